@@ -1,0 +1,74 @@
+"""Two language models learn to tell a story together: agent 0 writes a compact setup, agent 1 a version 2-3 times as long.
+
+Claim: the prompts ask for a setup and for a story and never name the ratio; the pair finds it from the joint reward alone.
+Command: python -m experiments.story_length            (flags: --help)
+Reward: 1 where len2 / len1 is in [2, 3] characters, else exp(-distance).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tyro
+
+from jmarl.config import TrainConfig
+from jmarl.rewards import make_reward, story_length_ratio
+from jmarl.team import make_team
+from jmarl.train import TrainResult, train
+from jmarl.weights import load_agent
+
+TOPICS = """a city in the clouds|a new holiday|a bedtime for a dragon|a teleporter that went wrong|a joke about dinosaurs
+a world without electricity|a hero with an odd power|the night the moon spoke|a new type of fruit|a playground on Mars
+a lighthouse keeper|a lost umbrella|the last library|a robot that dreams|a village under the sea|a clock that runs backwards
+a talking river|the baker's secret|a letter from the future|a cat who paints|a storm in a bottle|an honest thief
+a garden on the roof|the longest train ride|a map with no names|a violin without strings|a door in the forest
+a snowman in summer|the smallest giant|a market at midnight|a ship that flies|a school for shadows""".replace("\n", "|").split("|")
+HELD_OUT = """a bridge made of glass|a fox who tells lies|the island that moves|a king with no crown|a mirror that listens
+a desert full of flowers|the quiet volcano|a train to the stars|a dog who reads|a song nobody knows|a tower of books
+the winter that stayed|a pocket full of rain|a whale in the sky|the candle maker|a town of twins""".replace("\n", "|").split("|")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoryConfig(TrainConfig):
+    """Two agents, one story."""
+
+    model: str = "smollm2-135m-instruct"
+    """Model of both agents: a name, a directory, a .gguf file or a hub id."""
+    num_updates: int = 80
+    num_prompts: int = 2
+    num_generations: int = 8
+    max_new_tokens: int = 64
+    chat: bool = True
+    learning_rate: float = 3e-5
+    output_dir: str = "runs/story_length"
+
+
+def setup(item: dict) -> str:
+    """Agent 0's prompt."""
+    return f"Write one short sentence that sets up a story about {item['prompt']}."
+
+
+def story(item: dict) -> str:
+    """Agent 1's prompt."""
+    return f"Tell a story about {item['prompt']}."
+
+
+def run(cfg: StoryConfig) -> TrainResult:
+    agent = load_agent(cfg.model)
+    team, params = make_team([agent, agent])
+    items, held_out = ([{"prompt": topic} for topic in topics] for topics in (TOPICS, HELD_OUT))
+    reward = make_reward(story_length_ratio, num_agents=2)
+    return train(team, params, reward, items, cfg, formatters=[setup, story], eval_items=held_out)
+
+
+def main() -> None:
+    result = run(tyro.cli(StoryConfig))
+    last = result.rewards[-10:]
+    if result.before and result.after:
+        print(f"held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}", end=", ")
+        print(f"after {result.after.mean:.3f} ± {result.after.interval:.3f}")
+    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Configurations: frozen dataclasses, hashable, so that they are static arguments of `jit`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled; the fields are those of Hugging Face's generation config."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    compute_dtype: str = "float32"
+
+    def __post_init__(self):
+        check("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, ">= 1")
+        allowed = f"0..max_new_tokens={self.max_new_tokens}"
+        check("min_new_tokens", self.min_new_tokens, 0 <= self.min_new_tokens <= self.max_new_tokens, allowed)
+        check("temperature", self.temperature, self.temperature >= 0, ">= 0 (0 is greedy)")
+        check("top_k", self.top_k, self.top_k >= 0, ">= 0 (0 is off)")
+        check("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1] (1 is off)")
+        check("min_p", self.min_p, 0 <= self.min_p < 1, "in [0, 1) (0 is off)")
+        check("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "> 0 (1 is off)")
+        check("compute_dtype", self.compute_dtype, self.compute_dtype in DTYPES, f"one of {DTYPES}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+DTYPES = ("float32", "bfloat16")
+
+
+def check(name: str, given, ok: bool, allowed: str) -> None:
+    """Refuse a bad setting, saying what was given and what is allowed."""
+    if not ok:
+        raise ValueError(f"{name}={given!r} is not allowed: {name} must be {allowed}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """How an agent learns from a batch. Every agent of a stack has its own optimiser state, clip and schedule."""
+
+    algorithm: str = "magrpo"
+    advantage_scale: str | None = None  # none | std | batch_std; None: the algorithm's own
+    loss_aggregation: str | None = None  # token_mean | sequence_mean | sequence_sum | constant; None: the algorithm's own
+    clip_eps_low: float = 0.2
+    clip_eps_high: float = 0.2
+    ratio_level: str = "token"  # token | sequence, of clipped losses
+    kl_coef: float = 0.0
+    kl_estimator: str = "k3"
+    kl_in: str = "loss"  # loss | reward
+    entropy_coef: float = 0.0
+    learning_rate: float = 1e-5
+    lr_schedule: str = "constant"  # constant | linear | cosine: after the warm-up, down to 0 at total_updates
+    warmup_updates: int = 0
+    total_updates: int = 0  # length of the schedule; needed by linear and cosine
+    weight_decay: float = 0.0
+    adam_b1: float = 0.9
+    adam_b2: float = 0.999
+    adam_eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    micro_batches: int = 1
+    remat: str = "dots"  # none | dots | full: what the backward pass keeps
+    compute_dtype: str = "float32"
+    temperature: float = 1.0  # the sampling temperature, at which completions are scored
+
+    def __post_init__(self):
+        for name, allowed in CHOICES.items():
+            check(name, getattr(self, name), getattr(self, name) in allowed, f"one of {allowed}")
+        for name in ("learning_rate", "max_grad_norm", "adam_eps"):
+            check(name, getattr(self, name), getattr(self, name) > 0, "> 0")
+        for name in ("kl_coef", "warmup_updates", "weight_decay", "clip_eps_low", "clip_eps_high"):
+            check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
+        check("micro_batches", self.micro_batches, self.micro_batches >= 1, ">= 1")
+        if self.lr_schedule != "constant":
+            allowed = f"> warmup_updates={self.warmup_updates} for lr_schedule={self.lr_schedule}"
+            check("total_updates", self.total_updates, self.total_updates > self.warmup_updates, allowed)
+
+
+CHOICES = {
+    "advantage_scale": (None, "none", "std", "batch_std"),
+    "loss_aggregation": (None, "token_mean", "sequence_mean", "sequence_sum", "constant"),
+    "ratio_level": ("token", "sequence"),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "kl_in": ("loss", "reward"),
+    "lr_schedule": ("constant", "linear", "cosine"),
+    "remat": ("none", "dots", "full"),
+    "compute_dtype": DTYPES,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """A training run. Every field is a flag of the experiments; the fields of `Sampling` and `Learning` are here under the
+    same names and mean the same."""
+
+    algorithm: str = "magrpo"
+    """Row of the algorithm table: mareinforce, magrpo, marloo, maremax, grpo."""
+    seed: int = 0
+    """All randomness follows from the seed and the step."""
+    num_updates: int = 100
+    """Optimiser steps of every agent."""
+    num_prompts: int = 1
+    """Prompts an update (P)."""
+    num_generations: int = 8
+    """Completions a prompt and agent (G, the group)."""
+    joint_mode: str = "aligned"
+    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do."""
+    cross_credit: str = "mean"
+    """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
+    chat: bool = False
+    """Put prompts into the tokenizer's chat template."""
+    max_new_tokens: int = 128
+    """Longest completion, in tokens."""
+    min_new_tokens: int = 0
+    """Completions do not end before this many tokens."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 is greedy."""
+    top_k: int = 0
+    """Sample from the k likeliest tokens; 0 is off."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that hold this much probability; 1 is off."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens seen before; 1 is off."""
+    learning_rate: float = 1e-5
+    """Peak learning rate of AdamW."""
+    lr_schedule: str = "constant"
+    """After the warm-up: constant, linear or cosine down to 0 at num_updates."""
+    warmup_updates: int = 0
+    """Updates over which the learning rate rises linearly."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    adam_b1: float = 0.9
+    """Decay of Adam's first moment."""
+    adam_b2: float = 0.999
+    """Decay of Adam's second moment."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon."""
+    max_grad_norm: float = 1.0
+    """Clip of each agent's global gradient norm."""
+    advantage_scale: str | None = None
+    """Divide advantages: none, std (of the group), batch_std; None: as the algorithm's row says."""
+    loss_aggregation: str | None = None
+    """How tokens are averaged: token_mean, sequence_mean, sequence_sum, constant; None: as the algorithm's row says."""
+    clip_eps_low: float = 0.2
+    """Lower clip of the ratio in clipped losses."""
+    clip_eps_high: float = 0.2
+    """Upper clip of the ratio in clipped losses."""
+    ratio_level: str = "token"
+    """Ratio of clipped losses: token, or sequence (GSPO)."""
+    kl_coef: float = 0.0
+    """Weight of the KL term to the untrained policy; above 0 a frozen copy of the weights is kept."""
+    kl_estimator: str = "k3"
+    """k1, k2 or k3."""
+    kl_in: str = "loss"
+    """Where the KL term goes: loss or reward."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    micro_batches: int = 1
+    """Split an update's rows into this many parts and add up their gradients; saves memory."""
+    remat: str = "dots"
+    """What the backward pass keeps: none (everything), dots (weight products), full (layer inputs only)."""
+    compute_dtype: str = "float32"
+    """float32, or bfloat16 with float32 master weights."""
+    per_agent: str = "map"
+    """Gradients of a stack's agents: map (one after the other) or vmap (at once; for small models and meshes)."""
+    mesh: str = ""
+    """Devices by axis, such as agent=2,data=2,model=2; empty: one device."""
+    output_dir: str = ""
+    """Where metrics, checkpoints and final models go; empty: nothing is written."""
+    resume: bool = False
+    """Go on from the newest checkpoint in output_dir."""
+    save_every: int = 0
+    """Updates between checkpoints; 0: none, not even at the end."""
+    save_total_limit: int = 2
+    """Checkpoints kept."""
+    log_every: int = 10
+    """Updates between text samples and histograms in TensorBoard."""
+    eval_every: int = 0
+    """Updates between evaluations on the held-out prompts; 0: only before and after training, if there are any."""
+    eval_generations: int = 4
+    """Completions a held-out prompt and agent."""
+    eval_temperature: float | None = None
+    """Temperature of evaluations, 0 is greedy; None: as in training."""
+    progress: bool = True
+    """Show a progress bar."""
+
+    def __post_init__(self):
+        for name in ("num_updates", "num_prompts", "num_generations", "log_every", "eval_generations", "save_total_limit"):
+            check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        for name in ("save_every", "eval_every"):
+            check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0 (0 is off)")
+        check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")
+        check("cross_credit", self.cross_credit, self.cross_credit in ("mean", "sum"), "mean or sum")
+        check("per_agent", self.per_agent, self.per_agent in ("map", "vmap"), "map or vmap")
+        for name in ("resume", "save_every"):
+            check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
+        self.sampling(), self.learning()  # refuse bad values now
+
+    def sampling(self) -> Sampling:
+        return Sampling(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Sampling)})
+
+    def eval_sampling(self) -> Sampling:
+        temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
+        return dataclasses.replace(self.sampling(), temperature=temperature)
+
+    def learning(self) -> Learning:
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(Learning) if f.name != "total_updates"}
+        return Learning(**own, total_updates=self.num_updates)
+
+
+JOINT_MODES = {"aligned": "aligned", "align": "aligned", "cross": "cross", "crossed": "cross"}

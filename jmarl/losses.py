@@ -1,0 +1,70 @@
+"""Policy losses: arrays in, `(scalar, metrics)` out; they see no model, tokenizer or config.
+
+All arrays are [P, G, T] of one agent unless said otherwise; metrics are [P, G, T] too, averaged by the caller. `weights` say how tokens are averaged (`token_weights`); they are
+made for the whole batch, so that the losses of its micro-batches add up to the batch's loss exactly.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "constant")
+
+
+def token_weights(mask: jax.Array, aggregation: str) -> jax.Array:
+    """Weights w such that the loss is sum(w * token loss); 0 outside mask [P, G, T]. Empty completions count as sequences.
+
+    token_mean: mean over all tokens (DAPO, arXiv 2503.14476) · sequence_mean: mean of each completion's mean (GRPO) ·
+    sequence_sum: mean of each completion's sum (REINFORCE) · constant: sum over (rows · T), Dr. GRPO (arXiv 2503.20783).
+    """
+    w = mask.astype(jnp.float32)
+    rows = w[..., 0].size
+    if aggregation == "token_mean":
+        return w / jnp.maximum(w.sum(), 1)
+    if aggregation == "sequence_mean":
+        return w / jnp.maximum(w.sum(-1, keepdims=True), 1) / rows
+    if aggregation == "sequence_sum":
+        return w / rows
+    return w / w.size
+
+
+def policy_gradient(logp, old_logp, advantages, weights) -> tuple[jax.Array, dict]:
+    """-sum w A log pi (REINFORCE). advantages [P, G]; old_logp is not used."""
+    del old_logp
+    return -jnp.sum(weights * advantages[..., None] * logp), {}
+
+
+def clipped_surrogate(
+    logp, old_logp, advantages, weights, *, eps_low: float = 0.2, eps_high: float = 0.2, level: str = "token", dual: float = 0.0
+) -> tuple[jax.Array, dict]:
+    """-sum w min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), r = pi / pi_old (PPO, arXiv 1707.06347).
+
+    level: `token`, or `sequence` (GSPO, arXiv 2507.18071: one ratio a completion, the geometric mean over its tokens).
+    dual > 1: for A < 0 the loss is also bounded by dual · |A| (dual clip, arXiv 1912.09729); 0 is off.
+    """
+    mask = weights > 0
+    log_ratio = jnp.where(mask, logp - old_logp, 0)
+    if level == "sequence":
+        mean = log_ratio.sum(-1, keepdims=True) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
+        # The value is the sequence's ratio; the gradient reaches every token with its share.
+        log_ratio = jnp.broadcast_to(mean, log_ratio.shape)
+    ratio, a = jnp.exp(log_ratio), advantages[..., None]
+    gain = jnp.minimum(ratio * a, jnp.clip(ratio, 1 - eps_low, 1 + eps_high) * a)
+    if dual:
+        gain = jnp.where(a < 0, jnp.maximum(gain, dual * a), gain)
+    outside = ((ratio < 1 - eps_low) & (a < 0)) | ((ratio > 1 + eps_high) & (a > 0))
+    return -jnp.sum(weights * gain), {"clip_share": outside & mask}
+
+
+def kl_estimate(logp: jax.Array, ref_logp: jax.Array, kind: str) -> jax.Array:
+    """Per-token estimate of KL(policy || reference), d = ref - policy: k1 = -d, k2 = d²/2, k3 = e^d - d - 1."""
+    d = ref_logp - logp
+    if kind == "k1":
+        return -d
+    if kind == "k2":
+        return 0.5 * d * d
+    return jnp.exp(d) - d - 1
+
+
+KL_KINDS = ("k1", "k2", "k3")

@@ -1,0 +1,273 @@
+"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU; for one agent and one stream of tokens.
+
+Parameters of one agent (letters as in `ModelConfig`; Q = H/K queries per key-value head, L layers)::
+
+    embed      [V, D]                      layers.attn_norm [L, D]          layers.mlp_norm [L, D]
+    final_norm [D]                         layers.qkv  [L, D, K, Q+2, h]    layers.gate_up  [L, D, 2, F]
+    lm_head    [D, V]  (untied only)       layers.out  [L, K, Q, h, D]      layers.down     [L, F, D]
+                                           layers.qkv_bias [L, K, Q+2, h]   layers.out_bias [L, D]
+                                           layers.q_norm, layers.k_norm [L, h]
+
+Query, key and value are one matrix, and so are gate and up: fewer, larger matrix products in a decode step. The key-value
+head is an axis of its own, so that a mesh can shard it. Layers are stacked: training scans over them, so compile time
+does not grow with depth.
+
+Every stream has two segments: a *prefix* (the prompt, computed once and shared by all completions of its group) and the
+tokens after it. Prefill, scoring and decoding are the same `Block` with other segments, which is why sampled and rescored
+log-probabilities agree. Left out: sliding windows, mixture of experts, biases in the feed-forward layer; `jmarl.weights`
+refuses such checkpoints by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jmarl.models.config import ModelConfig
+
+Params = dict[str, Any]
+MASKED = -1e30  # finite: a query that sees nothing gives a finite result (masked later), not NaN
+
+
+class Segment(NamedTuple):
+    """Keys and values that queries may look at."""
+
+    k: jax.Array  # [K, h, S]: transposed, as the product with the queries reads it
+    v: jax.Array  # [K, S, h]
+    mask: jax.Array  # [T, S] bool: query t may see key s
+
+
+class Prefix(NamedTuple):
+    """The prompt's keys and values in every layer, shared by its group."""
+
+    kv: Any  # (k [L, K, h, S], v [L, K, S, h]), or a list of L pairs where the layers are a list
+    length: jax.Array  # [] int32: how many of the S positions are real
+
+
+Extend = Callable[[jax.Array, jax.Array], tuple[list[Segment], Any]]
+
+
+def rope_frequencies(cfg: ModelConfig) -> jax.Array:
+    """Angular frequencies [h/2] of the rotary embedding (arXiv 2104.09864), with Llama 3's scaling if configured."""
+    freq = 1.0 / cfg.rope_theta ** (jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim)
+    s = cfg.rope_scaling
+    if s is None:
+        return freq
+    turns = s.original_max_positions * freq / (2 * math.pi)  # full turns within the original context
+    smooth = jnp.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0)
+    return freq * (smooth + (1 - smooth) / s.factor)
+
+
+def rope(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine [T, h/2] at positions [T]."""
+    angle = positions.astype(jnp.float32)[:, None] * rope_frequencies(cfg)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotate x [..., T, h] by cos, sin [T, h/2]; the two halves of h are the pairs, as in Hugging Face's layout."""
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis (arXiv 1910.07467), computed in float32."""
+    y = x.astype(jnp.float32)
+    y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
+    return scale * y.astype(x.dtype)
+
+
+def attend(q: jax.Array, segments: list[Segment]) -> jax.Array:
+    """Softmax attention of q [K, Q, T, h] over all segments together; softmax in float32. Returns [K, Q, T, h]."""
+    scale = 1.0 / math.sqrt(q.shape[-1])
+    scores = [
+        jnp.where(s.mask, jnp.einsum("kqth,khs->kqts", q, s.k, preferred_element_type=jnp.float32) * scale, MASKED)
+        for s in segments
+    ]
+    top = lax.stop_gradient(jnp.stack([s.max(-1) for s in scores]).max(0))[..., None]
+    weights = [jnp.exp(s - top) for s in scores]
+    total = sum(w.sum(-1, keepdims=True) for w in weights)
+    out = sum(
+        jnp.einsum("kqts,ksh->kqth", w.astype(q.dtype), s.v, preferred_element_type=jnp.float32)
+        for w, s in zip(weights, segments, strict=True)
+    )
+    return (out / total).astype(q.dtype)
+
+
+class Block(nn.Module):
+    """One layer. `extend(k, v)` says what its queries see: it receives the new keys [K, h, T] and values [K, T, h] and
+    returns the segments to attend to and whatever should be kept of them (a cache, or nothing)."""
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, extend: Extend) -> tuple[jax.Array, Any]:
+        c = self.cfg
+        d, f, h, k, q = c.hidden_size, c.intermediate_size, c.head_dim, c.num_kv_heads, c.queries_per_kv
+        ones, zeros, normal = nn.initializers.ones, nn.initializers.zeros, nn.initializers.normal(0.02)
+        y = rms_norm(x, self.param("attn_norm", ones, (d,)), c.rms_eps)
+        w_qkv = self.param("qkv", normal, (d, k, q + 2, h))
+        # A product of two plain matrices: as one einsum, XLA would transpose the weights instead of the few activations.
+        qkv = checkpoint_name(y @ w_qkv.reshape(d, -1), "weight_product")
+        qkv = jnp.einsum("tkqh->kqth", qkv.reshape(-1, k, q + 2, h))
+        if c.qkv_bias:
+            qkv = qkv + self.param("qkv_bias", zeros, (k, q + 2, h))[:, :, None]
+        qk, v = qkv[:, :-1], qkv[:, -1]
+        if c.qk_norm:
+            scales = [self.param("q_norm", ones, (h,))] * q + [self.param("k_norm", ones, (h,))]
+            qk = rms_norm(qk, jnp.stack(scales)[:, None], c.rms_eps)
+        qk = rotate(qk, cos, sin)
+        segments, kept = extend(jnp.einsum("kth->kht", qk[:, -1]), v)
+        heads = jnp.einsum("kqth->tkqh", attend(qk[:, :-1], segments)).reshape(-1, k * q * h)
+        x = x + checkpoint_name(heads @ self.param("out", normal, (k, q, h, d)).reshape(-1, d), "weight_product")
+        if c.out_bias:
+            x = x + self.param("out_bias", zeros, (d,))
+        y = rms_norm(x, self.param("mlp_norm", ones, (d,)), c.rms_eps)
+        gate_up = jnp.einsum("td,dcf->tcf", y, self.param("gate_up", normal, (d, 2, f)))
+        gate_up = checkpoint_name(gate_up, "weight_product")
+        return x + (nn.silu(gate_up[:, 0]) * gate_up[:, 1]) @ self.param("down", normal, (f, d)), kept
+
+
+def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
+    """Random float32 parameters of one agent (normal, 0.02). The key is consumed."""
+    k_embed, k_head, k_layers = jax.random.split(key, 3)
+    x = jnp.zeros((1, cfg.hidden_size))
+    cos, sin = rope(cfg, jnp.zeros(1, jnp.int32))
+
+    def layer(k):
+        return Block(cfg).init(k, x, cos, sin, _causal(1))["params"]
+
+    params = {
+        "embed": 0.02 * jax.random.normal(k_embed, (cfg.vocab_size, cfg.hidden_size)),
+        "layers": jax.vmap(layer)(jax.random.split(k_layers, cfg.num_layers)),
+        "final_norm": jnp.ones(cfg.hidden_size),
+    }
+    if not cfg.tie_embeddings:
+        params["lm_head"] = 0.02 * jax.random.normal(k_head, (cfg.hidden_size, cfg.vocab_size))
+    return params
+
+
+def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
+    """Parameters in the compute dtype; master weights stay as they are."""
+    return jax.tree.map(lambda w: w.astype(dtype), params)
+
+
+def _causal(t: int) -> Extend:
+    mask = jnp.tril(jnp.ones((t, t), bool))
+    return lambda k, v: ([Segment(k, v, mask)], (k, v))
+
+
+REMAT = {  # what the backward pass keeps: everything | the results of weight products | only each layer's input
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names("weight_product"),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def _run_layers(params: Params, cfg: ModelConfig, x, positions, extend, extra=None, remat: str = "full"):
+    """All layers over x [T, D]; `extend(layer_extra)` makes each layer's `Extend`. Returns hidden [T, D] and what was kept.
+
+    Stacked layers are scanned (training); a list of layers (`decode_view`) is unrolled and `extra` is then a list too.
+    """
+    if "rope" in params:
+        cos, sin = (table[positions] for table in params["rope"])
+    else:
+        cos, sin = rope(cfg, positions)
+
+    def layer(x, inputs):
+        w, layer_extra = inputs
+        return Block(cfg).apply({"params": w}, x, cos, sin, extend(layer_extra))
+
+    layers = params["layers"]
+    if isinstance(layers, list):
+        kept = []
+        for inputs in zip(layers, extra or [None] * len(layers), strict=True):
+            x, k = layer(x, inputs)
+            kept.append(k)
+        return x, kept
+    layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
+    return lax.scan(layer, x, (layers, extra))
+
+
+def prefill(params: Params, cfg: ModelConfig, tokens: jax.Array, length: jax.Array, remat: str = "full") -> Prefix:
+    """Keys and values of one prompt. tokens [S] padded on the right; the first `length` of them are real."""
+    t = tokens.shape[0]
+    _, kv = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), lambda _: _causal(t), remat=remat)
+    return Prefix(kv, length)
+
+
+def continue_prefix(params: Params, cfg: ModelConfig, prefix: Prefix, tokens: jax.Array, remat: str = "full") -> jax.Array:
+    """Final hidden states [T, D] of tokens [T] that follow a prefix; each sees the prefix and the tokens before it."""
+    t, s = tokens.shape[0], prefix.kv[1].shape[2]
+    seen = jnp.broadcast_to(jnp.arange(s) < prefix.length, (t, s))
+    causal = jnp.tril(jnp.ones((t, t), bool))
+
+    def extend(prefix_kv):
+        return lambda k, v: ([Segment(*prefix_kv, seen), Segment(k, v, causal)], None)
+
+    positions = prefix.length + jnp.arange(t)
+    x, _ = _run_layers(params, cfg, params["embed"][tokens], positions, extend, prefix.kv, remat)
+    return rms_norm(x, params["final_norm"], cfg.rms_eps)
+
+
+def logits(params: Params, hidden: jax.Array) -> jax.Array:
+    """Next-token logits [..., V] in float32 of final hidden states [..., D]."""
+    if "lm_head" in params:
+        return jnp.einsum("...d,dv->...v", hidden, params["lm_head"], preferred_element_type=jnp.float32)
+    return jnp.einsum("...d,vd->...v", hidden, params["embed"], preferred_element_type=jnp.float32)
+
+
+def forward(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
+    """Logits [T, V] of one plain sequence tokens [T]; no prefix. For parity tests and small uses."""
+    t = tokens.shape[0]
+    x, _ = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), lambda _: _causal(t))
+    return logits(params, rms_norm(x, params["final_norm"], cfg.rms_eps))
+
+
+# --- decoding: one token at a time -------------------------------------------------------------------------------------
+
+
+def decode_view(params: Params, cfg: ModelConfig, dtype: jax.typing.DTypeLike, max_positions: int) -> Params:
+    """The parameters as the decode loop reads them: layers apart, the output matrix [D, V], a table of rotary angles, all
+    in the compute dtype.
+
+    Made once a call, outside the loop: slicing a stacked layer inside it would copy its weights at every token.
+    """
+    params = cast(params, dtype)
+    layers = [jax.tree.map(lambda w, i=i: w[i], params["layers"]) for i in range(cfg.num_layers)]
+    head = params["lm_head"] if "lm_head" in params else params["embed"].T
+    table = rope(cfg, jnp.arange(max_positions))
+    rest = {"embed": params["embed"], "final_norm": params["final_norm"]}
+    return {"layers": layers, "lm_head": head, "rope": table, **rest}
+
+
+def init_cache(cfg: ModelConfig, max_tokens: int, dtype: jax.typing.DTypeLike) -> list[tuple[jax.Array, jax.Array]]:
+    """Empty keys and values of one row: a pair [K, T, h] for each layer."""
+    k, h = cfg.num_kv_heads, cfg.head_dim
+    return [(jnp.zeros((k, h, max_tokens), dtype), jnp.zeros((k, max_tokens, h), dtype)) for _ in range(cfg.num_layers)]
+
+
+def decode_step(view: Params, cfg: ModelConfig, prefix: Prefix, cache: list, token: jax.Array, t: jax.Array):
+    """Feed one token [] at index t after the prefix.
+
+    Returns float32 logits [V] and the token's own keys and values, a pair ([K, h, 1], [K, 1, h]) for each layer. The
+    caller writes them into the cache after the step: written inside, XLA would copy the whole cache at every token.
+    """
+    s, capacity = prefix.kv[0][1].shape[1], cache[0][1].shape[1]
+    seen, before = (jnp.arange(s) < prefix.length)[None], (jnp.arange(capacity) < t)[None]
+    itself = jnp.ones((1, 1), bool)
+
+    def extend(inputs):
+        prefix_kv, cache_kv = inputs
+        return lambda k, v: ([Segment(*prefix_kv, seen), Segment(*cache_kv, before), Segment(k, v, itself)], (k, v))
+
+    extra = list(zip(prefix.kv, cache, strict=True))
+    x, new = _run_layers(view, cfg, view["embed"][token][None], (prefix.length + t)[None], extend, extra)
+    return logits(view, rms_norm(x, view["final_norm"], cfg.rms_eps))[0], new

@@ -1,0 +1,124 @@
+"""What a training run writes down about each step: one row of numbers, now and then texts and histograms.
+
+A step's row is written one step late (`step` keeps it, the next call or `flush` writes it), so that the device works on
+while the host logs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from jmarl.config import TrainConfig
+from jmarl.evaluate import Evaluation
+from jmarl.metrics import MetricsWriter, joint_actions_table
+from jmarl.rollout import COMPILES, Rollout
+from jmarl.team import Team
+
+
+class RunLog:
+    """Logs of a run; without a writer (no output directory) it only keeps the mean rewards."""
+
+    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
+        self.team, self.cfg, self.writer = team, cfg, writer
+        self.rewards: list[float] = []
+        self._pending: tuple | None = None
+        self._started = time.monotonic()
+
+    def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], rolled_out: float) -> None:
+        """Keep a step to be written later. learned: each stack's update metrics, still on the device."""
+        self.flush()
+        valid = played.rewards[np.isfinite(played.rewards)]
+        self.rewards.append(float(valid.mean()) if valid.size else float("nan"))
+        self._pending = (step, played, learned, rolled_out - self._started)
+
+    def flush(self) -> None:
+        """Write the step that is kept; waits for its update."""
+        if self._pending is None:
+            return
+        step, played, learned, rollout_s = self._pending
+        self._pending = None
+        row = rollout_metrics(self.team, played) | update_metrics(self.team, jax.device_get(learned))
+        now = time.monotonic()
+        seconds, self._started = now - self._started, now
+        row |= {"time/rollout_s": rollout_s, "time/step_s": seconds, "compiles": sum(COMPILES.values())}
+        row["tokens_per_s"] = row["tokens"] / seconds
+        if self.writer is None:
+            return
+        self.writer.write(step, row)
+        if step % self.cfg.log_every == 0:
+            self._pictures(step, played)
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        """Write an evaluation after `step` updates; it does not count as training time."""
+        self.flush()
+        if self.writer is not None:
+            row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
+            self.writer.write(step, row)
+            self.writer.text(step, "eval/joint_actions", self._table(step, result.rollout))
+        self._started = time.monotonic()
+
+    def close(self) -> None:
+        self.flush()
+        if self.writer is not None:
+            self.writer.close()
+
+    def _pictures(self, step: int, played: Rollout) -> None:
+        assert self.writer is not None
+        self.writer.histogram(step, "reward", played.rewards[np.isfinite(played.rewards)])
+        for agent, lengths in enumerate(token_counts(self.team, played)):
+            self.writer.histogram(step, f"agent_{agent}/length", lengths.ravel())
+        self.writer.text(step, "joint_actions", self._table(step, played))
+
+    def _table(self, step: int, played: Rollout) -> str:
+        prompts = [p for p in played.prompts[0] for _ in played.joint]
+        texts = [
+            [row[g] for row in played.texts[n] for g in played.joint[:, n]] for n in range(self.team.num_agents)
+        ]
+        rng = np.random.default_rng((self.cfg.seed, step))
+        return joint_actions_table(prompts, texts, played.rewards.mean(-1).ravel().tolist(), 6, rng)
+
+
+def token_counts(team: Team, played: Rollout) -> list[np.ndarray]:
+    """Tokens of each completion [P, G], for every agent."""
+    counts: list[Any] = [None] * team.num_agents
+    for spec, done in zip(team.stacks, played.completions, strict=True):
+        lengths = jax.device_get(done.action_mask).sum(-1)
+        for agent, of_agent in zip(spec.order, lengths.reshape(len(spec.order), -1, lengths.shape[-1]), strict=True):
+            counts[agent] = of_agent
+    return counts
+
+
+def rollout_metrics(team: Team, played: Rollout) -> dict[str, float]:
+    """Rewards, their parts, lengths and the share of completions that ended by themselves."""
+    rewards = played.rewards.mean(-1)
+    valid = rewards[np.isfinite(rewards)]
+    row = {"reward/invalid": float(played.invalid)}
+    if valid.size:
+        row |= {"reward/mean": valid.mean(), "reward/std": valid.std(), "reward/max": valid.max()}
+    for name, values in played.parts.items():
+        finite = values[np.isfinite(values)]
+        row[f"reward/{name.strip('<>')}"] = finite.mean() if finite.size else float("nan")
+    counts = token_counts(team, played)
+    for spec, done in zip(team.stacks, played.completions, strict=True):
+        tokens, mask = jax.device_get((done.tokens, done.action_mask))
+        ended = (np.isin(tokens, spec.stop) & mask).any(-1).reshape(len(spec.order), -1)
+        for i, agent in enumerate(spec.order):
+            row[f"agent_{agent}/length"] = counts[agent].mean()
+            row[f"agent_{agent}/ended"] = ended[i].mean()
+            returns = played.returns[agent][np.isfinite(played.returns[agent])]
+            row[f"agent_{agent}/return"] = returns.mean() if returns.size else float("nan")
+    row["tokens"] = sum(c.sum() for c in counts)
+    return {name: float(x) for name, x in row.items()}
+
+
+def update_metrics(team: Team, learned: list[dict[str, Any]]) -> dict[str, float]:
+    """Each agent's loss, gradient norm and so on; roles of shared weights have the same."""
+    row = {}
+    for spec, metrics in zip(team.stacks, learned, strict=True):
+        for a, roles in enumerate(spec.members):
+            row |= {f"agent_{agent}/{name}": float(values[a]) for agent in roles for name, values in metrics.items()}
+    return row

@@ -1,0 +1,181 @@
+"""Sample completions for all agents of a stack in one program.
+
+The prompt is prefilled once and its keys and values are shared by the group; a `while_loop` decodes one token for every row
+of every agent and stops when all have ended. Each row draws from its own key, so what it writes depends on neither its
+neighbours, the batch size nor its place in the group. Logits are processed in Hugging Face's order: repetition penalty,
+minimum length, temperature, top-k, top-p, min-p.
+
+One uniform number a token and the inverse of the cumulative distribution choose it: on a CPU this is twenty times faster
+than adding Gumbel noise to the whole vocabulary, and no sort of the vocabulary is needed.
+
+Left out: beam search, contrastive and speculative decoding (none is a sample of the policy that is trained).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jmarl.config import Sampling
+from jmarl.models import decoder
+from jmarl.models.config import ModelConfig
+from jmarl.types import Completions
+
+BLOCK = 256  # the vocabulary is summed in blocks of this size when a token is looked up
+
+
+def top_p_threshold(weights: jax.Array, top_p: float) -> jax.Array:
+    """The largest weight w such that those above w hold less than `top_p` of the mass: weights [V] >= it are kept.
+
+    Found by bisection on the bits of the float (non-negative floats are ordered as their bits are): exact, without a sort.
+    """
+    bits = lax.bitcast_convert_type(weights, jnp.int32)
+    goal = top_p * weights.sum()
+
+    def halve(_, bounds):
+        low, high = bounds  # mass strictly above `low` >= goal > mass strictly above `high`
+        middle = low + (high - low) // 2
+        enough = jnp.sum(jnp.where(bits > middle, weights, 0)) >= goal
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    _, high = lax.fori_loop(0, 31, halve, (jnp.int32(-1), bits.max()))
+    return lax.bitcast_convert_type(high, jnp.float32)
+
+
+def lookup(weights: jax.Array, u: jax.Array) -> jax.Array:
+    """Index i drawn from non-negative weights [V] by the inverse of their cumulative sum at u in [0, 1)."""
+    v = weights.shape[0]
+    blocks = jnp.pad(weights, (0, -v % BLOCK)).reshape(-1, BLOCK)
+    ends = jnp.cumsum(blocks.sum(-1))
+    goal = u * ends[-1]
+    b = jnp.minimum(jnp.sum(ends <= goal), ends.shape[0] - 1)
+    inside = jnp.where(b > 0, ends[jnp.maximum(b - 1, 0)], 0) + jnp.cumsum(blocks[b])
+    i = jnp.minimum(b * BLOCK + jnp.sum(inside <= goal), v - 1)
+    # Rounding can point one past the last positive weight; the likeliest token is always a valid one.
+    return jnp.where(weights[i] > 0, i, jnp.argmax(weights))
+
+
+def draw(logits: jax.Array, u: jax.Array, cfg: Sampling) -> tuple[jax.Array, jax.Array]:
+    """A token from processed logits [V] (temperature applied) truncated by top-k, top-p and min-p, with u uniform in [0, 1).
+
+    Returns the token and its log-probability in the truncated, renormalised distribution.
+    """
+    if cfg.greedy:
+        return jnp.argmax(logits), jnp.zeros(())
+    if 0 < cfg.top_k < logits.shape[0]:
+        # Sorted, so top-p is a cumulative sum. The barrier keeps XLA from merging the slice `values[0]` into the top-k,
+        # which would turn it into a sort of the whole vocabulary (120 ms instead of 1 for 16 rows on two cores).
+        values, ids = lax.optimization_barrier(lax.top_k(logits, cfg.top_k))
+        weights = jnp.exp(values - values[0])
+        above = jnp.cumsum(weights) - weights
+        keep = (above < cfg.top_p * weights.sum()) & (weights >= cfg.min_p)
+    else:
+        ids, weights = None, jnp.exp(logits - logits.max())
+        keep = weights >= cfg.min_p
+        if cfg.top_p < 1:
+            keep &= weights >= top_p_threshold(weights, cfg.top_p)
+    weights = jnp.where(keep, weights, 0)
+    i = lookup(weights, u)
+    return (i if ids is None else ids[i]), jnp.log(weights[i] / weights.sum())
+
+
+def choose(logits: jax.Array, key: jax.Array, t: jax.Array, seen: jax.Array | None, stop: jax.Array, cfg: Sampling):
+    """Token t of one row. logits [V]; seen [V] bool (None without a repetition penalty); stop [n] ids.
+
+    Returns the token, its log-probability over the whole vocabulary at the sampling temperature, and the truncated one.
+    """
+    tempered = logits if cfg.greedy else logits / cfg.temperature
+    processed = logits
+    if seen is not None:
+        punished = jnp.where(logits > 0, logits / cfg.repetition_penalty, logits * cfg.repetition_penalty)
+        processed = jnp.where(seen, punished, logits)
+    if cfg.min_new_tokens:
+        allowed = processed.at[stop].set(-jnp.inf)
+        processed = jnp.where(t < cfg.min_new_tokens, allowed, processed)
+    processed = processed if cfg.greedy else processed / cfg.temperature
+    u = jax.random.uniform(jax.random.fold_in(key, t))
+    token, truncated = draw(processed, u, cfg)
+    return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
+
+
+def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys, stop) -> Completions:
+    """Completions of a stack.
+
+    params: pytree [A, ...]; prompts: [A, P, S] int32 padded on the right; lengths: [A, P] (at least 1); keys: [A, P, G]
+    typed PRNG keys, one a row, consumed; stop: [n] int32 ids that end a row.
+    """
+    (a, p, s), g, new = prompts.shape, keys.shape[2], sampling.max_new_tokens
+    dtype = jnp.dtype(sampling.compute_dtype)
+    view = jax.vmap(lambda w: decoder.decode_view(w, cfg, dtype, s + new))(params)
+    # The last prompt token is fed as the first step of every row, so that all logits come from the decode step.
+    prefill = jax.vmap(lambda w, x, n: decoder.prefill(w, cfg, x, n), (None, 0, 0))
+    prefix = jax.vmap(prefill)(view, prompts, lengths - 1)
+    token = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
+    cache = jax.tree.map(lambda x: jnp.zeros((a, p, g, *x.shape), dtype), decoder.init_cache(cfg, new, dtype))
+    seen = _seen_in_prompts(prompts, lengths, g, cfg.vocab_size) if sampling.repetition_penalty != 1 else None
+
+    def decode(w, prefix, cache, token, t):  # of one row, then of all: group, prompt, agent
+        return decoder.decode_step(w, cfg, prefix, cache, token, t)
+
+    decode = jax.vmap(decode, (None, None, 0, 0, None))
+    decode = jax.vmap(jax.vmap(decode, (None, 0, 0, 0, None)), (0, 0, 0, 0, None))
+
+    def choose_all(logits, t, seen):
+        # All rows on one axis: XLA's top-k for CPUs knows one batch axis, and sorts the whole vocabulary for more.
+        logits, key, seen = jax.tree.map(lambda x: x.reshape(a * p * g, *x.shape[3:]), (logits, keys, seen))
+        chosen = jax.vmap(choose, (0, 0, None, 0, None, None))(logits, key, t, seen, stop, sampling)
+        return jax.tree.map(lambda x: x.reshape(a, p, g), chosen)
+
+    def body(carry):
+        t, token, done, cache, seen, out = carry
+        logits, kv = decode(view, prefix, cache, token, t)
+        chosen, logp, truncated = choose_all(logits, t, seen)
+        chosen = jnp.where(done, stop[0], chosen)
+        out = out._replace(
+            tokens=out.tokens.at[..., t].set(chosen),
+            action_mask=out.action_mask.at[..., t].set(~done),
+            logprobs=out.logprobs.at[..., t].set(jnp.where(done, 0, logp)),
+            truncated_logprobs=out.truncated_logprobs.at[..., t].set(jnp.where(done, 0, truncated)),
+            steps=t + 1,
+        )
+        if seen is not None:
+            seen = jax.vmap(jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True))))(seen, chosen)
+        # Token ids are not negative, so `at` is t; XLA cannot know, and this dependency is what lets it write the cache in
+        # place: without one it might write before the step has read, and copies the cache at every token to be safe.
+        at = jnp.minimum(t, t + chosen.max())
+        cache = [
+            (lax.dynamic_update_slice_in_dim(k, dk, at, -1), lax.dynamic_update_slice_in_dim(v, dv, at, -2))
+            for (k, v), (dk, dv) in zip(cache, kv, strict=True)
+        ]
+        return t + 1, chosen, done | jnp.any(chosen[..., None] == stop, -1), cache, seen, out
+
+    out = Completions(
+        tokens=jnp.full((a, p, g, new), stop[0], jnp.int32),
+        action_mask=jnp.zeros((a, p, g, new), bool),
+        logprobs=jnp.zeros((a, p, g, new)),
+        truncated_logprobs=jnp.zeros((a, p, g, new)),
+        steps=jnp.int32(0),
+    )
+    token = jnp.broadcast_to(token, (a, p, g))
+    start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, out)
+    return lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)[-1]
+
+
+def _seen_in_prompts(prompts, lengths, g: int, vocab: int) -> jax.Array:
+    """Which ids [A, P, G, V] occur in each row's prompt."""
+    real = jnp.arange(prompts.shape[-1]) < lengths[..., None]
+    seen = jax.vmap(jax.vmap(lambda ids, ok: jnp.zeros(vocab, bool).at[ids].max(ok)))(prompts, real)
+    return jnp.broadcast_to(seen[:, :, None], (*seen.shape[:2], g, vocab))
+
+
+def row_keys(seed: int, step, stack: int, agents, prompts, group: int, purpose: int = 0, turn: int = 0) -> jax.Array:
+    """Keys [A, P, G] for agents [A] and prompts [P] (integer ids): `fold_in` of step, purpose, turn, stack, agent, prompt and
+    g, never a running split; so a row's key, and with it what the row writes, can be made again from the step alone."""
+    key = jax.random.key(seed)
+    for number in (step, purpose, turn, stack):
+        key = jax.random.fold_in(key, number)
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = fold(key, jnp.asarray(agents))
+    keys = jax.vmap(lambda k: fold(k, jnp.asarray(prompts)))(keys)
+    return jax.vmap(jax.vmap(lambda k: fold(k, jnp.arange(group))))(keys)

@@ -1,0 +1,70 @@
+"""Where arrays live on a mesh of devices with the axes `agent`, `data` and `model`.
+
+`jit` with shardings replaces `pmap`: the same program runs on one device or on many, and agents on different devices are a
+sharding choice, not another code path. One table says along which mesh axis each parameter axis is split: agents over
+`agent`; heads, feed-forward and vocabulary over `model` (tensor parallelism); the model axis over `data`, so that every
+device holds its share of parameters and optimiser state (fully sharded data parallelism). Rows of a batch are split over
+`data`. An axis that the mesh does not divide evenly stays whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXES = ("agent", "data", "model")
+
+RULES = {  # parameter name -> mesh axis of each array axis, the agent axis first
+    "embed": ("agent", "model", "data"),  # [A, V, D]
+    "lm_head": ("agent", "data", "model"),  # [A, D, V]
+    "qkv": ("agent", None, "data", "model"),  # [A, L, D, K, Q+2, h]
+    "qkv_bias": ("agent", None, "model"),  # [A, L, K, Q+2, h]
+    "out": ("agent", None, "model", None, None, "data"),  # [A, L, K, Q, h, D]
+    "gate_up": ("agent", None, "data", None, "model"),  # [A, L, D, 2, F]
+    "down": ("agent", None, "model", "data"),  # [A, L, F, D]
+}
+OTHER = ("agent",)  # norms, counters
+
+
+def make_mesh(text: str) -> Mesh:
+    """A mesh from text such as `agent=2,data=2,model=2`; axes left out have size 1."""
+    sizes = dict.fromkeys(AXES, 1)
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if name.strip() not in sizes or not size.strip().isdigit() or int(size) < 1:
+            raise ValueError(f"mesh={text!r}: cannot read {part!r}; write for instance 'agent=2,data=2,model=2' with {AXES}")
+        sizes[name.strip()] = int(size)
+    needed = sizes["agent"] * sizes["data"] * sizes["model"]
+    if needed > jax.device_count():
+        raise ValueError(f"mesh={text!r} needs {needed} devices, this process has {jax.device_count()}")
+    auto = (AxisType.Auto,) * 3
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=auto, devices=jax.devices()[:needed])
+
+
+def _fit(mesh: Mesh, shape: tuple[int, ...], axes: tuple) -> NamedSharding:
+    """The sharding of an array; where a dimension is not a multiple of its mesh axis, it stays whole."""
+    fitted = [a if a and size % mesh.shape[a] == 0 else None for a, size in zip(axes, shape, strict=False)]
+    return NamedSharding(mesh, P(*fitted))
+
+
+def state_shardings(mesh: Mesh, state: Any) -> Any:
+    """Shardings of a stack's state: parameters, optimiser moments and the reference by the name of the parameter."""
+
+    def one(path, leaf):
+        names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey)]
+        return _fit(mesh, leaf.shape, RULES.get(names[-1], OTHER) if names else OTHER)
+
+    return jax.tree_util.tree_map_with_path(one, state)
+
+
+def batch_shardings(mesh: Mesh, batch: Any) -> Any:
+    """Shardings of arrays [A, P, ...]."""
+    return jax.tree.map(lambda x: _fit(mesh, x.shape, ("agent", "data")), batch)
+
+
+def constrain(state: Any, mesh: Mesh | None) -> Any:
+    """Inside jit: keep a stack's state where `state_shardings` puts it."""
+    return state if mesh is None else jax.lax.with_sharding_constraint(state, state_shardings(mesh, state))

@@ -1,0 +1,97 @@
+"""A team: its agents, sorted into stacks of one architecture and tokenizer.
+
+Agents with equal architecture and vocabulary share a stack; a team of different models is a tuple of stacks. Agents exchange
+text, so their tokenizers never meet. Shared weights are one parameter set that plays several roles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jmarl.config import Learning
+from jmarl.models.config import ModelConfig
+from jmarl.stack import stack_params, unstack
+from jmarl.text import stop_ids
+from jmarl.types import StackState, TeamState
+from jmarl.update import init_stack
+from jmarl.weights import Agent, save_pretrained
+
+
+@dataclasses.dataclass(frozen=True)
+class StackSpec:
+    """What does not change about a stack. members[a] are the agents of the team that parameter set a plays: one each, or
+    with shared weights all of them (every set plays equally many)."""
+
+    config: ModelConfig
+    tokenizer: Any
+    members: tuple[tuple[int, ...], ...]
+
+    @property
+    def order(self) -> list[int]:
+        """Agents of the team as they lie in the stack's arrays [A, roles]."""
+        return [agent for roles in self.members for agent in roles]
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        return stop_ids(self.tokenizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Team:
+    stacks: tuple[StackSpec, ...]
+
+    @property
+    def num_agents(self) -> int:
+        return sum(len(s.order) for s in self.stacks)
+
+    def describe(self) -> list[dict]:
+        """JSON of what must not change between a checkpoint and its resume."""
+        return [
+            {"config": dataclasses.asdict(s.config), "members": [list(m) for m in s.members], "tokenizer": _digest(s.tokenizer)}
+            for s in self.stacks
+        ]
+
+
+def _digest(tokenizer: Any) -> str:
+    return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+
+
+def make_team(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[Team, list[Any]]:
+    """A team and the stacked parameters [A, ...] of each of its stacks.
+
+    shared_weights: all agents are roles of the first one's parameters; all must then be the same model.
+    """
+    if not agents:
+        raise ValueError("a team needs at least one agent, got none")
+    kinds: dict[Any, list[int]] = {}
+    for i, agent in enumerate(agents):
+        kinds.setdefault((agent.config, _digest(agent.tokenizer)), []).append(i)
+    if shared_weights and len(kinds) > 1:
+        raise ValueError(f"shared_weights needs agents of one model, got {len(kinds)} different ones")
+    specs, params = [], []
+    for (config, _), indices in kinds.items():
+        members = (tuple(indices),) if shared_weights else tuple((i,) for i in indices)
+        specs.append(StackSpec(config, agents[indices[0]].tokenizer, members))
+        params.append(stack_params([agents[roles[0]].params for roles in members]))
+    return Team(tuple(specs)), params
+
+
+def init_state(params: Sequence[Any], learning: Learning) -> TeamState:
+    """The state at step 0 from each stack's parameters."""
+    return TeamState(jnp.int32(0), tuple(init_stack(p, learning) for p in params))
+
+
+def save_team(directory: str | Path, team: Team, stacks: Sequence[StackState]) -> None:
+    """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …"""
+    for spec, state in zip(team.stacks, stacks, strict=True):
+        for a, roles in enumerate(spec.members):
+            params = jax.device_get(unstack(state.params, a))
+            for agent in roles:
+                save_pretrained(Path(directory) / f"agent_{agent}", spec.config, params, spec.tokenizer)

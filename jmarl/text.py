@@ -1,0 +1,72 @@
+"""Between text and token ids: encoding prompts, chat templates, stop tokens, decoding completions.
+
+Host world, no jax. Only prompts are encoded: a sampled completion stays the tokens it was sampled as and is never decoded
+and encoded again for training. Left out: padding (the sampler's buckets do it), truncation (a prompt that does not fit is
+an error, since a cut prompt is another task), and guarding against special tokens spelled out in a prompt's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
+STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
+
+
+def chat_prompt(tokenizer: Any, text: str, system: str | None = None) -> str:
+    """The text as a user's message in the tokenizer's chat template, up to where the assistant begins to write."""
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            "this tokenizer has no chat template (a base model?): use chat=False, or set tokenizer.chat_template"
+        )
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": text})
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def encode_prompts(
+    tokenizer: Any,
+    prompts: Sequence[str],
+    max_context: int,
+    max_new_tokens: int = 0,
+    chat: bool = False,
+    system: str | None = None,
+) -> list[list[int]]:
+    """Token ids of each prompt; raises before anything runs if one leaves no room for `max_new_tokens`.
+
+    With `chat` every prompt is a user's message (after `system`, if given). A prompt that already starts with the
+    tokenizer's beginning-of-sequence token, as a chat template may have written it, gets no second one.
+    """
+    if isinstance(prompts, str):
+        raise TypeError(f"prompts must be a list of strings, got one string: {prompts[:40]!r}")
+    if system is not None and not chat:
+        raise ValueError("system= needs chat=True: without a chat template there is no system message")
+    rows = []
+    for i, prompt in enumerate(prompts):
+        text = chat_prompt(tokenizer, prompt, system) if chat else prompt
+        complete = chat or (tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token))
+        row = tokenizer.encode(text, add_special_tokens=not complete, verbose=False)
+        if not row:
+            raise ValueError(f"prompt {i} is empty: there is no token to continue from")
+        if len(row) + max_new_tokens > max_context:
+            raise ValueError(
+                f"prompt {i} ({prompt[:40]!r}...) has {len(row)} tokens; with max_new_tokens={max_new_tokens} that is "
+                f"{len(row) + max_new_tokens}, more than the context of {max_context}: shorten it or lower max_new_tokens"
+            )
+        rows.append(row)
+    return rows
+
+
+def stop_ids(tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end a completion: the end of sequence first, then every known end of turn among the special tokens."""
+    special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids += [special[token] for token in STOP_TOKENS if token in special]
+    return tuple(dict.fromkeys(ids))
+
+
+def decode(tokenizer: Any, token_rows: Iterable[Sequence[int]]) -> list[str]:
+    """Text of each row of token ids, without special tokens and without tidying spaces."""
+    rows = [[int(t) for t in row] for row in token_rows]
+    return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]

@@ -1,0 +1,178 @@
+"""The training loop. One step:
+
+    tasks    = items of the step              host; their order follows from (seed, step) alone
+    rollout  = play(team, tasks)              host and device; all agents of a stack sampled at once
+    batches  = to_batches(rollout)            host returns become device arrays
+    state    = update(state, batches)         device; jitted, donated
+    metrics of the step before                host; one step late, so that the device never waits for a log
+
+Nothing but `TeamState` and the step number goes from one step to the next, so a resumed run goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jmarl import sharding
+from jmarl.algorithms import algorithm
+from jmarl.checkpoint import Checkpointer
+from jmarl.config import JOINT_MODES, TrainConfig
+from jmarl.evaluate import Evaluation, evaluate
+from jmarl.metrics import MetricsWriter
+from jmarl.rewards import RewardFunction
+from jmarl.rollout import Formatter, Rollout, play, to_batches
+from jmarl.runlog import RunLog
+from jmarl.team import Team, init_state, save_team
+from jmarl.types import TeamState
+from jmarl.update import update_stack
+
+# Fields that a resumed run may set anew; any other difference is an error.
+MAY_CHANGE = frozenset(
+    "resume num_updates learning_rate save_every save_total_limit log_every eval_every eval_generations "
+    "eval_temperature output_dir progress".split()
+)
+
+
+class TrainResult(NamedTuple):
+    state: TeamState
+    rewards: list[float]  # mean reward of each update that this process made
+    before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
+    after: Evaluation | None  # and after it
+
+
+def train(
+    team: Team,
+    params: Sequence[Any],
+    reward: RewardFunction,
+    items: Sequence[dict],
+    cfg: TrainConfig,
+    *,
+    formatters: Sequence[Formatter] | None = None,
+    eval_items: Sequence[dict] = (),
+    wandb_config: dict | None = None,
+) -> TrainResult:
+    """Train a team on items (dicts with a `prompt`, or with what the formatters read) and return its final state.
+
+    params: each stack's parameters [A, ...], as `make_team` returns them; formatters: one an agent, item -> prompt.
+    """
+    formatters = formatters or [prompt_of] * team.num_agents
+    check_run(team, items, formatters, cfg)
+    mesh = sharding.make_mesh(cfg.mesh) if cfg.mesh else None
+    state = place(init_state(params, cfg.learning()), mesh)
+    meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
+    saver = Checkpointer(Path(cfg.output_dir) / "checkpoints", keep=cfg.save_total_limit) if cfg.save_every else None
+    if cfg.resume:
+        state = resume(cfg, state, meta)
+    first = int(state.step)
+    log = RunLog(team, cfg, _writer(cfg, first, wandb_config))
+    playing = dict(reward=reward, formatters=formatters)
+    held_out = partial(evaluate, team, items=eval_items, cfg=cfg, **playing)
+
+    def evaluated(step: int) -> Evaluation | None:
+        due = cfg.eval_every and step % cfg.eval_every == 0
+        if not eval_items or not (due or step in (0, cfg.num_updates)):
+            return None
+        result = held_out(params=[s.params for s in state.stacks])
+        log.evaluation(step, result)
+        return result
+
+    before = after = evaluated(0) if first == 0 else None
+    for step in range(first, cfg.num_updates):
+        tasks = [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
+        rollout = play_step(team, state, tasks, cfg, step, **playing)
+        rolled_out = time.monotonic()
+        state, learned = update(team, state, rollout, cfg, mesh)
+        log.step(step, rollout, learned, rolled_out)
+        if saver and ((step + 1) % cfg.save_every == 0 or step + 1 == cfg.num_updates):
+            log.flush()  # first the row, then the checkpoint: a resumed run begins with the row after it
+            saver.save(step + 1, state, meta, force=True)
+        after = evaluated(step + 1) or after
+    log.close()
+    if saver:
+        saver.close()
+    if cfg.output_dir:
+        save_team(Path(cfg.output_dir) / "models", team, state.stacks)
+    return TrainResult(state, log.rewards, before, after)
+
+
+def prompt_of(item: dict) -> str:
+    """The formatter used when none is given."""
+    return item["prompt"]
+
+
+def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
+    """Indices of a step's items: every epoch is a new order of all of them, from (seed, epoch) alone."""
+    positions = range(step * per_step, (step + 1) * per_step)
+    order = {e: np.random.default_rng((seed, e)).permutation(num_items) for e in {p // num_items for p in positions}}
+    return [int(order[p // num_items][p % num_items]) for p in positions]
+
+
+def play_step(team: Team, state: TeamState, tasks: Sequence[dict], cfg: TrainConfig, step: int, **playing: Any) -> Rollout:
+    """Sample and reward one step of training."""
+    params = [s.params for s in state.stacks]
+    joint = dict(joint_mode=JOINT_MODES[cfg.joint_mode], cross_credit=cfg.cross_credit)
+    randomness = dict(seed=cfg.seed, step=step, group=cfg.num_generations)
+    return play(team, params, tasks, settings=cfg.sampling(), chat=cfg.chat, **joint, **randomness, **playing)
+
+
+def update(team: Team, state: TeamState, rollout: Rollout, cfg: TrainConfig, mesh: Any) -> tuple[TeamState, list[dict]]:
+    """One update of every stack; the state is donated. Returns the metrics of each stack, [A] each, on the device."""
+    stacks, learned = [], []
+    for spec, stack, batch in zip(team.stacks, state.stacks, to_batches(team, rollout), strict=True):
+        if mesh is not None:
+            batch = jax.device_put(batch, sharding.batch_shardings(mesh, batch))
+        options = dict(cfg=spec.config, learning=cfg.learning(), mode="vmap" if mesh else cfg.per_agent, mesh=mesh)
+        stack, metrics = update_stack(stack, batch, **options)
+        stacks.append(stack)
+        learned.append(metrics)
+    return TeamState(state.step + 1, tuple(stacks)), learned
+
+
+def place(state: TeamState, mesh: Any) -> TeamState:
+    """Put a state on a mesh, or leave it on the default device."""
+    if mesh is None:
+        return state
+    return jax.device_put(state, jax.tree.map(lambda x: x, sharding.state_shardings(mesh, state)))
+
+
+def check_run(team: Team, items: Sequence[dict], formatters: Sequence[Formatter], cfg: TrainConfig) -> None:
+    """Refuse what would fail later, with the number and the name."""
+    row = algorithm(cfg.algorithm)
+    if cfg.num_generations < row.min_group:
+        raise ValueError(
+            f"num_generations={cfg.num_generations} is too small for algorithm={cfg.algorithm!r}: "
+            f"its {row.advantage} baseline needs at least {row.min_group}"
+        )
+    if len(formatters) != team.num_agents:
+        raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
+    if not items:
+        raise ValueError("there are no items to train on")
+
+
+def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
+    """The newest checkpoint, on the devices and in the shapes of `state`; refused where it was made by another run."""
+    with Checkpointer(Path(cfg.output_dir) / "checkpoints", read_only=True) as saved:
+        old, step = saved.read_meta()
+        new = dict(meta["config"])
+        differs = [f"{k}: {old['config'].get(k)!r} -> {new[k]!r}" for k in new if old["config"].get(k) != new[k]]
+        differs = [d for d in differs if d.split(":")[0] not in MAY_CHANGE]
+        if old["team"] != meta["team"]:
+            differs.append("team: other models, tokenizers or roles")
+        if differs:
+            raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings\n  " + "\n  ".join(differs))
+        return saved.restore(state, step)[0]
+
+
+def _writer(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:
+    if not cfg.output_dir:
+        return None
+    options = dict(total_steps=cfg.num_updates, start_step=first, progress=cfg.progress, wandb_config=wandb_config)
+    return MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **options)

@@ -1,0 +1,48 @@
+"""The records that cross `jit`: NamedTuples of arrays, each field with its axes.
+
+Axis letters: A agents of a stack, P prompts, G completions a prompt (the group), T completion tokens, S prompt tokens,
+N all agents of the team. A stack of shared weights has A = 1 and its roles side by side on the prompt axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+
+class Completions(NamedTuple):
+    """What a stack sampled."""
+
+    tokens: jax.Array  # [A, P, G, T] int32; after the end: the first stop id
+    action_mask: jax.Array  # [A, P, G, T] bool: tokens the agent chose, the ending one included
+    logprobs: jax.Array  # [A, P, G, T] float32, of the whole vocabulary at the sampling temperature
+    truncated_logprobs: jax.Array  # [A, P, G, T] float32, of the distribution really sampled from
+    steps: jax.Array  # [] int32: decode steps run before every row had ended
+
+
+class Batch(NamedTuple):
+    """What a stack learns from in one update."""
+
+    prompts: jax.Array  # [A, P, S] int32, padded on the right
+    prompt_lengths: jax.Array  # [A, P] int32
+    tokens: jax.Array  # [A, P, G, T] int32
+    action_mask: jax.Array  # [A, P, G, T] bool
+    old_logprobs: jax.Array  # [A, P, G, T] float32: the behaviour policy's, whole vocabulary
+    rewards: jax.Array  # [A, P, G] float32, NaN where the reward was invalid: the row is then masked
+
+
+class StackState(NamedTuple):
+    """Everything about a stack that training changes, and its frozen reference."""
+
+    params: Any  # pytree [A, ...] float32: the master weights
+    opt_state: Any  # pytree [A, ...]
+    reference: Any  # pytree [A, ...] like params, or None when no KL term asks for it
+    skipped: jax.Array  # [A] int32: updates skipped because a loss or gradient was not finite
+
+
+class TeamState(NamedTuple):
+    """What a checkpoint holds; with the seed it determines everything that follows."""
+
+    step: jax.Array  # [] int32: updates done
+    stacks: tuple[StackState, ...]

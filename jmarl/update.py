@@ -1,0 +1,193 @@
+"""One optimiser step: advantages, loss, gradients over micro-batches, clip, AdamW; for one agent, lifted to a stack.
+
+Left out: several epochs over a batch and target_kl (one update a batch keeps the ratio at 1).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh
+
+from jmarl import advantages, losses, masked
+from jmarl.algorithms import algorithm
+from jmarl.config import Learning
+from jmarl.models import decoder
+from jmarl.models.config import ModelConfig
+from jmarl.scoring import score
+from jmarl.sharding import constrain
+from jmarl.stack import per_agent
+from jmarl.types import Batch, StackState
+
+
+def schedule(cfg: Learning) -> optax.Schedule:
+    """Learning rate by update number: linear warm-up, then constant, or linearly or by a cosine down to 0."""
+    peak, rest = cfg.learning_rate, cfg.total_updates - cfg.warmup_updates
+    after = {
+        "constant": lambda: optax.constant_schedule(peak),
+        "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
+    }[cfg.lr_schedule]()
+    if not cfg.warmup_updates:
+        return after
+    warmup = optax.linear_schedule(peak / cfg.warmup_updates, peak, max(cfg.warmup_updates - 1, 1))
+    return optax.join_schedules([warmup, after], [cfg.warmup_updates])
+
+
+def optimizer(cfg: Learning) -> optax.GradientTransformation:
+    """AdamW (arXiv 1711.05101) after a clip by the global norm, of one agent."""
+    adam = optax.adamw(schedule(cfg), cfg.adam_b1, cfg.adam_b2, cfg.adam_eps, weight_decay=cfg.weight_decay)
+    return optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), adam)
+
+
+def updates_done(state: StackState) -> jax.Array:
+    """Number of updates that changed the parameters, [A] (or [] of one agent): Adam's own count."""
+    return state.opt_state[1][0].count
+
+
+def init_stack(params: Any, cfg: Learning) -> StackState:
+    """Training state of a stack from its parameters [A, ...]; a KL term freezes a copy of them as the reference."""
+    agents = jax.tree.leaves(params)[0].shape[0]
+    reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef else None
+    return StackState(params, jax.vmap(optimizer(cfg).init)(params), reference, jnp.zeros(agents, jnp.int32))
+
+
+class Rows(NamedTuple):
+    """A batch of one agent with all that the loss needs; splits into micro-batches whose losses add up."""
+
+    prompts: jax.Array  # [P, S]
+    lengths: jax.Array  # [P]
+    tokens: jax.Array  # [P, G, T], and so are all below but `advantages`
+    mask: jax.Array  # bool: tokens that are trained
+    share: jax.Array  # 1 / number of trained tokens of the whole batch: what metrics are averaged by
+    weights: jax.Array  # how the loss averages tokens
+    old_logprobs: jax.Array
+    ref_logprobs: jax.Array
+    advantages: jax.Array  # [P, G]
+
+
+def split(rows: Rows, n: int) -> Rows:
+    """Leaves [n, ...]: n micro-batches, cut over the prompts first and then over the group."""
+    prompts, group = rows.advantages.shape
+    over_p = next(k for k in range(min(n, prompts), 0, -1) if n % k == 0 and prompts % k == 0)
+    over_g = n // over_p
+    if group % over_g:
+        raise ValueError(
+            f"micro_batches={n} does not divide {prompts} prompts of {group} completions evenly: "
+            f"use a divisor of num_prompts={prompts}, or that times a divisor of num_generations={group}"
+        )
+
+    def cut(x):  # [P, G, ...]
+        x = x.reshape(over_p, prompts // over_p, over_g, group // over_g, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 1).reshape(n, x.shape[1], *x.shape[3:])
+
+    def repeat(x):  # [P, ...]: every part of a group has the same prompt
+        return jnp.repeat(x.reshape(over_p, prompts // over_p, *x.shape[1:]), over_g, 0)
+
+    parts = jax.tree.map(cut, rows._replace(prompts=rows.mask, lengths=rows.mask))
+    return parts._replace(prompts=repeat(rows.prompts), lengths=repeat(rows.lengths))
+
+
+def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning) -> tuple[Rows, dict]:
+    """Masks, token weights, reference log-probabilities and advantages of one agent's batch (no agent axis)."""
+    row = algorithm(learning.algorithm)
+    mask = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
+    ref, returns = batch.old_logprobs, batch.rewards
+    if reference is not None:
+        weights = decoder.cast(reference, jnp.dtype(learning.compute_dtype))
+        scored = score(weights, cfg, batch.prompts, batch.prompt_lengths, batch.tokens, temperature=learning.temperature)
+        ref = scored.logprobs
+        if learning.kl_in == "reward":
+            kl = losses.kl_estimate(batch.old_logprobs, ref, learning.kl_estimator)
+            returns = returns - learning.kl_coef * masked.total(kl, mask, -1)
+    advantage = advantages.estimate(row.advantage, learning.advantage_scale or row.scale, returns)
+    metrics = {
+        "advantage_std": jnp.std(advantage),
+        "zero_variance_share": jnp.mean(jnp.all(jnp.abs(advantage) < advantages.EPS, -1)),
+    }
+    share = mask / jnp.maximum(mask.sum(), 1)
+    weights = losses.token_weights(mask, learning.loss_aggregation or row.aggregation)
+    shared = (batch.prompts, batch.prompt_lengths, batch.tokens)
+    return Rows(*shared, mask, share, weights, batch.old_logprobs, ref, advantage), metrics
+
+
+def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[jax.Array, dict]:
+    """Loss of one agent's rows and its metrics, both additive over micro-batches."""
+    weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
+    scoring = dict(temperature=learning.temperature, remat=learning.remat)
+    logp, entropy = score(weights, cfg, rows.prompts, rows.lengths, rows.tokens, **scoring)
+    options = {}
+    if algorithm(learning.algorithm).loss is losses.clipped_surrogate:
+        options = dict(eps_low=learning.clip_eps_low, eps_high=learning.clip_eps_high, level=learning.ratio_level)
+    policy_loss = algorithm(learning.algorithm).loss
+    loss, metrics = policy_loss(logp, rows.old_logprobs, rows.advantages, rows.weights, **options)
+    if learning.entropy_coef:
+        loss = loss - learning.entropy_coef * jnp.sum(rows.weights * entropy)
+    if learning.kl_coef:
+        kl = losses.kl_estimate(logp, rows.ref_logprobs, learning.kl_estimator)
+        metrics["kl"] = kl
+        if learning.kl_in == "loss":
+            loss = loss + learning.kl_coef * jnp.sum(rows.weights * kl)
+    drift = logp - rows.old_logprobs
+    metrics |= {"entropy": entropy, "ratio": jnp.exp(drift), "mismatch": jnp.abs(drift)}
+    metrics = {name: masked.total(rows.share * x, rows.mask) for name, x in metrics.items()}
+    return loss, metrics | {"loss": loss}
+
+
+def gradients(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:
+    """Gradients of `rows_loss` and its metrics, accumulated over micro-batches: equal to one big batch's."""
+    grad = jax.grad(rows_loss, has_aux=True)
+    if learning.micro_batches == 1:
+        return grad(params, rows, cfg, learning)
+    parts = split(rows, learning.micro_batches)
+    zeros = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, _metrics_like(params, parts, cfg, learning))
+
+    def accumulate(carry, part):
+        return jax.tree.map(jnp.add, carry, grad(params, part, cfg, learning)), None
+
+    return lax.scan(accumulate, zeros, parts)[0]
+
+
+def _metrics_like(params, parts, cfg, learning):
+    part = jax.tree.map(lambda x: x[0], parts)
+    return jax.eval_shape(functools.partial(rows_loss, cfg=cfg, learning=learning), params, part)[1]
+
+
+def agent_gradients(params: Any, reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:
+    """Gradients and metrics of one agent from its batch (no agent axis)."""
+    rows, about_batch = make_rows(reference, batch, cfg, learning)
+    grads, metrics = gradients(params, rows, cfg, learning)
+    return grads, metrics | about_batch
+
+
+def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Learning) -> tuple[StackState, dict]:
+    """One optimiser step of one agent. A loss or gradient that is not finite changes nothing and is counted."""
+    norm = optax.global_norm(grads)
+    ok = jnp.isfinite(norm) & jnp.isfinite(loss)
+    changes, opt_state = optimizer(learning).update(grads, state.opt_state, state.params)
+    new = (optax.apply_updates(state.params, changes), opt_state)
+    params, opt_state = jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, (state.params, state.opt_state))
+    skipped = state.skipped + ~ok
+    metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
+    return StackState(params, opt_state, state.reference, skipped), metrics
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), donate_argnames="state")
+def update_stack(
+    state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map", mesh: Mesh | None = None
+) -> tuple[StackState, dict]:
+    """One update of every agent of a stack. state is donated. Returns the new state and metrics, each [A].
+
+    mode says how the gradients of several agents are computed (`stack.per_agent`); the optimiser, which only reads and
+    writes memory, always runs over the whole stack at once and in place.
+    """
+    one = functools.partial(agent_gradients, cfg=cfg, learning=learning)
+    grads, metrics = per_agent(one, mode)(state.params, state.reference, batch)
+    step = jax.vmap(functools.partial(apply_gradients, learning=learning), spmd_axis_name="agent")
+    state, more = step(state, grads, metrics["loss"])
+    return constrain(state, mesh), metrics | more

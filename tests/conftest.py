@@ -1,0 +1,152 @@
+"""What several test files share: a compile cache, a tiny tokenizer, tiny configs and tiny Hugging Face directories.
+
+torch is imported only by the fixtures and tests that compare with transformers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Before jax is imported, and inherited by subprocesses: compiled programs are kept between test runs.
+_CACHE = Path(tempfile.gettempdir()) / f"jmarl-tests-compile-cache-{os.getuid()}"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+VOCAB = 320
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2, as in SmolLM2
+CHATML = (
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEXT = """The farmer walked to the market and the children walked with the farmer. What is the answer to the question?
+There are seven apples and three pears in the basket, so there are ten pieces of fruit in the basket altogether.
+def add(first, second):
+    return first + second
+The answer is 42. The two agents talk to each other and then the other agent answers the question of the first."""
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: loads a real model or takes more than a few seconds")
+
+
+def train_tokenizer():
+    """A byte-level BPE tokenizer of `VOCAB` tokens that splits digits, as SmolLM2's does."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHATML,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer():
+    """A function that makes a fresh tiny tokenizer, for tests that change it."""
+    return train_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer():
+    """A tiny tokenizer (320 tokens, ChatML template) shared by all tests; do not change it."""
+    return train_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_config():
+    """`tiny_config(family, **overrides) -> ModelConfig`; overrides are fields of `ModelConfig`."""
+    from jmarl.models.config import ModelConfig
+
+    def make(family: str = "llama", **overrides) -> ModelConfig:
+        fields = dict(
+            family=family, vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4,
+            num_kv_heads=2, head_dim=16, max_positions=128, qkv_bias=family == "qwen2", qk_norm=family == "qwen3",
+        )  # fmt: skip
+        return ModelConfig(**fields | overrides)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory, tiny_tokenizer):
+    """`tiny_dir(family, dtype, max_shard_size, seed, **overrides) -> Path` of a directory written by transformers.
+
+    Weights are random and large enough to matter, biases and norms too; overrides are fields of Hugging Face's config.
+    """
+    made = {}
+
+    def make(family="llama", dtype="float32", max_shard_size="5GB", seed=0, **overrides) -> Path:
+        key = repr((family, dtype, max_shard_size, seed, sorted(overrides.items())))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(family)
+            _write_with_transformers(made[key], family, dtype, max_shard_size, seed, overrides)
+            tiny_tokenizer.save_pretrained(made[key])
+        return made[key]
+
+    return make
+
+
+def _write_with_transformers(directory, family, dtype, max_shard_size, seed, overrides):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = dict(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=128, tie_word_embeddings=True, rms_norm_eps=1e-6,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields | overrides))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(0.2 * torch.randn(p.shape, generator=generator) + ("norm" in name))
+    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=max_shard_size)
+
+
+@pytest.fixture
+def copy_dir(tiny_dir, tmp_path):
+    """A directory of a tiny Llama that the test may spoil."""
+    return Path(shutil.copytree(tiny_dir("llama"), tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def data_dir():
+    """The data sets: ``JMARL_DATA``, else ``../shared/data`` beside the repository."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    path = Path(os.environ.get("JMARL_DATA") or default)
+    if not path.is_dir():
+        pytest.skip(f"no data sets at {path}; set JMARL_DATA to the directory that holds them")
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The real SmolLM2-135M-Instruct, for tests marked slow."""
+    from jmarl import weights
+
+    if importlib.util.find_spec(weights.SMOLLM2_PACKAGE) is None:
+        pytest.skip(f"SmolLM2 is not installed: {weights.SMOLLM2_INSTALL}")
+    return weights.load_agent()

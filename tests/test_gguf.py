@@ -1,0 +1,328 @@
+"""GGUF files: small ones written here hold the same model as a Hugging Face directory; the real SmolLM2 reads English."""
+
+import json
+import sys
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jmarl import gguf_weights, weights
+from jmarl.models import decoder
+from jmarl.text import chat_prompt
+
+TOKENS = np.random.default_rng(0).integers(0, 320, 40)
+CASES = {
+    "llama": ("llama", {}),
+    "llama untied, biases": ("llama", {"tie_word_embeddings": False, "attention_bias": True}),
+    "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2 untied": ("qwen2", {"tie_word_embeddings": False}),
+    "qwen3": ("qwen3", {}),
+}
+SENTENCE = (
+    "The sun was setting over the small village, and the children were running home along the river "
+    "because their mother had promised to tell them a story before dinner."
+)
+
+
+def permute(rows, heads):
+    """What llama.cpp's converter does to Llama's query and key rows."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(path, directory, quantization="F32", change=lambda fields, tensors: None):
+    """Write the model of a Hugging Face directory as llama.cpp's converter does; `change` may spoil it first."""
+    hf, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+    arch = hf["model_type"]
+    rope = hf.get("rope_parameters") or {"rope_theta": 10000.0}
+    fields = {
+        "general.architecture": arch,
+        f"{arch}.block_count": hf["num_hidden_layers"],
+        f"{arch}.context_length": hf["max_position_embeddings"],
+        f"{arch}.embedding_length": hf["hidden_size"],
+        f"{arch}.feed_forward_length": hf["intermediate_size"],
+        f"{arch}.attention.head_count": hf["num_attention_heads"],
+        f"{arch}.attention.head_count_kv": hf["num_key_value_heads"],
+        f"{arch}.attention.key_length": hf["head_dim"],
+        f"{arch}.attention.layer_norm_rms_epsilon": hf["rms_norm_eps"],
+        f"{arch}.rope.freq_base": rope["rope_theta"],
+        **tokenizer_fields(directory, pre="smollm" if arch == "llama" else "qwen2"),
+    }
+    names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[arch], hf["num_hidden_layers"])
+    heads = {"q_proj": hf["num_attention_heads"], "k_proj": hf["num_key_value_heads"]}
+    out = {}
+    for name, array in tensors.items():
+        projection = name.split(".")[-2]
+        if arch == "llama" and projection in heads:
+            array = permute(array, heads[projection])
+        out[names.get_name(name, try_suffixes=(".weight", ".bias"))] = array
+    change(fields, out)
+    write_file(path, fields, out, quantization)
+    return path
+
+
+def tokenizer_fields(directory, pre):
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    vocab = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": vocab,
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in vocab],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.chat_template": (directory / "chat_template.jinja").read_text(),
+    }
+
+
+def write_file(path, fields, tensors, quantization):
+    writer = gguf.GGUFWriter(path, fields["general.architecture"])
+    adders = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for name, value in fields.items():
+        if name != "general.architecture":
+            adders[type(value)](name, value)
+    for name, array in tensors.items():
+        kind = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else quantization]
+        writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def llama_file(tiny_dir, tmp_path):
+    """`llama_file(change)` writes a tiny Llama GGUF, spoiled by `change(fields, tensors)`."""
+    return lambda change=lambda fields, tensors: None: write_gguf(tmp_path / "m.gguf", tiny_dir("llama"), change=change)
+
+
+# --- weights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gguf_file_holds_the_same_model_as_the_directory(case, tiny_dir, tmp_path):
+    family, flags = CASES[case]
+    directory = tiny_dir(family, **flags)
+    expected = weights.load_agent(directory)
+    agent = weights.load_agent(write_gguf(tmp_path / "model.gguf", directory))
+    assert agent.config == expected.config
+    jax.tree.map(np.testing.assert_array_equal, agent.params, expected.params)
+    assert agent.tokenizer.chat_template == expected.tokenizer.chat_template
+
+
+def test_logits_of_a_gguf_file_equal_transformers(tiny_dir, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    directory = tiny_dir("llama")
+    _, cfg, params, _ = weights.load_agent(write_gguf(tmp_path / "model.gguf", directory))
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(directory)(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
+    np.testing.assert_allclose(decoder.forward(params, cfg, jnp.asarray(TOKENS)), theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(("quantization", "error"), [("F16", 1e-3), ("BF16", 5e-3), ("Q8_0", 5e-3), ("Q4_1", 0.06)])
+def test_quantised_files_load_within_their_precision(quantization, error, tiny_dir, tmp_path):
+    exact = weights.load_agent(tiny_dir("llama")).params
+    params = weights.load_agent(write_gguf(tmp_path / "model.gguf", tiny_dir("llama"), quantization)).params
+    for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(exact), strict=True):
+        assert ours.dtype == np.float32
+        np.testing.assert_allclose(ours, theirs, atol=error * max(1.0, np.abs(theirs).max()))
+
+
+def test_unpermute_undoes_llama_cpps_permutation():
+    for shape in ((64, 5), (64,)):
+        rows = np.random.default_rng(0).normal(size=shape)
+        assert not np.array_equal(permute(rows, 4), rows)
+        np.testing.assert_array_equal(gguf_weights.unpermute(permute(rows, 4), 4), rows)
+
+
+# --- tokenizer ---------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    "The farmer's seven apples, and 1234 pears in 2 baskets!",
+    "def add(first, second):\n    return first + second\t# 3.14\r\n\n\n",
+    "naïve café — 日本語 🙂 \u00a0 e\u0301",
+    "<|im_start|>user\nHello<|im_end|>\n <|endoftext|>  they'll I'D",
+    "",
+]
+
+
+def test_a_smollm_tokenizer_is_rebuilt_exactly(llama_file, tiny_tokenizer):
+    tokenizer = weights.load_agent(llama_file()).tokenizer
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert ids == tiny_tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+    )
+    assert tokenizer.model_max_length == 128
+
+
+def test_a_smollm_tokenizer_never_joins_digits_or_a_space_with_one(llama_file):
+    def change(fields, tensors):
+        fields["tokenizer.ggml.tokens"] += ["42", "Ġ4"]
+        fields["tokenizer.ggml.token_type"] += [1, 1]
+        fields["tokenizer.ggml.merges"] += ["4 2", "Ġ 4"]
+        tensors["token_embd.weight"] = np.concatenate([tensors["token_embd.weight"], np.ones((2, 32), np.float32)])
+
+    assert weights.load_agent(llama_file(change)).tokenizer.tokenize(" 42") == ["Ġ", "4", "2"]
+
+
+def test_a_qwen2_tokenizer_equals_transformers_own(tiny_dir, tmp_path):
+    from transformers import Qwen2Tokenizer
+
+    directory = tiny_dir("qwen2")
+    fields = tokenizer_fields(directory, "qwen2")
+    vocab = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
+    merges = [tuple(m.split(" ")) for m in fields["tokenizer.ggml.merges"]]
+    reference = Qwen2Tokenizer(vocab=vocab, merges=merges)
+    reference.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer = weights.load_agent(write_gguf(tmp_path / "m.gguf", directory)).tokenizer
+    smollm = weights.load_agent(directory).tokenizer
+    for text in TEXTS:
+        assert tokenizer.encode(text) == reference.encode(text)
+    assert any(tokenizer.encode(text) != smollm.encode(text) for text in TEXTS)
+
+
+def test_unused_tokens_fill_up_the_model_but_not_the_tokenizer(llama_file):
+    def change(fields, tensors):
+        fields["tokenizer.ggml.tokens"] += ["[PAD320]", "<think>"]
+        fields["tokenizer.ggml.token_type"] += [5, 4]
+        tensors["token_embd.weight"] = np.concatenate([tensors["token_embd.weight"], np.ones((2, 32), np.float32)])
+
+    agent = weights.load_agent(llama_file(change))
+    assert agent.config.vocab_size == 322
+    assert "[PAD320]" not in agent.tokenizer.get_vocab()
+    assert agent.tokenizer.encode("<think>") == [321]  # user-defined: one token, yet shown when decoded
+    assert agent.tokenizer.decode([321], skip_special_tokens=True) == "<think>"
+
+
+def test_add_bos_token_is_honoured_and_survives_saving(llama_file, tmp_path):
+    agent = weights.load_agent(llama_file(lambda fields, _: fields.update({"tokenizer.ggml.add_bos_token": True})))
+    weights.save_pretrained(tmp_path / "out", *agent[1:])
+    for tokenizer in (agent.tokenizer, weights.load_agent(tmp_path / "out").tokenizer):
+        assert tokenizer.encode("1")[0] == 1 and len(tokenizer.encode("1")) == 2
+        assert len(tokenizer.encode("1", add_special_tokens=False)) == 1
+
+
+# --- bad files ---------------------------------------------------------------------------------------------------------
+
+
+def drop(key):
+    return lambda fields, tensors: (fields if key in fields else tensors).pop(key)
+
+
+def put(**fields):
+    return lambda f, _: f.update({k.replace("__", "."): v for k, v in fields.items()})
+
+
+def narrow(fields, tensors):
+    tensors["blk.1.ffn_up.weight"] = tensors["blk.1.ffn_up.weight"][:-2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put(general__architecture="gemma"), "unknown architecture 'gemma': jmarl knows llama, qwen2, qwen3"),
+        (drop("llama.embedding_length"), "no llama.embedding_length"),
+        (drop("blk.1.ffn_up.weight"), "1 tensor is missing: model.layers.1.mlp.up_proj.weight"),
+        (drop("token_embd.weight"), "missing: token_embd.weight"),
+        (lambda f, t: t.update({"blk.0.extra.weight": np.ones((2, 2), np.float32)}), "unknown.*: blk.0.extra.weight"),
+        (narrow, r"up_proj.weight has shape \(62, 32\), the config asks for \(64, 32\)"),
+        (lambda f, t: t.update({"rope_freqs.weight": np.ones(8, np.float32)}), "rotary scaling .*safetensors"),
+        (put(llama__rope__scaling__type="yarn"), "rotary scaling"),
+        (put(llama__rope__dimension_count=8), "part of the head"),
+        (put(llama__expert_count=8), "experts"),
+        (put(llama__attention__sliding_window=64), "a sliding window"),
+        (put(split__count=2), "split over several files"),
+        (
+            put(tokenizer__ggml__pre="dbrx"),
+            "'gpt2' with pre-tokenizer 'dbrx' is unknown: jmarl reads 'gpt2' with smollm, qwen2",
+        ),
+        (put(tokenizer__ggml__model="llama"), "tokenizer 'llama' with"),
+        (drop("tokenizer.ggml.merges"), "no tokenizer.ggml.merges"),
+    ],
+)
+def test_bad_files_are_refused_by_name(change, message, llama_file):
+    with pytest.raises(ValueError, match=message):
+        weights.load_agent(llama_file(change))
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_an_error(llama_file):
+    def change(fields, tensors):
+        tensors["token_embd.weight"] = tensors["token_embd.weight"][:300]
+
+    with pytest.raises(ValueError, match="tokenizer has 320 tokens but the model's vocabulary only 300"):
+        weights.load_agent(llama_file(change))
+
+
+@pytest.mark.parametrize("part", [0, 2, 40, 0.02, 0.1, 0.5, 0.999])
+def test_a_truncated_file_is_named_with_its_size(part, llama_file):
+    path = llama_file()
+    data = path.read_bytes()
+    path.write_bytes(data[: part if isinstance(part, int) else int(part * len(data))])
+    with pytest.raises(ValueError, match=rf"m.gguf \({path.stat().st_size} bytes\) is not a complete GGUF file"):
+        weights.load_agent(path)
+
+
+def test_without_the_gguf_package_the_extra_is_named(llama_file, monkeypatch):
+    path = llama_file()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ImportError, match=r"pip install 'jmarl\[gguf\]'"):
+        weights.load_agent(path)
+
+
+# --- SmolLM2 -----------------------------------------------------------------------------------------------------------
+
+
+def nll(agent, text):
+    """Mean negative log-likelihood of a text, in nats per token."""
+    tokens = np.array(agent.tokenizer.encode(text))
+    logprobs = jax.nn.log_softmax(jax.jit(decoder.forward, static_argnums=1)(agent.params, agent.config, tokens))
+    return -float(np.mean(np.asarray(logprobs)[np.arange(len(tokens) - 1), tokens[1:]]))
+
+
+@pytest.mark.slow
+def test_unpermuting_lowers_the_nll_of_english(smollm2, monkeypatch):
+    right = nll(smollm2, SENTENCE)
+    assert right < 3.5
+    monkeypatch.setattr(gguf_weights, "unpermute", lambda rows, heads: rows)
+    wrong = nll(weights.load_agent(weights._smollm2_gguf()), SENTENCE)
+    assert wrong > right + 0.5
+
+
+@pytest.mark.slow
+def test_smollm2s_tokenizer(smollm2):
+    tokenizer = smollm2.tokenizer
+    assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
+    # as printed in a public notebook (Cyb3rWard0g/HF-Agents-Course-Notes, unit 1) with the hub's own tokenizer
+    assert tokenizer.encode("The Capital of France is") == [504, 14937, 282, 4649, 314]
+    assert tokenizer.encode(chat_prompt(tokenizer, "Hi"))[:8] == [1, 9690, 198, 2683, 359, 253, 5356, 5646]
+    assert tokenizer.tokenize("in 2024") == ["in", "Ġ", "2", "0", "2", "4"]
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.slow
+def test_smollm2s_cache_is_the_gguf_file(smollm2):
+    agent = weights.load_agent(weights._smollm2_gguf())
+    assert agent.config == smollm2.config
+    jax.tree.map(np.testing.assert_array_equal, agent.params, smollm2.params)
+    assert agent.tokenizer.encode(SENTENCE) == smollm2.tokenizer.encode(SENTENCE)

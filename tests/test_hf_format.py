@@ -1,0 +1,197 @@
+"""Configs in both spellings, and every bad config or directory refused by name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jmarl import weights
+from jmarl.models import decoder
+from jmarl.models.config import RopeScaling
+
+LLAMA3_ROPE = dict(
+    rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)  # fmt: skip
+
+# --- configs -----------------------------------------------------------------------------------------------------------
+
+BASE = dict(
+    model_type="llama", vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5,
+)  # fmt: skip
+
+
+def test_both_spellings_of_rope_are_read():
+    scaling = RopeScaling(8.0, 1.0, 4.0, 32)
+    old = weights.config_from_hf(
+        BASE | {"rope_theta": 5e5, "rope_scaling": {k: v for k, v in LLAMA3_ROPE.items() if k != "rope_theta"}}
+    )
+    new = weights.config_from_hf(BASE | {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 5e5}})
+    assert old == new and new.rope_theta == 5e5 and new.rope_scaling == scaling
+    assert weights.config_from_hf(BASE | {"rope_scaling": {"type": "default"}}).rope_scaling is None
+    assert weights.config_from_hf(BASE).rope_theta == 10000.0
+
+
+def test_families_differ_in_biases_and_norms():
+    def switches(family, **fields):
+        cfg = weights.config_from_hf(BASE | {"model_type": family} | fields)
+        return cfg.qkv_bias, cfg.out_bias, cfg.qk_norm, cfg.head_dim
+
+    assert switches("llama") == (False, False, False, 8)
+    assert switches("llama", attention_bias=True, head_dim=16) == (True, True, False, 16)
+    assert switches("qwen2") == (True, False, False, 8)
+    assert switches("qwen3") == (False, False, True, 128)
+    assert switches("qwen3", attention_bias=True) == (True, True, True, 128)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "mixtral"}, "unknown architecture 'mixtral'.*llama, qwen2, qwen3"),
+        ({"model_type": None}, "unknown architecture None"),
+        ({"mlp_bias": True}, "llama checkpoint has mlp_bias=True"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn'.*'default' and 'llama3'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, "rope type 'linear'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "no 'low_freq_factor'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding window",
+        ),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_size": None}, "no 'hidden_size'"),
+        ({"num_key_value_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
+    ],
+)
+def test_unsupported_configs_are_refused_by_name(fields, message):
+    with pytest.raises(ValueError, match=message):
+        weights.config_from_hf(BASE | fields)
+
+
+def test_a_sliding_window_that_is_not_in_use_is_fine():
+    qwen = BASE | {"model_type": "qwen2", "sliding_window": 8}
+    for unused in ({"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 2}):
+        assert weights.config_from_hf(qwen | unused).family == "qwen2"
+
+
+def test_configs_survive_the_round_trip_or_are_refused(tiny_config):
+    scaling = RopeScaling(8.0, 1.0, 4.0, 32)
+    for cfg in (
+        tiny_config("llama", rope_scaling=scaling, rope_theta=5e5, tie_embeddings=False),
+        tiny_config("llama", qkv_bias=True, out_bias=True),
+        tiny_config("qwen2", rms_eps=1e-5),
+        tiny_config("qwen3", max_positions=77),
+    ):
+        assert weights.config_from_hf(json.loads(json.dumps(weights.config_to_hf(cfg)))) == cfg
+    with pytest.raises(ValueError, match="qwen2 layout cannot hold qkv_bias=False"):
+        weights.config_to_hf(tiny_config("qwen2", qkv_bias=False))
+    with pytest.raises(ValueError, match="llama layout cannot hold qk_norm=True"):
+        weights.config_to_hf(tiny_config("llama", qk_norm=True))
+    with pytest.raises(ValueError, match="family='gpt' has no Hugging Face layout"):
+        weights.config_to_hf(tiny_config("gpt"))
+
+
+# --- bad directories ---------------------------------------------------------------------------------------------------
+
+
+def spoil_tensors(directory, change):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+K_PROJ, UP = "model.layers.1.self_attn.k_proj.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+def untie(t):
+    t["lm_head.weight"] = t["model.embed_tokens.weight"] + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(K_PROJ), rf"1 tensor is missing: {K_PROJ} \(expected 20, found 19\)"),
+        (
+            lambda t: t.update({"score.weight": np.ones(3, np.float32)}),
+            "1 tensor is unknown to this architecture: score.weight",
+        ),
+        (lambda t: t.update({UP: t[UP].T.copy()}), rf"{UP} has shape \(32, 64\), the config asks for \(64, 32\)"),
+        (lambda t: t.update({K_PROJ: t[K_PROJ][:-1]}), rf"{K_PROJ} has shape \(31, 32\), the config asks for \(32, 32\)"),
+        (lambda t: t.update({K_PROJ: t[K_PROJ].astype(np.int8)}), f"{K_PROJ} is I8, jmarl reads F32, F16, BF16"),
+        (untie, "tie_word_embeddings is true, but lm_head.weight differs"),
+        (
+            lambda t: [t.pop(k) for k in list(t) if "layers.0" in k],
+            r"9 tensors are missing: (\S+, ){5}\.\.\. \(expected 20",
+        ),
+    ],
+)
+def test_wrong_tensors_are_named(change, message, copy_dir):
+    spoil_tensors(copy_dir, change)
+    with pytest.raises(ValueError, match=message):
+        weights.load_agent(copy_dir)
+
+
+def test_harmless_surplus_is_accepted(copy_dir, tiny_dir):
+    def add(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+
+    spoil_tensors(copy_dir, add)
+    params = weights.load_agent(copy_dir).params
+    jax.tree.map(np.testing.assert_array_equal, params, weights.load_agent(tiny_dir("llama")).params)
+
+
+@pytest.mark.parametrize("size", [0, 5, 300, 20_000])
+def test_a_truncated_file_is_named_with_its_size(size, copy_dir):
+    file = copy_dir / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ValueError, match=rf"model.safetensors \({size} bytes\) is not a complete safetensors file"):
+        weights.load_agent(copy_dir)
+
+
+def test_missing_files_are_named(copy_dir, tiny_dir, tmp_path):
+    sharded = Path(shutil.copytree(tiny_dir("llama", max_shard_size="40KB"), tmp_path / "sharded"))
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=f"{shard.name} is named by the index"):
+        weights.load_agent(sharded)
+    (copy_dir / "model.safetensors").rename(copy_dir / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match="neither model.safetensors nor .*; it has .*pytorch_model.bin"):
+        weights.load_agent(copy_dir)
+    (copy_dir / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match="has no tokenizer.json"):
+        weights.load_agent(copy_dir)
+    (copy_dir / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json is not valid JSON"):
+        weights.load_agent(copy_dir)
+    (copy_dir / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="has no config.json"):
+        weights.load_agent(copy_dir)
+
+
+def test_a_vocabulary_smaller_than_the_tokenizers_is_an_error(copy_dir, make_tokenizer, tiny_config, tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<one_more>"])
+    tokenizer.save_pretrained(copy_dir)
+    with pytest.raises(ValueError, match="tokenizer has 321 tokens but the model's vocabulary only 320"):
+        weights.load_agent(copy_dir)
+    cfg = tiny_config()
+    with pytest.raises(ValueError, match="tokenizer has 321 tokens"):
+        weights.save_pretrained(tmp_path / "out", cfg, decoder.init_params(cfg, jax.random.key(0)), tokenizer)
+
+
+def test_paths_that_are_nothing_are_errors(copy_dir, tmp_path):
+    for name in (tmp_path / "nowhere", "nowhere", "./nowhere", "nowhere/model.gguf", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match="does not exist here and is no hub id"):
+            weights.load_agent(name)
+    with pytest.raises(ValueError, match="is a file but not a .gguf"):
+        weights.load_agent(copy_dir / "model.safetensors")
+    with pytest.raises(ValueError, match="revision='main' is for hub ids"):
+        weights.load_agent(copy_dir, revision="main")

@@ -1,0 +1,172 @@
+"""The layers of jmarl: imports point down only, and the host world and the device world do not mix.
+
+The table is read bottom up. A module imports modules of lower layers; within a layer only what SIDEWAYS lists. A new
+module must be added to LAYERS, and to DEVICE or HOST if it belongs to one of the two worlds.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINES = 400
+
+LAYERS = [
+    {"types", "config", "masked", "models", "models.config", "models.decoder"},
+    {"advantages", "losses", "scoring", "sampling"}
+    | {"text", "metrics", "rewards", "hf_format", "gguf_weights", "weights"},
+    {"algorithms", "stack", "sharding"},
+    {"update", "team", "rollout", "preferences", "checkpoint"},
+    {"train", "runlog", "evaluate", "trainers", "utils"},
+    {""},  # jmarl/__init__.py
+]
+SIDEWAYS = {
+    "models.decoder": {"models.config"},
+    "gguf_weights": {"hf_format"},
+    "weights": {"hf_format", "gguf_weights"},
+    "team": {"update"},
+    "rollout": {"team"},
+    "preferences": {"rollout", "team"},
+    "runlog": {"evaluate"},
+    "train": {"evaluate", "runlog"},
+    "trainers": {"train", "evaluate", "trainers"},
+    "utils": {"utils"},
+}
+
+# Pure functions of arrays: no tokenizer, file, clock or log.
+DEVICE = {
+    "types", "masked", "models", "models.decoder", "scoring", "sampling", "advantages", "losses", "algorithms", "stack",
+    "sharding", "update",
+}  # fmt: skip
+NOT_ON_DEVICE = {
+    "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboardX", "rich", "os", "io",
+    "time", "datetime", "logging", "pathlib", "shutil", "tempfile", "subprocess", "random", "threading",
+}  # fmt: skip
+NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
+
+# Text, files and numbers: no jax, also not through a module of jmarl that needs it.
+HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards"}
+NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
+HOST_MAY_USE = HOST | {"config", "models.config"}
+
+FLAX_USERS = {"models", "models.config", "models.decoder", "checkpoint"}
+NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT / "jmarl").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted((ROOT / "jmarl").rglob("*.py"))}
+
+
+def entry(module: str) -> str | None:
+    """The name under which a module stands in LAYERS: its own, or that of the package it is in."""
+    known = set().union(*LAYERS)
+    if module in known:
+        return module
+    package = module.rpartition(".")[0]
+    return package if package in known and package else None
+
+
+def layer(module: str) -> int:
+    name = entry(module)
+    return next(i for i, names in enumerate(LAYERS) if name in names)
+
+
+def imports(tree: ast.AST, modules: set[str]) -> set[str]:
+    """Full names of the imported modules, those inside functions too; `from jmarl import text` is `jmarl.text`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            inner = {f"{base}.{a.name}" for a in node.names if f"{base}.{a.name}".removeprefix("jmarl.") in modules}
+            found |= inner if len(inner) == len(node.names) else inner | {base}
+    return found
+
+
+def violations(module: str, source: str, modules: set[str]) -> list[str]:
+    """What `module` with this source does against the rules above, in words."""
+    if entry(module) is None:
+        return [f"jmarl.{module} is in no layer: add it to LAYERS (and to DEVICE or HOST) in tests/test_layers.py"]
+    tree = ast.parse(source)
+    found = imports(tree, modules)
+    wrong = [f"relative import {name}: write jmarl..." for name in found if name.startswith(".")]
+    outside = {name.split(".")[0] for name in found} - {"jmarl", ""}
+    inside = {name.removeprefix("jmarl").removeprefix(".") for name in found if name.split(".")[0] == "jmarl"}
+    for target in sorted(inside):
+        if entry(target) is None:
+            wrong.append(f"imports jmarl.{target}, which is in no layer: add it to LAYERS in tests/test_layers.py")
+        elif layer(target) >= layer(module) and entry(target) not in SIDEWAYS.get(entry(module) or "", set()):
+            wrong.append(f"imports jmarl.{target} of layer {layer(target)}, itself being in layer {layer(module)}")
+    if module in DEVICE:
+        wrong += [f"is device code and imports {name}" for name in sorted(outside & NOT_ON_DEVICE)]
+        called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        wrong += [f"is device code and calls {name}()" for name in sorted(called & NOT_CALLED_ON_DEVICE)]
+        wrong += [f"is device code and imports host code jmarl.{name}" for name in sorted(inside & HOST)]
+    if module in HOST:
+        wrong += [f"is host code and imports {name}" for name in sorted(outside & NOT_ON_HOST)]
+        wrong += [f"is host code and imports jmarl.{name}, not one of it" for name in sorted(inside - HOST_MAY_USE)]
+    if "flax" in outside and entry(module) not in FLAX_USERS:
+        wrong.append("imports flax; only jmarl.models and jmarl.checkpoint do")
+    wrong += [f"imports {name}, which the library never does" for name in sorted(outside & NEVER)]
+    return wrong
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_keeps_to_its_layer(module):
+    wrong = violations(module, MODULES[module].read_text(), set(MODULES))
+    assert not wrong, f"jmarl.{module}: " + "; ".join(wrong)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_is_short(module):
+    lines = len(MODULES[module].read_text().splitlines())
+    assert lines <= MAX_LINES, f"jmarl.{module} has {lines} lines, {MAX_LINES} are allowed: split it by idea"
+
+
+def test_worlds_and_layers_do_not_overlap():
+    assert not DEVICE & HOST
+    names = [name for names in LAYERS for name in names]
+    assert len(names) == len(set(names)) and names
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "message"),
+    [
+        ("losses", "from jmarl.update import x", "imports jmarl.update of layer 3, itself being in layer 1"),
+        ("losses", "from jmarl import scoring", "imports jmarl.scoring of layer 1"),
+        ("losses", "from jmarl import magic", "imports jmarl. of layer 5"),
+        ("stack", "import jmarl.sharding", "imports jmarl.sharding of layer 2"),
+        ("losses", "def f():\n    import time", "is device code and imports time"),
+        ("update", "open('x')", "is device code and calls open()"),
+        ("update", "from jmarl.rewards import x", "imports host code jmarl.rewards"),
+        ("text", "import jax.numpy as jnp", "is host code and imports jax"),
+        ("metrics", "from jmarl.types import Batch", "is host code and imports jmarl.types"),
+        ("train", "from flax import linen", "imports flax"),
+        ("train", "import torch", "imports torch"),
+        ("train", "from .config import x", "relative import .config"),
+        ("train", "import jmarl.novel", "imports jmarl.novel, which is in no layer"),
+        ("novel", "", "jmarl.novel is in no layer: add it to LAYERS"),
+    ],
+)
+def test_a_violation_is_found(module, source, message):
+    assert message in "; ".join(violations(module, source, set(MODULES)))
+
+
+def test_downward_and_listed_imports_are_fine():
+    assert not violations("weights", "from jmarl.hf_format import x\nfrom jmarl.models.config import y", set(MODULES))
+    assert not violations("train", "from jmarl import evaluate, text\nimport time, jax", set(MODULES))
+    assert not violations("trainers.grpo", "from jmarl.train import train\nfrom jmarl.trainers import x", set(MODULES))
+
+
+def test_experiments_import_neither_tests_nor_notebooks():
+    for path in (ROOT / "experiments").rglob("*.py"):
+        roots = {name.split(".")[0] for name in imports(ast.parse(path.read_text()), set(MODULES))}
+        assert not roots & {"tests", "notebooks"}, f"{path.relative_to(ROOT)} imports tests or notebooks"

@@ -1,0 +1,268 @@
+"""Logs: no row is lost, doubled or able to stop the run, and everything a person looks at is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import resource
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import markdown
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from jmarl.metrics import MetricsWriter, escape, flatten, joint_actions_table, read_rows
+
+ROOT = Path(__file__).parent.parent
+
+
+def writer(run_dir, **kwargs):
+    return MetricsWriter(run_dir, {"seed": 1}, **{"total_steps": 10, "progress": False} | kwargs)
+
+
+def events(run_dir):
+    accumulator = EventAccumulator(str(run_dir), size_guidance={"histograms": 0, "scalars": 0})  # 0: all of them
+    accumulator.Reload()
+    return accumulator
+
+
+@contextlib.contextmanager
+def full_disk(limit):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_rows_are_on_disk_at_once_and_readable_by_any_json_reader(tmp_path):
+    row = {"reward/mean": np.float32(0.5), "agent_0/loss": math.nan, "a": math.inf, "b": -math.inf, "n": np.array([3])}
+    with writer(tmp_path / "new" / "run", tensorboard=False) as out:
+        out.write(0, row)
+        line = (tmp_path / "new" / "run" / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "step": 0, "reward/mean": 0.5, "agent_0/loss": "NaN", "a": "Infinity", "b": "-Infinity", "n": 3.0,
+    }  # fmt: skip
+    back = read_rows(tmp_path / "new" / "run" / "metrics.jsonl")[0]
+    assert math.isnan(back["agent_0/loss"]) and back["b"] == -math.inf and back["step"] == 0
+
+
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path):
+    def run(directory, steps, **kwargs):
+        with writer(directory, **kwargs) as out:
+            for step in steps:
+                out.write(step, {"reward/mean": step * 0.1, "agent_0/loss": -step})
+                out.histogram(step, "rewards", np.arange(step + 1))
+
+    run(tmp_path / "whole", range(10))
+    run(tmp_path / "resumed", range(7))  # killed after step 6, the checkpoint is older
+    run(tmp_path / "resumed", range(4, 10), start_step=4)
+    whole, resumed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "resumed"))
+    assert whole.read_text() == resumed.read_text()
+    seen = events(tmp_path / "resumed")
+    for tag in ("reward/mean", "agent_0/loss"):
+        assert [e.step for e in seen.Scalars(tag)] == list(range(10))
+    assert [e.step for e in seen.Histograms("rewards")] == list(range(10))
+
+
+@pytest.mark.parametrize("tail", ['{"step": 2, "lo', '{"step": 2, "loss": 2.0}'], ids=["half", "no newline"])
+def test_a_row_cut_short_by_a_kill_does_not_spoil_the_next(tmp_path, tail):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "loss": 0.0}\n{"step": 1, "loss": 1.0}\n' + tail)
+    with writer(tmp_path, start_step=3, tensorboard=False) as out:
+        out.write(3, {"loss": 3})
+    assert [row["step"] for row in read_rows(path)] == ([0, 1, 3] if tail.endswith("lo") else [0, 1, 2, 3])
+    assert path.read_text().endswith('{"step": 3, "loss": 3.0}\n')
+
+
+def test_dropped_rows_are_logged(tmp_path, caplog):
+    for _ in range(2):
+        with writer(tmp_path, tensorboard=False) as out:
+            out.write(0, {"loss": 1})
+    assert "dropped 1 of 1 rows, the run starts at step 0" in caplog.text
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_hyperparameters_text_and_histograms_reach_tensorboard(tmp_path):
+    config = {"learning_rate": 1e-5, "roles": ["a|b", "c"], "loss": {"clip_eps_low": 0.2}, "none": None, "on": True}
+    with MetricsWriter(tmp_path, config, total_steps=1, progress=False) as out:
+        out.histogram(0, "rewards", [1.0, 2.0, np.nan, 2.0])
+        out.histogram(0, "nothing", [np.inf])
+    seen = events(tmp_path)
+    tags = seen.Tags()
+    table = seen.Tensors("hparams/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "loss/clip&#95;eps&#95;low | 0.2" in table and "a&#124;b" in table
+    assert tags["histograms"] == ["rewards"] and seen.Histograms("rewards")[0].histogram_value.num == 3
+    plugin = seen.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"learning_rate" in plugin and b"loss/clip_eps_low" in plugin and b"on" in plugin
+
+
+def test_an_unwritable_run_directory_is_an_error_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"run directory .*file/run cannot be written"):
+        writer(tmp_path / "file" / "run")
+
+
+def test_unwritable_tensorboard_is_counted_and_logged_once(tmp_path, monkeypatch, caplog):
+    def refuse(*args):
+        raise PermissionError("event file refused")
+
+    monkeypatch.setattr("tensorboardX.event_file_writer.EventsWriter", refuse)
+    with writer(tmp_path) as out:
+        out.write(0, {"loss": 1})
+        assert out.log_errors == 1
+    assert caplog.text.count("event file refused") == 1
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_a_full_disk_costs_rows_and_not_the_run(tmp_path, caplog):
+    out = writer(tmp_path)
+    out.write(0, {"loss": 0})
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    with full_disk(min(sizes) + 10):  # the next line fits in part
+        out.write(1, {"loss": 1})
+        out.text(1, "name", "text")
+        out.write(2, {"loss": 2})
+    assert out.log_errors >= 2
+    out.write(3, {"loss": 3})  # there is space again
+    out.close()
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0, 3]
+    assert "damaged" not in caplog.text
+    assert caplog.text.count("metrics.jsonl cannot be written") == 1
+
+
+def run_child(tmp_path, redirect):
+    code = (
+        "from jmarl.metrics import MetricsWriter\n"
+        f"out = MetricsWriter({str(tmp_path)!r}, {{}}, total_steps=30, tensorboard=False, print_every=10)\n"
+        "for step in range(30): out.write(step, {'reward/mean': 1 / 3, 'tokens_per_s': 12345.6})\n"
+        "out.close()\n"
+        "open(" + repr(str(tmp_path / "errors")) + ", 'w').write(str(out.log_errors))\n"
+    )
+    command = f'{sys.executable} -c "$0" {redirect}'
+    return subprocess.run(["bash", "-c", command, code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("redirect", "errors"),
+    [(">&-", 3), ("> /dev/full", 3), ("> >(exec true); sleep 0; exit $?", None)],
+    ids=["closed", "full", "pipe without reader"],
+)
+def test_stdout_that_cannot_be_written_does_not_stop_the_run(tmp_path, redirect, errors):
+    done = run_child(tmp_path, redirect)
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 30
+    if errors is not None:
+        assert (tmp_path / "errors").read_text() == str(errors)
+    assert "Traceback" not in done.stderr
+
+
+def test_plain_progress_lines_where_stdout_is_no_terminal(tmp_path, capsys):
+    with writer(tmp_path, tensorboard=False, progress=True, total_steps=25, start_step=10) as out:
+        for step in range(10, 25):
+            out.write(step, {"eval/reward": 1})
+            out.write(step, {"reward/mean": 1 / 3} | ({"tokens_per_s": 12345.6} if step < 24 else {}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[:3] for line in lines] == [
+        ["step 20/25", "reward 0.333", "12,346 tokens/s"],
+        ["step 25/25", "reward 0.333", "- tokens/s"],
+    ]
+    assert "elapsed 0:00:00  left 0:00:00" in lines[1]
+
+
+def test_wandb_missing_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"pip install 'jmarl\[wandb\]'"):
+        writer(tmp_path, wandb_config={"mode": "offline"})
+
+
+def test_wandb_receives_rows_and_its_failures_are_counted(tmp_path, monkeypatch):
+    class Error(Exception):
+        pass
+
+    class Run:
+        rows: list = []
+
+        def log(self, row, step):
+            if step == 1:
+                raise Error("no network")
+            self.rows.append((step, row))
+
+        def finish(self):
+            self.rows.append("finished")
+
+    run, given = Run(), {}
+    fake = types.SimpleNamespace(Error=Error, Histogram=list, init=lambda **kwargs: given.update(kwargs) or run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with writer(tmp_path, tensorboard=False, wandb_config={"project": "p"}) as out:
+        out.write(0, {"loss": 1})
+        out.write(1, {"loss": 2})
+        out.histogram(2, "h", [1, 2])
+        assert out.log_errors == 1
+    assert given == {"project": "p", "dir": str(tmp_path), "config": {"seed": 1}}
+    assert run.rows == [(0, {"loss": 1.0}), (2, {"h": [1.0, 2.0]}), "finished"]
+
+
+def test_a_metric_that_is_no_number_is_named(tmp_path):
+    with writer(tmp_path, tensorboard=False) as out, pytest.raises(ValueError, match=r"shape {'loss': \(2,\)}"):
+        out.write(0, {"loss": np.ones(2), "other": np.ones(1)})
+
+
+def test_flatten_names_leaves_by_path():
+    assert dict(flatten({"a": {"b": 1, "c": None}, "d": (1, 2)})) == {"a/b": 1, "a/c": "None", "d": "(1, 2)"}
+
+
+def table(n, limit, rewards=None, agents=2):
+    rewards = list(range(n)) if rewards is None else rewards
+    completions = [[f"c{a}-{i}" for i in range(n)] for a in range(agents)]
+    prompts = [f"p{i}" for i in range(n)]
+    text = joint_actions_table(prompts, completions, rewards, limit, np.random.default_rng(0))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+def test_the_table_shows_best_random_and_worst_joint_actions():
+    rows = table(20, 6)
+    assert [row[0] for row in rows] == ["best"] * 2 + ["random"] * 2 + ["worst"] * 2
+    assert [row[2] for row in rows[:2] + rows[4:]] == ["p19", "p18", "p1", "p0"]
+    assert all(row[3:] == [f"c0-{row[2][1:]}", f"c1-{row[2][1:]}"] for row in rows)
+    assert len({row[2] for row in rows}) == 6
+
+
+@pytest.mark.parametrize(("n", "limit", "count"), [(0, 5, 0), (1, 5, 1), (3, 9, 3), (9, 1, 1), (9, 2, 2), (4, 4, 4)])
+def test_the_table_never_repeats_a_joint_action(n, limit, count):
+    shown = [row[2] for row in table(n, limit)]
+    assert len(shown) == len(set(shown)) == count
+
+
+def test_the_table_counts_a_nan_reward_as_worst():
+    assert [row[2] for row in table(4, 2, rewards=[math.nan, 1, 2, 3])] == ["p3", "p0"]
+
+
+def test_the_table_names_sizes_that_differ():
+    with pytest.raises(ValueError, match="'completions of agent 1': 1"):
+        joint_actions_table(["p", "q"], [["a", "b"], ["a"]], [1, 2], 3, np.random.default_rng(0))
+
+
+def test_long_texts_lose_their_middle():
+    text = joint_actions_table(["a" * 50 + "b" * 50], [], [1], 1, np.random.default_rng(0), max_chars=20)
+    assert "a" * 10 + " ...(80 more characters)... " + "b" * 10 in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a | b", "*bold* _it_ `x`", "<script>x</script>", "[a](b) \\n $x$ # h", "if x:\n    return 1", "&lt; & ~~a~~"],
+)
+def test_escaped_text_reads_as_it_was_written(text):
+    page = markdown.markdown(f"| a | b |\n| --- | --- |\n| {escape(text)} | end |", extensions=["tables"])
+    cells = page.split("<td>")[1:]
+    assert len(cells) == 2 and cells[1].startswith("end")
+    shown = cells[0].split("</td>")[0].replace("<br>", "\n").replace("<br />", "\n")
+    assert "<" not in shown
+    import html
+
+    assert html.unescape(shown).replace("\xa0", " ") == text

@@ -1,0 +1,685 @@
+"""Facts about users' rewards: processors in closed form, parameters filled by name, and every kind of bad value."""
+
+import ast
+import functools
+import math
+import pathlib
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jmarl.rewards
+import jmarl.utils.reward_processor
+from jmarl.rewards import (
+    MAX_ABS_REWARD,
+    RewardError,
+    RewardFunction,
+    RewardProcessors,
+    make_reward,
+    story_length_ratio,
+)
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def score(reward, completions, *, prompts=None, batch_items=None, seed=0):
+    num_joint = len(completions[0])
+    prompts = [f"p{j}" for j in range(num_joint)] if prompts is None else prompts
+    batch_items = [{"id": j} for j in range(num_joint)] if batch_items is None else batch_items
+    return reward(completions, prompts, batch_items, np.random.default_rng(seed))
+
+
+def returning(value, **kwargs):
+    """The result of a two-agent reward over three joint actions that returns `value`."""
+    return score(make_reward(lambda a, b: value, num_agents=2, **kwargs), [["a", "b", "c"], ["d", "e", "f"]])
+
+
+# --- processors ------------------------------------------------------------------------------------------------------
+
+CLOSED_FORMS = [
+    (RewardProcessors.identity(), lambda x: x),
+    (RewardProcessors.scale(factor=100.0), lambda x: 100.0 * x),
+    (RewardProcessors.shift(value=-4), lambda x: x - 4),
+    (RewardProcessors.clamp(min_val=-1.0, max_val=2.0), lambda x: min(max(x, -1.0), 2.0)),
+    (RewardProcessors.sigmoid_scale(), lambda x: 1 / (1 + math.exp(-x))),
+    (RewardProcessors.exponential_scale(factor=0.5), lambda x: math.copysign(math.exp(0.5 * abs(x)) - 1, x)),
+    (RewardProcessors.normalize_by_length(max_len=10), lambda x: x),
+    (RewardProcessors.chain([RewardProcessors.shift(1), RewardProcessors.scale(10)]), lambda x: 10 * (x + 1)),
+    (RewardProcessors.chain([]), lambda x: x),
+]
+
+
+@pytest.mark.parametrize(("processor", "formula"), CLOSED_FORMS)
+def test_processor_is_its_formula_on_floats_and_elementwise_on_arrays(processor, formula):
+    values = [-3.0, -0.25, 0.0, 0.5, 1.0, 7.0]
+    expected = [formula(x) for x in values]
+    np.testing.assert_allclose([processor(x) for x in values], expected, rtol=1e-14)
+    np.testing.assert_allclose(processor(np.array(values).reshape(2, 3)), np.reshape(expected, (2, 3)), rtol=1e-14)
+    assert all(isinstance(float(processor(x)), float) and np.ndim(processor(x)) == 0 for x in values)
+
+
+def test_processors_do_nothing_by_default_where_their_default_is_neutral():
+    for make in (RewardProcessors.scale, RewardProcessors.shift, RewardProcessors.normalize_by_length):
+        assert make()(3.0) == 3.0
+    assert RewardProcessors.clamp()(99.0) == 10.0
+    assert RewardProcessors.clamp()(-99.0) == -10.0
+
+
+@settings(deadline=None)
+@given(st.floats(-700, 700), st.floats(0.001, 1.0))
+def test_exponential_scale_is_odd_and_keeps_the_sign(x, factor):
+    f = RewardProcessors.exponential_scale(factor)
+    assert f(-x) == -f(x)
+    assert np.sign(f(x)) == np.sign(x)
+    assert abs(f(x)) >= factor * abs(x)  # e^y - 1 >= y
+
+
+@settings(deadline=None)
+@given(st.floats(allow_nan=False))
+def test_sigmoid_scale_never_overflows_and_is_symmetric(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = RewardProcessors.sigmoid_scale()(x)
+    assert 0.0 <= y <= 1.0
+    assert y + RewardProcessors.sigmoid_scale()(-x) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("length", "share"), [(0, 0.0), (5, 0.5), (10, 1.0), (500, 1.0)])
+def test_normalize_by_length_gives_short_texts_their_share(length, share):
+    assert RewardProcessors.normalize_by_length(max_len=10)(4.0, text_length=length) == 4.0 * share
+
+
+def test_the_engine_passes_the_characters_of_the_joint_action_to_processors_that_ask():
+    texts = [["abc", "", "a" * 50], ["de", "", "b"]]  # 5, 0, 51 characters
+    short = RewardProcessors.normalize_by_length(max_len=10)
+    constant = lambda a, b: [4.0] * len(a)  # noqa: E731
+    for processors in (short, [short], RewardProcessors.chain([short])):
+        result = score(make_reward(constant, num_agents=2, processors=processors), texts)
+        assert result.total.tolist() == [2.0, 0.0, 4.0]
+    chained = RewardProcessors.chain([short, RewardProcessors.shift(1.0)])
+    assert score(make_reward(constant, num_agents=2, processors=chained), texts).total.tolist() == [3.0, 1.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: RewardProcessors.clamp(2, 1), lambda: RewardProcessors.normalize_by_length(0)]
+)
+def test_impossible_processors_are_refused_with_the_numbers(make):
+    with pytest.raises(ValueError, match=r"min_val=2, max_val=1|got 0"):
+        make()
+
+
+def test_old_module_path_is_the_same_class():
+    assert jmarl.utils.reward_processor.RewardProcessors is RewardProcessors
+
+
+# --- the story reward ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("len1", "len2", "expected"),
+    [
+        (10, 20, 1.0),
+        (10, 25, 1.0),
+        (10, 30, 1.0),
+        (10, 10, math.exp(-1.0)),
+        (10, 50, math.exp(-2.0)),
+        (4, 0, math.exp(-2.0)),
+        (0, 0, 0.0),
+        (0, 9, 0.0),
+    ],
+)
+def test_story_reward_closed_form(len1, len2, expected):
+    assert story_length_ratio(["x" * len1], ["y" * len2]) == [pytest.approx(expected)]
+
+
+def test_story_reward_takes_other_targets_and_a_partial_of_it_is_a_reward():
+    assert story_length_ratio(["ab"], ["abc"], target_min=1, target_max=1) == [math.exp(-0.5)]
+    assert story_length_ratio(["a", ""], ["a" * 99, "a"], target_max=math.inf) == [1.0, 0.0]
+    partial = functools.partial(story_length_ratio, target_min=1, target_max=1)
+    result = score(
+        make_reward(partial, num_agents=2, processors=RewardProcessors.scale(factor=100.0)), [["ab"], ["ab"]]
+    )
+    assert result.total.tolist() == [100.0]
+    assert list(result.parts) == ["story_length_ratio"]
+
+
+# --- what the user's documents write ---------------------------------------------------------------------------------
+
+
+def test_a_reward_that_returns_one_value_works_one_call_per_joint_action():
+    reward = lambda a, b: [abs(max(len(b[0]), 1) / max(len(a[0]), 1) - 3.0)]  # noqa: E731
+    texts = [["a", "aa", ""], ["bbb", "bb", "b" * 5]]
+    result = score(make_reward(reward, num_agents=2, batched=False), texts)
+    assert result.total.tolist() == [0.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match=r"'<lambda>' returned 1 values for 3 .*batched=False"):
+        score(make_reward(reward, num_agents=2, batched=True), texts)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_batched_and_single_calls_see_the_same_joint_actions(batched):
+    calls = []
+
+    def reward(completions1, completions2, batch_items, prompts):
+        calls.append((completions1, completions2, batch_items, prompts))
+        return [
+            len(a) - len(b) + item["id"] for a, b, item in zip(completions1, completions2, batch_items, strict=True)
+        ]
+
+    result = score(make_reward(reward, num_agents=2, batched=batched), [["aaa", "a"], ["b", "bbbb"]])
+    assert result.total.tolist() == [2.0, -2.0]
+    whole = (["aaa", "a"], ["b", "bbbb"], [{"id": 0}, {"id": 1}], ["p0", "p1"])
+    split = [(["aaa"], ["b"], [{"id": 0}], ["p0"]), (["a"], ["bbbb"], [{"id": 1}], ["p1"])]
+    assert calls == ([whole] if batched else split)
+
+
+def test_a_function_that_changes_its_lists_does_not_change_what_the_next_one_sees():
+    def greedy(a, b, batch_items, prompts):
+        for values in (a, b, batch_items, prompts):
+            values.clear()
+        return [1.0, 1.0]
+
+    texts = [["x", "xx"], ["y", "yy"]]
+    result = score(make_reward([greedy, lambda a, b: [len(x) for x in a]], num_agents=2), texts)
+    assert result.parts["<lambda>"].tolist() == [1.0, 2.0]
+    assert texts == [["x", "xx"], ["y", "yy"]]
+
+
+# --- parameters by name ----------------------------------------------------------------------------------------------
+
+
+class Seen(list):
+    """What a reward received."""
+
+
+SEEN = Seen()
+ITEMS, PROMPTS = [{"id": 0}], ["p0"]
+
+
+def note(**received):
+    SEEN.append(received)
+    return [1.0]
+
+
+def items_last(a, b, batch_items):
+    return note(a=a, b=b, batch_items=batch_items)
+
+
+def items_first(batch_items, a, b):
+    return note(a=a, b=b, batch_items=batch_items)
+
+
+def items_between(a, batch_items, b):
+    return note(a=a, b=b, batch_items=batch_items)
+
+
+def all_in_another_order(a, b, rng, prompts=None, batch_items=None):
+    return note(a=a, b=b, rng=rng, prompts=prompts, batch_items=batch_items)
+
+
+def after_other_defaults(a, b, target_min=2.0, batch_items=None, target_max=3.0, prompts=()):
+    return note(a=a, b=b, batch_items=batch_items, prompts=prompts, targets=(target_min, target_max))
+
+
+def keyword_only(a, b, *, scale=5.0, prompts, batch_items=None):
+    return note(a=a, b=b, batch_items=batch_items, prompts=prompts, scale=scale)
+
+
+def positional_only(a, b, scale=5.0, batch_items=None, /):
+    return note(a=a, b=b, batch_items=batch_items, scale=scale)
+
+
+def any_number(*completions, batch_items=None, scale=5.0):
+    return note(a=completions[0], b=completions[1], batch_items=batch_items, scale=scale)
+
+
+def any_number_after_prompts(prompts, *completions):
+    return note(a=completions[0], b=completions[1], prompts=prompts)
+
+
+def starred_with_an_optional_name(a, *prompts):
+    return note(a=a, b=prompts[0])
+
+
+def any_keyword(a, b, **kwargs):
+    return note(a=a, b=b, **kwargs)
+
+
+def one_named_any_keyword(batch_items, a, b, **kwargs):
+    return note(a=a, b=b, batch_items=batch_items, **kwargs)
+
+
+def nothing_else(a, b, scale=5.0):
+    return note(a=a, b=b, scale=scale)
+
+
+class CallableReward:
+    def __call__(self, a, b, rng=None, batch_items=None):
+        return note(a=a, b=b, rng=rng, batch_items=batch_items)
+
+    def method(self, a, b, prompts):
+        return note(a=a, b=b, prompts=prompts)
+
+
+@functools.wraps(after_other_defaults)
+def decorated(a, b, **kwargs):
+    return after_other_defaults(a, b, **kwargs)
+
+
+def configured(threshold, a, b, batch_items=None):
+    return note(a=a, b=b, threshold=threshold, batch_items=batch_items)
+
+
+RNG = object()  # stands for "the generator of this step"
+BY_NAME = [
+    (items_last, {"batch_items": ITEMS}),
+    (items_first, {"batch_items": ITEMS}),
+    (items_between, {"batch_items": ITEMS}),
+    (all_in_another_order, {"rng": RNG, "prompts": PROMPTS, "batch_items": ITEMS}),
+    (after_other_defaults, {"batch_items": ITEMS, "prompts": PROMPTS, "targets": (2.0, 3.0)}),
+    (keyword_only, {"batch_items": ITEMS, "prompts": PROMPTS, "scale": 5.0}),
+    (positional_only, {"batch_items": ITEMS, "scale": 5.0}),
+    (any_number, {"batch_items": ITEMS, "scale": 5.0}),
+    (any_number_after_prompts, {"prompts": PROMPTS}),
+    (starred_with_an_optional_name, {}),
+    (any_keyword, {"rng": RNG, "prompts": PROMPTS, "batch_items": ITEMS}),
+    (one_named_any_keyword, {"rng": RNG, "prompts": PROMPTS, "batch_items": ITEMS}),
+    (nothing_else, {"scale": 5.0}),
+    (CallableReward(), {"rng": RNG, "batch_items": ITEMS}),
+    (CallableReward().method, {"prompts": PROMPTS}),
+    (decorated, {"batch_items": ITEMS, "prompts": PROMPTS, "targets": (2.0, 3.0)}),
+    (functools.partial(configured, 0.5), {"threshold": 0.5, "batch_items": ITEMS}),
+    (functools.partial(nothing_else, scale=7.0), {"scale": 7.0}),
+    (functools.partial(after_other_defaults, target_min=1.0), {
+        "batch_items": ITEMS, "prompts": PROMPTS, "targets": (1.0, 3.0)}),
+    # what the user has set in a partial stays set
+    (functools.partial(items_last, batch_items="mine"), {"batch_items": "mine"}),
+    (functools.partial(items_first, "mine"), {"batch_items": "mine"}),
+    (functools.partial(one_named_any_keyword, "mine"), {"batch_items": "mine", "rng": RNG, "prompts": PROMPTS}),
+    (functools.partial(any_keyword, rng="mine"), {"rng": "mine", "prompts": PROMPTS, "batch_items": ITEMS}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(("func", "expected"), BY_NAME)
+def test_each_parameter_gets_what_its_name_says(func, expected, batched):
+    SEEN.clear()
+    rng = np.random.default_rng(0)
+    result = make_reward(func, num_agents=2, batched=batched)([["x"], ["y"]], PROMPTS, ITEMS, rng)
+    assert result.total.tolist() == [1.0]
+    expected = {key: rng if value is RNG else value for key, value in expected.items()}
+    assert [{"a": ["x"], "b": ["y"], **expected}] == SEEN
+
+
+def test_guessing_by_argument_count_would_have_misplaced_them():
+    """The same functions called as a library does that counts parameters: prompts, completions, items by position."""
+    SEEN.clear()
+    after_other_defaults(["x"], ["y"], ITEMS)  # a third positional parameter "must be" the batch items
+    items_first(["x"], ["y"], ITEMS)
+    all_in_another_order(["x"], ["y"], ITEMS)
+    assert SEEN[0]["targets"][0] is ITEMS
+    assert SEEN[0]["batch_items"] is None
+    assert SEEN[1]["batch_items"] == ["x"]
+    assert SEEN[2]["rng"] is ITEMS
+
+
+def test_rng_is_the_callers_generator_so_a_seed_decides():
+    reward = make_reward(lambda a, rng: rng.random(len(a)), num_agents=1)
+    one, same, other = (score(reward, [["a", "b"]], seed=s).total for s in (1, 1, 2))
+    assert one.tolist() == same.tolist() == np.random.default_rng(1).random(2).tolist()
+    assert one.tolist() != other.tolist()
+
+
+@pytest.mark.parametrize(
+    ("func", "num_agents", "words"),
+    [
+        (items_last, 3, ["items_last(a, b, batch_items)", "takes 2 ", "needed: 3 "]),
+        (items_last, 1, ["items_last(a, b, batch_items)", "takes 2 ", "needed: 1 "]),
+        (nothing_else, 3, ["nothing_else(a, b, scale=5.0)", "takes 2 ", "needed: 3 "]),  # scale is not a completion
+        (lambda a, b, *rest: [1.0], 1, ["<lambda>", "takes 2 or more", "needed: 1 "]),
+        (lambda a, b, *, cfg: [1.0], 2, ["<lambda>", "takes 2 ", "keywords ['cfg']"]),
+        (functools.partial(configured, 0.5, ["x"]), 2, ["configured", "takes 1 ", "needed: 2 "]),
+        (lambda: [1.0], 2, ["takes 0 ", "needed: 2 "]),
+        ("not a function", 1, ["no signature"]),
+    ],
+)
+def test_a_signature_that_cannot_take_the_team_is_refused_before_training(func, num_agents, words):
+    with pytest.raises(TypeError) as error:
+        make_reward([func], num_agents=num_agents)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6))
+def test_a_starred_signature_takes_any_number_of_agents(num_agents):
+    result = score(make_reward(lambda *c: [len(c)], num_agents=num_agents), [["x"]] * num_agents)
+    assert result.total.tolist() == [num_agents]
+    assert result.rewards.shape == (1, num_agents)
+
+
+# --- several functions, weights, per-agent rewards -------------------------------------------------------------------
+
+
+def up(a, b):
+    return [len(x) for x in a]
+
+
+def down(a, b):
+    return [-len(x) for x in b]
+
+
+TEXTS = [["a", "aa", "aaa"], ["bbbb", "b", ""]]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({}, [-1.5, 0.5, 1.5]),  # equal weights 1/2
+        ({"weights": [1.0, 1.0]}, [-3.0, 1.0, 3.0]),
+        ({"weights": [0.5, 0.25]}, [-0.5, 0.75, 1.5]),
+        ({"weights": [1.0, 0.0]}, [1.0, 2.0, 3.0]),
+        ({"weights": [1.0, 1.0], "processors": RewardProcessors.clamp(-1, 1)}, [-1.0, 1.0, 1.0]),  # of the sum
+        ({"weights": [1.0, 1.0], "processors": [RewardProcessors.scale(10.0), None]}, [6.0, 19.0, 30.0]),
+        (
+            {"weights": [1.0, 1.0], "processors": [RewardProcessors.clamp(0, 1), RewardProcessors.clamp(-1, 0)]},
+            [0, 0, 1],
+        ),
+    ],
+)
+def test_total_is_the_weighted_sum_of_processed_parts(kwargs, expected):
+    result = score(make_reward([up, down], num_agents=2, **kwargs), TEXTS)
+    assert result.total.tolist() == expected
+    assert result.parts["up"].tolist() == [1.0, 2.0, 3.0]  # parts stay raw
+    assert result.parts["down"].tolist() == [-4.0, -1.0, 0.0]
+    assert not result.invalid.any()
+    assert result.faults == {}
+
+
+def test_parts_of_functions_of_one_name_stay_apart():
+    parts = score(make_reward([up, functools.partial(up), down, CallableReward()], num_agents=2), [["a"], ["b"]]).parts
+    assert list(parts) == ["up", "up_2", "down", "CallableReward"]
+
+
+def test_a_joint_reward_goes_to_every_agent_unchanged():
+    value = 0.1  # 0.1 + 0.1 + 0.1 != 3 * 0.1
+    result = score(make_reward(lambda a, b, c: [value], num_agents=3), [["x"]] * 3)
+    assert result.rewards.tolist() == [[value] * 3]
+    assert result.total.tolist() == [value]
+
+
+@pytest.mark.parametrize("per_agent", [[[1, 3], [2, 2], [0, -4]], np.array([[1, 3], [2, 2], [0, -4]])])
+def test_per_agent_rewards_keep_their_agents_and_total_is_their_mean(per_agent):
+    result = returning(per_agent, processors=RewardProcessors.scale(2.0))
+    assert result.rewards.tolist() == [[2.0, 6.0], [4.0, 4.0], [0.0, -8.0]]
+    assert result.total.tolist() == [4.0, 4.0, -4.0]
+    assert result.parts["<lambda>"].tolist() == [2.0, 2.0, -2.0]
+
+
+def test_per_agent_and_joint_functions_add_up():
+    reward = make_reward([lambda a, b: [[1.0, 3.0]], up], num_agents=2, weights=[1.0, 10.0])
+    assert score(reward, [["aa"], ["b"]]).rewards.tolist() == [[21.0, 23.0]]
+
+
+def test_no_joint_actions_no_calls():
+    result = score(make_reward(lambda a, b: 1 / 0, num_agents=2), [[], []])
+    assert result.total.shape == (0,)
+    assert result.rewards.shape == (0, 2)
+    assert result.invalid.dtype == bool
+
+
+# --- faults: values --------------------------------------------------------------------------------------------------
+
+BAD_VALUES = [
+    None, math.nan, math.inf, -math.inf, "1.0", b"1", "", True, False, np.True_, np.array(True), 1e308,
+    np.float32("nan"), 10**400, 1j, object(), {"reward": 1.0}, {1.0}, [None, None], [1.0, math.nan], ["1.0", 1.0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_VALUES, ids=repr)
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_bad_value_masks_its_joint_action_only_and_never_becomes_a_number(bad, batched):
+    def reward(a, b):
+        return [bad if text == "bad" else 2.0 for text in a]
+
+    result = score(make_reward(reward, num_agents=2, batched=batched), [["ok", "bad", "ok"], ["", "", ""]])
+    assert result.invalid.tolist() == [False, True, False]
+    assert np.isnan(result.total[1])
+    assert np.isnan(result.rewards[1]).all()
+    assert result.total[[0, 2]].tolist() == [2.0, 2.0]
+    assert list(result.faults) == [1]
+    assert "joint action 1" in result.faults[1]
+    assert result.num_raised == 0
+
+
+GOOD_VALUES = [
+    2, 2.0, np.float64(2), np.float32(2), np.float16(2), np.int8(2), np.uint64(2), np.array(2.0), np.array(2),
+    Fraction(2), [2.0, 2.0], (2, np.float32(2)), np.array([2.0, 2.0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("good", GOOD_VALUES, ids=repr)
+def test_numbers_of_every_kind_are_accepted(good):
+    result = returning([good, good, good])
+    assert result.total.tolist() == [2.0, 2.0, 2.0]
+    assert result.total.dtype == np.float64
+    assert result.faults == {}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32, np.int64])
+def test_arrays_tuples_and_generators_are_accepted(dtype):
+    for value in (np.array([1, 2, 3], dtype), (1, 2, 3), range(1, 4), (x for x in (1, 2, 3))):
+        assert returning(value).total.tolist() == [1.0, 2.0, 3.0]
+
+
+class Tensor:
+    """Behaves as a GPU tensor does: iterates into 0-d tensors, has float(), refuses conversion to numpy."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def __iter__(self):
+        if len(self.values) == 1:
+            raise TypeError("iteration over a 0-d tensor")
+        return (Tensor(v) for v in self.values)
+
+    def __float__(self):
+        return float(self.values[0])
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError("can't convert a device tensor to numpy")
+
+
+def test_arrays_of_other_libraries_are_accepted():
+    assert returning(Tensor(1, 2, 3)).total.tolist() == [1.0, 2.0, 3.0]
+    assert returning(Tensor(1, math.nan, 3)).invalid.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("one", [4, 4.0, np.float32(4), np.array(4.0), [4.0], np.array([4.0]), [[4.0, 4.0]]], ids=repr)
+def test_one_value_for_one_joint_action_is_accepted(one):
+    assert score(make_reward(lambda a, b: one, num_agents=2), [["x"], ["y"]]).total.tolist() == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "given_size"),
+    [([1.0], 1), ([1.0, 2.0], 2), ([1.0] * 4, 4), ([], 0), (1.0, 1), (None, 1), ("abc", 1), ({0: 1, 1: 1, 2: 1}, 1)],
+)
+@pytest.mark.parametrize("on_error", ["raise", "mask", 0.0])
+def test_a_wrong_number_of_values_raises_with_name_and_both_sizes(value, given_size, on_error):
+    with pytest.raises(ValueError, match=rf"'<lambda>' returned {given_size} values for 3 .*joint actions 0 to 2"):
+        returning(value, on_error=on_error)
+
+
+@pytest.mark.parametrize("value", [[1.0, [1.0], 1.0], np.ones((3, 3)), np.ones((3, 1))])
+def test_a_wrong_number_of_agents_raises_with_name_and_both_sizes(value):
+    with pytest.raises(ValueError, match=r"'<lambda>' returned [13] values for the 2 agents of joint action [01]"):
+        returning(value)
+
+
+def test_a_flat_list_over_agents_is_not_mistaken_for_per_agent_rewards():
+    with pytest.raises(ValueError, match=r"returned 2 values for 1 .*\[\[agent 1, agent 2"):
+        score(make_reward(lambda a, b: [1.0, 2.0], num_agents=2, batched=False), [["x"], ["y"]])
+
+
+def test_a_value_too_large_for_float32_masks_unless_a_processor_brings_it_back():
+    assert returning([1.0, 1e308, -1e308]).invalid.tolist() == [False, True, True]
+    scaled = returning([1.0, 1e308, 3.0], processors=RewardProcessors.scale(100.0))  # overflows float64 too
+    assert scaled.invalid.tolist() == [False, True, False]
+    assert returning([1.0, 1e308, -1e308], processors=RewardProcessors.clamp()).total.tolist() == [1.0, 10.0, -10.0]
+    group = np.float32([MAX_ABS_REWARD, -MAX_ABS_REWARD, 0, 0])
+    assert np.isfinite(group.std())
+
+
+def test_opposite_overflows_of_two_functions_do_not_cancel_into_a_number():
+    reward = make_reward([lambda a: [1e308], lambda a: [-1e308]], num_agents=1, weights=[100.0, 100.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = score(reward, [["x"]])
+    assert result.invalid.tolist() == [True]
+    assert 0 in result.faults
+
+
+def test_one_bad_part_masks_the_sum_and_leaves_the_other_part_readable():
+    result = score(make_reward([up, lambda a, b: [1.0, None, 1.0]], num_agents=2, weights=[1.0, 0.0]), TEXTS)
+    assert result.invalid.tolist() == [False, True, False]
+    assert result.parts["up"].tolist() == [1.0, 2.0, 3.0]
+    assert np.isnan(result.parts["<lambda>"]).tolist() == [False, True, False]
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.floats(), st.none(), st.text(max_size=3), st.booleans(), st.integers()), max_size=6))
+def test_what_comes_out_is_finite_exactly_where_it_is_valid(values):
+    reward = make_reward(lambda a: values, num_agents=1, processors=RewardProcessors.exponential_scale())
+    result = score(reward, [["x"] * len(values)])
+    assert np.isfinite(result.total).tolist() == (~result.invalid).tolist()
+    assert sorted(result.faults) == np.flatnonzero(result.invalid).tolist()
+    for value, valid in zip(values, ~result.invalid, strict=True):
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 41  # e^41.4 = 1e18
+        assert valid or not usable
+
+
+# --- faults: exceptions ----------------------------------------------------------------------------------------------
+
+
+def fails_on_bad(a, b):
+    if "bad" in a:
+        raise ZeroDivisionError("no such score")
+    return [2.0] * len(a)
+
+
+BAD_TEXTS = [["ok", "bad", "ok"], ["", "", ""]]
+
+
+@pytest.mark.parametrize(("batched", "which"), [(True, "joint actions 0 to 2"), (False, r"joint action 1\)")])
+def test_raise_names_the_function_the_error_and_the_joint_action(batched, which):
+    with pytest.raises(
+        RewardError, match=rf"'fails_on_bad' raised ZeroDivisionError: no such score \({which}"
+    ) as error:
+        score(make_reward(fails_on_bad, num_agents=2, batched=batched), BAD_TEXTS)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("batched", "masked"), [(True, [True] * 3), (False, [False, True, False])])
+def test_mask_masks_the_joint_actions_of_the_failed_call_and_counts(batched, masked):
+    result = score(make_reward(fails_on_bad, num_agents=2, batched=batched, on_error="mask"), BAD_TEXTS)
+    assert result.invalid.tolist() == masked
+    assert np.isnan(result.total).tolist() == masked
+    assert result.num_raised == sum(masked)
+    assert all("ZeroDivisionError" in text for text in result.faults.values())
+
+
+@pytest.mark.parametrize("value", [-1.5, 0, 0.0])
+def test_a_number_replaces_the_raw_value_only_when_asked_and_is_reported(value):
+    processors = RewardProcessors.shift(1.0)
+    kwargs = {"num_agents": 2, "batched": False, "on_error": value, "processors": processors}
+    result = score(make_reward(fails_on_bad, **kwargs), BAD_TEXTS)
+    assert result.total.tolist() == [3.0, value + 1.0, 3.0]
+    assert result.parts["fails_on_bad"][1] == value
+    assert not result.invalid.any()
+    assert result.num_raised == 1
+    assert list(result.faults) == [1]
+    # a value that is no number is masked all the same
+    assert returning([1.0, None, 1.0], on_error=value).invalid.tolist() == [False, True, False]
+
+
+def exits(a, b):
+    raise SystemExit(0)
+
+
+def fails_lazily(a, b):
+    yield 1.0
+    raise TypeError("late")
+
+
+@pytest.mark.parametrize("func", [exits, fails_lazily])
+def test_exit_and_late_errors_are_errors_of_the_reward(func):
+    with pytest.raises(RewardError, match=func.__name__):
+        score(make_reward(func, num_agents=2), TEXTS)
+    assert score(make_reward(func, num_agents=2, on_error="mask"), TEXTS).invalid.all()
+
+
+def test_an_interrupt_is_the_users_and_passes():
+    def interrupted(a, b):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score(make_reward(interrupted, num_agents=2, on_error="mask"), TEXTS)
+
+
+def test_two_failing_functions_count_a_joint_action_once():
+    result = score(make_reward([fails_on_bad, exits], num_agents=2, batched=False, on_error="mask"), BAD_TEXTS)
+    assert result.num_raised == 3
+    assert "fails_on_bad" in result.faults[1]
+    assert "exits" in result.faults[0]
+
+
+def test_a_processor_is_named_when_it_raises_and_never_sees_a_bad_value():
+    processor = lambda x: math.sqrt(x)  # noqa: E731
+    with pytest.raises(RewardError, match=r"processor of up raised ValueError.*joint action 0"):
+        score(make_reward(up, num_agents=2, processors=[RewardProcessors.chain([lambda x: -x, processor])]), TEXTS)
+    assert returning([4.0, None, 9.0], processors=processor).total[[0, 2]].tolist() == [2.0, 3.0]
+    assert returning([1.0, 2.0, 3.0], processors=lambda x: None if x == 2 else x).invalid.tolist() == [0, 1, 0]
+
+
+# --- construction and sizes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"weights": [1.0]}, "2 reward functions need as many finite weights"),
+        ({"weights": [1.0, math.nan]}, "finite weights"),
+        ({"processors": [RewardProcessors.identity()]}, "1 processors for 2 reward functions"),
+        ({"on_error": "ignore"}, "'ignore'"),
+        ({"on_error": math.nan}, "nan"),
+        ({"on_error": True}, "True"),
+        ({"num_agents": 0}, "got 2 and 0"),
+    ],
+)
+def test_bad_settings_are_refused_with_what_was_given(kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        make_reward([up, down], **{"num_agents": 2, **kwargs})
+    with pytest.raises(ValueError, match="got 0 and 2"):
+        make_reward([], num_agents=2)
+
+
+@pytest.mark.parametrize(
+    ("completions", "prompts", "items"),
+    [([["a"]], ["p"], [{}]), ([["a"], []], ["p"], [{}]), ([["a"], ["b"]], [], [{}]), ([["a"], ["b"]], ["p"], [{}, {}])],
+)
+def test_lists_that_do_not_fit_together_are_refused_with_their_sizes(completions, prompts, items):
+    with pytest.raises(ValueError, match=r"2 agents .*'completions': \[1"):
+        make_reward(up, num_agents=2)(completions, prompts, items, np.random.default_rng(0))
+
+
+def test_make_reward_builds_a_reward_function():
+    assert isinstance(make_reward(up, num_agents=2), RewardFunction)
+
+
+def test_rewards_belong_to_the_host_world():
+    tree = ast.parse(pathlib.Path(jmarl.rewards.__file__).read_text())
+    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert not {name.split(".")[0] for name in names} & {"jax", "flax", "optax", "torch"}

@@ -1,0 +1,88 @@
+"""Prompts become token ids, and token ids text."""
+
+import numpy as np
+import pytest
+
+from jmarl import text
+
+
+def test_chat_prompt_ends_where_the_assistant_begins(tiny_tokenizer):
+    expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert text.chat_prompt(tiny_tokenizer, "Hello", system="Be brief.") == expected
+    assert text.chat_prompt(tiny_tokenizer, "Hello") == expected[expected.index("<|im_start|>user") :]
+
+
+def test_chat_without_a_template_is_an_error(make_tokenizer):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        text.encode_prompts(tokenizer, ["Hello"], 64, chat=True)
+
+
+def test_plain_and_chat_prompts_are_the_tokenizers_ids(tiny_tokenizer):
+    prompts = ["The answer is 42.", "What?"]
+    assert text.encode_prompts(tiny_tokenizer, prompts, 64) == [tiny_tokenizer.encode(p) for p in prompts]
+    rows = text.encode_prompts(tiny_tokenizer, prompts, 64, chat=True)
+    assert [tiny_tokenizer.decode(row) for row in rows] == [text.chat_prompt(tiny_tokenizer, p) for p in prompts]
+
+
+@pytest.fixture
+def bos_tokenizer(make_tokenizer):
+    """A tokenizer that writes a beginning-of-sequence token before every text, as Llama's does."""
+    from tokenizers import processors
+
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    return tokenizer
+
+
+def test_exactly_one_beginning_of_sequence(bos_tokenizer):
+    (plain,) = text.encode_prompts(bos_tokenizer, ["Hello"], 64)
+    (chat,) = text.encode_prompts(bos_tokenizer, ["Hello"], 64, chat=True)
+    (templated,) = text.encode_prompts(bos_tokenizer, [text.chat_prompt(bos_tokenizer, "Hello")], 64)
+    assert plain[0] == 1 and plain.count(1) == 1
+    assert chat == templated
+    assert chat[0] == 1 and chat[1] != 1
+
+
+def test_a_prompt_may_fill_the_context_exactly_and_no_more(tiny_tokenizer):
+    n = len(tiny_tokenizer.encode("1234567"))
+    assert n == 7
+    assert len(text.encode_prompts(tiny_tokenizer, ["1234567"], n + 5, max_new_tokens=5)[0]) == n
+    with pytest.raises(ValueError, match=r"prompt 1 \('1234567'...\) has 7 tokens; .*max_new_tokens=5.* 12.* 11"):
+        text.encode_prompts(tiny_tokenizer, ["1", "1234567"], n + 4, max_new_tokens=5)
+
+
+def test_other_bad_prompts_are_named(tiny_tokenizer):
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        text.encode_prompts(tiny_tokenizer, ["a", ""], 8)
+    with pytest.raises(TypeError, match="list of strings"):
+        text.encode_prompts(tiny_tokenizer, "a", 8)
+    with pytest.raises(ValueError, match="system= needs chat=True"):
+        text.encode_prompts(tiny_tokenizer, ["a"], 8, system="b")
+
+
+def test_stop_ids_are_the_eos_first_and_then_special_ends_of_turn(tiny_tokenizer, make_tokenizer):
+    assert text.stop_ids(tiny_tokenizer) == (2, 0)
+    base = make_tokenizer()
+    base.eos_token = "<|endoftext|>"
+    assert text.stop_ids(base) == (0, 2)
+    base.eos_token = None
+    assert text.stop_ids(base) == (2, 0)
+
+
+def test_stop_names_that_are_ordinary_text_do_not_stop(make_tokenizer):
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<|eot_id|>"])  # in the vocabulary, but not special
+    assert text.stop_ids(tokenizer) == (2, 0)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end_of_text|>"]})
+    assert text.stop_ids(tokenizer) == (2, 0, len(tokenizer) - 1)
+
+
+def test_decode_skips_special_tokens_and_keeps_every_space(tiny_tokenizer):
+    sentence = "Well , do n't  tidy this ! 日本 🙂\n\tx = 1"
+    ids = tiny_tokenizer.encode(sentence)
+    rows = [np.array([*ids, 2, 0, 0]), ids[:0]]
+    assert text.decode(tiny_tokenizer, rows) == [sentence, ""]

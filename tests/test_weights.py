@@ -1,0 +1,196 @@
+"""Weights go in and out without changing what the model computes: parity with transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jmarl import weights
+from jmarl.models import decoder
+
+FAMILIES = ["llama", "qwen2", "qwen3"]
+TOKENS = np.random.default_rng(0).integers(0, 320, 48)
+LLAMA3_ROPE = dict(
+    rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)  # fmt: skip
+FLAGS = {  # every switch of the decoder, as Hugging Face spells it
+    "llama": ("llama", {}),
+    "llama untied": ("llama", {"tie_word_embeddings": False}),
+    "llama biases": ("llama", {"attention_bias": True}),
+    "llama3 rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama one head each": ("llama", {"num_key_value_heads": 4, "head_dim": 8}),
+    "llama one key-value head": ("llama", {"num_key_value_heads": 1, "rms_norm_eps": 1e-2}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 untied": (
+        "qwen2",
+        {"tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 biases untied": ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
+}
+forward = jax.jit(decoder.forward, static_argnums=1)
+
+
+def hf_logits(directory, tokens=TOKENS):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.as_tensor(np.array(tokens))[None]).logits[0].numpy()
+
+
+def our_logits(agent, tokens=TOKENS):
+    return np.asarray(forward(agent.params, agent.config, jnp.asarray(tokens)))
+
+
+# --- parity ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_logits_equal_transformers_after_loading_and_after_saving(case, tiny_dir, tmp_path):
+    family, flags = FLAGS[case]
+    directory = tiny_dir(family, **flags)
+    agent = weights.load_agent(directory)
+    expected = hf_logits(directory)
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(our_logits(agent), expected, atol=1e-4)
+    assert all(a.dtype == np.float32 for a in jax.tree.leaves(agent.params))
+
+    weights.save_pretrained(tmp_path / "out", agent.config, agent.params, agent.tokenizer)
+    np.testing.assert_array_equal(hf_logits(tmp_path / "out"), expected)
+    before, after = load_file(directory / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert {k: v.tobytes() for k, v in before.items()} == {k: v.tobytes() for k, v in after.items()}
+
+
+def test_the_flags_matter(tiny_dir):
+    """Without one of them the logits move far beyond the tolerance, so the parity test would notice."""
+    for case, change in {
+        "llama3 rope": {"rope_scaling": None},
+        "qwen2 untied": {"rope_theta": 10000.0},
+        "llama one key-value head": {"rms_eps": 1e-6},
+    }.items():
+        family, flags = FLAGS[case]
+        agent = weights.load_agent(tiny_dir(family, **flags))
+        other = agent._replace(config=agent.config.__class__(**vars(agent.config) | change))
+        assert np.abs(our_logits(agent) - our_logits(other)).max() > 0.01, case
+    for leaf in ("qkv_bias", "out_bias", "q_norm", "k_norm"):
+        agent = weights.load_agent(tiny_dir("qwen3", **FLAGS["qwen3 biases untied"][1]))
+        expected = our_logits(agent)
+        agent.params["layers"][leaf] = np.zeros_like(agent.params["layers"][leaf])
+        assert np.abs(our_logits(agent) - expected).max() > 0.01, leaf
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharded_files_hold_the_same_model(family, tiny_dir):
+    sharded = tiny_dir(family, max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2 and not (sharded / "model.safetensors").exists()
+    jax.tree.map(
+        np.testing.assert_array_equal, weights.load_agent(sharded).params, weights.load_agent(tiny_dir(family)).params
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_files_load_as_their_exact_values(dtype, tiny_dir):
+    directory = tiny_dir("qwen2", dtype=dtype)
+    agent = weights.load_agent(directory)
+    assert load_file(directory / "model.safetensors")["model.norm.weight"].dtype.name == dtype
+    assert agent.params["embed"].dtype == np.float32
+    np.testing.assert_allclose(our_logits(agent), hf_logits(directory), atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama3 rope", "qwen2", "qwen3 biases untied"])
+def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
+    family, flags = FLAGS[case]
+    _, cfg, params, _ = weights.load_agent(tiny_dir(family, **flags))
+    expected, n = np.asarray(forward(params, cfg, TOKENS)), 30
+    padded = jnp.asarray(np.concatenate([TOKENS[:n], np.full(7, 5)]))  # what stands after the prompt must not matter
+
+    @jax.jit
+    def continued(params):
+        prefix = decoder.prefill(params, cfg, padded, jnp.int32(n))
+        return decoder.logits(params, decoder.continue_prefix(params, cfg, prefix, jnp.asarray(TOKENS[n:])))
+
+    np.testing.assert_allclose(continued(params), expected[n:], atol=1e-4)
+
+    @jax.jit
+    def decoded(params):
+        view = decoder.decode_view(params, cfg, jnp.float32, max_positions=64)
+        prefix = decoder.prefill(view, cfg, padded, jnp.int32(n))
+
+        def step(cache, inputs):
+            t, token = inputs
+            out, new = decoder.decode_step(view, cfg, prefix, cache, token, t)
+            write = jax.lax.dynamic_update_slice
+            cache = [
+                (write(k, nk, (0, 0, t)), write(v, nv, (0, t, 0))) for (k, v), (nk, nv) in zip(cache, new, strict=True)
+            ]
+            return cache, out
+
+        rest = jnp.asarray(TOKENS[n:])
+        return jax.lax.scan(step, decoder.init_cache(cfg, len(rest) + 3, jnp.float32), (jnp.arange(len(rest)), rest))[1]
+
+    np.testing.assert_allclose(decoded(params), expected[n:], atol=1e-4)
+
+
+def test_parameters_have_the_decoders_shapes(tiny_config, tiny_dir):
+    for family, flags in FLAGS.values():
+        agent = weights.load_agent(tiny_dir(family, **flags))
+        ours = jax.eval_shape(lambda cfg=agent.config: decoder.init_params(cfg, jax.random.key(0)))
+        assert jax.tree.map(lambda x: x.shape, ours) == jax.tree.map(lambda x: x.shape, agent.params)
+        assert agent.config.num_params() == sum(x.size for x in jax.tree.leaves(agent.params))
+    for family in FAMILIES:
+        assert weights.load_agent(tiny_dir(family)).config == tiny_config(family)
+
+
+# --- saving ------------------------------------------------------------------------------------------------------------
+
+
+def test_jax_parameters_of_any_dtype_are_saved_in_float32(tiny_config, tiny_tokenizer, tmp_path):
+    cfg = tiny_config("qwen3", tie_embeddings=False)
+    params = decoder.cast(decoder.init_params(cfg, jax.random.key(0)), jnp.bfloat16)
+    weights.save_pretrained(tmp_path, cfg, params, tiny_tokenizer)
+    agent = weights.load_agent(tmp_path)
+    assert agent.config == cfg
+    jax.tree.map(np.testing.assert_array_equal, agent.params, jax.tree.map(lambda x: np.asarray(x, np.float32), params))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_reads_our_tokenizer_and_ids(family, tiny_config, tiny_tokenizer, tmp_path):
+    from transformers import AutoConfig, AutoTokenizer
+
+    cfg = tiny_config(family)
+    weights.save_pretrained(tmp_path, cfg, decoder.init_params(cfg, jax.random.key(0)), tiny_tokenizer)
+    text = "The farmer's 1234 pears — 日本\n\tx = 1<|im_end|>"
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), weights.load_agent(tmp_path).tokenizer
+    assert theirs.encode(text) == ours.encode(text) == tiny_tokenizer.encode(text)
+    assert theirs.chat_template == ours.chat_template == tiny_tokenizer.chat_template
+    hf = AutoConfig.from_pretrained(tmp_path)
+    assert (hf.bos_token_id, hf.eos_token_id, hf.pad_token_id) == (1, 2, 0)
+
+
+def test_saving_a_stack_or_wrong_leaves_is_an_error(tiny_config, tmp_path):
+    cfg = tiny_config()
+    params = decoder.init_params(cfg, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"shape \(3, 320, 32\), the config asks for \(320, 32\) .*one agent at a time"):
+        weights.save_pretrained(tmp_path / "a", cfg, jax.tree.map(lambda x: jnp.stack([x] * 3), params))
+    with pytest.raises(ValueError, match="1 tensor is unknown to this architecture: lora"):
+        weights.save_pretrained(tmp_path / "b", cfg, {**params, "lora": params["embed"]})
+    with pytest.raises(ValueError, match="1 tensor is missing: lm_head"):
+        weights.save_pretrained(tmp_path / "c", tiny_config(tie_embeddings=False), params)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_smollm2_exports_to_transformers_with_the_same_logits(smollm2, tmp_path):
+    from transformers import AutoTokenizer
+
+    weights.save_pretrained(tmp_path, smollm2.config, smollm2.params, smollm2.tokenizer)
+    text = "<|im_start|>user\nWhat is 17 + 25? — naïve café 日本 🙂<|im_end|>\n\tdef f(x):\n        return x"
+    tokens = smollm2.tokenizer.encode(text)
+    assert AutoTokenizer.from_pretrained(tmp_path).encode(text) == tokens
+    ours, theirs = our_logits(smollm2, tokens), hf_logits(tmp_path, tokens)
+    np.testing.assert_allclose(ours, theirs, atol=1e-3)
+    np.testing.assert_array_equal(ours.argmax(-1), theirs.argmax(-1))
