@@ -22,10 +22,14 @@ a world without electricity|a hero with an odd power|the night the moon spoke|a 
 a lighthouse keeper|a lost umbrella|the last library|a robot that dreams|a village under the sea|a clock that runs backwards
 a talking river|the baker's secret|a letter from the future|a cat who paints|a storm in a bottle|an honest thief
 a garden on the roof|the longest train ride|a map with no names|a violin without strings|a door in the forest
-a snowman in summer|the smallest giant|a market at midnight|a ship that flies|a school for shadows""".replace("\n", "|").split("|")
+a snowman in summer|the smallest giant|a market at midnight|a ship that flies|a school for shadows""".replace("\n", "|").split(
+    "|"
+)
 HELD_OUT = """a bridge made of glass|a fox who tells lies|the island that moves|a king with no crown|a mirror that listens
 a desert full of flowers|the quiet volcano|a train to the stars|a dog who reads|a song nobody knows|a tower of books
-the winter that stayed|a pocket full of rain|a whale in the sky|the candle maker|a town of twins""".replace("\n", "|").split("|")
+the winter that stayed|a pocket full of rain|a whale in the sky|the candle maker|a town of twins""".replace("\n", "|").split(
+    "|"
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,14 +20,16 @@ def raw(returns: jax.Array, mask: jax.Array) -> jax.Array:
 
 def group_mean(returns: jax.Array, mask: jax.Array) -> jax.Array:
     """A = R - mean(R): MAGRPO (arXiv 2508.04652), GRPO (arXiv 2402.03300) without its scaling."""
-    return jnp.where(mask, returns - masked.mean(returns, mask, -1)[..., None], 0)
+    return masked.centre(returns, mask, -1)
 
 
 def leave_one_out(returns: jax.Array, mask: jax.Array) -> jax.Array:
-    """A = R - mean of the others = (G R - sum R) / (G - 1): RLOO (arXiv 2402.14740). A group of one gives 0."""
+    """A = R - mean of the others = (G R - sum R) / (G - 1) = (R - mean R) G / (G - 1): RLOO (arXiv 2402.14740).
+
+    A group of one gives 0.
+    """
     count = mask.sum(-1, keepdims=True)
-    total = masked.total(returns, mask, -1)[..., None]
-    return jnp.where(mask & (count > 1), (count * returns - total) / jnp.maximum(count - 1, 1), 0)
+    return masked.centre(returns, mask, -1) * (count / jnp.maximum(count - 1, 1))
 
 
 def max_baseline(returns: jax.Array, mask: jax.Array) -> jax.Array:

@@ -1,4 +1,7 @@
-"""The table of algorithms: a row is an advantage estimator, a loss and their defaults. A single-agent method is a team of one."""
+"""The table of algorithms: a row is an advantage estimator, a loss and their defaults.
+
+A single-agent method is a team of one.
+"""
 
 from __future__ import annotations
 

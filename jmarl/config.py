@@ -195,7 +195,14 @@ class TrainConfig:
     """Show a progress bar."""
 
     def __post_init__(self):
-        for name in ("num_updates", "num_prompts", "num_generations", "log_every", "eval_generations", "save_total_limit"):
+        for name in (
+            "num_updates",
+            "num_prompts",
+            "num_generations",
+            "log_every",
+            "eval_generations",
+            "save_total_limit",
+        ):
             check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         for name in ("save_every", "eval_every"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0 (0 is off)")

@@ -38,7 +38,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Any], Any]:
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         if name in tensors:
             found[hf_name] = _tensor(gguf, tensors.pop(name), hf_name, cfg)
-    found |= {name: Tensor(tuple(t.shape[::-1]), lambda: None) for name, t in tensors.items()}  # left over: reported
+    found |= {name: Tensor(tuple(t.shape[::-1]), lambda: np.empty(0)) for name, t in tensors.items()}  # left over: reported
     return cfg, params_from_tensors(cfg, found, str(path)), gguf_tokenizer(meta, cfg, path)
 
 
@@ -127,9 +127,7 @@ def gguf_tokenizer(meta: dict[str, Any], cfg: ModelConfig, path: Path):
     kind, pre = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise ValueError(
-            f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is unknown: jmarl reads 'gpt2' with {known}"
-        )
+        raise ValueError(f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is unknown: jmarl reads 'gpt2' with {known}")
     for key in ("tokens", "token_type", "merges"):
         if f"tokenizer.ggml.{key}" not in meta:
             raise ValueError(f"{path}: the metadata has no tokenizer.ggml.{key}")
@@ -149,9 +147,7 @@ def gguf_tokenizer(meta: dict[str, Any], cfg: ModelConfig, path: Path):
         if "bos_token" not in special:
             raise ValueError(f"{path}: tokenizer.ggml.add_bos_token is set, but there is no tokenizer.ggml.bos_token_id")
         bos = special["bos_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, ids["bos_token"])]
-        )
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, ids["bos_token"])])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=meta.get("tokenizer.chat_template"),
@@ -164,7 +160,7 @@ def gguf_tokenizer(meta: dict[str, Any], cfg: ModelConfig, path: Path):
 def _splitters(regex: str | None, digits: bool, nfc: bool):
     from tokenizers import Regex, normalizers, pre_tokenizers
 
-    steps = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
     if regex:
         steps.append(pre_tokenizers.Split(Regex(regex), behavior="isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex is None))

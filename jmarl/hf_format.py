@@ -261,9 +261,7 @@ def check_names(given, expected, where: str) -> None:
             first = sorted(names)[:5]
             listed = ", ".join(first) + (", ..." if len(names) > len(first) else "")
             verb = "tensor is" if len(names) == 1 else "tensors are"
-            raise ValueError(
-                f"{where}: {len(names)} {verb} {what}: {listed} (expected {len(expected)}, found {len(given)})"
-            )
+            raise ValueError(f"{where}: {len(names)} {verb} {what}: {listed} (expected {len(expected)}, found {len(given)})")
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:

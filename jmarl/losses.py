@@ -1,7 +1,8 @@
 """Policy losses: arrays in, `(scalar, metrics)` out; they see no model, tokenizer or config.
 
-All arrays are [P, G, T] of one agent unless said otherwise; metrics are [P, G, T] too, averaged by the caller. `weights` say how tokens are averaged (`token_weights`); they are
-made for the whole batch, so that the losses of its micro-batches add up to the batch's loss exactly.
+All arrays are [P, G, T] of one agent unless said otherwise; metrics are [P, G, T] too, averaged by the caller. `weights`
+say how tokens are averaged (`token_weights`); they are made for the whole batch, so that the losses of its micro-batches
+add up to the batch's loss exactly.
 """
 
 from __future__ import annotations
@@ -36,7 +37,15 @@ def policy_gradient(logp, old_logp, advantages, weights) -> tuple[jax.Array, dic
 
 
 def clipped_surrogate(
-    logp, old_logp, advantages, weights, *, eps_low: float = 0.2, eps_high: float = 0.2, level: str = "token", dual: float = 0.0
+    logp,
+    old_logp,
+    advantages,
+    weights,
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    level: str = "token",
+    dual: float = 0.0,
 ) -> tuple[jax.Array, dict]:
     """-sum w min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), r = pi / pi_old (PPO, arXiv 1707.06347).
 

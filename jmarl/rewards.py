@@ -137,9 +137,7 @@ class RewardFunction:
         if len(weights) != len(funcs) or not np.isfinite(weights).all():
             raise ValueError(f"{len(funcs)} reward functions need as many finite weights, got {weights}")
         if len(each) != len(funcs):
-            raise ValueError(
-                f"{len(each)} processors for {len(funcs)} reward functions; chain() joins several into one"
-            )
+            raise ValueError(f"{len(each)} processors for {len(funcs)} reward functions; chain() joins several into one")
         if on_error not in ("raise", "mask") and (type(on_error) not in (int, float) or not math.isfinite(on_error)):
             raise ValueError(f"on_error is 'raise', 'mask' or a finite number, got {on_error!r}")
         self.num_agents, self.batched, self.on_error, self.names = num_agents, batched, on_error, _unique_names(funcs)

@@ -6,7 +6,6 @@ Here the device world (sampling) and the host world (text, rewards) meet. Left o
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,14 +16,12 @@ import numpy as np
 
 from jmarl import sampling
 from jmarl.config import Sampling
-from jmarl.models.config import ModelConfig
 from jmarl.rewards import RewardFunction
 from jmarl.team import Team
 from jmarl.text import decode, encode_prompts
-from jmarl.types import Batch, Completions
+from jmarl.types import TRACES, Batch, Completions
 
 Formatter = Callable[[dict], str]
-COMPILES: Counter[str] = Counter()  # programs traced so far in this process, by name; buckets keep it small
 TRAIN, EVAL = 0, 1  # purposes of random keys
 
 
@@ -48,9 +45,11 @@ def bucket(n: int, smallest: int = 16) -> int:
 
 
 @partial(jax.jit, static_argnames=("cfg", "settings", "seed", "stack", "roles", "group", "purpose"))
-def sample_stack(params, prompts, lengths, step, agents, prompt_ids, stop, *, cfg, settings, seed, stack, roles, group, purpose):
+def sample_stack(
+    params, prompts, lengths, step, agents, prompt_ids, stop, *, cfg, settings, seed, stack, roles, group, purpose
+):
     """`sampling.sample` with keys made inside. prompts [A, roles * P, S]; agents [A, roles] team indices; prompt_ids [P]."""
-    COMPILES["sample"] += 1  # runs when traced, which is once a compile
+    TRACES["sample"] += 1
     keys = sampling.row_keys(seed, step, stack, agents.reshape(-1), prompt_ids, group, purpose)
     keys = keys.reshape(prompts.shape[0], roles * prompt_ids.shape[0], group)
     return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop)
@@ -139,7 +138,7 @@ def play(
     """Sample every agent's completions of the items and reward the joint actions. One call is one (single-turn) step."""
     prompts = [[formatter(dict(item)) for item in items] for formatter in formatters]
     encoded = encode(team, prompts, settings, chat)
-    keys = dict(seed=seed, step=step, group=group, prompt_ids=np.arange(len(items)), purpose=purpose)
+    keys: dict[str, Any] = dict(seed=seed, step=step, group=group, prompt_ids=np.arange(len(items)), purpose=purpose)
     completions = sample_team(team, params, encoded, settings, **keys)
     texts = texts_of(team, completions)
     joint = joint_actions(joint_mode, team.num_agents, group)

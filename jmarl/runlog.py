@@ -7,16 +7,19 @@ while the host logs.
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import jax
 import numpy as np
 
+from jmarl.checkpoint import Checkpointer, CheckpointError
 from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation
 from jmarl.metrics import MetricsWriter, joint_actions_table
-from jmarl.rollout import COMPILES, Rollout
+from jmarl.rollout import Rollout
 from jmarl.team import Team
+from jmarl.types import TRACES
 
 
 class RunLog:
@@ -25,6 +28,7 @@ class RunLog:
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         self.team, self.cfg, self.writer = team, cfg, writer
         self.rewards: list[float] = []
+        self.failed_saves = 0
         self._pending: tuple | None = None
         self._started = time.monotonic()
 
@@ -44,7 +48,8 @@ class RunLog:
         row = rollout_metrics(self.team, played) | update_metrics(self.team, jax.device_get(learned))
         now = time.monotonic()
         seconds, self._started = now - self._started, now
-        row |= {"time/rollout_s": rollout_s, "time/step_s": seconds, "compiles": sum(COMPILES.values())}
+        row |= {"time/rollout_s": rollout_s, "time/step_s": seconds, "compiles": sum(TRACES.values())}
+        row["failed_saves"] = self.failed_saves
         row["tokens_per_s"] = row["tokens"] / seconds
         if self.writer is None:
             return
@@ -61,6 +66,16 @@ class RunLog:
             self.writer.text(step, "eval/joint_actions", self._table(step, result.rollout))
         self._started = time.monotonic()
 
+    def save(self, saver: Checkpointer, step: int, state: Any, meta: dict, last: bool) -> None:
+        """Checkpoint the state if it is due; a save that fails (a full disk, say) is counted, and training goes on."""
+        if last or step % saver.every == 0:
+            self.flush()  # first the row, then the checkpoint: a resumed run begins with the row after it
+        try:
+            saver.save(step, state, meta, force=last)
+        except CheckpointError as error:
+            self.failed_saves += 1
+            warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)
+
     def close(self) -> None:
         self.flush()
         if self.writer is not None:
@@ -75,9 +90,7 @@ class RunLog:
 
     def _table(self, step: int, played: Rollout) -> str:
         prompts = [p for p in played.prompts[0] for _ in played.joint]
-        texts = [
-            [row[g] for row in played.texts[n] for g in played.joint[:, n]] for n in range(self.team.num_agents)
-        ]
+        texts = [[row[g] for row in played.texts[n] for g in played.joint[:, n]] for n in range(self.team.num_agents)]
         rng = np.random.default_rng((self.cfg.seed, step))
         return joint_actions_table(prompts, texts, played.rewards.mean(-1).ravel().tolist(), 6, rng)
 

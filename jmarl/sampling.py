@@ -13,6 +13,8 @@ Left out: beam search, contrastive and speculative decoding (none is a sample of
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -115,7 +117,7 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
     cache = jax.tree.map(lambda x: jnp.zeros((a, p, g, *x.shape), dtype), decoder.init_cache(cfg, new, dtype))
     seen = _seen_in_prompts(prompts, lengths, g, cfg.vocab_size) if sampling.repetition_penalty != 1 else None
 
-    def decode(w, prefix, cache, token, t):  # of one row, then of all: group, prompt, agent
+    def decode(w, prefix, cache, token, t) -> Any:  # of one row, then of all: group, prompt, agent
         return decoder.decode_step(w, cfg, prefix, cache, token, t)
 
     decode = jax.vmap(decode, (None, None, 0, 0, None))
@@ -144,7 +146,7 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
         # Token ids are not negative, so `at` is t; XLA cannot know, and this dependency is what lets it write the cache in
         # place: without one it might write before the step has read, and copies the cache at every token to be safe.
         at = jnp.minimum(t, t + chosen.max())
-        cache = [
+        cache: list = [
             (lax.dynamic_update_slice_in_dim(k, dk, at, -1), lax.dynamic_update_slice_in_dim(v, dv, at, -2))
             for (k, v), (dk, dv) in zip(cache, kv, strict=True)
         ]

@@ -25,7 +25,7 @@ class Scores(NamedTuple):
     entropy: jax.Array  # [P, G, T] float32: of the whole next-token distribution, in nats
 
 
-def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: float) -> tuple[jax.Array, jax.Array]:
+def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: float, entropy_gradient: bool):
     """Log-probability and entropy [M] of targets [M] under the distribution of hidden states [M, D]."""
 
     @jax.checkpoint
@@ -35,7 +35,7 @@ def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: flo
         lse = jax.nn.logsumexp(z, -1)
         picked = jnp.take_along_axis(z, target[:, None], -1)[:, 0]
         entropy = lse - jnp.sum(jnp.exp(z - lse[:, None]) * z, -1)
-        return picked - lse, entropy
+        return picked - lse, entropy if entropy_gradient else lax.stop_gradient(entropy)
 
     m = targets.shape[0]
     size = -(-m // -(-m // CHUNK))  # equal chunks: the padding is less than one token a chunk
@@ -45,10 +45,21 @@ def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: flo
     return logp.reshape(-1)[:m], entropy.reshape(-1)[:m]
 
 
-def score(params, cfg: ModelConfig, prompts, lengths, tokens, *, temperature: float = 1.0, remat: str = "dots") -> Scores:
+def score(
+    params,
+    cfg: ModelConfig,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    tokens: jax.Array,
+    *,
+    temperature: float = 1.0,
+    remat: str = "dots",
+    entropy_gradient: bool = True,
+) -> Scores:
     """Score completions of one agent. params: one agent's, in the compute dtype; prompts [P, S]; lengths [P]; tokens [P, G, T].
 
-    A temperature of 0 (greedy) is scored at temperature 1, as in the sampler.
+    A temperature of 0 (greedy) is scored at temperature 1, as in the sampler. entropy_gradient=False saves a pass over the
+    logits where the entropy is only looked at.
     """
     p, g, t = tokens.shape
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)  # [P, 1]
@@ -59,5 +70,5 @@ def score(params, cfg: ModelConfig, prompts, lengths, tokens, *, temperature: fl
         return jax.vmap(lambda x: decoder.continue_prefix(params, cfg, prefix, x, remat))(rows)
 
     hidden = jax.vmap(group)(prompts, lengths, inputs)
-    flat = token_scores(params, hidden.reshape(p * g * t, -1), tokens.reshape(-1), temperature or 1.0)
+    flat = token_scores(params, hidden.reshape(p * g * t, -1), tokens.reshape(-1), temperature or 1.0, entropy_gradient)
     return Scores(*(x.reshape(p, g, t) for x in flat))

@@ -31,7 +31,7 @@ OTHER = ("agent",)  # norms, counters
 
 def make_mesh(text: str) -> Mesh:
     """A mesh from text such as `agent=2,data=2,model=2`; axes left out have size 1."""
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name.strip() not in sizes or not size.strip().isdigit() or int(size) < 1:

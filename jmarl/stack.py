@@ -1,15 +1,12 @@
-"""The agent axis: stacking agents of one architecture on axis 0, and running a function of one agent for all of them."""
+"""The agent axis: stacking agents of one architecture on axis 0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-
-PER_AGENT = ("vmap", "map")
 
 
 def stack_params(agents: Sequence[Any]) -> Any:
@@ -24,14 +21,3 @@ def stack_params(agents: Sequence[Any]) -> Any:
 def unstack(tree: Any, agent: int) -> Any:
     """One agent's part of a stacked pytree."""
     return jax.tree.map(lambda x: x[agent], tree)
-
-
-def per_agent(f: Callable, mode: str) -> Callable:
-    """Lift a function of one agent to stacked arguments and results [A, ...].
-
-    vmap: all agents at once; what small models, and an agent axis spread over devices, want. map: one after the other inside
-    one program, with the temporary memory of one agent; on a CPU as fast. Same result.
-    """
-    if mode == "vmap":
-        return jax.vmap(f, spmd_axis_name="agent")
-    return lambda *args: lax.map(lambda one: f(*one), args)

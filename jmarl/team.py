@@ -54,7 +54,11 @@ class Team:
     def describe(self) -> list[dict]:
         """JSON of what must not change between a checkpoint and its resume."""
         return [
-            {"config": dataclasses.asdict(s.config), "members": [list(m) for m in s.members], "tokenizer": _digest(s.tokenizer)}
+            {
+                "config": dataclasses.asdict(s.config),
+                "members": [list(m) for m in s.members],
+                "tokenizer": _digest(s.tokenizer),
+            }
             for s in self.stacks
         ]
 

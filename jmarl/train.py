@@ -36,8 +36,19 @@ from jmarl.update import update_stack
 
 # Fields that a resumed run may set anew; any other difference is an error.
 MAY_CHANGE = frozenset(
-    "resume num_updates learning_rate save_every save_total_limit log_every eval_every eval_generations "
-    "eval_temperature output_dir progress".split()
+    [
+        "resume",
+        "num_updates",
+        "learning_rate",
+        "save_every",
+        "save_total_limit",
+        "log_every",
+        "eval_every",
+        "eval_generations",
+        "eval_temperature",
+        "output_dir",
+        "progress",
+    ]
 )
 
 
@@ -68,12 +79,12 @@ def train(
     mesh = sharding.make_mesh(cfg.mesh) if cfg.mesh else None
     state = place(init_state(params, cfg.learning()), mesh)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
-    saver = Checkpointer(Path(cfg.output_dir) / "checkpoints", keep=cfg.save_total_limit) if cfg.save_every else None
+    saver = open_checkpoints(cfg)
     if cfg.resume:
         state = resume(cfg, state, meta)
     first = int(state.step)
     log = RunLog(team, cfg, _writer(cfg, first, wandb_config))
-    playing = dict(reward=reward, formatters=formatters)
+    playing: dict[str, Any] = dict(reward=reward, formatters=formatters)
     held_out = partial(evaluate, team, items=eval_items, cfg=cfg, **playing)
 
     def evaluated(step: int) -> Evaluation | None:
@@ -81,7 +92,7 @@ def train(
         if not eval_items or not (due or step in (0, cfg.num_updates)):
             return None
         result = held_out(params=[s.params for s in state.stacks])
-        log.evaluation(step, result)
+        log.evaluation(max(step - 1, 0), result)  # with the row of the last update, which a resumed run keeps
         return result
 
     before = after = evaluated(0) if first == 0 else None
@@ -91,16 +102,28 @@ def train(
         rolled_out = time.monotonic()
         state, learned = update(team, state, rollout, cfg, mesh)
         log.step(step, rollout, learned, rolled_out)
-        if saver and ((step + 1) % cfg.save_every == 0 or step + 1 == cfg.num_updates):
-            log.flush()  # first the row, then the checkpoint: a resumed run begins with the row after it
-            saver.save(step + 1, state, meta, force=True)
         after = evaluated(step + 1) or after
+        if saver:
+            log.save(saver, step + 1, state, meta, last=step + 1 == cfg.num_updates)
     log.close()
     if saver:
         saver.close()
     if cfg.output_dir:
         save_team(Path(cfg.output_dir) / "models", team, state.stacks)
     return TrainResult(state, log.rewards, before, after)
+
+
+def open_checkpoints(cfg: TrainConfig) -> Checkpointer | None:
+    """The run's checkpoints, if it keeps any; a new run refuses a directory that already holds some."""
+    if not cfg.save_every:
+        return None
+    saver = Checkpointer(Path(cfg.output_dir) / "checkpoints", cfg.save_every, cfg.save_total_limit)
+    if not cfg.resume and saver.latest_step() is not None:
+        raise ValueError(
+            f"output_dir={cfg.output_dir!r} already holds checkpoints up to step {saver.latest_step()}: "
+            "go on there with resume, or choose another output_dir"
+        )
+    return saver
 
 
 def prompt_of(item: dict) -> str:
@@ -118,8 +141,8 @@ def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
 def play_step(team: Team, state: TeamState, tasks: Sequence[dict], cfg: TrainConfig, step: int, **playing: Any) -> Rollout:
     """Sample and reward one step of training."""
     params = [s.params for s in state.stacks]
-    joint = dict(joint_mode=JOINT_MODES[cfg.joint_mode], cross_credit=cfg.cross_credit)
-    randomness = dict(seed=cfg.seed, step=step, group=cfg.num_generations)
+    joint: dict[str, Any] = dict(joint_mode=JOINT_MODES[cfg.joint_mode], cross_credit=cfg.cross_credit)
+    randomness: dict[str, Any] = dict(seed=cfg.seed, step=step, group=cfg.num_generations)
     return play(team, params, tasks, settings=cfg.sampling(), chat=cfg.chat, **joint, **randomness, **playing)
 
 
@@ -129,7 +152,9 @@ def update(team: Team, state: TeamState, rollout: Rollout, cfg: TrainConfig, mes
     for spec, stack, batch in zip(team.stacks, state.stacks, to_batches(team, rollout), strict=True):
         if mesh is not None:
             batch = jax.device_put(batch, sharding.batch_shardings(mesh, batch))
-        options = dict(cfg=spec.config, learning=cfg.learning(), mode="vmap" if mesh else cfg.per_agent, mesh=mesh)
+        options: dict[str, Any] = dict(
+            cfg=spec.config, learning=cfg.learning(), mode="vmap" if mesh else cfg.per_agent, mesh=mesh
+        )
         stack, metrics = update_stack(stack, batch, **options)
         stacks.append(stack)
         learned.append(metrics)
@@ -167,12 +192,15 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
         if old["team"] != meta["team"]:
             differs.append("team: other models, tokenizers or roles")
         if differs:
-            raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings\n  " + "\n  ".join(differs))
+            what = "".join(f"\n  {d}" for d in differs)
+            raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}")
         return saved.restore(state, step)[0]
 
 
 def _writer(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:
     if not cfg.output_dir:
         return None
-    options = dict(total_steps=cfg.num_updates, start_step=first, progress=cfg.progress, wandb_config=wandb_config)
+    options: dict[str, Any] = dict(
+        total_steps=cfg.num_updates, start_step=first, progress=cfg.progress, wandb_config=wandb_config
+    )
     return MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **options)

@@ -6,9 +6,12 @@ N all agents of the team. A stack of shared weights has A = 1 and its roles side
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
+
+TRACES: Counter[str] = Counter()  # programs traced so far in this process, by name: one a compile; buckets keep it small
 
 
 class Completions(NamedTuple):

@@ -6,6 +6,7 @@ Left out: several epochs over a batch and target_kl (one update a batch keeps th
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +22,7 @@ from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.scoring import score
 from jmarl.sharding import constrain
-from jmarl.stack import per_agent
-from jmarl.types import Batch, StackState
+from jmarl.types import TRACES, Batch, StackState
 
 
 def schedule(cfg: Learning) -> optax.Schedule:
@@ -119,9 +119,9 @@ def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning
 def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[jax.Array, dict]:
     """Loss of one agent's rows and its metrics, both additive over micro-batches."""
     weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
-    scoring = dict(temperature=learning.temperature, remat=learning.remat)
-    logp, entropy = score(weights, cfg, rows.prompts, rows.lengths, rows.tokens, **scoring)
-    options = {}
+    scoring: dict[str, Any] = dict(remat=learning.remat, entropy_gradient=learning.entropy_coef != 0)
+    logp, entropy = score(weights, cfg, rows.prompts, rows.lengths, rows.tokens, temperature=learning.temperature, **scoring)
+    options: dict[str, Any] = {}
     if algorithm(learning.algorithm).loss is losses.clipped_surrogate:
         options = dict(eps_low=learning.clip_eps_low, eps_high=learning.clip_eps_high, level=learning.ratio_level)
     policy_loss = algorithm(learning.algorithm).loss
@@ -145,7 +145,10 @@ def gradients(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> 
     if learning.micro_batches == 1:
         return grad(params, rows, cfg, learning)
     parts = split(rows, learning.micro_batches)
-    zeros = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, _metrics_like(params, parts, cfg, learning))
+    zeros = (
+        jax.tree.map(jnp.zeros_like, params),
+        jax.tree.map(jnp.zeros_like, _metrics_like(params, parts, cfg, learning)),
+    )
 
     def accumulate(carry, part):
         return jax.tree.map(jnp.add, carry, grad(params, part, cfg, learning)), None
@@ -177,17 +180,57 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
     return StackState(params, opt_state, state.reference, skipped), metrics
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), donate_argnames="state")
-def update_stack(
-    state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map", mesh: Mesh | None = None
-) -> tuple[StackState, dict]:
-    """One update of every agent of a stack. state is donated. Returns the new state and metrics, each [A].
+def update_agent(state: StackState, batch: Batch, cfg: ModelConfig, learning: Learning) -> tuple[StackState, dict]:
+    """One update of one agent (fields without their agent axis)."""
+    grads, metrics = agent_gradients(state.params, state.reference, batch, cfg, learning)
+    state, more = apply_gradients(state, grads, metrics["loss"], learning)
+    return state, metrics | more
 
-    mode says how the gradients of several agents are computed (`stack.per_agent`); the optimiser, which only reads and
-    writes memory, always runs over the whole stack at once and in place.
+
+@functools.partial(jax.jit, static_argnames=("cfg", "learning", "mesh"), donate_argnames="state")
+def _update_all(state: StackState, batch: Batch, *, cfg, learning, mesh):
+    TRACES["update"] += 1
+    one = functools.partial(update_agent, cfg=cfg, learning=learning)
+    state, metrics = jax.vmap(one, spmd_axis_name="agent")(state, batch)
+    return constrain(state, mesh), metrics
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "learning"))
+def _gradients_of(params: Any, reference: Any, batch: Batch, agent: jax.Array, *, cfg, learning):
+    TRACES["update"] += 1
+    stacked = (params, reference, batch)
+    params, reference, batch = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, agent, keepdims=False), stacked)
+    return agent_gradients(params, reference, batch, cfg, learning)
+
+
+@functools.partial(jax.jit, static_argnames="learning", donate_argnames="state")
+def _apply_all(state: StackState, grads: Sequence, losses: Sequence, *, learning):
+    # The whole stack at once: element by element, so that it runs in place. Slicing one agent out and writing it back makes
+    # XLA copy the stack, since it cannot tell that all of the slice is read before the first of it is written.
+    grads, loss = jax.tree.map(lambda *xs: jnp.stack(xs), *grads), jnp.stack(losses)
+    return jax.vmap(functools.partial(apply_gradients, learning=learning))(state, grads, loss)
+
+
+def update_stack(
+    state: StackState,
+    batch: Batch,
+    *,
+    cfg: ModelConfig,
+    learning: Learning,
+    mode: str = "map",
+    mesh: Mesh | None = None,
+) -> tuple[StackState, dict]:
+    """One update of every agent of a stack [A, ...]. state is donated. Returns the new state and metrics, each [A].
+
+    mode `vmap`: all agents at once; what small models, and a mesh with an agent axis, want. `map`: the gradients of one
+    agent after the other, with the temporary memory of one; on a CPU as fast.
     """
-    one = functools.partial(agent_gradients, cfg=cfg, learning=learning)
-    grads, metrics = per_agent(one, mode)(state.params, state.reference, batch)
-    step = jax.vmap(functools.partial(apply_gradients, learning=learning), spmd_axis_name="agent")
-    state, more = step(state, grads, metrics["loss"])
-    return constrain(state, mesh), metrics | more
+    if mode == "vmap":
+        return _update_all(state, batch, cfg=cfg, learning=learning, mesh=mesh)
+    agents = map(jnp.int32, range(batch.tokens.shape[0]))
+    done = [_gradients_of(state.params, state.reference, batch, a, cfg=cfg, learning=learning) for a in agents]
+    grads, metrics = zip(*done, strict=True)
+    trained = state._replace(reference=None)  # frozen: passing it through a donating function would copy it
+    trained, of_step = _apply_all(trained, grads, [m["loss"] for m in metrics], learning=learning)
+    of_gradients = jax.tree.map(lambda *xs: jnp.stack(xs), *metrics)
+    return trained._replace(reference=state.reference), of_gradients | of_step

@@ -184,7 +184,7 @@ def test_a_missing_step_lists_the_others(tmp_path):
 def test_leftovers_are_ignored_cleaned_and_logged_but_not_by_a_reader(tmp_path, caplog):
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"a": jnp.ones(1)}, {})
-    leftover = tmp_path / "2.orbax-checkpoint-tmp"
+    leftover = tmp_path / "5.orbax-checkpoint-tmp"
     (leftover / "state.orbax-checkpoint-tmp").mkdir(parents=True)
     with Checkpointer(tmp_path, read_only=True) as reader:
         assert reader.latest_step() == 1 and reader.restore({"a": jnp.zeros(1)})[0]["a"] == 1
@@ -196,7 +196,7 @@ def test_leftovers_are_ignored_cleaned_and_logged_but_not_by_a_reader(tmp_path, 
         assert ckpt.save(2, {"a": jnp.ones(1)}, {})
         ckpt.wait()
     assert not leftover.exists() and sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
-    assert "2.orbax-checkpoint-tmp" in caplog.text
+    assert "5.orbax-checkpoint-tmp" in caplog.text
 
 
 @contextlib.contextmanager
@@ -253,7 +253,7 @@ def test_a_half_deleted_old_step_does_not_stop_the_start(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["3"]
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
 def test_sigkill_loses_no_step_that_was_reported_as_saved(tmp_path, kills):
     rng = random.Random(0)
     like = {"w": jnp.zeros((256, 1024)), "step": jnp.int32(0)}

@@ -16,8 +16,7 @@ MAX_LINES = 400
 
 LAYERS = [
     {"types", "config", "masked", "models", "models.config", "models.decoder"},
-    {"advantages", "losses", "scoring", "sampling"}
-    | {"text", "metrics", "rewards", "hf_format", "gguf_weights", "weights"},
+    {"advantages", "losses", "scoring", "sampling"} | {"text", "metrics", "rewards", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
     {"update", "team", "rollout", "preferences", "checkpoint"},
     {"train", "runlog", "evaluate", "trainers", "utils"},

@@ -54,8 +54,7 @@ def test_the_metadata_names_python_licence_and_extras(wheel):
 
 
 def test_the_installed_wheel_imports_without_heavy_packages(wheel, tmp_path):
-    run(
-        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "site"),
-        str(wheel), cwd=tmp_path,
-    )  # fmt: skip
-    run(sys.executable, "-c", IMPORT, str(tmp_path / "site"), cwd=tmp_path)
+    target = str(tmp_path / "site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    run(*pip, "--target", target, str(wheel), cwd=tmp_path)
+    run(sys.executable, "-c", IMPORT, target, cwd=tmp_path)

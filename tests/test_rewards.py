@@ -104,9 +104,7 @@ def test_the_engine_passes_the_characters_of_the_joint_action_to_processors_that
     assert score(make_reward(constant, num_agents=2, processors=chained), texts).total.tolist() == [3.0, 1.0, 5.0]
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: RewardProcessors.clamp(2, 1), lambda: RewardProcessors.normalize_by_length(0)]
-)
+@pytest.mark.parametrize("make", [lambda: RewardProcessors.clamp(2, 1), lambda: RewardProcessors.normalize_by_length(0)])
 def test_impossible_processors_are_refused_with_the_numbers(make):
     with pytest.raises(ValueError, match=r"min_val=2, max_val=1|got 0"):
         make()
@@ -140,9 +138,7 @@ def test_story_reward_takes_other_targets_and_a_partial_of_it_is_a_reward():
     assert story_length_ratio(["ab"], ["abc"], target_min=1, target_max=1) == [math.exp(-0.5)]
     assert story_length_ratio(["a", ""], ["a" * 99, "a"], target_max=math.inf) == [1.0, 0.0]
     partial = functools.partial(story_length_ratio, target_min=1, target_max=1)
-    result = score(
-        make_reward(partial, num_agents=2, processors=RewardProcessors.scale(factor=100.0)), [["ab"], ["ab"]]
-    )
+    result = score(make_reward(partial, num_agents=2, processors=RewardProcessors.scale(factor=100.0)), [["ab"], ["ab"]])
     assert result.total.tolist() == [100.0]
     assert list(result.parts) == ["story_length_ratio"]
 
@@ -165,9 +161,7 @@ def test_batched_and_single_calls_see_the_same_joint_actions(batched):
 
     def reward(completions1, completions2, batch_items, prompts):
         calls.append((completions1, completions2, batch_items, prompts))
-        return [
-            len(a) - len(b) + item["id"] for a, b, item in zip(completions1, completions2, batch_items, strict=True)
-        ]
+        return [len(a) - len(b) + item["id"] for a, b, item in zip(completions1, completions2, batch_items, strict=True)]
 
     result = score(make_reward(reward, num_agents=2, batched=batched), [["aaa", "a"], ["b", "bbbb"]])
     assert result.total.tolist() == [2.0, -2.0]
@@ -574,9 +568,7 @@ BAD_TEXTS = [["ok", "bad", "ok"], ["", "", ""]]
 
 @pytest.mark.parametrize(("batched", "which"), [(True, "joint actions 0 to 2"), (False, r"joint action 1\)")])
 def test_raise_names_the_function_the_error_and_the_joint_action(batched, which):
-    with pytest.raises(
-        RewardError, match=rf"'fails_on_bad' raised ZeroDivisionError: no such score \({which}"
-    ) as error:
+    with pytest.raises(RewardError, match=rf"'fails_on_bad' raised ZeroDivisionError: no such score \({which}") as error:
         score(make_reward(fails_on_bad, num_agents=2, batched=batched), BAD_TEXTS)
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 

@@ -87,9 +87,7 @@ def test_the_flags_matter(tiny_dir):
 def test_sharded_files_hold_the_same_model(family, tiny_dir):
     sharded = tiny_dir(family, max_shard_size="40KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2 and not (sharded / "model.safetensors").exists()
-    jax.tree.map(
-        np.testing.assert_array_equal, weights.load_agent(sharded).params, weights.load_agent(tiny_dir(family)).params
-    )
+    jax.tree.map(np.testing.assert_array_equal, weights.load_agent(sharded).params, weights.load_agent(tiny_dir(family)).params)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -124,9 +122,7 @@ def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
             t, token = inputs
             out, new = decoder.decode_step(view, cfg, prefix, cache, token, t)
             write = jax.lax.dynamic_update_slice
-            cache = [
-                (write(k, nk, (0, 0, t)), write(v, nv, (0, t, 0))) for (k, v), (nk, nv) in zip(cache, new, strict=True)
-            ]
+            cache = [(write(k, nk, (0, 0, t)), write(v, nv, (0, t, 0))) for (k, v), (nk, nv) in zip(cache, new, strict=True)]
             return cache, out
 
         rest = jnp.asarray(TOKENS[n:])

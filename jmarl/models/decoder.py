@@ -93,7 +93,7 @@ def attend(q: jax.Array, segments: list[Segment]) -> jax.Array:
     ]
     top = lax.stop_gradient(jnp.stack([s.max(-1) for s in scores]).max(0))[..., None]
     weights = [jnp.exp(s - top) for s in scores]
-    total = sum(w.sum(-1, keepdims=True) for w in weights)
+    total = jnp.sum(jnp.stack([w.sum(-1) for w in weights]), 0)[..., None]
     out = sum(
         jnp.einsum("kqts,ksh->kqth", w.astype(q.dtype), s.v, preferred_element_type=jnp.float32)
         for w, s in zip(weights, segments, strict=True)
@@ -114,7 +114,7 @@ class Block(nn.Module):
         ones, zeros, normal = nn.initializers.ones, nn.initializers.zeros, nn.initializers.normal(0.02)
         y = rms_norm(x, self.param("attn_norm", ones, (d,)), c.rms_eps)
         w_qkv = self.param("qkv", normal, (d, k, q + 2, h))
-        # A product of two plain matrices: as one einsum, XLA would transpose the weights instead of the few activations.
+        # All weight products are of two plain matrices: as an einsum over more axes, XLA transposes weights or their gradients.
         qkv = checkpoint_name(y @ w_qkv.reshape(d, -1), "weight_product")
         qkv = jnp.einsum("tkqh->kqth", qkv.reshape(-1, k, q + 2, h))
         if c.qkv_bias:
@@ -130,9 +130,8 @@ class Block(nn.Module):
         if c.out_bias:
             x = x + self.param("out_bias", zeros, (d,))
         y = rms_norm(x, self.param("mlp_norm", ones, (d,)), c.rms_eps)
-        gate_up = jnp.einsum("td,dcf->tcf", y, self.param("gate_up", normal, (d, 2, f)))
-        gate_up = checkpoint_name(gate_up, "weight_product")
-        return x + (nn.silu(gate_up[:, 0]) * gate_up[:, 1]) @ self.param("down", normal, (f, d)), kept
+        gate_up = checkpoint_name(y @ self.param("gate_up", normal, (d, 2, f)).reshape(d, -1), "weight_product")
+        return x + (nn.silu(gate_up[:, :f]) * gate_up[:, f:]) @ self.param("down", normal, (f, d)), kept
 
 
 def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
@@ -210,7 +209,8 @@ def continue_prefix(params: Params, cfg: ModelConfig, prefix: Prefix, tokens: ja
     causal = jnp.tril(jnp.ones((t, t), bool))
 
     def extend(prefix_kv):
-        return lambda k, v: ([Segment(*prefix_kv, seen), Segment(k, v, causal)], None)
+        pk, pv = prefix_kv
+        return lambda k, v: ([Segment(pk, pv, seen), Segment(k, v, causal)], None)
 
     positions = prefix.length + jnp.arange(t)
     x, _ = _run_layers(params, cfg, params["embed"][tokens], positions, extend, prefix.kv, remat)
@@ -265,8 +265,8 @@ def decode_step(view: Params, cfg: ModelConfig, prefix: Prefix, cache: list, tok
     itself = jnp.ones((1, 1), bool)
 
     def extend(inputs):
-        prefix_kv, cache_kv = inputs
-        return lambda k, v: ([Segment(*prefix_kv, seen), Segment(*cache_kv, before), Segment(k, v, itself)], (k, v))
+        (pk, pv), (ck, cv) = inputs
+        return lambda k, v: ([Segment(pk, pv, seen), Segment(ck, cv, before), Segment(k, v, itself)], (k, v))
 
     extra = list(zip(prefix.kv, cache, strict=True))
     x, new = _run_layers(view, cfg, view["embed"][token][None], (prefix.length + t)[None], extend, extra)

@@ -1,0 +1,192 @@
+"""Time one training step of a team on random rewards: generation and update, full length forced.
+
+Command: python -m experiments.bench_step --model smollm2-135m-instruct --agents 2 --prompts 1 --group 8 --max-new-tokens 128
+Prints one JSON object. Times are medians of `--repeats` warm steps in seconds, every one waited for; `compile_s` is tracing
+and compiling of the first step. Shares: of the bytes floor (every parameter read once a decode step, at the memory bandwidth
+measured here) and of the floor of operations (6 · parameters · tokens, at the rate of a large matrix product measured here).
+On a GPU also the device, its peak memory, and the same shares of its measured rates.
+Sampling is the peer's: temperature 0.6, top-p 0.6, top-k 50.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from jmarl.config import DTYPES, Learning, Sampling, check
+from jmarl.models.config import ModelConfig
+from jmarl.models.decoder import init_params
+from jmarl.rollout import sample_stack
+from jmarl.stack import stack_params
+from jmarl.text import encode_prompts, stop_ids
+from jmarl.types import TRACES, Batch
+from jmarl.update import init_stack, update_stack
+from jmarl.weights import load_agent
+
+PROMPTS = """Describe a city in the clouds:|Invent a new holiday and explain it:|Write a bedtime story for a dragon:
+Explain how teleportation might work:|Tell a joke about dinosaurs:|Describe a world without electricity:
+Create a superhero with a unique power:|Write a scene where the moon talks:""".replace("\n", "|").split("|")
+
+
+def qwen(hidden: int, ffn: int, layers: int, heads: int) -> ModelConfig:
+    """A Qwen2.5 shape with two key-value heads."""
+    rest: dict[str, Any] = dict(max_positions=32768, rope_theta=1e6, qkv_bias=True)
+    return ModelConfig("qwen2", 151936, hidden, ffn, layers, heads, 2, hidden // heads, **rest)
+
+
+SHAPES = {  # random weights: right for speed, wrong for everything else
+    "qwen2.5-0.5b-random": qwen(896, 4864, 24, 14),
+    "qwen2.5-1.5b-random": qwen(1536, 8960, 28, 12),
+    "tiny-random": ModelConfig("llama", 512, 64, 128, 2, 4, 2, 16, 4096),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """One configuration; prints one JSON object."""
+
+    model: str = "smollm2-135m-instruct"
+    """A model to load, or qwen2.5-0.5b-random, qwen2.5-1.5b-random, tiny-random."""
+    agents: int = 2
+    prompts: int = 1
+    group: int = 8
+    max_new_tokens: int = 128
+    dtype: str = "float32"
+    """Compute dtype, float32 or bfloat16; master weights are float32."""
+    per_agent: str = "map"
+    """Gradients of the agents: map (one after the other) or vmap (at once)."""
+    remat: str = "dots"
+    micro_batches: int = 1
+    repeats: int = 3
+    compile_cache: str = ""
+    """Directory of the persistent compile cache; empty: none."""
+    json: bool = True
+    """Print JSON; --no-json prints one figure a line."""
+
+
+def seconds(f: Callable, repeats: int) -> tuple[float, Any]:
+    """Median seconds of warm calls, each waited for, and the last result."""
+    times, out = [], None
+    for _ in range(repeats):
+        start = time.perf_counter()
+        out = jax.block_until_ready(f())
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)), out
+
+
+def machine_rates(dtype: str) -> tuple[float, float]:
+    """Bytes/s of reading memory and operations/s of a large matrix product, the best of several runs."""
+    x = jnp.ones(1 << 28, jnp.float32)
+    total = jax.jit(lambda x: x.sum())
+    n = 4096
+    a = jnp.ones((n, n), dtype)
+    product = jax.jit(lambda a: a @ a)
+    read = min(seconds(lambda: total(x), 1)[0] for _ in range(8))
+    multiply = min(seconds(lambda: product(a), 1)[0] for _ in range(8))
+    return x.nbytes / read, 2 * n**3 / multiply
+
+
+def load(cfg: Bench) -> tuple[ModelConfig, Any, list[list[int]], tuple[int, ...]]:
+    """Model, stacked parameters, encoded prompts and stop ids."""
+    texts = (PROMPTS * cfg.prompts)[: cfg.prompts]
+    if cfg.model in SHAPES:
+        model = SHAPES[cfg.model]
+        params = jax.vmap(lambda k: init_params(model, k))(jax.random.split(jax.random.key(0), cfg.agents))
+        return model, params, [list(range(5, 12)) for _ in texts], (2,)
+    agent = load_agent(cfg.model)
+    ids = encode_prompts(agent.tokenizer, texts, agent.config.max_positions, cfg.max_new_tokens)
+    return agent.config, stack_params([agent.params] * cfg.agents), ids, stop_ids(agent.tokenizer)
+
+
+def bench(cfg: Bench) -> dict[str, Any]:
+    began = time.perf_counter()
+    bandwidth, rate = machine_rates(cfg.dtype)
+    measured = time.perf_counter() - began
+    model, params, ids, stop = load(cfg)
+    a, p, g, t = cfg.agents, cfg.prompts, cfg.group, cfg.max_new_tokens
+    settings = Sampling(t, t, temperature=0.6, top_k=50, top_p=0.6, compute_dtype=cfg.dtype)
+    learning = Learning(
+        temperature=0.6, remat=cfg.remat, micro_batches=cfg.micro_batches, compute_dtype=cfg.dtype, learning_rate=5e-6
+    )
+    width = max(map(len, ids))
+    prompts = np.array([row + [stop[0]] * (width - len(row)) for row in ids], np.int32)
+    prompts, lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (prompts, np.array([len(r) for r in ids])))
+    state = init_stack(params, learning)
+    del params
+    rewards = jax.random.normal(jax.random.key(1), (a, p, g))
+    step = 0
+
+    def generate():
+        nonlocal step
+        step += 1
+        arrays = (prompts, lengths, step, jnp.arange(a)[:, None], jnp.arange(p), jnp.array(stop))
+        static = dict(cfg=model, settings=settings, seed=0, stack=0, roles=1, group=g)
+        return sample_stack(state.params, *arrays, **static, purpose=0)
+
+    def update():
+        nonlocal state
+        batch = Batch(prompts, lengths, done.tokens, done.action_mask, done.logprobs, rewards)
+        state, metrics = update_stack(state, batch, cfg=model, learning=learning, mode=cfg.per_agent)
+        return metrics, state
+
+    start = time.perf_counter()
+    done = jax.block_until_ready(generate())
+    jax.block_until_ready(update())
+    first = time.perf_counter() - start
+    generate_s, done = seconds(generate, cfg.repeats)
+    update_s, _ = seconds(update, cfg.repeats)
+    weights = model.num_params() * jnp.dtype(cfg.dtype).itemsize
+    trained = sum(map(len, ids)) + p * g * t
+    out = dict(
+        model=cfg.model,
+        agents=a,
+        prompts=p,
+        group=g,
+        max_new_tokens=t,
+        dtype=cfg.dtype,
+        parameters=model.num_params(),
+        device=str(jax.devices()[0].device_kind),
+        startup_s=start - began - measured,
+        first_step_s=first,
+        compile_s=max(first - generate_s - update_s, 0.0),
+        generate_s=generate_s,
+        update_s=update_s,
+        step_s=generate_s + update_s,
+        step_per_prompt_s=(generate_s + update_s) / p,
+        tokens_per_s=a * p * g * t / generate_s,
+        decode_ms_per_agent=generate_s / t / a * 1e3,
+        read_gb_per_s=bandwidth / 1e9,
+        matmul_gflop_per_s=rate / 1e9,
+        decode_share_of_bandwidth=a * t * weights / generate_s / bandwidth,
+        update_share_of_flops=a * 6 * model.num_params() * trained / update_s / rate,
+        compiles=sum(TRACES.values()),
+        peak_rss_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    )
+    stats = jax.devices()[0].memory_stats()
+    if stats:
+        out["peak_device_gib"] = stats["peak_bytes_in_use"] / 2**30
+    return out
+
+
+def main() -> None:
+    cfg = tyro.cli(Bench)
+    check("dtype", cfg.dtype, cfg.dtype in DTYPES, f"one of {DTYPES}")
+    if cfg.compile_cache:
+        jax.config.update("jax_compilation_cache_dir", os.path.abspath(cfg.compile_cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    out = {k: round(v, 4) if isinstance(v, float) else v for k, v in bench(cfg).items()}
+    print(json.dumps(out) if cfg.json else "\n".join(f"{k}: {v}" for k, v in out.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Trains teams of language models to work together with multi-agent reinforcement learning in JAX.
+
+The names below are loaded when they are first used, so `import jmarl` costs nothing. The loop itself is
+`jmarl.train.train`: a module and a function cannot both be `jmarl.train`, so the function is imported from its module.
+"""
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "Agent": "weights",
+    "load_agent": "weights",
+    "save_pretrained": "weights",
+    "Sampling": "config",
+    "TrainConfig": "config",
+    "Team": "team",
+    "make_team": "team",
+    "save_team": "team",
+    "TrainResult": "train",
+    "RewardFunction": "rewards",
+    "RewardProcessors": "rewards",
+    "make_reward": "rewards",
+    "MAGRPOConfig": "trainers.reinforce",
+    "MAGRPOTrainer": "trainers.reinforce",
+    "MAREINFORCEConfig": "trainers.reinforce",
+    "MAREINFORCETrainer": "trainers.reinforce",
+    "MARLOOConfig": "trainers.reinforce",
+    "MARLOOTrainer": "trainers.reinforce",
+    "MAReMaxConfig": "trainers.reinforce",
+    "MAReMaxTrainer": "trainers.reinforce",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jmarl' has no attribute {name!r}; it has {', '.join(_HOME)}")
+    return getattr(importlib.import_module(f"jmarl.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,118 @@
+"""Advantage estimators against the closed forms of spec section 2."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl import masked
+from jmarl.advantages import ESTIMATORS, SCALES, estimate
+
+R = jnp.array([[1.0, 2.0, 4.0, 9.0]])  # one prompt, a group of four; mean 4, best 9
+STD = np.sqrt(9.5)  # population: ((-3)² + (-2)² + 0² + 5²) / 4
+CLOSED = {
+    "raw": [1, 2, 4, 9],
+    "group_mean": [-3, -2, 0, 5],
+    "leave_one_out": [-4, -8 / 3, 0, 20 / 3],
+    "max_baseline": [-8, -7, -5, 0],
+}
+
+
+def test_every_estimator_has_a_closed_form():
+    assert set(CLOSED) == set(ESTIMATORS)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_closed_form(name):
+    np.testing.assert_allclose(estimate(name, "none", R)[0], CLOSED[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("how", SCALES)
+def test_the_four_estimators_stay_different_under_every_scale(how):
+    """A scale that subtracted the mean again would make them equal, as in CoMLRL: [-0.97, -0.65, 0, 1.62] four times."""
+    rows = [np.asarray(estimate(name, how, R)[0]) for name in ESTIMATORS]
+    for i, a in enumerate(rows):
+        for b in rows[i + 1 :]:
+            assert np.abs(a - b).max() > 0.3
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_scaling_only_divides(name):
+    """By the population std of the returns: the group's, or the batch's over prompts and group."""
+    np.testing.assert_allclose(estimate(name, "std", R)[0], np.array(CLOSED[name]) / STD, rtol=1e-5, atol=1e-6)
+    returns = jnp.array([[1.0, 2.0, 4.0, 9.0], [0.0, 0.0, 10.0, 6.0]])
+    plain = estimate(name, "none", returns)
+    np.testing.assert_allclose(estimate(name, "batch_std", returns), plain / np.std(returns), rtol=1e-5, atol=1e-6)
+    each = np.std(returns, axis=-1, keepdims=True)
+    np.testing.assert_allclose(estimate(name, "std", returns), plain / each, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", SCALES)
+@pytest.mark.parametrize("name", sorted(set(CLOSED) - {"raw"}))
+def test_equal_rewards_and_groups_of_one_give_exactly_zero(name, how):
+    """Exactly: Adam would turn a rounding error of 1e-9 into a step of full size. 0.1 and others have rounded means."""
+    for value in (0.0, 1.0, 0.1, -1 / 3, 1000.1, 1e6 + 0.3, 1e-8, 1e18):
+        for group in (1, 2, 3, 7, 8):
+            advantages = estimate(name, how, jnp.full((2, group), value))
+            assert (np.asarray(advantages) == 0).all(), (value, group)
+
+
+@pytest.mark.parametrize("how", ["std", "batch_std"])
+def test_equal_rewards_scaled_are_zero_for_raw_returns_too(how):
+    assert (np.asarray(estimate("raw", how, jnp.full((2, 7), 1000.1))) == 0).all()
+
+
+@pytest.mark.parametrize("how", SCALES)
+@pytest.mark.parametrize("name", CLOSED)
+def test_an_invalid_reward_counts_nowhere(name, how):
+    """NaN: its advantage is 0 and the others are those of the group without it; a group of nothing else is 0."""
+    with_nan = jnp.array([[1.0, jnp.nan, 2.0, 4.0, 9.0], [jnp.nan] * 5])
+    got = np.asarray(estimate(name, how, with_nan))
+    np.testing.assert_allclose(got[0, [0, 2, 3, 4]], estimate(name, how, R)[0], rtol=1e-5, atol=1e-6)
+    assert got[0, 1] == 0 and (got[1] == 0).all()
+
+
+def test_one_valid_reward_left_is_a_group_of_one():
+    for name in sorted(set(CLOSED) - {"raw"}):
+        for how in SCALES:
+            got = estimate(name, how, jnp.array([[jnp.nan, 5.3, jnp.nan]]))
+            assert (np.asarray(got) == 0).all()
+
+
+def test_huge_rewards_stay_finite():
+    """1e18 is the largest reward that is not masked."""
+    returns = jnp.array([[1e18, -1e18, 0.0, 1e18]])
+    for name in CLOSED:
+        for how in SCALES:
+            assert np.isfinite(estimate(name, how, returns)).all()
+
+
+def test_leave_one_out_is_the_mean_of_the_others():
+    returns = np.random.default_rng(0).normal(size=(3, 6)).astype(np.float32)
+    others = np.stack([np.delete(returns, g, 1).mean(1) for g in range(6)], 1)
+    np.testing.assert_allclose(estimate("leave_one_out", "none", jnp.asarray(returns)), returns - others, atol=1e-6)
+
+
+def test_leading_axes_are_independent():
+    """An agent axis in front changes nothing."""
+    returns = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 4)), jnp.float32)
+    for name in CLOSED:
+        for how in SCALES:
+            one_by_one = jnp.stack([estimate(name, how, r) for r in returns])
+            np.testing.assert_allclose(estimate(name, how, returns), one_by_one, rtol=1e-6, atol=1e-6)
+
+
+# --- masked reductions ---------------------------------------------------------------------------------------------------
+
+
+def test_masked_reductions():
+    """Closed forms; what is masked may be NaN; an empty mask is 0."""
+    x, mask = jnp.array([[1.0, 3.0, jnp.nan], [jnp.inf, jnp.nan, 5.0]]), jnp.array([[1, 1, 0], [0, 0, 1]], bool)
+    np.testing.assert_allclose(masked.total(x, mask, -1), [4, 5])
+    np.testing.assert_allclose(masked.mean(x, mask, -1), [2, 5])
+    np.testing.assert_allclose(masked.std(x, mask, -1), [1, 0])
+    assert float(masked.mean(x, mask)) == 3
+    nothing = jnp.zeros_like(mask)
+    for reduce in (masked.total, masked.mean, masked.std):
+        assert (np.asarray(reduce(x, nothing, -1)) == 0).all()

@@ -1,0 +1,210 @@
+"""Policy losses, how they average tokens, their clips and KL estimates, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.algorithms import ALGORITHMS, algorithm
+from jmarl.losses import AGGREGATIONS, KL_KINDS, clipped_surrogate, kl_estimate, policy_gradient, token_weights
+
+MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
+
+
+@pytest.fixture
+def arrays():
+    """Random log-probabilities [2, 3, 5], behaviour ones near them, advantages and a mask of different lengths."""
+    rng = np.random.default_rng(0)
+    logp = jnp.asarray(-rng.exponential(size=(2, 3, 5)), jnp.float32)
+    old = logp + jnp.asarray(0.3 * rng.normal(size=logp.shape), jnp.float32)
+    advantages = jnp.asarray(rng.normal(size=(2, 3)), jnp.float32)
+    mask = jnp.arange(5) < jnp.asarray(rng.integers(1, 6, (2, 3)))[..., None]
+    return logp, old, advantages, mask
+
+
+# --- how tokens are averaged ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "aggregation, long, short",
+    [
+        ("token_mean", 1 / 6, 1 / 6),
+        ("sequence_mean", 1 / 12, 1 / 6),
+        ("sequence_sum", 1 / 3, 1 / 3),
+        ("constant", 1 / 12, 1 / 12),
+    ],
+)
+def test_token_weights_closed_form(aggregation, long, short):
+    """Completions of 4, 2 and 0 tokens, T = 4: the weight of a token of the long and of the short one."""
+    expected = np.array([[[long] * 4, [short] * 2 + [0, 0], [0] * 4]])
+    np.testing.assert_allclose(token_weights(MASK, aggregation), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_an_empty_mask_weighs_nothing(aggregation):
+    assert (np.asarray(token_weights(jnp.zeros((2, 2, 3), bool), aggregation)) == 0).all()
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_padding_does_not_change_the_weights(aggregation):
+    """A longer token axis; only `constant` divides by it, on purpose."""
+    longer = jnp.pad(MASK, ((0, 0), (0, 0), (0, 3)))
+    np.testing.assert_allclose(token_weights(longer, aggregation)[..., :4], token_weights(MASK, aggregation))
+
+
+# --- policy gradient -----------------------------------------------------------------------------------------------------
+
+
+def test_the_ending_token_is_trained_and_the_padding_is_not():
+    """One completion: two words, the end of sequence, three pads; advantage 1, log-probabilities -0.3, -0.4, -0.56 and -4
+    a pad. Right: (0.3 + 0.4 + 0.56) / 3 = 0.42. Wrong: with pads 2.21, without the ending token 0.35."""
+    logp = jnp.array([[[-0.3, -0.4, -0.56, -4.0, -4.0, -4.0]]])
+    advantage = jnp.ones((1, 1))
+
+    def loss(logp, trained):
+        return policy_gradient(logp, None, advantage, token_weights(jnp.arange(6)[None, None] < trained, "token_mean"))[0]
+
+    assert float(loss(logp, 3)) == pytest.approx(0.42, abs=1e-6)
+    assert float(loss(logp, 6)) == pytest.approx(13.26 / 6, abs=1e-6)
+    assert float(loss(logp, 2)) == pytest.approx(0.35, abs=1e-6)
+    np.testing.assert_allclose(jax.grad(loss)(logp, 3)[0, 0], [-1 / 3, -1 / 3, -1 / 3, 0, 0, 0], rtol=1e-6)
+
+
+def test_policy_gradient_is_minus_advantage_times_weight(arrays):
+    logp, old, advantages, mask = arrays
+    for aggregation in AGGREGATIONS:
+        weights = token_weights(mask, aggregation)
+        loss, grad = jax.value_and_grad(lambda x, w=weights: policy_gradient(x, old, advantages, w)[0])(logp)
+        assert float(loss) == pytest.approx(-float((weights * advantages[..., None] * logp).sum()), rel=1e-6)
+        np.testing.assert_allclose(grad, -weights * advantages[..., None], rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [policy_gradient, clipped_surrogate, functools.partial(clipped_surrogate, level="sequence")])
+def test_zero_advantage_gives_exactly_zero_gradient(arrays, loss):
+    logp, old, advantages, mask = arrays
+    weights = token_weights(mask, "sequence_mean")
+    grad = jax.grad(lambda x: loss(x, old, 0 * advantages, weights)[0])(logp)
+    assert (np.asarray(grad) == 0).all()
+
+
+# --- clipped surrogate ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient(arrays, aggregation, level):
+    """Token by token; with one ratio a sequence, averaged over the sequence's tokens."""
+    logp, _, advantages, mask = arrays
+    weights = token_weights(mask, aggregation)
+    clipped = jax.grad(lambda x: clipped_surrogate(x, logp, advantages, weights, level=level)[0])(logp)
+    plain = jax.grad(lambda x: policy_gradient(x, logp, advantages, weights)[0])(logp)
+    np.testing.assert_allclose(clipped, plain, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "ratio, advantage, gain, slope, clipped",
+    [
+        (1.0, 2.0, 2.0, 2.0, 0),
+        (1.2, 2.0, 2.4, 2.4, 0),
+        (1.5, 2.0, 2.56, 0.0, 1),  # above 1 + 0.28 with A > 0: clipped
+        (0.5, 2.0, 1.0, 1.0, 0),  # below with A > 0: the minimum is the unclipped one
+        (0.5, -2.0, -1.6, 0.0, 1),  # below 1 - 0.2 with A < 0: clipped
+        (1.5, -2.0, -3.0, -3.0, 0),  # above with A < 0: the minimum is the unclipped one
+        (9.0, -2.0, -18.0, -18.0, 0),  # unbounded without the dual clip
+    ],
+)
+def test_clip_by_hand(ratio, advantage, gain, slope, clipped):
+    """eps_low 0.2, eps_high 0.28 (clip higher): the gain, its slope in log pi and what counts as clipped."""
+    logp, weights = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
+
+    def loss(x):
+        return clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1), advantage), weights, eps_low=0.2, eps_high=0.28)
+
+    (value, metrics), grad = jax.value_and_grad(loss, has_aux=True)(logp)
+    assert float(value) == pytest.approx(-gain, rel=1e-5)
+    assert float(grad[0, 0, 0]) == pytest.approx(-slope, rel=1e-5)
+    assert int(metrics["clip_share"].sum()) == clipped
+
+
+@pytest.mark.parametrize(
+    "ratio, advantage, gain, slope", [(9.0, -2.0, -6.0, 0.0), (2.0, -2.0, -4.0, -4.0), (9.0, 2.0, 2.4, 0.0)]
+)
+def test_dual_clip_by_hand(ratio, advantage, gain, slope):
+    """dual = 3: for A < 0 the gain is at least 3 A; a positive advantage is untouched."""
+    logp, weights = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
+    value, grad = jax.value_and_grad(
+        lambda x: clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1), advantage), weights, dual=3.0)[0]
+    )(logp)
+    assert float(value) == pytest.approx(-gain, rel=1e-5)
+    assert float(grad[0, 0, 0]) == pytest.approx(-slope, rel=1e-5, abs=1e-6)
+
+
+def test_sequence_ratio_is_the_geometric_mean():
+    """GSPO: log-ratios 0.3, -0.1, 0.1 over three trained tokens (a pad has 5): s = e^0.1 for every token, and each token's
+    gradient is s A / 3 / rows."""
+    old = jnp.full((1, 2, 4), -1.0)
+    logp = old + jnp.array([[[0.3, -0.1, 0.1, 5.0], [0.0, 0.0, 0.0, 0.0]]])
+    mask = jnp.array([[[1, 1, 1, 0], [1, 1, 1, 1]]], bool)
+    weights, advantages = token_weights(mask, "sequence_mean"), jnp.array([[2.0, 0.0]])
+    loss, grad = jax.value_and_grad(lambda x: clipped_surrogate(x, old, advantages, weights, level="sequence")[0])(logp)
+    assert float(loss) == pytest.approx(-np.exp(0.1) * 2 / 2, rel=1e-5)
+    np.testing.assert_allclose(grad[0, 0], [-np.exp(0.1) * 2 / 3 / 2] * 3 + [0], rtol=1e-5)
+    assert (np.asarray(grad[0, 1]) == 0).all()
+
+
+def test_padding_may_hold_anything(arrays):
+    """Log-probabilities of padding, however far from the behaviour policy's, change neither loss nor gradient."""
+    logp, old, advantages, mask = arrays
+    weights = token_weights(mask, "token_mean")
+    wild = jnp.where(mask, logp, -300.0)
+    for level in ("token", "sequence"):
+        f = jax.value_and_grad(lambda x, level=level: clipped_surrogate(x, old, advantages, weights, level=level)[0])
+        for a, b in zip(f(logp), f(wild), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+# --- KL ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind, value", [("k1", -0.5), ("k2", 0.125), ("k3", np.exp(0.5) - 1.5)])
+def test_kl_estimates_by_hand(kind, value):
+    """Policy -1.5, reference -1, so d = 0.5."""
+    assert float(kl_estimate(jnp.float32(-1.5), jnp.float32(-1.0), kind)) == pytest.approx(value, rel=1e-6)
+    assert float(kl_estimate(jnp.float32(-1.5), jnp.float32(-1.5), kind)) == 0
+
+
+def test_kl_estimates_in_expectation():
+    """Over all tokens of a distribution: k1 and k3 give the KL exactly, k2 nearly for close distributions."""
+    logp, ref = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (2, 50)) * jnp.array([[1.0], [1.0]]))
+    ref = jax.nn.log_softmax(logp + 0.1 * ref)
+    kl = float(jnp.sum(jnp.exp(logp) * (logp - ref)))
+    means = {kind: float(jnp.sum(jnp.exp(logp) * kl_estimate(logp, ref, kind))) for kind in KL_KINDS}
+    assert means["k1"] == pytest.approx(kl, rel=1e-3) and means["k3"] == pytest.approx(kl, rel=1e-3)
+    assert means["k2"] == pytest.approx(kl, rel=0.1)
+
+
+# --- the table -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_the_table():
+    """Spec section 4, and every row names parts that exist."""
+    from jmarl.advantages import ESTIMATORS, SCALES
+
+    assert {name: (row.advantage, row.scale, row.loss) for name, row in ALGORITHMS.items()} == {
+        "mareinforce": ("raw", "none", policy_gradient),
+        "magrpo": ("group_mean", "none", policy_gradient),
+        "marloo": ("leave_one_out", "none", policy_gradient),
+        "maremax": ("max_baseline", "none", policy_gradient),
+        "grpo": ("group_mean", "std", clipped_surrogate),
+    }
+    for row in ALGORITHMS.values():
+        assert row.advantage in ESTIMATORS and row.scale in SCALES and row.aggregation in AGGREGATIONS
+
+
+def test_an_unknown_algorithm_names_the_nearest_and_all():
+    with pytest.raises(ValueError, match="'magrp' is unknown; did you mean 'magrpo'.*mareinforce.*grpo"):
+        algorithm("magrp")
