@@ -211,7 +211,8 @@ class TrainConfig:
         check("per_agent", self.per_agent, self.per_agent in ("map", "vmap"), "map or vmap")
         for name in ("resume", "save_every"):
             check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
-        self.sampling(), self.learning()  # refuse bad values now
+        self.sampling()  # these two refuse bad values now
+        self.learning()
 
     def sampling(self) -> Sampling:
         return Sampling(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Sampling)})

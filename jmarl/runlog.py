@@ -32,12 +32,12 @@ class RunLog:
         self._pending: tuple | None = None
         self._started = time.monotonic()
 
-    def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], rolled_out: float) -> None:
+    def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], rollout_s: float) -> None:
         """Keep a step to be written later. learned: each stack's update metrics, still on the device."""
         self.flush()
         valid = played.rewards[np.isfinite(played.rewards)]
         self.rewards.append(float(valid.mean()) if valid.size else float("nan"))
-        self._pending = (step, played, learned, rolled_out - self._started)
+        self._pending = (step, played, learned, rollout_s)
 
     def flush(self) -> None:
         """Write the step that is kept; waits for its update."""
@@ -75,11 +75,6 @@ class RunLog:
         except CheckpointError as error:
             self.failed_saves += 1
             warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)
-
-    def close(self) -> None:
-        self.flush()
-        if self.writer is not None:
-            self.writer.close()
 
     def _pictures(self, step: int, played: Rollout) -> None:
         assert self.writer is not None

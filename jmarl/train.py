@@ -11,10 +11,10 @@ Nothing but `TeamState` and the step number goes from one step to the next, so a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,44 +72,65 @@ def train(
 ) -> TrainResult:
     """Train a team on items (dicts with a `prompt`, or with what the formatters read) and return its final state.
 
-    params: each stack's parameters [A, ...], as `make_team` returns them; formatters: one an agent, item -> prompt.
+    params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's).
+    formatters: one an agent, item -> prompt.
     """
     formatters = formatters or [prompt_of] * team.num_agents
-    check_run(team, items, formatters, cfg)
+    check_run(team, items, formatters, cfg, wandb_config)
     mesh = sharding.make_mesh(cfg.mesh) if cfg.mesh else None
     state = place(init_state(params, cfg.learning()), mesh)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
-    saver = open_checkpoints(cfg)
-    if cfg.resume:
-        state = resume(cfg, state, meta)
-    first = int(state.step)
-    log = RunLog(team, cfg, _writer(cfg, first, wandb_config))
-    playing: dict[str, Any] = dict(reward=reward, formatters=formatters)
-    held_out = partial(evaluate, team, items=eval_items, cfg=cfg, **playing)
+    with contextlib.ExitStack() as opened:
+        saver = open_checkpoints(cfg)
+        if saver:
+            opened.enter_context(saver)
+        if cfg.resume:
+            state = resume(cfg, state, meta)
+        writer = open_metrics(cfg, int(state.step), wandb_config)
+        if writer:
+            opened.enter_context(writer)
+        log = RunLog(team, cfg, writer)
+        result = run(team, state, items, cfg, mesh, log, saver, meta, eval_items, reward=reward, formatters=formatters)
+    if cfg.output_dir:
+        save_team(Path(cfg.output_dir) / "models", team, result.state.stacks)
+    return result
+
+
+def run(
+    team: Team,
+    state: TeamState,
+    items: Sequence[dict],
+    cfg: TrainConfig,
+    mesh: Any,
+    log: RunLog,
+    saver: Checkpointer | None,
+    meta: dict,
+    eval_items: Sequence[dict],
+    **playing: Any,
+) -> TrainResult:
+    """The loop from `state` on; playing: the reward and the formatters."""
 
     def evaluated(step: int) -> Evaluation | None:
         due = cfg.eval_every and step % cfg.eval_every == 0
         if not eval_items or not (due or step in (0, cfg.num_updates)):
             return None
-        result = held_out(params=[s.params for s in state.stacks])
+        result = evaluate(team, [s.params for s in state.stacks], eval_items, cfg=cfg, **playing)
         log.evaluation(max(step - 1, 0), result)  # with the row of the last update, which a resumed run keeps
         return result
 
+    first = int(state.step)
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
         tasks = [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
+        started = time.monotonic()
         rollout = play_step(team, state, tasks, cfg, step, **playing)
-        rolled_out = time.monotonic()
+        rollout_s = time.monotonic() - started
         state, learned = update(team, state, rollout, cfg, mesh)
-        log.step(step, rollout, learned, rolled_out)
+        log.step(step, rollout, learned, rollout_s)
         after = evaluated(step + 1) or after
         if saver:
             log.save(saver, step + 1, state, meta, last=step + 1 == cfg.num_updates)
-    log.close()
-    if saver:
-        saver.close()
-    if cfg.output_dir:
-        save_team(Path(cfg.output_dir) / "models", team, state.stacks)
+    log.flush()
     return TrainResult(state, log.rewards, before, after)
 
 
@@ -168,7 +189,9 @@ def place(state: TeamState, mesh: Any) -> TeamState:
     return jax.device_put(state, jax.tree.map(lambda x: x, sharding.state_shardings(mesh, state)))
 
 
-def check_run(team: Team, items: Sequence[dict], formatters: Sequence[Formatter], cfg: TrainConfig) -> None:
+def check_run(
+    team: Team, items: Sequence[dict], formatters: Sequence[Formatter], cfg: TrainConfig, wandb_config: Mapping | None
+) -> None:
     """Refuse what would fail later, with the number and the name."""
     row = algorithm(cfg.algorithm)
     if cfg.num_generations < row.min_group:
@@ -180,6 +203,8 @@ def check_run(team: Team, items: Sequence[dict], formatters: Sequence[Formatter]
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
     if not items:
         raise ValueError("there are no items to train on")
+    if wandb_config is not None and not cfg.output_dir:
+        raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
 
 
 def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
@@ -197,7 +222,8 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
         return saved.restore(state, step)[0]
 
 
-def _writer(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:
+def open_metrics(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:
+    """The run's logs from step `first` on; None without an output directory."""
     if not cfg.output_dir:
         return None
     options: dict[str, Any] = dict(

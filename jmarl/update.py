@@ -170,7 +170,7 @@ def agent_gradients(params: Any, reference: Any, batch: Batch, cfg: ModelConfig,
 
 def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Learning) -> tuple[StackState, dict]:
     """One optimiser step of one agent. A loss or gradient that is not finite changes nothing and is counted."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     ok = jnp.isfinite(norm) & jnp.isfinite(loss)
     changes, opt_state = optimizer(learning).update(grads, state.opt_state, state.params)
     new = (optax.apply_updates(state.params, changes), opt_state)

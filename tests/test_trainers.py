@@ -208,7 +208,6 @@ def test_the_readme_usage_runs(model):
     trainer.train()
 
     assert len(rows("runs/magrpo")) == 20  # the 20 epochs that the script leaves to the default
-    assert len(set(np.stack([row["agent_0/length"], row["agent_1/length"]]).tobytes() for row in rows("runs/magrpo"))) > 1
 
 
 def test_the_trainer_guide_runs(model, offline_wandb):

@@ -107,7 +107,7 @@ class MAGRPOTrainer:
         self._names = [agent.name for agent in loaded]
         self.team, self._params = make_team(loaded)
         self.config = self.args.train_config(len(self.items))
-        check_run(self.team, self.items, self.formatters, self.config)
+        check_run(self.team, self.items, self.formatters, self.config, wandb_config)
 
     @property
     def num_agents(self) -> int:

@@ -1,0 +1,65 @@
+"""Draw the learning curves of runs as one picture.
+
+Command: python -m experiments.plot_runs runs/story_length-0 runs/story_length-1 --out experiments/story_length.png
+Needs matplotlib (the extra `plot`). The left panel has the training reward (thin: every update; thick: mean of ten) and the
+reward on held-out prompts (points); the right panel each agent's completion length in tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from jmarl.metrics import read_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draw the learning curves of runs as one picture."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories, each with a metrics.jsonl."""
+    out: Path = Path("curves.png")
+    """Picture to write."""
+
+
+def column(rows: list[dict], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Updates done and values of the rows that have this column; an evaluation at step 0 is before any update."""
+    found = [(row["step"], row[name]) for row in rows if name in row]
+    return np.array([step for step, _ in found]), np.array([value for _, value in found], float)
+
+
+def main() -> None:
+    cfg = tyro.cli(Plot)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
+    for i, run in enumerate(cfg.runs):
+        rows = read_rows(run / "metrics.jsonl")
+        step, reward = column(rows, "reward/mean")
+        left.plot(step + 1, reward, color=f"C{i}", alpha=0.25, linewidth=0.8)
+        window = min(10, len(reward))
+        left.plot(step[window - 1 :] + 1, np.convolve(reward, np.ones(window) / window, "valid"), color=f"C{i}", label=run.name)
+        step, held_out = column(rows, "eval/reward")
+        left.plot(np.where(step > 0, step + 1, 0), held_out, "o", color=f"C{i}", markersize=5)
+        for agent, style in enumerate(("-", "--", ":", "-.")):
+            step, length = column(rows, f"agent_{agent}/length")
+            if len(step):
+                right.plot(step + 1, length, style, color=f"C{i}", linewidth=1, label=f"agent {agent}" if i == 0 else None)
+    left.set(xlabel="update", ylabel="reward", title="Reward: mean of ten updates; points: held-out prompts", ylim=(0, 1.02))
+    right.set(xlabel="update", ylabel="tokens", title="Length of completions")
+    left.legend(loc="lower right", fontsize=8)
+    right.legend(fontsize=8)
+    figure.savefig(cfg.out, dpi=130)
+    print(cfg.out)
+
+
+if __name__ == "__main__":
+    main()
