@@ -38,7 +38,7 @@ class StoryConfig(TrainConfig):
 
     model: str = "smollm2-135m-instruct"
     """Model of both agents: a name, a directory, a .gguf file or a hub id."""
-    num_updates: int = 80
+    num_updates: int = 40
     num_prompts: int = 2
     num_generations: int = 8
     max_new_tokens: int = 64

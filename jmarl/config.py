@@ -204,6 +204,7 @@ class TrainConfig:
             "save_total_limit",
         ):
             check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        check("seed", self.seed, 0 <= self.seed < 2**31, "in 0..2147483647")
         for name in ("save_every", "eval_every"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0 (0 is off)")
         check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")

@@ -44,11 +44,14 @@ def bucket(n: int, smallest: int = 16) -> int:
     return max(smallest, 1 << (n - 1).bit_length())
 
 
-@partial(jax.jit, static_argnames=("cfg", "settings", "seed", "stack", "roles", "group", "purpose"))
+@partial(jax.jit, static_argnames=("cfg", "settings", "roles", "group"))
 def sample_stack(
     params, prompts, lengths, step, agents, prompt_ids, stop, *, cfg, settings, seed, stack, roles, group, purpose
 ):
-    """`sampling.sample` with keys made inside. prompts [A, roles * P, S]; agents [A, roles] team indices; prompt_ids [P]."""
+    """`sampling.sample` with keys made inside. prompts [A, roles * P, S]; agents [A, roles] team indices; prompt_ids [P].
+
+    What only the keys depend on (seed, step, stack, purpose) is traced: another seed is no other program.
+    """
     TRACES["sample"] += 1
     keys = sampling.row_keys(seed, step, stack, agents.reshape(-1), prompt_ids, group, purpose)
     keys = keys.reshape(prompts.shape[0], roles * prompt_ids.shape[0], group)

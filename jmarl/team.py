@@ -88,7 +88,13 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[Te
 
 
 def init_state(params: Sequence[Any], learning: Learning) -> TeamState:
-    """The state at step 0 from each stack's parameters."""
+    """The state at step 0 from each stack's parameters, which become part of it."""
+    for i, tree in enumerate(params):
+        if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(tree)):
+            raise ValueError(
+                f"the parameters of stack {i} were consumed by an earlier run (training updates them in place): "
+                "make them anew with make_team"
+            )
     return TeamState(jnp.int32(0), tuple(init_stack(p, learning) for p in params))
 
 

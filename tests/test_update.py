@@ -185,12 +185,15 @@ def test_split_keeps_every_row_with_its_prompt(params, batch, cfg):
     """Parts of 2, 4 and 8: together exactly the rows of the batch, each still beside its own prompt and length."""
     rows, _ = make_rows(None, unstack(batch, 0), cfg, PLAIN)
 
-    def pairs(part):  # (prompt, its length, tokens, advantage) of every row
+    def pairs(part):  # (prompt and its length, tokens, advantage) of every row
+        def ids(x):
+            return tuple(map(int, x))
+
         return [
-            (tuple(map(int, part.prompts[p])), int(part.lengths[p]), tuple(map(int, part.tokens[p, g])), float(part.advantages[p, g]))
+            (ids(part.prompts[p]), int(part.lengths[p]), ids(part.tokens[p, g]), float(part.advantages[p, g]))
             for p in range(part.tokens.shape[0])
             for g in range(part.tokens.shape[1])
-        ]  # fmt: skip
+        ]
 
     for n in (2, 4, 8):
         parts = split(rows, n)

@@ -1,0 +1,101 @@
+"""Tiny teams learn: a probe reward rises above the untrained interval, whatever the team is made of."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.config import TrainConfig
+from jmarl.models import decoder
+from jmarl.rewards import make_reward
+from jmarl.rollout import play
+from jmarl.stack import unstack
+from jmarl.team import make_team
+from jmarl.train import train
+from jmarl.weights import Agent
+
+NEW = 6
+WORDS = "the answer is in a basket of fruit and apples or pears so they walked to market with two agents".split()
+ITEMS = [{"prompt": " ".join(WORDS[i : i + 3])} for i in range(8)]
+HELD_OUT = [{"prompt": " ".join(WORDS[i : i + 2])} for i in range(8, 16)]
+
+
+def vowels(text):
+    """Share of vowels."""
+    return sum(text.count(v) for v in "aeiou") / max(len(text), 1)
+
+
+def both(a, b):
+    return [(vowels(x) + vowels(y)) / 2 for x, y in zip(a, b, strict=True)]
+
+
+def random_agent(cfg, tokenizer, seed):
+    return Agent("random", cfg, jax.device_get(decoder.init_params(cfg, jax.random.key(seed))), tokenizer)
+
+
+def two_architectures(tiny_config, tiny_tokenizer, make_tokenizer, seed):
+    """Llama and Qwen3 of other widths, the second with a tokenizer of its own: two stacks."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["unusual"])
+    small = tiny_config("llama")
+    large = tiny_config("qwen3", vocab_size=321, hidden_size=48, num_layers=3)
+    return make_team([random_agent(small, tiny_tokenizer, seed), random_agent(large, tokenizer, 10 + seed)])
+
+
+def shared_weights(tiny_config, tiny_tokenizer, make_tokenizer, seed):
+    """One parameter set in two roles."""
+    return make_team([random_agent(tiny_config("llama"), tiny_tokenizer, seed)] * 2, shared_weights=True)
+
+
+def two_copies(tiny_config, tiny_tokenizer, make_tokenizer, seed):
+    """One stack of two agents."""
+    return make_team([random_agent(tiny_config("llama"), tiny_tokenizer, seed + i) for i in (0, 10)])
+
+
+FORMATTERS = [lambda item: item["prompt"], lambda item: "apples " + item["prompt"]]
+
+
+def shares_of_agents(result, evaluation):
+    """Mean share of vowels in each agent's held-out completions."""
+    return [np.mean([[vowels(t) for t in row] for row in agent]) for agent in evaluation.rollout.texts]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("make", [two_architectures, shared_weights, two_copies])
+def test_a_team_learns_the_probe(tiny_config, tiny_tokenizer, make_tokenizer, make, seed):
+    """The mean on held-out prompts ends above the untrained team's 95 % interval, each agent for itself writes more
+    vowels, and every parameter set changes in every one of its arrays."""
+    team, params = make(tiny_config, tiny_tokenizer, make_tokenizer, seed)
+    untrained = jax.device_get(params)
+    cfg = TrainConfig(
+        seed=seed, num_updates=25, num_prompts=4, num_generations=8, max_new_tokens=NEW, min_new_tokens=NEW,
+        learning_rate=1e-2, per_agent="vmap", eval_generations=8, progress=False,
+    )  # fmt: skip
+    reward = make_reward(both, num_agents=2)
+    result = train(team, params, reward, ITEMS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
+    before, after = result.before, result.after
+    print(make.__name__, seed, before.mean, before.interval, after.mean)
+    assert after.mean - after.interval > before.mean + before.interval
+    assert np.mean(result.rewards[-5:]) > np.mean(result.rewards[:5])
+    for was, now in zip(shares_of_agents(result, before), shares_of_agents(result, after), strict=True):
+        assert now > was
+    for spec, old, state in zip(team.stacks, untrained, result.state.stacks, strict=True):
+        for a in range(len(spec.members)):
+            pairs = zip(jax.tree.leaves(unstack(old, a)), jax.tree.leaves(unstack(state.params, a)), strict=True)
+            assert all(np.abs(x - y).max() > 1e-3 for x, y in pairs)
+
+
+def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, make_tokenizer):
+    """The control: a constant reward leaves the completions on held-out prompts exactly as they were."""
+    team, params = two_copies(tiny_config, tiny_tokenizer, make_tokenizer, 0)
+    cfg = TrainConfig(
+        num_updates=3, num_prompts=4, num_generations=8, max_new_tokens=NEW, min_new_tokens=NEW, learning_rate=1e-2,
+        per_agent="vmap", eval_generations=8, progress=False,
+    )  # fmt: skip
+    reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
+    result = train(team, params, reward, ITEMS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
+    assert result.before.rollout.texts == result.after.rollout.texts
+    keys = dict(seed=0, step=0, group=8)
+    again = play(team, [s.params for s in result.state.stacks], HELD_OUT, reward, FORMATTERS, cfg.sampling(), **keys)
+    assert again.texts != result.after.rollout.texts, "training draws other random numbers than evaluation"

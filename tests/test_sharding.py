@@ -1,0 +1,141 @@
+"""A mesh of eight virtual devices gives what one device gives, and every device holds its share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jmarl import sharding
+
+ROOT = Path(__file__).resolve().parent.parent
+MESH = "agent=2,data=2,model=2"
+
+SCRIPT = """
+import dataclasses, json, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec
+from jmarl import sharding, train, weights
+from jmarl.config import TrainConfig
+from jmarl.rewards import make_reward
+from jmarl.team import init_state, make_team
+
+agents = [weights.load_agent(path) for path in sys.argv[2:]]
+one = TrainConfig(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
+                  algorithm="grpo", kl_coef=0.1, per_agent="vmap", progress=False)
+meshed = dataclasses.replace(one, mesh=sys.argv[1])
+items = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
+reward = make_reward(lambda a, b: [len(x) - 0.5 * len(set(y)) for x, y in zip(a, b)], num_agents=2)
+formatters = [lambda item: item["prompt"], lambda item: item["prompt"] + " or"]
+out = {"devices": jax.device_count()}
+
+def differ(a, b):  # the largest absolute difference between two trees
+    pairs = zip(*map(jax.tree.leaves, jax.device_get((a, b))), strict=True)
+    return max(float(np.abs(x - np.asarray(y)).max()) for x, y in pairs)
+
+def run(cfg):  # one step of training in its parts
+    team, params = make_team(agents)
+    mesh = sharding.make_mesh(cfg.mesh) if cfg.mesh else None
+    state = train.place(init_state(params, cfg.learning()), mesh)
+    played = train.play_step(team, state, items[:2], cfg, 0, reward=reward, formatters=formatters)
+    state, metrics = train.update(team, state, played, cfg, mesh)
+    return jax.device_get(played.completions[0]), state.stacks[0], jax.device_get(metrics[0])
+
+(samples, state, metrics), (samples1, state1, metrics1) = run(meshed), run(one)
+out["tokens equal"] = bool((samples.tokens == samples1.tokens).all() and (samples.action_mask == samples1.action_mask).all())
+out["lengths"] = sorted(set(samples.action_mask.sum(-1).ravel().tolist()))
+out["logprobs"] = differ(samples.logprobs, samples1.logprobs)
+out["params"], out["opt_state"] = differ(state.params, state1.params), differ(state.opt_state, state1.opt_state)
+out["metrics"] = differ(metrics, metrics1)
+out["moved"] = differ(state1.params, state1.reference)
+
+shares = out["shares"] = {}  # leaf -> set of shares of its bytes over devices
+for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
+    sizes = dict.fromkeys(jax.devices(), 0)
+    for shard in leaf.addressable_shards:
+        sizes[shard.device] += shard.data.nbytes
+    shares[jax.tree_util.keystr(path)] = [leaf.nbytes, *sorted(set(sizes.values()))]
+
+results = [train.train(*make_team(agents), reward, items, cfg, formatters=formatters) for cfg in (meshed, one)]
+out["train"] = differ(results[0].state, results[1].state)
+out["rewards"] = differ(results[0].rewards, results[1].rewards)
+out["steps"] = int(results[0].state.step)
+
+mesh = sharding.make_mesh(sys.argv[1])
+odd = {"qkv": jnp.zeros((3, 2, 31, 1, 4, 16)), "embed": jnp.zeros((2, 321, 32)), "attn_norm": jnp.zeros((2, 2, 32))}
+out["odd"] = {name: list(s.spec) for name, s in sharding.state_shardings(mesh, odd).items()}
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def facts(tiny_dir):
+    """What a process with eight virtual CPU devices finds."""
+    directories = [str(tiny_dir("qwen2", seed=seed)) for seed in (0, 1)]
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, MESH, *directories], env=env, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_sampler_on_a_mesh_equals_one_device(facts):
+    """Equal tokens, and log-probabilities up to the order of sums."""
+    assert facts["devices"] == 8
+    assert facts["tokens equal"] and facts["logprobs"] < 1e-5
+    assert facts["lengths"][-1] == 6
+
+
+def test_the_update_on_a_mesh_equals_one_device(facts):
+    assert facts["params"] < 1e-5 and facts["opt_state"] < 1e-5 and facts["metrics"] < 1e-4
+    assert facts["moved"] > 1e-3, "the update should have changed something"
+
+
+def test_training_on_a_mesh_equals_one_device(facts):
+    """`train` with --mesh, two updates from start to end."""
+    assert facts["steps"] == 2 and facts["train"] < 1e-5 and facts["rewards"] < 1e-6
+
+
+def test_every_device_holds_its_share(facts):
+    """An eighth of every matrix, of its reference and of both its Adam moments; half of the small vectors (their agent);
+    so each device holds an eighth of the bytes and at most a few per cent more."""
+    seen = set()
+    for path, (total, *of_devices) in facts["shares"].items():
+        name = path.split("'")[-2] if "layers" in path or "embed" in path else path
+        matrix = name in ("embed", "qkv", "out", "gate_up", "down")
+        share = 8 if matrix else 4 if name == "qkv_bias" else 2
+        assert of_devices == [total // share], path
+        seen |= {(name, field) for field in ("'params'", "mu", "nu", "'reference'") if matrix and field in path}
+    assert len(seen) == 5 * 4
+    held, whole = (sum(size[i] for size in facts["shares"].values()) for i in (1, 0))
+    assert whole / 8 <= held < 1.05 * whole / 8
+
+
+def test_an_axis_that_does_not_divide_stays_whole(facts):
+    """Three agents, 31 model dimensions, one head; 321 tokens; and a vector that follows its agent alone."""
+    assert facts["odd"] == {
+        "qkv": [None, None, None, None],
+        "embed": ["agent", None, "data"],
+        "attn_norm": ["agent"],
+    }
+
+
+@pytest.mark.parametrize("text", ["agents=2", "agent=0", "agent", "agent=2,", "agent=2;data=2", "agent=-1", "data=1.5"])
+def test_mesh_text_that_cannot_be_read(text):
+    with pytest.raises(ValueError, match=r"cannot read .*write for instance 'agent=2,data=2,model=2'"):
+        sharding.make_mesh(text)
+
+
+def test_a_mesh_larger_than_the_machine_names_both_numbers():
+    with pytest.raises(ValueError, match=r"mesh='agent=500,data=3' needs 1500 devices, this process has \d+"):
+        sharding.make_mesh("agent=500,data=3")
+
+
+def test_axes_left_out_have_size_one():
+    assert dict(sharding.make_mesh("data=1").shape) == {"agent": 1, "data": 1, "model": 1}

@@ -1,0 +1,288 @@
+"""The training loop: resuming bit for bit after a kill, its logs, order of tasks, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl import weights
+from jmarl.checkpoint import Checkpointer
+from jmarl.config import TrainConfig
+from jmarl.rewards import make_reward
+from jmarl.team import init_state, make_team
+from jmarl.train import tasks_of, train
+from jmarl.types import TRACES
+from jmarl.update import updates_done
+
+ROOT = Path(__file__).resolve().parent.parent
+# What a resumed run measures anew: times, rates, and how much this process has compiled.
+NOT_COMPARED = ("time/", "tokens_per_s", "compiles")
+
+# A whole run in its own process. It kills itself without warning in the reward of step `kill`, as soon as the checkpoint
+# of step 10 is complete on disk.
+SCRIPT = """
+import json, os, signal, sys, time
+from jmarl import train, weights
+from jmarl.checkpoint import Checkpointer
+from jmarl.config import TrainConfig
+from jmarl.rewards import make_reward
+from jmarl.team import make_team
+
+directories, fields, kill = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+calls = 0
+
+def reward(a, b, rng):
+    global calls
+    calls += 1
+    if calls == kill:
+        with Checkpointer(fields["output_dir"] + "/checkpoints", read_only=True) as saved:
+            while saved.latest_step() != 10:
+                time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [0.1 * len(x) - 0.05 * len(y) + rng.random() for x, y in zip(a, b)]
+
+items = [{"prompt": text} for text in ("The answer", "apples", "def add", "two agents", "question")]
+team, params = make_team([weights.load_agent(d) for d in directories])
+train.train(team, params, make_reward(reward, num_agents=2), items, TrainConfig(**fields), eval_items=items[:2])
+"""
+
+BASE = dict(num_updates=20, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False)
+
+
+def start(directories, output_dir, kill=0, **changes):
+    """Run `SCRIPT`; returns the finished process."""
+    fields = BASE | dict(save_every=10, eval_every=5, eval_generations=2, output_dir=str(output_dir)) | changes
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    args = [sys.executable, "-c", SCRIPT, json.dumps(directories), json.dumps(fields), str(kill)]
+    return subprocess.run(args, env=env, capture_output=True, text=True, timeout=400)
+
+
+def update_count(state):
+    return updates_done(state.stacks[0]).tolist()
+
+
+def rows_of(output_dir):
+    return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def directories(tiny_dir):
+    return [str(tiny_dir("llama", seed=seed)) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def runs(directories, tmp_path_factory):
+    """An uninterrupted run of 20 steps; and one killed in step 13, after the checkpoint of step 10, and resumed."""
+    root = tmp_path_factory.mktemp("runs")
+    whole, broken = root / "whole", root / "broken"
+    done = start(directories, whole)
+    assert done.returncode == 0, done.stderr[-2000:]
+    killed = start(directories, broken, kill=13 + 4)  # 13 training steps and the evaluations at 0, 5 and 10 come before
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    left = [row["step"] for row in rows_of(broken)]
+    resumed = start(directories, broken, resume=True)
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    return whole, broken, left
+
+
+def test_the_kill_came_after_the_checkpoint(runs):
+    """Steps 10 and 11 were logged and lost; 12 had not been written, since a row is written one step late."""
+    assert max(runs[2]) == 11 and runs[2].count(11) == 1
+
+
+def test_a_resumed_run_is_bit_equal(runs, pair):
+    """Parameters, optimiser state and counters after 20 steps = 10 + SIGKILL + 10."""
+    whole, broken, _ = runs
+    like, states = init_state(make_team(pair)[1], TrainConfig(**BASE).learning()), []
+    for run in (whole, broken):
+        with Checkpointer(run / "checkpoints", read_only=True) as saved:
+            states.append(jax.device_get(saved.restore(like, 20)[0]))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert int(states[1].step) == 20 and update_count(states[1]) == [20, 20]
+    for agent in ("agent_0", "agent_1"):
+        a, b = ((run / "models" / agent / "model.safetensors").read_bytes() for run in (whole, broken))
+        assert a == b
+
+
+def test_a_resumed_run_doubles_and_loses_no_row(runs):
+    """metrics.jsonl: the same steps in the same order, equal in all columns but times, rates and compiles."""
+    whole, broken = (rows_of(run) for run in runs[:2])
+    assert [row["step"] for row in broken] == [row["step"] for row in whole]
+    for a, b in zip(whole, broken, strict=True):
+        assert a.keys() == b.keys()
+        assert {k: v for k, v in a.items() if not k.startswith(NOT_COMPARED)} == {
+            k: v for k, v in b.items() if not k.startswith(NOT_COMPARED)
+        }
+    steps = [row["step"] for row in whole if "reward/mean" in row]
+    assert steps == list(range(20))
+    assert len([row for row in whole if "eval/reward" in row]) == 5  # before, and after 5, 10, 15 and 20 updates
+
+
+def test_a_changed_configuration_is_refused_with_the_difference(runs, directories):
+    """Only what is named in MAY_CHANGE may differ; the error shows old and new."""
+    done = start(directories, runs[0], resume=True, num_generations=4, temperature=0.5, num_updates=21, learning_rate=1e-3)
+    assert done.returncode != 0
+    assert "cannot resume from step 20" in done.stderr and "num_generations: 3 -> 4" in done.stderr
+    assert "temperature: 1.0 -> 0.5" in done.stderr and "learning_rate:" not in done.stderr.splitlines()[-1]
+
+
+def test_a_changed_team_is_refused(runs, tiny_dir):
+    agent = weights.load_agent(tiny_dir("qwen2"))
+    cfg = TrainConfig(**BASE, save_every=10, eval_every=5, eval_generations=2, output_dir=str(runs[0]), resume=True)
+    with pytest.raises(ValueError, match="team: other models, tokenizers or roles"):
+        train(*make_team([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
+
+
+def test_a_new_run_refuses_a_directory_with_checkpoints(runs, directories):
+    done = start(directories, runs[0])
+    assert done.returncode != 0 and "already holds checkpoints up to step 20" in done.stderr
+
+
+# --- the order of tasks --------------------------------------------------------------------------------------------------
+
+
+def test_task_order_follows_from_seed_and_step():
+    """Every epoch visits all items once, in its own order; a step's items need no step before it."""
+    steps = [tasks_of(step, 5, 2, seed=3) for step in range(10)]
+    visited = sum(steps, [])
+    epochs = [visited[i : i + 5] for i in range(0, 20, 5)]
+    assert all(sorted(epoch) == list(range(5)) for epoch in epochs) and len({tuple(e) for e in epochs}) > 1
+    assert tasks_of(7, 5, 2, seed=3) == steps[7]
+    assert [tasks_of(step, 5, 2, seed=4) for step in range(10)] != steps
+    assert sorted(tasks_of(0, 3, 7, seed=0)[:3]) == [0, 1, 2], "more prompts a step than items"
+
+
+# --- in this process -----------------------------------------------------------------------------------------------------
+
+
+def share_of_e(a, b):
+    """Share of the letter e in both texts together."""
+    return [(x + y).count("e") / max(len(x + y), 1) for x, y in zip(a, b, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def pair(directories):
+    return [weights.load_agent(d) for d in directories]
+
+
+def run(pair, reward=share_of_e, items=("The answer", "apples", "question"), **changes):
+    team, params = make_team(pair)
+    cfg = TrainConfig(**BASE | dict(num_updates=2) | changes)
+    return train(team, params, make_reward(reward, num_agents=2), [{"prompt": text} for text in items], cfg), team
+
+
+def params_of(result):
+    return jax.device_get(result.state.stacks[0].params)
+
+
+def test_invalid_rewards_are_masked_and_counted(pair, tmp_path):
+    """NaN, None and a text for three of six joint actions: counted in every row, no parameter becomes NaN, both learn."""
+    result, _ = run(pair, lambda a, b: [float("nan"), 1.0, None, 2.0, "five", 0.5], output_dir=str(tmp_path))
+    rows = rows_of(tmp_path)
+    assert [row["reward/invalid"] for row in rows] == [3, 3]
+    assert [row["reward/mean"] for row in rows] == [pytest.approx(3.5 / 3)] * 2
+    assert all(row[f"agent_{a}/skipped"] == 0 and row[f"agent_{a}/grad_norm"] > 0 for row in rows for a in (0, 1))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params_of(result)))
+
+
+def test_nothing_but_invalid_rewards_changes_nothing(pair):
+    result, _ = run(pair, lambda a, b: [None] * len(a))
+    jax.tree.map(np.testing.assert_array_equal, params_of(result), jax.device_get(make_team(pair)[1][0]))
+
+
+def test_constant_rewards_change_nothing(pair):
+    """A reward of 0.1 for all: exactly the untrained parameters."""
+    result, _ = run(pair, lambda a, b: [0.1] * len(a))
+    jax.tree.map(np.testing.assert_array_equal, params_of(result), jax.device_get(make_team(pair)[1][0]))
+
+
+def test_the_same_run_again_is_equal(pair):
+    """From parameters made anew; training consumes those it is given (it updates them in place) and says so."""
+    first, second = run(pair)[0], run(pair)[0]
+    jax.tree.map(np.testing.assert_array_equal, params_of(first), params_of(second))
+    assert first.rewards == second.rewards
+    team, params = make_team(pair)
+    cfg, reward = TrainConfig(**BASE | dict(num_updates=1)), make_reward(share_of_e, num_agents=2)
+    train(team, params, reward, [{"prompt": "apples"}], cfg)
+    with pytest.raises(ValueError, match=r"parameters of stack 0 .*make_team"):
+        train(team, params, reward, [{"prompt": "apples"}], cfg)
+
+
+def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
+    """A reward without signal leaves the parameters alone, so all evaluations are the same; and evaluating changes nothing
+    about training."""
+    calls = []
+
+    def reward(a, b, batch_items):
+        calls.append((batch_items[0]["prompt"], a))
+        return [1.0] * len(a)
+
+    held_out = [{"prompt": "held out"}, {"prompt": "other"}]
+    team, params = make_team(pair)
+    cfg = TrainConfig(**BASE | dict(num_updates=3, eval_every=1, eval_generations=3))
+    result = train(team, params, make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg, eval_items=held_out)
+    evaluations = [texts for prompt, texts in calls if prompt == "held out"]
+    assert len(evaluations) == 4 and all(texts == evaluations[0] for texts in evaluations)
+    assert result.before.mean == result.after.mean == 1.0
+    trained = [texts for prompt, texts in calls if prompt == "apples"]
+    assert len({tuple(texts) for texts in trained}) == 3
+    calls.clear()
+    train(team, make_team(pair)[1], make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg)
+    assert [texts for _, texts in calls] == trained
+
+
+def test_compiles_are_bounded(pair):
+    """Sixteen steps of two seeds: one program to sample, and one to update for each quarter of max_new_tokens that was
+    the longest completion, with one more for the optimiser's step."""
+    before = dict(TRACES)
+    for seed in (0, 1):
+        run(pair, num_updates=8, seed=seed, max_new_tokens=8)
+    assert TRACES["sample"] - before["sample"] == 1
+    assert 1 <= TRACES["update"] - before["update"] <= 4
+
+
+def test_the_models_of_a_run_can_be_loaded(pair, tmp_path):
+    """Each agent's directory holds exactly the trained parameters."""
+    result, _ = run(pair, output_dir=str(tmp_path))
+    for a in (0, 1):
+        loaded = weights.load_agent(tmp_path / "models" / f"agent_{a}")
+        expected = jax.tree.map(lambda x, a=a: x[a], params_of(result))
+        jax.tree.map(np.testing.assert_array_equal, loaded.params, expected)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(num_generations=1), r"num_generations=1 is too small for algorithm='magrpo'.*at least 2"),
+        (dict(algorithm="magrop"), r"did you mean 'magrpo'"),
+        (dict(resume=True), r"resume=True is not allowed: resume must be off without output_dir"),
+        (dict(mesh="agent=64"), r"needs 64 devices"),
+        (dict(joint_mode="both"), r"joint_mode='both' is not allowed"),
+        (dict(seed=-1), r"seed=-1 is not allowed"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_runs(pair, changes, message):
+    before = dict(TRACES)
+    with pytest.raises(ValueError, match=message):
+        run(pair, lambda a, b: 1 / 0, **changes)
+    assert dict(TRACES) == before
+
+
+def test_cross_mode_trains(pair):
+    """Nine rewards a prompt for three completions of each agent; the returns are their means."""
+    sizes = []
+
+    def reward(a, b):
+        sizes.append(len(a))
+        return share_of_e(a, b)
+
+    result, _ = run(pair, reward, joint_mode="crossed", num_updates=1)
+    assert sizes == [2 * 9] and np.isfinite(result.rewards).all()
