@@ -32,23 +32,23 @@ class RunLog:
         self._pending: tuple | None = None
         self._started = time.monotonic()
 
-    def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], rollout_s: float) -> None:
+    def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]]) -> None:
         """Keep a step to be written later. learned: each stack's update metrics, still on the device."""
         self.flush()
         valid = played.rewards[np.isfinite(played.rewards)]
         self.rewards.append(float(valid.mean()) if valid.size else float("nan"))
-        self._pending = (step, played, learned, rollout_s)
+        self._pending = (step, played, learned)
 
     def flush(self) -> None:
         """Write the step that is kept; waits for its update."""
         if self._pending is None:
             return
-        step, played, learned, rollout_s = self._pending
+        step, played, learned = self._pending
         self._pending = None
         row = rollout_metrics(self.team, played) | update_metrics(self.team, jax.device_get(learned))
         now = time.monotonic()
         seconds, self._started = now - self._started, now
-        row |= {"time/rollout_s": rollout_s, "time/step_s": seconds, "compiles": sum(TRACES.values())}
+        row |= {"time/step_s": seconds, "compiles": sum(TRACES.values())}
         row["failed_saves"] = self.failed_saves
         row["tokens_per_s"] = row["tokens"] / seconds
         if self.writer is None:

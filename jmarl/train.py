@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,11 +121,9 @@ def run(
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
         tasks = [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
-        started = time.monotonic()
         rollout = play_step(team, state, tasks, cfg, step, **playing)
-        rollout_s = time.monotonic() - started
         state, learned = update(team, state, rollout, cfg, mesh)
-        log.step(step, rollout, learned, rollout_s)
+        log.step(step, rollout, learned)
         after = evaluated(step + 1) or after
         if saver:
             log.save(saver, step + 1, state, meta, last=step + 1 == cfg.num_updates)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -15,10 +17,13 @@ from jmarl.team import make_team
 from jmarl.train import train
 from jmarl.weights import Agent
 
-NEW = 6
-WORDS = "the answer is in a basket of fruit and apples or pears so they walked to market with two agents".split()
-ITEMS = [{"prompt": " ".join(WORDS[i : i + 3])} for i in range(8)]
-HELD_OUT = [{"prompt": " ".join(WORDS[i : i + 2])} for i in range(8, 16)]
+# Training and evaluation have the same shapes, and no completion ends early: one program to sample and one to update.
+CONFIG = TrainConfig(
+    num_updates=20, num_prompts=8, num_generations=8, max_new_tokens=6, min_new_tokens=6, learning_rate=1e-2,
+    per_agent="vmap", eval_generations=8, progress=False,
+)  # fmt: skip
+ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
+HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
 
 
 def vowels(text):
@@ -39,7 +44,7 @@ def two_architectures(tiny_config, tiny_tokenizer, make_tokenizer, seed):
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unusual"])
     small = tiny_config("llama")
-    large = tiny_config("qwen3", vocab_size=321, hidden_size=48, num_layers=3)
+    large = tiny_config("qwen3", vocab_size=321, hidden_size=48)
     return make_team([random_agent(small, tiny_tokenizer, seed), random_agent(large, tokenizer, 10 + seed)])
 
 
@@ -68,14 +73,10 @@ def test_a_team_learns_the_probe(tiny_config, tiny_tokenizer, make_tokenizer, ma
     vowels, and every parameter set changes in every one of its arrays."""
     team, params = make(tiny_config, tiny_tokenizer, make_tokenizer, seed)
     untrained = jax.device_get(params)
-    cfg = TrainConfig(
-        seed=seed, num_updates=25, num_prompts=4, num_generations=8, max_new_tokens=NEW, min_new_tokens=NEW,
-        learning_rate=1e-2, per_agent="vmap", eval_generations=8, progress=False,
-    )  # fmt: skip
+    cfg = dataclasses.replace(CONFIG, seed=seed)
     reward = make_reward(both, num_agents=2)
     result = train(team, params, reward, ITEMS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
     before, after = result.before, result.after
-    print(make.__name__, seed, before.mean, before.interval, after.mean)
     assert after.mean - after.interval > before.mean + before.interval
     assert np.mean(result.rewards[-5:]) > np.mean(result.rewards[:5])
     for was, now in zip(shares_of_agents(result, before), shares_of_agents(result, after), strict=True):
@@ -89,13 +90,9 @@ def test_a_team_learns_the_probe(tiny_config, tiny_tokenizer, make_tokenizer, ma
 def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, make_tokenizer):
     """The control: a constant reward leaves the completions on held-out prompts exactly as they were."""
     team, params = two_copies(tiny_config, tiny_tokenizer, make_tokenizer, 0)
-    cfg = TrainConfig(
-        num_updates=3, num_prompts=4, num_generations=8, max_new_tokens=NEW, min_new_tokens=NEW, learning_rate=1e-2,
-        per_agent="vmap", eval_generations=8, progress=False,
-    )  # fmt: skip
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
-    result = train(team, params, reward, ITEMS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
+    result = train(team, params, reward, ITEMS, CONFIG, formatters=FORMATTERS, eval_items=HELD_OUT)
     assert result.before.rollout.texts == result.after.rollout.texts
     keys = dict(seed=0, step=0, group=8)
-    again = play(team, [s.params for s in result.state.stacks], HELD_OUT, reward, FORMATTERS, cfg.sampling(), **keys)
+    again = play(team, [s.params for s in result.state.stacks], HELD_OUT, reward, FORMATTERS, CONFIG.sampling(), **keys)
     assert again.texts != result.after.rollout.texts, "training draws other random numbers than evaluation"

@@ -138,6 +138,17 @@ def test_next_token_frequencies_match_transformers(settings):
     assert stats.chisquare(observed, expected, sum_check=False).pvalue > 1e-3
 
 
+def test_tokens_of_a_row_are_drawn_independently():
+    """One row's first and second token from a uniform distribution are equal once in V times, not always."""
+
+    def two(key):
+        return [sampling.choose(jnp.zeros(320), key, jnp.int32(t), None, STOP, Sampling())[0] for t in (0, 1)]
+
+    first, second = jax.vmap(two)(jax.random.split(jax.random.key(9), 3200))
+    assert int((first == second).sum()) < 30  # 10 are expected
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
+
+
 def test_lookup_is_the_inverse_of_the_cumulative_sum():
     """Index i for u in [c_i, c_i+1): across block borders, past zero weights, and up to the largest float below 1."""
     weights = np.zeros(700, np.float32)
@@ -307,51 +318,3 @@ def test_greedy_is_the_argmax_of_the_whole_sequences_logits(cfg, params):
             z = forward(params=take(params, a), tokens=padded)
             assert new[:count].tolist() == z[n - 1 : n - 1 + count].argmax(-1).tolist()
             assert len(set(new[:count])) > 1
-
-
-PROMPTS = """The capital of France is|Once upon a time|def add(a, b):|The three laws of motion say that|Dear Sir or Madam,
-In the beginning|To make a cup of tea, first|The sum of 17 and 25 is|A haiku about rain:|She opened the door and
-Photosynthesis is|List the planets:|The fastest animal on land|Water boils at|He looked at the map because|My favourite book is
-import numpy as np|The moon moves around the earth|If it rains tomorrow, we|The last train left""".replace("\n", "|").split("|")
-
-
-@pytest.mark.slow
-def test_greedy_smollm2_equals_transformers(smollm2, tmp_path):
-    """20 prompts x 64 tokens through our cache and through `generate` on our export; the first difference is allowed only
-    where transformers' two best logits are closer than 1e-3."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from jmarl.weights import save_pretrained
-
-    tokenizer, new = smollm2.tokenizer, 64
-    ids = [tokenizer.encode(text) for text in PROMPTS]
-    width = max(map(len, ids))
-    stop = tokenizer.eos_token_id
-    prompts = jnp.array([[row + [0] * (width - len(row)) for row in ids]])
-    keys = sampling.row_keys(0, 0, 0, [0], range(len(ids)), 1)
-    settings = Sampling(max_new_tokens=new, temperature=0)
-    params = jax.tree.map(lambda x: jnp.asarray(x)[None], smollm2.params)
-    lengths = jnp.array([list(map(len, ids))])
-    ours = jax.device_get(sample(params, smollm2.config, settings, prompts, lengths, keys, jnp.array([stop])))
-    del params
-    save_pretrained(tmp_path, smollm2.config, smollm2.params, tokenizer)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    left = torch.tensor([[stop] * (width - len(row)) + row for row in ids])
-    exists = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
-    options = dict(do_sample=False, max_new_tokens=new, eos_token_id=stop, pad_token_id=stop)
-    theirs = model.generate(left, attention_mask=exists, **options)[:, width:].tolist()
-    same = 0
-    for i, row in enumerate(ids):
-        got = ours.tokens[0, i, 0][ours.action_mask[0, i, 0]].tolist()
-        expected = theirs[i][: theirs[i].index(stop) + 1] if stop in theirs[i] else theirs[i]
-        if got == expected:
-            same += 1
-            continue
-        t = next(k for k in range(new) if got[k] != expected[k])
-        with torch.no_grad():
-            z = model(torch.tensor([row + got[:t]])).logits[0, -1]
-        best = z.topk(2)
-        assert float(best.values[0] - best.values[1]) < 1e-3, (PROMPTS[i], t)
-        assert {got[t], expected[t]} == set(best.indices.tolist())
-    assert len(ids) == 20 and same >= 15

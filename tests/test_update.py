@@ -159,7 +159,7 @@ def test_three_updates_equal_torch(params, batch, cfg, directories, learning, mo
 
 @pytest.fixture(scope="module")
 def gradients_of(params, batch, cfg):
-    """Gradients and metrics of agent 1 under variants of `FULL`."""
+    """Gradients and metrics of agent 1 under variants of `FULL`, with agent 0 as its reference."""
     one, reference = unstack(params, 1), unstack(params, 0)
 
     @functools.cache
@@ -273,8 +273,8 @@ def test_a_row_with_an_invalid_reward_is_masked(updated, batch, cfg):
 def test_nothing_to_learn_from_is_finite_and_changes_nothing(updated, batch, cfg, empty):
     """All completions empty, or all rewards invalid."""
     state, _, _ = updated
-    fields = {"masks": {"action_mask": batch.action_mask & False}, "rewards": {"rewards": batch.rewards * jnp.nan}}
-    new, metrics = step(state, batch._replace(**fields[empty]), cfg)
+    nothing = {"masks": dict(action_mask=batch.action_mask & False), "rewards": dict(rewards=batch.rewards * jnp.nan)}
+    new, metrics = step(state, batch._replace(**nothing[empty]), cfg)
     assert_equal_trees(new.params, state.params)
     assert all(np.isfinite(x).all() for x in metrics.values()) and (metrics["skipped"] == 0).all()
 
@@ -322,8 +322,8 @@ def test_bfloat16_compute_keeps_float32_master_weights(updated, params, batch, c
 
 
 def test_kl_is_zero_at_the_untrained_policy_and_positive_later(params, batch, cfg):
-    state = init_stack(copy(params), FULL)
-    kl = []
+    assert init_stack(params, PLAIN).reference is None
+    state, kl = init_stack(copy(params), FULL), []
     for _ in range(3):
         state, metrics = step(state, batch, cfg, FULL, "vmap")
         kl.append(metrics["kl"])
@@ -344,8 +344,3 @@ def test_kl_in_the_reward_is_subtracted_from_the_return(params, batch, cfg, kind
     estimate = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - d - 1}[kind]
     returns = mine.rewards - 0.3 * (estimate * mine.action_mask).sum(-1)
     np.testing.assert_allclose(rows.advantages, returns - returns.mean(-1, keepdims=True), rtol=1e-4, atol=1e-4)
-
-
-def test_a_reference_is_kept_only_for_a_kl_term(params):
-    assert init_stack(params, PLAIN).reference is None
-    assert_equal_trees(jax.device_get(init_stack(params, FULL).reference), jax.device_get(params))
