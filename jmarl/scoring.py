@@ -65,10 +65,6 @@ def score(
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)  # [P, 1]
     inputs = jnp.concatenate([jnp.broadcast_to(last[:, None], (p, g, 1)), tokens[..., :-1]], -1)
 
-    def group(prompt, length, rows):
-        prefix = decoder.prefill(params, cfg, prompt, length - 1, remat)
-        return jax.vmap(lambda x: decoder.continue_prefix(params, cfg, prefix, x, remat))(rows)
-
-    hidden = jax.vmap(group)(prompts, lengths, inputs)
+    hidden = decoder.groups(params, cfg, prompts, lengths - 1, inputs, remat)
     flat = token_scores(params, hidden.reshape(p * g * t, -1), tokens.reshape(-1), temperature or 1.0, entropy_gradient)
     return Scores(*(x.reshape(p, g, t) for x in flat))

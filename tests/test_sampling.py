@@ -110,6 +110,16 @@ def transformers_logits(logits, cfg, seen=SEEN, stop=tuple(range(3, 43))):
     return hf.LogitsProcessorList(steps)(torch.tensor([list(seen)]), scores)[0].double().log_softmax(-1).numpy()
 
 
+@pytest.mark.parametrize("vocab, k", [(49152, 50), (1000, 3), (1001, 15), (640, 10), (300, 7)])
+def test_top_k_by_blocks_is_the_top_k(vocab, k):
+    """Also where the vocabulary is not a multiple of the block, or the largest logits all lie in its last block."""
+    logits = jax.random.normal(jax.random.key(0), (2, vocab))
+    for row in (logits[0], logits[1].at[-k:].add(10.0)):
+        expected, got = jax.lax.top_k(row, k), jax.jit(sampling.top_k, static_argnums=1)(row, k)
+        np.testing.assert_array_equal(got[0], expected[0])
+        np.testing.assert_array_equal(got[1], expected[1])
+
+
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_next_token_frequencies_match_transformers(settings):
     """Chi-square of 40,000 draws against the distribution that transformers' processors give; no token outside it."""

@@ -26,7 +26,7 @@ from jmarl.team import init_state, make_team
 
 agents = [weights.load_agent(path) for path in sys.argv[2:]]
 one = TrainConfig(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
-                  algorithm="grpo", kl_coef=0.1, per_agent="vmap", progress=False)
+                  algorithm="grpo", kl_coef=0.1, per_agent="vmap", top_k=3, progress=False)
 meshed = dataclasses.replace(one, mesh=sys.argv[1])
 items = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
 reward = make_reward(lambda a, b: [len(x) - 0.5 * len(set(y)) for x, y in zip(a, b)], num_agents=2)

@@ -108,8 +108,8 @@ def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
 
     @jax.jit
     def continued(params):
-        prefix = decoder.prefill(params, cfg, padded, jnp.int32(n))
-        return decoder.logits(params, decoder.continue_prefix(params, cfg, prefix, jnp.asarray(TOKENS[n:])))
+        hidden = decoder.groups(params, cfg, padded[None], jnp.array([n]), jnp.asarray(TOKENS[n:])[None, None])
+        return decoder.logits(params, hidden[0, 0])
 
     np.testing.assert_allclose(continued(params), expected[n:], atol=1e-4)
 

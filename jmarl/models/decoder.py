@@ -52,6 +52,7 @@ class Prefix(NamedTuple):
 
 
 Extend = Callable[[jax.Array, jax.Array], tuple[list[Segment], Any]]
+Attention = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
 def rope_frequencies(cfg: ModelConfig) -> jax.Array:
@@ -72,7 +73,7 @@ def rope(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate x [..., T, h] by cos, sin [T, h/2]; the two halves of h are the pairs, as in Hugging Face's layout."""
+    """Rotate x [..., h] by cos, sin [..., h/2]; the two halves of h are the pairs, as in Hugging Face's layout."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
@@ -101,14 +102,26 @@ def attend(q: jax.Array, segments: list[Segment]) -> jax.Array:
     return (out / total).astype(q.dtype)
 
 
+def stream(extend: Extend) -> Attention:
+    """Attention of one stream of T tokens. `extend(k, v)` says what its queries see: it receives the new keys [K, h, T] and
+    values [K, T, h] and returns the segments to attend to and whatever should be kept of them (a cache, or nothing)."""
+
+    def attention(q, k, v):
+        segments, kept = extend(jnp.einsum("tkh->kht", k), jnp.einsum("tkh->kth", v))
+        return jnp.einsum("kqth->tkqh", attend(jnp.einsum("tkqh->kqth", q), segments)), kept
+
+    return attention
+
+
 class Block(nn.Module):
-    """One layer. `extend(k, v)` says what its queries see: it receives the new keys [K, h, T] and values [K, T, h] and
-    returns the segments to attend to and whatever should be kept of them (a cache, or nothing)."""
+    """One layer, over any N tokens x [N, D] at positions of cos, sin [N, h/2]. `attention(q, k, v)` says which of them see
+    which: it receives rotated queries [N, K, Q, h] and keys [N, K, h] and values [N, K, h], and returns the heads
+    [N, K, Q, h] and whatever should be kept of the layer."""
 
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, extend: Extend) -> tuple[jax.Array, Any]:
+    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, attention: Attention) -> tuple[jax.Array, Any]:
         c = self.cfg
         d, f, h, k, q = c.hidden_size, c.intermediate_size, c.head_dim, c.num_kv_heads, c.queries_per_kv
         ones, zeros, normal = nn.initializers.ones, nn.initializers.zeros, nn.initializers.normal(0.02)
@@ -116,16 +129,16 @@ class Block(nn.Module):
         w_qkv = self.param("qkv", normal, (d, k, q + 2, h))
         # All weight products are of two plain matrices: as an einsum over more axes, XLA transposes weights or their gradients.
         qkv = checkpoint_name(y @ w_qkv.reshape(d, -1), "weight_product")
-        qkv = jnp.einsum("tkqh->kqth", qkv.reshape(-1, k, q + 2, h))
+        qkv = qkv.reshape(-1, k, q + 2, h)
         if c.qkv_bias:
-            qkv = qkv + self.param("qkv_bias", zeros, (k, q + 2, h))[:, :, None]
-        qk, v = qkv[:, :-1], qkv[:, -1]
+            qkv = qkv + self.param("qkv_bias", zeros, (k, q + 2, h))
+        qk, v = qkv[:, :, :-1], qkv[:, :, -1]
         if c.qk_norm:
             scales = [self.param("q_norm", ones, (h,))] * q + [self.param("k_norm", ones, (h,))]
-            qk = rms_norm(qk, jnp.stack(scales)[:, None], c.rms_eps)
-        qk = rotate(qk, cos, sin)
-        segments, kept = extend(jnp.einsum("kth->kht", qk[:, -1]), v)
-        heads = jnp.einsum("kqth->tkqh", attend(qk[:, :-1], segments)).reshape(-1, k * q * h)
+            qk = rms_norm(qk, jnp.stack(scales), c.rms_eps)
+        qk = rotate(qk, cos[:, None, None], sin[:, None, None])
+        heads, kept = attention(qk[:, :, :-1], qk[:, :, -1], v)
+        heads = heads.reshape(-1, k * q * h)
         x = x + checkpoint_name(heads @ self.param("out", normal, (k, q, h, d)).reshape(-1, d), "weight_product")
         if c.out_bias:
             x = x + self.param("out_bias", zeros, (d,))
@@ -141,7 +154,7 @@ def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
     cos, sin = rope(cfg, jnp.zeros(1, jnp.int32))
 
     def layer(k):
-        return Block(cfg).init(k, x, cos, sin, _causal(1))["params"]
+        return Block(cfg).init(k, x, cos, sin, stream(_causal(1)))["params"]
 
     params = {
         "embed": 0.02 * jax.random.normal(k_embed, (cfg.vocab_size, cfg.hidden_size)),
@@ -170,8 +183,9 @@ REMAT = {  # what the backward pass keeps: everything | the results of weight pr
 }
 
 
-def _run_layers(params: Params, cfg: ModelConfig, x, positions, extend, extra=None, remat: str = "full"):
-    """All layers over x [T, D]; `extend(layer_extra)` makes each layer's `Extend`. Returns hidden [T, D] and what was kept.
+def _run_layers(params: Params, cfg: ModelConfig, x, positions, attention_of, extra=None, remat: str = "full"):
+    """All layers over x [N, D]; `attention_of(layer_extra)` makes each layer's `Attention`. Returns hidden states [N, D] and
+    what was kept.
 
     Stacked layers are scanned (training); a list of layers (`decode_view`) is unrolled and `extra` is then a list too.
     """
@@ -182,7 +196,7 @@ def _run_layers(params: Params, cfg: ModelConfig, x, positions, extend, extra=No
 
     def layer(x, inputs):
         w, layer_extra = inputs
-        return Block(cfg).apply({"params": w}, x, cos, sin, extend(layer_extra))
+        return Block(cfg).apply({"params": w}, x, cos, sin, attention_of(layer_extra))
 
     layers = params["layers"]
     if isinstance(layers, list):
@@ -195,26 +209,51 @@ def _run_layers(params: Params, cfg: ModelConfig, x, positions, extend, extra=No
     return lax.scan(layer, x, (layers, extra))
 
 
-def prefill(params: Params, cfg: ModelConfig, tokens: jax.Array, length: jax.Array, remat: str = "full") -> Prefix:
+def prefill(params: Params, cfg: ModelConfig, tokens: jax.Array, length: jax.Array) -> Prefix:
     """Keys and values of one prompt. tokens [S] padded on the right; the first `length` of them are real."""
     t = tokens.shape[0]
-    _, kv = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), lambda _: _causal(t), remat=remat)
+    _, kv = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), lambda _: stream(_causal(t)))
     return Prefix(kv, length)
 
 
-def continue_prefix(params: Params, cfg: ModelConfig, prefix: Prefix, tokens: jax.Array, remat: str = "full") -> jax.Array:
-    """Final hidden states [T, D] of tokens [T] that follow a prefix; each sees the prefix and the tokens before it."""
-    t, s = tokens.shape[0], prefix.kv[1].shape[2]
-    seen = jnp.broadcast_to(jnp.arange(s) < prefix.length, (t, s))
-    causal = jnp.tril(jnp.ones((t, t), bool))
+def groups(params: Params, cfg: ModelConfig, prompts, lengths, tokens, remat: str = "full") -> jax.Array:
+    """Final hidden states [P, G, T, D] of tokens [P, G, T] that follow prompts [P, S], of which the first lengths [P] ids are
+    real; each token sees its prompt and the tokens of its row before it.
 
-    def extend(prefix_kv):
-        pk, pv = prefix_kv
-        return lambda k, v: ([Segment(pk, pv, seen), Segment(k, v, causal)], None)
-
-    positions = prefix.length + jnp.arange(t)
-    x, _ = _run_layers(params, cfg, params["embed"][tokens], positions, extend, prefix.kv, remat)
+    Prompt and rows go through every layer together: the weights are read once, and every product is of one matrix of all
+    tokens; only attention tells them apart. The prompt is computed once a group, also in the backward pass.
+    """
+    (p, s), (_, g, t) = prompts.shape, tokens.shape
+    flat = jnp.concatenate([prompts, tokens.reshape(p, g * t)], 1)
+    after = jnp.broadcast_to((lengths[:, None] + jnp.arange(t))[:, None], (p, g, t)).reshape(p, g * t)
+    positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(s), (p, s)), after], 1)
+    attention = _group_attention(lengths, s, g, t)
+    x, _ = _run_layers(params, cfg, params["embed"][flat.reshape(-1)], positions.reshape(-1), lambda _: attention, None, remat)
+    x = x.reshape(p, s + g * t, -1)[:, s:].reshape(p, g, t, -1)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
+
+
+def _group_attention(lengths: jax.Array, s: int, g: int, t: int) -> Attention:
+    """The attention of `groups`: tokens are P times S prompt tokens and G rows of T."""
+    causal, triangle = jnp.tril(jnp.ones((t, t), bool)), jnp.tril(jnp.ones((s, s), bool))
+
+    def of_prompt(q, k, v, length):  # q [S + G * T, K, Q, h]; k, v [S + G * T, K, h]
+        seen = jnp.concatenate([jnp.broadcast_to(jnp.arange(s) < length, (t, s)), causal], 1)
+        heads, (pk, pv) = stream(lambda k, v: ([Segment(k, v, triangle)], (k, v)))(q[:s], k[:s], v[:s])
+
+        def extend(k, v):  # one segment of prompt and row: one product, and half the operations of two
+            return [Segment(jnp.concatenate([pk, k], 2), jnp.concatenate([pv, v], 1), seen)], None
+
+        rows = (x[s:].reshape(g, t, *x.shape[1:]) for x in (q, k, v))
+        of_rows, _ = jax.vmap(stream(extend))(*rows)
+        return jnp.concatenate([heads, of_rows.reshape(g * t, *heads.shape[1:])])
+
+    def attention(q, k, v):
+        qp, kp, vp = (x.reshape(lengths.shape[0], s + g * t, *x.shape[1:]) for x in (q, k, v))
+        heads = jax.vmap(of_prompt)(qp, kp, vp, lengths)
+        return heads.reshape(q.shape), None
+
+    return attention
 
 
 def logits(params: Params, hidden: jax.Array) -> jax.Array:
@@ -227,7 +266,7 @@ def logits(params: Params, hidden: jax.Array) -> jax.Array:
 def forward(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
     """Logits [T, V] of one plain sequence tokens [T]; no prefix. For parity tests and small uses."""
     t = tokens.shape[0]
-    x, _ = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), lambda _: _causal(t))
+    x, _ = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), lambda _: stream(_causal(t)))
     return logits(params, rms_norm(x, params["final_norm"], cfg.rms_eps))
 
 
@@ -264,10 +303,10 @@ def decode_step(view: Params, cfg: ModelConfig, prefix: Prefix, cache: list, tok
     seen, before = (jnp.arange(s) < prefix.length)[None], (jnp.arange(capacity) < t)[None]
     itself = jnp.ones((1, 1), bool)
 
-    def extend(inputs):
+    def attention_of(inputs):
         (pk, pv), (ck, cv) = inputs
-        return lambda k, v: ([Segment(pk, pv, seen), Segment(ck, cv, before), Segment(k, v, itself)], (k, v))
+        return stream(lambda k, v: ([Segment(pk, pv, seen), Segment(ck, cv, before), Segment(k, v, itself)], (k, v)))
 
     extra = list(zip(prefix.kv, cache, strict=True))
-    x, new = _run_layers(view, cfg, view["embed"][token][None], (prefix.length + t)[None], extend, extra)
+    x, new = _run_layers(view, cfg, view["embed"][token][None], (prefix.length + t)[None], attention_of, extra)
     return logits(view, rms_norm(x, view["final_norm"], cfg.rms_eps))[0], new
