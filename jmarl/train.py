@@ -183,7 +183,7 @@ def place(state: TeamState, mesh: Any) -> TeamState:
     """Put a state on a mesh, or leave it on the default device."""
     if mesh is None:
         return state
-    return jax.device_put(state, jax.tree.map(lambda x: x, sharding.state_shardings(mesh, state)))
+    return jax.device_put(state, sharding.state_shardings(mesh, state))
 
 
 def check_run(

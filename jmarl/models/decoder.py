@@ -12,9 +12,9 @@ Query, key and value are one matrix, and so are gate and up: fewer, larger matri
 head is an axis of its own, so that a mesh can shard it. Layers are stacked: training scans over them, so compile time
 does not grow with depth.
 
-Every stream has two segments: a *prefix* (the prompt, computed once and shared by all completions of its group) and the
-tokens after it. Prefill, scoring and decoding are the same `Block` with other segments, which is why sampled and rescored
-log-probabilities agree. Left out: sliding windows, mixture of experts, biases in the feed-forward layer; `jmarl.weights`
+Prefill, scoring (`groups`) and decoding are the same `Block` and differ in what its `attention` lets each token see, which
+is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all completions of its group.
+Left out: sliding windows, mixture of experts, biases in the feed-forward layer; `jmarl.weights`
 refuses such checkpoints by name.
 """
 
@@ -47,7 +47,7 @@ class Segment(NamedTuple):
 class Prefix(NamedTuple):
     """The prompt's keys and values in every layer, shared by its group."""
 
-    kv: Any  # (k [L, K, h, S], v [L, K, S, h]), or a list of L pairs where the layers are a list
+    kv: Any  # a list of L pairs (k [K, h, S], v [K, S, h]); stacked on L where the layers are
     length: jax.Array  # [] int32: how many of the S positions are real
 
 
@@ -235,11 +235,11 @@ def groups(params: Params, cfg: ModelConfig, prompts, lengths, tokens, remat: st
 
 def _group_attention(lengths: jax.Array, s: int, g: int, t: int) -> Attention:
     """The attention of `groups`: tokens are P times S prompt tokens and G rows of T."""
-    causal, triangle = jnp.tril(jnp.ones((t, t), bool)), jnp.tril(jnp.ones((s, s), bool))
+    causal, of_prefix = jnp.tril(jnp.ones((t, t), bool)), stream(_causal(s))
 
     def of_prompt(q, k, v, length):  # q [S + G * T, K, Q, h]; k, v [S + G * T, K, h]
         seen = jnp.concatenate([jnp.broadcast_to(jnp.arange(s) < length, (t, s)), causal], 1)
-        heads, (pk, pv) = stream(lambda k, v: ([Segment(k, v, triangle)], (k, v)))(q[:s], k[:s], v[:s])
+        heads, (pk, pv) = of_prefix(q[:s], k[:s], v[:s])
 
         def extend(k, v):  # one segment of prompt and row: one product, and half the operations of two
             return [Segment(jnp.concatenate([pk, k], 2), jnp.concatenate([pv, v], 1), seen)], None
