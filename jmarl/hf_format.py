@@ -146,7 +146,8 @@ def _scaling_to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 
 class Slot(NamedTuple):
-    """Where one Hugging Face tensor lives: ``leaf[index] == tensor.reshape(split).transpose(axes)``."""
+    """Where one Hugging Face tensor lives: ``leaf[index] == tensor.reshape(split).transpose(axes)``; leaves of query, key
+    and value are indexed with their heads apart (`_heads_apart`)."""
 
     leaf: str  # "embed", "layers.qkv", ...
     index: tuple  # which part of the leaf
@@ -163,18 +164,25 @@ class Tensor(NamedTuple):
 
 
 def param_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every leaf of the decoder's parameters, e.g. ``layers.qkv`` -> [L, D, K, Q+2, h]."""
+    """Shape of every leaf of the decoder's parameters, e.g. ``layers.down`` -> [L, F, D]."""
     d, f, h, k, q = cfg.hidden_size, cfg.intermediate_size, cfg.head_dim, cfg.num_kv_heads, cfg.queries_per_kv
     layer = {
-        **{"attn_norm": (d,), "qkv": (d, k, q + 2, h), "out": (k, q, h, d)},
-        **{"mlp_norm": (d,), "gate_up": (d, 2, f), "down": (f, d)},
-        **({"qkv_bias": (k, q + 2, h)} if cfg.qkv_bias else {}),
+        **{"attn_norm": (d,), "qkv": (d, k * (q + 2) * h), "out": (k * q * h, d)},
+        **{"mlp_norm": (d,), "gate": (d, f), "up": (d, f), "down": (f, d)},
+        **({"qkv_bias": (k * (q + 2) * h,)} if cfg.qkv_bias else {}),
         **({"out_bias": (d,)} if cfg.out_bias else {}),
         **({"q_norm": (h,), "k_norm": (h,)} if cfg.qk_norm else {}),
     }
     shapes = {"embed": (cfg.vocab_size, d), "final_norm": (d,)}
     shapes.update({f"layers.{name}": (cfg.num_layers, *shape) for name, shape in layer.items()})
     return shapes if cfg.tie_embeddings else {**shapes, "lm_head": (d, cfg.vocab_size)}
+
+
+def _heads_apart(cfg: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Views of the leaves, query, key and value as [..., K, Q+2, h]."""
+    heads = (cfg.num_kv_heads, cfg.queries_per_kv + 2, cfg.head_dim)
+    apart = ("layers.qkv", "layers.qkv_bias")
+    return {name: leaf.reshape(*leaf.shape[:-1], *heads) if name in apart else leaf for name, leaf in leaves.items()}
 
 
 def tensor_slots(cfg: ModelConfig) -> dict[str, Slot]:
@@ -204,9 +212,9 @@ def _layer_slots(cfg: ModelConfig, n: int) -> Iterator[tuple[str, Slot]]:
         )
         if cfg.qkv_bias:
             yield f"self_attn.{name}_proj.bias", Slot("layers.qkv_bias", (n, every, part), (size,), split, axes)
-    yield "self_attn.o_proj.weight", Slot("layers.out", (n,), (d, k * q * h), (d, k, q, h), (1, 2, 3, 0))
-    yield "mlp.gate_proj.weight", Slot("layers.gate_up", (n, every, 0), (f, d), (f, d), (1, 0))
-    yield "mlp.up_proj.weight", Slot("layers.gate_up", (n, every, 1), (f, d), (f, d), (1, 0))
+    yield "self_attn.o_proj.weight", Slot("layers.out", (n,), (d, k * q * h), (d, k * q * h), (1, 0))
+    yield "mlp.gate_proj.weight", Slot("layers.gate", (n,), (f, d), (f, d), (1, 0))
+    yield "mlp.up_proj.weight", Slot("layers.up", (n,), (f, d), (f, d), (1, 0))
     yield "mlp.down_proj.weight", Slot("layers.down", (n,), (d, f), (d, f), (1, 0))
     vectors = {"input_layernorm.weight": ("attn_norm", d), "post_attention_layernorm.weight": ("mlp_norm", d)}
     if cfg.out_bias:
@@ -227,9 +235,10 @@ def params_from_tensors(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: 
         if tuple(tensors[name].shape) != slot.shape:
             raise ValueError(f"{where}: {name} has shape {tuple(tensors[name].shape)}, the config asks for {slot.shape}")
     leaves = {name: np.empty(shape, np.float32) for name, shape in param_shapes(cfg).items()}
+    apart = _heads_apart(cfg, leaves)
     for name, slot in slots.items():
         array = np.asarray(tensors[name].read(), np.float32)
-        leaves[slot.leaf][slot.index] = array.reshape(slot.split).transpose(slot.axes)
+        apart[slot.leaf][slot.index] = array.reshape(slot.split).transpose(slot.axes)
     if surplus_head and not np.array_equal(np.asarray(tensors[HEAD].read(), np.float32), leaves["embed"]):
         raise ValueError(f"{where}: tie_word_embeddings is true, but {HEAD} differs from model.embed_tokens.weight")
     return _nest(leaves)
@@ -246,9 +255,9 @@ def tensors_from_params(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str
                 f"params: {name} has shape {leaf.shape}, the config asks for {shapes[name]} "
                 "(of a stack of agents, export one agent at a time)"
             )
-    tensors = {}
+    tensors, apart = {}, _heads_apart(cfg, leaves)
     for name, slot in tensor_slots(cfg).items():
-        part = leaves[slot.leaf][slot.index].transpose(np.argsort(slot.axes))
+        part = apart[slot.leaf][slot.index].transpose(np.argsort(slot.axes))
         tensors[name] = np.ascontiguousarray(part, np.float32).reshape(slot.shape)
     return tensors
 

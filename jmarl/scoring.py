@@ -6,6 +6,7 @@ The prompt is computed once a group, also in the backward pass. Output logits ex
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -25,23 +26,63 @@ class Scores(NamedTuple):
     entropy: jax.Array  # [P, G, T] float32: of the whole next-token distribution, in nats
 
 
-def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: float, entropy_gradient: bool):
-    """Log-probability and entropy [M] of targets [M] under the distribution of hidden states [M, D]."""
+def _statistics(z: jax.Array, targets: jax.Array, temperature: float):
+    """Of logits [M, V]: log-probability and entropy [M] at the temperature, and the normaliser T log sum_j exp(z_j / T)."""
+    top = z.max(-1)
+    weights = jnp.exp((z - top[:, None]) / temperature)
+    total = weights.sum(-1)
+    normaliser = top + temperature * jnp.log(total)
+    picked = jnp.take_along_axis(z, targets[:, None], -1)[:, 0]
+    mean = jnp.sum(weights * (z - top[:, None]), -1) / total
+    return (picked - normaliser) / temperature, jnp.log(total) - mean / temperature, normaliser
 
-    @jax.checkpoint
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _chunked(head, hidden: jax.Array, targets: jax.Array, temperature: float):
+    """Log-probability and entropy [C, M] of targets [C, M] under hidden states [C, M, D], one chunk at a time."""
+    return _chunked_forward(head, hidden, targets, temperature)[0]
+
+
+def _chunked_forward(head, hidden, targets, temperature):
     def chunk(inputs):
-        x, target = inputs
-        z = decoder.logits(params, x) / temperature
-        lse = jax.nn.logsumexp(z, -1)
-        picked = jnp.take_along_axis(z, target[:, None], -1)[:, 0]
-        entropy = lse - jnp.sum(jnp.exp(z - lse[:, None]) * z, -1)
-        return picked - lse, entropy if entropy_gradient else lax.stop_gradient(entropy)
+        return _statistics(decoder.logits(head, inputs[0]), inputs[1], temperature)
 
+    logp, entropy, normaliser = lax.map(chunk, (hidden, targets))
+    return (logp, entropy), (head, hidden, targets, entropy, normaliser)
+
+
+def _chunked_backward(temperature, saved, cotangents):
+    """With p = softmax(z / T): d log p_y / dz_j = (1[j = y] - p_j) / T and dH / dz_j = -p_j (log p_j + H) / T.
+
+    Written by hand because autodiff keeps or repeats the reductions of the forward pass: here the logits are computed
+    again, everything after them is one pass, and the gradient of the head is summed in float32.
+    """
+    head, *saved = saved
+
+    def chunk(of_head, inputs):
+        x, target, entropy, normaliser, of_logp, of_entropy = inputs
+        z, pull = jax.vjp(decoder.logits, head, x)
+        logs = (z - normaliser[:, None]) / temperature
+        dz = -jnp.exp(logs) * (of_logp[:, None] + of_entropy[:, None] * (logs + entropy[:, None]))
+        dz = jnp.where(jnp.arange(z.shape[-1]) == target[:, None], dz + of_logp[:, None], dz) / temperature
+        of_chunk, of_x = pull(dz)
+        return jax.tree.map(jnp.add, of_head, of_chunk), of_x
+
+    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), head)
+    of_head, of_hidden = lax.scan(chunk, zeros, (*saved, *cotangents))
+    return jax.tree.map(lambda g, w: g.astype(w.dtype), of_head, head), of_hidden, None
+
+
+_chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: float):
+    """Log-probability and entropy [M] of targets [M] under the distribution of hidden states [M, D]."""
     m = targets.shape[0]
     size = -(-m // -(-m // CHUNK))  # equal chunks: the padding is less than one token a chunk
     padded = jax.tree.map(lambda x: jnp.pad(x, ((0, -m % size),) + ((0, 0),) * (x.ndim - 1)), (hidden, targets))
     split = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), padded)
-    logp, entropy = lax.map(chunk, split)
+    logp, entropy = _chunked(decoder.head(params), *split, temperature)
     return logp.reshape(-1)[:m], entropy.reshape(-1)[:m]
 
 
@@ -54,17 +95,14 @@ def score(
     *,
     temperature: float = 1.0,
     remat: str = "dots",
-    entropy_gradient: bool = True,
 ) -> Scores:
     """Score completions of one agent. params: one agent's, in the compute dtype; prompts [P, S]; lengths [P]; tokens [P, G, T].
 
-    A temperature of 0 (greedy) is scored at temperature 1, as in the sampler. entropy_gradient=False saves a pass over the
-    logits where the entropy is only looked at.
-    """
+    A temperature of 0 (greedy) is scored at temperature 1, as in the sampler."""
     p, g, t = tokens.shape
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)  # [P, 1]
     inputs = jnp.concatenate([jnp.broadcast_to(last[:, None], (p, g, 1)), tokens[..., :-1]], -1)
 
     hidden = decoder.groups(params, cfg, prompts, lengths - 1, inputs, remat)
-    flat = token_scores(params, hidden.reshape(p * g * t, -1), tokens.reshape(-1), temperature or 1.0, entropy_gradient)
+    flat = token_scores(params, hidden.reshape(p * g * t, -1), tokens.reshape(-1), temperature or 1.0)
     return Scores(*(x.reshape(p, g, t) for x in flat))

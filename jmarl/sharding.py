@@ -20,10 +20,11 @@ AXES = ("agent", "data", "model")
 RULES = {  # parameter name -> mesh axis of each array axis, the agent axis first
     "embed": ("agent", "model", "data"),  # [A, V, D]
     "lm_head": ("agent", "data", "model"),  # [A, D, V]
-    "qkv": ("agent", None, "data", "model"),  # [A, L, D, K, Q+2, h]
-    "qkv_bias": ("agent", None, "model"),  # [A, L, K, Q+2, h]
-    "out": ("agent", None, "model", None, None, "data"),  # [A, L, K, Q, h, D]
-    "gate_up": ("agent", None, "data", None, "model"),  # [A, L, D, 2, F]
+    "qkv": ("agent", None, "data", "model"),  # [A, L, D, E]: E = K * (Q+2) * h
+    "qkv_bias": ("agent", None, "model"),  # [A, L, E]
+    "out": ("agent", None, "model", "data"),  # [A, L, K * Q * h, D]
+    "gate": ("agent", None, "data", "model"),  # [A, L, D, F], and so is up
+    "up": ("agent", None, "data", "model"),
     "down": ("agent", None, "model", "data"),  # [A, L, F, D]
 }
 OTHER = ("agent",)  # norms, counters

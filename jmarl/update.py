@@ -119,8 +119,8 @@ def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning
 def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[jax.Array, dict]:
     """Loss of one agent's rows and its metrics, both additive over micro-batches."""
     weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
-    scoring: dict[str, Any] = dict(remat=learning.remat, entropy_gradient=learning.entropy_coef != 0)
-    logp, entropy = score(weights, cfg, rows.prompts, rows.lengths, rows.tokens, temperature=learning.temperature, **scoring)
+    inputs = (rows.prompts, rows.lengths, rows.tokens)
+    logp, entropy = score(weights, cfg, *inputs, temperature=learning.temperature, remat=learning.remat)
     options: dict[str, Any] = {}
     if algorithm(learning.algorithm).loss is losses.clipped_surrogate:
         options = dict(eps_low=learning.clip_eps_low, eps_high=learning.clip_eps_high, level=learning.ratio_level)

@@ -116,9 +116,9 @@ def test_any_chunk_size_gives_the_same_scores(monkeypatch, chunk):
     """30 tokens; sizes that divide it and sizes that do not."""
     rng = np.random.default_rng(0)
     args = {"embed": jnp.asarray(rng.normal(size=(60, 8)))}, jnp.asarray(rng.normal(size=(30, 8))), jnp.arange(30)
-    whole = scoring.token_scores(*args, 1.0, True)
+    whole = scoring.token_scores(*args, 1.0)
     monkeypatch.setattr(scoring, "CHUNK", chunk)
-    for a, b in zip(scoring.token_scores(*args, 1.0, True), whole, strict=True):
+    for a, b in zip(scoring.token_scores(*args, 1.0), whole, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
@@ -143,7 +143,7 @@ def test_uniform_and_certain_distributions():
     """Hidden 0: log-probability -log V, entropy log V. A logit far above the others: both 0."""
     embed = jnp.zeros((50, 4)).at[7, 0].set(1.0)
     hidden, targets = jnp.array([[0.0] * 4, [1000.0, 0, 0, 0]]), jnp.array([3, 7])
-    logp, entropy = scoring.token_scores({"embed": embed}, hidden, targets, 1.0, True)
+    logp, entropy = scoring.token_scores({"embed": embed}, hidden, targets, 1.0)
     np.testing.assert_allclose(logp, [-np.log(50), 0], atol=1e-5)
     np.testing.assert_allclose(entropy, [np.log(50), 0], atol=1e-5)
 
@@ -156,25 +156,9 @@ def test_log_probabilities_and_entropies_in_double_precision(temperature):
     z = hidden @ embed.T / temperature
     logs = z - np.log(np.exp(z).sum(-1, keepdims=True))
     args = {"embed": jnp.asarray(embed, jnp.float32)}, jnp.asarray(hidden, jnp.float32), jnp.asarray(targets)
-    logp, entropy = scoring.token_scores(*args, temperature, True)
+    logp, entropy = scoring.token_scores(*args, temperature)
     np.testing.assert_allclose(logp, logs[np.arange(9), targets], atol=1e-4)
     np.testing.assert_allclose(entropy, -(np.exp(logs) * logs).sum(-1), atol=1e-4)
-
-
-def test_entropy_without_gradient():
-    """entropy_gradient=False: the same values, and the gradient of the log-probabilities alone."""
-    rng = np.random.default_rng(0)
-    params, hidden = {"embed": jnp.asarray(rng.normal(size=(60, 8)))}, jnp.asarray(rng.normal(size=(9, 8)))
-
-    def total(x, of_entropy, entropy_gradient):
-        logp, entropy = scoring.token_scores(params, x, jnp.arange(9), 0.7, entropy_gradient)
-        return jnp.sum(logp) + of_entropy * jnp.sum(entropy), entropy
-
-    grad = jax.grad(total, has_aux=True)
-    (alone, entropy), (cut, same), (full, _) = grad(hidden, 0.0, True), grad(hidden, 1.0, False), grad(hidden, 1.0, True)
-    np.testing.assert_allclose(same, entropy, rtol=1e-6)
-    np.testing.assert_allclose(cut, alone, rtol=1e-5, atol=1e-7)
-    assert np.abs(full - cut).max() > 0.1
 
 
 def test_greedy_is_scored_at_temperature_one(params, cfg, batch, scored):

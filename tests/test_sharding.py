@@ -66,7 +66,7 @@ out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)
 
 mesh = sharding.make_mesh(sys.argv[1])
-odd = {"qkv": jnp.zeros((3, 2, 31, 1, 4, 16)), "embed": jnp.zeros((2, 321, 32)), "attn_norm": jnp.zeros((2, 2, 32))}
+odd = {"qkv": jnp.zeros((3, 2, 31, 65)), "embed": jnp.zeros((2, 321, 32)), "attn_norm": jnp.zeros((2, 2, 32))}
 out["odd"] = {name: list(s.spec) for name, s in sharding.state_shardings(mesh, odd).items()}
 print(json.dumps(out))
 """
@@ -108,17 +108,17 @@ def test_every_device_holds_its_share(facts):
     seen = set()
     for path, (total, *of_devices) in facts["shares"].items():
         name = path.split("'")[-2] if "layers" in path or "embed" in path else path
-        matrix = name in ("embed", "qkv", "out", "gate_up", "down")
+        matrix = name in ("embed", "qkv", "out", "gate", "up", "down")
         share = 8 if matrix else 4 if name == "qkv_bias" else 2
         assert of_devices == [total // share], path
         seen |= {(name, field) for field in ("'params'", "mu", "nu", "'reference'") if matrix and field in path}
-    assert len(seen) == 5 * 4
+    assert len(seen) == 6 * 4
     held, whole = (sum(size[i] for size in facts["shares"].values()) for i in (1, 0))
     assert whole / 8 <= held < 1.05 * whole / 8
 
 
 def test_an_axis_that_does_not_divide_stays_whole(facts):
-    """Three agents, 31 model dimensions, one head; 321 tokens; and a vector that follows its agent alone."""
+    """Three agents, 31 model dimensions, 65 columns; 321 tokens; and a vector that follows its agent alone."""
     assert facts["odd"] == {
         "qkv": [None, None, None, None],
         "embed": ["agent", None, "data"],

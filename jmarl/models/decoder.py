@@ -2,15 +2,15 @@
 
 Parameters of one agent (letters as in `ModelConfig`; Q = H/K queries per key-value head, L layers)::
 
-    embed      [V, D]                      layers.attn_norm [L, D]          layers.mlp_norm [L, D]
-    final_norm [D]                         layers.qkv  [L, D, K, Q+2, h]    layers.gate_up  [L, D, 2, F]
-    lm_head    [D, V]  (untied only)       layers.out  [L, K, Q, h, D]      layers.down     [L, F, D]
-                                           layers.qkv_bias [L, K, Q+2, h]   layers.out_bias [L, D]
+    embed      [V, D]                      layers.attn_norm [L, D]            layers.mlp_norm         [L, D]
+    final_norm [D]                         layers.qkv [L, D, K * (Q+2) * h]   layers.gate, layers.up  [L, D, F]
+    lm_head    [D, V]  (untied only)       layers.out [L, K * Q * h, D]       layers.down             [L, F, D]
+                                           layers.qkv_bias [L, K * (Q+2) * h] layers.out_bias         [L, D]
                                            layers.q_norm, layers.k_norm [L, h]
 
-Query, key and value are one matrix, and so are gate and up: fewer, larger matrix products in a decode step. The key-value
-head is an axis of its own, so that a mesh can shard it. Layers are stacked: training scans over them, so compile time
-does not grow with depth.
+Query, key and value are one matrix: key-value heads outermost, so that a mesh that splits it splits whole heads. Every
+weight is a plain matrix, because XLA copies or transposes those with more axes, and their gradients. Layers are stacked:
+training scans over them, so compile time does not grow with depth.
 
 Prefill, scoring (`groups`) and decoding are the same `Block` and differ in what its `attention` lets each token see, which
 is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all completions of its group.
@@ -126,12 +126,10 @@ class Block(nn.Module):
         d, f, h, k, q = c.hidden_size, c.intermediate_size, c.head_dim, c.num_kv_heads, c.queries_per_kv
         ones, zeros, normal = nn.initializers.ones, nn.initializers.zeros, nn.initializers.normal(0.02)
         y = rms_norm(x, self.param("attn_norm", ones, (d,)), c.rms_eps)
-        w_qkv = self.param("qkv", normal, (d, k, q + 2, h))
-        # All weight products are of two plain matrices: as an einsum over more axes, XLA transposes weights or their gradients.
-        qkv = checkpoint_name(y @ w_qkv.reshape(d, -1), "weight_product")
-        qkv = qkv.reshape(-1, k, q + 2, h)
+        qkv = checkpoint_name(y @ self.param("qkv", normal, (d, k * (q + 2) * h)), "weight_product")
         if c.qkv_bias:
-            qkv = qkv + self.param("qkv_bias", zeros, (k, q + 2, h))
+            qkv = qkv + self.param("qkv_bias", zeros, (k * (q + 2) * h,))
+        qkv = qkv.reshape(-1, k, q + 2, h)
         qk, v = qkv[:, :, :-1], qkv[:, :, -1]
         if c.qk_norm:
             scales = [self.param("q_norm", ones, (h,))] * q + [self.param("k_norm", ones, (h,))]
@@ -139,12 +137,12 @@ class Block(nn.Module):
         qk = rotate(qk, cos[:, None, None], sin[:, None, None])
         heads, kept = attention(qk[:, :, :-1], qk[:, :, -1], v)
         heads = heads.reshape(-1, k * q * h)
-        x = x + checkpoint_name(heads @ self.param("out", normal, (k, q, h, d)).reshape(-1, d), "weight_product")
+        x = x + checkpoint_name(heads @ self.param("out", normal, (k * q * h, d)), "weight_product")
         if c.out_bias:
             x = x + self.param("out_bias", zeros, (d,))
         y = rms_norm(x, self.param("mlp_norm", ones, (d,)), c.rms_eps)
-        gate_up = checkpoint_name(y @ self.param("gate_up", normal, (d, 2, f)).reshape(d, -1), "weight_product")
-        return x + (nn.silu(gate_up[:, :f]) * gate_up[:, f:]) @ self.param("down", normal, (f, d)), kept
+        gate, up = (checkpoint_name(y @ self.param(name, normal, (d, f)), "weight_product") for name in ("gate", "up"))
+        return x + (nn.silu(gate) * up) @ self.param("down", normal, (f, d)), kept
 
 
 def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
@@ -254,6 +252,12 @@ def _group_attention(lengths: jax.Array, s: int, g: int, t: int) -> Attention:
         return heads.reshape(q.shape), None
 
     return attention
+
+
+def head(params: Params) -> Params:
+    """The part of the parameters that `logits` reads."""
+    name = "lm_head" if "lm_head" in params else "embed"
+    return {name: params[name]}
 
 
 def logits(params: Params, hidden: jax.Array) -> jax.Array:
