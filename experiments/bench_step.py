@@ -27,8 +27,10 @@ from jmarl.config import DTYPES, Learning, Sampling, check
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.rollout import sample_stack
+from jmarl.sharding import auto_mesh, make_mesh
 from jmarl.stack import stack_params
 from jmarl.text import encode_prompts, stop_ids
+from jmarl.train import place
 from jmarl.types import TRACES, Batch
 from jmarl.update import init_stack, update_stack
 from jmarl.weights import load_agent
@@ -64,7 +66,9 @@ class Bench:
     dtype: str = "float32"
     """Compute dtype, float32 or bfloat16; master weights are float32."""
     per_agent: str = "map"
-    """Gradients of the agents: map (one after the other) or vmap (at once)."""
+    """Gradients of the agents on one device: map (one after the other) or vmap (at once)."""
+    mesh: str = "auto"
+    """Devices by axis; agent=1 is one device; auto: agents over the devices there are."""
     remat: str = "dots"
     micro_batches: int = 1
     repeats: int = 3
@@ -121,7 +125,9 @@ def bench(cfg: Bench) -> dict[str, Any]:
     width = max(map(len, ids))
     prompts = np.array([row + [stop[0]] * (width - len(row)) for row in ids], np.int32)
     prompts, lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (prompts, np.array([len(r) for r in ids])))
-    state = init_stack(params, learning)
+    mesh = auto_mesh([a]) if cfg.mesh == "auto" else make_mesh(cfg.mesh)
+    params = place(params, mesh)
+    state = place(init_stack(params, learning), mesh)
     del params
     rewards = jax.random.normal(jax.random.key(1), (a, p, g))
     step = 0
@@ -131,7 +137,7 @@ def bench(cfg: Bench) -> dict[str, Any]:
         step += 1
         arrays = (prompts, lengths, step, jnp.arange(a)[:, None], jnp.arange(p), jnp.array(stop))
         static = dict(cfg=model, settings=settings, seed=0, stack=0, roles=1, group=g)
-        return sample_stack(state.params, *arrays, **static, purpose=0)
+        return sample_stack(state.params, *arrays, **static, purpose=0, mesh=mesh)
 
     def update():
         nonlocal state
@@ -156,6 +162,7 @@ def bench(cfg: Bench) -> dict[str, Any]:
         dtype=cfg.dtype,
         parameters=model.num_params(),
         device=str(jax.devices()[0].device_kind),
+        devices=1 if mesh is None else mesh.size,
         startup_s=start - began - measured,
         first_step_s=first,
         compile_s=max(first - generate_s - update_s, 0.0),

@@ -172,9 +172,9 @@ class TrainConfig:
     compute_dtype: str = "float32"
     """float32, or bfloat16 with float32 master weights."""
     per_agent: str = "map"
-    """Gradients of a stack's agents: map (one after the other) or vmap (at once; for small models and meshes)."""
-    mesh: str = ""
-    """Devices by axis, such as agent=2,data=2,model=2; empty: one device."""
+    """Gradients of the agents on one device: map (one after the other) or vmap (at once; for small models)."""
+    mesh: str = "auto"
+    """Devices by axis, such as agent=2,data=2,model=2; agent=1 is one device; auto: agents over the devices there are."""
     output_dir: str = ""
     """Where metrics, checkpoints and final models go; empty: nothing is written."""
     resume: bool = False

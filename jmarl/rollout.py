@@ -17,6 +17,7 @@ import numpy as np
 from jmarl import sampling
 from jmarl.config import Sampling
 from jmarl.rewards import RewardFunction
+from jmarl.sharding import mesh_of, over_agents
 from jmarl.team import Team
 from jmarl.text import decode, encode_prompts
 from jmarl.types import TRACES, Batch, Completions
@@ -44,9 +45,9 @@ def bucket(n: int, smallest: int = 16) -> int:
     return max(smallest, 1 << (n - 1).bit_length())
 
 
-@partial(jax.jit, static_argnames=("cfg", "settings", "roles", "group"))
+@partial(jax.jit, static_argnames=("cfg", "settings", "roles", "group", "mesh"))
 def sample_stack(
-    params, prompts, lengths, step, agents, prompt_ids, stop, *, cfg, settings, seed, stack, roles, group, purpose
+    params, prompts, lengths, step, agents, prompt_ids, stop, *, cfg, settings, seed, stack, roles, group, purpose, mesh=None
 ):
     """`sampling.sample` with keys made inside. prompts [A, roles * P, S]; agents [A, roles] team indices; prompt_ids [P].
 
@@ -55,7 +56,9 @@ def sample_stack(
     TRACES["sample"] += 1
     keys = sampling.row_keys(seed, step, stack, agents.reshape(-1), prompt_ids, group, purpose)
     keys = keys.reshape(prompts.shape[0], roles * prompt_ids.shape[0], group)
-    return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop)
+    sample = partial(sampling.sample, cfg=cfg, sampling=settings, stop=stop)
+    of_device = lambda params, prompts, lengths, keys: sample(params, prompts=prompts, lengths=lengths, keys=keys)
+    return over_agents(of_device, mesh, prompts.shape[0])(params, prompts, lengths, keys)
 
 
 def joint_actions(mode: str, num_agents: int, group: int) -> np.ndarray:
@@ -103,7 +106,7 @@ def sample_team(team, params: Sequence[Any], encoded, settings, *, seed, step, g
         static = dict(cfg=spec.config, settings=settings, seed=seed, stack=i, roles=agents.shape[1], group=group)
         stop = jnp.array(spec.stop, jnp.int32)
         arrays = (jnp.asarray(ids), jnp.asarray(lengths), step, agents, jnp.asarray(prompt_ids), stop)
-        out.append(sample_stack(weights, *arrays, **static, purpose=purpose))
+        out.append(sample_stack(weights, *arrays, **static, purpose=purpose, mesh=mesh_of(weights)))
     return tuple(out)
 
 
@@ -160,7 +163,7 @@ def to_batches(team: Team, rollout: Rollout) -> tuple[Batch, ...]:
     batches = []
     for spec, done, (ids, lengths) in zip(team.stacks, rollout.completions, rollout.encoded, strict=True):
         size = done.tokens.shape[-1]
-        t = next(q for q in (-(-size * k // 4) for k in (1, 2, 3, 4)) if q >= int(done.steps))
+        t = next(q for q in (-(-size * k // 4) for k in (1, 2, 3, 4)) if q >= int(done.steps.max()))
         returns = np.stack([rollout.returns[i] for i in spec.order]).reshape(len(spec.members), -1, done.tokens.shape[2])
         batches.append(
             Batch(

@@ -154,7 +154,6 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
             action_mask=out.action_mask.at[..., t].set(~done),
             logprobs=out.logprobs.at[..., t].set(jnp.where(done, 0, logp)),
             truncated_logprobs=out.truncated_logprobs.at[..., t].set(jnp.where(done, 0, truncated)),
-            steps=t + 1,
         )
         if seen is not None:
             seen = jax.vmap(jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True))))(seen, chosen)
@@ -172,11 +171,12 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
         action_mask=jnp.zeros((a, p, g, new), bool),
         logprobs=jnp.zeros((a, p, g, new)),
         truncated_logprobs=jnp.zeros((a, p, g, new)),
-        steps=jnp.int32(0),
+        steps=jnp.zeros(a, jnp.int32),
     )
     token = jnp.broadcast_to(token, (a, p, g))
     start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, out)
-    return lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)[-1]
+    steps, *_, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
+    return out._replace(steps=jnp.full(a, steps))
 
 
 def _seen_in_prompts(prompts, lengths, g: int, vocab: int) -> jax.Array:

@@ -5,10 +5,16 @@ sharding choice, not another code path. One table says along which mesh axis eac
 `agent`; heads, feed-forward and vocabulary over `model` (tensor parallelism); the model axis over `data`, so that every
 device holds its share of parameters and optimiser state (fully sharded data parallelism). Rows of a batch are split over
 `data`. An axis that the mesh does not divide evenly stays whole.
+
+Over `agent` nothing is ever exchanged. A mesh of that axis alone runs the program of one device on each of them
+(`over_agents`); any other mesh leaves the partition to the compiler. Agents on devices of their own also pay on one CPU: as
+many virtual devices as cores (`JAX_NUM_CPU_DEVICES`) let agents run beside each other instead of sharing every operation.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -43,6 +49,32 @@ def make_mesh(text: str) -> Mesh:
         raise ValueError(f"mesh={text!r} needs {needed} devices, this process has {jax.device_count()}")
     auto = (AxisType.Auto,) * 3
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=auto, devices=jax.devices()[:needed])
+
+
+def auto_mesh(agents: Sequence[int]) -> Mesh | None:
+    """Agents over devices as far as they divide: `agents` are the stacks' numbers of them. None where that is one device."""
+    common = math.gcd(*agents)
+    size = max(n for n in range(1, min(common, jax.device_count()) + 1) if common % n == 0)
+    return make_mesh(f"agent={size}") if size > 1 else None
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh that arrays were put on, None if they were not."""
+    leaf = jax.tree.leaves(tree)[0]
+    return leaf.sharding.mesh if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) else None
+
+
+def apart(mesh: Mesh | None, agents: int) -> bool:
+    """Whether the mesh only puts agents on devices, equally many on each. With data or model axes beside it, XLA's
+    partitioner aborts on programs that are split by hand over one axis only (seen with jax 0.10.2 on CPUs)."""
+    return mesh is not None and mesh.size == mesh.shape["agent"] and agents % mesh.size == 0
+
+
+def over_agents(f: Callable, mesh: Mesh | None, agents: int) -> Callable:
+    """f of stacks [A, ...] to stacks [A, ...]; on a mesh of agents alone, every device runs it on its own agents."""
+    if not apart(mesh, agents):
+        return f
+    return jax.shard_map(f, mesh=mesh, in_specs=P("agent"), out_specs=P("agent"), check_vma=False)
 
 
 def _fit(mesh: Mesh, shape: tuple[int, ...], axes: tuple) -> NamedSharding:

@@ -1,12 +1,13 @@
-"""The agent axis: stacking agents of one architecture on axis 0."""
+"""The agent axis: agents of one architecture stacked on axis 0, and functions of one agent lifted to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def stack_params(agents: Sequence[Any]) -> Any:
@@ -16,6 +17,18 @@ def stack_params(agents: Sequence[Any]) -> Any:
         if jax.tree.structure(other) != first:
             raise ValueError(f"agent {i} has other parameters than agent 0: only one architecture fits a stack")
     return jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x, jnp.float32) for x in xs]), *agents)
+
+
+def per_agent(f: Callable, mode: str) -> Callable:
+    """f of one agent as a function of stacks [A, ...]: mode `vmap`, all at once; `map`, one after the other, with the
+    temporary memory of one."""
+
+    def lifted(*stacked):
+        if jax.tree.leaves(stacked)[0].shape[0] == 1:  # no axis of one: XLA's matrix products would carry it along
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], f(*jax.tree.map(lambda x: x[0], stacked)))
+        return lax.map(lambda agent: f(*agent), stacked) if mode == "map" else jax.vmap(f)(*stacked)
+
+    return lifted
 
 
 def unstack(tree: Any, agent: int) -> Any:

@@ -76,8 +76,8 @@ def train(
     """
     formatters = formatters or [prompt_of] * team.num_agents
     check_run(team, items, formatters, cfg, wandb_config)
-    mesh = sharding.make_mesh(cfg.mesh) if cfg.mesh else None
-    state = place(init_state(params, cfg.learning()), mesh)
+    mesh = sharding.auto_mesh([len(s.members) for s in team.stacks]) if cfg.mesh == "auto" else sharding.make_mesh(cfg.mesh)
+    state = place(init_state(place(params, mesh), cfg.learning()), mesh)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
     with contextlib.ExitStack() as opened:
         saver = open_checkpoints(cfg)
@@ -89,7 +89,7 @@ def train(
         if writer:
             opened.enter_context(writer)
         log = RunLog(team, cfg, writer)
-        result = run(team, state, items, cfg, mesh, log, saver, meta, eval_items, reward=reward, formatters=formatters)
+        result = run(team, state, items, cfg, log, saver, meta, eval_items, reward=reward, formatters=formatters)
     if cfg.output_dir:
         save_team(Path(cfg.output_dir) / "models", team, result.state.stacks)
     return result
@@ -100,7 +100,6 @@ def run(
     state: TeamState,
     items: Sequence[dict],
     cfg: TrainConfig,
-    mesh: Any,
     log: RunLog,
     saver: Checkpointer | None,
     meta: dict,
@@ -122,7 +121,7 @@ def run(
     for step in range(first, cfg.num_updates):
         tasks = [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
         rollout = play_step(team, state, tasks, cfg, step, **playing)
-        state, learned = update(team, state, rollout, cfg, mesh)
+        state, learned = update(team, state, rollout, cfg)
         log.step(step, rollout, learned)
         after = evaluated(step + 1) or after
         if saver:
@@ -164,26 +163,19 @@ def play_step(team: Team, state: TeamState, tasks: Sequence[dict], cfg: TrainCon
     return play(team, params, tasks, settings=cfg.sampling(), chat=cfg.chat, **joint, **randomness, **playing)
 
 
-def update(team: Team, state: TeamState, rollout: Rollout, cfg: TrainConfig, mesh: Any) -> tuple[TeamState, list[dict]]:
+def update(team: Team, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> tuple[TeamState, list[dict]]:
     """One update of every stack; the state is donated. Returns the metrics of each stack, [A] each, on the device."""
     stacks, learned = [], []
     for spec, stack, batch in zip(team.stacks, state.stacks, to_batches(team, rollout), strict=True):
-        if mesh is not None:
-            batch = jax.device_put(batch, sharding.batch_shardings(mesh, batch))
-        options: dict[str, Any] = dict(
-            cfg=spec.config, learning=cfg.learning(), mode="vmap" if mesh else cfg.per_agent, mesh=mesh
-        )
-        stack, metrics = update_stack(stack, batch, **options)
+        stack, metrics = update_stack(stack, batch, cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent)
         stacks.append(stack)
         learned.append(metrics)
     return TeamState(state.step + 1, tuple(stacks)), learned
 
 
-def place(state: TeamState, mesh: Any) -> TeamState:
-    """Put a state on a mesh, or leave it on the default device."""
-    if mesh is None:
-        return state
-    return jax.device_put(state, sharding.state_shardings(mesh, state))
+def place(tree: Any, mesh: Any) -> Any:
+    """Parameters or a state on a mesh, the old arrays freed; without a mesh as they are."""
+    return tree if mesh is None else jax.device_put(tree, sharding.state_shardings(mesh, tree), donate=True)
 
 
 def check_run(

@@ -21,7 +21,7 @@ class Completions(NamedTuple):
     action_mask: jax.Array  # [A, P, G, T] bool: tokens the agent chose, the ending one included
     logprobs: jax.Array  # [A, P, G, T] float32, of the whole vocabulary at the sampling temperature
     truncated_logprobs: jax.Array  # [A, P, G, T] float32, of the distribution really sampled from
-    steps: jax.Array  # [] int32: decode steps run before every row had ended
+    steps: jax.Array  # [A] int32: decode steps run before every row on the device had ended
 
 
 class Batch(NamedTuple):

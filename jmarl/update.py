@@ -6,14 +6,12 @@ Left out: several epochs over a batch and target_kl (one update a batch keeps th
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import Mesh
 
 from jmarl import advantages, losses, masked
 from jmarl.algorithms import algorithm
@@ -21,7 +19,8 @@ from jmarl.config import Learning
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.scoring import score
-from jmarl.sharding import constrain
+from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents
+from jmarl.stack import per_agent
 from jmarl.types import TRACES, Batch, StackState
 
 
@@ -173,64 +172,43 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
     norm = optax.tree.norm(grads)
     ok = jnp.isfinite(norm) & jnp.isfinite(loss)
     changes, opt_state = optimizer(learning).update(grads, state.opt_state, state.params)
-    new = (optax.apply_updates(state.params, changes), opt_state)
-    params, opt_state = jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, (state.params, state.opt_state))
+    choose = lambda ok, new, old: jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
+    params = choose(ok, optax.apply_updates(state.params, changes), state.params)
+    # The new parameters are made from the old moments. This dependency has XLA write the moments after them, in place;
+    # without it, it copies all moments first. (A sum of single numbers that is not finite means broken parameters anyway.)
+    written = jnp.isfinite(sum(leaf.ravel()[0] for leaf in jax.tree.leaves(params)))
+    opt_state = choose(ok & written, opt_state, state.opt_state)
     skipped = state.skipped + ~ok
     metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
     return StackState(params, opt_state, state.reference, skipped), metrics
 
 
-def update_agent(state: StackState, batch: Batch, cfg: ModelConfig, learning: Learning) -> tuple[StackState, dict]:
-    """One update of one agent (fields without their agent axis)."""
-    grads, metrics = agent_gradients(state.params, state.reference, batch, cfg, learning)
-    state, more = apply_gradients(state, grads, metrics["loss"], learning)
-    return state, metrics | more
-
-
-@functools.partial(jax.jit, static_argnames=("cfg", "learning", "mesh"), donate_argnames="state")
-def _update_all(state: StackState, batch: Batch, *, cfg, learning, mesh):
+@functools.partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), donate_argnames="state")
+def _update(state: StackState, batch: Batch, *, cfg, learning, mode, mesh):
     TRACES["update"] += 1
-    one = functools.partial(update_agent, cfg=cfg, learning=learning)
-    state, metrics = jax.vmap(one, spmd_axis_name="agent")(state, batch)
+    agents = batch.tokens.shape[0]
+    how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
+
+    def of_device(state, batch):
+        gradients_of = per_agent(functools.partial(agent_gradients, cfg=cfg, learning=learning), how)
+        grads, metrics = gradients_of(state.params, state.reference, batch)
+        state, of_step = jax.vmap(functools.partial(apply_gradients, learning=learning))(state, grads, metrics["loss"])
+        return state, metrics | of_step
+
+    state, metrics = over_agents(of_device, mesh, agents)(state, batch)
     return constrain(state, mesh), metrics
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "learning"))
-def _gradients_of(params: Any, reference: Any, batch: Batch, agent: jax.Array, *, cfg, learning):
-    TRACES["update"] += 1
-    stacked = (params, reference, batch)
-    params, reference, batch = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, agent, keepdims=False), stacked)
-    return agent_gradients(params, reference, batch, cfg, learning)
-
-
-@functools.partial(jax.jit, static_argnames="learning", donate_argnames="state")
-def _apply_all(state: StackState, grads: Sequence, losses: Sequence, *, learning):
-    # The whole stack at once: element by element, so that it runs in place. Slicing one agent out and writing it back makes
-    # XLA copy the stack, since it cannot tell that all of the slice is read before the first of it is written.
-    grads, loss = jax.tree.map(lambda *xs: jnp.stack(xs), *grads), jnp.stack(losses)
-    return jax.vmap(functools.partial(apply_gradients, learning=learning))(state, grads, loss)
-
-
 def update_stack(
-    state: StackState,
-    batch: Batch,
-    *,
-    cfg: ModelConfig,
-    learning: Learning,
-    mode: str = "map",
-    mesh: Mesh | None = None,
+    state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map"
 ) -> tuple[StackState, dict]:
-    """One update of every agent of a stack [A, ...]. state is donated. Returns the new state and metrics, each [A].
+    """One update of every agent of a stack [A, ...], where the state lies. state is donated. Returns the new state and
+    metrics, each [A].
 
-    mode `vmap`: all agents at once; what small models, and a mesh with an agent axis, want. `map`: the gradients of one
-    agent after the other, with the temporary memory of one; on a CPU as fast.
+    mode says how the gradients of the agents on one device are made. `vmap`: at once; what small models want. `map`: one
+    after the other, with the temporary memory of one; on a CPU as fast.
     """
-    if mode == "vmap":
-        return _update_all(state, batch, cfg=cfg, learning=learning, mesh=mesh)
-    agents = map(jnp.int32, range(batch.tokens.shape[0]))
-    done = [_gradients_of(state.params, state.reference, batch, a, cfg=cfg, learning=learning) for a in agents]
-    grads, metrics = zip(*done, strict=True)
-    trained = state._replace(reference=None)  # frozen: passing it through a donating function would copy it
-    trained, of_step = _apply_all(trained, grads, [m["loss"] for m in metrics], learning=learning)
-    of_gradients = jax.tree.map(lambda *xs: jnp.stack(xs), *metrics)
-    return trained._replace(reference=state.reference), of_gradients | of_step
+    mesh = mesh_of(state.params)
+    if mesh is not None:
+        batch = jax.device_put(batch, batch_shardings(mesh, batch))
+    return _update(state, batch, cfg=cfg, learning=learning, mode=mode, mesh=mesh)

@@ -26,7 +26,7 @@ from jmarl.team import init_state, make_team
 
 agents = [weights.load_agent(path) for path in sys.argv[2:]]
 one = TrainConfig(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
-                  algorithm="grpo", kl_coef=0.1, per_agent="vmap", top_k=3, progress=False)
+                  algorithm="grpo", kl_coef=0.1, mesh="agent=1", top_k=3, progress=False)
 meshed = dataclasses.replace(one, mesh=sys.argv[1])
 items = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
 reward = make_reward(lambda a, b: [len(x) - 0.5 * len(set(y)) for x, y in zip(a, b)], num_agents=2)
@@ -39,19 +39,21 @@ def differ(a, b):  # the largest absolute difference between two trees
 
 def run(cfg):  # one step of training in its parts
     team, params = make_team(agents)
-    mesh = sharding.make_mesh(cfg.mesh) if cfg.mesh else None
-    state = train.place(init_state(params, cfg.learning()), mesh)
+    state = train.place(init_state(params, cfg.learning()), sharding.make_mesh(cfg.mesh))
     played = train.play_step(team, state, items[:2], cfg, 0, reward=reward, formatters=formatters)
-    state, metrics = train.update(team, state, played, cfg, mesh)
+    state, metrics = train.update(team, state, played, cfg)
     return jax.device_get(played.completions[0]), state.stacks[0], jax.device_get(metrics[0])
 
-(samples, state, metrics), (samples1, state1, metrics1) = run(meshed), run(one)
-out["tokens equal"] = bool((samples.tokens == samples1.tokens).all() and (samples.action_mask == samples1.action_mask).all())
-out["lengths"] = sorted(set(samples.action_mask.sum(-1).ravel().tolist()))
-out["logprobs"] = differ(samples.logprobs, samples1.logprobs)
-out["params"], out["opt_state"] = differ(state.params, state1.params), differ(state.opt_state, state1.opt_state)
-out["metrics"] = differ(metrics, metrics1)
+samples1, state1, metrics1 = run(one)
+out["lengths"] = sorted(set(samples1.action_mask.sum(-1).ravel().tolist()))
 out["moved"] = differ(state1.params, state1.reference)
+for name in ("agent=2", sys.argv[1]):
+    samples, state, metrics = run(dataclasses.replace(one, mesh=name))
+    equal = (samples.tokens == samples1.tokens).all() and (samples.action_mask == samples1.action_mask).all()
+    out[name] = dict(tokens=bool(equal), logprobs=differ(samples.logprobs, samples1.logprobs),
+                     params=differ(state.params, state1.params), opt_state=differ(state.opt_state, state1.opt_state),
+                     metrics=differ(metrics, metrics1), devices=len(jax.tree.leaves(state.params)[0].sharding.device_set))
+out["auto"] = [dict((sharding.auto_mesh(n) or sharding.make_mesh("agent=1")).shape) for n in ([2], [3, 6], [2, 3], [32])]
 
 shares = out["shares"] = {}  # leaf -> set of shares of its bytes over devices
 for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
@@ -85,16 +87,24 @@ def facts(tiny_dir):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_sampler_on_a_mesh_equals_one_device(facts):
+@pytest.mark.parametrize("mesh, devices", [("agent=2", 2), (MESH, 8)])
+def test_the_sampler_on_a_mesh_equals_one_device(facts, mesh, devices):
     """Equal tokens, and log-probabilities up to the order of sums."""
-    assert facts["devices"] == 8
-    assert facts["tokens equal"] and facts["logprobs"] < 1e-5
+    assert facts["devices"] == 8 and facts[mesh]["devices"] == devices
+    assert facts[mesh]["tokens"] and facts[mesh]["logprobs"] < 1e-5
     assert facts["lengths"][-1] == 6
 
 
-def test_the_update_on_a_mesh_equals_one_device(facts):
-    assert facts["params"] < 1e-5 and facts["opt_state"] < 1e-5 and facts["metrics"] < 1e-4
+@pytest.mark.parametrize("mesh", ["agent=2", MESH])
+def test_the_update_on_a_mesh_equals_one_device(facts, mesh):
+    assert max(facts[mesh]["params"], facts[mesh]["opt_state"]) < 1e-5 and facts[mesh]["metrics"] < 1e-4
     assert facts["moved"] > 1e-3, "the update should have changed something"
+
+
+def test_agents_over_the_devices_there_are(facts):
+    """Eight devices: 2 agents on 2; stacks of 3 and 6 on 3; 2 and 3 have no common divisor; 32 agents, 4 on each."""
+    assert [shape["agent"] for shape in facts["auto"]] == [2, 3, 1, 8]
+    assert all(shape["data"] == shape["model"] == 1 for shape in facts["auto"])
 
 
 def test_training_on_a_mesh_equals_one_device(facts):
