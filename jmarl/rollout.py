@@ -56,8 +56,10 @@ def sample_stack(
     TRACES["sample"] += 1
     keys = sampling.row_keys(seed, step, stack, agents.reshape(-1), prompt_ids, group, purpose)
     keys = keys.reshape(prompts.shape[0], roles * prompt_ids.shape[0], group)
-    sample = partial(sampling.sample, cfg=cfg, sampling=settings, stop=stop)
-    of_device = lambda params, prompts, lengths, keys: sample(params, prompts=prompts, lengths=lengths, keys=keys)
+
+    def of_device(params, prompts, lengths, keys):
+        return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop)
+
     return over_agents(of_device, mesh, prompts.shape[0])(params, prompts, lengths, keys)
 
 

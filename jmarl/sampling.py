@@ -50,13 +50,15 @@ def lookup(weights: jax.Array, u: jax.Array) -> jax.Array:
     """Index i drawn from non-negative weights [V] by the inverse of their cumulative sum at u in [0, 1)."""
     v = weights.shape[0]
     blocks = jnp.pad(weights, (0, -v % BLOCK)).reshape(-1, BLOCK)
-    ends = jnp.cumsum(blocks.sum(-1))
+    sums = blocks.sum(-1)
+    ends = jnp.cumsum(sums)
     goal = u * ends[-1]
     b = jnp.minimum(jnp.sum(ends <= goal), ends.shape[0] - 1)
     inside = jnp.where(b > 0, ends[jnp.maximum(b - 1, 0)], 0) + jnp.cumsum(blocks[b])
     i = jnp.minimum(b * BLOCK + jnp.sum(inside <= goal), v - 1)
-    # Rounding can point one past the last positive weight; the likeliest token is always a valid one.
-    return jnp.where(weights[i] > 0, i, jnp.argmax(weights))
+    # Rounding can point one past the last positive weight; the largest weight of the heaviest block is always a valid one.
+    heaviest = jnp.argmax(sums)
+    return jnp.where(weights[i] > 0, i, heaviest * BLOCK + jnp.argmax(blocks[heaviest]))
 
 
 def top_k(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

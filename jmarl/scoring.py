@@ -7,7 +7,7 @@ The prompt is computed once a group, also in the backward pass. Output logits ex
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +81,7 @@ def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: flo
     m = targets.shape[0]
     size = -(-m // -(-m // CHUNK))  # equal chunks: the padding is less than one token a chunk
     padded = jax.tree.map(lambda x: jnp.pad(x, ((0, -m % size),) + ((0, 0),) * (x.ndim - 1)), (hidden, targets))
-    split = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), padded)
+    split: Any = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), padded)
     logp, entropy = _chunked(decoder.head(params), *split, temperature)
     return logp.reshape(-1)[:m], entropy.reshape(-1)[:m]
 

@@ -61,7 +61,8 @@ def auto_mesh(agents: Sequence[int]) -> Mesh | None:
 def mesh_of(tree: Any) -> Mesh | None:
     """The mesh that arrays were put on, None if they were not."""
     leaf = jax.tree.leaves(tree)[0]
-    return leaf.sharding.mesh if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) else None
+    mesh = leaf.sharding.mesh if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) else None
 
 
 def apart(mesh: Mesh | None, agents: int) -> bool:

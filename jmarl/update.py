@@ -172,7 +172,10 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
     norm = optax.tree.norm(grads)
     ok = jnp.isfinite(norm) & jnp.isfinite(loss)
     changes, opt_state = optimizer(learning).update(grads, state.opt_state, state.params)
-    choose = lambda ok, new, old: jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
+
+    def choose(ok, new, old):
+        return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
+
     params = choose(ok, optax.apply_updates(state.params, changes), state.params)
     # The new parameters are made from the old moments. This dependency has XLA write the moments after them, in place;
     # without it, it copies all moments first. (A sum of single numbers that is not finite means broken parameters anyway.)
