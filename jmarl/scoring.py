@@ -7,7 +7,7 @@ The prompt is computed once a group, also in the backward pass. Output logits ex
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,9 +80,11 @@ def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: flo
     """Log-probability and entropy [M] of targets [M] under the distribution of hidden states [M, D]."""
     m = targets.shape[0]
     size = -(-m // -(-m // CHUNK))  # equal chunks: the padding is less than one token a chunk
-    padded = jax.tree.map(lambda x: jnp.pad(x, ((0, -m % size),) + ((0, 0),) * (x.ndim - 1)), (hidden, targets))
-    split: Any = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), padded)
-    logp, entropy = _chunked(decoder.head(params), *split, temperature)
+
+    def chunks(x):
+        return jnp.pad(x, ((0, -m % size),) + ((0, 0),) * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
+
+    logp, entropy = _chunked(decoder.head(params), chunks(hidden), chunks(targets), temperature)
     return logp.reshape(-1)[:m], entropy.reshape(-1)[:m]
 
 
