@@ -168,7 +168,7 @@ class TrainConfig:
     micro_batches: int = 1
     """Split an update's rows into this many parts and add up their gradients; saves memory."""
     remat: str = "dots"
-    """What the backward pass keeps: none (everything), dots (weight products), full (layer inputs only)."""
+    """What the backward pass keeps: none (everything), dots (the large weight products), full (layer inputs only)."""
     compute_dtype: str = "float32"
     """float32, or bfloat16 with float32 master weights."""
     per_agent: str = "map"

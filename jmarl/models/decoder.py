@@ -137,7 +137,7 @@ class Block(nn.Module):
         qk = rotate(qk, cos[:, None, None], sin[:, None, None])
         heads, kept = attention(qk[:, :, :-1], qk[:, :, -1], v)
         heads = heads.reshape(-1, k * q * h)
-        x = x + checkpoint_name(heads @ self.param("out", normal, (k * q * h, d)), "weight_product")
+        x = x + heads @ self.param("out", normal, (k * q * h, d))  # without a name: small, and cheap to make again
         if c.out_bias:
             x = x + self.param("out_bias", zeros, (d,))
         y = rms_norm(x, self.param("mlp_norm", ones, (d,)), c.rms_eps)
@@ -174,7 +174,7 @@ def _causal(t: int) -> Extend:
     return lambda k, v: ([Segment(k, v, mask)], (k, v))
 
 
-REMAT = {  # what the backward pass keeps: everything | the results of weight products | only each layer's input
+REMAT = {  # what the backward pass keeps: everything | the large weight products | only each layer's input
     "none": jax.checkpoint_policies.everything_saveable,
     "dots": jax.checkpoint_policies.save_only_these_names("weight_product"),
     "full": jax.checkpoint_policies.nothing_saveable,
