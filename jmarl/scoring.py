@@ -84,8 +84,8 @@ def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: flo
     def chunks(x):
         return jnp.pad(x, ((0, -m % size),) + ((0, 0),) * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
 
-    logp, entropy = _chunked(decoder.head(params), chunks(hidden), chunks(targets), temperature)
-    return logp.reshape(-1)[:m], entropy.reshape(-1)[:m]
+    scores = _chunked(decoder.head(params), chunks(hidden), chunks(targets), temperature)
+    return jax.tree.map(lambda x: x.reshape(-1)[:m], scores)
 
 
 def score(
