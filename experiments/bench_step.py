@@ -27,10 +27,9 @@ from jmarl.config import DTYPES, Learning, Sampling, check
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.rollout import sample_stack
-from jmarl.sharding import auto_mesh, make_mesh
+from jmarl.sharding import auto_mesh, make_mesh, place
 from jmarl.stack import stack_params
 from jmarl.text import encode_prompts, stop_ids
-from jmarl.train import place
 from jmarl.types import TRACES, Batch
 from jmarl.update import init_stack, update_stack
 from jmarl.weights import load_agent

@@ -42,7 +42,9 @@ def make_mesh(text: str) -> Mesh:
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name.strip() not in sizes or not size.strip().isdigit() or int(size) < 1:
-            raise ValueError(f"mesh={text!r}: cannot read {part!r}; write for instance 'agent=2,data=2,model=2' with {AXES}")
+            raise ValueError(
+                f"mesh={text!r}: cannot read {part!r}; write for instance 'agent=2,data=2,model=2' with {AXES}, or auto"
+            )
         sizes[name.strip()] = int(size)
     needed = sizes["agent"] * sizes["data"] * sizes["model"]
     if needed > jax.device_count():
@@ -92,6 +94,21 @@ def state_shardings(mesh: Mesh, state: Any) -> Any:
         return _fit(mesh, leaf.shape, RULES.get(names[-1], OTHER) if names else OTHER)
 
     return jax.tree_util.tree_map_with_path(one, state)
+
+
+def place(tree: Any, mesh: Mesh | None) -> Any:
+    """Parameters [A, ...] or a stack's state on a mesh; old arrays that it splits are freed. Without a mesh as they are."""
+
+    def move(x, where):
+        new = jax.device_put(x, where)
+        # `donate` frees nothing where the devices differ (jax 0.10.2), so the old array is deleted here: only one that was
+        # cut, because a whole shard shares its memory.
+        cut = where.shard_shape(x.shape) != x.shape
+        if cut and isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(where, x.ndim):
+            x.delete()
+        return new
+
+    return tree if mesh is None else jax.tree.map(move, tree, state_shardings(mesh, tree))
 
 
 def batch_shardings(mesh: Mesh, batch: Any) -> Any:

@@ -14,9 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jmarl.config import Learning
 from jmarl.models.config import ModelConfig
+from jmarl.sharding import place
 from jmarl.stack import stack_params, unstack
 from jmarl.text import stop_ids
 from jmarl.types import StackState, TeamState
@@ -87,15 +89,16 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[Te
     return Team(tuple(specs)), params
 
 
-def init_state(params: Sequence[Any], learning: Learning) -> TeamState:
-    """The state at step 0 from each stack's parameters, which become part of it."""
+def init_state(params: Sequence[Any], learning: Learning, mesh: Mesh | None = None) -> TeamState:
+    """The state at step 0, on the mesh if there is one, from each stack's parameters, which become part of it."""
     for i, tree in enumerate(params):
         if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(tree)):
             raise ValueError(
                 f"the parameters of stack {i} were consumed by an earlier run (training updates them in place): "
                 "make them anew with make_team"
             )
-    return TeamState(jnp.int32(0), tuple(init_stack(p, learning) for p in params))
+    stacks = tuple(place(init_stack(place(p, mesh), learning), mesh) for p in params)
+    return TeamState(place(jnp.int32(0), mesh), stacks)
 
 
 def save_team(directory: str | Path, team: Team, stacks: Sequence[StackState]) -> None:

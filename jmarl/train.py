@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jmarl import sharding
@@ -77,7 +76,7 @@ def train(
     formatters = formatters or [prompt_of] * team.num_agents
     check_run(team, items, formatters, cfg, wandb_config)
     mesh = sharding.auto_mesh([len(s.members) for s in team.stacks]) if cfg.mesh == "auto" else sharding.make_mesh(cfg.mesh)
-    state = place(init_state(place(params, mesh), cfg.learning()), mesh)
+    state = init_state(params, cfg.learning(), mesh)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
     with contextlib.ExitStack() as opened:
         saver = open_checkpoints(cfg)
@@ -171,11 +170,6 @@ def update(team: Team, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> 
         stacks.append(stack)
         learned.append(metrics)
     return TeamState(state.step + 1, tuple(stacks)), learned
-
-
-def place(tree: Any, mesh: Any) -> Any:
-    """Parameters or a state on a mesh, the old arrays freed; without a mesh as they are."""
-    return tree if mesh is None else jax.device_put(tree, sharding.state_shardings(mesh, tree), donate=True)
 
 
 def check_run(

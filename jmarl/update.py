@@ -187,18 +187,18 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), donate_argnames="state")
-def _update(state: StackState, batch: Batch, *, cfg, learning, mode, mesh):
+def _update(state: StackState, reference: Any, batch: Batch, *, cfg, learning, mode, mesh):
     TRACES["update"] += 1
     agents = batch.tokens.shape[0]
     how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
 
-    def of_device(state, batch):
+    def of_device(state, reference, batch):
         gradients_of = per_agent(functools.partial(agent_gradients, cfg=cfg, learning=learning), how)
-        grads, metrics = gradients_of(state.params, state.reference, batch)
+        grads, metrics = gradients_of(state.params, reference, batch)
         state, of_step = jax.vmap(functools.partial(apply_gradients, learning=learning))(state, grads, metrics["loss"])
         return state, metrics | of_step
 
-    state, metrics = over_agents(of_device, mesh, agents)(state, batch)
+    state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch)
     return constrain(state, mesh), metrics
 
 
@@ -214,4 +214,6 @@ def update_stack(
     mesh = mesh_of(state.params)
     if mesh is not None:
         batch = jax.device_put(batch, batch_shardings(mesh, batch))
-    return _update(state, batch, cfg=cfg, learning=learning, mode=mode, mesh=mesh)
+    trained = state._replace(reference=None)  # frozen: neither donated nor returned
+    trained, metrics = _update(trained, state.reference, batch, cfg=cfg, learning=learning, mode=mode, mesh=mesh)
+    return trained._replace(reference=state.reference), metrics

@@ -39,7 +39,7 @@ def differ(a, b):  # the largest absolute difference between two trees
 
 def run(cfg):  # one step of training in its parts
     team, params = make_team(agents)
-    state = train.place(init_state(params, cfg.learning()), sharding.make_mesh(cfg.mesh))
+    state = init_state(params, cfg.learning(), sharding.make_mesh(cfg.mesh))
     played = train.play_step(team, state, items[:2], cfg, 0, reward=reward, formatters=formatters)
     state, metrics = train.update(team, state, played, cfg)
     return jax.device_get(played.completions[0]), state.stacks[0], jax.device_get(metrics[0])
@@ -68,6 +68,12 @@ out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)
 
 mesh = sharding.make_mesh(sys.argv[1])
+_, params = make_team(agents)
+init_state(params, one.learning(), mesh)
+try:
+    init_state(params, one.learning(), mesh)
+except ValueError as error:
+    out["again"] = str(error)
 odd = {"qkv": jnp.zeros((3, 2, 31, 65)), "embed": jnp.zeros((2, 321, 32)), "attn_norm": jnp.zeros((2, 2, 32))}
 out["odd"] = {name: list(s.spec) for name, s in sharding.state_shardings(mesh, odd).items()}
 print(json.dumps(out))
@@ -110,6 +116,11 @@ def test_agents_over_the_devices_there_are(facts):
 def test_training_on_a_mesh_equals_one_device(facts):
     """`train` with --mesh, two updates from start to end."""
     assert facts["steps"] == 2 and facts["train"] < 1e-5 and facts["rewards"] < 1e-6
+
+
+def test_parameters_put_on_a_mesh_are_consumed(facts):
+    """Their memory is the state's; a second use says so."""
+    assert "parameters of stack 0 were consumed by an earlier run" in facts["again"]
 
 
 def test_every_device_holds_its_share(facts):

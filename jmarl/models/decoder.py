@@ -8,8 +8,8 @@ Parameters of one agent (letters as in `ModelConfig`; Q = H/K queries per key-va
                                            layers.qkv_bias [L, K * (Q+2) * h] layers.out_bias         [L, D]
                                            layers.q_norm, layers.k_norm [L, h]
 
-Query, key and value are one matrix: key-value heads outermost, so that a mesh that splits it splits whole heads. Every
-weight is a plain matrix, because XLA copies or transposes those with more axes, and their gradients. Layers are stacked:
+Query, key and value are one matrix: key-value heads outermost, so that a mesh that divides their number splits whole heads.
+Every weight is a plain matrix, because XLA copies or transposes those with more axes, and their gradients. Layers are stacked:
 training scans over them, so compile time does not grow with depth.
 
 Prefill, scoring (`groups`) and decoding are the same `Block` and differ in what its `attention` lets each token see, which
