@@ -13,7 +13,7 @@ Left out: beam search, contrastive and speculative decoding (none is a sample of
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -126,29 +126,31 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
     """
     (a, p, s), g, new = prompts.shape, keys.shape[2], sampling.max_new_tokens
     dtype = jnp.dtype(sampling.compute_dtype)
-    view = jax.vmap(lambda w: decoder.decode_view(w, cfg, dtype, s + new))(params)
+    # The axis of a single agent is taken off: XLA drops it from some shapes only, and then copies the cache at every token.
+    alone = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
+    over = (lambda f, *_: f) if a == 1 else jax.vmap
+    numbers = _layer_numbers(cfg.num_layers, lengths)
+    weights = alone(decoder.cast(params, dtype))
     # The last prompt token is fed as the first step of every row, so that all logits come from the decode step.
-    prefill = jax.vmap(lambda w, x, n: decoder.prefill(w, cfg, x, n), (None, 0, 0))
-    prefix = jax.vmap(prefill)(view, prompts, lengths - 1)
+    prefix = over(lambda w, ids, n: decoder.prefill(w, cfg, ids, n))(weights, alone(prompts), alone(lengths) - 1)
+    prefix = prefix._replace(kv=over(lambda kv: decoder.layers_apart(kv, numbers))(prefix.kv))
+    view = over(lambda w: decoder.decode_view(w, cfg, s + new, numbers))(weights)
+    step = over(lambda *inputs: decoder.decode_step(inputs[0], cfg, *inputs[1:]), (0, 0, 0, 0, None))
+    cache = over(lambda n: decoder.init_cache(cfg, p * g, new, dtype))(alone(lengths))
     token = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
-    cache = jax.tree.map(lambda x: jnp.zeros((a, p, g, *x.shape), dtype), decoder.init_cache(cfg, new, dtype))
     seen = _seen_in_prompts(prompts, lengths, g, cfg.vocab_size) if sampling.repetition_penalty != 1 else None
-
-    def decode(w, prefix, cache, token, t) -> Any:  # of one row, then of all: group, prompt, agent
-        return decoder.decode_step(w, cfg, prefix, cache, token, t)
-
-    decode = jax.vmap(decode, (None, None, 0, 0, None))
-    decode = jax.vmap(jax.vmap(decode, (None, 0, 0, 0, None)), (0, 0, 0, 0, None))
 
     def choose_all(logits, t, seen):
         # All rows on one axis: XLA's top-k for CPUs knows one batch axis, and sorts the whole vocabulary for more.
-        logits, key, seen = jax.tree.map(lambda x: x.reshape(a * p * g, *x.shape[3:]), (logits, keys, seen))
+        logits, key, seen = jax.tree.map(
+            lambda x: x.reshape(a * p * g, *x.shape[3:]), (logits.reshape(a, p, g, -1), keys, seen)
+        )
         chosen = jax.vmap(choose, (0, 0, None, 0, None, None))(logits, key, t, seen, stop, sampling)
         return jax.tree.map(lambda x: x.reshape(a, p, g), chosen)
 
     def body(carry):
         t, token, done, cache, seen, out = carry
-        logits, kv = decode(view, prefix, cache, token, t)
+        logits, cache = step(view, prefix, cache, alone(token), t)
         chosen, logp, truncated = choose_all(logits, t, seen)
         chosen = jnp.where(done, stop[0], chosen)
         out = out._replace(
@@ -159,13 +161,6 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
         )
         if seen is not None:
             seen = jax.vmap(jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True))))(seen, chosen)
-        # Token ids are not negative, so `at` is t; XLA cannot know, and this dependency is what lets it write the cache in
-        # place: without one it might write before the step has read, and copies the cache at every token to be safe.
-        at = jnp.minimum(t, t + chosen.max())
-        cache: list = [
-            (lax.dynamic_update_slice_in_dim(k, dk, at, -1), lax.dynamic_update_slice_in_dim(v, dv, at, -2))
-            for (k, v), (dk, dv) in zip(cache, kv, strict=True)
-        ]
         return t + 1, chosen, done | jnp.any(chosen[..., None] == stop, -1), cache, seen, out
 
     out = Completions(
@@ -179,6 +174,12 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
     start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, out)
     steps, *_, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
     return out._replace(steps=jnp.full(a, steps))
+
+
+def _layer_numbers(n: int, lengths: jax.Array) -> list[jax.Array]:
+    """0 to n - 1 as numbers that XLA cannot know (lengths are at least 1): it then compiles one kernel that slices a layer,
+    for all of them; of known numbers, one each."""
+    return lax.cond(lengths.min() > 0, lambda: [jnp.int32(i) for i in range(n)], lambda: [jnp.int32(0)] * n)
 
 
 def _seen_in_prompts(prompts, lengths, g: int, vocab: int) -> jax.Array:

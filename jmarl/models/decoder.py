@@ -20,8 +20,9 @@ refuses such checkpoints by name.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -45,10 +46,10 @@ class Segment(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """The prompt's keys and values in every layer, shared by its group."""
+    """The keys and values of prompts in every layer; each prompt's are shared by its group."""
 
-    kv: Any  # a list of L pairs (k [K, h, S], v [K, S, h]); stacked on L where the layers are
-    length: jax.Array  # [] int32: how many of the S positions are real
+    kv: Any  # keys [L, K, P, h, S] and values [L, K, P, S, h]
+    lengths: jax.Array  # [P] int32: how many of the S positions are real
 
 
 Extend = Callable[[jax.Array, jax.Array], tuple[list[Segment], Any]]
@@ -130,12 +131,12 @@ class Block(nn.Module):
         if c.qkv_bias:
             qkv = qkv + self.param("qkv_bias", zeros, (k * (q + 2) * h,))
         qkv = qkv.reshape(-1, k, q + 2, h)
-        qk, v = qkv[:, :, :-1], qkv[:, :, -1]
+        queries, keys, values = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
         if c.qk_norm:
-            scales = [self.param("q_norm", ones, (h,))] * q + [self.param("k_norm", ones, (h,))]
-            qk = rms_norm(qk, jnp.stack(scales), c.rms_eps)
-        qk = rotate(qk, cos[:, None, None], sin[:, None, None])
-        heads, kept = attention(qk[:, :, :-1], qk[:, :, -1], v)
+            queries = rms_norm(queries, self.param("q_norm", ones, (h,)), c.rms_eps)
+            keys = rms_norm(keys, self.param("k_norm", ones, (h,)), c.rms_eps)
+        cos, sin = cos[:, None], sin[:, None]
+        heads, kept = attention(rotate(queries, cos[:, None], sin[:, None]), rotate(keys, cos, sin), values)
         heads = heads.reshape(-1, k * q * h)
         x = x + heads @ self.param("out", normal, (k * q * h, d))  # without a name: small, and cheap to make again
         if c.out_bias:
@@ -181,37 +182,28 @@ REMAT = {  # what the backward pass keeps: everything | the large weight product
 }
 
 
-def _run_layers(params: Params, cfg: ModelConfig, x, positions, attention_of, extra=None, remat: str = "full"):
-    """All layers over x [N, D]; `attention_of(layer_extra)` makes each layer's `Attention`. Returns hidden states [N, D] and
-    what was kept.
+def _run_layers(params: Params, cfg: ModelConfig, x, positions, attention: Attention, remat: str = "full"):
+    """All layers over x [N, D], scanned. Returns hidden states [N, D] and what was kept of each layer, stacked [L, ...]."""
+    cos, sin = rope(cfg, positions)
 
-    Stacked layers are scanned (training); a list of layers (`decode_view`) is unrolled and `extra` is then a list too.
-    """
-    if "rope" in params:
-        cos, sin = (table[positions] for table in params["rope"])
-    else:
-        cos, sin = rope(cfg, positions)
+    def layer(x, w):
+        return Block(cfg).apply({"params": w}, x, cos, sin, attention)
 
-    def layer(x, inputs):
-        w, layer_extra = inputs
-        return Block(cfg).apply({"params": w}, x, cos, sin, attention_of(layer_extra))
-
-    layers = params["layers"]
-    if isinstance(layers, list):
-        kept = []
-        for inputs in zip(layers, extra or [None] * len(layers), strict=True):
-            x, k = layer(x, inputs)
-            kept.append(k)
-        return x, kept
-    layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False)
-    return lax.scan(layer, x, (layers, extra))
+    return lax.scan(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False), x, params["layers"])
 
 
-def prefill(params: Params, cfg: ModelConfig, tokens: jax.Array, length: jax.Array) -> Prefix:
-    """Keys and values of one prompt. tokens [S] padded on the right; the first `length` of them are real."""
-    t = tokens.shape[0]
-    _, kv = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), lambda _: stream(_causal(t)))
-    return Prefix(kv, length)
+def prefill(params: Params, cfg: ModelConfig, prompts: jax.Array, lengths: jax.Array) -> Prefix:
+    """Keys and values of prompts [P, S] padded on the right; the first lengths [P] ids of them are real."""
+    p, s = prompts.shape
+    of_prompt = stream(_causal(s))
+
+    def attention(q, k, v):
+        heads, kept = jax.vmap(of_prompt)(*(x.reshape(p, s, *x.shape[1:]) for x in (q, k, v)))
+        return heads.reshape(q.shape), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)
+
+    positions = jnp.tile(jnp.arange(s), p)
+    _, kv = _run_layers(params, cfg, params["embed"][prompts.reshape(-1)], positions, attention)
+    return Prefix(kv, lengths)
 
 
 def groups(params: Params, cfg: ModelConfig, prompts, lengths, tokens, remat: str = "full") -> jax.Array:
@@ -226,7 +218,7 @@ def groups(params: Params, cfg: ModelConfig, prompts, lengths, tokens, remat: st
     after = jnp.broadcast_to((lengths[:, None] + jnp.arange(t))[:, None], (p, g, t)).reshape(p, g * t)
     positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(s), (p, s)), after], 1)
     attention = _group_attention(lengths, s, g, t)
-    x, _ = _run_layers(params, cfg, params["embed"][flat.reshape(-1)], positions.reshape(-1), lambda _: attention, None, remat)
+    x, _ = _run_layers(params, cfg, params["embed"][flat.reshape(-1)], positions.reshape(-1), attention, remat)
     x = x.reshape(p, s + g * t, -1)[:, s:].reshape(p, g, t, -1)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
@@ -270,47 +262,100 @@ def logits(params: Params, hidden: jax.Array) -> jax.Array:
 def forward(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
     """Logits [T, V] of one plain sequence tokens [T]; no prefix. For parity tests and small uses."""
     t = tokens.shape[0]
-    x, _ = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), lambda _: stream(_causal(t)))
+    x, _ = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), stream(_causal(t)))
     return logits(params, rms_norm(x, params["final_norm"], cfg.rms_eps))
 
 
 # --- decoding: one token at a time -------------------------------------------------------------------------------------
 
 
-def decode_view(params: Params, cfg: ModelConfig, dtype: jax.typing.DTypeLike, max_positions: int) -> Params:
-    """The parameters as the decode loop reads them: layers apart, the output matrix [D, V], a table of rotary angles, all
-    in the compute dtype.
+Cache = list[tuple[jax.Array, jax.Array]]  # of each layer: keys [K, R, h, T] and values [K, R, T, h] of R rows
+
+
+def layers_apart(stacked: Any, numbers: Sequence[int | jax.Array]) -> list:
+    """Arrays [L, ...] as a list over the layers of these numbers."""
+    return [jax.tree.map(lambda x, i=i: lax.dynamic_index_in_dim(x, i, 0, keepdims=False), stacked) for i in numbers]
+
+
+def decode_view(params: Params, cfg: ModelConfig, max_positions: int, numbers: Sequence[int | jax.Array]) -> Params:
+    """The parameters as the decode loop reads them: layers apart, the output matrix [D, V], a table of rotary angles.
 
     Made once a call, outside the loop: slicing a stacked layer inside it would copy its weights at every token.
     """
-    params = cast(params, dtype)
-    layers = [jax.tree.map(lambda w, i=i: w[i], params["layers"]) for i in range(cfg.num_layers)]
-    head = params["lm_head"] if "lm_head" in params else params["embed"].T
+    head = {"lm_head": params["lm_head"]} if "lm_head" in params else {}
     table = rope(cfg, jnp.arange(max_positions))
     rest = {"embed": params["embed"], "final_norm": params["final_norm"]}
-    return {"layers": layers, "lm_head": head, "rope": table, **rest}
+    return {"layers": layers_apart(params["layers"], numbers), "rope": table, **head, **rest}
 
 
-def init_cache(cfg: ModelConfig, max_tokens: int, dtype: jax.typing.DTypeLike) -> list[tuple[jax.Array, jax.Array]]:
-    """Empty keys and values of one row: a pair [K, T, h] for each layer."""
+def init_cache(cfg: ModelConfig, rows: int, max_tokens: int, dtype: jax.typing.DTypeLike) -> Cache:
+    """Empty keys and values of rows."""
     k, h = cfg.num_kv_heads, cfg.head_dim
-    return [(jnp.zeros((k, h, max_tokens), dtype), jnp.zeros((k, max_tokens, h), dtype)) for _ in range(cfg.num_layers)]
+    keys, values = jnp.zeros((k, rows, h, max_tokens), dtype), jnp.zeros((k, rows, max_tokens, h), dtype)
+    return [(keys, values) for _ in range(cfg.num_layers)]
 
 
-def decode_step(view: Params, cfg: ModelConfig, prefix: Prefix, cache: list, token: jax.Array, t: jax.Array):
-    """Feed one token [] at index t after the prefix.
+def _writer(axis: int):
+    """`write(cache, new, t)` puts new at index t of an axis counted from the end, also under vmap over the other two: jax
+    would make a scatter of it, which XLA does not do in place."""
 
-    Returns float32 logits [V] and the token's own keys and values, a pair ([K, h, 1], [K, 1, h]) for each layer. The
-    caller writes them into the cache after the step: written inside, XLA would copy the whole cache at every token.
+    @jax.custom_batching.custom_vmap
+    def write(cache, new, t):
+        return lax.dynamic_update_slice_in_dim(cache, new, t, axis)
+
+    @write.def_vmap
+    def _(_, batched, cache, new, t):
+        assert batched == [True, True, False], batched
+        return write(cache, new, t), True
+
+    return write
+
+
+_write_key, _write_value = _writer(-1), _writer(-2)
+
+
+def _token_attention(prefix: tuple, cache: tuple, mask: jax.Array, t: jax.Array) -> Attention:
+    """The attention of one token of each of R = P * G rows: to itself, its prompt and its row before it; mask [R, 1, S + T].
+
+    The cache is written before it is read, and in the shape in which it is read: then XLA writes it in place.
     """
-    s, capacity = prefix.kv[0][1].shape[1], cache[0][1].shape[1]
-    seen, before = (jnp.arange(s) < prefix.length)[None], (jnp.arange(capacity) < t)[None]
-    itself = jnp.ones((1, 1), bool)
+    (prompt_k, prompt_v), (row_k, row_v) = prefix, cache
+    k_heads, p, h, s = prompt_k.shape
 
-    def attention_of(inputs):
-        (pk, pv), (ck, cv) = inputs
-        return stream(lambda k, v: ([Segment(pk, pv, seen), Segment(ck, cv, before), Segment(k, v, itself)], (k, v)))
+    def attention(q, k, v):
+        q, k, v = (jnp.swapaxes(x, 0, 1) for x in (q, k, v))  # heads first: both products batch over them
+        r, queries = q.shape[1:3]
+        keys, values = _write_key(row_k, k[..., None], t), _write_value(row_v, v[:, :, None], t)
+        together = (k_heads, p, r // p * queries, -1)  # the queries of a prompt's rows, as rows of one matrix
+        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+        of_prompt = product("kpmh,kphs->kpms", q.reshape(together), prompt_k).reshape(k_heads, r, queries, s)
+        # Padded and added, not joined: XLA fuses this with what follows, into one kernel for all layers.
+        right, left = (((0, 0),) * 3 + (n,) for n in ((0, keys.shape[-1]), (s, 0)))
+        scores = jnp.pad(of_prompt, right) + jnp.pad(product("krqh,krht->krqt", q, keys), left)
+        scores = jnp.where(mask, scores / math.sqrt(h), MASKED)
+        weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+        total = weights.sum(-1, keepdims=True)
+        weights = weights.astype(q.dtype)
+        out = product("kpms,kpsh->kpmh", weights[..., :s].reshape(together), prompt_v).reshape(q.shape)
+        out = out + product("krqt,krth->krqh", weights[..., s:], values)
+        return jnp.swapaxes(out / total, 0, 1).astype(q.dtype), (keys, values)
 
-    extra = list(zip(prefix.kv, cache, strict=True))
-    x, new = _run_layers(view, cfg, view["embed"][token][None], (prefix.length + t)[None], attention_of, extra)
-    return logits(view, rms_norm(x, view["final_norm"], cfg.rms_eps))[0], new
+    return attention
+
+
+def decode_step(view: Params, cfg: ModelConfig, prefix: Prefix, cache: Cache, tokens: jax.Array, t: jax.Array):
+    """Feed tokens [P, G], one a row, at index t after their prompts. prefix: `kv` a list of L pairs of keys and values.
+
+    Returns float32 logits [P, G, V] and the cache with the tokens in it; it is the caller's cache, written in place.
+    """
+    (p, g), capacity = tokens.shape, cache[0][0].shape[-1]
+    seen = jnp.arange(prefix.kv[0][0].shape[-1]) < prefix.lengths[:, None]
+    written = jnp.broadcast_to(jnp.arange(capacity) <= t, (p * g, capacity))
+    mask = jnp.concatenate([jnp.repeat(seen, g, 0), written], 1)[:, None]
+    cos, sin = (table[jnp.repeat(prefix.lengths + t, g)] for table in view["rope"])
+    x, new = view["embed"][tokens.reshape(-1)], []
+    for w, of_prompt, of_row in zip(view["layers"], prefix.kv, cache, strict=True):
+        x, kv = Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(of_prompt, of_row, mask, t))
+        new.append(kv)
+    out = logits(view, rms_norm(x, view["final_norm"], cfg.rms_eps))
+    return out.reshape(p, g, -1), new
