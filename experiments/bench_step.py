@@ -126,7 +126,7 @@ def bench(cfg: Bench) -> dict[str, Any]:
     prompts, lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (prompts, np.array([len(r) for r in ids])))
     mesh = auto_mesh([a]) if cfg.mesh == "auto" else make_mesh(cfg.mesh)
     params = place(params, mesh)
-    state = place(init_stack(params, learning), mesh)
+    state = init_stack(params, learning)
     del params
     rewards = jax.random.normal(jax.random.key(1), (a, p, g))
     step = 0

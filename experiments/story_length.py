@@ -2,7 +2,8 @@
 
 Claim: the prompts ask for a setup and for a story and never name the ratio; the pair finds it from the joint reward alone.
 Command: python -m experiments.story_length            (flags: --help)
-Reward: 1 where len2 / len1 is in [2, 3] characters, else exp(-distance).
+Reward: 1 where len2 / len1 is in [2, 3] characters, else exp(-distance). Joint mode cross judges each setup with all stories
+of its prompt, and each story with all setups, so that the partner's chance length averages out of a completion's return.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class StoryConfig(TrainConfig):
     num_updates: int = 40
     num_prompts: int = 2
     num_generations: int = 8
+    joint_mode: str = "cross"
     max_new_tokens: int = 64
     chat: bool = True
     learning_rate: float = 3e-5

@@ -97,7 +97,7 @@ def init_state(params: Sequence[Any], learning: Learning, mesh: Mesh | None = No
                 f"the parameters of stack {i} were consumed by an earlier run (training updates them in place): "
                 "make them anew with make_team"
             )
-    stacks = tuple(place(init_stack(place(p, mesh), learning), mesh) for p in params)
+    stacks = tuple(init_stack(place(p, mesh), learning) for p in params)
     return TeamState(place(jnp.int32(0), mesh), stacks)
 
 

@@ -19,7 +19,7 @@ from jmarl.config import Learning
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.scoring import score
-from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents
+from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place, state_shardings
 from jmarl.stack import per_agent
 from jmarl.types import TRACES, Batch, StackState
 
@@ -50,10 +50,12 @@ def updates_done(state: StackState) -> jax.Array:
 
 
 def init_stack(params: Any, cfg: Learning) -> StackState:
-    """Training state of a stack from its parameters [A, ...]; a KL term freezes a copy of them as the reference."""
-    agents = jax.tree.leaves(params)[0].shape[0]
+    """Training state of a stack from its parameters [A, ...], on their mesh; a KL term freezes a copy of them as reference."""
+    mesh, init = mesh_of(params), jax.vmap(optimizer(cfg).init)
+    where = None if mesh is None else state_shardings(mesh, jax.eval_shape(init, params))
+    moments = jax.jit(init, out_shardings=where)(params)  # made where they stay: twice the parameters is much to move
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef else None
-    return StackState(params, jax.vmap(optimizer(cfg).init)(params), reference, jnp.zeros(agents, jnp.int32))
+    return place(StackState(params, moments, reference, jnp.zeros(jax.tree.leaves(params)[0].shape[0], jnp.int32)), mesh)
 
 
 class Rows(NamedTuple):
