@@ -124,33 +124,19 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
     params: pytree [A, ...]; prompts: [A, P, S] int32 padded on the right; lengths: [A, P] (at least 1); keys: [A, P, G]
     typed PRNG keys, one a row, consumed; stop: [n] int32 ids that end a row.
     """
-    (a, p, s), g, new = prompts.shape, keys.shape[2], sampling.max_new_tokens
-    dtype = jnp.dtype(sampling.compute_dtype)
-    # The axis of a single agent is taken off: XLA drops it from some shapes only, and then copies the cache at every token.
-    alone = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
-    over = (lambda f, *_: f) if a == 1 else jax.vmap
-    numbers = _layer_numbers(cfg.num_layers, lengths)
-    weights = alone(decoder.cast(params, dtype))
-    # The last prompt token is fed as the first step of every row, so that all logits come from the decode step.
-    prefix = over(lambda w, ids, n: decoder.prefill(w, cfg, ids, n))(weights, alone(prompts), alone(lengths) - 1)
-    prefix = prefix._replace(kv=over(lambda kv: decoder.layers_apart(kv, numbers))(prefix.kv))
-    view = over(lambda w: decoder.decode_view(w, cfg, s + new, numbers))(weights)
-    step = over(lambda *inputs: decoder.decode_step(inputs[0], cfg, *inputs[1:]), (0, 0, 0, 0, None))
-    cache = over(lambda n: decoder.init_cache(cfg, p * g, new, dtype))(alone(lengths))
-    token = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
+    (a, p, _), g, new = prompts.shape, keys.shape[2], sampling.max_new_tokens
+    step, cache, token = _prepare(params, cfg, sampling, prompts, lengths, g)
     seen = _seen_in_prompts(prompts, lengths, g, cfg.vocab_size) if sampling.repetition_penalty != 1 else None
 
     def choose_all(logits, t, seen):
         # All rows on one axis: XLA's top-k for CPUs knows one batch axis, and sorts the whole vocabulary for more.
-        logits, key, seen = jax.tree.map(
-            lambda x: x.reshape(a * p * g, *x.shape[3:]), (logits.reshape(a, p, g, -1), keys, seen)
-        )
+        logits, key, seen = jax.tree.map(lambda x: x.reshape(a * p * g, *x.shape[3:]), (logits, keys, seen))
         chosen = jax.vmap(choose, (0, 0, None, 0, None, None))(logits, key, t, seen, stop, sampling)
         return jax.tree.map(lambda x: x.reshape(a, p, g), chosen)
 
     def body(carry):
         t, token, done, cache, seen, out = carry
-        logits, cache = step(view, prefix, cache, alone(token), t)
+        logits, cache = step(cache, token, t)
         chosen, logp, truncated = choose_all(logits, t, seen)
         chosen = jnp.where(done, stop[0], chosen)
         out = out._replace(
@@ -170,10 +156,31 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
         truncated_logprobs=jnp.zeros((a, p, g, new)),
         steps=jnp.zeros(a, jnp.int32),
     )
-    token = jnp.broadcast_to(token, (a, p, g))
     start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, out)
     steps, *_, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
     return out._replace(steps=jnp.full(a, steps))
+
+
+def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: int):
+    """What the decode loop starts from: `step(cache, tokens [A, P, G], t)`, which returns logits [A, P, G, V] and the cache,
+    an empty cache, and the first tokens. Those are the prompts' last ones, so that all logits come from the decode step."""
+    (a, p, s), new, dtype = prompts.shape, sampling.max_new_tokens, jnp.dtype(sampling.compute_dtype)
+    # The axis of a single agent is taken off: XLA drops it from some shapes only, and then copies the cache at every token.
+    alone = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
+    over = (lambda f, *_: f) if a == 1 else jax.vmap
+    weights, numbers = alone(decoder.cast(params, dtype)), _layer_numbers(cfg.num_layers, lengths)
+    prefix = over(lambda w, ids, n: decoder.prefill(w, cfg, ids, n))(weights, alone(prompts), alone(lengths) - 1)
+    prefix = prefix._replace(kv=over(lambda kv: decoder.layers_apart(kv, numbers))(prefix.kv))
+    view = over(lambda w: decoder.decode_view(w, cfg, s + new, numbers))(weights)
+    decode = over(lambda w, *rest: decoder.decode_step(w, cfg, *rest), (0, 0, 0, 0, None))
+
+    def step(cache, tokens, t):
+        logits, cache = decode(view, prefix, cache, alone(tokens), t)
+        return logits.reshape(a, p, g, -1), cache
+
+    cache = over(lambda _: decoder.init_cache(cfg, p * g, new, dtype))(alone(lengths))
+    last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
+    return step, cache, jnp.broadcast_to(last, (a, p, g))
 
 
 def _layer_numbers(n: int, lengths: jax.Array) -> list[jax.Array]:

@@ -328,3 +328,18 @@ def test_greedy_is_the_argmax_of_the_whole_sequences_logits(cfg, params):
             z = forward(params=take(params, a), tokens=padded)
             assert new[:count].tolist() == z[n - 1 : n - 1 + count].argmax(-1).tolist()
             assert len(set(new[:count])) > 1
+
+
+@pytest.mark.parametrize("agents, prompts", [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_no_token_copies_the_cache(cfg, params, agents, prompts):
+    """XLA copies a buffer that it cannot write in place. Keys and values are copied once each, when the loop begins."""
+    weights = take(params, range(agents))
+    ids, lengths = (x[:agents, :prompts] for x in make_prompts(cfg))
+    keys = make_keys(range(agents), range(prompts))
+    text = sample.lower(weights, cfg, Sampling(max_new_tokens=NEW), ids, lengths, keys, STOP).compile().as_text()
+    axis = f"{agents}," if agents > 1 else ""
+    k, h, rows = cfg.num_kv_heads, cfg.head_dim, prompts * GROUP
+    shapes = [f"f32[{axis}{k},{rows},{h},{NEW}]", f"f32[{axis}{k},{rows},{NEW},{h}]"]
+    assert all(shape in text for shape in shapes)  # the cache has these shapes
+    copies = [line for line in text.splitlines() if " copy(" in line and any(f"= {shape}" in line for shape in shapes)]
+    assert len(copies) <= 2 * cfg.num_layers, "\n".join(copies)
