@@ -1,9 +1,10 @@
 """Time one training step of a team on random rewards: generation and update, full length forced.
 
 Command: python -m experiments.bench_step --model smollm2-135m-instruct --agents 2 --prompts 1 --group 8 --max-new-tokens 128
-Prints one JSON object. Times are medians of `--repeats` warm steps in seconds, every one waited for; `compile_s` is tracing
-and compiling of the first step. Shares: of the bytes floor (every parameter read once a decode step, at the memory bandwidth
-measured here) and of the floor of operations (6 · parameters · tokens, at the rate of a large matrix product measured here).
+Prints one JSON object. Times are medians of `--repeats` warm steps in seconds, every one waited for; `startup_s` is loading
+and placing, `compile_s` what the first step takes longer than a warm one. Shares: of the bytes floor (every parameter read
+once a decode step, at the rate at which memory is read) and of the floor of operations (6 · parameters · tokens, at the rate
+of a large matrix product). Both rates are measured beside the steps, before each, because on a shared machine they change.
 On a GPU also the device, its peak memory, and the same shares of its measured rates.
 Sampling is the peer's: temperature 0.6, top-p 0.6, top-k 50.
 """
@@ -77,26 +78,26 @@ class Bench:
     """Print JSON; --no-json prints one figure a line."""
 
 
-def seconds(f: Callable, repeats: int) -> tuple[float, Any]:
-    """Median seconds of warm calls, each waited for, and the last result."""
-    times, out = [], None
-    for _ in range(repeats):
-        start = time.perf_counter()
-        out = jax.block_until_ready(f())
-        times.append(time.perf_counter() - start)
-    return float(np.median(times)), out
+def seconds(f: Callable[[], Any]) -> float:
+    """Seconds of one call, waited for."""
+    start = time.perf_counter()
+    jax.block_until_ready(f())
+    return time.perf_counter() - start
 
 
-def machine_rates(dtype: str) -> tuple[float, float]:
-    """Bytes/s of reading memory and operations/s of a large matrix product, the best of several runs."""
-    x = jnp.ones(1 << 28, jnp.float32)
-    total = jax.jit(lambda x: x.sum())
+def read_rate() -> float:
+    """Bytes/s of reading memory: the best of four sums over 256 MiB."""
+    x = jnp.ones(1 << 26, jnp.float32)
+    total = jax.jit(jnp.sum)
+    return x.nbytes / min(seconds(lambda: total(x)) for _ in range(5))
+
+
+def product_rate(dtype: str) -> float:
+    """Operations/s of a large matrix product: the best of four."""
     n = 4096
     a = jnp.ones((n, n), dtype)
-    product = jax.jit(lambda a: a @ a)
-    read = min(seconds(lambda: total(x), 1)[0] for _ in range(8))
-    multiply = min(seconds(lambda: product(a), 1)[0] for _ in range(8))
-    return x.nbytes / read, 2 * n**3 / multiply
+    product = jax.jit(jnp.matmul)
+    return 2 * n**3 / min(seconds(lambda: product(a, a)) for _ in range(5))
 
 
 def load(cfg: Bench) -> tuple[ModelConfig, Any, list[list[int]], tuple[int, ...]]:
@@ -111,58 +112,60 @@ def load(cfg: Bench) -> tuple[ModelConfig, Any, list[list[int]], tuple[int, ...]
     return agent.config, stack_params([agent.params] * cfg.agents), ids, stop_ids(agent.tokenizer)
 
 
+class Step:
+    """A team's state and the two halves of a training step."""
+
+    def __init__(self, cfg: Bench):
+        self.cfg = cfg
+        self.model, params, self.ids, self.stop = load(cfg)
+        a, t = cfg.agents, cfg.max_new_tokens
+        self.sampling = Sampling(t, t, temperature=0.6, top_k=50, top_p=0.6, compute_dtype=cfg.dtype)
+        options: dict[str, Any] = dict(remat=cfg.remat, micro_batches=cfg.micro_batches, compute_dtype=cfg.dtype)
+        self.learning = Learning(temperature=0.6, learning_rate=5e-6, **options)
+        width = max(map(len, self.ids))
+        rows = np.array([row + [self.stop[0]] * (width - len(row)) for row in self.ids], np.int32)
+        lengths = np.array([len(row) for row in self.ids])
+        self.prompts, self.lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (rows, lengths))
+        self.mesh = auto_mesh([a]) if cfg.mesh == "auto" else make_mesh(cfg.mesh)
+        self.state = init_stack(place(params, self.mesh), self.learning)
+        self.rewards = jax.random.normal(jax.random.key(1), (a, cfg.prompts, cfg.group))
+        self.number = 0
+
+    def generate(self):
+        self.number += 1
+        agents, prompts = jnp.arange(self.cfg.agents)[:, None], jnp.arange(self.cfg.prompts)
+        arrays = (self.prompts, self.lengths, self.number, agents, prompts, jnp.array(self.stop))
+        static = dict(cfg=self.model, settings=self.sampling, seed=0, stack=0, roles=1, group=self.cfg.group)
+        self.done = sample_stack(self.state.params, *arrays, **static, purpose=0, mesh=self.mesh)
+        return self.done
+
+    def update(self):
+        done = self.done
+        batch = Batch(self.prompts, self.lengths, done.tokens, done.action_mask, done.logprobs, self.rewards)
+        how: dict[str, Any] = dict(cfg=self.model, learning=self.learning, mode=self.cfg.per_agent)
+        self.state, metrics = update_stack(self.state, batch, **how)
+        return self.state, metrics
+
+
 def bench(cfg: Bench) -> dict[str, Any]:
     began = time.perf_counter()
-    bandwidth, rate = machine_rates(cfg.dtype)
-    measured = time.perf_counter() - began
-    model, params, ids, stop = load(cfg)
+    step = Step(cfg)
+    jax.block_until_ready(step.state)
+    startup = time.perf_counter() - began
+    first = seconds(step.generate) + seconds(step.update)
+    runs = [  # the rate of the machine beside each half of a step
+        (read_rate(), seconds(step.generate), product_rate(cfg.dtype), seconds(step.update)) for _ in range(cfg.repeats)
+    ]
+    bandwidth, generate_s, rate, update_s = (float(x) for x in np.median(runs, 0))
     a, p, g, t = cfg.agents, cfg.prompts, cfg.group, cfg.max_new_tokens
-    settings = Sampling(t, t, temperature=0.6, top_k=50, top_p=0.6, compute_dtype=cfg.dtype)
-    learning = Learning(
-        temperature=0.6, remat=cfg.remat, micro_batches=cfg.micro_batches, compute_dtype=cfg.dtype, learning_rate=5e-6
-    )
-    width = max(map(len, ids))
-    prompts = np.array([row + [stop[0]] * (width - len(row)) for row in ids], np.int32)
-    prompts, lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (prompts, np.array([len(r) for r in ids])))
-    mesh = auto_mesh([a]) if cfg.mesh == "auto" else make_mesh(cfg.mesh)
-    params = place(params, mesh)
-    state = init_stack(params, learning)
-    del params
-    rewards = jax.random.normal(jax.random.key(1), (a, p, g))
-    step = 0
-
-    def generate():
-        nonlocal step
-        step += 1
-        arrays = (prompts, lengths, step, jnp.arange(a)[:, None], jnp.arange(p), jnp.array(stop))
-        static = dict(cfg=model, settings=settings, seed=0, stack=0, roles=1, group=g)
-        return sample_stack(state.params, *arrays, **static, purpose=0, mesh=mesh)
-
-    def update():
-        nonlocal state
-        batch = Batch(prompts, lengths, done.tokens, done.action_mask, done.logprobs, rewards)
-        state, metrics = update_stack(state, batch, cfg=model, learning=learning, mode=cfg.per_agent)
-        return metrics, state
-
-    start = time.perf_counter()
-    done = jax.block_until_ready(generate())
-    jax.block_until_ready(update())
-    first = time.perf_counter() - start
-    generate_s, done = seconds(generate, cfg.repeats)
-    update_s, _ = seconds(update, cfg.repeats)
-    weights = model.num_params() * jnp.dtype(cfg.dtype).itemsize
-    trained = sum(map(len, ids)) + p * g * t
-    out = dict(
-        model=cfg.model,
-        agents=a,
-        prompts=p,
-        group=g,
-        max_new_tokens=t,
-        dtype=cfg.dtype,
-        parameters=model.num_params(),
+    params = step.model.num_params()
+    trained = sum(map(len, step.ids)) + p * g * t
+    settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in ("json", "compile_cache")}
+    out = settings | dict(
+        parameters=params,
         device=str(jax.devices()[0].device_kind),
-        devices=1 if mesh is None else mesh.size,
-        startup_s=start - began - measured,
+        devices=1 if step.mesh is None else step.mesh.size,
+        startup_s=startup,
         first_step_s=first,
         compile_s=max(first - generate_s - update_s, 0.0),
         generate_s=generate_s,
@@ -173,15 +176,13 @@ def bench(cfg: Bench) -> dict[str, Any]:
         decode_ms_per_agent=generate_s / t / a * 1e3,
         read_gb_per_s=bandwidth / 1e9,
         matmul_gflop_per_s=rate / 1e9,
-        decode_share_of_bandwidth=a * t * weights / generate_s / bandwidth,
-        update_share_of_flops=a * 6 * model.num_params() * trained / update_s / rate,
+        decode_share_of_bandwidth=a * t * params * jnp.dtype(cfg.dtype).itemsize / generate_s / bandwidth,
+        update_share_of_flops=a * 6 * params * trained / update_s / rate,
         compiles=sum(TRACES.values()),
         peak_rss_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     )
     stats = jax.devices()[0].memory_stats()
-    if stats:
-        out["peak_device_gib"] = stats["peak_bytes_in_use"] / 2**30
-    return out
+    return out | ({"peak_device_gib": stats["peak_bytes_in_use"] / 2**30} if stats else {})
 
 
 def main() -> None:

@@ -173,16 +173,17 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
     """One optimiser step of one agent. A loss or gradient that is not finite changes nothing and is counted."""
     norm = optax.tree.norm(grads)
     ok = jnp.isfinite(norm) & jnp.isfinite(loss)
-    changes, opt_state = optimizer(learning).update(grads, state.opt_state, state.params)
+    changes, _ = optimizer(learning).update(grads, state.opt_state, state.params)
 
     def choose(ok, new, old):
         return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
 
     params = choose(ok, optax.apply_updates(state.params, changes), state.params)
-    # The new parameters are made from the old moments. This dependency has XLA write the moments after them, in place;
-    # without it, it copies all moments first. (A sum of single numbers that is not finite means broken parameters anyway.)
+    # The moments are made once more, after the parameters (which `written` has XLA wait for): both are then written in place,
+    # and no copy of the moments is kept. (A sum of single numbers that is not finite means broken parameters anyway.)
     written = jnp.isfinite(sum(leaf.ravel()[0] for leaf in jax.tree.leaves(params)))
-    opt_state = choose(ok & written, opt_state, state.opt_state)
+    after = jax.tree.map(lambda x: jnp.where(written, x, 0), state.opt_state)
+    opt_state = choose(ok, optimizer(learning).update(grads, after, state.params)[1], state.opt_state)
     skipped = state.skipped + ~ok
     metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
     return StackState(params, opt_state, state.reference, skipped), metrics

@@ -81,3 +81,15 @@ def test_the_logged_learning_rate_is_the_one_used():
         assert metrics["learning_rate"].tolist() == [rate]
         expected = 0 if np.isnan(loss) else rate  # Adam's step with a constant gradient is the learning rate
         np.testing.assert_allclose(before - state.params["w"], expected, rtol=1e-4)
+
+
+def test_the_state_is_updated_in_place():
+    """With the state donated, an update allocates next to nothing: no copy of parameters or moments."""
+    params = {"w": jnp.ones((1, 256, 128)), "b": jnp.ones((1, 64, 128))}
+    learning = Learning()
+    state = init_stack(params, learning)
+    step = jax.jit(jax.vmap(functools.partial(apply_gradients, learning=learning)), donate_argnums=0)
+    memory = step.lower(state, params, jnp.zeros(1)).compile().memory_analysis()
+    nbytes = sum(x.nbytes for x in jax.tree.leaves(state))
+    assert memory.alias_size_in_bytes >= nbytes - 64
+    assert memory.temp_size_in_bytes < 0.1 * nbytes

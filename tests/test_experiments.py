@@ -1,0 +1,42 @@
+"""The experiments as commands: what a user types, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_bench_step_prints_one_json_object():
+    """Its times and shares are numbers above 0 that fit together."""
+    size = ("--agents", "2", "--prompts", "2", "--group", "4", "--max-new-tokens", "8", "--repeats", "1")
+    out = json.loads(run("experiments.bench_step", "--model", "tiny-random", *size, "--dtype", "float32", "--json"))
+    for name in (
+        "generate_s",
+        "update_s",
+        "first_step_s",
+        "peak_rss_gib",
+        "decode_share_of_bandwidth",
+        "update_share_of_flops",
+    ):
+        assert out[name] > 0, name
+    assert out["compiles"] == 2  # one sampler, one update
+    assert abs(out["step_s"] - 2 * out["step_per_prompt_s"]) < 2e-4
+    assert abs(out["step_s"] - out["generate_s"] - out["update_s"]) < 2e-4
+    assert abs(out["tokens_per_s"] * out["generate_s"] / (2 * 2 * 4 * 8) - 1) < 0.05
+
+
+def test_bench_step_refuses_an_unknown_dtype():
+    command = [sys.executable, "-m", "experiments.bench_step", "--model", "tiny-random", "--dtype", "float16"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert "dtype='float16' is not allowed" in done.stderr
