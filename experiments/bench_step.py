@@ -28,7 +28,7 @@ from jmarl.config import DTYPES, Learning, Sampling, check
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.rollout import sample_stack
-from jmarl.sharding import auto_mesh, make_mesh, place
+from jmarl.sharding import mesh_for, place
 from jmarl.stack import stack_params
 from jmarl.text import encode_prompts, stop_ids
 from jmarl.types import TRACES, Batch
@@ -126,7 +126,7 @@ class Step:
         rows = np.array([row + [self.stop[0]] * (width - len(row)) for row in self.ids], np.int32)
         lengths = np.array([len(row) for row in self.ids])
         self.prompts, self.lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (rows, lengths))
-        self.mesh = auto_mesh([a]) if cfg.mesh == "auto" else make_mesh(cfg.mesh)
+        self.mesh = mesh_for(cfg.mesh, [a])
         self.state = init_stack(place(params, self.mesh), self.learning)
         self.rewards = jax.random.normal(jax.random.key(1), (a, cfg.prompts, cfg.group))
         self.number = 0

@@ -53,8 +53,11 @@ def make_mesh(text: str) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=auto, devices=jax.devices()[:needed])
 
 
-def auto_mesh(agents: Sequence[int]) -> Mesh | None:
-    """Agents over devices as far as they divide: `agents` are the stacks' numbers of them. None where that is one device."""
+def mesh_for(text: str, agents: Sequence[int]) -> Mesh | None:
+    """The mesh that a setting asks for. `auto`: agents over devices as far as they divide (`agents` are the stacks' numbers
+    of them), None where that is one device; any other text as in `make_mesh`."""
+    if text != "auto":
+        return make_mesh(text)
     common = math.gcd(*agents)
     size = max(n for n in range(1, min(common, jax.device_count()) + 1) if common % n == 0)
     return make_mesh(f"agent={size}") if size > 1 else None

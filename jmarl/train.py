@@ -75,7 +75,7 @@ def train(
     """
     formatters = formatters or [prompt_of] * team.num_agents
     check_run(team, items, formatters, cfg, wandb_config)
-    mesh = sharding.auto_mesh([len(s.members) for s in team.stacks]) if cfg.mesh == "auto" else sharding.make_mesh(cfg.mesh)
+    mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
     state = init_state(params, cfg.learning(), mesh)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
     with contextlib.ExitStack() as opened:

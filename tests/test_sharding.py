@@ -53,7 +53,7 @@ for name in ("agent=2", sys.argv[1]):
     out[name] = dict(tokens=bool(equal), logprobs=differ(samples.logprobs, samples1.logprobs),
                      params=differ(state.params, state1.params), opt_state=differ(state.opt_state, state1.opt_state),
                      metrics=differ(metrics, metrics1), devices=len(jax.tree.leaves(state.params)[0].sharding.device_set))
-out["auto"] = [dict((sharding.auto_mesh(n) or sharding.make_mesh("agent=1")).shape) for n in ([2], [3, 6], [2, 3], [32])]
+out["auto"] = [dict((sharding.mesh_for("auto", n) or sharding.make_mesh("agent=1")).shape) for n in ([2], [3, 6], [2, 3], [32])]
 
 shares = out["shares"] = {}  # leaf -> set of shares of its bytes over devices
 for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
