@@ -39,7 +39,6 @@ def max_baseline(returns: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 ESTIMATORS = {"raw": raw, "group_mean": group_mean, "leave_one_out": leave_one_out, "max_baseline": max_baseline}
-SCALES = ("none", "std", "batch_std")
 
 
 def scale(advantages: jax.Array, returns: jax.Array, mask: jax.Array, how: str) -> jax.Array:

@@ -10,13 +10,21 @@ class Sampling:
     """How completions are sampled; the fields are those of Hugging Face's generation config."""
 
     max_new_tokens: int = 128
+    """Longest completion, in tokens."""
     min_new_tokens: int = 0
+    """Completions do not end before this many tokens."""
     temperature: float = 1.0
+    """Sampling temperature, at which completions are scored too; 0 is greedy (scored at 1)."""
     top_k: int = 0
+    """Sample from the k likeliest tokens; 0 is off."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens that hold this much probability; 1 is off."""
     min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest; 0 is off."""
     repetition_penalty: float = 1.0
+    """Divides the logits of tokens seen before; 1 is off."""
     compute_dtype: str = "float32"
+    """float32, or bfloat16 with float32 master weights."""
 
     def __post_init__(self):
         check("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, ">= 1")
@@ -48,105 +56,7 @@ class Learning:
     """How an agent learns from a batch. Every agent of a stack has its own optimiser state, clip and schedule."""
 
     algorithm: str = "magrpo"
-    advantage_scale: str | None = None  # none | std | batch_std; None: the algorithm's own
-    loss_aggregation: str | None = None  # token_mean | sequence_mean | sequence_sum | constant; None: the algorithm's own
-    clip_eps_low: float = 0.2
-    clip_eps_high: float = 0.2
-    ratio_level: str = "token"  # token | sequence, of clipped losses
-    kl_coef: float = 0.0
-    kl_estimator: str = "k3"
-    kl_in: str = "loss"  # loss | reward
-    entropy_coef: float = 0.0
-    learning_rate: float = 1e-5
-    lr_schedule: str = "constant"  # constant | linear | cosine: after the warm-up, down to 0 at total_updates
-    warmup_updates: int = 0
-    total_updates: int = 0  # length of the schedule; needed by linear and cosine
-    weight_decay: float = 0.0
-    adam_b1: float = 0.9
-    adam_b2: float = 0.999
-    adam_eps: float = 1e-8
-    max_grad_norm: float = 1.0
-    micro_batches: int = 1
-    remat: str = "dots"  # none | dots | full: what the backward pass keeps
-    compute_dtype: str = "float32"
-    temperature: float = 1.0  # the sampling temperature, at which completions are scored
-
-    def __post_init__(self):
-        for name, allowed in CHOICES.items():
-            check(name, getattr(self, name), getattr(self, name) in allowed, f"one of {allowed}")
-        for name in ("learning_rate", "max_grad_norm", "adam_eps"):
-            check(name, getattr(self, name), getattr(self, name) > 0, "> 0")
-        for name in ("kl_coef", "warmup_updates", "weight_decay", "clip_eps_low", "clip_eps_high"):
-            check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
-        check("micro_batches", self.micro_batches, self.micro_batches >= 1, ">= 1")
-        if self.lr_schedule != "constant":
-            allowed = f"> warmup_updates={self.warmup_updates} for lr_schedule={self.lr_schedule}"
-            check("total_updates", self.total_updates, self.total_updates > self.warmup_updates, allowed)
-
-
-CHOICES = {
-    "advantage_scale": (None, "none", "std", "batch_std"),
-    "loss_aggregation": (None, "token_mean", "sequence_mean", "sequence_sum", "constant"),
-    "ratio_level": ("token", "sequence"),
-    "kl_estimator": ("k1", "k2", "k3"),
-    "kl_in": ("loss", "reward"),
-    "lr_schedule": ("constant", "linear", "cosine"),
-    "remat": ("none", "dots", "full"),
-    "compute_dtype": DTYPES,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """A training run. Every field is a flag of the experiments; the fields of `Sampling` and `Learning` are here under the
-    same names and mean the same."""
-
-    algorithm: str = "magrpo"
     """Row of the algorithm table: mareinforce, magrpo, marloo, maremax, grpo."""
-    seed: int = 0
-    """All randomness follows from the seed and the step."""
-    num_updates: int = 100
-    """Optimiser steps of every agent."""
-    num_prompts: int = 1
-    """Prompts an update (P)."""
-    num_generations: int = 8
-    """Completions a prompt and agent (G, the group)."""
-    joint_mode: str = "aligned"
-    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do."""
-    cross_credit: str = "mean"
-    """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
-    chat: bool = False
-    """Put prompts into the tokenizer's chat template."""
-    max_new_tokens: int = 128
-    """Longest completion, in tokens."""
-    min_new_tokens: int = 0
-    """Completions do not end before this many tokens."""
-    temperature: float = 1.0
-    """Sampling temperature; 0 is greedy."""
-    top_k: int = 0
-    """Sample from the k likeliest tokens; 0 is off."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens that hold this much probability; 1 is off."""
-    min_p: float = 0.0
-    """Drop tokens less likely than this share of the likeliest; 0 is off."""
-    repetition_penalty: float = 1.0
-    """Divides the logits of tokens seen before; 1 is off."""
-    learning_rate: float = 1e-5
-    """Peak learning rate of AdamW."""
-    lr_schedule: str = "constant"
-    """After the warm-up: constant, linear or cosine down to 0 at num_updates."""
-    warmup_updates: int = 0
-    """Updates over which the learning rate rises linearly."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay."""
-    adam_b1: float = 0.9
-    """Decay of Adam's first moment."""
-    adam_b2: float = 0.999
-    """Decay of Adam's second moment."""
-    adam_eps: float = 1e-8
-    """Adam's epsilon."""
-    max_grad_norm: float = 1.0
-    """Clip of each agent's global gradient norm."""
     advantage_scale: str | None = None
     """Divide advantages: none, std (of the group), batch_std; None: as the algorithm's row says."""
     loss_aggregation: str | None = None
@@ -165,12 +75,76 @@ class TrainConfig:
     """Where the KL term goes: loss or reward."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
+    learning_rate: float = 1e-5
+    """Peak learning rate of AdamW."""
+    lr_schedule: str = "constant"
+    """After the warm-up: constant, linear or cosine down to 0 at num_updates."""
+    warmup_updates: int = 0
+    """Updates over which the learning rate rises linearly."""
+    num_updates: int = 0
+    """Optimiser steps of every agent: the length of the schedule, which linear and cosine need."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    adam_b1: float = 0.9
+    """Decay of Adam's first moment."""
+    adam_b2: float = 0.999
+    """Decay of Adam's second moment."""
+    adam_eps: float = 1e-8
+    """Adam's epsilon."""
+    max_grad_norm: float = 1.0
+    """Clip of each agent's global gradient norm."""
     micro_batches: int = 1
     """Split an update's rows into this many parts and add up their gradients; saves memory."""
     remat: str = "dots"
     """What the backward pass keeps: none (everything), dots (the large weight products), full (layer inputs only)."""
     compute_dtype: str = "float32"
     """float32, or bfloat16 with float32 master weights."""
+    temperature: float = 1.0
+    """Sampling temperature, at which completions are scored too; 0 is greedy (scored at 1)."""
+
+    def __post_init__(self):
+        for name, allowed in CHOICES.items():
+            check(name, getattr(self, name), getattr(self, name) in allowed, f"one of {allowed}")
+        for name in ("learning_rate", "max_grad_norm", "adam_eps"):
+            check(name, getattr(self, name), getattr(self, name) > 0, "> 0")
+        for name in ("kl_coef", "warmup_updates", "weight_decay", "clip_eps_low", "clip_eps_high"):
+            check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
+        check("micro_batches", self.micro_batches, self.micro_batches >= 1, ">= 1")
+        if self.lr_schedule != "constant":
+            allowed = f"> warmup_updates={self.warmup_updates} for lr_schedule={self.lr_schedule}"
+            check("num_updates", self.num_updates, self.num_updates > self.warmup_updates, allowed)
+
+
+CHOICES = {
+    "advantage_scale": (None, "none", "std", "batch_std"),
+    "loss_aggregation": (None, "token_mean", "sequence_mean", "sequence_sum", "constant"),
+    "ratio_level": ("token", "sequence"),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "kl_in": ("loss", "reward"),
+    "lr_schedule": ("constant", "linear", "cosine"),
+    "remat": ("none", "dots", "full"),
+    "compute_dtype": DTYPES,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Learning, Sampling):
+    """A training run. Every field is a flag of the experiments, also those of `Sampling` and `Learning`."""
+
+    num_updates: int = 100
+    """Optimiser steps of every agent."""
+    seed: int = 0
+    """All randomness follows from the seed and the step."""
+    num_prompts: int = 1
+    """Prompts an update (P)."""
+    num_generations: int = 8
+    """Completions a prompt and agent (G, the group)."""
+    joint_mode: str = "aligned"
+    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do."""
+    cross_credit: str = "mean"
+    """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
+    chat: bool = False
+    """Put prompts into the tokenizer's chat template."""
     per_agent: str = "map"
     """Gradients of the agents on one device: map (one after the other) or vmap (at once; for small models)."""
     mesh: str = "auto"
@@ -212,8 +186,8 @@ class TrainConfig:
         check("per_agent", self.per_agent, self.per_agent in ("map", "vmap"), "map or vmap")
         for name in ("resume", "save_every"):
             check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
-        self.sampling()  # these two refuse bad values now
-        self.learning()
+        Sampling.__post_init__(self)
+        Learning.__post_init__(self)
 
     def sampling(self) -> Sampling:
         return Sampling(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Sampling)})
@@ -223,8 +197,7 @@ class TrainConfig:
         return dataclasses.replace(self.sampling(), temperature=temperature)
 
     def learning(self) -> Learning:
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(Learning) if f.name != "total_updates"}
-        return Learning(**own, total_updates=self.num_updates)
+        return Learning(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Learning)})
 
 
 JOINT_MODES = {"aligned": "aligned", "align": "aligned", "cross": "cross", "crossed": "cross"}

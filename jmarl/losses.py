@@ -10,8 +10,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "constant")
-
 
 def token_weights(mask: jax.Array, aggregation: str) -> jax.Array:
     """Weights w such that the loss is sum(w * token loss); 0 outside mask [P, G, T]. Empty completions count as sequences.
@@ -74,6 +72,3 @@ def kl_estimate(logp: jax.Array, ref_logp: jax.Array, kind: str) -> jax.Array:
     if kind == "k2":
         return 0.5 * d * d
     return jnp.exp(d) - d - 1
-
-
-KL_KINDS = ("k1", "k2", "k3")

@@ -36,6 +36,7 @@ class Rollout(NamedTuple):
     parts: dict[str, np.ndarray]  # reward function -> [P * J] raw values
     returns: np.ndarray  # [N, P, G] credited to each completion; NaN where invalid
     invalid: int  # joint actions whose reward was invalid
+    fault: str  # what was wrong with the first of them, or with a value that was replaced; empty: nothing
     encoded: tuple[tuple[np.ndarray, np.ndarray], ...]  # per stack: prompts [A, roles * P, S] and lengths
     completions: tuple[Completions, ...]  # per stack, on the device
 
@@ -156,8 +157,8 @@ def play(
     result = reward(of_joint, [item.get("prompt") for item in repeated], repeated, rng)
     rewards = result.rewards.reshape(len(items), len(joint), team.num_agents)
     returns = credit(rewards, joint, group, cross_credit)
-    invalid = int(result.invalid.sum())
-    return Rollout(prompts, texts, joint, rewards, result.parts, returns, invalid, encoded, completions)
+    invalid, fault = int(result.invalid.sum()), next(iter(result.faults.values()), "")
+    return Rollout(prompts, texts, joint, rewards, result.parts, returns, invalid, fault, encoded, completions)
 
 
 def to_batches(team: Team, rollout: Rollout) -> tuple[Batch, ...]:

@@ -38,6 +38,10 @@ class RunLog:
         valid = played.rewards[np.isfinite(played.rewards)]
         self.rewards.append(float(valid.mean()) if valid.size else float("nan"))
         self._pending = (step, played, learned)
+        if played.fault:
+            count = played.rewards.shape[0] * played.rewards.shape[1]
+            message = f"update {step}: {played.invalid} of {count} joint actions have no valid reward; {played.fault}"
+            warnings.warn(message, stacklevel=2)
 
     def flush(self) -> None:
         """Write the step that is kept; waits for its update."""
@@ -58,7 +62,7 @@ class RunLog:
             self._pictures(step, played)
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        """Write an evaluation after `step` updates; it does not count as training time."""
+        """Write an evaluation with the row of update `step`; it does not count as training time."""
         self.flush()
         if self.writer is not None:
             row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}

@@ -164,28 +164,29 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
 def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: int):
     """What the decode loop starts from: `step(cache, tokens [A, P, G], t)`, which returns logits [A, P, G, V] and the cache,
     an empty cache, and the first tokens. Those are the prompts' last ones, so that all logits come from the decode step."""
-    (a, p, s), new, dtype = prompts.shape, sampling.max_new_tokens, jnp.dtype(sampling.compute_dtype)
+    (a, p, _), new, dtype = prompts.shape, sampling.max_new_tokens, jnp.dtype(sampling.compute_dtype)
     # The axis of a single agent is taken off: XLA drops it from some shapes only, and then copies the cache at every token.
-    alone = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
-    over = (lambda f, *_: f) if a == 1 else jax.vmap
-    weights, numbers = alone(decoder.cast(params, dtype)), _layer_numbers(cfg.num_layers, lengths)
-    prefix = over(lambda w, ids, n: decoder.prefill(w, cfg, ids, n))(weights, alone(prompts), alone(lengths) - 1)
-    prefix = prefix._replace(kv=over(lambda kv: decoder.layers_apart(kv, numbers))(prefix.kv))
-    view = over(lambda w: decoder.decode_view(w, cfg, s + new, numbers))(weights)
-    decode = over(lambda w, *rest: decoder.decode_step(w, cfg, *rest), (0, 0, 0, 0, None))
+    drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
+    each_agent = (lambda f, *_: f) if a == 1 else jax.vmap
+    numbers = _layer_numbers(cfg.num_layers, lengths)
+
+    def ready(params, prompts, lengths):
+        view = decoder.decode_view(params, cfg, dtype, prompts, lengths - 1, new, numbers)
+        return view, decoder.init_cache(cfg, p * g, new, dtype)
+
+    view, cache = each_agent(ready)(*drop_axis((params, prompts, lengths)))
+    decode = each_agent(lambda view, *rest: decoder.decode_step(view, cfg, *rest), (0, 0, 0, None))
 
     def step(cache, tokens, t):
-        logits, cache = decode(view, prefix, cache, alone(tokens), t)
+        logits, cache = decode(view, cache, drop_axis(tokens), t)
         return logits.reshape(a, p, g, -1), cache
 
-    cache = over(lambda _: decoder.init_cache(cfg, p * g, new, dtype))(alone(lengths))
     last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
     return step, cache, jnp.broadcast_to(last, (a, p, g))
 
 
 def _layer_numbers(n: int, lengths: jax.Array) -> list[jax.Array]:
-    """0 to n - 1 as numbers that XLA cannot know (lengths are at least 1): it then compiles one kernel that slices a layer,
-    for all of them; of known numbers, one each."""
+    """0 to n - 1 as numbers that XLA cannot know (it cannot know that lengths are at least 1); see `decoder.decode_view`."""
     return lax.cond(lengths.min() > 0, lambda: [jnp.int32(i) for i in range(n)], lambda: [jnp.int32(0)] * n)
 
 

@@ -21,7 +21,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.sharding import place
 from jmarl.stack import stack_params, unstack
 from jmarl.text import stop_ids
-from jmarl.types import StackState, TeamState
+from jmarl.types import TeamState
 from jmarl.update import init_stack
 from jmarl.weights import Agent, save_pretrained
 
@@ -101,10 +101,10 @@ def init_state(params: Sequence[Any], learning: Learning, mesh: Mesh | None = No
     return TeamState(place(jnp.int32(0), mesh), stacks)
 
 
-def save_team(directory: str | Path, team: Team, stacks: Sequence[StackState]) -> None:
-    """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …"""
-    for spec, state in zip(team.stacks, stacks, strict=True):
+def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
+    """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...]."""
+    for spec, stacked in zip(team.stacks, params, strict=True):
         for a, roles in enumerate(spec.members):
-            params = jax.device_get(unstack(state.params, a))
+            of_agent = jax.device_get(unstack(stacked, a))
             for agent in roles:
-                save_pretrained(Path(directory) / f"agent_{agent}", spec.config, params, spec.tokenizer)
+                save_pretrained(Path(directory) / f"agent_{agent}", spec.config, of_agent, spec.tokenizer)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jmarl import sharding
@@ -90,7 +91,7 @@ def train(
         log = RunLog(team, cfg, writer)
         result = run(team, state, items, cfg, log, saver, meta, eval_items, reward=reward, formatters=formatters)
     if cfg.output_dir:
-        save_team(Path(cfg.output_dir) / "models", team, result.state.stacks)
+        save_team(Path(cfg.output_dir) / "models", team, [s.params for s in result.state.stacks])
     return result
 
 
@@ -191,7 +192,8 @@ def check_run(
 
 
 def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
-    """The newest checkpoint, on the devices and in the shapes of `state`; refused where it was made by another run."""
+    """The newest checkpoint, on the devices and in the shapes of `state`, whose arrays are freed; refused where it was made by
+    another run."""
     with Checkpointer(Path(cfg.output_dir) / "checkpoints", read_only=True) as saved:
         old, step = saved.read_meta()
         new = dict(meta["config"])
@@ -202,7 +204,12 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
         if differs:
             what = "".join(f"\n  {d}" for d in differs)
             raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}")
-        return saved.restore(state, step)[0]
+        like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), state
+        )
+        for leaf in jax.tree.leaves(state):  # makes room: two states at once may not fit
+            leaf.delete()
+        return saved.restore(like, step)[0]
 
 
 def open_metrics(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:

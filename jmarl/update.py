@@ -26,7 +26,7 @@ from jmarl.types import TRACES, Batch, StackState
 
 def schedule(cfg: Learning) -> optax.Schedule:
     """Learning rate by update number: linear warm-up, then constant, or linearly or by a cosine down to 0."""
-    peak, rest = cfg.learning_rate, cfg.total_updates - cfg.warmup_updates
+    peak, rest = cfg.learning_rate, cfg.num_updates - cfg.warmup_updates
     after = {
         "constant": lambda: optax.constant_schedule(peak),
         "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
@@ -122,11 +122,9 @@ def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> 
     weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
     inputs = (rows.prompts, rows.lengths, rows.tokens)
     logp, entropy = score(weights, cfg, *inputs, temperature=learning.temperature, remat=learning.remat)
-    options: dict[str, Any] = {}
-    if algorithm(learning.algorithm).loss is losses.clipped_surrogate:
-        options = dict(eps_low=learning.clip_eps_low, eps_high=learning.clip_eps_high, level=learning.ratio_level)
-    policy_loss = algorithm(learning.algorithm).loss
-    loss, metrics = policy_loss(logp, rows.old_logprobs, rows.advantages, rows.weights, **options)
+    row = algorithm(learning.algorithm)
+    options = {argument: getattr(learning, setting) for argument, setting in row.options.items()}
+    loss, metrics = row.loss(logp, rows.old_logprobs, rows.advantages, rows.weights, **options)
     if learning.entropy_coef:
         loss = loss - learning.entropy_coef * jnp.sum(rows.weights * entropy)
     if learning.kl_coef:
@@ -173,17 +171,20 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
     """One optimiser step of one agent. A loss or gradient that is not finite changes nothing and is counted."""
     norm = optax.tree.norm(grads)
     ok = jnp.isfinite(norm) & jnp.isfinite(loss)
-    changes, _ = optimizer(learning).update(grads, state.opt_state, state.params)
+    adam = optimizer(learning)
 
     def choose(ok, new, old):
         return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
 
+    changes, _ = adam.update(grads, state.opt_state, state.params)
     params = choose(ok, optax.apply_updates(state.params, changes), state.params)
     # The moments are made once more, after the parameters (which `written` has XLA wait for): both are then written in place,
-    # and no copy of the moments is kept. (A sum of single numbers that is not finite means broken parameters anyway.)
-    written = jnp.isfinite(sum(leaf.ravel()[0] for leaf in jax.tree.leaves(params)))
-    after = jax.tree.map(lambda x: jnp.where(written, x, 0), state.opt_state)
-    opt_state = choose(ok, optimizer(learning).update(grads, after, state.params)[1], state.opt_state)
+    # and no copy of the moments is kept. (`written` is false for parameters that were broken before.)
+    written = jnp.isfinite(sum(leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(params)))
+    _, moments = adam.update(
+        grads, choose(written, state.opt_state, jax.tree.map(jnp.zeros_like, state.opt_state)), state.params
+    )
+    opt_state = choose(ok & written, moments, state.opt_state)
     skipped = state.skipped + ~ok
     metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
     return StackState(params, opt_state, state.reference, skipped), metrics

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from jmarl import masked
-from jmarl.advantages import ESTIMATORS, SCALES, estimate
+from jmarl.advantages import ESTIMATORS, estimate
+from jmarl.config import CHOICES
+
+SCALES = CHOICES["advantage_scale"][1:]
 
 R = jnp.array([[1.0, 2.0, 4.0, 9.0]])  # one prompt, a group of four; mean 4, best 9
 STD = np.sqrt(9.5)  # population: ((-3)² + (-2)² + 0² + 5²) / 4

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jmarl.algorithms import ALGORITHMS, algorithm
-from jmarl.losses import AGGREGATIONS, KL_KINDS, clipped_surrogate, kl_estimate, policy_gradient, token_weights
+from jmarl.config import CHOICES
+from jmarl.losses import clipped_surrogate, kl_estimate, policy_gradient, token_weights
 
 MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
 
@@ -44,7 +45,7 @@ def test_token_weights_closed_form(aggregation, long, short):
     np.testing.assert_allclose(token_weights(MASK, aggregation), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"][1:])
 def test_an_empty_mask_weighs_nothing(aggregation):
     assert (np.asarray(token_weights(jnp.zeros((2, 2, 3), bool), aggregation)) == 0).all()
 
@@ -76,7 +77,7 @@ def test_the_ending_token_is_trained_and_the_padding_is_not():
 
 def test_policy_gradient_is_minus_advantage_times_weight(arrays):
     logp, old, advantages, mask = arrays
-    for aggregation in AGGREGATIONS:
+    for aggregation in CHOICES["loss_aggregation"][1:]:
         weights = token_weights(mask, aggregation)
         loss, grad = jax.value_and_grad(lambda x, w=weights: policy_gradient(x, old, advantages, w)[0])(logp)
         assert float(loss) == pytest.approx(-float((weights * advantages[..., None] * logp).sum()), rel=1e-6)
@@ -94,7 +95,7 @@ def test_zero_advantage_gives_exactly_zero_gradient(arrays, loss):
 # --- clipped surrogate ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"][1:])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient(arrays, aggregation, level):
     """Token by token; with one ratio a sequence, averaged over the sequence's tokens."""
@@ -182,7 +183,7 @@ def test_kl_estimates_in_expectation():
     logp, ref = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (2, 50)) * jnp.array([[1.0], [1.0]]))
     ref = jax.nn.log_softmax(logp + 0.1 * ref)
     kl = float(jnp.sum(jnp.exp(logp) * (logp - ref)))
-    means = {kind: float(jnp.sum(jnp.exp(logp) * kl_estimate(logp, ref, kind))) for kind in KL_KINDS}
+    means = {kind: float(jnp.sum(jnp.exp(logp) * kl_estimate(logp, ref, kind))) for kind in CHOICES["kl_estimator"]}
     assert means["k1"] == pytest.approx(kl, rel=1e-3) and means["k3"] == pytest.approx(kl, rel=1e-3)
     assert means["k2"] == pytest.approx(kl, rel=0.1)
 
@@ -192,7 +193,7 @@ def test_kl_estimates_in_expectation():
 
 def test_rows_of_the_table():
     """Spec section 4, and every row names parts that exist."""
-    from jmarl.advantages import ESTIMATORS, SCALES
+    from jmarl.advantages import ESTIMATORS
 
     assert {name: (row.advantage, row.scale, row.loss) for name, row in ALGORITHMS.items()} == {
         "mareinforce": ("raw", "none", policy_gradient),
@@ -202,7 +203,8 @@ def test_rows_of_the_table():
         "grpo": ("group_mean", "std", clipped_surrogate),
     }
     for row in ALGORITHMS.values():
-        assert row.advantage in ESTIMATORS and row.scale in SCALES and row.aggregation in AGGREGATIONS
+        assert row.advantage in ESTIMATORS and row.scale in CHOICES["advantage_scale"][1:]
+        assert row.aggregation in CHOICES["loss_aggregation"][1:]
 
 
 def test_an_unknown_algorithm_names_the_nearest_and_all():

@@ -66,7 +66,7 @@ def test_weight_decay_is_decoupled():
 )
 def test_schedules_closed_form(fields, expected):
     """Eight updates; the first warm-up step is not 0, the peak is reached, and the end is 0."""
-    learning = Learning(learning_rate=3e-4, total_updates=8, **fields)
+    learning = Learning(learning_rate=3e-4, num_updates=8, **fields)
     np.testing.assert_allclose([schedule(learning)(k) for k in range(len(expected))], 3e-4 * np.array(expected), atol=1e-10)
 
 

@@ -23,7 +23,7 @@ LENGTHS = np.array([[5, 9], [12, 7]])
 PLAIN = Learning(algorithm="magrpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5)
 FULL = Learning(
     algorithm="grpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5, kl_coef=0.2, entropy_coef=0.1, clip_eps_high=0.28,
-    weight_decay=0.1, warmup_updates=3, lr_schedule="cosine", total_updates=10, temperature=0.8,
+    weight_decay=0.1, warmup_updates=3, lr_schedule="cosine", num_updates=10, temperature=0.8,
 )  # fmt: skip
 
 

@@ -115,16 +115,14 @@ def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
 
     @jax.jit
     def decoded(params):
-        view = decoder.decode_view(params, cfg, 64, range(cfg.num_layers))
-        prefix = decoder.prefill(params, cfg, padded[None], jnp.array([n]))
-        prefix = prefix._replace(kv=decoder.layers_apart(prefix.kv, range(cfg.num_layers)))
+        rest = jnp.asarray(TOKENS[n:])
+        view = decoder.decode_view(params, cfg, jnp.float32, padded[None], jnp.array([n]), len(rest) + 3, range(cfg.num_layers))
 
         def step(cache, inputs):
             t, token = inputs
-            out, cache = decoder.decode_step(view, cfg, prefix, cache, token[None, None], t)
+            out, cache = decoder.decode_step(view, cfg, cache, token[None, None], t)
             return cache, out[0, 0]
 
-        rest = jnp.asarray(TOKENS[n:])
         return jax.lax.scan(step, decoder.init_cache(cfg, 1, len(rest) + 3, jnp.float32), (jnp.arange(len(rest)), rest))[1]
 
     np.testing.assert_allclose(decoded(params), expected[n:], atol=1e-4)

@@ -1,4 +1,4 @@
-"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU; for one agent and one stream of tokens.
+"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU; for one agent.
 
 Parameters of one agent (letters as in `ModelConfig`; Q = H/K queries per key-value head, L layers)::
 
@@ -10,7 +10,7 @@ Parameters of one agent (letters as in `ModelConfig`; Q = H/K queries per key-va
 
 Query, key and value are one matrix: key-value heads outermost, so that a mesh that divides their number splits whole heads.
 Every weight is a plain matrix, because XLA copies or transposes those with more axes, and their gradients. Layers are stacked:
-training scans over them, so compile time does not grow with depth.
+training and prefill scan over them, so their compile time does not grow with depth; decoding is unrolled.
 
 Prefill, scoring (`groups`) and decoding are the same `Block` and differ in what its `attention` lets each token see, which
 is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all completions of its group.
@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -37,22 +37,7 @@ Params = dict[str, Any]
 MASKED = -1e30  # finite: a query that sees nothing gives a finite result (masked later), not NaN
 
 
-class Segment(NamedTuple):
-    """Keys and values that queries may look at."""
-
-    k: jax.Array  # [K, h, S]: transposed, as the product with the queries reads it
-    v: jax.Array  # [K, S, h]
-    mask: jax.Array  # [T, S] bool: query t may see key s
-
-
-class Prefix(NamedTuple):
-    """The keys and values of prompts in every layer; each prompt's are shared by its group."""
-
-    kv: Any  # keys [L, K, P, h, S] and values [L, K, P, S, h]
-    lengths: jax.Array  # [P] int32: how many of the S positions are real
-
-
-Extend = Callable[[jax.Array, jax.Array], tuple[list[Segment], Any]]
+Extend = Callable[[jax.Array, jax.Array], tuple[tuple[jax.Array, jax.Array, jax.Array], Any]]
 Attention = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
@@ -80,36 +65,29 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Root-mean-square norm over the last axis (arXiv 1910.07467), computed in float32."""
+    """Root-mean-square norm of x [..., D] (arXiv 1910.07467), computed in float32, times scale [D]."""
     y = x.astype(jnp.float32)
     y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
     return scale * y.astype(x.dtype)
 
 
-def attend(q: jax.Array, segments: list[Segment]) -> jax.Array:
-    """Softmax attention of q [K, Q, T, h] over all segments together; softmax in float32. Returns [K, Q, T, h]."""
-    scale = 1.0 / math.sqrt(q.shape[-1])
-    scores = [
-        jnp.where(s.mask, jnp.einsum("kqth,khs->kqts", q, s.k, preferred_element_type=jnp.float32) * scale, MASKED)
-        for s in segments
-    ]
-    top = lax.stop_gradient(jnp.stack([s.max(-1) for s in scores]).max(0))[..., None]
-    weights = [jnp.exp(s - top) for s in scores]
-    total = jnp.sum(jnp.stack([w.sum(-1) for w in weights]), 0)[..., None]
-    out = sum(
-        jnp.einsum("kqts,ksh->kqth", w.astype(q.dtype), s.v, preferred_element_type=jnp.float32)
-        for w, s in zip(weights, segments, strict=True)
-    )
-    return (out / total).astype(q.dtype)
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax attention of q [K, Q, T, h] over keys k [K, h, S] (transposed, as the product reads them) and values v
+    [K, S, h]; mask [T, S] bool: query t may see key s. Softmax in float32. Returns [K, Q, T, h]."""
+    scores = jnp.einsum("kqth,khs->kqts", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
+    scores = jnp.where(mask, scores, MASKED)
+    weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+    out = jnp.einsum("kqts,ksh->kqth", weights.astype(q.dtype), v, preferred_element_type=jnp.float32)
+    return (out / weights.sum(-1, keepdims=True)).astype(q.dtype)
 
 
 def stream(extend: Extend) -> Attention:
     """Attention of one stream of T tokens. `extend(k, v)` says what its queries see: it receives the new keys [K, h, T] and
-    values [K, T, h] and returns the segments to attend to and whatever should be kept of them (a cache, or nothing)."""
+    values [K, T, h] and returns the keys, values and mask of `attend`, and whatever should be kept of them (or nothing)."""
 
     def attention(q, k, v):
-        segments, kept = extend(jnp.einsum("tkh->kht", k), jnp.einsum("tkh->kth", v))
-        return jnp.einsum("kqth->tkqh", attend(jnp.einsum("tkqh->kqth", q), segments)), kept
+        seen, kept = extend(jnp.einsum("tkh->kht", k), jnp.einsum("tkh->kth", v))
+        return jnp.einsum("kqth->tkqh", attend(jnp.einsum("tkqh->kqth", q), *seen)), kept
 
     return attention
 
@@ -172,7 +150,7 @@ def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
 
 def _causal(t: int) -> Extend:
     mask = jnp.tril(jnp.ones((t, t), bool))
-    return lambda k, v: ([Segment(k, v, mask)], (k, v))
+    return lambda k, v: ((k, v, mask), (k, v))
 
 
 REMAT = {  # what the backward pass keeps: everything | the large weight products | only each layer's input
@@ -186,14 +164,14 @@ def _run_layers(params: Params, cfg: ModelConfig, x, positions, attention: Atten
     """All layers over x [N, D], scanned. Returns hidden states [N, D] and what was kept of each layer, stacked [L, ...]."""
     cos, sin = rope(cfg, positions)
 
-    def layer(x, w):
-        return Block(cfg).apply({"params": w}, x, cos, sin, attention)
+    def layer(x, w):  # one layer's weights are cast at a time
+        return Block(cfg).apply({"params": cast(w, x.dtype)}, x, cos, sin, attention)
 
     return lax.scan(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False), x, params["layers"])
 
 
-def prefill(params: Params, cfg: ModelConfig, prompts: jax.Array, lengths: jax.Array) -> Prefix:
-    """Keys and values of prompts [P, S] padded on the right; the first lengths [P] ids of them are real."""
+def prefill(params: Params, cfg: ModelConfig, prompts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys [L, K, P, h, S] and values [L, K, P, S, h] of prompts [P, S] padded on the right, in the dtype of the embedding."""
     p, s = prompts.shape
     of_prompt = stream(_causal(s))
 
@@ -201,9 +179,7 @@ def prefill(params: Params, cfg: ModelConfig, prompts: jax.Array, lengths: jax.A
         heads, kept = jax.vmap(of_prompt)(*(x.reshape(p, s, *x.shape[1:]) for x in (q, k, v)))
         return heads.reshape(q.shape), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)
 
-    positions = jnp.tile(jnp.arange(s), p)
-    _, kv = _run_layers(params, cfg, params["embed"][prompts.reshape(-1)], positions, attention)
-    return Prefix(kv, lengths)
+    return _run_layers(params, cfg, params["embed"][prompts.reshape(-1)], jnp.tile(jnp.arange(s), p), attention)[1]
 
 
 def groups(params: Params, cfg: ModelConfig, prompts, lengths, tokens, remat: str = "full") -> jax.Array:
@@ -231,8 +207,8 @@ def _group_attention(lengths: jax.Array, s: int, g: int, t: int) -> Attention:
         seen = jnp.concatenate([jnp.broadcast_to(jnp.arange(s) < length, (t, s)), causal], 1)
         heads, (pk, pv) = of_prefix(q[:s], k[:s], v[:s])
 
-        def extend(k, v):  # one segment of prompt and row: one product, and half the operations of two
-            return [Segment(jnp.concatenate([pk, k], 2), jnp.concatenate([pv, v], 1), seen)], None
+        def extend(k, v):
+            return (jnp.concatenate([pk, k], 2), jnp.concatenate([pv, v], 1), seen), None
 
         rows = (x[s:].reshape(g, t, *x.shape[1:]) for x in (q, k, v))
         of_rows, _ = jax.vmap(stream(extend))(*rows)
@@ -269,68 +245,63 @@ def forward(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
 # --- decoding: one token at a time -------------------------------------------------------------------------------------
 
 
-Cache = list[tuple[jax.Array, jax.Array]]  # of each layer: keys [K, R, h, T] and values [K, R, T, h] of R rows
+Cache = list[tuple[jax.Array, jax.Array]]  # of each layer: keys [K, R, h, T] and values [K, R, T, h] of R = P * G rows
 
 
-def layers_apart(stacked: Any, numbers: Sequence[int | jax.Array]) -> list:
-    """Arrays [L, ...] as a list over the layers of these numbers."""
-    return [jax.tree.map(lambda x, i=i: lax.dynamic_index_in_dim(x, i, 0, keepdims=False), stacked) for i in numbers]
+def decode_view(params: Params, cfg: ModelConfig, dtype, prompts: jax.Array, lengths: jax.Array, capacity: int, numbers):
+    """What the decode loop reads, for one agent and in `dtype`: the parameters with their layers apart, each with the keys and
+    values of the prompts [P, S], of which the first lengths [P] ids are real; and rotary angles for `capacity` tokens more.
 
-
-def decode_view(params: Params, cfg: ModelConfig, max_positions: int, numbers: Sequence[int | jax.Array]) -> Params:
-    """The parameters as the decode loop reads them: layers apart, the output matrix [D, V], a table of rotary angles.
-
+    numbers: 0 to L - 1; as numbers that XLA cannot know, they let it compile one kernel that slices a layer, not L of them.
     Made once a call, outside the loop: slicing a stacked layer inside it would copy its weights at every token.
     """
-    head = {"lm_head": params["lm_head"]} if "lm_head" in params else {}
-    table = rope(cfg, jnp.arange(max_positions))
-    rest = {"embed": params["embed"], "final_norm": params["final_norm"]}
-    return {"layers": layers_apart(params["layers"], numbers), "rope": table, **head, **rest}
+    rest = cast({name: w for name, w in params.items() if name != "layers"}, dtype)
+    stacked = params["layers"], prefill(rest | {"layers": params["layers"]}, cfg, prompts)
+    layers = [
+        jax.tree.map(lambda x, i=i: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked) for i in numbers
+    ]
+    return rest | {"layers": layers, "lengths": lengths, "rope": rope(cfg, jnp.arange(prompts.shape[1] + capacity))}
 
 
-def init_cache(cfg: ModelConfig, rows: int, max_tokens: int, dtype: jax.typing.DTypeLike) -> Cache:
-    """Empty keys and values of rows."""
+def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike) -> Cache:
+    """Zeros for `rows` rows of up to `capacity` tokens."""
     k, h = cfg.num_kv_heads, cfg.head_dim
-    keys, values = jnp.zeros((k, rows, h, max_tokens), dtype), jnp.zeros((k, rows, max_tokens, h), dtype)
+    keys, values = jnp.zeros((k, rows, h, capacity), dtype), jnp.zeros((k, rows, capacity, h), dtype)
     return [(keys, values) for _ in range(cfg.num_layers)]
 
 
-def _writer(axis: int):
-    """`write(cache, new, t)` puts new at index t of an axis counted from the end, also under vmap over the other two: jax
-    would make a scatter of it, which XLA does not do in place."""
-
-    @jax.custom_batching.custom_vmap
-    def write(cache, new, t):
-        return lax.dynamic_update_slice_in_dim(cache, new, t, axis)
-
-    @write.def_vmap
-    def _(_, batched, cache, new, t):
-        assert batched == [True, True, False], batched
-        return write(cache, new, t), True
-
-    return write
+@jax.custom_batching.custom_vmap
+def _write(cache: jax.Array, new: jax.Array, t: jax.Array) -> jax.Array:
+    """The cache with new, which has size 1 in one of the last two axes, at index t of that axis. Under vmap over cache and new
+    it stays what it is: jax would make a scatter of it, which XLA does not do in place."""
+    return lax.dynamic_update_slice_in_dim(cache, new, t, -1 if new.shape[-1] == 1 else -2)
 
 
-_write_key, _write_value = _writer(-1), _writer(-2)
+@_write.def_vmap
+def _(_, batched, cache, new, t):
+    if batched != [True, True, False]:
+        raise NotImplementedError(f"a cache is written for all agents at one index t, not with axes {batched}")
+    return _write(cache, new, t), True
 
 
-def _token_attention(prefix: tuple, cache: tuple, mask: jax.Array, t: jax.Array) -> Attention:
-    """The attention of one token of each of R = P * G rows: to itself, its prompt and its row before it; mask [R, 1, S + T].
+def _token_attention(prompt: tuple, row: tuple, mask: jax.Array, t: jax.Array) -> Attention:
+    """The attention of one token of each of R = P * G rows: to itself, its prompt (keys [K, P, h, S], values [K, P, S, h]) and
+    its row before it (of a `Cache`); mask [R, 1, S + T].
 
     The cache is written before it is read, and in the shape in which it is read: then XLA writes it in place.
     """
-    (prompt_k, prompt_v), (row_k, row_v) = prefix, cache
+    (prompt_k, prompt_v), (row_k, row_v) = prompt, row
     k_heads, p, h, s = prompt_k.shape
 
     def attention(q, k, v):
         q, k, v = (jnp.swapaxes(x, 0, 1) for x in (q, k, v))  # heads first: both products batch over them
-        r, queries = q.shape[1:3]
-        keys, values = _write_key(row_k, k[..., None], t), _write_value(row_v, v[:, :, None], t)
-        together = (k_heads, p, r // p * queries, -1)  # the queries of a prompt's rows, as rows of one matrix
+        r, n = q.shape[1:3]
+        keys, values = _write(row_k, k[..., None], t), _write(row_v, v[:, :, None], t)
+        together = (k_heads, p, r // p * n, -1)  # the queries of a prompt's rows, as rows of one matrix
         product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        of_prompt = product("kpmh,kphs->kpms", q.reshape(together), prompt_k).reshape(k_heads, r, queries, s)
+        of_prompt = product("kpmh,kphs->kpms", q.reshape(together), prompt_k).reshape(k_heads, r, n, s)
         # Padded and added, not joined: XLA fuses this with what follows, into one kernel for all layers.
-        right, left = (((0, 0),) * 3 + (n,) for n in ((0, keys.shape[-1]), (s, 0)))
+        right, left = (((0, 0),) * 3 + (pad,) for pad in ((0, keys.shape[-1]), (s, 0)))
         scores = jnp.pad(of_prompt, right) + jnp.pad(product("krqh,krht->krqt", q, keys), left)
         scores = jnp.where(mask, scores / math.sqrt(h), MASKED)
         weights = jnp.exp(scores - scores.max(-1, keepdims=True))
@@ -343,19 +314,19 @@ def _token_attention(prefix: tuple, cache: tuple, mask: jax.Array, t: jax.Array)
     return attention
 
 
-def decode_step(view: Params, cfg: ModelConfig, prefix: Prefix, cache: Cache, tokens: jax.Array, t: jax.Array):
-    """Feed tokens [P, G], one a row, at index t after their prompts. prefix: `kv` a list of L pairs of keys and values.
+def decode_step(view: Params, cfg: ModelConfig, cache: Cache, tokens: jax.Array, t: jax.Array) -> tuple[jax.Array, Cache]:
+    """Feed tokens [P, G], one a row, at index t [] after their prompts; of one agent.
 
     Returns float32 logits [P, G, V] and the cache with the tokens in it; it is the caller's cache, written in place.
     """
-    (p, g), capacity = tokens.shape, cache[0][0].shape[-1]
-    seen = jnp.arange(prefix.kv[0][0].shape[-1]) < prefix.lengths[:, None]
+    (p, g), capacity, s = tokens.shape, cache[0][0].shape[-1], view["layers"][0][1][0].shape[-1]
+    seen = jnp.arange(s) < view["lengths"][:, None]
     written = jnp.broadcast_to(jnp.arange(capacity) <= t, (p * g, capacity))
     mask = jnp.concatenate([jnp.repeat(seen, g, 0), written], 1)[:, None]
-    cos, sin = (table[jnp.repeat(prefix.lengths + t, g)] for table in view["rope"])
+    cos, sin = (table[jnp.repeat(view["lengths"] + t, g)] for table in view["rope"])
     x, new = view["embed"][tokens.reshape(-1)], []
-    for w, of_prompt, of_row in zip(view["layers"], prefix.kv, cache, strict=True):
-        x, kv = Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(of_prompt, of_row, mask, t))
+    for (w, prompt), row in zip(view["layers"], cache, strict=True):
+        x, kv = Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(prompt, row, mask, t))
         new.append(kv)
     out = logits(view, rms_norm(x, view["final_norm"], cfg.rms_eps))
     return out.reshape(p, g, -1), new

@@ -24,7 +24,6 @@ from jmarl.stack import unstack
 from jmarl.team import make_team, save_team
 from jmarl.train import TrainResult, check_run, prompt_of, train
 from jmarl.trainers.settings import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
-from jmarl.types import StackState
 from jmarl.weights import Agent, load_agent
 
 NOT_YET = {
@@ -155,8 +154,7 @@ class MAGRPOTrainer:
 
     def save_model(self, output_dir: str | os.PathLike) -> None:
         """Write every agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
-        stacks = [StackState(params, None, None, jax.numpy.zeros(())) for params in self.params]
-        save_team(Path(output_dir), self.team, stacks)
+        save_team(Path(output_dir), self.team, self.params)
 
     def _eval_items(self, dataset: Iterable[Mapping]) -> Sequence[Any]:
         items = items_of("eval_dataset", dataset)
