@@ -17,7 +17,7 @@ import numpy as np
 from jmarl import sampling
 from jmarl.config import Sampling
 from jmarl.rewards import RewardFunction
-from jmarl.sharding import mesh_of, over_agents
+from jmarl.sharding import batch_shardings, mesh_of, over_agents
 from jmarl.team import Team
 from jmarl.text import decode, encode_prompts
 from jmarl.types import TRACES, Batch, Completions
@@ -50,13 +50,17 @@ def bucket(n: int, smallest: int = 16) -> int:
 def sample_stack(
     params, prompts, lengths, step, agents, prompt_ids, stop, *, cfg, settings, seed, stack, roles, group, purpose, mesh=None
 ):
-    """`sampling.sample` with keys made inside. prompts [A, roles * P, S]; agents [A, roles] team indices; prompt_ids [P].
+    """`sampling.sample` with keys made inside. prompts [A, roles * P, S] and their lengths [A, roles * P]; agents [A, roles]
+    team indices; prompt_ids [P]; stop [n] ids. Returns `Completions` [A, roles * P, G, T].
 
     What only the keys depend on (seed, step, stack, purpose) is traced: another seed is no other program.
     """
     TRACES["sample"] += 1
     keys = sampling.row_keys(seed, step, stack, agents.reshape(-1), prompt_ids, group, purpose)
     keys = keys.reshape(prompts.shape[0], roles * prompt_ids.shape[0], group)
+    if mesh is not None:  # rows over `data`, as in the update
+        rows = (prompts, lengths, keys)
+        prompts, lengths, keys = jax.lax.with_sharding_constraint(rows, batch_shardings(mesh, rows))
 
     def of_device(params, prompts, lengths, keys):
         return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop)
