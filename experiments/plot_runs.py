@@ -28,9 +28,9 @@ class Plot:
 
 
 def column(rows: list[dict], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Updates done and values of the rows that have this column; an evaluation at step 0 is before any update."""
-    found = [(row["step"], row[name]) for row in rows if name in row]
-    return np.array([step for step, _ in found]), np.array([value for _, value in found], float)
+    """Updates done and values of the rows that have this column."""
+    found = [(row.get("eval/updates", row["step"] + 1), row[name]) for row in rows if name in row]
+    return np.array([updates for updates, _ in found]), np.array([value for _, value in found], float)
 
 
 def main() -> None:
@@ -43,16 +43,15 @@ def main() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
     for i, run in enumerate(cfg.runs):
         rows = read_rows(run / "metrics.jsonl")
-        step, reward = column(rows, "reward/mean")
-        left.plot(step + 1, reward, color=f"C{i}", alpha=0.25, linewidth=0.8)
+        updates, reward = column(rows, "reward/mean")
+        left.plot(updates, reward, color=f"C{i}", alpha=0.25, linewidth=0.8)
         window = min(10, len(reward))
-        left.plot(step[window - 1 :] + 1, np.convolve(reward, np.ones(window) / window, "valid"), color=f"C{i}", label=run.name)
-        step, held_out = column(rows, "eval/reward")
-        left.plot(np.where(step > 0, step + 1, 0), held_out, "o", color=f"C{i}", markersize=5)
+        left.plot(updates[window - 1 :], np.convolve(reward, np.ones(window) / window, "valid"), color=f"C{i}", label=run.name)
+        left.plot(*column(rows, "eval/reward"), "o", color=f"C{i}", markersize=5)
         for agent, style in enumerate(("-", "--", ":", "-.")):
-            step, length = column(rows, f"agent_{agent}/length")
-            if len(step):
-                right.plot(step + 1, length, style, color=f"C{i}", linewidth=1, label=f"agent {agent}" if i == 0 else None)
+            updates, length = column(rows, f"agent_{agent}/length")
+            if len(updates):
+                right.plot(updates, length, style, color=f"C{i}", linewidth=1, label=f"agent {agent}" if i == 0 else None)
     left.set(xlabel="update", ylabel="reward", title="Reward: mean of ten updates; points: held-out prompts", ylim=(0, 1.02))
     right.set(xlabel="update", ylabel="tokens", title="Length of completions")
     left.legend(loc="lower right", fontsize=8)

@@ -61,11 +61,13 @@ class RunLog:
         if step % self.cfg.log_every == 0:
             self._pictures(step, played)
 
-    def evaluation(self, step: int, result: Evaluation) -> None:
-        """Write an evaluation with the row of update `step`; it does not count as training time."""
+    def evaluation(self, updates: int, result: Evaluation) -> None:
+        """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. It does not
+        count as training time."""
         self.flush()
+        step = max(updates - 1, 0)
         if self.writer is not None:
-            row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
+            row = {"eval/updates": updates, "eval/reward": result.mean, "eval/reward_ci95": result.interval}
             self.writer.write(step, row)
             self.writer.text(step, "eval/joint_actions", self._table(step, result.rollout))
         self._started = time.monotonic()

@@ -113,7 +113,7 @@ def run(
         if not eval_items or not (due or step in (0, cfg.num_updates)):
             return None
         result = evaluate(team, [s.params for s in state.stacks], eval_items, cfg=cfg, **playing)
-        log.evaluation(max(step - 1, 0), result)  # with the row of the last update, which a resumed run keeps
+        log.evaluation(step, result)
         return result
 
     first = int(state.step)
