@@ -4,7 +4,7 @@ Command: python -m experiments.bench_step --model smollm2-135m-instruct --agents
 Prints one JSON object. Times are medians of `--repeats` warm steps in seconds, every one waited for; `startup_s` is loading
 and placing, `compile_s` what the first step takes longer than a warm one. Shares: of the bytes floor (every parameter read
 once a decode step, at the rate at which memory is read) and of the floor of operations (6 · parameters · tokens, at the rate
-of a large matrix product). Both rates are measured beside the steps, before each, because on a shared machine they change.
+of a large matrix product). Both rates are means of before and after the steps, because on a shared machine they change.
 On a GPU also the device, its peak memory, and the same shares of its measured rates.
 Sampling is the peer's: temperature 0.6, top-p 0.6, top-k 50.
 """
@@ -153,10 +153,10 @@ def bench(cfg: Bench) -> dict[str, Any]:
     jax.block_until_ready(step.state)
     startup = time.perf_counter() - began
     first = seconds(step.generate) + seconds(step.update)
-    runs = [  # the rate of the machine beside each half of a step
-        (read_rate(), seconds(step.generate), product_rate(cfg.dtype), seconds(step.update)) for _ in range(cfg.repeats)
-    ]
-    bandwidth, generate_s, rate, update_s = (float(x) for x in np.median(runs, 0))
+    rates = [(read_rate(), product_rate(cfg.dtype))]  # not between the steps: it would take their memory
+    generate_s, update_s = np.median([(seconds(step.generate), seconds(step.update)) for _ in range(cfg.repeats)], 0).tolist()
+    rates.append((read_rate(), product_rate(cfg.dtype)))
+    bandwidth, rate = np.mean(rates, 0).tolist()
     a, p, g, t = cfg.agents, cfg.prompts, cfg.group, cfg.max_new_tokens
     params = step.model.num_params()
     trained = sum(map(len, step.ids)) + p * g * t

@@ -101,6 +101,11 @@ def init_state(params: Sequence[Any], learning: Learning, mesh: Mesh | None = No
     return TeamState(place(jnp.int32(0), mesh), stacks)
 
 
+def without_gradients(state: TeamState) -> TeamState:
+    """What a checkpoint keeps of a state."""
+    return state._replace(stacks=tuple(stack._replace(grads=None) for stack in state.stacks))
+
+
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
     """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...]."""
     for spec, stacked in zip(team.stacks, params, strict=True):

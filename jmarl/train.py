@@ -29,7 +29,7 @@ from jmarl.metrics import MetricsWriter
 from jmarl.rewards import RewardFunction
 from jmarl.rollout import Formatter, Rollout, play, to_batches
 from jmarl.runlog import RunLog
-from jmarl.team import Team, init_state, save_team
+from jmarl.team import Team, init_state, save_team, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import update_stack
 
@@ -125,7 +125,7 @@ def run(
         log.step(step, rollout, learned)
         after = evaluated(step + 1) or after
         if saver:
-            log.save(saver, step + 1, state, meta, last=step + 1 == cfg.num_updates)
+            log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
     log.flush()
     return TrainResult(state, log.rewards, before, after)
 
@@ -204,12 +204,15 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
         if differs:
             what = "".join(f"\n  {d}" for d in differs)
             raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}")
+        replaced = without_gradients(state)
         like = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), state
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), replaced
         )
-        for leaf in jax.tree.leaves(state):  # makes room: two states at once may not fit
+        for leaf in jax.tree.leaves(replaced):  # makes room: two states at once may not fit
             leaf.delete()
-        return saved.restore(like, step)[0]
+        restored = saved.restore(like, step)[0]
+        stacks = zip(restored.stacks, state.stacks, strict=True)
+        return restored._replace(stacks=tuple(new._replace(grads=old.grads) for new, old in stacks))
 
 
 def open_metrics(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:

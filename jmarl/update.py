@@ -51,11 +51,15 @@ def updates_done(state: StackState) -> jax.Array:
 
 def init_stack(params: Any, cfg: Learning) -> StackState:
     """Training state of a stack from its parameters [A, ...], on their mesh; a KL term freezes a copy of them as reference."""
-    mesh, init = mesh_of(params), jax.vmap(optimizer(cfg).init)
+
+    def init(params):
+        return jax.vmap(optimizer(cfg).init)(params), jax.tree.map(jnp.zeros_like, params)
+
+    mesh = mesh_of(params)
     where = None if mesh is None else state_shardings(mesh, jax.eval_shape(init, params))
-    moments = jax.jit(init, out_shardings=where)(params)  # made where they stay: twice the parameters is much to move
+    moments, grads = jax.jit(init, out_shardings=where)(params)  # made where they stay: thrice the parameters is much to move
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef else None
-    return place(StackState(params, moments, reference, jnp.zeros(jax.tree.leaves(params)[0].shape[0], jnp.int32)), mesh)
+    return place(StackState(params, moments, reference, jnp.zeros(jax.tree.leaves(params)[0].shape[0], jnp.int32), grads), mesh)
 
 
 class Rows(NamedTuple):
@@ -187,7 +191,7 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
     opt_state = choose(ok & written, moments, state.opt_state)
     skipped = state.skipped + ~ok
     metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
-    return StackState(params, opt_state, state.reference, skipped), metrics
+    return StackState(params, opt_state, state.reference, skipped, grads), metrics
 
 
 # For CPUs: XLA's default order of operations makes the layers' zero gradients early, 0.25 GiB an agent at SmolLM2's size.
@@ -195,7 +199,11 @@ COMPILER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 @functools.partial(
-    jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), donate_argnames="state", compiler_options=COMPILER
+    jax.jit,
+    static_argnames=("cfg", "learning", "mode", "mesh"),
+    donate_argnames="state",
+    keep_unused=True,  # the old gradients, whose memory the new ones take
+    compiler_options=COMPILER,
 )
 def _update(state: StackState, reference: Any, batch: Batch, *, cfg, learning, mode, mesh):
     TRACES["update"] += 1
