@@ -17,7 +17,7 @@ from jmarl import weights
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.rewards import make_reward
-from jmarl.team import init_state, make_team
+from jmarl.team import init_state, make_team, without_gradients
 from jmarl.train import tasks_of, train
 from jmarl.types import TRACES
 from jmarl.update import updates_done
@@ -101,7 +101,7 @@ def test_the_kill_came_after_the_checkpoint(runs):
 def test_a_resumed_run_is_bit_equal(runs, pair):
     """Parameters, optimiser state and counters after 20 steps = 10 + SIGKILL + 10."""
     whole, broken, _ = runs
-    like, states = init_state(make_team(pair)[1], TrainConfig(**BASE).learning()), []
+    like, states = without_gradients(init_state(make_team(pair)[1], TrainConfig(**BASE).learning())), []
     for run in (whole, broken):
         with Checkpointer(run / "checkpoints", read_only=True) as saved:
             states.append(jax.device_get(saved.restore(like, 20)[0]))
@@ -185,7 +185,10 @@ def params_of(result):
 
 def test_invalid_rewards_are_masked_and_counted(pair, tmp_path):
     """NaN, None and a text for three of six joint actions: counted in every row, no parameter becomes NaN, both learn."""
-    result, _ = run(pair, lambda a, b: [float("nan"), 1.0, None, 2.0, "five", 0.5], output_dir=str(tmp_path))
+    with pytest.warns(
+        UserWarning, match="update 1: 3 of 6 joint actions have no valid reward; .* returned nan on joint action 0"
+    ):
+        result, _ = run(pair, lambda a, b: [float("nan"), 1.0, None, 2.0, "five", 0.5], output_dir=str(tmp_path))
     rows = rows_of(tmp_path)
     assert [row["reward/invalid"] for row in rows] == [3, 3]
     assert [row["reward/mean"] for row in rows] == [pytest.approx(3.5 / 3)] * 2
@@ -194,7 +197,8 @@ def test_invalid_rewards_are_masked_and_counted(pair, tmp_path):
 
 
 def test_nothing_but_invalid_rewards_changes_nothing(pair):
-    result, _ = run(pair, lambda a, b: [None] * len(a))
+    with pytest.warns(UserWarning, match="6 of 6 joint actions have no valid reward"):
+        result, _ = run(pair, lambda a, b: [None] * len(a))
     jax.tree.map(np.testing.assert_array_equal, params_of(result), jax.device_get(make_team(pair)[1][0]))
 
 
