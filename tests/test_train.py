@@ -185,9 +185,7 @@ def params_of(result):
 
 def test_invalid_rewards_are_masked_and_counted(pair, tmp_path):
     """NaN, None and a text for three of six joint actions: counted in every row, no parameter becomes NaN, both learn."""
-    with pytest.warns(
-        UserWarning, match="update 1: 3 of 6 joint actions have no valid reward; .* returned nan on joint action 0"
-    ):
+    with pytest.warns(UserWarning, match="3 of 6 joint actions have no valid reward; .* returned nan"):
         result, _ = run(pair, lambda a, b: [float("nan"), 1.0, None, 2.0, "five", 0.5], output_dir=str(tmp_path))
     rows = rows_of(tmp_path)
     assert [row["reward/invalid"] for row in rows] == [3, 3]
