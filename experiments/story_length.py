@@ -71,9 +71,10 @@ def run(cfg: StoryConfig) -> TrainResult:
 def main() -> None:
     result = run(tyro.cli(StoryConfig))
     last = result.rewards[-10:]
-    if result.before and result.after:
-        print(f"held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}", end=", ")
-        print(f"after {result.after.mean:.3f} ± {result.after.interval:.3f}")
+    if result.before:  # not of a resumed run
+        print(f"held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}")
+    if result.after:
+        print(f"held-out reward after {result.after.mean:.3f} ± {result.after.interval:.3f}")
     print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
 
 

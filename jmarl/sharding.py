@@ -48,7 +48,10 @@ def make_mesh(text: str) -> Mesh:
         sizes[name.strip()] = int(size)
     needed = sizes["agent"] * sizes["data"] * sizes["model"]
     if needed > jax.device_count():
-        raise ValueError(f"mesh={text!r} needs {needed} devices, this process has {jax.device_count()}")
+        raise ValueError(
+            f"mesh={text!r} needs {needed} devices, this process has {jax.device_count()}: use a smaller mesh or auto "
+            f"(CPUs can be split before Python starts: JAX_NUM_CPU_DEVICES={needed})"
+        )
     auto = (AxisType.Auto,) * 3
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=auto, devices=jax.devices()[:needed])
 
