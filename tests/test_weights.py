@@ -187,3 +187,12 @@ def test_smollm2_exports_to_transformers_with_the_same_logits(smollm2, tmp_path)
     ours, theirs = our_logits(smollm2, tokens), hf_logits(tmp_path, tokens)
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
     np.testing.assert_array_equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+def test_the_cache_refuses_an_index_for_each_agent():
+    """Written as a scatter it would be copied at every token, so another use of vmap is an error, not slow."""
+    cache, new = jnp.zeros((2, 3, 4, 8)), jnp.ones((2, 3, 4, 1))
+    together = jax.vmap(decoder._write, (0, 0, None))(cache, new, 5)
+    np.testing.assert_array_equal(together, cache.at[..., 5:6].set(new))
+    with pytest.raises(NotImplementedError, match="at one index t"):
+        jax.vmap(decoder._write)(cache, new, jnp.array([5, 6]))
