@@ -118,14 +118,14 @@ def choose(logits: jax.Array, key: jax.Array, t: jax.Array, seen: jax.Array | No
     return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
 
 
-def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys, stop) -> Completions:
-    """Completions of a stack.
+def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys, stop, cut: bool = False) -> Completions:
+    """Completions of a stack. cut: read weights in `decoder.panels`.
 
     params: pytree [A, ...]; prompts: [A, P, S] int32 padded on the right; lengths: [A, P] (at least 1); keys: [A, P, G]
     typed PRNG keys, one a row, consumed; stop: [n] int32 ids that end a row.
     """
     (a, p, _), g, new = prompts.shape, keys.shape[2], sampling.max_new_tokens
-    step, cache, token = _prepare(params, cfg, sampling, prompts, lengths, g)
+    step, cache, token = _prepare(params, cfg, sampling, prompts, lengths, g, cut)
     seen = _seen_in_prompts(prompts, lengths, g, cfg.vocab_size) if sampling.repetition_penalty != 1 else None
 
     def choose_all(logits, t, seen):
@@ -161,7 +161,7 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
     return out._replace(steps=jnp.full(a, steps))
 
 
-def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: int):
+def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: int, cut: bool):
     """What the decode loop starts from: `step(cache, tokens [A, P, G], t)`, which returns logits [A, P, G, V] and the cache,
     an empty cache, and the first tokens. Those are the prompts' last ones, so that all logits come from the decode step."""
     (a, p, _), new, dtype = prompts.shape, sampling.max_new_tokens, jnp.dtype(sampling.compute_dtype)
@@ -171,7 +171,7 @@ def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: 
     numbers = _layer_numbers(cfg.num_layers, lengths)
 
     def ready(params, prompts, lengths):
-        view = decoder.decode_view(params, cfg, dtype, prompts, lengths - 1, new, numbers)
+        view = decoder.decode_view(params, cfg, dtype, prompts, lengths - 1, new, numbers, cut)
         return view, decoder.init_cache(cfg, p * g, new, dtype)
 
     view, cache = each_agent(ready)(*drop_axis((params, prompts, lengths)))

@@ -20,7 +20,7 @@ from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.scoring import score
 from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place, state_shardings
-from jmarl.stack import per_agent
+from jmarl.stack import COMPILER, per_agent
 from jmarl.types import TRACES, Batch, StackState
 
 
@@ -192,10 +192,6 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
     skipped = state.skipped + ~ok
     metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
     return StackState(params, opt_state, state.reference, skipped, grads), metrics
-
-
-# For CPUs: XLA's default order of operations makes the layers' zero gradients early, 0.25 GiB an agent at SmolLM2's size.
-COMPILER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 @functools.partial(

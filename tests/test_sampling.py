@@ -345,6 +345,33 @@ def test_greedy_is_the_argmax_of_the_whole_sequences_logits(cfg, params):
             assert len(set(new[:count])) > 1
 
 
+@pytest.mark.parametrize("rows, columns", [(1, 64), (8, 192), (3, 100)])
+def test_a_product_of_panels_is_the_product(rows, columns):
+    x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(rows, 48), (48, columns)]))
+    cut = decoder.panels(w)
+    assert cut.shape == ((columns // 64, 48, 64) if columns % 64 == 0 else w.shape)  # as it is where 64 does not divide
+    if cut.ndim == 3:
+        np.testing.assert_array_equal(cut[0], w[:, :64])
+    np.testing.assert_allclose(decoder.product(x, cut), x @ w, atol=1e-5)
+    broken = decoder.product(x.at[0, 0].set(jnp.inf).at[0, 1].set(-jnp.inf), cut)
+    assert not np.isfinite(broken[0]).all()
+    np.testing.assert_allclose(broken[1:], (x @ w)[1:], atol=1e-5)  # one row's overflow is no other's
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("agents", [(0,), (0, 1)])
+def test_panels_of_weights_change_nothing(tiny_config, agents, tied):
+    cfg = tiny_config("qwen3", hidden_size=64, intermediate_size=128, vocab_size=320, tie_embeddings=tied, qkv_bias=True)
+    init = functools.partial(decoder.init_params, cfg)
+    params = take(jax.tree.map(lambda x: 4 * x, jax.vmap(init)(jax.random.split(jax.random.key(0), 2))), agents)
+    prompts, lengths = (x[jnp.array(agents)] for x in make_prompts(cfg))
+    run = functools.partial(sampling.sample, cfg=cfg, sampling=Sampling(max_new_tokens=NEW), stop=STOP)
+    arguments = dict(prompts=prompts, lengths=lengths, keys=make_keys(agents))
+    plain, cut = (jax.jit(functools.partial(run, cut=how))(params, **arguments) for how in (False, True))
+    np.testing.assert_array_equal(cut.tokens, plain.tokens)
+    np.testing.assert_allclose(cut.logprobs, plain.logprobs, atol=1e-4)
+
+
 @pytest.mark.parametrize("agents, prompts", [(1, 1), (2, 1), (1, 3), (2, 3)])
 def test_no_token_copies_the_cache(cfg, params, agents, prompts):
     """XLA copies a buffer that it cannot write in place. Empty keys and values are copied once each, before the loop."""
