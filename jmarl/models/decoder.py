@@ -361,8 +361,13 @@ def decode_step(view: Params, cfg: ModelConfig, cache: Cache, tokens: jax.Array,
     mask = jnp.concatenate([jnp.repeat(seen, g, 0), written], 1)[:, None]
     cos, sin = (table[jnp.repeat(view["lengths"] + t, g)] for table in view["rope"])
     x, new = view["embed"][tokens.reshape(-1)], []
+
+    @jax.jit  # traced once, not once a layer
+    def layer(x, w, prompt, row, cos, sin, mask, t):
+        return Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(prompt, row, mask, t))
+
     for (w, prompt), row in zip(view["layers"], cache, strict=True):
-        x, kv = Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(prompt, row, mask, t))
+        x, kv = layer(x, w, prompt, row, cos, sin, mask, t)
         new.append(kv)
     x = rms_norm(x, view["final_norm"], cfg.rms_eps)
     out = product(x, view["head"]) if "head" in view else logits(view, x)
