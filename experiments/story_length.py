@@ -13,10 +13,10 @@ import dataclasses
 
 import tyro
 
-from jmarl.config import TrainConfig
+from jmarl.config import TrainConfig, check
 from jmarl.rewards import make_reward, story_length_ratio
 from jmarl.team import make_team
-from jmarl.train import TrainResult, train
+from jmarl.train import TrainResult, check_settings, train
 from jmarl.weights import load_agent
 
 TOPICS = """a city in the clouds|a new holiday|a bedtime for a dragon|a teleporter that went wrong|a joke about dinosaurs
@@ -48,6 +48,13 @@ class StoryConfig(TrainConfig):
     chat: bool = True
     learning_rate: float = 3e-5
     output_dir: str = "runs/story_length"
+    held_out: int = len(HELD_OUT)
+    """Held-out topics that are played before and after training; 0: none."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check("held_out", self.held_out, 0 <= self.held_out <= len(HELD_OUT), f"in 0..{len(HELD_OUT)}")
+        check_settings(self)
 
 
 def setup(item: dict) -> str:
@@ -63,7 +70,7 @@ def story(item: dict) -> str:
 def run(cfg: StoryConfig) -> TrainResult:
     agent = load_agent(cfg.model)
     team, params = make_team([agent, agent])
-    items, held_out = ([{"prompt": topic} for topic in topics] for topics in (TOPICS, HELD_OUT))
+    items, held_out = ([{"prompt": topic} for topic in topics] for topics in (TOPICS, HELD_OUT[: cfg.held_out]))
     reward = make_reward(story_length_ratio, num_agents=2)
     return train(team, params, reward, items, cfg, formatters=[setup, story], eval_items=held_out)
 

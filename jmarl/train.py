@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jmarl import sharding
@@ -28,31 +27,15 @@ from jmarl.evaluate import Evaluation, evaluate
 from jmarl.metrics import MetricsWriter
 from jmarl.rewards import RewardFunction
 from jmarl.rollout import Formatter, Rollout, play, to_batches
+from jmarl.rundir import check_directory, open_checkpoints, resume, set_aside
 from jmarl.runlog import RunLog
 from jmarl.team import Team, init_state, save_team, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import update_stack
 
-# Fields that a resumed run may set anew; any other difference is an error.
-MAY_CHANGE = frozenset(
-    [
-        "resume",
-        "num_updates",
-        "learning_rate",
-        "save_every",
-        "save_total_limit",
-        "log_every",
-        "eval_every",
-        "eval_generations",
-        "eval_temperature",
-        "output_dir",
-        "progress",
-    ]
-)
-
 
 class TrainResult(NamedTuple):
-    state: TeamState
+    state: TeamState  # without gradients
     rewards: list[float]  # mean reward of each update that this process made
     before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
     after: Evaluation | None  # and after it
@@ -85,6 +68,8 @@ def train(
             opened.enter_context(saver)
         if cfg.resume:
             state = resume(cfg, state, meta)
+        elif cfg.output_dir:
+            set_aside(cfg.output_dir)
         writer = open_metrics(cfg, int(state.step), wandb_config)
         if writer:
             opened.enter_context(writer)
@@ -121,26 +106,15 @@ def run(
     for step in range(first, cfg.num_updates):
         tasks = [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
         rollout = play_step(team, state, tasks, cfg, step, **playing)
+        if step == first and not np.isfinite(rollout.rewards).any():
+            raise ValueError(f"no joint action of the first update has a valid reward: {rollout.fault}")
         state, learned = update(team, state, rollout, cfg)
         log.step(step, rollout, learned)
         after = evaluated(step + 1) or after
         if saver:
             log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
     log.flush()
-    return TrainResult(state, log.rewards, before, after)
-
-
-def open_checkpoints(cfg: TrainConfig) -> Checkpointer | None:
-    """The run's checkpoints, if it keeps any; a new run refuses a directory that already holds some."""
-    if not cfg.save_every:
-        return None
-    saver = Checkpointer(Path(cfg.output_dir) / "checkpoints", cfg.save_every, cfg.save_total_limit)
-    if not cfg.resume and saver.latest_step() is not None:
-        raise ValueError(
-            f"output_dir={cfg.output_dir!r} already holds checkpoints up to step {saver.latest_step()}: "
-            "go on there with resume, or choose another output_dir"
-        )
-    return saver
+    return TrainResult(without_gradients(state), log.rewards, before, after)
 
 
 def prompt_of(item: dict) -> str:
@@ -173,46 +147,30 @@ def update(team: Team, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> 
     return TeamState(state.step + 1, tuple(stacks)), learned
 
 
-def check_run(
-    team: Team, items: Sequence[dict], formatters: Sequence[Formatter], cfg: TrainConfig, wandb_config: Mapping | None
-) -> None:
-    """Refuse what would fail later, with the number and the name."""
+def check_settings(cfg: TrainConfig) -> None:
+    """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
+    models."""
     row = algorithm(cfg.algorithm)
     if cfg.num_generations < row.min_group:
         raise ValueError(
             f"num_generations={cfg.num_generations} is too small for algorithm={cfg.algorithm!r}: "
             f"its {row.advantage} baseline needs at least {row.min_group}"
         )
+    sharding.mesh_for(cfg.mesh, [1])
+    check_directory(cfg)
+
+
+def check_run(
+    team: Team, items: Sequence[dict], formatters: Sequence[Formatter], cfg: TrainConfig, wandb_config: Mapping | None
+) -> None:
+    """Refuse what would fail later, with the number and the name."""
+    check_settings(cfg)
     if len(formatters) != team.num_agents:
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
     if not items:
         raise ValueError("there are no items to train on")
     if wandb_config is not None and not cfg.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
-
-
-def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
-    """The newest checkpoint, on the devices and in the shapes of `state`, whose arrays are freed; refused where it was made by
-    another run."""
-    with Checkpointer(Path(cfg.output_dir) / "checkpoints", read_only=True) as saved:
-        old, step = saved.read_meta()
-        new = dict(meta["config"])
-        differs = [f"{k}: {old['config'].get(k)!r} -> {new[k]!r}" for k in new if old["config"].get(k) != new[k]]
-        differs = [d for d in differs if d.split(":")[0] not in MAY_CHANGE]
-        if old["team"] != meta["team"]:
-            differs.append("team: other models, tokenizers or roles")
-        if differs:
-            what = "".join(f"\n  {d}" for d in differs)
-            raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}")
-        replaced = without_gradients(state)
-        like = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), replaced
-        )
-        for leaf in jax.tree.leaves(replaced):  # makes room: two states at once may not fit
-            leaf.delete()
-        restored = saved.restore(like, step)[0]
-        stacks = zip(restored.stacks, state.stacks, strict=True)
-        return restored._replace(stacks=tuple(new._replace(grads=old.grads) for new, old in stacks))
 
 
 def open_metrics(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:

@@ -19,7 +19,7 @@ LAYERS = [
     {"advantages", "losses", "scoring", "sampling"} | {"text", "metrics", "rewards", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
     {"update", "team", "rollout", "preferences", "checkpoint"},
-    {"train", "runlog", "evaluate", "trainers", "utils"},
+    {"train", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
@@ -30,7 +30,7 @@ SIDEWAYS = {
     "rollout": {"team"},
     "preferences": {"rollout", "team"},
     "runlog": {"evaluate"},
-    "train": {"evaluate", "runlog"},
+    "train": {"evaluate", "rundir", "runlog"},
     "trainers": {"train", "evaluate", "trainers"},
     "utils": {"utils"},
 }

@@ -132,6 +132,9 @@ def test_a_changed_configuration_is_refused_with_the_difference(runs, directorie
     assert done.returncode != 0
     assert "cannot resume from step 20" in done.stderr and "num_generations: 3 -> 4" in done.stderr
     assert "temperature: 1.0 -> 0.5" in done.stderr and "learning_rate:" not in done.stderr.splitlines()[-1]
+    done = start(directories, runs[0], resume=True, num_updates=19)
+    assert done.returncode != 0 and "num_updates=19 is not allowed: the run in" in done.stderr
+    assert "has made 20 already" in done.stderr
 
 
 def test_a_changed_team_is_refused(runs, tiny_dir):
@@ -195,9 +198,42 @@ def test_invalid_rewards_are_masked_and_counted(pair, tmp_path):
 
 
 def test_nothing_but_invalid_rewards_changes_nothing(pair):
+    """In the first update they are an error, with the reason; later ones pass."""
+    with pytest.raises(ValueError, match="no joint action of the first update has a valid reward.* returned None"):
+        run(pair, lambda a, b: [None] * len(a))
+    calls = []
+
+    def fails_later(a, b):
+        calls.append(len(a))
+        return [0.1 if len(calls) == 1 else None] * len(a)
+
     with pytest.warns(UserWarning, match="6 of 6 joint actions have no valid reward"):
-        result, _ = run(pair, lambda a, b: [None] * len(a))
+        result, _ = run(pair, fails_later)
+    assert calls == [6, 6]
     jax.tree.map(np.testing.assert_array_equal, params_of(result), jax.device_get(make_team(pair)[1][0]))
+
+
+def test_an_earlier_run_is_set_aside(pair, tmp_path, caplog):
+    directory = tmp_path / "run"
+    for _ in range(3):
+        run(pair, output_dir=str(directory), num_updates=1)
+    assert "held an earlier run; its metrics and models are now in" in caplog.text
+    assert sorted(p.name for p in directory.glob("earlier_*")) == ["earlier_1", "earlier_2"]
+    for place in (directory, directory / "earlier_1", directory / "earlier_2"):
+        assert len(rows_of(place)) == 1 and len(list(place.glob("events*"))) == 1 and (place / "models" / "agent_1").is_dir()
+
+
+def test_a_resumed_run_says_where_it_begins_and_what_changed(pair, tmp_path, capsys):
+    run(pair, output_dir=str(tmp_path), num_updates=1, save_every=1)
+    result, _ = run(pair, output_dir=str(tmp_path), save_every=1, resume=True, progress=True)
+    assert len(result.rewards) == 1 and len(rows_of(tmp_path)) == 2
+    assert f"resuming {tmp_path} from step 1 of 2, num_updates: 1 -> 2, progress: False -> True" in capsys.readouterr().out
+
+
+def test_resuming_where_nothing_is_saved_is_refused_and_leaves_nothing(pair, tmp_path):
+    with pytest.raises(ValueError, match="nothing to resume: no complete checkpoint in .*run/checkpoints"):
+        run(pair, output_dir=str(tmp_path / "run"), resume=True, save_every=1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_constant_rewards_change_nothing(pair):

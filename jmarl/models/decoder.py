@@ -82,7 +82,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
 
 
 def panels(w: jax.Array) -> jax.Array:
-    """A weight [D, F] cut into panels of 64 columns [F/64, D, 64], which `product` reads too; as it is where 64 does not divide F.
+    """A weight [D, F] cut into panels of 64 columns [F/64, D, 64], which `product` takes too; uncut where 64 does not divide F.
 
     For a few rows on one CPU core: XLA's product (YNNPACK's) copies what it reads of a matrix into tiles, at every token, but
     takes a panel as it lies. Weights are then read at 22 to 26 GB/s by 8 rows in place of 12 to 18.

@@ -135,8 +135,8 @@ class MAGRPOTrainer:
     def train(self) -> TrainResult:
         """Train as the settings say; afterwards the trainer holds the trained weights.
 
-        A second call trains on from them, with a new optimiser, and writes the metrics anew; where the output directory
-        holds checkpoints by then (save_every), it is refused.
+        A second call trains on from them, with a new optimiser, and sets the first one's metrics aside (`earlier_1`); where
+        the output directory holds checkpoints by then (save_every), it is refused.
         """
         options: dict[str, Any] = dict(formatters=self.formatters, eval_items=self.eval_items)
         arguments = (self.team, self.params, self.reward, self.items, self.config)

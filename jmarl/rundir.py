@@ -1,0 +1,104 @@
+"""What a run finds in its output directory: the checkpoint to go on from, or an earlier run to leave whole."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+
+import jax
+
+from jmarl.checkpoint import Checkpointer
+from jmarl.config import TrainConfig
+from jmarl.team import without_gradients
+from jmarl.types import TeamState
+
+logger = logging.getLogger(__name__)
+
+# Fields that a resumed run may set anew; any other difference is an error.
+MAY_CHANGE = frozenset(
+    [
+        "resume",
+        "num_updates",
+        "learning_rate",
+        "save_every",
+        "save_total_limit",
+        "log_every",
+        "eval_every",
+        "eval_generations",
+        "eval_temperature",
+        "output_dir",
+        "progress",
+    ]
+)
+
+
+def checkpoints_of(cfg: TrainConfig) -> Path:
+    return Path(cfg.output_dir) / "checkpoints"
+
+
+def check_directory(cfg: TrainConfig) -> None:
+    """Refuse to resume where nothing is saved, and to start anew where checkpoints are, which the next resume would take for
+    this run's. Reads only."""
+    if not cfg.output_dir:
+        return
+    where, last = checkpoints_of(cfg), None
+    if where.is_dir():
+        with Checkpointer(where, read_only=True) as saved:
+            last = saved.latest_step()
+    if cfg.resume and last is None:
+        raise ValueError(
+            f"there is nothing to resume: no complete checkpoint in {where}. Runs make them with save_every; check "
+            "output_dir, or start without resume"
+        )
+    if cfg.resume and last is not None and cfg.num_updates < last:
+        raise ValueError(f"num_updates={cfg.num_updates} is not allowed: the run in {cfg.output_dir} has made {last} already")
+    if not cfg.resume and last is not None:
+        raise ValueError(
+            f"output_dir={cfg.output_dir!r} already holds checkpoints up to step {last}: "
+            "go on there with resume, or choose another output_dir"
+        )
+
+
+def set_aside(directory: str) -> None:
+    """Move what an earlier run wrote there (metrics, TensorBoard events, models) into its folder `earlier_1`, `earlier_2`, …"""
+    root = Path(directory)
+    if not (root / "metrics.jsonl").exists():
+        return
+    target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())
+    target.mkdir()
+    for path in [root / "metrics.jsonl", *root.glob("events*"), *root.glob("models")]:
+        path.rename(target / path.name)
+    logger.warning("%s held an earlier run; its metrics and models are now in %s", directory, target)
+
+
+def open_checkpoints(cfg: TrainConfig) -> Checkpointer | None:
+    """The run's checkpoints, if it keeps any."""
+    return Checkpointer(checkpoints_of(cfg), cfg.save_every, cfg.save_total_limit) if cfg.save_every else None
+
+
+def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
+    """The newest checkpoint, on the devices and in the shapes of `state`, whose arrays are freed; refused where it was made by
+    another run."""
+    with Checkpointer(checkpoints_of(cfg), read_only=True) as saved:
+        old, step = saved.read_meta()
+        new = dict(meta["config"])
+        changed = {k: f"{k}: {old['config'].get(k)!r} -> {new[k]!r}" for k in new if old["config"].get(k) != new[k]}
+        differs = [text for name, text in changed.items() if name not in MAY_CHANGE]
+        if old["team"] != meta["team"]:
+            differs.append("team: other models, tokenizers or roles")
+        if differs:
+            what = "".join(f"\n  {d}" for d in differs)
+            raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}")
+        replaced = without_gradients(state)
+        like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), replaced
+        )
+        for leaf in jax.tree.leaves(replaced):  # makes room: two states at once may not fit
+            leaf.delete()
+        restored = saved.restore(like, step)[0]
+    if cfg.progress:
+        told = "".join(f", {text}" for name, text in changed.items() if name != "resume")
+        print(f"resuming {cfg.output_dir} from step {step} of {cfg.num_updates}{told}", flush=True)
+    stacks = zip(restored.stacks, state.stacks, strict=True)
+    return restored._replace(stacks=tuple(new._replace(grads=old.grads) for new, old in stacks))
