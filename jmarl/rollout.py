@@ -65,7 +65,8 @@ def sample_stack(
         prompts, lengths, keys = jax.lax.with_sharding_constraint(rows, batch_shardings(mesh, rows))
 
     few = prompts.shape[1] * group <= FEW_ROWS and settings.compute_dtype == "float32"
-    cut = few and apart(mesh, prompts.shape[0]) and jax.default_backend() == "cpu"
+    spread = mesh is not None and mesh.size > 1 and apart(mesh, prompts.shape[0])  # a device alone has all cores
+    cut = few and spread and jax.default_backend() == "cpu"
 
     def of_device(params, prompts, lengths, keys):
         return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop, cut)
