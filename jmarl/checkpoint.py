@@ -165,10 +165,7 @@ class Checkpointer:
         self._collect(block=True)
         saved = self.steps()
         if not saved:
-            raise CheckpointError(
-                f"no complete checkpoint in {self.directory}: runs make them with save_every; check the directory, or start "
-                "without resume"
-            )
+            raise CheckpointError(f"no complete checkpoint in {self.directory}")
         step = saved[-1] if step is None else step
         if step not in saved:
             raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {saved}")

@@ -27,6 +27,7 @@ MAY_CHANGE = frozenset(
         "eval_every",
         "eval_generations",
         "eval_temperature",
+        "held_out",  # of experiments that evaluate
         "output_dir",
         "progress",
     ]
@@ -46,14 +47,17 @@ def check_directory(cfg: TrainConfig) -> None:
     if where.is_dir():
         with Checkpointer(where, read_only=True) as saved:
             last = saved.latest_step()
-    if cfg.resume and last is None:
-        raise ValueError(
-            f"there is nothing to resume: no complete checkpoint in {where}. Runs make them with save_every; check "
-            "output_dir, or start without resume"
-        )
-    if cfg.resume and last is not None and cfg.num_updates < last:
-        raise ValueError(f"num_updates={cfg.num_updates} is not allowed: the run in {cfg.output_dir} has made {last} already")
-    if not cfg.resume and last is not None:
+    if cfg.resume:
+        if last is None:
+            raise ValueError(
+                f"there is nothing to resume: no complete checkpoint in {where}. Runs make them with save_every; check "
+                "output_dir, or start without resume"
+            )
+        if cfg.num_updates < last:
+            raise ValueError(
+                f"num_updates={cfg.num_updates} is not allowed: the run in {cfg.output_dir} has made {last} already"
+            )
+    elif last is not None:
         raise ValueError(
             f"output_dir={cfg.output_dir!r} already holds checkpoints up to step {last}: "
             "go on there with resume, or choose another output_dir"

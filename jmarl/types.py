@@ -42,8 +42,8 @@ class StackState(NamedTuple):
     opt_state: Any  # pytree [A, ...]
     reference: Any  # pytree [A, ...] like params, or None when no KL term asks for it
     skipped: jax.Array  # [A] int32: updates skipped because a loss or gradient was not finite
-    grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first; not in checkpoints. Kept for their
-    # memory: given back to a virtual machine's host, it costs a tenth of a step to have it again
+    grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first; None in checkpoints and results.
+    # Kept for their memory: given back to a virtual machine's host, it costs a tenth of a step to have it again
 
 
 class TeamState(NamedTuple):

@@ -10,7 +10,8 @@ Parameters of one agent (letters as in `ModelConfig`; Q = H/K queries per key-va
 
 Query, key and value are one matrix: key-value heads outermost, so that a mesh that divides their number splits whole heads.
 Every weight is a plain matrix, because XLA copies or transposes those with more axes, and their gradients. Layers are stacked:
-training and prefill scan over them, so their compile time does not grow with depth; decoding is unrolled.
+training and prefill scan over them, so their compile time does not grow with depth; decoding is unrolled, and on CPU cores
+with an agent each it reads the weights cut into `panels`.
 
 Prefill, scoring (`groups`) and decoding are the same `Block` and differ in what its `attention` lets each token see, which
 is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all completions of its group.
