@@ -1,7 +1,8 @@
 """What a training run writes down about each step: one row of numbers, now and then texts and histograms.
 
 A step's row is written one step late (`step` keeps it, the next call or `flush` writes it), so that the device works on
-while the host logs.
+while the host logs. Its `time/step_s` is the time from one call of `step` to the next: the update of the step before, which
+the device was still at, then sampling and rewards.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class RunLog:
         self.flush()
         valid = played.rewards[np.isfinite(played.rewards)]
         self.rewards.append(float(valid.mean()) if valid.size else float("nan"))
-        self._pending = (step, played, learned)
+        now = time.monotonic()
+        self._pending = (step, played, learned, now - self._started)
+        self._started = now
         if played.fault:
             count = played.rewards.shape[0] * played.rewards.shape[1]
             message = f"update {step}: {played.invalid} of {count} joint actions have no valid reward; {played.fault}"
@@ -47,11 +50,9 @@ class RunLog:
         """Write the step that is kept; waits for its update."""
         if self._pending is None:
             return
-        step, played, learned = self._pending
+        step, played, learned, seconds = self._pending
         self._pending = None
         row = rollout_metrics(self.team, played) | update_metrics(self.team, jax.device_get(learned))
-        now = time.monotonic()
-        seconds, self._started = now - self._started, now
         row |= {"time/step_s": seconds, "compiles": sum(TRACES.values())}
         row["failed_saves"] = self.failed_saves
         row["tokens_per_s"] = row["tokens"] / seconds
@@ -61,16 +62,16 @@ class RunLog:
         if step % self.cfg.log_every == 0:
             self._pictures(step, played)
 
-    def evaluation(self, updates: int, result: Evaluation) -> None:
-        """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. It does not
-        count as training time."""
+    def evaluation(self, updates: int, result: Evaluation, seconds: float) -> None:
+        """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. The seconds
+        that it took do not count as training time."""
         self.flush()
         step = max(updates - 1, 0)
         if self.writer is not None:
             row = {"eval/updates": updates, "eval/reward": result.mean, "eval/reward_ci95": result.interval}
             self.writer.write(step, row)
             self.writer.text(step, "eval/joint_actions", self._table(step, result.rollout))
-        self._started = time.monotonic()
+        self._started += seconds
 
     def save(self, saver: Checkpointer, step: int, state: Any, meta: dict, last: bool) -> None:
         """Checkpoint the state if it is due; a save that fails (a full disk, say) is counted, and training goes on."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,8 +98,10 @@ def run(
         due = cfg.eval_every and step % cfg.eval_every == 0
         if not eval_items or not (due or step in (0, cfg.num_updates)):
             return None
+        log.flush()  # waits for the update, which is training time
+        began = time.monotonic()
         result = evaluate(team, [s.params for s in state.stacks], eval_items, cfg=cfg, **playing)
-        log.evaluation(step, result)
+        log.evaluation(step, result, time.monotonic() - began)
         return result
 
     first = int(state.step)

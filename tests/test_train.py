@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -275,6 +276,21 @@ def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
     calls.clear()
     train(team, make_team(pair)[1], make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg)
     assert [texts for _, texts in calls] == trained
+
+
+def test_a_row_tells_the_time_of_its_step(pair, tmp_path):
+    """Every row, the last one too, holds the time of its reward, and none the time of an evaluation."""
+
+    def reward(a, b, batch_items):
+        time.sleep(3.0 if batch_items[0]["prompt"] == "held out" else 0.3)
+        return share_of_e(a, b)
+
+    cfg = TrainConfig(**BASE | dict(num_updates=3, eval_every=1, output_dir=str(tmp_path)))
+    items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
+    train(*make_team(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
+    rows = [row for row in rows_of(tmp_path) if "time/step_s" in row]
+    assert len(rows) == 3 and all(row["time/step_s"] > 0.3 for row in rows) and rows[-1]["time/step_s"] < 3.0
+    assert all(row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time/step_s"]) for row in rows)
 
 
 def test_compiles_are_bounded(pair):
