@@ -4,7 +4,8 @@ Command: python -m experiments.bench_step --model smollm2-135m-instruct --agents
 Prints one JSON object. Times are medians of `--repeats` warm steps in seconds, every one waited for; `startup_s` is loading
 and placing, `compile_s` what the first step takes longer than a warm one. Shares: of the bytes floor (every parameter read
 once a decode step, at the rate at which memory is read) and of the floor of operations (6 · parameters · tokens, at the rate
-of a large matrix product). Both rates are means of before and after the steps, because on a shared machine they change.
+of a large matrix product). Both rates are measured right before and after each half of a step, because on a shared machine
+they change; a share is the median of those of the single steps.
 On a GPU also the device, its peak memory, and the same shares of its measured rates.
 Sampling is the peer's: temperature 0.6, top-p 0.6, top-k 50.
 """
@@ -27,12 +28,13 @@ import tyro
 from jmarl.config import DTYPES, Learning, Sampling, check
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
+from jmarl.programs import compile_all, example_completions
 from jmarl.rollout import sample_stack
 from jmarl.sharding import mesh_for, place
 from jmarl.stack import stack_params
 from jmarl.text import encode_prompts, stop_ids
 from jmarl.types import TRACES, Batch
-from jmarl.update import init_stack, update_stack
+from jmarl.update import init_stack, lower_update, update_stack
 from jmarl.weights import load_agent
 
 PROMPTS = """Describe a city in the clouds:|Invent a new holiday and explain it:|Write a bedtime story for a dragon:
@@ -85,19 +87,18 @@ def seconds(f: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def read_rate() -> float:
-    """Bytes/s of reading memory: the best of four sums over 256 MiB."""
-    x = jnp.ones(1 << 26, jnp.float32)
-    total = jax.jit(jnp.sum)
-    return x.nbytes / min(seconds(lambda: total(x)) for _ in range(5))
+def machine(dtype: str) -> Callable[[], tuple[float, float]]:
+    """A function that measures, in memory of its own, the rate at which memory is read (bytes/s, a sum) and that of a large
+    matrix product (operations/s); the best of four each."""
+    bits, n = (25, 2048) if jax.default_backend() == "cpu" else (30, 8192)
+    x, a = jnp.ones(1 << bits, jnp.float32), jnp.ones((n, n), dtype)
+    total, product = jax.jit(jnp.sum), jax.jit(jnp.matmul)
 
+    def rates() -> tuple[float, float]:
+        read, multiply = (min(seconds(f) for _ in range(5)) for f in (lambda: total(x), lambda: product(a, a)))
+        return x.nbytes / read, 2 * n**3 / multiply
 
-def product_rate(dtype: str) -> float:
-    """Operations/s of a large matrix product: the best of four."""
-    n = 4096
-    a = jnp.ones((n, n), dtype)
-    product = jax.jit(jnp.matmul)
-    return 2 * n**3 / min(seconds(lambda: product(a, a)) for _ in range(5))
+    return rates
 
 
 def load(cfg: Bench) -> tuple[ModelConfig, Any, list[list[int]], tuple[int, ...]]:
@@ -131,19 +132,31 @@ class Step:
         self.rewards = jax.random.normal(jax.random.key(1), (a, cfg.prompts, cfg.group))
         self.number = 0
 
-    def generate(self):
+    def sampler(self, call: Any):
+        """`call` on the arguments of `sample_stack`."""
         self.number += 1
         agents, prompts = jnp.arange(self.cfg.agents)[:, None], jnp.arange(self.cfg.prompts)
         arrays = (self.prompts, self.lengths, self.number, agents, prompts, jnp.array(self.stop))
         static = dict(cfg=self.model, settings=self.sampling, seed=0, stack=0, roles=1, group=self.cfg.group)
-        self.done = sample_stack(self.state.params, *arrays, **static, purpose=0, mesh=self.mesh)
+        return call(self.state.params, *arrays, **static, purpose=0, mesh=self.mesh)
+
+    def learner(self, call: Any):
+        """`call` on the arguments of `update_stack`."""
+        done = self.done
+        batch = Batch(self.prompts, self.lengths, done.tokens, done.action_mask, done.logprobs, self.rewards)
+        return call(self.state, batch, cfg=self.model, learning=self.learning, mode=self.cfg.per_agent)
+
+    def compile(self) -> None:
+        sampler = self.sampler(sample_stack.lower)
+        self.done = example_completions(sampler)
+        compile_all([sampler, self.learner(lower_update)])
+
+    def generate(self):
+        self.done = self.sampler(sample_stack)
         return self.done
 
     def update(self):
-        done = self.done
-        batch = Batch(self.prompts, self.lengths, done.tokens, done.action_mask, done.logprobs, self.rewards)
-        how: dict[str, Any] = dict(cfg=self.model, learning=self.learning, mode=self.cfg.per_agent)
-        self.state, metrics = update_stack(self.state, batch, **how)
+        self.state, metrics = self.learner(update_stack)
         return self.state, metrics
 
 
@@ -152,14 +165,20 @@ def bench(cfg: Bench) -> dict[str, Any]:
     step = Step(cfg)
     jax.block_until_ready(step.state)
     startup = time.perf_counter() - began
-    first = seconds(step.generate) + seconds(step.update)
-    rates = [(read_rate(), product_rate(cfg.dtype))]  # not between the steps: it would take their memory
-    generate_s, update_s = np.median([(seconds(step.generate), seconds(step.update)) for _ in range(cfg.repeats)], 0).tolist()
-    rates.append((read_rate(), product_rate(cfg.dtype)))
-    bandwidth, rate = np.mean(rates, 0).tolist()
+    first = seconds(step.compile) + seconds(step.generate) + seconds(step.update)
+    rates_now = machine(cfg.dtype)
+    rates, times = [rates_now()], []
+    for _ in range(cfg.repeats):
+        for half in (step.generate, step.update):
+            times.append(seconds(half))
+            rates.append(rates_now())
+    around = (np.array(rates[1:]) + rates[:-1]) / 2  # [2 * repeats, 2]: the rates beside each half of a step
+    (generate_s, update_s), (bandwidth, rate) = np.median(np.reshape(times, (-1, 2)), 0).tolist(), np.median(rates, 0).tolist()
     a, p, g, t = cfg.agents, cfg.prompts, cfg.group, cfg.max_new_tokens
     params = step.model.num_params()
     trained = sum(map(len, step.ids)) + p * g * t
+    decode_floors = a * t * params * jnp.dtype(cfg.dtype).itemsize / around[::2, 0]
+    update_floors = a * 6 * params * trained / around[1::2, 1]
     settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in ("json", "compile_cache")}
     out = settings | dict(
         parameters=params,
@@ -176,8 +195,8 @@ def bench(cfg: Bench) -> dict[str, Any]:
         decode_ms_per_agent=generate_s / t / a * 1e3,
         read_gb_per_s=bandwidth / 1e9,
         matmul_gflop_per_s=rate / 1e9,
-        decode_share_of_bandwidth=a * t * params * jnp.dtype(cfg.dtype).itemsize / generate_s / bandwidth,
-        update_share_of_flops=a * 6 * params * trained / update_s / rate,
+        decode_share_of_bandwidth=float(np.median(decode_floors / times[::2])),
+        update_share_of_flops=float(np.median(update_floors / times[1::2])),
         compiles=sum(TRACES.values()),
         peak_rss_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     )

@@ -111,15 +111,18 @@ def encode(team: Team, prompts: Sequence[Sequence[str]], settings: Sampling, cha
     return tuple(encoded)
 
 
-def sample_team(team, params: Sequence[Any], encoded, settings, *, seed, step, group, prompt_ids, purpose=TRAIN):
-    """Completions of every stack; prompt_ids [P] tell prompts apart in the random keys."""
+def sample_team(
+    team, params: Sequence[Any], encoded, settings, *, seed, step, group, prompt_ids, purpose=TRAIN, call: Any = sample_stack
+):
+    """Completions of every stack; prompt_ids [P] tell prompts apart in the random keys. call: `sample_stack`, or
+    `sample_stack.lower` for the programs alone."""
     out = []
     for i, (spec, weights, (ids, lengths)) in enumerate(zip(team.stacks, params, encoded, strict=True)):
         agents = jnp.array(spec.members)
         static = dict(cfg=spec.config, settings=settings, seed=seed, stack=i, roles=agents.shape[1], group=group)
         stop = jnp.array(spec.stop, jnp.int32)
         arrays = (jnp.asarray(ids), jnp.asarray(lengths), step, agents, jnp.asarray(prompt_ids), stop)
-        out.append(sample_stack(weights, *arrays, **static, purpose=purpose, mesh=mesh_of(weights)))
+        out.append(call(weights, *arrays, **static, purpose=purpose, mesh=mesh_of(weights)))
     return tuple(out)
 
 
@@ -172,20 +175,25 @@ def play(
 
 
 def to_batches(team: Team, rollout: Rollout) -> tuple[Batch, ...]:
-    """What each stack learns from. Token axes are cut to the longest completion, in quarters of max_new_tokens."""
+    """What each stack learns from."""
     batches = []
-    for spec, done, (ids, lengths) in zip(team.stacks, rollout.completions, rollout.encoded, strict=True):
-        size = done.tokens.shape[-1]
-        t = next(q for q in (-(-size * k // 4) for k in (1, 2, 3, 4)) if q >= int(done.steps.max()))
+    for spec, done, prompts in zip(team.stacks, rollout.completions, rollout.encoded, strict=True):
         returns = np.stack([rollout.returns[i] for i in spec.order]).reshape(len(spec.members), -1, done.tokens.shape[2])
-        batches.append(
-            Batch(
-                prompts=jnp.asarray(ids),
-                prompt_lengths=jnp.asarray(lengths),
-                tokens=done.tokens[..., :t],
-                action_mask=done.action_mask[..., :t],
-                old_logprobs=done.logprobs[..., :t],
-                rewards=jnp.asarray(returns, jnp.float32),
-            )
-        )
+        batches.append(batch_of(prompts, done, returns))
     return tuple(batches)
+
+
+def batch_of(encoded: tuple[np.ndarray, np.ndarray], done: Completions, returns: np.ndarray) -> Batch:
+    """A stack's batch, from its prompts [A, P, S] and their lengths, and returns [A, P, G]. Token axes are cut to the longest
+    completion, in quarters of max_new_tokens."""
+    size = done.tokens.shape[-1]
+    t = next(q for q in (-(-size * k // 4) for k in (1, 2, 3, 4)) if q >= int(done.steps.max()))
+    ids, lengths = encoded
+    return Batch(
+        prompts=jnp.asarray(ids),
+        prompt_lengths=jnp.asarray(lengths),
+        tokens=done.tokens[..., :t],
+        action_mask=done.action_mask[..., :t],
+        old_logprobs=done.logprobs[..., :t],
+        rewards=jnp.asarray(returns, jnp.float32),
+    )

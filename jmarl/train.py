@@ -26,6 +26,7 @@ from jmarl.checkpoint import Checkpointer
 from jmarl.config import JOINT_MODES, TrainConfig
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.metrics import MetricsWriter
+from jmarl.programs import compile_run
 from jmarl.rewards import RewardFunction
 from jmarl.rollout import Formatter, Rollout, play, to_batches
 from jmarl.rundir import check_directory, open_checkpoints, resume, set_aside
@@ -94,6 +95,9 @@ def run(
 ) -> TrainResult:
     """The loop from `state` on; playing: the reward and the formatters."""
 
+    def tasks_at(step: int) -> list[dict]:
+        return [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
+
     def evaluated(step: int) -> Evaluation | None:
         due = cfg.eval_every and step % cfg.eval_every == 0
         if not eval_items or not (due or step in (0, cfg.num_updates)):
@@ -105,10 +109,11 @@ def run(
         return result
 
     first = int(state.step)
+    if first < cfg.num_updates:
+        compile_run(team, state, tasks_at(first), eval_items, playing["formatters"], cfg)
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
-        tasks = [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
-        rollout = play_step(team, state, tasks, cfg, step, **playing)
+        rollout = play_step(team, state, tasks_at(step), cfg, step, **playing)
         if step == first and not np.isfinite(rollout.rewards).any():
             raise ValueError(f"no joint action of the first update has a valid reward: {rollout.fault}")
         state, learned = update(team, state, rollout, cfg)

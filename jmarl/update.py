@@ -225,9 +225,21 @@ def update_stack(
     mode says how the gradients of the agents on one device are made. `vmap`: at once; what small models want. `map`: one
     after the other, with the temporary memory of one; on a CPU as fast.
     """
+    arguments, static = _call(state, batch, cfg=cfg, learning=learning, mode=mode)
+    trained, metrics = _update(*arguments, **static)
+    return trained._replace(reference=state.reference), metrics
+
+
+def lower_update(state: StackState, batch: Batch, **how: Any) -> jax.stages.Lowered:
+    """The program of `update_stack` for such arguments; nothing is donated."""
+    arguments, static = _call(state, batch, **how)
+    return _update.lower(*arguments, **static)
+
+
+def _call(state: StackState, batch: Batch, **how: Any) -> tuple[tuple, dict]:
+    """Arguments of `_update`."""
     mesh = mesh_of(state.params)
     if mesh is not None:
         batch = jax.device_put(batch, batch_shardings(mesh, batch))
     trained = state._replace(reference=None)  # frozen: neither donated nor returned
-    trained, metrics = _update(trained, state.reference, batch, cfg=cfg, learning=learning, mode=mode, mesh=mesh)
-    return trained._replace(reference=state.reference), metrics
+    return (trained, state.reference, batch), how | dict(mesh=mesh)

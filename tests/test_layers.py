@@ -19,7 +19,7 @@ LAYERS = [
     {"advantages", "losses", "scoring", "sampling"} | {"text", "metrics", "rewards", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
     {"update", "team", "rollout", "preferences", "checkpoint"},
-    {"train", "rundir", "runlog", "evaluate", "trainers", "utils"},
+    {"train", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
@@ -30,7 +30,7 @@ SIDEWAYS = {
     "rollout": {"team"},
     "preferences": {"rollout", "team"},
     "runlog": {"evaluate"},
-    "train": {"evaluate", "rundir", "runlog"},
+    "train": {"evaluate", "programs", "rundir", "runlog"},
     "trainers": {"train", "evaluate", "trainers"},
     "utils": {"utils"},
 }

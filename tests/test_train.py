@@ -293,6 +293,29 @@ def test_a_row_tells_the_time_of_its_step(pair, tmp_path):
     assert all(row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time/step_s"]) for row in rows)
 
 
+def test_programs_compile_once_and_before_the_first_step(pair):
+    """The samplers of training and evaluation and the update are compiled before any reward is asked for, and not again."""
+    happened = []
+
+    def listen(event, _, **of):
+        if event == "/jax/core/compile/backend_compile_duration" and of["fun_name"] in ("jit(sample_stack)", "jit(_update)"):
+            happened.append(of["fun_name"])
+
+    def reward(a, b):
+        happened.append("reward")
+        return share_of_e(a, b)
+
+    cfg = TrainConfig(**BASE | dict(num_updates=2, max_new_tokens=5, min_new_tokens=5, eval_generations=2))
+    items, held_out = [{"prompt": "apples"}] * 2, [{"prompt": "held out"}]
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        train(*make_team(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert sorted(happened[:3]) == ["jit(_update)", "jit(sample_stack)", "jit(sample_stack)"]
+    assert happened[3:] == ["reward"] * 4
+
+
 def test_compiles_are_bounded(pair):
     """Sixteen steps of two seeds: one program to sample, and one to update for each quarter of max_new_tokens that was
     the longest completion, with one more for the optimiser's step."""
