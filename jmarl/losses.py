@@ -1,8 +1,9 @@
 """Policy losses: arrays in, `(scalar, metrics)` out; they see no model, tokenizer or config.
 
-All arrays are [P, G, T] of one agent unless said otherwise; metrics are [P, G, T] too, averaged by the caller. `weights`
-say how tokens are averaged (`token_weights`); they are made for the whole batch, so that the losses of its micro-batches
-add up to the batch's loss exactly.
+All arrays are [P, G, T] of one agent, or [M] of any of its tokens where the loss does not look from one token to another (all
+but ratios of level `sequence`); metrics have that shape too, averaged by the caller. An advantage is a token's; that of a whole
+completion may have size 1 in the token axis. `weights` say how tokens are averaged (`token_weights`); they are made for the
+whole batch, so that the losses of its parts add up to the batch's loss exactly.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def token_weights(mask: jax.Array, aggregation: str) -> jax.Array:
 
 
 def policy_gradient(logp, old_logp, advantages, weights) -> tuple[jax.Array, dict]:
-    """-sum w A log pi (REINFORCE). advantages [P, G]; old_logp is not used."""
+    """-sum w A log pi (REINFORCE); old_logp is not used."""
     del old_logp
-    return -jnp.sum(weights * advantages[..., None] * logp), {}
+    return -jnp.sum(weights * advantages * logp), {}
 
 
 def clipped_surrogate(
@@ -56,7 +57,7 @@ def clipped_surrogate(
         mean = log_ratio.sum(-1, keepdims=True) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
         # The value is the sequence's ratio; the gradient reaches every token with its share.
         log_ratio = jnp.broadcast_to(mean, log_ratio.shape)
-    ratio, a = jnp.exp(log_ratio), advantages[..., None]
+    ratio, a = jnp.exp(log_ratio), advantages
     gain = jnp.minimum(ratio * a, jnp.clip(ratio, 1 - eps_low, 1 + eps_high) * a)
     if dual:
         gain = jnp.where(a < 0, jnp.maximum(gain, dual * a), gain)

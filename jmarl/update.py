@@ -18,7 +18,7 @@ from jmarl.algorithms import algorithm
 from jmarl.config import Learning
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
-from jmarl.scoring import score
+from jmarl.scoring import score, score_loss
 from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place, state_shardings
 from jmarl.stack import COMPILER, per_agent
 from jmarl.types import TRACES, Batch, StackState
@@ -121,25 +121,46 @@ def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning
     return Rows(*shared, mask, share, weights, batch.old_logprobs, ref, advantage), metrics
 
 
+class Tokens(NamedTuple):
+    """What the loss of tokens needs beside their scores: fields of `Rows`, as [P, G, T] or, any tokens of it, as [M]."""
+
+    mask: jax.Array
+    share: jax.Array
+    weights: jax.Array
+    old_logprobs: jax.Array
+    ref_logprobs: jax.Array
+    advantages: jax.Array  # repeated for every token
+
+
+def token_loss(logp: jax.Array, entropy: jax.Array, of: Tokens, learning: Learning) -> tuple[jax.Array, dict]:
+    """Loss of tokens and their part of its metrics."""
+    row = algorithm(learning.algorithm)
+    options = {argument: getattr(learning, setting) for argument, setting in row.options.items()}
+    loss, metrics = row.loss(logp, of.old_logprobs, of.advantages, of.weights, **options)
+    if learning.entropy_coef:
+        loss = loss - learning.entropy_coef * jnp.sum(of.weights * entropy)
+    if learning.kl_coef:
+        kl = losses.kl_estimate(logp, of.ref_logprobs, learning.kl_estimator)
+        metrics["kl"] = kl
+        if learning.kl_in == "loss":
+            loss = loss + learning.kl_coef * jnp.sum(of.weights * kl)
+    drift = logp - of.old_logprobs
+    metrics |= {"entropy": entropy, "ratio": jnp.exp(drift), "mismatch": jnp.abs(drift)}
+    metrics = {name: masked.total(of.share * x, of.mask) for name, x in metrics.items()}
+    return loss, metrics | {"loss": loss}
+
+
 def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[jax.Array, dict]:
     """Loss of one agent's rows and its metrics, both additive over micro-batches."""
     weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
     inputs = (rows.prompts, rows.lengths, rows.tokens)
-    logp, entropy = score(weights, cfg, *inputs, temperature=learning.temperature, remat=learning.remat)
-    row = algorithm(learning.algorithm)
-    options = {argument: getattr(learning, setting) for argument, setting in row.options.items()}
-    loss, metrics = row.loss(logp, rows.old_logprobs, rows.advantages, rows.weights, **options)
-    if learning.entropy_coef:
-        loss = loss - learning.entropy_coef * jnp.sum(rows.weights * entropy)
-    if learning.kl_coef:
-        kl = losses.kl_estimate(logp, rows.ref_logprobs, learning.kl_estimator)
-        metrics["kl"] = kl
-        if learning.kl_in == "loss":
-            loss = loss + learning.kl_coef * jnp.sum(rows.weights * kl)
-    drift = logp - rows.old_logprobs
-    metrics |= {"entropy": entropy, "ratio": jnp.exp(drift), "mismatch": jnp.abs(drift)}
-    metrics = {name: masked.total(rows.share * x, rows.mask) for name, x in metrics.items()}
-    return loss, metrics | {"loss": loss}
+    options: dict[str, Any] = dict(temperature=learning.temperature, remat=learning.remat)
+    of_loss = functools.partial(token_loss, learning=learning)
+    of = Tokens(*(getattr(rows, name) for name in Tokens._fields))
+    of = of._replace(advantages=jnp.broadcast_to(rows.advantages[..., None], rows.mask.shape))
+    if "level" in algorithm(learning.algorithm).options and learning.ratio_level == "sequence":
+        return of_loss(*score(weights, cfg, *inputs, **options), of)
+    return score_loss(weights, cfg, *inputs, of, of_loss, **options)
 
 
 def gradients(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:

@@ -22,7 +22,7 @@ def arrays():
     rng = np.random.default_rng(0)
     logp = jnp.asarray(-rng.exponential(size=(2, 3, 5)), jnp.float32)
     old = logp + jnp.asarray(0.3 * rng.normal(size=logp.shape), jnp.float32)
-    advantages = jnp.asarray(rng.normal(size=(2, 3)), jnp.float32)
+    advantages = jnp.asarray(rng.normal(size=(2, 3, 1)), jnp.float32)
     mask = jnp.arange(5) < jnp.asarray(rng.integers(1, 6, (2, 3)))[..., None]
     return logp, old, advantages, mask
 
@@ -80,8 +80,8 @@ def test_policy_gradient_is_minus_advantage_times_weight(arrays):
     for aggregation in CHOICES["loss_aggregation"][1:]:
         weights = token_weights(mask, aggregation)
         loss, grad = jax.value_and_grad(lambda x, w=weights: policy_gradient(x, old, advantages, w)[0])(logp)
-        assert float(loss) == pytest.approx(-float((weights * advantages[..., None] * logp).sum()), rel=1e-6)
-        np.testing.assert_allclose(grad, -weights * advantages[..., None], rtol=1e-6)
+        assert float(loss) == pytest.approx(-float((weights * advantages * logp).sum()), rel=1e-6)
+        np.testing.assert_allclose(grad, -weights * advantages, rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [policy_gradient, clipped_surrogate, functools.partial(clipped_surrogate, level="sequence")])
@@ -150,7 +150,7 @@ def test_sequence_ratio_is_the_geometric_mean():
     old = jnp.full((1, 2, 4), -1.0)
     logp = old + jnp.array([[[0.3, -0.1, 0.1, 5.0], [0.0, 0.0, 0.0, 0.0]]])
     mask = jnp.array([[[1, 1, 1, 0], [1, 1, 1, 1]]], bool)
-    weights, advantages = token_weights(mask, "sequence_mean"), jnp.array([[2.0, 0.0]])
+    weights, advantages = token_weights(mask, "sequence_mean"), jnp.array([[[2.0], [0.0]]])
     loss, grad = jax.value_and_grad(lambda x: clipped_surrogate(x, old, advantages, weights, level="sequence")[0])(logp)
     assert float(loss) == pytest.approx(-np.exp(0.1) * 2 / 2, rel=1e-5)
     np.testing.assert_allclose(grad[0, 0], [-np.exp(0.1) * 2 / 3 / 2] * 3 + [0], rtol=1e-5)
