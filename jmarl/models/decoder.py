@@ -61,8 +61,10 @@ def rope(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotate x [..., h] by cos, sin [..., h/2]; the two halves of h are the pairs, as in Hugging Face's layout."""
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
+    # The other of a pair by reversing an axis of two: XLA makes no loop with branches of it, as of a concatenation.
+    other = lax.rev(pairs, (pairs.ndim - 2,)) * jnp.array([[-1.0], [1.0]])
+    return (pairs * cos[..., None, :] + other * sin[..., None, :]).reshape(x.shape).astype(x.dtype)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -138,7 +140,8 @@ class Block(nn.Module):
         if c.qkv_bias:
             qkv = qkv + self.param("qkv_bias", zeros, (k * (q + 2) * h,))
         qkv = qkv.reshape(-1, k, q + 2, h)
-        queries, keys, values = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
+        queries, keys, values = jnp.split(qkv, (q, q + 1), axis=2)
+        keys, values = keys[:, :, 0], values[:, :, 0]
         if c.qk_norm:
             queries = rms_norm(queries, self.param("q_norm", ones, (h,)), c.rms_eps)
             keys = rms_norm(keys, self.param("k_norm", ones, (h,)), c.rms_eps)
