@@ -5,7 +5,7 @@ Prints one JSON object. Times are medians of `--repeats` warm steps in seconds, 
 and placing, `compile_s` what the first step takes longer than a warm one. Shares: of the bytes floor (every parameter read
 once a decode step, at the rate at which memory is read) and of the floor of operations (6 · parameters · tokens, at the rate
 of a large matrix product). Both rates are measured right before and after each half of a step, because on a shared machine
-they change; a share is the median of those of the single steps.
+they change; a share is the median of those of the single steps. Peak memory is that of the first step.
 On a GPU also the device, its peak memory, and the same shares of its measured rates.
 Sampling is the peer's: temperature 0.6, top-p 0.6, top-k 50.
 """
@@ -90,7 +90,7 @@ def seconds(f: Callable[[], Any]) -> float:
 def machine(dtype: str) -> Callable[[], tuple[float, float]]:
     """A function that measures, in memory of its own, the rate at which memory is read (bytes/s, a sum; best of five) and that
     of a large matrix product (operations/s; best of two)."""
-    bits, n = (25, 4096) if jax.default_backend() == "cpu" else (30, 8192)
+    bits, n = (26, 4096) if jax.default_backend() == "cpu" else (30, 8192)
     x, a = jnp.ones(1 << bits, jnp.float32), jnp.ones((n, n), dtype)
     total, product = jax.jit(jnp.sum), jax.jit(jnp.matmul)
 
@@ -167,7 +167,8 @@ def bench(cfg: Bench) -> dict[str, Any]:
     jax.block_until_ready(step.state)
     startup = time.perf_counter() - began
     first = seconds(step.compile) + seconds(step.generate) + seconds(step.update)
-    rates_now = machine(cfg.dtype)
+    peak_rss, on_device = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, jax.devices()[0].memory_stats()
+    rates_now = machine(cfg.dtype)  # after that: it has arrays of its own
     rates, times = [rates_now()], []
     for _ in range(cfg.repeats):
         for half in (step.generate, step.update):
@@ -199,10 +200,9 @@ def bench(cfg: Bench) -> dict[str, Any]:
         decode_share_of_bandwidth=float(np.median(decode_floors / times[::2])),
         update_share_of_flops=float(np.median(update_floors / times[1::2])),
         compiles=sum(TRACES.values()),
-        peak_rss_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        peak_rss_gib=peak_rss / 2**20,
     )
-    stats = jax.devices()[0].memory_stats()
-    return out | ({"peak_device_gib": stats["peak_bytes_in_use"] / 2**30} if stats else {})
+    return out | ({"peak_device_gib": on_device["peak_bytes_in_use"] / 2**30} if on_device else {})
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
 """Compile the programs of a run side by side, before the first of them runs.
 
-XLA compiles a program on about one core, so several at once take little more than the longest. And a step that is never
-interrupted by a compiler hands memory from sampler to update while the system still has it at hand (4 s of a first step of
-25 on a virtual machine that takes freed memory back). Left out: other lengths of prompts and completions that may come;
-they compile when they do.
+XLA compiles a program on about one core, so several at once take little more than the longest. And a compiler that runs
+between sampler and update leaves the memory that the sampler freed time to go back to the system, or to a virtual machine's
+host (4 s of a first step of 25). Left out: other lengths of prompts and completions that may come; they compile when they do.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
-from jmarl.config import Sampling, TrainConfig
-from jmarl.rollout import EVAL, TRAIN, Formatter, batch_of, encode, sample_stack, sample_team
+from jmarl.config import TrainConfig
+from jmarl.rollout import EVAL, TRAIN, Formatter, batch_of, sample_items, sample_stack
 from jmarl.team import Team
 from jmarl.types import Completions, TeamState
 from jmarl.update import lower_update
 
 
 def compile_all(programs: Iterable[Lowered]) -> None:
-    """Compile programs, each in a thread; the jitted functions that they come from find them when they are called."""
-    programs = list(programs)
-    with ThreadPoolExecutor(max(len(programs), 1)) as threads:
-        list(threads.map(lambda program: program.compile(), programs))
+    """Compile programs, each in a thread. jax keeps them: the jitted functions that they come from, called with such arguments,
+    do not compile again."""
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(Lowered.compile, programs))
 
 
 def compile_run(
@@ -40,25 +39,18 @@ def compile_run(
     cfg: TrainConfig,
 ) -> None:
     """Compile what a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are."""
-    encoded, samplers = _samplers(team, state, tasks, formatters, cfg.sampling(), cfg, cfg.num_generations, TRAIN)
-    updates = []
-    for spec, stack, prompts, sampler in zip(team.stacks, state.stacks, encoded, samplers, strict=True):
+    params = [s.params for s in state.stacks]
+    options: dict[str, Any] = dict(chat=cfg.chat, seed=cfg.seed, step=0, call=sample_stack.lower)
+    training = options | dict(group=cfg.num_generations, purpose=TRAIN)
+    _, encoded, programs = sample_items(team, params, tasks, formatters, cfg.sampling(), **training)
+    for spec, stack, prompts, sampler in zip(team.stacks, state.stacks, encoded, programs, strict=True):
         done = example_completions(sampler)
         batch = batch_of(prompts, done, np.zeros(done.tokens.shape[:3]))
-        updates.append(lower_update(stack, batch, cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent))
+        programs += (lower_update(stack, batch, cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent),)
     if eval_items:
-        evaluation = cfg.eval_sampling(), cfg, cfg.eval_generations, EVAL
-        samplers += _samplers(team, state, eval_items, formatters, *evaluation)[1]
-    compile_all([*samplers, *updates])
-
-
-def _samplers(
-    team, state, items, formatters, settings: Sampling, cfg: TrainConfig, group: int, purpose: int
-) -> tuple[Any, Any]:
-    """The encoded prompts of items, and each stack's sampler for them."""
-    encoded = encode(team, [[formatter(dict(item)) for item in items] for formatter in formatters], settings, cfg.chat)
-    keys: dict[str, Any] = dict(seed=cfg.seed, step=0, group=group, prompt_ids=np.arange(len(items)), purpose=purpose)
-    return encoded, sample_team(team, [s.params for s in state.stacks], encoded, settings, **keys, call=sample_stack.lower)
+        evaluation = options | dict(group=cfg.eval_generations, purpose=EVAL)
+        programs += sample_items(team, params, eval_items, formatters, cfg.eval_sampling(), **evaluation)[2]
+    compile_all(programs)
 
 
 def example_completions(sampler: Lowered) -> Completions:

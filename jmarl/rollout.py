@@ -126,6 +126,13 @@ def sample_team(
     return tuple(out)
 
 
+def sample_items(team, params: Sequence[Any], items, formatters: Sequence[Formatter], settings: Sampling, *, chat: bool, **how):
+    """`sample_team` on items: prompts [N][P], each stack's encoded prompts, and what `sample_team` returns."""
+    prompts = [[formatter(dict(item)) for item in items] for formatter in formatters]
+    encoded = encode(team, prompts, settings, chat)
+    return prompts, encoded, sample_team(team, params, encoded, settings, prompt_ids=np.arange(len(items)), **how)
+
+
 def texts_of(team: Team, completions: Sequence[Completions]) -> list[list[list[str]]]:
     """Texts [N][P][G]: the tokens each agent chose, decoded."""
     texts: list[Any] = [None] * team.num_agents
@@ -158,10 +165,8 @@ def play(
     purpose: int = TRAIN,
 ) -> Rollout:
     """Sample every agent's completions of the items and reward the joint actions. One call is one (single-turn) step."""
-    prompts = [[formatter(dict(item)) for item in items] for formatter in formatters]
-    encoded = encode(team, prompts, settings, chat)
-    keys: dict[str, Any] = dict(seed=seed, step=step, group=group, prompt_ids=np.arange(len(items)), purpose=purpose)
-    completions = sample_team(team, params, encoded, settings, **keys)
+    how: dict[str, Any] = dict(chat=chat, seed=seed, step=step, group=group, purpose=purpose)
+    prompts, encoded, completions = sample_items(team, params, items, formatters, settings, **how)
     texts = texts_of(team, completions)
     joint = joint_actions(joint_mode, team.num_agents, group)
     of_joint = [[texts[n][p][g] for p in range(len(items)) for g in joint[:, n]] for n in range(team.num_agents)]

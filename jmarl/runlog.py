@@ -2,7 +2,7 @@
 
 A step's row is written one step late (`step` keeps it, the next call or `flush` writes it), so that the device works on
 while the host logs. Its `time/step_s` is the time from one call of `step` to the next: the update of the step before, which
-the device was still at, then sampling and rewards.
+the device was still at, the writing of its row, then sampling and rewards. The first row has compiling in place of an update.
 """
 
 from __future__ import annotations
@@ -62,16 +62,15 @@ class RunLog:
         if step % self.cfg.log_every == 0:
             self._pictures(step, played)
 
-    def evaluation(self, updates: int, result: Evaluation, seconds: float) -> None:
-        """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. The seconds
-        that it took do not count as training time."""
-        self.flush()
+    def evaluation(self, updates: int, result: Evaluation, began: float) -> None:
+        """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. The time
+        since it began (by `time.monotonic`) does not count as training time."""
         step = max(updates - 1, 0)
         if self.writer is not None:
             row = {"eval/updates": updates, "eval/reward": result.mean, "eval/reward_ci95": result.interval}
             self.writer.write(step, row)
             self.writer.text(step, "eval/joint_actions", self._table(step, result.rollout))
-        self._started += seconds
+        self._started += time.monotonic() - began
 
     def save(self, saver: Checkpointer, step: int, state: Any, meta: dict, last: bool) -> None:
         """Checkpoint the state if it is due; a save that fails (a full disk, say) is counted, and training goes on."""

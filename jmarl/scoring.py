@@ -90,13 +90,7 @@ TokenLoss = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, dict]]
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _summed(head, hidden: jax.Array, targets: jax.Array, data: Any, loss: TokenLoss, temperature: float):
     """Sum over chunks of `loss` and its metrics; data: leaves [C, M]. Arguments otherwise as for `_chunked`."""
-
-    def chunk(inputs):
-        x, target, data = inputs
-        logp, entropy, _ = _statistics(decoder.logits(head, x), target, temperature)
-        return loss(logp, entropy, data)
-
-    return jax.tree.map(lambda x: x.sum(0), lax.map(chunk, (hidden, targets, data)))
+    return _summed_forward(head, hidden, targets, data, loss, temperature)[0]
 
 
 def _summed_forward(head, hidden, targets, data, loss, temperature):
@@ -112,13 +106,12 @@ def _summed_forward(head, hidden, targets, data, loss, temperature):
 
     of_head, (out, of_hidden) = lax.scan(chunk, _float32_zeros(head), (hidden, targets, data))
     of_head = jax.tree.map(lambda g, w: g.astype(w.dtype), of_head, head)
-    return jax.tree.map(lambda x: x.sum(0), out), (of_head, of_hidden, data)
+    return jax.tree.map(lambda x: x.sum(0), out), (of_head, of_hidden)
 
 
 def _summed_backward(loss, temperature, saved, cotangents):
-    of_head, of_hidden, data = saved
-    of_head, of_hidden = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), (of_head, of_hidden))
-    return of_head, of_hidden, None, jax.tree.map(lambda x: None, data)
+    of_head, of_hidden = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), saved)
+    return of_head, of_hidden, None, None
 
 
 _summed.defvjp(_summed_forward, _summed_backward)
@@ -179,9 +172,11 @@ def score_loss(
     once; through `score` they are computed twice (a fifteenth of an update at SmolLM2's size, more with larger vocabularies).
 
     loss: log-probabilities [M], entropies [M] and data of M tokens -> their part of the loss and of each metric, scalars; must
-    not look from one token to another. data: pytree with leaves [P, G, T], not differentiated, 0 or false where a token does
-    not count (padding is made so).
+    not look from one token to another. data: pytree with leaves [P, G, T]. Padding is made of tokens whose data are all 0 or
+    false: their loss and metrics must be 0. Only the loss has a gradient, and only by the parameters.
     """
     hidden = hidden_states(params, cfg, prompts, lengths, tokens, remat)
     data = jax.tree.map(lambda x: _chunks(x.reshape(-1)), data)
-    return _summed(decoder.head(params), _chunks(hidden), _chunks(tokens.reshape(-1)), data, loss, temperature or 1.0)
+    targets = _chunks(tokens.reshape(-1))
+    total, metrics = _summed(decoder.head(params), _chunks(hidden), targets, data, loss, temperature or 1.0)
+    return total, lax.stop_gradient(metrics)

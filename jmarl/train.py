@@ -102,10 +102,10 @@ def run(
         due = cfg.eval_every and step % cfg.eval_every == 0
         if not eval_items or not (due or step in (0, cfg.num_updates)):
             return None
-        log.flush()  # waits for the update, which is training time
+        log.flush()  # the row before the evaluation's; waits for the update, which is training time
         began = time.monotonic()
         result = evaluate(team, [s.params for s in state.stacks], eval_items, cfg=cfg, **playing)
-        log.evaluation(step, result, time.monotonic() - began)
+        log.evaluation(step, result, began)
         return result
 
     first = int(state.step)

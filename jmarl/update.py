@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.stages import Lowered
 
 from jmarl import advantages, losses, masked
 from jmarl.algorithms import algorithm
@@ -121,19 +122,8 @@ def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning
     return Rows(*shared, mask, share, weights, batch.old_logprobs, ref, advantage), metrics
 
 
-class Tokens(NamedTuple):
-    """What the loss of tokens needs beside their scores: fields of `Rows`, as [P, G, T] or, any tokens of it, as [M]."""
-
-    mask: jax.Array
-    share: jax.Array
-    weights: jax.Array
-    old_logprobs: jax.Array
-    ref_logprobs: jax.Array
-    advantages: jax.Array  # repeated for every token
-
-
-def token_loss(logp: jax.Array, entropy: jax.Array, of: Tokens, learning: Learning) -> tuple[jax.Array, dict]:
-    """Loss of tokens and their part of its metrics."""
+def token_loss(logp: jax.Array, entropy: jax.Array, of: Rows, learning: Learning) -> tuple[jax.Array, dict]:
+    """Loss of tokens and their part of its metrics; all arrays [P, G, T] or, any tokens of them, [M]: the advantages too."""
     row = algorithm(learning.algorithm)
     options = {argument: getattr(learning, setting) for argument, setting in row.options.items()}
     loss, metrics = row.loss(logp, of.old_logprobs, of.advantages, of.weights, **options)
@@ -156,8 +146,8 @@ def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> 
     inputs = (rows.prompts, rows.lengths, rows.tokens)
     options: dict[str, Any] = dict(temperature=learning.temperature, remat=learning.remat)
     of_loss = functools.partial(token_loss, learning=learning)
-    of = Tokens(*(getattr(rows, name) for name in Tokens._fields))
-    of = of._replace(advantages=jnp.broadcast_to(rows.advantages[..., None], rows.mask.shape))
+    of = rows._replace(advantages=jnp.broadcast_to(rows.advantages[..., None], rows.mask.shape))
+    of = of._replace(prompts=None, lengths=None, tokens=None)  # only the tokens' own
     if "level" in algorithm(learning.algorithm).options and learning.ratio_level == "sequence":
         return of_loss(*score(weights, cfg, *inputs, **options), of)
     return score_loss(weights, cfg, *inputs, of, of_loss, **options)
@@ -246,21 +236,21 @@ def update_stack(
     mode says how the gradients of the agents on one device are made. `vmap`: at once; what small models want. `map`: one
     after the other, with the temporary memory of one; on a CPU as fast.
     """
-    arguments, static = _call(state, batch, cfg=cfg, learning=learning, mode=mode)
+    arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode)
     trained, metrics = _update(*arguments, **static)
     return trained._replace(reference=state.reference), metrics
 
 
-def lower_update(state: StackState, batch: Batch, **how: Any) -> jax.stages.Lowered:
+def lower_update(state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map") -> Lowered:
     """The program of `update_stack` for such arguments; nothing is donated."""
-    arguments, static = _call(state, batch, **how)
+    arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode)
     return _update.lower(*arguments, **static)
 
 
-def _call(state: StackState, batch: Batch, **how: Any) -> tuple[tuple, dict]:
+def _arguments(state: StackState, batch: Batch, **static: Any) -> tuple[tuple, dict]:
     """Arguments of `_update`."""
     mesh = mesh_of(state.params)
     if mesh is not None:
         batch = jax.device_put(batch, batch_shardings(mesh, batch))
     trained = state._replace(reference=None)  # frozen: neither donated nor returned
-    return (trained, state.reference, batch), how | dict(mesh=mesh)
+    return (trained, state.reference, batch), static | dict(mesh=mesh)

@@ -64,7 +64,7 @@ def test_the_ending_token_is_trained_and_the_padding_is_not():
     """One completion: two words, the end of sequence, three pads; advantage 1, log-probabilities -0.3, -0.4, -0.56 and -4
     a pad. Right: (0.3 + 0.4 + 0.56) / 3 = 0.42. Wrong: with pads 2.21, without the ending token 0.35."""
     logp = jnp.array([[[-0.3, -0.4, -0.56, -4.0, -4.0, -4.0]]])
-    advantage = jnp.ones((1, 1))
+    advantage = jnp.ones((1, 1, 1))
 
     def loss(logp, trained):
         return policy_gradient(logp, None, advantage, token_weights(jnp.arange(6)[None, None] < trained, "token_mean"))[0]
@@ -123,7 +123,7 @@ def test_clip_by_hand(ratio, advantage, gain, slope, clipped):
     logp, weights = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
 
     def loss(x):
-        return clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1), advantage), weights, eps_low=0.2, eps_high=0.28)
+        return clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1, 1), advantage), weights, eps_low=0.2, eps_high=0.28)
 
     (value, metrics), grad = jax.value_and_grad(loss, has_aux=True)(logp)
     assert float(value) == pytest.approx(-gain, rel=1e-5)
@@ -138,7 +138,7 @@ def test_dual_clip_by_hand(ratio, advantage, gain, slope):
     """dual = 3: for A < 0 the gain is at least 3 A; a positive advantage is untouched."""
     logp, weights = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
     value, grad = jax.value_and_grad(
-        lambda x: clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1), advantage), weights, dual=3.0)[0]
+        lambda x: clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1, 1), advantage), weights, dual=3.0)[0]
     )(logp)
     assert float(value) == pytest.approx(-gain, rel=1e-5)
     assert float(grad[0, 0, 0]) == pytest.approx(-slope, rel=1e-5, abs=1e-6)

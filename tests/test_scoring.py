@@ -131,12 +131,17 @@ def test_no_buffer_of_all_logits(tiny_config, monkeypatch, chunk, holds):
     params = decoder.init_params(cfg, jax.random.key(0))
     ones = jnp.ones((p, 16), jnp.int32), jnp.full(p, 9), jnp.ones((p, g, t), jnp.int32)
 
-    def loss(params):
+    def of_scores(params):
         return sum(jnp.sum(x) for x in scoring.score(params, cfg, *ones))
 
-    text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()
-    largest = max(int(np.prod([int(n) for n in shape.split(",")])) for shape in re.findall(r"\w\d+\[([\d,]+)\]", text))
-    assert (largest >= p * g * t * cfg.vocab_size) == holds
+    def of_loss(params):
+        summed = lambda logp, entropy, data: (jnp.sum(data * (logp + entropy)), {})  # noqa: E731
+        return scoring.score_loss(params, cfg, *ones, jnp.ones((p, g, t)), summed)[0]
+
+    for loss in (of_scores, of_loss):
+        text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()
+        largest = max(int(np.prod([int(n) for n in shape.split(",")])) for shape in re.findall(r"\w\d+\[([\d,]+)\]", text))
+        assert (largest >= p * g * t * cfg.vocab_size) == holds
 
 
 def test_uniform_and_certain_distributions():

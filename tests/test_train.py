@@ -289,7 +289,8 @@ def test_a_row_tells_the_time_of_its_step(pair, tmp_path):
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
     train(*make_team(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
     rows = [row for row in rows_of(tmp_path) if "time/step_s" in row]
-    assert len(rows) == 3 and all(row["time/step_s"] > 0.3 for row in rows) and rows[-1]["time/step_s"] < 3.0
+    assert len(rows) == 3 and all(row["time/step_s"] > 0.3 for row in rows)
+    assert all(row["time/step_s"] < 3.0 for row in rows[1:]), "the first row has the compiling"
     assert all(row["tokens_per_s"] == pytest.approx(row["tokens"] / row["time/step_s"]) for row in rows)
 
 

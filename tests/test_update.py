@@ -13,9 +13,10 @@ import pytest
 from jmarl import scoring, weights
 from jmarl.config import Learning
 from jmarl.hf_format import tensors_from_params
+from jmarl.models import decoder
 from jmarl.stack import stack_params, unstack
 from jmarl.types import Batch
-from jmarl.update import agent_gradients, init_stack, make_rows, split, update_stack
+from jmarl.update import agent_gradients, init_stack, make_rows, rows_loss, split, token_loss, update_stack
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([[5, 9], [12, 7]])
@@ -330,6 +331,55 @@ def test_kl_is_zero_at_the_untrained_policy_and_positive_later(params, batch, cf
     np.testing.assert_allclose(kl[0], 0, atol=1e-6)
     assert (np.array(kl[1:]) > 1e-2).all()
     assert_equal_trees(state.reference, jax.device_get(params))
+
+
+# --- the loss over chunks ------------------------------------------------------------------------------------------------
+
+
+def loss_and_gradients(params, rows, cfg, learning, f=rows_loss):
+    """Compiled anew, since `scoring.CHUNK` is no part of jax's cache key."""
+    return jax.device_get(jax.jit(lambda p, r: jax.value_and_grad(f, has_aux=True)(p, r, cfg, learning))(params, rows))
+
+
+def through_scores(params, rows, cfg, learning):
+    """The same loss from log-probabilities of all tokens at once."""
+    inputs = (decoder.cast(params, learning.compute_dtype), cfg, rows.prompts, rows.lengths, rows.tokens)
+    advantages = jnp.broadcast_to(rows.advantages[..., None], rows.mask.shape)
+    scores = scoring.score(*inputs, temperature=learning.temperature)
+    return token_loss(*scores, rows._replace(advantages=advantages), learning)
+
+
+@pytest.mark.parametrize(
+    "changes, tied, tolerance",
+    [
+        ({}, True, 1e-5),
+        ({}, False, 1e-5),
+        ({"compute_dtype": "bfloat16"}, True, 2e-2),
+        ({"ratio_level": "sequence"}, True, 1e-5),
+    ],
+)
+def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkeypatch, changes, tied, tolerance):
+    """48 tokens in 7 chunks of 7, one of them padding: loss, metrics and gradients equal those of one chunk, and those through
+    `score` with autodiff of the loss; thrice the loss has thrice the gradient."""
+    learning, cfg = dataclasses.replace(FULL, **changes), tiny_config(tie_embeddings=tied)
+    params, reference = (decoder.init_params(cfg, jax.random.key(seed)) for seed in (1, 2))
+    rows, _ = jax.jit(lambda b: make_rows(reference, b, cfg, learning))(unstack(batch, 0))
+    (plain, plain_metrics), plain_grads = loss_and_gradients(params, rows, cfg, learning, through_scores)
+    for chunk in (512, 7):
+        monkeypatch.setattr(scoring, "CHUNK", chunk)
+        (loss, metrics), grads = loss_and_gradients(params, rows, cfg, learning)
+        assert loss == pytest.approx(plain, rel=tolerance)
+        assert metrics.keys() == plain_metrics.keys()
+        for name, expected in plain_metrics.items():
+            assert metrics[name] == pytest.approx(float(expected), rel=tolerance, abs=1e-6), name
+        assert_close_trees(grads, plain_grads, tolerance)
+
+    def thrice(*arguments):
+        loss, metrics = rows_loss(*arguments)
+        return 3 * loss, metrics
+
+    of_thrice = loss_and_gradients(params, rows, cfg, learning, thrice)[1]
+    assert_close_trees(of_thrice, jax.tree.map(lambda g: 3 * g, grads), tolerance)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])

@@ -62,8 +62,8 @@ def rope(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotate x [..., h] by cos, sin [..., h/2]; the two halves of h are the pairs, as in Hugging Face's layout."""
     pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
-    # The other of a pair by reversing an axis of two: XLA makes no loop with branches of it, as of a concatenation.
-    other = lax.rev(pairs, (pairs.ndim - 2,)) * jnp.array([[-1.0], [1.0]])
+    # Reversed, not concatenated: XLA for CPUs makes a loop with a branch of a concatenation.
+    other = jnp.flip(pairs, -2) * jnp.array([[-1.0], [1.0]])
     return (pairs * cos[..., None, :] + other * sin[..., None, :]).reshape(x.shape).astype(x.dtype)
 
 
@@ -141,7 +141,7 @@ class Block(nn.Module):
             qkv = qkv + self.param("qkv_bias", zeros, (k * (q + 2) * h,))
         qkv = qkv.reshape(-1, k, q + 2, h)
         queries, keys, values = jnp.split(qkv, (q, q + 1), axis=2)
-        keys, values = keys[:, :, 0], values[:, :, 0]
+        keys, values = keys.squeeze(2), values.squeeze(2)
         if c.qk_norm:
             queries = rms_norm(queries, self.param("q_norm", ones, (h,)), c.rms_eps)
             keys = rms_norm(keys, self.param("k_norm", ones, (h,)), c.rms_eps)
