@@ -40,7 +40,7 @@ class StoryConfig(TrainConfig):
 
     model: str = "smollm2-135m-instruct"
     """Model of both agents: a name, a directory, a .gguf file or a hub id."""
-    num_updates: int = 40
+    num_updates: int = 50
     num_prompts: int = 2
     num_generations: int = 8
     joint_mode: str = "cross"

@@ -1,8 +1,8 @@
 """What a training run writes down about each step: one row of numbers, now and then texts and histograms.
 
 A step's row is written one step late (`step` keeps it, the next call or `flush` writes it), so that the device works on
-while the host logs. Its `time/step_s` is the time from one call of `step` to the next: the update of the step before, which
-the device was still at, the writing of its row, then sampling and rewards. The first row has compiling in place of an update.
+while the host logs. Its `time/step_s` is the time from the rewards of the step before to its own, between which lie an update
+and a sampling. The first row has compiling in place of an update.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class RunLog:
         self._pending: tuple | None = None
         self._started = time.monotonic()
 
-    def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]]) -> None:
-        """Keep a step to be written later. learned: each stack's update metrics, still on the device."""
+    def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], at: float) -> None:
+        """Keep a step to be written later. learned: each stack's update metrics, still on the device; at: when it had its
+        rewards, by `time.monotonic`."""
         self.flush()
         valid = played.rewards[np.isfinite(played.rewards)]
         self.rewards.append(float(valid.mean()) if valid.size else float("nan"))
-        now = time.monotonic()
-        self._pending = (step, played, learned, now - self._started)
-        self._started = now
+        self._pending = (step, played, learned, at - self._started)
+        self._started = at
         if played.fault:
             count = played.rewards.shape[0] * played.rewards.shape[1]
             message = f"update {step}: {played.invalid} of {count} joint actions have no valid reward; {played.fault}"

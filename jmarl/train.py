@@ -116,8 +116,9 @@ def run(
         rollout = play_step(team, state, tasks_at(step), cfg, step, **playing)
         if step == first and not np.isfinite(rollout.rewards).any():
             raise ValueError(f"no joint action of the first update has a valid reward: {rollout.fault}")
+        played = time.monotonic()  # before the update, for which the call below may wait or not
         state, learned = update(team, state, rollout, cfg)
-        log.step(step, rollout, learned)
+        log.step(step, rollout, learned, played)
         after = evaluated(step + 1) or after
         if saver:
             log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
