@@ -41,14 +41,14 @@ def compile_run(
     """Compile what a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are."""
     params = [s.params for s in state.stacks]
     options: dict[str, Any] = dict(chat=cfg.chat, seed=cfg.seed, step=0, call=sample_stack.lower)
-    training = options | dict(group=cfg.num_generations, purpose=TRAIN)
+    training: dict[str, Any] = options | dict(group=cfg.num_generations, purpose=TRAIN)
     _, encoded, programs = sample_items(team, params, tasks, formatters, cfg.sampling(), **training)
     for spec, stack, prompts, sampler in zip(team.stacks, state.stacks, encoded, programs, strict=True):
         done = example_completions(sampler)
         batch = batch_of(prompts, done, np.zeros(done.tokens.shape[:3]))
         programs += (lower_update(stack, batch, cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent),)
     if eval_items:
-        evaluation = options | dict(group=cfg.eval_generations, purpose=EVAL)
+        evaluation: dict[str, Any] = options | dict(group=cfg.eval_generations, purpose=EVAL)
         programs += sample_items(team, params, eval_items, formatters, cfg.eval_sampling(), **evaluation)[2]
     compile_all(programs)
 

@@ -100,8 +100,8 @@ def _summed_forward(head, hidden, targets, data, loss, temperature):
         x, target, data = inputs
         z, pull = jax.vjp(decoder.logits, head, x)
         logp, entropy, normaliser = _statistics(z, target, temperature)
-        out, of = jax.value_and_grad(loss, (0, 1), has_aux=True)(logp, entropy, data)
-        of_chunk, of_x = pull(_of_logits(z, target, entropy, normaliser, *of, temperature))
+        out, (of_logp, of_entropy) = jax.value_and_grad(loss, (0, 1), has_aux=True)(logp, entropy, data)
+        of_chunk, of_x = pull(_of_logits(z, target, entropy, normaliser, of_logp, of_entropy, temperature))
         return jax.tree.map(jnp.add, of_head, of_chunk), (out, of_x)
 
     of_head, (out, of_hidden) = lax.scan(chunk, _float32_zeros(head), (hidden, targets, data))
@@ -178,5 +178,5 @@ def score_loss(
     hidden = hidden_states(params, cfg, prompts, lengths, tokens, remat)
     data = jax.tree.map(lambda x: _chunks(x.reshape(-1)), data)
     targets = _chunks(tokens.reshape(-1))
-    total, metrics = _summed(decoder.head(params), _chunks(hidden), targets, data, loss, temperature or 1.0)
-    return total, lax.stop_gradient(metrics)
+    summed: Any = _summed(decoder.head(params), _chunks(hidden), targets, data, loss, temperature or 1.0)
+    return summed[0], lax.stop_gradient(summed[1])
