@@ -41,13 +41,13 @@ class StoryConfig(TrainConfig):
 
     model: str = "smollm2-135m-instruct"
     """Model of both agents: a name, a directory, a .gguf file or a hub id."""
-    num_updates: int = 50
+    num_updates: int = 40
     num_prompts: int = 2
     num_generations: int = 8
     joint_mode: str = "cross"
     max_new_tokens: int = 64
     chat: bool = True
-    learning_rate: float = 3e-5
+    learning_rate: float = 5e-5
     output_dir: str = "runs/story_length"
     held_out: int = len(HELD_OUT)
     """Held-out topics that are played before and after training; 0: none."""
