@@ -4,8 +4,7 @@ Claim: the prompts ask for a setup and for a story and never name the ratio; the
 Command: python -m experiments.story_length            (flags: --help)
 Reward: 1 where len2 / len1 is in [2, 3] characters, else exp(-distance). Joint mode cross judges each setup with all stories
 of its prompt, and each story with all setups, so that the partner's chance length averages out of a completion's return.
-Expected: 0.82 to 0.92 in updates 31 to 40 and 0.87 to 0.94 on held-out topics after them (seeds 0 to 2 of two versions), in 9
-minutes on 2 cores; the default's 50 take about a quarter more.
+Expected: 0.89 to 0.94 in updates 31 to 40 and 0.89 to 0.94 on held-out topics (seeds 0 to 2), in 10 minutes on 2 cores.
 """
 
 from __future__ import annotations
