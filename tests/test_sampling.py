@@ -358,10 +358,20 @@ def test_a_product_of_panels_is_the_product(rows, columns):
     np.testing.assert_allclose(broken[1:], (x @ w)[1:], atol=1e-5)  # one row's overflow is no other's
 
 
+@pytest.mark.parametrize("number, sizes", [(5, [5]), (64, [32, 32]), (71, [32, 32, 7])])
+def test_the_parts_of_a_wide_weight_give_its_product(number, sizes):
+    """Parts of at most 32 panels, in their order."""
+    x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(8, 16), (16, number * 64)]))
+    parts = decoder.in_parts(decoder.panels(w))
+    assert [part.shape for part in parts] == [(size, 16, 64) for size in sizes]
+    np.testing.assert_allclose(decoder.products(x, parts), x @ w, atol=1e-5)
+
+
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("agents", [(0,), (0, 1)])
-def test_panels_of_weights_change_nothing(tiny_config, agents, tied):
-    cfg = tiny_config("qwen3", hidden_size=64, intermediate_size=128, vocab_size=320, tie_embeddings=tied, qkv_bias=True)
+@pytest.mark.parametrize("agents, vocab", [((0,), 320), ((0, 1), 320), ((0, 1), 2176), ((0, 1), 300)])
+def test_panels_of_weights_change_nothing(tiny_config, agents, vocab, tied):
+    """Vocabularies of 5 panels, of 34 in two parts, and one that panels do not divide."""
+    cfg = tiny_config("qwen3", hidden_size=64, intermediate_size=128, vocab_size=vocab, tie_embeddings=tied, qkv_bias=True)
     init = functools.partial(decoder.init_params, cfg)
     params = take(jax.tree.map(lambda x: 4 * x, jax.vmap(init)(jax.random.split(jax.random.key(0), 2))), agents)
     prompts, lengths = (x[jnp.array(agents)] for x in make_prompts(cfg))

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -37,6 +37,7 @@ from jmarl.models.config import ModelConfig
 Params = dict[str, Any]
 MASKED = -1e30  # finite: a query that sees nothing gives a finite result (masked later), not NaN
 PANEL = 64  # columns of a weight that lie together in `panels`
+PANELS = 32  # of the output weight that are multiplied at once
 
 Extend = Callable[[jax.Array, jax.Array], tuple[tuple[jax.Array, jax.Array, jax.Array], Any]]
 Attention = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -94,16 +95,26 @@ def panels(w: jax.Array) -> jax.Array:
     return w if f % PANEL else jnp.swapaxes(w.reshape(d, f // PANEL, PANEL), 0, 1)
 
 
+def in_parts(cut: jax.Array) -> list[jax.Array]:
+    """The panels of a wide weight in parts of `PANELS`, the last perhaps smaller, for `products`."""
+    return jnp.split(cut, list(range(PANELS, len(cut), PANELS)))
+
+
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
     """x [N, D] times a weight [D, F], or its panels: [N, F]."""
-    if w.ndim == 2:
-        return x @ w
+    return x @ w if w.ndim == 2 else products(x, [w])
+
+
+def products(x: jax.Array, parts: Sequence[jax.Array]) -> jax.Array:
+    """x [N, D] times the panels of a weight [D, F] in parts: [N, F]. They share one repeated x, which then fits a cache."""
     # Made once: XLA would make it anew for every panel, were there no branch (always taken, which it cannot know) before. An
     # optimization_barrier does not help: XLA drops it before it fuses.
     always = lax.population_count(lax.bitcast_convert_type(x[0, 0], jnp.int32)) <= 32
     x = lax.cond(always, lambda x: x, lambda x: -x, x)
-    every = jnp.broadcast_to(x, (w.shape[0], *x.shape))  # a batch: as one product with two free axes XLA would join the panels
-    return jnp.swapaxes(jnp.einsum("pnd,pdf->pnf", every, w), 0, 1).reshape(x.shape[0], -1)
+    n = parts[0].shape[0]
+    every = jnp.broadcast_to(x, (n, *x.shape))  # a batch: as one product with two free axes XLA would join the panels
+    out = [jnp.swapaxes(jnp.einsum("pnd,pdf->pnf", every[: len(w)], w), 0, 1).reshape(x.shape[0], -1) for w in parts]
+    return out[0] if len(out) == 1 else jnp.concatenate(out, 1)
 
 
 def stream(extend: Extend) -> Attention:
@@ -298,8 +309,8 @@ def decode_view(
         return {name: panels(x) if cut and x.ndim == 2 else x for name, x in w.items()}, kv
 
     view = rest | {"layers": [layer(i) for i in numbers], "lengths": lengths}
-    if cut:
-        view["head"] = panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T)
+    if cut and cfg.vocab_size % PANEL == 0:
+        view["head"] = in_parts(panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T))
     return view | {"rope": rope(cfg, jnp.arange(prompts.shape[1] + capacity))}
 
 
@@ -374,5 +385,5 @@ def decode_step(view: Params, cfg: ModelConfig, cache: Cache, tokens: jax.Array,
         x, kv = layer(x, w, prompt, row, cos, sin, mask, t)
         new.append(kv)
     x = rms_norm(x, view["final_norm"], cfg.rms_eps)
-    out = product(x, view["head"]) if "head" in view else logits(view, x)
+    out = products(x, view["head"]) if "head" in view else logits(view, x)
     return out.reshape(p, g, -1), new
