@@ -17,7 +17,7 @@ import json
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,10 +26,10 @@ import numpy as np
 import tyro
 
 from jmarl.config import DTYPES, Learning, Sampling, check
+from jmarl.generate import sample_stack
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.programs import compile_all, example_completions
-from jmarl.rollout import sample_stack
 from jmarl.sharding import mesh_for, place
 from jmarl.stack import stack_params
 from jmarl.text import encode_prompts, stop_ids
@@ -131,6 +131,7 @@ class Step:
         self.mesh = mesh_for(cfg.mesh, [a])
         self.state = init_stack(place(params, self.mesh), self.learning)
         self.rewards = jax.random.normal(jax.random.key(1), (a, cfg.prompts, cfg.group))
+        self.groups = jnp.broadcast_to(jnp.arange(cfg.prompts)[:, None], self.rewards.shape)
         self.number = 0
 
     def sampler(self, call: Any):
@@ -144,13 +145,18 @@ class Step:
     def learner(self, call: Any):
         """`call` on the arguments of `update_stack`."""
         done = self.done
-        batch = Batch(self.prompts, self.lengths, done.tokens, done.action_mask, done.logprobs, self.rewards)
+        batch = Batch(
+            self.prompts, self.lengths, done.tokens, done.action_mask, done.logprobs, done.ended, self.rewards, self.groups
+        )
         return call(self.state, batch, cfg=self.model, learning=self.learning, mode=self.cfg.per_agent)
 
     def compile(self) -> None:
-        sampler = self.sampler(sample_stack.lower)
+        compile_all(self.programs())
+
+    def programs(self) -> Iterator[Any]:
+        yield (sampler := self.sampler(sample_stack.lower))
         self.done = example_completions(sampler)
-        compile_all([sampler, self.learner(lower_update)])
+        yield self.learner(lower_update)
 
     def generate(self):
         self.done = self.sampler(sample_stack)

@@ -61,12 +61,16 @@ class Learning:
     """Divide advantages: none, std (of the group), batch_std; None: as the algorithm's row says."""
     loss_aggregation: str | None = None
     """How tokens are averaged: token_mean, sequence_mean, sequence_sum, constant; None: as the algorithm's row says."""
-    clip_eps_low: float = 0.2
-    """Lower clip of the ratio in clipped losses."""
-    clip_eps_high: float = 0.2
-    """Upper clip of the ratio in clipped losses."""
-    ratio_level: str = "token"
-    """Ratio of clipped losses: token, or sequence (GSPO)."""
+    clip_eps_low: float | None = None
+    """Lower clip of the ratio in clipped losses (PPO, arXiv 1707.06347); None: as the algorithm's row says, mostly 0.2."""
+    clip_eps_high: float | None = None
+    """Upper clip of the ratio in clipped losses; None: as the algorithm's row says, mostly 0.2."""
+    ratio_level: str | None = None
+    """Ratio of clipped losses: token, sequence (GSPO, arXiv 2507.18071) or turn; None: as the algorithm's row says."""
+    dual_clip: float | None = None
+    """Bound of clipped losses for negative advantages, in units of the advantage (arXiv 1912.09729); 0 is off."""
+    mask_overlong: bool | None = None
+    """Leave completions out that were cut off at max_new_tokens (DAPO, arXiv 2503.14476); None: as the algorithm's row says."""
     kl_coef: float = 0.0
     """Weight of the KL term to the untrained policy; above 0 a frozen copy of the weights is kept."""
     kl_estimator: str = "k3"
@@ -93,8 +97,14 @@ class Learning:
     """Adam's epsilon."""
     max_grad_norm: float = 1.0
     """Clip of each agent's global gradient norm."""
+    num_epochs: int = 1
+    """Passes over each batch (PPO, arXiv 1707.06347)."""
+    num_minibatches: int = 1
+    """Parts of a batch, each with an optimiser step of its own, in a pass."""
+    target_kl: float | None = None
+    """Make no further step on a batch once the policy has moved this far from the one that sampled (k3 a token); None: off."""
     micro_batches: int = 1
-    """Split an update's rows into this many parts and add up their gradients; saves memory."""
+    """Split an optimiser step's rows into this many parts and add up their gradients; saves memory."""
     remat: str = "dots"
     """What the backward pass keeps: none (everything), dots (the large weight products), full (layer inputs only)."""
     compute_dtype: str = "float32"
@@ -107,9 +117,15 @@ class Learning:
             check(name, getattr(self, name), getattr(self, name) in allowed, f"one of {allowed}")
         for name in ("learning_rate", "max_grad_norm", "adam_eps"):
             check(name, getattr(self, name), getattr(self, name) > 0, "> 0")
-        for name in ("kl_coef", "warmup_updates", "weight_decay", "clip_eps_low", "clip_eps_high"):
+        for name in ("kl_coef", "warmup_updates", "weight_decay"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
-        check("micro_batches", self.micro_batches, self.micro_batches >= 1, ">= 1")
+        for name in ("clip_eps_low", "clip_eps_high", "dual_clip"):
+            value = getattr(self, name)
+            check(name, value, value is None or value >= 0, ">= 0, or None: as the algorithm's row says")
+        check("dual_clip", self.dual_clip, not self.dual_clip or self.dual_clip > 1, "> 1, or 0 (off)")
+        for name in ("micro_batches", "num_epochs", "num_minibatches"):
+            check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        check("target_kl", self.target_kl, self.target_kl is None or self.target_kl > 0, "> 0, or None (off)")
         if self.lr_schedule != "constant":
             allowed = f"> warmup_updates={self.warmup_updates} for lr_schedule={self.lr_schedule}"
             check("num_updates", self.num_updates, self.num_updates > self.warmup_updates, allowed)
@@ -118,7 +134,7 @@ class Learning:
 CHOICES = {
     "advantage_scale": (None, "none", "std", "batch_std"),
     "loss_aggregation": (None, "token_mean", "sequence_mean", "sequence_sum", "constant"),
-    "ratio_level": ("token", "sequence"),
+    "ratio_level": (None, "token", "sequence", "turn"),
     "kl_estimator": ("k1", "k2", "k3"),
     "kl_in": ("loss", "reward"),
     "lr_schedule": ("constant", "linear", "cosine"),
@@ -128,23 +144,58 @@ CHOICES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig(Learning, Sampling):
-    """A training run. Every field is a flag of the experiments, also those of `Sampling` and `Learning`."""
+class Episodes:
+    """What an episode is made of."""
+
+    chat: bool = False
+    """Put prompts into the tokenizer's chat template."""
+    joint_mode: str = "aligned"
+    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do."""
+    cross_credit: str = "mean"
+    """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
+    num_turns: int = 1
+    """Turns of an episode, each a joint action and its answer."""
+    branching: str = "tree"
+    """tree: every joint action of a turn goes on with a group of completions of its own; chain: with a single one."""
+    history: str = "none"
+    """What an agent reads in later turns: none, the new prompt alone; append, the conversation so far and the new prompt."""
+    gamma: float = 1.0
+    """Discount of the next turn's return."""
+    early_termination_threshold: float | None = None
+    """A node whose mean reward is above this is not played on; None: all are."""
+
+    def __post_init__(self):
+        check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")
+        check("cross_credit", self.cross_credit, self.cross_credit in ("mean", "sum"), "mean or sum")
+        check("num_turns", self.num_turns, self.num_turns >= 1, ">= 1")
+        check("branching", self.branching, self.branching in ("tree", "chain"), "tree or chain")
+        check("history", self.history, self.history in ("none", "append"), "none or append")
+        check("gamma", self.gamma, 0 <= self.gamma <= 1, "in [0, 1]")
+        object.__setattr__(self, "joint_mode", JOINT_MODES[self.joint_mode])
+        if self.num_turns > 1 and self.branching == "chain":
+            check(
+                "joint_mode",
+                self.joint_mode,
+                self.joint_mode == "aligned",
+                "aligned for branching=chain: chains have one joint action a node",
+            )
+
+
+JOINT_MODES = {"aligned": "aligned", "align": "aligned", "cross": "cross", "crossed": "cross"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Learning, Sampling, Episodes):
+    """A training run. Every field is a flag of the experiments, also those of `Sampling`, `Learning` and `Episodes`."""
 
     num_updates: int = 100
-    """Optimiser steps of every agent."""
+    """Updates of every agent: each samples a batch and makes num_epochs times num_minibatches optimiser steps on it."""
     seed: int = 0
     """All randomness follows from the seed and the step."""
     num_prompts: int = 1
     """Prompts an update (P)."""
     num_generations: int = 8
     """Completions a prompt and agent (G, the group)."""
-    joint_mode: str = "aligned"
-    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do."""
-    cross_credit: str = "mean"
-    """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
-    chat: bool = False
-    """Put prompts into the tokenizer's chat template."""
     per_agent: str = "map"
     """Gradients of the agents on one device: map (one after the other) or vmap (at once; for small models)."""
     mesh: str = "auto"
@@ -181,13 +232,12 @@ class TrainConfig(Learning, Sampling):
         check("seed", self.seed, 0 <= self.seed < 2**31, "in 0..2147483647")
         for name in ("save_every", "eval_every"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0 (0 is off)")
-        check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")
-        check("cross_credit", self.cross_credit, self.cross_credit in ("mean", "sum"), "mean or sum")
         check("per_agent", self.per_agent, self.per_agent in ("map", "vmap"), "map or vmap")
         for name in ("resume", "save_every"):
             check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
         Sampling.__post_init__(self)
         Learning.__post_init__(self)
+        Episodes.__post_init__(self)
 
     def sampling(self) -> Sampling:
         return Sampling(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Sampling)})
@@ -199,5 +249,10 @@ class TrainConfig(Learning, Sampling):
     def learning(self) -> Learning:
         return Learning(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Learning)})
 
+    def episodes(self) -> Episodes:
+        return Episodes(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Episodes)})
 
-JOINT_MODES = {"aligned": "aligned", "align": "aligned", "cross": "cross", "crossed": "cross"}
+    def eval_episodes(self) -> Episodes:
+        """Evaluations do not branch and count every turn in full."""
+        several = dict(branching="chain", joint_mode="aligned", gamma=1.0) if self.num_turns > 1 else {}
+        return dataclasses.replace(self.episodes(), **several)

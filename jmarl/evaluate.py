@@ -7,45 +7,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.config import JOINT_MODES, TrainConfig
-from jmarl.rewards import RewardFunction
-from jmarl.rollout import EVAL, Formatter, Rollout, play
+from jmarl.config import TrainConfig
+from jmarl.environment import Environment
+from jmarl.generate import EVAL
+from jmarl.rollout import Rollout, play
 from jmarl.team import Team
 
 
 class Evaluation(NamedTuple):
-    mean: float  # reward, over valid joint actions
+    mean: float  # return, which with one turn is the reward, over valid joint actions
     interval: float  # half of the 95 % interval of the mean, over prompts
     rollout: Rollout
 
 
-def evaluate(
-    team: Team,
-    params: Sequence[Any],
-    items: Sequence[dict],
-    reward: RewardFunction,
-    formatters: Sequence[Formatter],
-    cfg: TrainConfig,
-) -> Evaluation:
-    """Mean reward on items, `cfg.eval_generations` completions each, at `cfg.eval_temperature`.
+def evaluate(team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Evaluation:
+    """Mean return on items, `cfg.eval_generations` completions each, at `cfg.eval_temperature`; episodes do not branch.
 
     The random keys do not depend on the training step, so two evaluations differ only by what was learned.
     """
-    rollout = play(
-        team,
-        params,
-        items,
-        reward,
-        formatters,
-        cfg.eval_sampling(),
-        seed=cfg.seed,
-        step=0,
-        group=cfg.eval_generations,
-        joint_mode=JOINT_MODES[cfg.joint_mode],
-        chat=cfg.chat,
-        purpose=EVAL,
-    )
-    rewards = rollout.rewards.mean(-1)  # [P, J]: a joint reward, or the mean over agents
+    episodes, how = cfg.eval_episodes(), dict(seed=cfg.seed, step=0, group=cfg.eval_generations, purpose=EVAL)
+    rollout = play(team, params, items, env, cfg.eval_sampling(), episodes, **how)
+    rewards = rollout.joint_returns[0].mean(-1)  # [P, J]: a joint reward, or the mean over agents
     # An invalid joint action counts nowhere; a prompt of nothing else drops out, and with no prompt left the mean is NaN.
     by_prompt = np.array([r[np.isfinite(r)].mean() for r in rewards if np.isfinite(r).any()])
     if not by_prompt.size:

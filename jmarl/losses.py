@@ -12,21 +12,22 @@ import jax
 import jax.numpy as jnp
 
 
-def token_weights(mask: jax.Array, aggregation: str) -> jax.Array:
-    """Weights w such that the loss is sum(w * token loss); 0 outside mask [P, G, T]. Empty completions count as sequences.
+def token_weights(mask: jax.Array, aggregation: str, valid: jax.Array | None = None) -> jax.Array:
+    """Weights w such that the loss is sum(w * token loss); 0 outside mask [P, G, T]. The rows that are valid [P, G]
+    (None: all) count as sequences, also empty ones.
 
     token_mean: mean over all tokens (DAPO, arXiv 2503.14476) · sequence_mean: mean of each completion's mean (GRPO) ·
     sequence_sum: mean of each completion's sum (REINFORCE) · constant: sum over (rows · T), Dr. GRPO (arXiv 2503.20783).
     """
     w = mask.astype(jnp.float32)
-    rows = w[..., 0].size
+    rows = w[..., 0].size if valid is None else jnp.maximum(valid.sum(), 1)
     if aggregation == "token_mean":
         return w / jnp.maximum(w.sum(), 1)
     if aggregation == "sequence_mean":
         return w / jnp.maximum(w.sum(-1, keepdims=True), 1) / rows
     if aggregation == "sequence_sum":
         return w / rows
-    return w / w.size
+    return w / (rows * w.shape[-1])
 
 
 def policy_gradient(logp, old_logp, advantages, weights) -> tuple[jax.Array, dict]:
@@ -48,12 +49,13 @@ def clipped_surrogate(
 ) -> tuple[jax.Array, dict]:
     """-sum w min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), r = pi / pi_old (PPO, arXiv 1707.06347).
 
-    level: `token`, or `sequence` (GSPO, arXiv 2507.18071: one ratio a completion, the geometric mean over its tokens).
+    level: `token`, or `sequence` (GSPO, arXiv 2507.18071: one ratio a completion, the geometric mean over its tokens); `turn`
+    is the same, because a completion is one turn's.
     dual > 1: for A < 0 the loss is also bounded by dual · |A| (dual clip, arXiv 1912.09729); 0 is off.
     """
     mask = weights > 0
     log_ratio = jnp.where(mask, logp - old_logp, 0)
-    if level == "sequence":
+    if level != "token":
         mean = log_ratio.sum(-1, keepdims=True) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
         # The value is the sequence's ratio; the gradient reaches every token with its share.
         log_ratio = jnp.broadcast_to(mean, log_ratio.shape)
@@ -63,6 +65,15 @@ def clipped_surrogate(
         gain = jnp.where(a < 0, jnp.maximum(gain, dual * a), gain)
     outside = ((ratio < 1 - eps_low) & (a < 0)) | ((ratio > 1 + eps_high) & (a > 0))
     return -jnp.sum(weights * gain), {"clip_share": outside & mask}
+
+
+def cispo(logp, old_logp, advantages, weights, *, eps_low: float, eps_high: float) -> tuple[jax.Array, dict]:
+    """-sum w sg(clip(r, 1 - eps_low, 1 + eps_high)) A log pi: the importance weight is clipped, no token's gradient is dropped
+    (CISPO, arXiv 2506.13585). eps_low >= 1 is no lower bound."""
+    mask = weights > 0
+    ratio = jnp.exp(jnp.where(mask, logp - old_logp, 0))
+    clipped = jax.lax.stop_gradient(jnp.clip(ratio, 1 - eps_low, 1 + eps_high))
+    return -jnp.sum(weights * clipped * advantages * jnp.where(mask, logp, 0)), {"clip_share": (clipped != ratio) & mask}
 
 
 def kl_estimate(logp: jax.Array, ref_logp: jax.Array, kind: str) -> jax.Array:

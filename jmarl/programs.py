@@ -7,7 +7,7 @@ host (4 s of a first step of 25). Left out: other lengths of prompts and complet
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,43 +17,53 @@ import numpy as np
 from jax.stages import Lowered
 
 from jmarl.config import TrainConfig
-from jmarl.rollout import EVAL, TRAIN, Formatter, batch_of, sample_items, sample_stack
+from jmarl.environment import Environment
+from jmarl.generate import EVAL, TRAIN, encode, sample_stack, sample_team
+from jmarl.rollout import batch_of, keeps
 from jmarl.team import Team
 from jmarl.types import Completions, TeamState
 from jmarl.update import lower_update
 
 
 def compile_all(programs: Iterable[Lowered]) -> None:
-    """Compile programs, each in a thread. jax keeps them: the jitted functions that they come from, called with such arguments,
-    do not compile again."""
+    """Compile programs, each in a thread, while the next of them are still being traced. jax keeps them: the jitted functions
+    that they come from, called with such arguments, do not compile again."""
     with ThreadPoolExecutor() as threads:
         list(threads.map(Lowered.compile, programs))
 
 
-def compile_run(
+def programs_of_run(
     team: Team,
     state: TeamState,
     tasks: Sequence[dict],
     eval_items: Sequence[dict],
-    formatters: Sequence[Formatter],
+    env: Environment,
     cfg: TrainConfig,
-) -> None:
-    """Compile what a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are."""
+) -> Iterator[Lowered]:
+    """What a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are; of several
+    turns the sampler of the first, because the later ones' lengths are not known."""
     params = [s.params for s in state.stacks]
-    options: dict[str, Any] = dict(chat=cfg.chat, seed=cfg.seed, step=0, call=sample_stack.lower)
-    training: dict[str, Any] = options | dict(group=cfg.num_generations, purpose=TRAIN)
-    _, encoded, programs = sample_items(team, params, tasks, formatters, cfg.sampling(), **training)
-    for spec, stack, prompts, sampler in zip(team.stacks, state.stacks, encoded, programs, strict=True):
-        done = example_completions(sampler)
-        batch = batch_of(prompts, done, np.zeros(done.tokens.shape[:3]))
-        programs += (lower_update(stack, batch, cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent),)
+
+    def samplers(items, settings, group: int, purpose: int):
+        _, prompts = env.reset(items, np.random.default_rng((cfg.seed, 0, purpose)))
+        encoded, ids = encode(team, prompts, settings, cfg.chat), np.arange(len(items), dtype=np.uint32)
+        how: dict[str, Any] = dict(seed=cfg.seed, step=0, group=group, prompt_ids=ids, purpose=purpose)
+        keep = keeps(cfg.episodes(), settings, turn=0)
+        return encoded, sample_team(team, params, encoded, settings, **how, keep=keep, call=sample_stack.lower)
+
+    encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)
+    yield from lowered
+    if cfg.num_turns == 1:
+        for spec, stack, prompts, sampler in zip(team.stacks, state.stacks, encoded, lowered, strict=True):
+            done = example_completions(sampler)
+            zeros = np.zeros(done.tokens.shape[:3])
+            batch = batch_of(prompts, done, zeros, zeros[0, :, 0], done.tokens.shape[-1])
+            yield lower_update(stack, batch, cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent)
     if eval_items:
-        evaluation: dict[str, Any] = options | dict(group=cfg.eval_generations, purpose=EVAL)
-        programs += sample_items(team, params, eval_items, formatters, cfg.eval_sampling(), **evaluation)[2]
-    compile_all(programs)
+        yield from samplers(eval_items, cfg.eval_sampling(), cfg.eval_generations, EVAL)[1]
 
 
 def example_completions(sampler: Lowered) -> Completions:
     """What a sampler returns: zeros, of full length."""
-    done = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sampler.out_info)
+    done = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sampler.out_info._replace(kept=None))
     return done._replace(steps=done.steps + done.tokens.shape[-1])

@@ -1,204 +1,240 @@
-"""Play one step: prompts to completions to rewards, and from there to the batches that the stacks learn from.
+"""Play the episodes of one step, turn by turn, and make of them the batches that the stacks learn from.
 
-Here the device world (sampling) and the host world (text, rewards) meet. Left out: several turns.
+The nodes of a turn are what the agents read together: at first the items, later the children of joint actions. All nodes of a
+turn, of all episodes, are sampled in one batch, and their joint actions answered in one call of the environment.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl import sampling
-from jmarl.config import Sampling
-from jmarl.rewards import RewardFunction
-from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.stack import COMPILER
+from jmarl.config import Episodes, Sampling
+from jmarl.environment import Answer, Environment
+from jmarl.generate import TRAIN, Encoded, Past, Rows, bucket, follow, pad, sample_team, texts_of, tokenize, tokens_of
+from jmarl.returns import credit, discounted, joint_actions
 from jmarl.team import Team
-from jmarl.text import decode, encode_prompts
-from jmarl.types import TRACES, Batch, Completions
+from jmarl.types import Batch, Completions
 
-Formatter = Callable[[dict], str]
-TRAIN, EVAL = 0, 1  # purposes of random keys
-FEW_ROWS = 8  # up to so many, agents that have a CPU core each decode faster from panels of weights
+
+class Turn(NamedTuple):
+    """One turn as the host sees it. N agents, P nodes, G completions, J joint actions a node."""
+
+    prompts: list[list[str]]  # [N][P] what the agents read now
+    texts: list[list[list[str]]]  # [N][P][G]
+    joint: np.ndarray  # [J, N] which completion g of each agent; every node has J of them
+    rewards: np.ndarray  # [P, J, N] after processing; NaN where invalid
+    parts: dict[str, np.ndarray]  # reward function -> [P * J] raw values
+    invalid: int  # joint actions whose reward was invalid
+    fault: str  # what was wrong with the first of them, or with a value that was replaced; empty: nothing
+    parents: np.ndarray  # [P] the joint action of the turn before that a node is the child of, in [P * J]; at first 0 to P - 1
+    items: np.ndarray  # [P] the item of each node's episode
+    encoded: Encoded  # per stack: prompts with their history [A, roles * P', S] and lengths; P' - P nodes are padding
+    completions: tuple[Completions, ...]  # per stack, on the device, of P' nodes
 
 
 class Rollout(NamedTuple):
-    """One step as the host sees it. N agents, P prompts, G completions a prompt, J joint actions."""
+    """The episodes of one step."""
 
+    num_turns: int  # that there could have been
+    turns: tuple[Turn, ...]
+    joint_returns: tuple[np.ndarray, ...]  # of each turn [P, J, N]: what its joint actions led to; NaN where invalid
+    returns: tuple[np.ndarray, ...]  # of each turn [N, P, G] credited to each completion; NaN where invalid
+
+
+class Nodes(NamedTuple):
+    """What a turn starts from."""
+
+    states: list[Any]  # [P] of the environment
     prompts: list[list[str]]  # [N][P]
-    texts: list[list[list[str]]]  # [N][P][G]
-    joint: np.ndarray  # [J, N] which completion g of each agent; every prompt has J of them
-    rewards: np.ndarray  # [P, J, N] after processing; NaN where invalid
-    parts: dict[str, np.ndarray]  # reward function -> [P * J] raw values
-    returns: np.ndarray  # [N, P, G] credited to each completion; NaN where invalid
-    invalid: int  # joint actions whose reward was invalid
-    fault: str  # what was wrong with the first of them, or with a value that was replaced; empty: nothing
-    encoded: tuple[tuple[np.ndarray, np.ndarray], ...]  # per stack: prompts [A, roles * P, S] and lengths
-    completions: tuple[Completions, ...]  # per stack, on the device
-
-
-def bucket(n: int, smallest: int = 16) -> int:
-    """The smallest power of two that holds n (at least `smallest`): few shapes, few compiles."""
-    return max(smallest, 1 << (n - 1).bit_length())
-
-
-@partial(jax.jit, static_argnames=("cfg", "settings", "roles", "group", "mesh"), compiler_options=COMPILER)
-def sample_stack(
-    params, prompts, lengths, step, agents, prompt_ids, stop, *, cfg, settings, seed, stack, roles, group, purpose, mesh=None
-):
-    """`sampling.sample` with keys made inside. prompts [A, roles * P, S] and their lengths [A, roles * P]; agents [A, roles]
-    team indices; prompt_ids [P]; stop [n] ids. Returns `Completions` [A, roles * P, G, T].
-
-    What only the keys depend on (seed, step, stack, purpose) is traced: another seed is no other program.
-    """
-    TRACES["sample"] += 1
-    keys = sampling.row_keys(seed, step, stack, agents.reshape(-1), prompt_ids, group, purpose)
-    keys = keys.reshape(prompts.shape[0], roles * prompt_ids.shape[0], group)
-    if mesh is not None:  # rows over `data`, as in the update
-        rows = (prompts, lengths, keys)
-        prompts, lengths, keys = jax.lax.with_sharding_constraint(rows, batch_shardings(mesh, rows))
-
-    few = prompts.shape[1] * group <= FEW_ROWS and settings.compute_dtype == "float32"
-    spread = mesh is not None and mesh.size > 1 and apart(mesh, prompts.shape[0])  # a device alone has all cores
-    cut = few and spread and jax.default_backend() == "cpu"
-
-    def of_device(params, prompts, lengths, keys):
-        return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop, cut)
-
-    return over_agents(of_device, mesh, prompts.shape[0])(params, prompts, lengths, keys)
-
-
-def joint_actions(mode: str, num_agents: int, group: int) -> np.ndarray:
-    """[J, N]: aligned (g, g, …), J = G; cross: all G^N tuples."""
-    if mode == "aligned":
-        return np.repeat(np.arange(group)[:, None], num_agents, 1)
-    return np.array(list(itertools.product(range(group), repeat=num_agents)))
-
-
-def credit(rewards: np.ndarray, joint: np.ndarray, group: int, how: str = "mean") -> np.ndarray:
-    """Returns [N, P, G] of rewards [P, J, N]: of the joint actions that contain completion g of agent a, the mean (or the
-    sum, which grows with G^(N-1)); invalid ones (NaN) do not count, and where all are invalid the result is NaN."""
-    member = joint[:, :, None] == np.arange(group)  # [J, N, G]
-    valid = np.isfinite(rewards)
-    total = np.einsum("pjn,jng->npg", np.where(valid, rewards, 0.0), member.astype(float))
-    count = np.einsum("pjn,jng->npg", valid.astype(float), member.astype(float))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(count > 0, total / count if how == "mean" else total, np.nan)
-
-
-def encode(team: Team, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool) -> tuple:
-    """Each stack's prompts [A, roles * P, S] and lengths [A, roles * P], padded on the right to a bucket."""
-    encoded = []
-    for spec in team.stacks:
-        rows = [
-            encode_prompts(spec.tokenizer, prompts[i], spec.config.max_positions, settings.max_new_tokens, chat)
-            for i in spec.order
-        ]
-        flat = [row for agent in rows for row in agent]
-        width = min(bucket(max(map(len, flat))), spec.config.max_positions)
-        ids = np.full((len(flat), width), spec.stop[0], np.int32)
-        for i, row in enumerate(flat):
-            ids[i, : len(row)] = row
-        lengths = np.array([len(row) for row in flat], np.int32)
-        a = len(spec.members)
-        encoded.append((ids.reshape(a, -1, width), lengths.reshape(a, -1)))
-    return tuple(encoded)
-
-
-def sample_team(
-    team, params: Sequence[Any], encoded, settings, *, seed, step, group, prompt_ids, purpose=TRAIN, call: Any = sample_stack
-):
-    """Completions of every stack; prompt_ids [P] tell prompts apart in the random keys. call: `sample_stack`, or
-    `sample_stack.lower` for the programs alone."""
-    out = []
-    for i, (spec, weights, (ids, lengths)) in enumerate(zip(team.stacks, params, encoded, strict=True)):
-        agents = jnp.array(spec.members)
-        static = dict(cfg=spec.config, settings=settings, seed=seed, stack=i, roles=agents.shape[1], group=group)
-        stop = jnp.array(spec.stop, jnp.int32)
-        arrays = (jnp.asarray(ids), jnp.asarray(lengths), step, agents, jnp.asarray(prompt_ids), stop)
-        out.append(call(weights, *arrays, **static, purpose=purpose, mesh=mesh_of(weights)))
-    return tuple(out)
-
-
-def sample_items(team, params: Sequence[Any], items, formatters: Sequence[Formatter], settings: Sampling, *, chat: bool, **how):
-    """`sample_team` on items: prompts [N][P], each stack's encoded prompts, and what `sample_team` returns."""
-    prompts = [[formatter(dict(item)) for item in items] for formatter in formatters]
-    encoded = encode(team, prompts, settings, chat)
-    return prompts, encoded, sample_team(team, params, encoded, settings, prompt_ids=np.arange(len(items)), **how)
-
-
-def texts_of(team: Team, completions: Sequence[Completions]) -> list[list[list[str]]]:
-    """Texts [N][P][G]: the tokens each agent chose, decoded."""
-    texts: list[Any] = [None] * team.num_agents
-    for spec, done in zip(team.stacks, completions, strict=True):
-        tokens, mask = jax.device_get((done.tokens, done.action_mask))
-        a, _, g, t = tokens.shape
-        tokens, mask = (x.reshape(len(spec.order), -1, g, t) for x in (tokens, mask))
-        for i, agent in enumerate(spec.order):
-            texts[agent] = [
-                decode(spec.tokenizer, [row[m].tolist() for row, m in zip(rows, masks, strict=True)])
-                for rows, masks in zip(tokens[i], mask[i], strict=True)
-            ]
-    return texts
+    rows: Rows  # [N][P] token ids of prompts with their history
+    fresh: Rows  # the same, or where `past` has the keys and values of their beginning, only what comes after it
+    parents: np.ndarray  # [P]
+    items: np.ndarray  # [P]
+    ids: np.ndarray  # [P] uint32: tell nodes apart in the random keys, by their way through the tree
+    most: int  # nodes if none of the turns before had ended
+    past: Past | None = None
 
 
 def play(
     team: Team,
     params: Sequence[Any],
     items: Sequence[dict],
-    reward: RewardFunction,
-    formatters: Sequence[Formatter],
+    env: Environment,
     settings: Sampling,
+    episodes: Episodes,
     *,
     seed: int,
     step: int,
     group: int,
-    joint_mode: str = "aligned",
-    cross_credit: str = "mean",
-    chat: bool = False,
     purpose: int = TRAIN,
 ) -> Rollout:
-    """Sample every agent's completions of the items and reward the joint actions. One call is one (single-turn) step."""
-    how: dict[str, Any] = dict(chat=chat, seed=seed, step=step, group=group, purpose=purpose)
-    prompts, encoded, completions = sample_items(team, params, items, formatters, settings, **how)
-    texts = texts_of(team, completions)
-    joint = joint_actions(joint_mode, team.num_agents, group)
-    of_joint = [[texts[n][p][g] for p in range(len(items)) for g in joint[:, n]] for n in range(team.num_agents)]
-    repeated = [item for item in items for _ in joint]
+    """Play episodes on the items: in the first turn every agent writes `group` completions for each."""
     rng = np.random.default_rng((seed, step, purpose))
-    result = reward(of_joint, [item.get("prompt") for item in repeated], repeated, rng)
-    rewards = result.rewards.reshape(len(items), len(joint), team.num_agents)
-    returns = credit(rewards, joint, group, cross_credit)
-    invalid, fault = int(result.invalid.sum()), next(iter(result.faults.values()), "")
-    return Rollout(prompts, texts, joint, rewards, result.parts, returns, invalid, fault, encoded, completions)
+    states, prompts = env.reset(items, rng)
+    first = np.arange(len(items))
+    rows = tokenize(team, prompts, settings, episodes.chat)
+    nodes = Nodes(states, prompts, rows, rows, first, first, first.astype(np.uint32), len(items))
+    turns: list[Turn] = []
+    for t in range(episodes.num_turns):
+        how: dict[str, Any] = dict(seed=seed, step=step, turn=t, purpose=purpose, keep=keeps(episodes, settings, t))
+        size = group if t == 0 or episodes.branching == "tree" else 1
+        turn, answer, tokens = play_turn(team, params, env, nodes, settings, episodes, size, rng, **how)
+        turns.append(turn._replace(completions=tuple(done._replace(kept=None) for done in turn.completions)))
+        going = played_on(answer, turn.rewards, episodes)
+        if t + 1 == episodes.num_turns or not going.size:
+            break
+        nodes = children(team, env, nodes, turn, answer, going, tokens, settings, episodes)
+    joint_returns = discounted([turn.rewards for turn in turns], [turn.parents for turn in turns], episodes.gamma)
+    pairs = zip(turns, joint_returns, strict=True)
+    returns = [credit(of, turn.joint, len(turn.texts[0][0]), episodes.cross_credit) for turn, of in pairs]
+    return Rollout(episodes.num_turns, tuple(turns), tuple(joint_returns), tuple(returns))
+
+
+def keeps(episodes: Episodes, settings: Sampling, turn: int) -> bool:
+    """Whether the next turn goes on from this one's keys and values; a repetition penalty needs the tokens themselves."""
+    return episodes.history == "append" and turn + 1 < episodes.num_turns and settings.repetition_penalty == 1
+
+
+def play_turn(team, params, env, nodes: Nodes, settings, episodes: Episodes, group: int, rng, **how) -> tuple:
+    """Sample the nodes of a turn and ask the environment: the turn, its answer and the token ids [N][P][G] that were chosen."""
+    count = len(nodes.states)
+    padded = np.concatenate([np.arange(count), np.zeros(min(bucket(count, 1), nodes.most) - count, int)])
+    fresh, encoded = (pad(team, [[row[p] for p in padded] for row in rows]) for rows in (nodes.fresh, nodes.rows))
+    past = nodes.past and nodes.past.padded(padded)
+    done = sample_team(team, params, fresh, settings, group=group, prompt_ids=nodes.ids[padded], past=past, **how)
+    tokens = tokens_of(team, done, count)
+    texts = texts_of(team, tokens)
+    joint = joint_actions(episodes.joint_mode, team.num_agents, group)
+    actions = [[texts[n][p][g] for p in range(count) for g in joint[:, n]] for n in range(team.num_agents)]
+    answer = env.step([state for state in nodes.states for _ in joint], actions, rng)
+    result = answer.result
+    rewards = result.rewards.reshape(count, len(joint), team.num_agents)
+    fault = next(iter(result.faults.values()), "")
+    about = (result.parts, int(result.invalid.sum()), fault, nodes.parents, nodes.items)
+    return Turn(nodes.prompts, texts, joint, rewards, *about, encoded, done), answer, tokens
+
+
+def played_on(answer: Answer, rewards: np.ndarray, episodes: Episodes) -> np.ndarray:
+    """Which joint actions, of [P * J], have a next turn: those with a valid reward that do not end their episode, and whose
+    node (in a chain: which themselves) is not above the threshold."""
+    of_joint = rewards.mean(-1)
+    valid = np.isfinite(of_joint)
+    going = ~answer.done & valid.reshape(-1)
+    if episodes.early_termination_threshold is not None:
+        mean = np.where(valid, of_joint, 0).sum(1, keepdims=True) / np.maximum(valid.sum(1, keepdims=True), 1)
+        mean = of_joint if episodes.branching == "chain" else np.broadcast_to(mean, of_joint.shape)
+        going &= ~(mean > episodes.early_termination_threshold).reshape(-1)
+    return np.flatnonzero(going)
+
+
+def children(
+    team: Team,
+    env: Environment,
+    nodes: Nodes,
+    turn: Turn,
+    answer: Answer,
+    going: np.ndarray,
+    tokens: list,
+    settings: Sampling,
+    episodes: Episodes,
+) -> Nodes:
+    """The nodes that the joint actions `going` lead to."""
+    states, prompts = env.observe([answer.after[i] for i in going])
+    node, joint = np.divmod(going, len(turn.joint))
+    ids = (nodes.ids[node].astype(np.uint64) * len(turn.joint) + joint).astype(np.uint32)
+    about = (going, nodes.items[node], ids, nodes.most * len(turn.joint))
+    if episodes.history == "none":
+        rows = tokenize(team, prompts, settings, episodes.chat)
+        return Nodes(states, prompts, rows, rows, *about)
+    chosen = [turn.joint[joint, n] for n in range(team.num_agents)]  # [N][P] completion of each agent
+    said = [[row[p] + ids[p][g] for p, g in zip(node, chosen[n], strict=True)] for n, (row, ids) in _pairs(nodes.rows, tokens)]
+    rows = follow(team, said, prompts, settings, episodes.chat)
+    caches = tuple(done.kept for done in turn.completions)
+    if caches[0] is None:
+        return Nodes(states, prompts, rows, rows, *about)
+    # The last token of a completion was sampled but never computed: it is the first of what comes after the cache.
+    fresh = [[row[len(old) - 1 :] for row, old in zip(*pair, strict=True)] for _, pair in _pairs(rows, said)]
+    return Nodes(states, prompts, rows, fresh, *about, past=Past(caches, rows_of(team, turn, node, chosen)))
+
+
+def rows_of(team: Team, turn: Turn, node: np.ndarray, chosen: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Per stack [A, roles, P]: where completion chosen[n] of each node lies among the stack's rows [roles * P', G]."""
+    out = []
+    for spec, done in zip(team.stacks, turn.completions, strict=True):
+        _, count, group, _ = done.tokens.shape
+        roles = len(spec.members[0])
+        out.append(
+            np.array([[((r * count // roles + node) * group + chosen[n]) for r, n in enumerate(m)] for m in spec.members])
+        )
+    return tuple(out)
+
+
+def _pairs(first, second):
+    return enumerate(zip(first, second, strict=True))
 
 
 def to_batches(team: Team, rollout: Rollout) -> tuple[Batch, ...]:
-    """What each stack learns from."""
+    """What each stack learns from: the completions of all turns. Where later turns are chains, no two completions have a prompt
+    in common: every row is then a node of its own."""
+    alone = len({len(turn.texts[0][0]) for turn in rollout.turns}) > 1
     batches = []
-    for spec, done, prompts in zip(team.stacks, rollout.completions, rollout.encoded, strict=True):
-        returns = np.stack([rollout.returns[i] for i in spec.order]).reshape(len(spec.members), -1, done.tokens.shape[2])
-        batches.append(batch_of(prompts, done, returns))
+    for i, spec in enumerate(team.stacks):
+        size = quarters(max(int(turn.completions[i].steps.max()) for turn in rollout.turns), rollout.turns[0].completions[i])
+        parts, number = [], 0
+        for turn, returns in zip(rollout.turns, rollout.returns, strict=True):
+            a, count, group, _ = (done := turn.completions[i]).tokens.shape
+            roles = len(spec.members[0])
+            of_rows = np.full((a * roles, count // roles, group), np.nan, np.float32)  # what is not filled is padding
+            of_rows[:, : returns.shape[1]] = returns[spec.order]
+            groups = np.zeros((roles, count // roles), np.int32)
+            groups[:, : returns.shape[1]] = np.arange(returns.shape[1]) if group > 1 else turn.items
+            groups += number + np.arange(roles)[:, None] * (groups.max() + 1)
+            number = groups.max() + 1
+            part = batch_of(turn.encoded[i], done, of_rows.reshape(a, count, group), groups.reshape(-1), size)
+            parts.append(one_a_prompt(part) if alone else part)
+        batches.append(joined(parts) if len(parts) > 1 else parts[0])
     return tuple(batches)
 
 
-def batch_of(encoded: tuple[np.ndarray, np.ndarray], done: Completions, returns: np.ndarray) -> Batch:
-    """A stack's batch, from its prompts [A, P, S] and their lengths, and returns [A, P, G]. Token axes are cut to the longest
-    completion, in quarters of max_new_tokens."""
+def quarters(steps: int, done: Completions) -> int:
+    """How many tokens of completions a batch keeps: enough for `steps`, in quarters of max_new_tokens."""
     size = done.tokens.shape[-1]
-    t = next(q for q in (-(-size * k // 4) for k in (1, 2, 3, 4)) if q >= int(done.steps.max()))
+    return next(q for q in (-(-size * k // 4) for k in (1, 2, 3, 4)) if q >= steps)
+
+
+def batch_of(
+    encoded: tuple[np.ndarray, np.ndarray], done: Completions, returns: np.ndarray, groups: np.ndarray, size: int
+) -> Batch:
+    """A stack's batch of one turn, from its prompts [A, P, S] and their lengths, returns [A, P, G] and the group of each node
+    [P]; token axes are cut to `size`."""
     ids, lengths = encoded
     return Batch(
         prompts=jnp.asarray(ids),
         prompt_lengths=jnp.asarray(lengths),
-        tokens=done.tokens[..., :t],
-        action_mask=done.action_mask[..., :t],
-        old_logprobs=done.logprobs[..., :t],
+        tokens=done.tokens[..., :size],
+        action_mask=done.action_mask[..., :size],
+        old_logprobs=done.logprobs[..., :size],
+        ended=done.ended,
         rewards=jnp.asarray(returns, jnp.float32),
+        groups=jnp.broadcast_to(jnp.asarray(groups, jnp.int32)[:, None], returns.shape),
     )
+
+
+def one_a_prompt(batch: Batch) -> Batch:
+    """The batch with each completion [A, P, G] as one of a prompt of its own [A, P * G, 1]."""
+    group = batch.rewards.shape[2]
+    prompts, lengths = (jnp.repeat(x, group, 1) for x in batch[:2])
+    return Batch(prompts, lengths, *(x.reshape(x.shape[0], -1, 1, *x.shape[3:]) for x in batch[2:]))
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Batches side by side on the prompt axis, their prompts padded to the longest."""
+    width = max(part.prompts.shape[-1] for part in parts)
+    wide = [
+        part._replace(prompts=jnp.pad(part.prompts, ((0, 0), (0, 0), (0, width - part.prompts.shape[-1])))) for part in parts
+    ]
+    return Batch(*(jnp.concatenate(x, 1) for x in zip(*wide, strict=True)))

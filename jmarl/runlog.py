@@ -18,7 +18,7 @@ from jmarl.checkpoint import Checkpointer, CheckpointError
 from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation
 from jmarl.metrics import MetricsWriter, joint_actions_table
-from jmarl.rollout import Rollout
+from jmarl.rollout import Rollout, Turn
 from jmarl.team import Team
 from jmarl.types import TRACES
 
@@ -37,14 +37,14 @@ class RunLog:
         """Keep a step to be written later. learned: each stack's update metrics, still on the device; at: when it had its
         rewards, by `time.monotonic`."""
         self.flush()
-        valid = played.rewards[np.isfinite(played.rewards)]
-        self.rewards.append(float(valid.mean()) if valid.size else float("nan"))
+        self.rewards.append(mean_return(played))
         self._pending = (step, played, learned, at - self._started)
         self._started = at
-        if played.fault:
-            count = played.rewards.shape[0] * played.rewards.shape[1]
-            message = f"update {step}: {played.invalid} of {count} joint actions have no valid reward; {played.fault}"
-            warnings.warn(message, stacklevel=2)
+        for turn in played.turns:
+            if turn.fault:
+                count = turn.rewards.shape[0] * turn.rewards.shape[1]
+                message = f"update {step}: {turn.invalid} of {count} joint actions have no valid reward; {turn.fault}"
+                warnings.warn(message, stacklevel=2)
 
     def flush(self) -> None:
         """Write the step that is kept; waits for its update."""
@@ -69,7 +69,8 @@ class RunLog:
         if self.writer is not None:
             row = {"eval/updates": updates, "eval/reward": result.mean, "eval/reward_ci95": result.interval}
             self.writer.write(step, row)
-            self.writer.text(step, "eval/joint_actions", self._table(step, result.rollout))
+            for name, turn in named_turns(result.rollout):
+                self.writer.text(step, f"eval/{name}joint_actions", self._table(step, turn))
         self._started += time.monotonic() - began
 
     def save(self, saver: Checkpointer, step: int, state: Any, meta: dict, last: bool) -> None:
@@ -84,30 +85,53 @@ class RunLog:
 
     def _pictures(self, step: int, played: Rollout) -> None:
         assert self.writer is not None
-        self.writer.histogram(step, "reward", played.rewards[np.isfinite(played.rewards)])
-        for agent, lengths in enumerate(token_counts(self.team, played)):
-            self.writer.histogram(step, f"agent_{agent}/length", lengths.ravel())
-        self.writer.text(step, "joint_actions", self._table(step, played))
+        for name, turn in named_turns(played):
+            self.writer.histogram(step, f"{name}reward", turn.rewards[np.isfinite(turn.rewards)])
+            for agent, lengths in enumerate(token_counts(self.team, turn)):
+                self.writer.histogram(step, f"{name}agent_{agent}/length", lengths.ravel())
+            self.writer.text(step, f"{name}joint_actions", self._table(step, turn))
 
-    def _table(self, step: int, played: Rollout) -> str:
+    def _table(self, step: int, played: Turn) -> str:
         prompts = [p for p in played.prompts[0] for _ in played.joint]
         texts = [[row[g] for row in played.texts[n] for g in played.joint[:, n]] for n in range(self.team.num_agents)]
         rng = np.random.default_rng((self.cfg.seed, step))
         return joint_actions_table(prompts, texts, played.rewards.mean(-1).ravel().tolist(), 6, rng)
 
 
-def token_counts(team: Team, played: Rollout) -> list[np.ndarray]:
+def named_turns(played: Rollout) -> list[tuple[str, Turn]]:
+    """Turns and what their metrics' names begin with: nothing in runs of one turn."""
+    return [(f"turn_{t}/" if played.num_turns > 1 else "", turn) for t, turn in enumerate(played.turns)]
+
+
+def mean_return(played: Rollout) -> float:
+    """Of the first turn's joint actions; with one turn the mean reward."""
+    valid = played.joint_returns[0][np.isfinite(played.joint_returns[0])]
+    return float(valid.mean()) if valid.size else float("nan")
+
+
+def token_counts(team: Team, played: Turn) -> list[np.ndarray]:
     """Tokens of each completion [P, G], for every agent."""
     counts: list[Any] = [None] * team.num_agents
     for spec, done in zip(team.stacks, played.completions, strict=True):
         lengths = jax.device_get(done.action_mask).sum(-1)
         for agent, of_agent in zip(spec.order, lengths.reshape(len(spec.order), -1, lengths.shape[-1]), strict=True):
-            counts[agent] = of_agent
+            counts[agent] = of_agent[: len(played.items)]
     return counts
 
 
 def rollout_metrics(team: Team, played: Rollout) -> dict[str, float]:
-    """Rewards, their parts, lengths and the share of completions that ended by themselves."""
+    """Of each turn; with several also the mean return and the number of joint actions, as `return/mean` and `env_steps`."""
+    row: dict[str, float] = {}
+    for (name, turn), returns in zip(named_turns(played), played.returns, strict=True):
+        row |= {name + key: float(x) for key, x in turn_metrics(team, turn, returns).items()}
+    tokens = sum(row.pop(f"{name}tokens") for name, _ in named_turns(played))
+    if played.num_turns > 1:
+        row |= {"return/mean": mean_return(played), "env_steps": float(sum(t.rewards[..., 0].size for t in played.turns))}
+    return row | {"tokens": tokens}
+
+
+def turn_metrics(team: Team, played: Turn, credited: np.ndarray) -> dict[str, float]:
+    """Rewards, their parts, lengths and the share of completions that ended by themselves; credited: returns [N, P, G]."""
     rewards = played.rewards.mean(-1)
     valid = rewards[np.isfinite(rewards)]
     row = {"reward/invalid": float(played.invalid)}
@@ -118,15 +142,14 @@ def rollout_metrics(team: Team, played: Rollout) -> dict[str, float]:
         row[f"reward/{name.strip('<>')}"] = finite.mean() if finite.size else float("nan")
     counts = token_counts(team, played)
     for spec, done in zip(team.stacks, played.completions, strict=True):
-        tokens, mask = jax.device_get((done.tokens, done.action_mask))
-        ended = (np.isin(tokens, spec.stop) & mask).any(-1).reshape(len(spec.order), -1)
+        ended = jax.device_get(done.ended).reshape(len(spec.order), -1, done.ended.shape[-1])
         for i, agent in enumerate(spec.order):
             row[f"agent_{agent}/length"] = counts[agent].mean()
-            row[f"agent_{agent}/ended"] = ended[i].mean()
-            returns = played.returns[agent][np.isfinite(played.returns[agent])]
+            row[f"agent_{agent}/ended"] = ended[i, : len(played.items)].mean()
+            returns = credited[agent][np.isfinite(credited[agent])]
             row[f"agent_{agent}/return"] = returns.mean() if returns.size else float("nan")
     row["tokens"] = sum(c.sum() for c in counts)
-    return {name: float(x) for name, x in row.items()}
+    return row
 
 
 def update_metrics(team: Team, learned: list[dict[str, Any]]) -> dict[str, float]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jmarl.config import Sampling
-from jmarl.models import decoder
+from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
 from jmarl.types import Completions
 
@@ -118,14 +118,29 @@ def choose(logits: jax.Array, key: jax.Array, t: jax.Array, seen: jax.Array | No
     return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
 
 
-def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys, stop, cut: bool = False) -> Completions:
-    """Completions of a stack. cut: read weights in `decoder.panels`.
+def sample(
+    params,
+    cfg: ModelConfig,
+    sampling: Sampling,
+    prompts,
+    lengths,
+    keys,
+    stop,
+    *,
+    cut: bool = False,
+    past=None,
+    keep: bool = False,
+) -> Completions:
+    """Completions of a stack. cut: read weights in `decoder.panels`; keep: with what later prompts can follow, `Kept` [A, ...].
 
     params: pytree [A, ...]; prompts: [A, P, S] int32 padded on the right; lengths: [A, P] (at least 1); keys: [A, P, G]
     typed PRNG keys, one a row, consumed; stop: [n] int32 ids that end a row.
+
+    past: what an earlier call kept, and the row [A, P] of it that each prompt follows. The prompt then begins with the row's
+    last token, which was sampled but never computed.
     """
     (a, p, _), g, new = prompts.shape, keys.shape[2], sampling.max_new_tokens
-    step, cache, token = _prepare(params, cfg, sampling, prompts, lengths, g, cut)
+    step, cache, token, kept = _prepare(params, cfg, sampling, prompts, lengths, g, cut, past)
     seen = _seen_in_prompts(prompts, lengths, g, cfg.vocab_size) if sampling.repetition_penalty != 1 else None
 
     def choose_all(logits, t, seen):
@@ -154,39 +169,49 @@ def sample(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, keys,
         action_mask=jnp.zeros((a, p, g, new), bool),
         logprobs=jnp.zeros((a, p, g, new)),
         truncated_logprobs=jnp.zeros((a, p, g, new)),
+        ended=jnp.zeros((a, p, g), bool),
         steps=jnp.zeros(a, jnp.int32),
     )
     start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, out)
-    steps, *_, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
-    return out._replace(steps=jnp.full(a, steps))
+    steps, _, ended, cache, _, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
+    return out._replace(ended=ended, steps=jnp.full(a, steps), kept=kept(cache, out.action_mask) if keep else None)
 
 
-def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: int, cut: bool):
+def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: int, cut: bool, past):
     """What the decode loop starts from: `step(cache, tokens [A, P, G], t)`, which returns logits [A, P, G, V] and the cache,
-    an empty cache, and the first tokens. Those are the prompts' last ones, so that all logits come from the decode step."""
+    an empty cache, and the first tokens. Those are the prompts' last ones, so that all logits come from the decode step. Also
+    `kept(cache, action_mask)`, which makes of the last cache what later prompts can follow."""
     (a, p, _), new, dtype = prompts.shape, sampling.max_new_tokens, jnp.dtype(sampling.compute_dtype)
     # The axis of a single agent is taken off: XLA drops it from some shapes only, and then copies the cache at every token.
     drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
     each_agent = (lambda f, *_: f) if a == 1 else jax.vmap
     numbers = _layer_numbers(cfg.num_layers, lengths)
 
-    def ready(params, prompts, lengths):
-        view = decoder.decode_view(params, cfg, dtype, prompts, lengths - 1, new, numbers, cut)
-        return view, decoder.init_cache(cfg, p * g, new, dtype)
+    def ready(params, prompts, lengths, past):
+        before = past and decoding.prefix_of(*past)
+        embedded = params | {"embed": params["embed"].astype(dtype)}
+        prefix = decoding.prefill(embedded, cfg, prompts, lengths - 1, before)
+        view = decoding.decode_view(params, cfg, dtype, prefix, new, numbers, cut)
+        return view, decoding.init_cache(cfg, p * g, new, dtype), prefix
 
-    view, cache = each_agent(ready)(*drop_axis((params, prompts, lengths)))
-    decode = each_agent(lambda view, *rest: decoder.decode_step(view, cfg, *rest), (0, 0, 0, None))
+    view, cache, prefix = each_agent(ready)(*drop_axis((params, prompts, lengths, past)))
+    decode = each_agent(lambda view, *rest: decoding.decode_step(view, cfg, *rest), (0, 0, 0, None))
 
     def step(cache, tokens, t):
         logits, cache = decode(view, cache, drop_axis(tokens), t)
         return logits.reshape(a, p, g, -1), cache
 
+    def kept(cache, action_mask):
+        counts = action_mask.sum(-1).reshape(a, p * g)  # the last token is not in the cache, but its prompt's last one is
+        out = each_agent(decoding.keep)(prefix, cache, drop_axis(counts))
+        return jax.tree.map(lambda x: x[None], out) if a == 1 else out
+
     last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
-    return step, cache, jnp.broadcast_to(last, (a, p, g))
+    return step, cache, jnp.broadcast_to(last, (a, p, g)), kept
 
 
 def _layer_numbers(n: int, lengths: jax.Array) -> list[jax.Array]:
-    """0 to n - 1 as numbers that XLA cannot know (it cannot know that lengths are at least 1); see `decoder.decode_view`."""
+    """0 to n - 1 as numbers that XLA cannot know (it cannot know that lengths are at least 1); see `decoding.decode_view`."""
     return lax.cond(lengths.min() > 0, lambda: [jnp.int32(i) for i in range(n)], lambda: [jnp.int32(0)] * n)
 
 

@@ -56,6 +56,43 @@ def encode_prompts(
     return rows
 
 
+def follow_ups(
+    tokenizer: Any,
+    said: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    max_context: int,
+    max_new_tokens: int = 0,
+    chat: bool = False,
+) -> list[list[int]]:
+    """Token ids of conversations that go on: the tokens said so far (a prompt and its completion) stay as they are, behind them
+    a new text, with `chat` as the next message of the user. Raises as `encode_prompts` does."""
+    rows = []
+    for i, (before, text) in enumerate(zip(said, texts, strict=True)):
+        new = tokenizer.encode(chat_follow_up(tokenizer, text) if chat else text, add_special_tokens=False, verbose=False)
+        new = new[1:] if chat and new[:1] == list(before[-1:]) else new  # the completion has ended its message itself
+        if not new:
+            raise ValueError(f"prompt {i} of a later turn is empty: there is no token to continue from")
+        row = [*before, *new]
+        if len(row) + max_new_tokens > max_context:
+            raise ValueError(
+                f"prompt {i} of a later turn ({text[:40]!r}...) makes {len(row)} tokens with its history; with "
+                f"max_new_tokens={max_new_tokens} that is {len(row) + max_new_tokens}, more than the context of {max_context}: "
+                "use fewer or shorter turns, or history=none"
+            )
+        rows.append(row)
+    return rows
+
+
+def chat_follow_up(tokenizer: Any, text: str) -> str:
+    """What the chat template writes after an assistant's message when the user answers with `text`: the end of that message,
+    the user's, and the beginning of the assistant's next one."""
+    chat_prompt(tokenizer, text)  # raises without a template
+    marker = "\u241e"  # a sign that no template writes
+    messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": marker}, {"role": "user", "content": text}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return rendered.partition(marker)[2]
+
+
 def stop_ids(tokenizer: Any) -> tuple[int, ...]:
     """Ids that end a completion: the end of sequence first, then every known end of turn among the special tokens."""
     special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -21,14 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl import sharding
-from jmarl.algorithms import algorithm
+from jmarl.algorithms import algorithm, check_options
 from jmarl.checkpoint import Checkpointer
-from jmarl.config import JOINT_MODES, TrainConfig
+from jmarl.config import TrainConfig
+from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.metrics import MetricsWriter
-from jmarl.programs import compile_run
+from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
-from jmarl.rollout import Formatter, Rollout, play, to_batches
+from jmarl.rollout import Rollout, play, to_batches
 from jmarl.rundir import check_directory, open_checkpoints, resume, set_aside
 from jmarl.runlog import RunLog
 from jmarl.team import Team, init_state, save_team, without_gradients
@@ -46,21 +47,23 @@ class TrainResult(NamedTuple):
 def train(
     team: Team,
     params: Sequence[Any],
-    reward: RewardFunction,
+    reward: RewardFunction | Environment,
     items: Sequence[dict],
     cfg: TrainConfig,
     *,
     formatters: Sequence[Formatter] | None = None,
+    external_transition: Transition | None = None,
     eval_items: Sequence[dict] = (),
     wandb_config: dict | None = None,
 ) -> TrainResult:
     """Train a team on items (dicts with a `prompt`, or with what the formatters read) and return its final state.
 
     params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's).
-    formatters: one an agent, item -> prompt.
+    reward: a reward function, with formatters (one an agent, item -> prompt) and for several turns external_transition, see
+    `environment.Rewarded`; or an environment, which does all of that itself.
     """
-    formatters = formatters or [prompt_of] * team.num_agents
-    check_run(team, items, formatters, cfg, wandb_config)
+    env = environment_of(team, reward, formatters, external_transition, cfg)
+    check_run(items, cfg, wandb_config)
     mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
     state = init_state(params, cfg.learning(), mesh)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
@@ -76,7 +79,7 @@ def train(
         if writer:
             opened.enter_context(writer)
         log = RunLog(team, cfg, writer)
-        result = run(team, state, items, cfg, log, saver, meta, eval_items, reward=reward, formatters=formatters)
+        result = run(team, state, items, cfg, log, saver, meta, eval_items, env)
     if cfg.output_dir:
         save_team(Path(cfg.output_dir) / "models", team, [s.params for s in result.state.stacks])
     return result
@@ -91,9 +94,9 @@ def run(
     saver: Checkpointer | None,
     meta: dict,
     eval_items: Sequence[dict],
-    **playing: Any,
+    env: Environment,
 ) -> TrainResult:
-    """The loop from `state` on; playing: the reward and the formatters."""
+    """The loop from `state` on."""
 
     def tasks_at(step: int) -> list[dict]:
         return [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
@@ -104,18 +107,18 @@ def run(
             return None
         log.flush()  # the row before the evaluation's; waits for the update, which is training time
         began = time.monotonic()
-        result = evaluate(team, [s.params for s in state.stacks], eval_items, cfg=cfg, **playing)
+        result = evaluate(team, [s.params for s in state.stacks], eval_items, env, cfg)
         log.evaluation(step, result, began)
         return result
 
     first = int(state.step)
     if first < cfg.num_updates:
-        compile_run(team, state, tasks_at(first), eval_items, playing["formatters"], cfg)
+        compile_all(programs_of_run(team, state, tasks_at(first), eval_items, env, cfg))
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
-        rollout = play_step(team, state, tasks_at(step), cfg, step, **playing)
-        if step == first and not np.isfinite(rollout.rewards).any():
-            raise ValueError(f"no joint action of the first update has a valid reward: {rollout.fault}")
+        rollout = play_step(team, state, tasks_at(step), env, cfg, step)
+        if step == first and not np.isfinite(rollout.turns[0].rewards).any():
+            raise ValueError(f"no joint action of the first update has a valid reward: {rollout.turns[0].fault}")
         played = time.monotonic()  # before the update, for which the call below may wait or not
         state, learned = update(team, state, rollout, cfg)
         log.step(step, rollout, learned, played)
@@ -126,11 +129,6 @@ def run(
     return TrainResult(without_gradients(state), log.rewards, before, after)
 
 
-def prompt_of(item: dict) -> str:
-    """The formatter used when none is given."""
-    return item["prompt"]
-
-
 def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
     """Indices of a step's items: every epoch is a new order of all of them, from (seed, epoch) alone."""
     positions = range(step * per_step, (step + 1) * per_step)
@@ -138,12 +136,10 @@ def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
     return [int(order[p // num_items][p % num_items]) for p in positions]
 
 
-def play_step(team: Team, state: TeamState, tasks: Sequence[dict], cfg: TrainConfig, step: int, **playing: Any) -> Rollout:
+def play_step(team: Team, state: TeamState, tasks: Sequence[dict], env: Environment, cfg: TrainConfig, step: int) -> Rollout:
     """Sample and reward one step of training."""
-    params = [s.params for s in state.stacks]
-    joint: dict[str, Any] = dict(joint_mode=JOINT_MODES[cfg.joint_mode], cross_credit=cfg.cross_credit)
-    randomness: dict[str, Any] = dict(seed=cfg.seed, step=step, group=cfg.num_generations)
-    return play(team, params, tasks, settings=cfg.sampling(), chat=cfg.chat, **joint, **randomness, **playing)
+    params, how = [s.params for s in state.stacks], dict(seed=cfg.seed, step=step, group=cfg.num_generations)
+    return play(team, params, tasks, env, cfg.sampling(), cfg.episodes(), **how)
 
 
 def update(team: Team, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> tuple[TeamState, list[dict]]:
@@ -165,17 +161,34 @@ def check_settings(cfg: TrainConfig) -> None:
             f"num_generations={cfg.num_generations} is too small for algorithm={cfg.algorithm!r}: "
             f"its {row.advantage} baseline needs at least {row.min_group}"
         )
+    check_options(dataclasses.asdict(cfg))
     sharding.mesh_for(cfg.mesh, [1])
     check_directory(cfg)
 
 
-def check_run(
-    team: Team, items: Sequence[dict], formatters: Sequence[Formatter], cfg: TrainConfig, wandb_config: Mapping | None
-) -> None:
-    """Refuse what would fail later, with the number and the name."""
-    check_settings(cfg)
+def environment_of(
+    team: Team,
+    reward: RewardFunction | Environment,
+    formatters: Sequence[Formatter] | None,
+    transition: Transition | None,
+    cfg: TrainConfig,
+) -> Environment:
+    """The environment that a run is played in."""
+    if not isinstance(reward, RewardFunction):
+        if formatters or transition:
+            raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
+        return reward
+    formatters = formatters or [prompt_of] * team.num_agents
     if len(formatters) != team.num_agents:
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
+    if cfg.num_turns > 1 and transition is None:
+        raise ValueError(f"num_turns={cfg.num_turns} needs external_transition, which writes the prompts of the next turn")
+    return Rewarded(reward, formatters, transition)
+
+
+def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | None) -> None:
+    """Refuse what would fail later, with the number and the name."""
+    check_settings(cfg)
     if not items:
         raise ValueError("there are no items to train on")
     if wandb_config is not None and not cfg.output_dir:

@@ -21,7 +21,9 @@ class Completions(NamedTuple):
     action_mask: jax.Array  # [A, P, G, T] bool: tokens the agent chose, the ending one included
     logprobs: jax.Array  # [A, P, G, T] float32, of the whole vocabulary at the sampling temperature
     truncated_logprobs: jax.Array  # [A, P, G, T] float32, of the distribution really sampled from
+    ended: jax.Array  # [A, P, G] bool: the agent ended the completion itself
     steps: jax.Array  # [A] int32: decode steps run before every row on the device had ended
+    kept: Any = None  # keys and values that a later turn can go on from, [A, ...], where they were asked for
 
 
 class Batch(NamedTuple):
@@ -32,7 +34,9 @@ class Batch(NamedTuple):
     tokens: jax.Array  # [A, P, G, T] int32
     action_mask: jax.Array  # [A, P, G, T] bool
     old_logprobs: jax.Array  # [A, P, G, T] float32: the behaviour policy's, whole vocabulary
-    rewards: jax.Array  # [A, P, G] float32, NaN where the reward was invalid: the row is then masked
+    ended: jax.Array  # [A, P, G] bool: the agent ended the completion itself, it was not cut off
+    rewards: jax.Array  # [A, P, G] float32, the returns; NaN where invalid: the row is then masked
+    groups: jax.Array  # [A, P, G] int32: rows with one number are compared with each other by the baselines
 
 
 class StackState(NamedTuple):

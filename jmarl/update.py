@@ -1,6 +1,5 @@
-"""One optimiser step: advantages, loss, gradients over micro-batches, clip, AdamW; for one agent, lifted to a stack.
-
-Left out: several epochs over a batch and target_kl (one update a batch keeps the ratio at 1).
+"""What a stack learns from a batch: advantages, loss, gradients over micro-batches, clip, AdamW; for one agent, lifted to a
+stack. One optimiser step, or several: passes over the batch's parts until the policy has moved as far as it may.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from jax import lax
 from jax.stages import Lowered
 
 from jmarl import advantages, losses, masked
-from jmarl.algorithms import algorithm
+from jmarl.algorithms import algorithm, option
 from jmarl.config import Learning
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
@@ -26,17 +25,18 @@ from jmarl.types import TRACES, Batch, StackState
 
 
 def schedule(cfg: Learning) -> optax.Schedule:
-    """Learning rate by update number: linear warm-up, then constant, or linearly or by a cosine down to 0."""
-    peak, rest = cfg.learning_rate, cfg.num_updates - cfg.warmup_updates
+    """Learning rate by optimiser step: linear warm-up, then constant, or linearly or by a cosine down to 0."""
+    steps = cfg.num_epochs * cfg.num_minibatches
+    peak, warmup_steps, rest = cfg.learning_rate, cfg.warmup_updates * steps, (cfg.num_updates - cfg.warmup_updates) * steps
     after = {
         "constant": lambda: optax.constant_schedule(peak),
         "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
         "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
     }[cfg.lr_schedule]()
-    if not cfg.warmup_updates:
+    if not warmup_steps:
         return after
-    warmup = optax.linear_schedule(peak / cfg.warmup_updates, peak, max(cfg.warmup_updates - 1, 1))
-    return optax.join_schedules([warmup, after], [cfg.warmup_updates])
+    warmup = optax.linear_schedule(peak / warmup_steps, peak, max(warmup_steps - 1, 1))
+    return optax.join_schedules([warmup, after], [warmup_steps])
 
 
 def optimizer(cfg: Learning) -> optax.GradientTransformation:
@@ -46,7 +46,7 @@ def optimizer(cfg: Learning) -> optax.GradientTransformation:
 
 
 def updates_done(state: StackState) -> jax.Array:
-    """Number of updates that changed the parameters, [A] (or [] of one agent): Adam's own count."""
+    """Number of optimiser steps that changed the parameters, [A] (or [] of one agent): Adam's own count."""
     return state.opt_state[1][0].count
 
 
@@ -77,14 +77,14 @@ class Rows(NamedTuple):
     advantages: jax.Array  # [P, G]
 
 
-def split(rows: Rows, n: int) -> Rows:
-    """Leaves [n, ...]: n micro-batches, cut over the prompts first and then over the group."""
+def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
+    """Leaves [n, ...]: n parts, cut over the prompts first and then over the group; setting: who asked for them."""
     prompts, group = rows.advantages.shape
     over_p = next(k for k in range(min(n, prompts), 0, -1) if n % k == 0 and prompts % k == 0)
     over_g = n // over_p
     if group % over_g:
         raise ValueError(
-            f"micro_batches={n} does not divide {prompts} prompts of {group} completions evenly: "
+            f"{setting}={n} does not divide {prompts} prompts of {group} completions evenly: "
             f"use a divisor of num_prompts={prompts}, or that times a divisor of num_generations={group}"
         )
 
@@ -102,7 +102,10 @@ def split(rows: Rows, n: int) -> Rows:
 def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning) -> tuple[Rows, dict]:
     """Masks, token weights, reference log-probabilities and advantages of one agent's batch (no agent axis)."""
     row = algorithm(learning.algorithm)
-    mask = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
+    valid = jnp.isfinite(batch.rewards)
+    if option("mask_overlong", learning.mask_overlong, row):
+        valid &= batch.ended
+    mask = batch.action_mask & valid[..., None]
     ref, returns = batch.old_logprobs, batch.rewards
     if reference is not None:
         weights = decoder.cast(reference, jnp.dtype(learning.compute_dtype))
@@ -111,13 +114,15 @@ def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning
         if learning.kl_in == "reward":
             kl = losses.kl_estimate(batch.old_logprobs, ref, learning.kl_estimator)
             returns = returns - learning.kl_coef * masked.total(kl, mask, -1)
-    advantage = advantages.estimate(row.advantage, learning.advantage_scale or row.scale, returns)
+    advantage = advantages.estimate(row.advantage, learning.advantage_scale or row.scale, returns, batch.groups)
+    same = advantages.members(returns.reshape(-1), batch.groups.reshape(-1))
+    nothing = jnp.max(jnp.where(same, jnp.abs(advantage).reshape(-1), 0), -1) < advantages.EPS
     metrics = {
-        "advantage_std": jnp.std(advantage),
-        "zero_variance_share": jnp.mean(jnp.all(jnp.abs(advantage) < advantages.EPS, -1)),
+        "advantage_std": jnp.sqrt(masked.mean((advantage - masked.mean(advantage, valid)) ** 2, valid)),
+        "zero_variance_share": masked.mean(nothing, valid.reshape(-1)),
     }
     share = mask / jnp.maximum(mask.sum(), 1)
-    weights = losses.token_weights(mask, learning.loss_aggregation or row.aggregation)
+    weights = losses.token_weights(mask, learning.loss_aggregation or row.aggregation, valid)
     shared = (batch.prompts, batch.prompt_lengths, batch.tokens)
     return Rows(*shared, mask, share, weights, batch.old_logprobs, ref, advantage), metrics
 
@@ -125,7 +130,7 @@ def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning
 def token_loss(logp: jax.Array, entropy: jax.Array, of: Rows, learning: Learning) -> tuple[jax.Array, dict]:
     """Loss of tokens and their part of its metrics; all arrays [P, G, T] or, any tokens of them, [M]: the advantages too."""
     row = algorithm(learning.algorithm)
-    options = {argument: getattr(learning, setting) for argument, setting in row.options.items()}
+    options = {argument: option(name, getattr(learning, name), row) for argument, name in row.options.items()}
     loss, metrics = row.loss(logp, of.old_logprobs, of.advantages, of.weights, **options)
     if learning.entropy_coef:
         loss = loss - learning.entropy_coef * jnp.sum(of.weights * entropy)
@@ -136,6 +141,8 @@ def token_loss(logp: jax.Array, entropy: jax.Array, of: Rows, learning: Learning
             loss = loss + learning.kl_coef * jnp.sum(of.weights * kl)
     drift = logp - of.old_logprobs
     metrics |= {"entropy": entropy, "ratio": jnp.exp(drift), "mismatch": jnp.abs(drift)}
+    if learning.target_kl is not None:
+        metrics["kl_moved"] = losses.kl_estimate(of.old_logprobs, logp, "k3")
     metrics = {name: masked.total(of.share * x, of.mask) for name, x in metrics.items()}
     return loss, metrics | {"loss": loss}
 
@@ -148,7 +155,7 @@ def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> 
     of_loss = functools.partial(token_loss, learning=learning)
     of = rows._replace(advantages=jnp.broadcast_to(rows.advantages[..., None], rows.mask.shape))
     of = of._replace(prompts=None, lengths=None, tokens=None)  # only the tokens' own
-    if "level" in algorithm(learning.algorithm).options and learning.ratio_level == "sequence":
+    if option("ratio_level", learning.ratio_level, row := algorithm(learning.algorithm)) != "token" and "level" in row.options:
         return of_loss(*score(weights, cfg, *inputs, **options), of)
     return score_loss(weights, cfg, *inputs, of, of_loss, **options)
 
@@ -182,10 +189,14 @@ def agent_gradients(params: Any, reference: Any, batch: Batch, cfg: ModelConfig,
     return grads, metrics | about_batch
 
 
-def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Learning) -> tuple[StackState, dict]:
-    """One optimiser step of one agent. A loss or gradient that is not finite changes nothing and is counted."""
+def apply_gradients(
+    state: StackState, grads: Any, loss: jax.Array, held: jax.Array | None = None, *, learning: Learning
+) -> tuple[StackState, dict]:
+    """One optimiser step of one agent, unless it is `held`. A loss or gradient that is not finite changes nothing and is
+    counted."""
     norm = optax.tree.norm(grads)
-    ok = jnp.isfinite(norm) & jnp.isfinite(loss)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    ok = finite if held is None else finite & ~held
     adam = optimizer(learning)
 
     def choose(ok, new, old):
@@ -200,9 +211,47 @@ def apply_gradients(state: StackState, grads: Any, loss: jax.Array, learning: Le
         grads, choose(written, state.opt_state, jax.tree.map(jnp.zeros_like, state.opt_state)), state.params
     )
     opt_state = choose(ok & written, moments, state.opt_state)
-    skipped = state.skipped + ~ok
+    skipped = state.skipped + ~finite
     metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
     return StackState(params, opt_state, state.reference, skipped, grads), metrics
+
+
+def one_step(state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str) -> tuple[StackState, dict]:
+    """One optimiser step of a stack [A, ...] on a whole batch."""
+    gradients_of = per_agent(functools.partial(agent_gradients, cfg=cfg, learning=learning), how)
+    grads, metrics = gradients_of(state.params, reference, batch)
+    state, of_step = jax.vmap(functools.partial(apply_gradients, learning=learning))(state, grads, metrics["loss"])
+    return state, metrics | of_step
+
+
+def several_steps(
+    state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str
+) -> tuple[StackState, dict]:
+    """`num_epochs` passes over `num_minibatches` parts of a batch, an optimiser step each; advantages and reference are those
+    of the whole batch. An agent whose policy has moved by more than `target_kl` makes no further step. Metrics are means over
+    the steps made; `steps` counts them."""
+    n = learning.num_minibatches
+    rows, about_batch = per_agent(functools.partial(make_rows, cfg=cfg, learning=learning), how)(reference, batch)
+    rows = rows._replace(weights=n * rows.weights, share=n * rows.share)  # a part's loss is a mean over the part
+    parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(rows)
+    gradients_of = per_agent(functools.partial(gradients, cfg=cfg, learning=learning), how)
+    apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
+
+    def step(carry, part):
+        state, held = carry
+        grads, metrics = gradients_of(state.params, jax.tree.map(lambda x: x[:, part], parts))
+        if learning.target_kl is not None:
+            held |= metrics["kl_moved"] > learning.target_kl
+        state, of_step = apply(state, grads, metrics["loss"], held)
+        return (state, held), (metrics | of_step, ~held)
+
+    order = jnp.tile(jnp.arange(n), learning.num_epochs)
+    held = jnp.zeros(rows.mask.shape[0], bool)
+    (state, _), (metrics, made) = lax.scan(step, (state, held), order)
+    last = {name: metrics.pop(name)[-1] for name in ("learning_rate", "skipped")}
+    steps = {"steps": made.sum(0)}
+    made = made.at[0].set(True)  # the first part was seen, whether or not it was learned from
+    return state, {name: masked.mean(x, made, 0) for name, x in metrics.items()} | last | about_batch | steps
 
 
 @functools.partial(
@@ -217,12 +266,8 @@ def _update(state: StackState, reference: Any, batch: Batch, *, cfg, learning, m
     agents = batch.tokens.shape[0]
     how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
 
-    def of_device(state, reference, batch):
-        gradients_of = per_agent(functools.partial(agent_gradients, cfg=cfg, learning=learning), how)
-        grads, metrics = gradients_of(state.params, reference, batch)
-        state, of_step = jax.vmap(functools.partial(apply_gradients, learning=learning))(state, grads, metrics["loss"])
-        return state, metrics | of_step
-
+    of_device = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
+    of_device = functools.partial(of_device, cfg=cfg, learning=learning, how=how)
     state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch)
     return constrain(state, mesh), metrics
 

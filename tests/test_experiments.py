@@ -35,6 +35,15 @@ def test_bench_step_prints_one_json_object():
     assert abs(out["tokens_per_s"] * out["generate_s"] / (2 * 2 * 4 * 8) - 1) < 0.05
 
 
+def test_the_table_of_algorithms_is_the_readmes():
+    """Made from the code, every row of it; the README has it as printed."""
+    from jmarl.algorithms import ALGORITHMS
+
+    printed = run("experiments.algorithms").strip()
+    assert printed in (ROOT / "README.md").read_text()
+    assert [line.split("`")[1] for line in printed.splitlines()[2:]] == list(ALGORITHMS)
+
+
 def test_bench_step_refuses_an_unknown_dtype():
     command = [sys.executable, "-m", "experiments.bench_step", "--model", "tiny-random", "--dtype", "float16"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

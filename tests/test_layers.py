@@ -15,19 +15,23 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 
 LAYERS = [
-    {"types", "config", "masked", "models", "models.config", "models.decoder"},
-    {"advantages", "losses", "scoring", "sampling"} | {"text", "metrics", "rewards", "hf_format", "gguf_weights", "weights"},
+    {"types", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
+    {"advantages", "losses", "scoring", "sampling"}
+    | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
-    {"update", "team", "rollout", "preferences", "checkpoint"},
+    {"update", "team", "generate", "rollout", "preferences", "checkpoint"},
     {"train", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
     "models.decoder": {"models.config"},
+    "models.decoding": {"models.config", "models.decoder"},
+    "environment": {"rewards"},
     "gguf_weights": {"hf_format"},
     "weights": {"hf_format", "gguf_weights"},
     "team": {"update"},
-    "rollout": {"team"},
+    "generate": {"team"},
+    "rollout": {"generate", "team"},
     "preferences": {"rollout", "team"},
     "runlog": {"evaluate"},
     "train": {"evaluate", "programs", "rundir", "runlog"},
@@ -37,7 +41,8 @@ SIDEWAYS = {
 
 # Pure functions of arrays: no tokenizer, file, clock or log.
 DEVICE = {
-    "types", "masked", "models", "models.decoder", "scoring", "sampling", "advantages", "losses", "algorithms", "stack",
+    "types", "masked", "models", "models.decoder", "models.decoding", "scoring", "sampling",
+    "advantages", "losses", "algorithms", "stack",
     "sharding", "update",
 }  # fmt: skip
 NOT_ON_DEVICE = {
@@ -47,11 +52,11 @@ NOT_ON_DEVICE = {
 NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
-HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards"}
+HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards", "returns", "environment"}
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"config", "models.config"}
 
-FLAX_USERS = {"models", "models.config", "models.decoder", "checkpoint"}
+FLAX_USERS = {"models", "models.config", "models.decoder", "models.decoding", "checkpoint"}
 NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}
 
 

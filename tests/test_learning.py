@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl.config import TrainConfig
+from jmarl.config import Episodes, TrainConfig
+from jmarl.environment import Rewarded
 from jmarl.models import decoder
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
@@ -63,7 +64,7 @@ FORMATTERS = [lambda item: item["prompt"], lambda item: "apples " + item["prompt
 
 def shares_of_agents(result, evaluation):
     """Mean share of vowels in each agent's held-out completions."""
-    return [np.mean([[vowels(t) for t in row] for row in agent]) for agent in evaluation.rollout.texts]
+    return [np.mean([[vowels(t) for t in row] for row in agent]) for agent in evaluation.rollout.turns[0].texts]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -92,7 +93,9 @@ def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, mak
     team, params = two_copies(tiny_config, tiny_tokenizer, make_tokenizer, 0)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
     result = train(team, params, reward, ITEMS, CONFIG, formatters=FORMATTERS, eval_items=HELD_OUT)
-    assert result.before.rollout.texts == result.after.rollout.texts
+    before, after = (evaluation.rollout.turns[0].texts for evaluation in (result.before, result.after))
+    assert before == after
     keys = dict(seed=0, step=0, group=8)
-    again = play(team, [s.params for s in result.state.stacks], HELD_OUT, reward, FORMATTERS, CONFIG.sampling(), **keys)
-    assert again.texts != result.after.rollout.texts, "training draws other random numbers than evaluation"
+    params = [s.params for s in result.state.stacks]
+    again = play(team, params, HELD_OUT, Rewarded(reward, FORMATTERS), CONFIG.sampling(), Episodes(), **keys)
+    assert again.turns[0].texts != after, "training draws other random numbers than evaluation"

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.algorithms import ALGORITHMS, algorithm
-from jmarl.config import CHOICES
-from jmarl.losses import clipped_surrogate, kl_estimate, policy_gradient, token_weights
+from jmarl.algorithms import ALGORITHMS, CLIPPING, DEFAULTS, algorithm, check_options, option
+from jmarl.config import CHOICES, Learning
+from jmarl.losses import cispo, clipped_surrogate, kl_estimate, policy_gradient, token_weights
 
 MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
 
@@ -96,7 +96,7 @@ def test_zero_advantage_gives_exactly_zero_gradient(arrays, loss):
 
 
 @pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"][1:])
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "turn"])
 def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient(arrays, aggregation, level):
     """Token by token; with one ratio a sequence, averaged over the sequence's tokens."""
     logp, _, advantages, mask = arrays
@@ -168,6 +168,21 @@ def test_padding_may_hold_anything(arrays):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize("ratio, weight", [(1.0, 1.0), (1.2, 1.2), (1.5, 1.28), (0.5, 0.7)])
+def test_cispo_by_hand(ratio, weight, advantage):
+    """eps_low 0.3, eps_high 0.28: the gradient is minus the clipped weight times the advantage, whatever its sign."""
+    logp, ones = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
+
+    def loss(x):
+        return cispo(x, logp - np.log(ratio), advantage * ones, ones, eps_low=0.3, eps_high=0.28)
+
+    (value, metrics), grad = jax.value_and_grad(loss, has_aux=True)(logp)
+    assert float(value) == pytest.approx(weight * advantage, rel=1e-5)
+    assert float(grad[0, 0, 0]) == pytest.approx(-weight * advantage, rel=1e-5)
+    assert int(metrics["clip_share"].sum()) == (ratio not in (1.0, 1.2))
+
+
 # --- KL ------------------------------------------------------------------------------------------------------------------
 
 
@@ -201,10 +216,35 @@ def test_rows_of_the_table():
         "marloo": ("leave_one_out", "none", policy_gradient),
         "maremax": ("max_baseline", "none", policy_gradient),
         "grpo": ("group_mean", "std", clipped_surrogate),
+        "dr_grpo": ("group_mean", "none", clipped_surrogate),
+        "dapo": ("group_mean", "std", clipped_surrogate),
+        "gspo": ("group_mean", "std", clipped_surrogate),
+        "cispo": ("group_mean", "std", cispo),
+        "at_grpo": ("group_mean", "std", clipped_surrogate),
+        "dr_mas": ("batch_mean", "batch_std", clipped_surrogate),
     }
     for row in ALGORITHMS.values():
         assert row.advantage in ESTIMATORS and row.scale in CHOICES["advantage_scale"][1:]
         assert row.aggregation in CHOICES["loss_aggregation"][1:]
+        assert set(row.options.values()) <= set(CLIPPING.values()) and set(row.defaults) <= set(DEFAULTS)
+        assert {f for f in DEFAULTS if getattr(Learning(), f) is not None} == set(), "a row's default is not the config's"
+
+
+def test_options_of_rows():
+    """What was given, else the row's default, else everyone's."""
+    assert option("clip_eps_high", None, ALGORITHMS["dapo"]) == 0.28 and option("clip_eps_low", None, ALGORITHMS["dapo"]) == 0.2
+    assert option("clip_eps_high", 0.5, ALGORITHMS["dapo"]) == 0.5
+    assert option("ratio_level", None, ALGORITHMS["gspo"]) == "sequence"
+    assert option("mask_overlong", False, ALGORITHMS["dapo"]) is False
+
+
+def test_an_option_without_a_meaning_is_refused():
+    settings = dict.fromkeys(CLIPPING.values()) | {"clip_eps_high": 0.3}
+    with pytest.raises(ValueError, match=r"clip_eps_high=0.3 has no meaning for algorithm='magrpo'; it is for grpo, dr_grpo"):
+        check_options(settings | {"algorithm": "magrpo"})
+    check_options(settings | {"algorithm": "grpo"})
+    with pytest.raises(ValueError, match="ratio_level='sequence' has no meaning for algorithm='cispo'"):
+        check_options(settings | {"algorithm": "cispo", "ratio_level": "sequence"})
 
 
 def test_an_unknown_algorithm_names_the_nearest_and_all():

@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import rollout, scoring
-from jmarl.config import Sampling, TrainConfig
+from jmarl import generate, scoring
+from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.environment import Rewarded
 from jmarl.evaluate import evaluate
+from jmarl.generate import EVAL, bucket, encode, sample_team
 from jmarl.models import decoder
+from jmarl.returns import credit, joint_actions
 from jmarl.rewards import make_reward
-from jmarl.rollout import EVAL, bucket, credit, encode, joint_actions, play, sample_team, to_batches
+from jmarl.rollout import play, to_batches
 from jmarl.stack import unstack
 from jmarl.team import make_team
 from jmarl.types import TRACES
@@ -59,10 +62,11 @@ def lengths_reward(a, b):
     return [len(x) + 1000 * len(y) for x, y in zip(a, b, strict=True)]
 
 
-def play_pair(pair, items=ITEMS, reward=lengths_reward, step=0, seed=0, group=GROUP, **options):
+def play_pair(pair, items=ITEMS, reward=lengths_reward, step=0, seed=0, group=GROUP, joint_mode="aligned", **options):
     team, params = pair
     options = dict(seed=seed, step=step, group=group) | options
-    return play(team, params, items, make_reward(reward, num_agents=2), FORMATTERS, SETTINGS, **options)
+    env = Rewarded(make_reward(reward, num_agents=2), FORMATTERS)
+    return play(team, params, items, env, SETTINGS, Episodes(joint_mode=joint_mode), **options)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +109,7 @@ def test_credit_of_own_rewards_and_of_invalid_ones():
 
 
 def test_every_agent_reads_its_own_prompt(played):
-    assert played.prompts == [[f(item) for item in ITEMS] for f in FORMATTERS]
+    assert played.turns[0].prompts == [[f(item) for item in ITEMS] for f in FORMATTERS]
 
 
 @pytest.mark.parametrize("mode, count", [("aligned", GROUP), ("cross", GROUP**2)])
@@ -118,41 +122,46 @@ def test_rewards_are_those_of_the_joint_actions_texts(pair, mode, count):
         return lengths_reward(a, b)
 
     got = play_pair(pair, reward=reward, joint_mode=mode)
-    assert got.rewards.shape == (2, count, 2) and got.joint.shape == (count, 2)
+    assert got.turns[0].rewards.shape == (2, count, 2) and got.turns[0].joint.shape == (count, 2)
     for p in range(2):
-        for j, (g, h) in enumerate(got.joint):
-            assert got.rewards[p, j].tolist() == [len(got.texts[0][p][g]) + 1000 * len(got.texts[1][p][h])] * 2
+        for j, (g, h) in enumerate(got.turns[0].joint):
+            assert (
+                got.turns[0].rewards[p, j].tolist()
+                == [len(got.turns[0].texts[0][p][g]) + 1000 * len(got.turns[0].texts[1][p][h])] * 2
+            )
     assert seen["items"] == [item for item in ITEMS for _ in range(count)]
     assert seen["prompts"] == [item["prompt"] for item in ITEMS for _ in range(count)]
     assert seen["random"] == np.random.default_rng((0, 0, 0)).random()
 
 
 def test_texts_are_the_chosen_tokens_without_special_ones(pair, played, tiny_tokenizer):
-    tokens, mask = jax.device_get((played.completions[0].tokens, played.completions[0].action_mask))
+    tokens, mask = jax.device_get((played.turns[0].completions[0].tokens, played.turns[0].completions[0].action_mask))
     for agent in range(2):
         for p in range(2):
             for g in range(GROUP):
                 row = tokens[agent, p, g][mask[agent, p, g]]
-                assert played.texts[agent][p][g] == tiny_tokenizer.decode(row, skip_special_tokens=True)
-    assert len({text for agent in played.texts for prompt in agent for text in prompt}) == 2 * 2 * GROUP
+                assert played.turns[0].texts[agent][p][g] == tiny_tokenizer.decode(row, skip_special_tokens=True)
+    assert len({text for agent in played.turns[0].texts for prompt in agent for text in prompt}) == 2 * 2 * GROUP
 
 
 def test_the_same_step_is_played_again_and_another_is_not(pair, played):
     """Texts follow from seed, step and purpose, and are other ones for other seeds, steps and purposes."""
-    assert play_pair(pair).texts == played.texts
+    assert play_pair(pair).turns[0].texts == played.turns[0].texts
     for change in (dict(step=1), dict(seed=1), dict(purpose=EVAL)):
-        assert play_pair(pair, **change).texts != played.texts
+        assert play_pair(pair, **change).turns[0].texts != played.turns[0].texts
 
 
 def test_what_a_prompt_gets_does_not_depend_on_the_prompts_after_it(pair, played):
-    assert [agent[0] for agent in play_pair(pair, items=ITEMS[:1]).texts] == [agent[0] for agent in played.texts]
+    assert [agent[0] for agent in play_pair(pair, items=ITEMS[:1]).turns[0].texts] == [
+        agent[0] for agent in played.turns[0].texts
+    ]
 
 
 def test_an_invalid_reward_masks_its_joint_action(pair):
     """NaN for one of prompt 0's: the returns are NaN, the others stay, and it is counted."""
     got = play_pair(pair, reward=lambda a, b: [float("nan"), *range(1, len(a))])
-    assert got.invalid == 1 and np.isnan(got.returns[:, 0, 0]).all()
-    assert np.isfinite(np.delete(got.returns.reshape(2, -1), 0, 1)).all()
+    assert got.turns[0].invalid == 1 and np.isnan(got.returns[0][:, 0, 0]).all()
+    assert np.isfinite(np.delete(got.returns[0].reshape(2, -1), 0, 1)).all()
     assert np.isnan(to_batches(pair[0], got)[0].rewards[:, 0, 0]).all()
 
 
@@ -163,13 +172,13 @@ def test_batches_hold_what_was_sampled_and_its_return(pair, played):
     """Own prompts, whole-vocabulary log-probabilities, and the return of exactly that completion."""
     (batch,) = jax.device_get(to_batches(pair[0], played))
     assert batch.prompts.shape == (2, 2, 32) and batch.tokens.shape == (2, 2, GROUP, NEW)
-    np.testing.assert_array_equal(batch.rewards, played.returns.astype(np.float32))
-    np.testing.assert_array_equal(batch.old_logprobs, played.completions[0].logprobs)
+    np.testing.assert_array_equal(batch.rewards, played.returns[0].astype(np.float32))
+    np.testing.assert_array_equal(batch.old_logprobs, played.turns[0].completions[0].logprobs)
     spec = pair[0].stacks[0]
     for agent in range(2):
         for p in range(2):
             ids = batch.prompts[agent, p, : batch.prompt_lengths[agent, p]]
-            assert spec.tokenizer.decode(ids) == played.prompts[agent][p]
+            assert spec.tokenizer.decode(ids) == played.turns[0].prompts[agent][p]
     scores = jax.vmap(functools.partial(scoring.score, cfg=spec.config))(
         pair[1][0], prompts=batch.prompts, lengths=batch.prompt_lengths, tokens=batch.tokens
     )
@@ -180,9 +189,11 @@ def test_batches_hold_what_was_sampled_and_its_return(pair, played):
 def test_token_axes_are_cut_to_quarters(pair, played, steps, kept):
     """Of 7 or 8 new tokens; never shorter than the longest completion."""
     size = 7 if steps == 7 else 8
-    done = played.completions[0]
+    done = played.turns[0].completions[0]
     padded = [jnp.pad(x, ((0, 0),) * 3 + ((0, size - NEW),)) for x in done[:4]]
-    cut = played._replace(completions=(type(done)(*padded, jnp.int32(steps)),))
+    longer = dict(zip(done._fields, padded, strict=False)) | {"steps": jnp.full(2, steps)}
+    turn = played.turns[0]._replace(completions=(done._replace(**longer),))
+    cut = played._replace(turns=(turn,))
     (batch,) = to_batches(pair[0], cut)
     assert batch.tokens.shape[-1] == batch.action_mask.shape[-1] == batch.old_logprobs.shape[-1] == kept
 
@@ -198,13 +209,13 @@ def test_a_team_of_two_stacks(mixed, agents, played):
 
     formatters = [FORMATTERS[0], lambda item: "unusual " + item["prompt"], FORMATTERS[1]]
     keys = dict(seed=0, step=0, group=GROUP)
-    got = play(team, params, ITEMS, make_reward(reward, num_agents=3), formatters, SETTINGS, **keys)
-    assert got.texts[0] == played.texts[0]
+    got = play(team, params, ITEMS, Rewarded(make_reward(reward, num_agents=3), formatters), SETTINGS, Episodes(), **keys)
+    assert got.turns[0].texts[0] == played.turns[0].texts[0]
     for agent in range(3):
-        assert got.returns[agent].tolist() == [[100 * agent + len(t) for t in row] for row in got.texts[agent]]
+        assert got.returns[0][agent].tolist() == [[100 * agent + len(t) for t in row] for row in got.turns[0].texts[agent]]
     first, second = jax.device_get(to_batches(team, got))
-    np.testing.assert_array_equal(first.rewards, got.returns[[0, 2]].astype(np.float32))
-    np.testing.assert_array_equal(second.rewards, got.returns[[1]].astype(np.float32))
+    np.testing.assert_array_equal(first.rewards, got.returns[0][[0, 2]].astype(np.float32))
+    np.testing.assert_array_equal(second.rewards, got.returns[0][[1]].astype(np.float32))
     assert second.prompts[0, 0, 0] == 320, "the added token of agent 1's tokenizer"
 
 
@@ -215,12 +226,12 @@ def test_shared_weights_are_one_parameter_set_with_two_roles(agents):
     got = play_pair((team, params), items=ITEMS)
     (batch,) = jax.device_get(to_batches(team, got))
     assert batch.tokens.shape == (1, 4, GROUP, NEW)
-    np.testing.assert_array_equal(batch.rewards[0], got.returns.reshape(4, GROUP).astype(np.float32))
+    np.testing.assert_array_equal(batch.rewards[0], got.returns[0].reshape(4, GROUP).astype(np.float32))
     texts = [team.stacks[0].tokenizer.decode(ids[:n]) for ids, n in zip(batch.prompts[0], batch.prompt_lengths[0], strict=True)]
-    assert texts == [prompt for role in got.prompts for prompt in role]
+    assert texts == [prompt for role in got.turns[0].prompts for prompt in role]
     same = make_team([agents[0]] * 2)  # two copies instead: the same prompts and keys, so the same texts
-    assert play_pair(same).texts == got.texts
-    assert got.texts[0] != got.texts[1]
+    assert play_pair(same).turns[0].texts == got.turns[0].texts
+    assert got.turns[0].texts[0] != got.turns[0].texts[1]
 
 
 # --- lengths and compiles ------------------------------------------------------------------------------------------------
@@ -275,10 +286,11 @@ def test_evaluation_mean_and_interval(pair):
     def reward(a, b):  # three prompts of three: means 2, 8 and nothing
         return [1, 2, 3, 7, float("nan"), 9, *[None] * 3]
 
-    result = evaluate(team, params, items, make_reward(reward, num_agents=2), FORMATTERS, cfg)
+    result = evaluate(team, params, items, Rewarded(make_reward(reward, num_agents=2), FORMATTERS), cfg)
     assert result.mean == 5 and result.interval == pytest.approx(1.96 * np.std([2, 8], ddof=1) / np.sqrt(2))
-    assert result.rollout.invalid == 4
-    nothing = evaluate(team, params, items, make_reward(lambda a, b: [None] * len(a), num_agents=2), FORMATTERS, cfg)
+    assert result.rollout.turns[0].invalid == 4
+    none = make_reward(lambda a, b: [None] * len(a), num_agents=2)
+    nothing = evaluate(team, params, items, Rewarded(none, FORMATTERS), cfg)
     assert np.isnan(nothing.mean) and np.isnan(nothing.interval)
 
 
@@ -287,4 +299,4 @@ def test_stacked_agents_are_their_own(pair, agents):
     for a, agent in enumerate(agents):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(unstack(pair[1][0], a)), agent.params)
     assert {x.dtype for x in jax.tree.leaves(pair[1])} == {jnp.dtype("float32")}
-    assert rollout.TRAIN != rollout.EVAL
+    assert generate.TRAIN != generate.EVAL

@@ -86,3 +86,31 @@ def test_decode_skips_special_tokens_and_keeps_every_space(tiny_tokenizer):
     ids = tiny_tokenizer.encode(sentence)
     rows = [np.array([*ids, 2, 0, 0]), ids[:0]]
     assert text.decode(tiny_tokenizer, rows) == [sentence, ""]
+
+
+# --- later turns ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_follow_up_is_what_the_template_writes(tiny_tokenizer, ended):
+    """Whether or not the completion ended its message itself, the conversation reads as the template renders it, and what was
+    said before stays the tokens it was."""
+    (prompt,) = text.encode_prompts(tiny_tokenizer, ["What is the answer?"], 64, chat=True)
+    said = prompt + tiny_tokenizer.encode("42, says the farmer" + ("<|im_end|>" if ended else ""), add_special_tokens=False)
+    (row,) = text.follow_ups(tiny_tokenizer, [said], ["And the question?"], 256, 8, chat=True)
+    assert row[: len(said)] == said
+    messages = [("user", "What is the answer?"), ("assistant", "42, says the farmer"), ("user", "And the question?")]
+    messages = [{"role": role, "content": content} for role, content in messages]
+    expected = tiny_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tiny_tokenizer.decode(row, skip_special_tokens=False) == expected
+
+
+def test_a_follow_up_without_a_template_is_the_text(tiny_tokenizer):
+    assert text.follow_ups(tiny_tokenizer, [[5, 6]], [" and"], 64) == [[5, 6, *tiny_tokenizer.encode(" and")]]
+    with pytest.raises(ValueError, match="prompt 0 of a later turn is empty"):
+        text.follow_ups(tiny_tokenizer, [[5, 6]], [""], 64)
+    n = len(tiny_tokenizer.encode(" and"))
+    with pytest.raises(
+        ValueError, match=rf"prompt 1 of a later turn \(' and'...\) makes {n + 2} tokens .* that is {n + 62}, more"
+    ):
+        text.follow_ups(tiny_tokenizer, [[], [5, 6]], [" and", " and"], n + 61, 60)

@@ -396,7 +396,10 @@ def test_trainers_differ_by_their_algorithm(algorithm, model):
         (dict(learning_rate=1, agent_learning_rate=1), TypeError, "learning_rate and agent_learning_rate are the same"),
         (dict(advantage_mode="mean"), TypeError, "choose the trainer instead"),
         (dict(parallel_training="mp"), TypeError, "set mesh"),
-        (dict(num_turns=2), ValueError, "num_turns=2.*several turns are not in this version"),
+        (dict(num_turns=0), ValueError, "num_turns=0 is not allowed"),
+        (dict(branching="bush"), ValueError, "branching='bush'.*tree or chain"),
+        (dict(history="all"), ValueError, "history='all'.*none or append"),
+        (dict(discount=1.5), ValueError, "gamma=1.5"),
         (dict(joint_mode="all"), ValueError, "joint_mode='all'"),
         (dict(top_p=1.5), ValueError, "top_p=1.5"),
         (dict(num_train_epochs=0), ValueError, "num_train_epochs=0"),
@@ -446,6 +449,25 @@ def test_default_team_has_two_agents_and_counts_must_agree(model):
             tiny_trainer(None, agents=[model, model], **arguments)
 
 
+def test_two_turns_as_older_scripts_write_them(model, tmp_path):
+    """`external_transition` with its keywords, `external_prompts` in a formatter, and the names of their settings."""
+    reads = []
+
+    def transition(prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
+        assert [history[-1] for history in response_history_per_agent] == list(agent_completions)
+        return [f"{prompt}, again {i}" for i in range(num_agents)]
+
+    def formatter(item, external_prompts=None):
+        reads.append(external_prompts or item["prompt"])
+        return reads[-1]
+
+    settings = dict(num_turns=2, discount=0.9, early_termination_threshold=1e9, max_new_tokens=4, num_generations=2)
+    args = MAGRPOConfig(num_train_epochs=1, output_dir=str(tmp_path), progress=False, **settings)
+    result = tiny_trainer(model, args=args, formatters=formatter, external_transition=transition).train()
+    assert args.gamma == args.discount == 0.9
+    assert len(result.rewards) == len(ITEMS) and {f"{ITEMS[0]['prompt']}, again {i}" for i in (0, 1)} <= set(reads)
+
+
 def test_formatters_give_each_agent_its_prompt(model):
     data = [{"topic": "apples"}]
     formatters = [
@@ -453,9 +475,9 @@ def test_formatters_give_each_agent_its_prompt(model):
         lambda x, external_prompts: f"Sing {x['topic']}{external_prompts or '!'}",
     ]
     trainer = tiny_trainer(model, train_dataset=data, eval_dataset=data, formatters=formatters)
-    assert trainer.train().before.rollout.prompts == [["Say apples"], ["Sing apples!"]]
+    assert trainer.train().before.rollout.turns[0].prompts == [["Say apples"], ["Sing apples!"]]
     one = tiny_trainer(model, train_dataset=data, formatters=lambda x: x["topic"])
-    assert [formatter(data[0]) for formatter in one.formatters] == ["apples", "apples"]
+    assert [formatter(data[0]) for formatter in one.env.formatters] == ["apples", "apples"]
 
 
 class Numbered:
@@ -498,7 +520,7 @@ def test_any_series_of_dicts_is_a_data_set(model, kind):
             TypeError,
             "agent 0 is a object: load it with jmarl.load_agent",
         ),
-        (dict(external_transition=print), NotImplementedError, "external_transition= .* several turns"),
+        (dict(args=MAGRPOConfig(num_turns=2)), ValueError, "num_turns=2 needs external_transition"),
         (dict(eval_logger=print), NotImplementedError, "eval_logger="),
         (dict(eval_aggregator=print), NotImplementedError, "eval_aggregator="),
         (dict(args=TrainConfig()), TypeError, "takes args=MAGRPOConfig"),

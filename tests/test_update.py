@@ -61,7 +61,9 @@ def batch(cfg, params):
     )
     noise = 0.2 * rng.normal(size=mask.shape)
     rewards = jnp.asarray(rng.normal(size=(A, P, G)), jnp.float32)
-    return Batch(*arrays, jnp.asarray(mask), jnp.where(mask, old.logprobs + noise, 0), rewards)
+    groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
+    old_logprobs = jnp.where(mask, old.logprobs + noise, 0)
+    return Batch(*arrays, jnp.asarray(mask), old_logprobs, jnp.ones((A, P, G), bool), rewards, groups)
 
 
 def copy(tree):
@@ -117,7 +119,7 @@ def torch_loss(model, reference, batch, agent, learning):
         return -(advantage[..., None] * logp)[mask].mean()
     advantage = (advantage / rewards.std(-1, correction=0, keepdim=True))[..., None]
     ratio = (logp - old).exp()
-    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - learning.clip_eps_low, 1 + learning.clip_eps_high) * advantage)
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - 0.2, 1 + learning.clip_eps_high) * advantage)
     with torch.no_grad():
         d = torch_scores(reference, batch, agent, learning.temperature)[0]
     d = d - logp

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jmarl import weights
-from jmarl.models import decoder
+from jmarl.models import decoder, decoding
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
 TOKENS = np.random.default_rng(0).integers(0, 320, 48)
@@ -116,14 +116,15 @@ def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
     @jax.jit
     def decoded(params):
         rest = jnp.asarray(TOKENS[n:])
-        view = decoder.decode_view(params, cfg, jnp.float32, padded[None], jnp.array([n]), len(rest) + 3, range(cfg.num_layers))
+        prefix = decoding.prefill(params, cfg, padded[None], jnp.array([n]))
+        view = decoding.decode_view(params, cfg, jnp.float32, prefix, len(rest) + 3, range(cfg.num_layers))
 
         def step(cache, inputs):
             t, token = inputs
-            out, cache = decoder.decode_step(view, cfg, cache, token[None, None], t)
+            out, cache = decoding.decode_step(view, cfg, cache, token[None, None], t)
             return cache, out[0, 0]
 
-        return jax.lax.scan(step, decoder.init_cache(cfg, 1, len(rest) + 3, jnp.float32), (jnp.arange(len(rest)), rest))[1]
+        return jax.lax.scan(step, decoding.init_cache(cfg, 1, len(rest) + 3, jnp.float32), (jnp.arange(len(rest)), rest))[1]
 
     np.testing.assert_allclose(decoded(params), expected[n:], atol=1e-4)
 
@@ -192,7 +193,7 @@ def test_smollm2_exports_to_transformers_with_the_same_logits(smollm2, tmp_path)
 def test_the_cache_refuses_an_index_for_each_agent():
     """Written as a scatter it would be copied at every token, so another use of vmap is an error, not slow."""
     cache, new = jnp.zeros((2, 3, 4, 8)), jnp.ones((2, 3, 4, 1))
-    together = jax.vmap(decoder._write, (0, 0, None))(cache, new, 5)
+    together = jax.vmap(decoding._write, (0, 0, None))(cache, new, 5)
     np.testing.assert_array_equal(together, cache.at[..., 5:6].set(new))
     with pytest.raises(NotImplementedError, match="at one index t"):
-        jax.vmap(decoder._write)(cache, new, jnp.array([5, 6]))
+        jax.vmap(decoding._write)(cache, new, jnp.array([5, 6]))

@@ -13,15 +13,15 @@ Every weight is a plain matrix, because XLA copies or transposes those with more
 training and prefill scan over them, so their compile time does not grow with depth; decoding is unrolled, and on CPU cores
 with an agent each it reads the weights cut into `panels`.
 
-Prefill, scoring (`groups`) and decoding are the same `Block` and differ in what its `attention` lets each token see, which
-is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all completions of its group.
+Scoring (`groups`), prefill and decoding (`models/decoding.py`) are the same `Block` and differ in what its `attention` lets
+each token see, which is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all
+completions of its group.
 Left out: sliding windows, mixture of experts, biases in the feed-forward layer; `jmarl.weights`
 refuses such checkpoints by name.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -174,7 +174,7 @@ def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
     cos, sin = rope(cfg, jnp.zeros(1, jnp.int32))
 
     def layer(k):
-        return Block(cfg).init(k, x, cos, sin, stream(_causal(1)))["params"]
+        return Block(cfg).init(k, x, cos, sin, stream(causal(1)))["params"]
 
     params = {
         "embed": 0.02 * jax.random.normal(k_embed, (cfg.vocab_size, cfg.hidden_size)),
@@ -191,7 +191,7 @@ def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
     return jax.tree.map(lambda w: w.astype(dtype), params)
 
 
-def _causal(t: int) -> Extend:
+def causal(t: int) -> Extend:
     mask = jnp.tril(jnp.ones((t, t), bool))
     return lambda k, v: ((k, v, mask), (k, v))
 
@@ -203,26 +203,16 @@ REMAT = {  # what the backward pass keeps: everything | the large weight product
 }
 
 
-def _run_layers(params: Params, cfg: ModelConfig, x, positions, attention: Attention, remat: str = "full"):
-    """All layers over x [N, D], scanned. Returns hidden states [N, D] and what was kept of each layer, stacked [L, ...]."""
+def run_layers(params: Params, cfg: ModelConfig, x, positions, attention: Callable, remat: str = "full", before: Any = ()):
+    """All layers over x [N, D], scanned; `attention` gets each layer's part of `before` [L, ...] behind its other arguments.
+    Returns hidden states [N, D] and what was kept of each layer, stacked [L, ...]."""
     cos, sin = rope(cfg, positions)
 
-    def layer(x, w):  # one layer's weights are cast at a time
-        return Block(cfg).apply({"params": cast(w, x.dtype)}, x, cos, sin, attention)
+    def layer(x, inputs):  # one layer's weights are cast at a time
+        w, before = inputs
+        return Block(cfg).apply({"params": cast(w, x.dtype)}, x, cos, sin, lambda *qkv: attention(*qkv, *before))
 
-    return lax.scan(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False), x, params["layers"])
-
-
-def prefill(params: Params, cfg: ModelConfig, prompts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys [L, K, P, h, S] and values [L, K, P, S, h] of prompts [P, S] padded on the right, in the dtype of the embedding."""
-    p, s = prompts.shape
-    of_prompt = stream(_causal(s))
-
-    def attention(q, k, v):
-        heads, kept = jax.vmap(of_prompt)(*(x.reshape(p, s, *x.shape[1:]) for x in (q, k, v)))
-        return heads.reshape(q.shape), jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)
-
-    return _run_layers(params, cfg, params["embed"][prompts.reshape(-1)], jnp.tile(jnp.arange(s), p), attention)[1]
+    return lax.scan(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False), x, (params["layers"], before))
 
 
 def groups(params: Params, cfg: ModelConfig, prompts, lengths, tokens, remat: str = "full") -> jax.Array:
@@ -237,17 +227,17 @@ def groups(params: Params, cfg: ModelConfig, prompts, lengths, tokens, remat: st
     after = jnp.broadcast_to((lengths[:, None] + jnp.arange(t))[:, None], (p, g, t)).reshape(p, g * t)
     positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(s), (p, s)), after], 1)
     attention = _group_attention(lengths, s, g, t)
-    x, _ = _run_layers(params, cfg, params["embed"][flat.reshape(-1)], positions.reshape(-1), attention, remat)
+    x, _ = run_layers(params, cfg, params["embed"][flat.reshape(-1)], positions.reshape(-1), attention, remat)
     x = x.reshape(p, s + g * t, -1)[:, s:].reshape(p, g, t, -1)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
 
 def _group_attention(lengths: jax.Array, s: int, g: int, t: int) -> Attention:
     """The attention of `groups`: tokens are P times S prompt tokens and G rows of T."""
-    causal, of_prefix = jnp.tril(jnp.ones((t, t), bool)), stream(_causal(s))
+    before, of_prefix = jnp.tril(jnp.ones((t, t), bool)), stream(causal(s))
 
     def of_prompt(q, k, v, length):  # q [S + G * T, K, Q, h]; k, v [S + G * T, K, h]
-        seen = jnp.concatenate([jnp.broadcast_to(jnp.arange(s) < length, (t, s)), causal], 1)
+        seen = jnp.concatenate([jnp.broadcast_to(jnp.arange(s) < length, (t, s)), before], 1)
         heads, (pk, pv) = of_prefix(q[:s], k[:s], v[:s])
 
         def extend(k, v):
@@ -281,109 +271,5 @@ def logits(params: Params, hidden: jax.Array) -> jax.Array:
 def forward(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
     """Logits [T, V] of one plain sequence tokens [T]; no prefix. For parity tests and small uses."""
     t = tokens.shape[0]
-    x, _ = _run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), stream(_causal(t)))
+    x, _ = run_layers(params, cfg, params["embed"][tokens], jnp.arange(t), stream(causal(t)))
     return logits(params, rms_norm(x, params["final_norm"], cfg.rms_eps))
-
-
-# --- decoding: one token at a time -------------------------------------------------------------------------------------
-
-
-Cache = list[tuple[jax.Array, jax.Array]]  # of each layer: keys [K, R, h, T] and values [K, R, T, h] of R = P * G rows
-
-
-def decode_view(
-    params: Params, cfg: ModelConfig, dtype, prompts: jax.Array, lengths: jax.Array, capacity: int, numbers, cut: bool = False
-):
-    """What the decode loop reads, for one agent and in `dtype`: the parameters with their layers apart, each with the keys and
-    values of the prompts [P, S], of which the first lengths [P] ids are real; and rotary angles for `capacity` tokens more.
-
-    numbers: 0 to L - 1; as numbers that XLA cannot know, they let it compile one kernel that slices a layer, not L of them.
-    cut: weights in `panels`. Made once a call, outside the loop: slicing or cutting inside it would copy the weights at every
-    token.
-    """
-    rest = cast({name: w for name, w in params.items() if name != "layers"}, dtype)
-    stacked = params["layers"], prefill(rest | {"layers": params["layers"]}, cfg, prompts)
-
-    def layer(i):
-        w, kv = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked)
-        return {name: panels(x) if cut and x.ndim == 2 else x for name, x in w.items()}, kv
-
-    view = rest | {"layers": [layer(i) for i in numbers], "lengths": lengths}
-    if cut and cfg.vocab_size % PANEL == 0:
-        view["head"] = in_parts(panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T))
-    return view | {"rope": rope(cfg, jnp.arange(prompts.shape[1] + capacity))}
-
-
-def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike) -> Cache:
-    """Zeros for `rows` rows of up to `capacity` tokens."""
-    k, h = cfg.num_kv_heads, cfg.head_dim
-    keys, values = jnp.zeros((k, rows, h, capacity), dtype), jnp.zeros((k, rows, capacity, h), dtype)
-    return [(keys, values) for _ in range(cfg.num_layers)]
-
-
-@jax.custom_batching.custom_vmap
-def _write(cache: jax.Array, new: jax.Array, t: jax.Array) -> jax.Array:
-    """The cache with new, which has size 1 in one of the last two axes, at index t of that axis. Under vmap over cache and new
-    it stays what it is: jax would make a scatter of it, which XLA does not do in place."""
-    return lax.dynamic_update_slice_in_dim(cache, new, t, -1 if new.shape[-1] == 1 else -2)
-
-
-@_write.def_vmap
-def _(_, batched, cache, new, t):
-    if batched != [True, True, False]:
-        raise NotImplementedError(f"a cache is written for all agents at one index t, not with axes {batched}")
-    return _write(cache, new, t), True
-
-
-def _token_attention(prompt: tuple, row: tuple, mask: jax.Array, t: jax.Array) -> Attention:
-    """The attention of one token of each of R = P * G rows: to itself, its prompt (keys [K, P, h, S], values [K, P, S, h]) and
-    its row before it (of a `Cache`); mask [R, 1, S + T].
-
-    The cache is written before it is read, and in the shape in which it is read: then XLA writes it in place.
-    """
-    (prompt_k, prompt_v), (row_k, row_v) = prompt, row
-    k_heads, p, h, s = prompt_k.shape
-
-    def attention(q, k, v):
-        q, k, v = (jnp.swapaxes(x, 0, 1) for x in (q, k, v))  # heads first: both products batch over them
-        r, n = q.shape[1:3]
-        keys, values = _write(row_k, k[..., None], t), _write(row_v, v[:, :, None], t)
-        together = (k_heads, p, r // p * n, -1)  # the queries of a prompt's rows, as rows of one matrix
-        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        of_prompt = product("kpmh,kphs->kpms", q.reshape(together), prompt_k).reshape(k_heads, r, n, s)
-        # Padded and added, not joined: XLA fuses this with what follows, into one kernel for all layers.
-        right, left = (((0, 0),) * 3 + (pad,) for pad in ((0, keys.shape[-1]), (s, 0)))
-        scores = jnp.pad(of_prompt, right) + jnp.pad(product("krqh,krht->krqt", q, keys), left)
-        scores = jnp.where(mask, scores / math.sqrt(h), MASKED)
-        weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-        total = weights.sum(-1, keepdims=True)
-        weights = weights.astype(q.dtype)
-        out = product("kpms,kpsh->kpmh", weights[..., :s].reshape(together), prompt_v).reshape(q.shape)
-        out = out + product("krqt,krth->krqh", weights[..., s:], values)
-        return jnp.swapaxes(out / total, 0, 1).astype(q.dtype), (keys, values)
-
-    return attention
-
-
-def decode_step(view: Params, cfg: ModelConfig, cache: Cache, tokens: jax.Array, t: jax.Array) -> tuple[jax.Array, Cache]:
-    """Feed tokens [P, G], one a row, at index t [] after their prompts; of one agent.
-
-    Returns float32 logits [P, G, V] and the cache with the tokens in it; it is the caller's cache, written in place.
-    """
-    (p, g), capacity, s = tokens.shape, cache[0][0].shape[-1], view["layers"][0][1][0].shape[-1]
-    seen = jnp.arange(s) < view["lengths"][:, None]
-    written = jnp.broadcast_to(jnp.arange(capacity) <= t, (p * g, capacity))
-    mask = jnp.concatenate([jnp.repeat(seen, g, 0), written], 1)[:, None]
-    cos, sin = (table[jnp.repeat(view["lengths"] + t, g)] for table in view["rope"])
-    x, new = view["embed"][tokens.reshape(-1)], []
-
-    @jax.jit  # traced once, not once a layer
-    def layer(x, w, prompt, row, cos, sin, mask, t):
-        return Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(prompt, row, mask, t))
-
-    for (w, prompt), row in zip(view["layers"], cache, strict=True):
-        x, kv = layer(x, w, prompt, row, cos, sin, mask, t)
-        new.append(kv)
-    x = rms_norm(x, view["final_norm"], cfg.rms_eps)
-    out = products(x, view["head"]) if "head" in view else logits(view, x)
-    return out.reshape(p, g, -1), new

@@ -2,32 +2,29 @@
 
 A trainer loads and checks what it is given, fills a `TrainConfig` and calls `jmarl.train.train`, as everything else
 does. The four classes differ by the algorithm their configuration names and by nothing else. What is not there yet
-(several turns, user-made evaluation metrics) is refused, never ignored.
+(user-made evaluation metrics) is refused, never ignored.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jmarl.environment import Formatter, Transition, first_prompt, prompt_of
 from jmarl.evaluate import evaluate
 from jmarl.rewards import Processor, RewardFunction
-from jmarl.rollout import Formatter
 from jmarl.stack import unstack
 from jmarl.team import make_team, save_team
-from jmarl.train import TrainResult, check_run, prompt_of, train
+from jmarl.train import TrainResult, check_run, environment_of, train
 from jmarl.trainers.settings import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
 from jmarl.weights import Agent, load_agent
 
 NOT_YET = {
-    "external_transition": "it is for several turns, which this version does not have",
     "eval_logger": "evaluation reports the reward; put other figures into a reward function of weight 0",
     "eval_aggregator": "evaluation reports the reward; put other figures into a reward function of weight 0",
     "model_config": "load agents with jmarl.load_agent and pass them as agents=; dtypes are set by compute_dtype",
@@ -52,6 +49,7 @@ class MAGRPOTrainer:
         args: the settings, of this trainer's configuration class.
         train_dataset, eval_dataset: a `datasets.Dataset`, a list or any other series of dicts.
         tokenizer: accepted and checked; every agent brings its own, and this must have the same vocabulary.
+        external_transition: writes the prompts of the next turn, where there are several; see `jmarl.environment.Rewarded`.
         wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
     """
 
@@ -77,12 +75,11 @@ class MAGRPOTrainer:
         tokenizer: Any = None,
         wandb_config: Mapping[str, Any] | None = None,
         model_config: None = None,
-        external_transition: None = None,
+        external_transition: Transition | None = None,
         eval_logger: None = None,
         eval_aggregator: None = None,
     ):
-        later = dict(external_transition=external_transition, eval_logger=eval_logger, eval_aggregator=eval_aggregator)
-        for name, value in {**later, "model_config": model_config}.items():
+        for name, value in dict(eval_logger=eval_logger, eval_aggregator=eval_aggregator, model_config=model_config).items():
             if value is not None:
                 raise NotImplementedError(f"{name}= is not in this version: {NOT_YET[name]}")
         self.args = self.config_class() if args is None else args
@@ -100,13 +97,14 @@ class MAGRPOTrainer:
         team_size = self._team_size(agents, num_agents)
         how: dict[str, Any] = dict(weights=reward_weights, processors=processors, batched=batched_reward)
         self.reward = RewardFunction(functions, num_agents=team_size, **how)
-        self.formatters = formatters_of(formatters, team_size, self.items[0])
+        formatters = formatters_of(formatters, team_size, self.items[0])
         loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size)
         check_tokenizer(tokenizer, loaded)
         self._names = [agent.name for agent in loaded]
         self.team, self._params = make_team(loaded)
         self.config = self.args.train_config(len(self.items))
-        check_run(self.team, self.items, self.formatters, self.config, wandb_config)
+        self.env = environment_of(self.team, self.reward, formatters, external_transition, self.config)
+        check_run(self.items, self.config, wandb_config)
 
     @property
     def num_agents(self) -> int:
@@ -138,18 +136,17 @@ class MAGRPOTrainer:
         A second call trains on from them, with a new optimiser, and sets the first one's metrics aside (`earlier_1`); where
         the output directory holds checkpoints by then (save_every), it is refused.
         """
-        options: dict[str, Any] = dict(formatters=self.formatters, eval_items=self.eval_items)
-        arguments = (self.team, self.params, self.reward, self.items, self.config)
-        result = train(*arguments, **options, wandb_config=self.wandb_config)
+        arguments = (self.team, self.params, self.env, self.items, self.config)
+        result = train(*arguments, eval_items=self.eval_items, wandb_config=self.wandb_config)
         self._params = [stack.params for stack in result.state.stacks]
         return result
 
     def evaluate(self, eval_dataset: Iterable[Mapping] | None = None) -> dict[str, float]:
-        """Mean reward of the present weights on `eval_dataset` (default: the trainer's), and half its 95 % interval."""
+        """Mean return of the present weights on `eval_dataset` (default: the trainer's), and half its 95 % interval."""
         items = self.eval_items if eval_dataset is None else self._eval_items(eval_dataset)
         if not len(items):
             raise ValueError("there is nothing to evaluate on: give eval_dataset= here or to the trainer")
-        result = evaluate(self.team, self.params, items, self.reward, self.formatters, self.config)
+        result = evaluate(self.team, self.params, items, self.env, self.config)
         return {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
 
     def save_model(self, output_dir: str | os.PathLike) -> None:
@@ -223,18 +220,11 @@ def formatters_of(formatters: Formatter | Sequence[Formatter] | None, num_agents
     each = [formatters] * num_agents if callable(formatters) else list(formatters)
     if len(each) != num_agents:
         raise ValueError(f"{len(each)} formatters for {num_agents} agents: give one, or one an agent")
-    each = [_without_external_prompts(formatter) for formatter in each]
     for i, formatter in enumerate(each):
-        prompt = formatter(dict(item))
+        prompt = first_prompt(formatter, dict(item))
         if not isinstance(prompt, str):
             raise TypeError(f"formatter {i} returned a {type(prompt).__name__} for the first item; a prompt is a string")
     return each
-
-
-def _without_external_prompts(formatter: Callable[..., str]) -> Formatter:
-    """Formatters of scripts with several turns may take `external_prompts`; in the first turn it is None."""
-    parameters = inspect.signature(formatter).parameters
-    return partial(formatter, external_prompts=None) if "external_prompts" in parameters else formatter
 
 
 def items_of(argument: str, dataset: Any) -> Any:

@@ -27,6 +27,7 @@ OTHER_NAMES = {
     "adam_beta1": "adam_b1",
     "adam_beta2": "adam_b2",
     "adam_epsilon": "adam_eps",
+    "discount": "gamma",
 }
 
 REFUSED = {
@@ -40,8 +41,7 @@ REFUSED = {
     "train_batch_size": "every update uses all prompts of its rollout once; leave it out",
     "gradient_accumulation_steps": "set num_prompts to the prompts of one update and micro_batches to the parts",
     "eval_batch_size": "all evaluation prompts are played in one batch; set eval_num_samples",
-    "early_termination_threshold": "it is for several turns, which this version does not have",
-    "external_prompt_passthrough": "it is for several turns, which this version does not have",
+    "external_prompt_passthrough": "a formatter without a parameter external_prompts leaves later prompts as they are",
     "bf16": "set compute_dtype='bfloat16'",
     "fp16": "set compute_dtype='bfloat16'",
 }
@@ -71,10 +71,6 @@ class TrainerConfig(TrainConfig):
     """Passes over the data set."""
     num_agents: int | None = None
     """Agents of the team; None: as many as agents= has, or 2 of the one model."""
-    num_turns: int = 1
-    """Turns an episode; only 1 in this version."""
-    discount: float = 1.0
-    """Discount of later turns; there are none with one turn."""
     eval_num_samples: int | None = None
     """Items of eval_dataset that are played, from the first on; None: all."""
 
@@ -108,8 +104,6 @@ class TrainerConfig(TrainConfig):
             object.__setattr__(self, "num_updates", 0)
         check("num_updates", self.num_updates, self.num_updates >= 0, ">= 0 (0 counts epochs)")
         check("num_train_epochs", self.num_train_epochs, self.num_train_epochs > 0, "> 0")
-        check("num_turns", self.num_turns, self.num_turns == 1, "1: several turns are not in this version")
-        check("discount", self.discount, 0 <= self.discount <= 1, "in [0, 1]")
         for name in ("num_agents", "eval_num_samples"):
             value = getattr(self, name)
             check(name, value, value is None or value >= 1, ">= 1 or None")

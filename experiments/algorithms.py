@@ -1,0 +1,37 @@
+"""Print the table of algorithms, made from the code.
+
+Command: python -m experiments.algorithms
+A row: what is subtracted from the return of a completion and what the difference is divided by, the loss and how it averages
+tokens, settings that have another default than the config's, and the paper. The definitions: `jmarl/algorithms.py`,
+`jmarl/advantages.py`, `jmarl/losses.py`.
+"""
+
+from __future__ import annotations
+
+from jmarl.algorithms import ALGORITHMS, Algorithm
+
+ADVANTAGES = {
+    "raw": "R",
+    "group_mean": "R − mean of the group",
+    "leave_one_out": "R − mean of the others",
+    "max_baseline": "R − max of the group",
+    "batch_mean": "R − mean of the agent's batch",
+}
+DIVISORS = {"none": "–", "std": "std of the group", "batch_std": "std of the agent's batch"}
+HEAD = ("`--algorithm`", "advantage of a completion", "divided by", "loss", "tokens", "defaults", "paper")
+
+
+def cells(name: str, row: Algorithm) -> tuple[str, ...]:
+    defaults = ", ".join(f"{setting} {value}" for setting, value in row.defaults.items()) or "–"
+    loss, tokens = row.loss.__name__.replace("_", " "), row.aggregation.replace("_", " ")
+    return f"`{name}`", ADVANTAGES[row.advantage], DIVISORS[row.scale], loss, tokens, defaults, row.paper
+
+
+def table() -> str:
+    """The table in Markdown."""
+    rows = [HEAD, ("---",) * len(HEAD), *(cells(name, row) for name, row in ALGORITHMS.items())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("| --- ", "|---").replace("|--- |", "|---|")
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,169 @@
+"""What answers a team's joint actions: rewards, and what the agents read in the next turn (host world, no jax).
+
+`play` knows one interface, `Environment`: many episodes in lock-step. Two things implement it here. `Rewarded` is a reward
+function, with a function that writes the next prompts (`external_transition`) where there are several turns. `LockStep` plays
+an environment of one episode, with state of any kind, many times side by side.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jmarl.rewards import RewardFunction, RewardResult
+
+Formatter = Callable[..., str]
+Transition = Callable[..., Sequence[str]]
+Texts = Sequence[Sequence[str]]  # [N][B]: of each agent, one an episode
+
+
+class Answer(NamedTuple):
+    """To B joint actions, each of an episode of its own."""
+
+    result: RewardResult
+    done: np.ndarray  # [B] bool: these episodes are over
+    after: list[Any]  # [B] what `observe` makes the next turn of
+
+
+class Environment(Protocol):
+    """Episodes in lock-step. A state may be of any kind; it is never changed, because in a tree several joint actions go on
+    from one state."""
+
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[str]]]:
+        """Items [P] -> the episodes' states [P] and first prompts [N][P]."""
+        ...
+
+    def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
+        """States [B] and what the agents wrote there [N][B] -> rewards and whatever follows."""
+        ...
+
+    def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[str]]]:
+        """Of the answers that are played on: states [B] and the next prompts [N][B]. Not asked for after a last turn."""
+        ...
+
+
+def prompt_of(item: dict) -> str:
+    """The formatter used when none is given."""
+    return item["prompt"]
+
+
+def _external(formatter: Formatter) -> inspect.Parameter | None:
+    return inspect.signature(formatter).parameters.get("external_prompts")
+
+
+def first_prompt(formatter: Formatter, item: dict) -> str:
+    """A formatter's prompt of the first turn, in which `external_prompts` is None where it has to be given."""
+    external = _external(formatter)
+    return formatter(item, external_prompts=None) if external and external.default is external.empty else formatter(item)
+
+
+class Dialogue(NamedTuple):
+    """The state of one episode of `Rewarded`: an item and what was read and written so far, of each agent."""
+
+    item: dict
+    prompts: tuple[tuple[str, ...], ...]  # [N][turns]
+    responses: tuple[tuple[str, ...], ...]  # [N][turns]
+
+
+class Rewarded:
+    """A reward function on joint actions; formatters write the prompts, and `transition` those of later turns.
+
+    transition(prompt=, agent_completions=, num_agents=, prompt_history_per_agent=, response_history_per_agent=) -> N texts.
+    It gets the item's prompt, the joint action just made (one text an agent), N, and for each agent a list of all its prompts
+    and one of all its completions, this turn's included. A text goes to the agent's formatter as `external_prompts` if the
+    formatter has such a parameter, and is the agent's next prompt otherwise.
+    """
+
+    def __init__(self, reward: RewardFunction, formatters: Sequence[Formatter], transition: Transition | None = None):
+        self.reward, self.transition = reward, transition
+        self.formatters = list(formatters)
+        self._takes_external = [_external(f) is not None for f in self.formatters]
+
+    def reset(self, items, rng):
+        del rng
+        prompts = [[first_prompt(formatter, dict(item)) for item in items] for formatter in self.formatters]
+        nothing = ((),) * len(self.formatters)
+        return [Dialogue(i, tuple((p,) for p in texts), nothing) for i, texts in _columns(items, prompts)], prompts
+
+    def step(self, states, actions, rng):
+        items = [state.item for state in states]
+        result = self.reward(actions, [item.get("prompt") for item in items], items, rng)
+        return Answer(result, np.zeros(len(states), bool), [_said(state, texts) for state, texts in _columns(states, actions)])
+
+    def observe(self, after):
+        if self.transition is None:
+            raise ValueError("several turns need external_transition, which writes the prompts of the next turn")
+        prompts = [self._next(state) for state in after]
+        states = [
+            state._replace(prompts=tuple((*old, new) for old, new in zip(state.prompts, texts, strict=True)))
+            for state, texts in zip(after, prompts, strict=True)
+        ]
+        return states, [list(of_agent) for of_agent in zip(*prompts, strict=True)]
+
+    def _next(self, state: Dialogue) -> list[str]:
+        assert self.transition is not None
+        n = len(self.formatters)
+        texts = self.transition(
+            prompt=state.item.get("prompt", ""),
+            agent_completions=[said[-1] for said in state.responses],
+            num_agents=n,
+            prompt_history_per_agent=[list(read) for read in state.prompts],
+            response_history_per_agent=[list(said) for said in state.responses],
+        )
+        if isinstance(texts, str) or not isinstance(texts, Sequence) or len(texts) != n:
+            what = f"{len(texts)} texts" if isinstance(texts, list | tuple) else repr(texts)[:80]
+            raise ValueError(f"external_transition returned {what} for {n} agents: return a list of {n} texts, one an agent")
+        for agent, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(f"external_transition returned {text!r:.80} for agent {agent}: return a text for each agent")
+        each = zip(self.formatters, texts, self._takes_external, strict=True)
+        return [f(dict(state.item), external_prompts=text) if takes else text for f, text, takes in each]
+
+
+class LockStep:
+    """An environment of one episode, played many times side by side.
+
+    env.reset(item, rng) -> state, N texts; env.step(state, N texts, rng) -> state, N texts, reward, done: what each agent
+    reads next, a number or one for each agent, and whether the episode is over. `step` may change the state: it gets a copy.
+    """
+
+    def __init__(self, env: Any, num_agents: int):
+        self.env, self.num_agents = env, num_agents
+
+    def reset(self, items, rng):
+        starts = [self.env.reset(item, rng) for item in items]
+        return [state for state, _ in starts], _rows([texts for _, texts in starts], self.num_agents)
+
+    def step(self, states, actions, rng):
+        played = [self.env.step(copy.deepcopy(s), list(texts), rng) for s, texts in _columns(states, actions)]
+
+        def environment(*texts):  # checked and counted as what a reward function returns
+            return [reward for _, _, reward, _ in played]
+
+        judge = RewardFunction(environment, num_agents=self.num_agents)
+        result = judge(actions, [None] * len(played), [{}] * len(played), rng)
+        return Answer(result, np.array([done for *_, done in played], bool), [(s, texts) for s, texts, *_ in played])
+
+    def observe(self, after):
+        return [state for state, _ in after], _rows([texts for _, texts in after], self.num_agents)
+
+
+def _columns(states: Sequence[Any], texts: Texts):
+    """Pairs (state, its N texts)."""
+    return zip(states, zip(*texts, strict=True), strict=True)
+
+
+def _rows(texts: Sequence[Sequence[str]], num_agents: int) -> list[list[str]]:
+    """Texts [B][N] as [N][B]."""
+    for row in texts:
+        if isinstance(row, str) or len(row) != num_agents:
+            raise ValueError(f"the environment wrote {row!r:.80} for {num_agents} agents: give one text an agent")
+    return [list(of_agent) for of_agent in zip(*texts, strict=True)]
+
+
+def _said(state: Dialogue, texts: Sequence[str]) -> Dialogue:
+    return state._replace(responses=tuple((*old, new) for old, new in zip(state.responses, texts, strict=True)))

@@ -1,0 +1,174 @@
+"""Prompts to completions: every agent's prompts as token ids, and all agents of a stack sampled in one program.
+
+Here text meets the device: tokenizers on one side, `sampling.sample` on the other. A prompt of a later turn may be the
+conversation so far and new text behind it (`Kept`): then only the new tokens are computed, the others' keys and values are
+still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmarl import sampling
+from jmarl.config import Sampling
+from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
+from jmarl.stack import COMPILER
+from jmarl.team import Team
+from jmarl.text import decode, encode_prompts, follow_ups
+from jmarl.types import TRACES, Completions
+
+TRAIN, EVAL = 0, 1  # purposes of random keys
+FEW_ROWS = 8  # up to so many, agents that have a CPU core each decode faster from panels of weights
+Rows = list[list[list[int]]]  # [N][P] token ids
+Encoded = tuple[tuple[np.ndarray, np.ndarray], ...]  # per stack: prompts [A, roles * P, S] and their lengths [A, roles * P]
+
+
+def bucket(n: int, smallest: int = 16) -> int:
+    """The smallest power of two that holds n (at least `smallest`): few shapes, few compiles."""
+    return max(smallest, 1 << (n - 1).bit_length())
+
+
+class Past(NamedTuple):
+    """What a turn goes on from: the stacks' caches that the turn before left, and the row there that each prompt follows."""
+
+    caches: tuple[Any, ...]  # per stack, on the device
+    rows: tuple[np.ndarray, ...]  # per stack [A, roles, P]: an index into the rows [roles * P, G] of the turn before
+
+    def padded(self, nodes: np.ndarray) -> Past:
+        """Of these nodes."""
+        return self._replace(rows=tuple(rows[..., nodes] for rows in self.rows))
+
+
+@partial(jax.jit, static_argnames=("cfg", "settings", "roles", "group", "keep", "mesh"), compiler_options=COMPILER)
+def sample_stack(
+    params,
+    prompts,
+    lengths,
+    step,
+    agents,
+    prompt_ids,
+    stop,
+    turn=0,
+    past=None,
+    rows=None,
+    *,
+    cfg,
+    settings,
+    seed,
+    stack,
+    roles,
+    group,
+    purpose,
+    keep=False,
+    mesh=None,
+):
+    """`sampling.sample` with keys made inside. prompts [A, roles * P, S] and their lengths [A, roles * P]; agents [A, roles]
+    team indices; prompt_ids [P]; stop [n] ids; past, rows: see `Past`. Returns `Completions` [A, roles * P, G, T].
+
+    What only the keys depend on (seed, step, stack, purpose, turn) is traced: another seed is no other program.
+    """
+    TRACES["sample"] += 1
+    keys = sampling.row_keys(seed, step, stack, agents.reshape(-1), prompt_ids, group, purpose, turn)
+    keys = keys.reshape(prompts.shape[0], roles * prompt_ids.shape[0], group)
+    if mesh is not None:  # rows over `data`, as in the update
+        of_rows = (prompts, lengths, keys)
+        prompts, lengths, keys = jax.lax.with_sharding_constraint(of_rows, batch_shardings(mesh, of_rows))
+
+    few = prompts.shape[1] * group <= FEW_ROWS and settings.compute_dtype == "float32"
+    spread = mesh is not None and mesh.size > 1 and apart(mesh, prompts.shape[0])  # a device alone has all cores
+    cut = few and spread and jax.default_backend() == "cpu"
+
+    def of_device(params, prompts, lengths, keys, past):
+        return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop, cut=cut, past=past, keep=keep)
+
+    return over_agents(of_device, mesh, prompts.shape[0])(params, prompts, lengths, keys, past and (past, rows))
+
+
+def pad(team: Team, rows: Rows) -> Encoded:
+    """Each stack's prompts [A, roles * P, S], padded on the right to a bucket, and their lengths [A, roles * P]."""
+    encoded = []
+    for spec in team.stacks:
+        flat = [row for agent in spec.order for row in rows[agent]]
+        width = min(bucket(max(map(len, flat))), spec.config.max_positions)
+        ids = np.full((len(flat), width), spec.stop[0], np.int32)
+        for i, row in enumerate(flat):
+            ids[i, : len(row)] = row
+        a = len(spec.members)
+        encoded.append((ids.reshape(a, -1, width), np.array([len(row) for row in flat], np.int32).reshape(a, -1)))
+    return tuple(encoded)
+
+
+def tokenize(team: Team, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool) -> Rows:
+    """Token ids [N][P] of prompts [N][P]; one that leaves no room for a completion is an error."""
+    rows: list[Any] = [None] * team.num_agents
+    for spec in team.stacks:
+        for i in spec.order:
+            rows[i] = encode_prompts(spec.tokenizer, prompts[i], spec.config.max_positions, settings.max_new_tokens, chat)
+    return rows
+
+
+def encode(team: Team, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool) -> Encoded:
+    """Each stack's prompts [A, roles * P, S] and lengths [A, roles * P], padded on the right to a bucket."""
+    return pad(team, tokenize(team, prompts, settings, chat))
+
+
+def follow(team: Team, said: Rows, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool) -> Rows:
+    """Token ids [N][P] of conversations that go on: `said`, prompt and completion so far, then the new prompt."""
+    rows: list[Any] = [None] * team.num_agents
+    for spec in team.stacks:
+        for i in spec.order:
+            rows[i] = follow_ups(spec.tokenizer, said[i], prompts[i], spec.config.max_positions, settings.max_new_tokens, chat)
+    return rows
+
+
+def sample_team(
+    team: Team,
+    params: Sequence[Any],
+    encoded: Encoded,
+    settings: Sampling,
+    *,
+    seed: int,
+    step: int,
+    group: int,
+    prompt_ids: np.ndarray,
+    purpose: int = TRAIN,
+    turn: int = 0,
+    past: Past | None = None,
+    keep: bool = False,
+    call: Any = sample_stack,
+) -> tuple:
+    """`Completions` of every stack; prompt_ids [P] tell prompts apart in the random keys. call: `sample_stack`, or
+    `sample_stack.lower` for the programs alone."""
+    out = []
+    for i, (spec, weights, (ids, lengths)) in enumerate(zip(team.stacks, params, encoded, strict=True)):
+        agents = jnp.array(spec.members)
+        static = dict(cfg=spec.config, settings=settings, seed=seed, stack=i, roles=agents.shape[1], group=group)
+        stop = jnp.array(spec.stop, jnp.int32)
+        arrays = (jnp.asarray(ids), jnp.asarray(lengths), step, agents, jnp.asarray(prompt_ids), stop, turn)
+        before = (None, None) if past is None else (past.caches[i], jnp.asarray(past.rows[i].reshape(len(spec.members), -1)))
+        out.append(call(weights, *arrays, *before, **static, purpose=purpose, keep=keep, mesh=mesh_of(weights)))
+    return tuple(out)
+
+
+def tokens_of(team: Team, completions: Sequence[Completions], prompts: int) -> list[list[list[list[int]]]]:
+    """Token ids [N][P][G] that each agent chose after the first `prompts` prompts (those behind are padding)."""
+    chosen: list[Any] = [None] * team.num_agents
+    for spec, done in zip(team.stacks, completions, strict=True):
+        tokens, mask = jax.device_get((done.tokens, done.action_mask))
+        shape = (len(spec.order), -1, *tokens.shape[2:])
+        for agent, ids, masks in zip(spec.order, tokens.reshape(shape), mask.reshape(shape), strict=True):
+            pairs = zip(ids[:prompts], masks[:prompts], strict=True)
+            chosen[agent] = [[row[m].tolist() for row, m in zip(*pair, strict=True)] for pair in pairs]
+    return chosen
+
+
+def texts_of(team: Team, tokens: Sequence[Sequence[Sequence[Sequence[int]]]]) -> list[list[list[str]]]:
+    """Texts [N][P][G] of token ids [N][P][G], by each agent's tokenizer."""
+    tokenizers = {agent: spec.tokenizer for spec in team.stacks for agent in spec.order}
+    return [[decode(tokenizers[agent], group) for group in of_agent] for agent, of_agent in enumerate(tokens)]

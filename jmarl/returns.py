@@ -1,0 +1,49 @@
+"""From rewards of joint actions to the returns of completions, over the trees or chains of several turns (host world, no jax).
+
+Letters: N agents, P nodes of a turn (a node is what the agents read together: at the first turn an item), G completions an
+agent and node, J joint actions a node. A joint action may have a child: a node of the next turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def joint_actions(mode: str, num_agents: int, group: int) -> np.ndarray:
+    """[J, N]: aligned (g, g, …), J = G; cross: all G^N tuples."""
+    if mode == "aligned":
+        return np.repeat(np.arange(group)[:, None], num_agents, 1)
+    return np.array(list(itertools.product(range(group), repeat=num_agents)))
+
+
+def discounted(rewards: Sequence[np.ndarray], parents: Sequence[np.ndarray], gamma: float = 1.0) -> list[np.ndarray]:
+    """Returns of joint actions, each turn's [P, J, N] like its rewards: r + gamma times the mean return of the child's joint
+    actions, and r where there is no child.
+
+    parents: of each turn [P], the joint action of the turn before that a node is the child of, as an index into [P * J] (not
+    read of the first). A reward that is NaN (invalid) counts nowhere; a child with nothing else makes its parent NaN too.
+    """
+    returns = [np.array(rewards[-1], float)]
+    for now, below in zip(rewards[-2::-1], parents[:0:-1], strict=True):
+        valid = np.isfinite(returns[0])
+        count = valid.sum(1)
+        total = np.where(valid, returns[0], 0).sum(1)
+        future = np.zeros((now.shape[0] * now.shape[1], now.shape[2]))
+        future[below] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        returns.insert(0, now + gamma * future.reshape(now.shape))
+    return returns
+
+
+def credit(returns: np.ndarray, joint: np.ndarray, group: int, how: str = "mean") -> np.ndarray:
+    """Returns [N, P, G] of completions from those of joint actions [P, J, N]: of the joint actions that contain completion g of
+    agent a, the mean (or the sum, which grows with G^(N-1)); invalid ones (NaN) do not count, and where all are invalid the
+    result is NaN."""
+    member = joint[:, :, None] == np.arange(group)  # [J, N, G]
+    valid = np.isfinite(returns)
+    total = np.einsum("pjn,jng->npg", np.where(valid, returns, 0.0), member.astype(float))
+    count = np.einsum("pjn,jng->npg", valid.astype(float), member.astype(float))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(count > 0, total / count if how == "mean" else total, np.nan)

@@ -1,0 +1,127 @@
+"""Several optimiser steps on one batch, and what is left out of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.config import Learning
+from jmarl.models import decoder
+from jmarl.scoring import score
+from jmarl.types import Batch
+from jmarl.update import agent_gradients, apply_gradients, gradients, init_stack, make_rows, split, update_stack
+
+A, P, G, T, S = 2, 2, 4, 5, 8
+BASE = Learning(algorithm="grpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5, loss_aggregation="token_mean")
+
+
+@pytest.fixture(scope="module")
+def cfg(tiny_config):
+    return tiny_config()
+
+
+@pytest.fixture(scope="module")
+def params(cfg):
+    return jax.vmap(functools.partial(decoder.init_params, cfg))(jax.random.split(jax.random.key(0), A))
+
+
+@pytest.fixture(scope="module")
+def batch(cfg, params):
+    """Completions as their own policy rates them, so that the first ratio is 1."""
+    rng = np.random.default_rng(0)
+    prompts, tokens = (jnp.asarray(rng.integers(3, 320, shape)) for shape in ((A, P, S), (A, P, G, T)))
+    lengths, mask = jnp.full((A, P), S), jnp.asarray(np.arange(T) < rng.integers(2, T + 1, (A, P, G, 1)))
+    old = jax.vmap(functools.partial(score, cfg=cfg))(params, prompts=prompts, lengths=lengths, tokens=tokens).logprobs
+    rewards = jnp.asarray(rng.normal(size=(A, P, G)), jnp.float32)
+    groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
+    ended = jnp.asarray(rng.random((A, P, G)) < 0.7).at[:, :, 0].set(True)
+    return Batch(prompts, lengths, tokens, mask, jnp.where(mask, old, 0), ended, rewards, groups)
+
+
+def run(params, batch, cfg, mode="map", **changes):
+    learning = dataclasses.replace(BASE, **changes)
+    state = init_stack(jax.tree.map(jnp.copy, params), learning)
+    return jax.device_get(update_stack(state, batch, cfg=cfg, learning=learning, mode=mode))
+
+
+def by_hand(params, batch, cfg, order, n, learning=BASE):
+    """The same steps of agent 0 in a Python loop: advantages of the whole batch, means over each part."""
+    one = functools.partial(jax.tree.map, lambda x: x[0])
+    state = one(init_stack(jax.tree.map(jnp.copy, params), learning))
+    rows, _ = make_rows(None, one(batch), cfg, learning)
+    parts = split(rows._replace(weights=n * rows.weights, share=n * rows.share), n)
+    grad = jax.jit(functools.partial(gradients, cfg=cfg, learning=learning))
+    for i in order:
+        grads, metrics = grad(state.params, jax.tree.map(lambda x, i=i: x[i], parts))
+        state, _ = apply_gradients(state, grads, metrics["loss"], learning=learning)
+    return jax.device_get(state.params)
+
+
+def assert_close(got, expected):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, expected)
+
+
+def test_epochs_and_minibatches_are_steps_in_order(params, batch, cfg):
+    """Two passes over two parts: four Adam steps, the third with ratios that are not 1 any more; vmap and map agree."""
+    got, metrics = run(params, batch, cfg, num_epochs=2, num_minibatches=2)
+    assert_close(jax.tree.map(lambda x: x[0], got.params), by_hand(params, batch, cfg, [0, 1, 0, 1], 2))
+    assert metrics["steps"].tolist() == [4, 4] and got.opt_state[1][0].count.tolist() == [4, 4]
+    assert (metrics["clip_share"] > 0).any(), "some ratios were clipped"
+    assert (np.abs(metrics["ratio"] - 1) > 1e-4).all()
+    together, _ = run(params, batch, cfg, mode="vmap", num_epochs=2, num_minibatches=2)
+    assert_close(together.params, got.params)
+
+
+def test_micro_batches_of_a_minibatch_are_the_minibatch(params, batch, cfg):
+    whole, _ = run(params, batch, cfg, num_minibatches=2)
+    parts, _ = run(params, batch, cfg, num_minibatches=2, micro_batches=2)
+    assert_close(parts.params, whole.params)
+
+
+def test_target_kl_holds_an_agent_that_has_moved(params, batch, cfg):
+    """A tiny target lets the first step through, after which the policy has moved; a wide one lets all of them."""
+    held, metrics = run(params, batch, cfg, num_epochs=3, target_kl=1e-9)
+    assert metrics["steps"].tolist() == [1, 1] and metrics["skipped"].tolist() == [0, 0]
+    assert_close(held.params, run(params, batch, cfg)[0].params)
+    free, metrics = run(params, batch, cfg, num_epochs=3, target_kl=1e3)
+    assert metrics["steps"].tolist() == [3, 3]
+    assert_close(free.params, run(params, batch, cfg, num_epochs=3)[0].params)
+
+
+def test_an_agent_is_held_alone(params, batch, cfg):
+    """Agent 1 has equal rewards and does not move: it makes all its steps (of size 0) while agent 0 is held."""
+    equal = batch._replace(rewards=batch.rewards.at[1].set(1.0))
+    got, metrics = run(params, equal, cfg, num_epochs=3, target_kl=1e-9)
+    assert metrics["steps"].tolist() == [1, 3]
+    jax.tree.map(lambda new, old: np.testing.assert_array_equal(new[1], old[1]), got.params, jax.device_get(params))
+
+
+def test_a_schedule_counts_optimiser_steps(params, batch, cfg):
+    """Linear to 0 over 2 updates of 4 steps: after one update half of it is left."""
+    _, metrics = run(params, batch, cfg, num_epochs=2, num_minibatches=2, lr_schedule="linear", num_updates=2)
+    np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - 3 / 8), rtol=1e-6)
+
+
+def test_parts_that_do_not_fit_are_named(params, batch, cfg):
+    with pytest.raises(ValueError, match="num_minibatches=3 does not divide 2 prompts of 4 completions"):
+        run(params, batch, cfg, num_minibatches=3)
+
+
+def test_overlong_completions_are_left_out(params, batch, cfg):
+    """DAPO's row: gradients are those of a batch in which the unfinished completions' tokens are masked; their rewards count in
+    the baseline as before."""
+    dapo = dataclasses.replace(BASE, algorithm="dapo")
+    one = functools.partial(jax.tree.map, lambda x: x[0])
+    assert not batch.ended[0].all()
+    of = jax.jit(functools.partial(agent_gradients, cfg=cfg), static_argnames="learning")
+    got, _ = of(one(params), None, one(batch), learning=dapo)
+    masked = batch._replace(action_mask=batch.action_mask & batch.ended[..., None])
+    expected, _ = of(one(params), None, one(masked), learning=dataclasses.replace(dapo, mask_overlong=False))
+    assert_close(got, expected)
+    plain, _ = of(one(params), None, one(batch), learning=dataclasses.replace(dapo, mask_overlong=False))
+    assert max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True)) > 1e-4

@@ -1,0 +1,374 @@
+"""Episodes of several turns: trees and chains, what is read and returned, and keys and values that later turns go on from."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl import scoring
+from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.environment import LockStep, Rewarded
+from jmarl.evaluate import evaluate
+from jmarl.models import decoder
+from jmarl.returns import credit, discounted, joint_actions
+from jmarl.rewards import make_reward
+from jmarl.rollout import play, to_batches
+from jmarl.runlog import rollout_metrics
+from jmarl.team import make_team
+from jmarl.train import train
+from jmarl.types import TRACES
+from jmarl.weights import Agent
+
+SETTINGS = Sampling(max_new_tokens=5)
+ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
+
+
+def random_agent(cfg, tokenizer, seed):
+    params = jax.device_get(decoder.init_params(cfg, jax.random.key(seed)))
+    params = jax.tree_util.tree_map_with_path(lambda path, x: x if "norm" in str(path[-1]) else 8 * x, params)
+    return Agent(f"random-{seed}", cfg, params, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer):
+    cfg = tiny_config(tie_embeddings=False)
+    return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def pair(agents):
+    return make_team(agents[:2])
+
+
+def indices(*completions, agents=2, group=2, mode="aligned"):
+    """Rewards of scripted completions: the sum of the indices, from 1, of a joint action's completions."""
+    joint = joint_actions(mode, agents, group)
+    return np.tile((joint + 1).sum(-1), len(completions[0]) // len(joint)).tolist()
+
+
+def answer(prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
+    """Each agent reads the item and what the other one has just written."""
+    return [f"{prompt} {agent_completions[1 - i]}" for i in range(num_agents)]
+
+
+def play_pair(pair, reward, items=ITEMS[:1], group=2, transition=answer, settings=SETTINGS, formatters=None, **episodes):
+    team, params = pair
+    formatters = formatters or [lambda item: item["prompt"]] * team.num_agents
+    env = Rewarded(make_reward(reward, num_agents=team.num_agents), formatters, transition)
+    return play(team, params, items, env, settings, Episodes(**episodes), seed=0, step=0, group=group)
+
+
+# --- returns -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mode, how, gamma, leaves, roots",
+    [
+        ("aligned", "mean", 1.0, [2, 4], [5, 7]),
+        ("aligned", "mean", 0.5, [2, 4], [3.5, 5.5]),
+        ("cross", "mean", 1.0, [2.5, 3.5], [5.5, 6.5]),
+        ("cross", "sum", 1.0, [5, 7], [11, 13]),
+    ],
+)
+def test_the_specs_tree(pair, mode, how, gamma, leaves, roots):
+    """Spec section 1: two agents, two completions, two turns; returns of both agents, nodes and joint rewards."""
+    reward = functools.partial(indices, mode=mode)
+    got = play_pair(pair, reward, num_turns=2, joint_mode=mode, cross_credit=how, gamma=gamma)
+    assert got.returns[0].tolist() == [[roots]] * 2
+    assert got.returns[1].tolist() == [[leaves] * (2 if mode == "aligned" else 4)] * 2
+    nodes, steps = (3, 6) if mode == "aligned" else (5, 20)
+    assert sum(len(turn.items) for turn in got.turns) == nodes
+    assert sum(turn.rewards[..., 0].size for turn in got.turns) == steps
+    assert rollout_metrics(pair[0], got)["env_steps"] == steps
+
+
+@pytest.mark.parametrize("mode, nodes, steps", [("aligned", 4, 12), ("cross", 28, 756)])
+def test_counts_of_three_agents(agents, mode, nodes, steps):
+    """Spec section 1: N = 3, G = 3, T = 2."""
+
+    def transition(prompt, num_agents, **history):
+        return [prompt] * num_agents
+
+    reward = functools.partial(indices, agents=3, group=3, mode=mode)
+    got = play_pair(make_team(agents), reward, group=3, transition=transition, num_turns=2, joint_mode=mode)
+    assert sum(len(turn.items) for turn in got.turns) == nodes
+    assert sum(turn.rewards[..., 0].size for turn in got.turns) == steps
+
+
+def test_returns_over_missing_children_and_invalid_rewards():
+    """Two nodes of two joint actions, of which only 1 and 2 have a child; one leaf is invalid, then all of one child's are."""
+    first = np.array([[[1.0], [2.0]], [[3.0], [4.0]]])
+    leaves = np.array([[[10.0], [np.nan]], [[30.0], [50.0]]])
+    got = discounted([first, leaves], [np.arange(2), np.array([1, 2])], 0.5)
+    assert got[0][..., 0].tolist() == [[1, 2 + 5], [3 + 20, 4]]
+    leaves[0, 0] = np.nan
+    got = discounted([first, leaves], [np.arange(2), np.array([1, 2])], 0.5)[0][..., 0]
+    assert np.isnan(got[0, 1]) and got[0, 0] == 1 and got[1].tolist() == [23, 4]
+
+
+def test_returns_of_three_turns_by_hand():
+    """A chain of one: 1 + g (2 + g 4); and the mean over the two joint actions of a child."""
+    one = [np.full((1, 1, 1), r) for r in (1.0, 2.0, 4.0)]
+    assert discounted(one, [np.zeros(1, int)] * 3, 0.5)[0].item() == 1 + 0.5 * (2 + 0.5 * 4)
+    tree = [np.array([[[1.0]]]), np.array([[[2.0], [6.0]]])]
+    assert discounted(tree, [np.zeros(1, int)] * 2, 1.0)[0].item() == 5
+    assert credit(tree[1], joint_actions("aligned", 1, 2), 2).tolist() == [[[2, 6]]]
+
+
+# --- what is read --------------------------------------------------------------------------------------------------------
+
+
+def test_children_read_what_the_transition_wrote(pair):
+    """The prompt of each child names its own parent's completions; histories hold all turns; formatters with
+    `external_prompts` get the text, the other one's prompts are the text itself."""
+    calls = []
+
+    def transition(**given):
+        calls.append(given)
+        return [f"<{given['agent_completions'][i]}>" for i in range(2)]
+
+    formatters = [lambda item: "start", lambda item, external_prompts=None: f"{item['prompt']}|{external_prompts}"]
+    got = play_pair(pair, indices, ITEMS, transition=transition, formatters=formatters, num_turns=3)
+    first, second, third = got.turns
+    assert first.prompts == [["start", "start"], [f"{item['prompt']}|None" for item in ITEMS]]
+    assert second.items.tolist() == [0, 0, 1, 1] and third.items.tolist() == [0] * 4 + [1] * 4
+    for before, after in ((first, second), (second, third)):
+        for node, parent in enumerate(after.parents):
+            p, j = divmod(parent, 2)
+            assert after.prompts[0][node] == f"<{before.texts[0][p][j]}>"
+            assert after.prompts[1][node] == f"{ITEMS[after.items[node]]['prompt']}|<{before.texts[1][p][j]}>"
+    last = calls[-1]  # of the last node of the second turn, its second joint action
+    assert last["prompt"] == ITEMS[1]["prompt"] and last["num_agents"] == 2
+    assert last["prompt_history_per_agent"] == [["start", second.prompts[0][3]], [first.prompts[1][1], second.prompts[1][3]]]
+    assert last["response_history_per_agent"] == [[first.texts[a][1][1], second.texts[a][3][1]] for a in (0, 1)]
+    assert last["agent_completions"] == [second.texts[a][3][1] for a in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        (["one"], "returned 1 texts for 2 agents"),
+        ("both", "returned 'both' for 2 agents"),
+        (["one", 2], "returned 2 for agent 1"),
+    ],
+)
+def test_a_transition_that_returns_something_else(pair, returned, message):
+    with pytest.raises(ValueError, match=message):
+        play_pair(pair, indices, transition=lambda **_: returned, num_turns=2)
+
+
+def test_nodes_above_the_threshold_are_not_played_on(pair):
+    """Strictly above, by the mean of the node: item 0's joint actions have 1 and 3 (mean 2), item 1's 2 and 2.5."""
+
+    def reward(a, b):
+        return [1, 3, 2, 2.5] if len(a) == 4 else [0] * len(a)
+
+    got = play_pair(pair, reward, ITEMS, num_turns=2, early_termination_threshold=2.0)
+    assert got.turns[1].items.tolist() == [0, 0] and got.turns[1].parents.tolist() == [0, 1]
+    assert len(play_pair(pair, reward, ITEMS, num_turns=2, early_termination_threshold=1.9).turns) == 1
+    chains = play_pair(pair, reward, ITEMS, num_turns=2, early_termination_threshold=2.0, branching="chain")
+    assert chains.turns[1].parents.tolist() == [0, 2], "a chain goes on by its own reward: 1 and 2 do, 3 and 2.5 do not"
+
+
+def test_a_joint_action_without_a_valid_reward_has_no_children(pair):
+    def reward(a, b):
+        return [float("nan"), 1] if len(a) == 2 else [1] * len(a)
+
+    got = play_pair(pair, reward, num_turns=2)
+    assert got.turns[1].parents.tolist() == [1]
+    assert np.isnan(got.returns[0][:, 0, 0]).all() and got.returns[0][:, 0, 1].tolist() == [2, 2]
+
+
+# --- batches -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_a_tree(pair):
+    """All nodes of both turns side by side; a node is a group of its own; what was sampled can be scored from scratch."""
+    got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, num_turns=2)
+    (batch,) = jax.device_get(to_batches(pair[0], got))
+    assert batch.tokens.shape[:3] == (2, 2 + 4, 2)
+    assert batch.groups[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5] and (batch.groups[..., 0] == batch.groups[..., 1]).all()
+    np.testing.assert_array_equal(batch.rewards, np.concatenate(got.returns, 1).astype(np.float32))
+    same_logprobs(pair, batch)
+
+
+def test_a_batch_of_chains(pair):
+    """Every row is a node; rows of one turn of all episodes of an item are a group."""
+    got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, group=3, num_turns=2, branching="chain")
+    assert [turn.rewards.shape for turn in got.turns] == [(2, 3, 2), (6, 1, 2)]
+    (batch,) = jax.device_get(to_batches(pair[0], got))
+    assert batch.tokens.shape[:3] == (2, 6 + 6, 1)
+    assert batch.groups[0, :, 0].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    expected = np.concatenate([r.reshape(2, -1) for r in got.returns], 1)
+    np.testing.assert_array_equal(batch.rewards[..., 0], expected.astype(np.float32))
+    same_logprobs(pair, batch)
+
+
+def test_padding_nodes_are_masked(pair):
+    """Three of four children are played, in a program for four: the fourth has no reward and no weight."""
+
+    def reward(a, b):
+        return [1, 1, 1, 9] if len(a) == 4 else [len(x) for x in a]
+
+    episodes = dict(num_turns=2, branching="chain", early_termination_threshold=5.0)
+    got = play_pair(pair, reward, ITEMS, **episodes)
+    assert len(got.turns[1].items) == 3 and got.turns[1].completions[0].tokens.shape[1] == 4
+    (batch,) = jax.device_get(to_batches(pair[0], got))
+    assert np.isnan(batch.rewards[:, -1]).all() and np.isfinite(batch.rewards[:, :-1]).all()
+    assert all(len(texts) == 3 for texts in got.turns[1].texts)
+
+
+def same_logprobs(pair, batch):
+    team, params = pair
+    scored = jax.vmap(functools.partial(scoring.score, cfg=team.stacks[0].config))(
+        params[0], prompts=batch.prompts, lengths=batch.prompt_lengths, tokens=batch.tokens
+    )
+    valid = batch.action_mask & np.isfinite(batch.rewards)[..., None]
+    np.testing.assert_allclose(scored.logprobs[valid], batch.old_logprobs[valid], atol=1e-4)
+
+
+# --- histories -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("branching, chat", [("tree", False), ("chain", True)])
+def test_a_history_goes_on_from_live_keys_and_values(pair, branching, chat):
+    """Three turns: prompts are the tokens of the conversation so far and the new text's, and the log-probabilities that were
+    sampled with the cache of the turn before are those of the whole conversation encoded from scratch."""
+    episodes = dict(num_turns=3, history="append", branching=branching, chat=chat)
+    settings = Sampling(max_new_tokens=3)
+    got = play_pair(pair, indices_of_any, transition=short, settings=settings, **episodes)
+    (batch,) = jax.device_get(to_batches(pair[0], got))
+    same_logprobs(pair, batch)
+    assert all(done.kept is None for turn in got.turns for done in turn.completions)
+    for before, after in zip(got.turns, got.turns[1:], strict=False):
+        for agent in range(2):
+            for node, parent in enumerate(after.parents):
+                p, j = divmod(parent, len(before.joint))
+                done = jax.device_get(before.completions[0])
+                chosen = done.tokens[agent, p, j][done.action_mask[agent, p, j]]
+                said = [*row_of(before, agent, p), *chosen]
+                assert row_of(after, agent, node)[: len(said)] == said
+                tail = pair[0].stacks[0].tokenizer.decode(row_of(after, agent, node)[len(said) :])
+                assert "more" in tail and ("<|im_start|>user" in tail) == chat
+
+
+def indices_of_any(a, b):
+    return [len(x) for x in a]
+
+
+def short(**_):
+    return ["more", "more of it"]
+
+
+def row_of(turn, agent, node):
+    ids, lengths = turn.encoded[0]
+    return ids[agent, node, : lengths[agent, node]].tolist()
+
+
+def test_a_repetition_penalty_reads_the_whole_history(pair):
+    """No cache is kept then, and the text is what a program without one writes."""
+    settings = Sampling(max_new_tokens=3, repetition_penalty=1.5)
+    got = play_pair(pair, indices_of_any, transition=short, settings=settings, num_turns=2, history="append")
+    done = jax.device_get(got.turns[1].completions[0])
+    again = play_pair(pair, indices_of_any, transition=short, settings=settings, num_turns=2, history="append")
+    assert again.turns[1].texts == got.turns[1].texts and np.isfinite(done.logprobs).all()
+
+
+def test_stacks_and_shared_weights_go_on_too(agents, tiny_config, make_tokenizer):
+    """Two stacks, and one parameter set in two roles: what was sampled is what is scored."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["unusual"])
+    other = random_agent(tiny_config("qwen2", vocab_size=321), tokenizer, 5)
+    for team in (make_team([agents[0], other]), make_team([agents[0]] * 2, shared_weights=True)):
+        got = play_pair(team, indices_of_any, ITEMS, transition=short, num_turns=2, history="append")
+        for spec, params, batch in zip(team[0].stacks, team[1], jax.device_get(to_batches(team[0], got)), strict=True):
+            scored = jax.vmap(functools.partial(scoring.score, cfg=spec.config))(
+                params, prompts=batch.prompts, lengths=batch.prompt_lengths, tokens=batch.tokens
+            )
+            np.testing.assert_allclose(scored.logprobs[batch.action_mask], batch.old_logprobs[batch.action_mask], atol=1e-4)
+
+
+def test_a_history_beyond_the_context_is_named(pair):
+    with pytest.raises(ValueError, match=r"prompt 0 of a later turn .* more than the context of 128"):
+        play_pair(pair, indices, transition=lambda **_: ["x" * 130] * 2, num_turns=2, history="append")
+
+
+# --- environments with state ---------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Counts its turns in a state that it changes in place, ends after two, and pays agent 1 the count."""
+
+    def reset(self, item, rng):
+        return {"count": 0, "item": item}, [item["prompt"], "second"]
+
+    def step(self, state, messages, rng):
+        state["count"] += 1
+        return state, [f"{state['count']}", messages[0]], [0, state["count"]], state["count"] == 2
+
+
+@pytest.mark.parametrize("branching", ["tree", "chain"])
+def test_environments_with_state_step_side_by_side(pair, branching):
+    """States that are changed in place do not meet: siblings count for themselves; all end after two of four turns."""
+    team, params = pair
+    how = Episodes(num_turns=4, branching=branching)
+    got = play(team, params, ITEMS, LockStep(Counting(), 2), SETTINGS, how, seed=0, step=0, group=2)
+    assert len(got.turns) == 2
+    assert (got.turns[0].rewards == [0, 1]).all() and (got.turns[1].rewards == [0, 2]).all()
+    assert got.turns[1].prompts[0] == ["1"] * 4
+    assert got.turns[1].prompts[1] == [got.turns[0].texts[0][p][g] for p in (0, 1) for g in (0, 1)]
+    assert got.returns[0].tolist() == [[[0, 0]] * 2, [[3, 3]] * 2]
+
+
+# --- training ------------------------------------------------------------------------------------------------------------
+
+
+def test_training_over_two_turns(agents, tmp_path):
+    """Metrics of each turn and of the whole; evaluations do not branch; a constant return changes nothing."""
+    team, params = make_team(agents[:2])
+    before = jax.device_get(params)
+    options = dict(num_updates=2, num_generations=2, num_turns=2, max_new_tokens=3, eval_generations=2, progress=False)
+    cfg = TrainConfig(output_dir=str(tmp_path), **options)
+    reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
+    result = train(team, params, reward, ITEMS, cfg, external_transition=answer, eval_items=ITEMS)
+    assert result.rewards == [2.0, 2.0] and result.after.mean == 2.0
+    assert len(result.after.rollout.turns[1].items) == 4
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get([s.params for s in result.state.stacks]), before)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    for name in ("turn_0/reward/mean", "turn_1/agent_1/length", "return/mean", "env_steps", "agent_0/loss"):
+        assert f'"{name}"' in text
+
+
+def test_later_turns_do_not_compile_at_every_step(agents):
+    """Three updates of two turns: as many programs as one update needs."""
+    team, params = make_team(agents[:2])
+    cfg = TrainConfig(num_updates=3, num_generations=2, num_turns=2, max_new_tokens=4, history="append", progress=False)
+    counts = []
+
+    def reward(a, b):
+        counts.append(sum(TRACES.values()))
+        return [len(x) for x in a]
+
+    train(team, params, make_reward(reward, num_agents=2), ITEMS[:1], cfg, external_transition=short)
+    assert counts[-1] == counts[3], "the second and the third update traced nothing new"
+
+
+def test_several_turns_need_a_transition(pair):
+    team, params = pair
+    cfg = TrainConfig(num_turns=2, progress=False)
+    with pytest.raises(ValueError, match="num_turns=2 needs external_transition"):
+        train(team, params, make_reward(indices, num_agents=2), ITEMS, cfg)
+    with pytest.raises(ValueError, match="leave formatters and external_transition out"):
+        train(team, params, LockStep(Counting(), 2), ITEMS, cfg, external_transition=answer)
+    with pytest.raises(ValueError, match="joint_mode='cross' is not allowed: joint_mode must be aligned for branching=chain"):
+        TrainConfig(num_turns=2, branching="chain", joint_mode="cross")
+
+
+def test_evaluation_counts_all_turns(pair):
+    team, params = pair
+    cfg = TrainConfig(num_turns=2, eval_generations=2, max_new_tokens=3, gamma=0.5)
+    env = Rewarded(make_reward(lambda a, b: [3.0] * len(a), num_agents=2), [lambda item: item["prompt"]] * 2, answer)
+    assert evaluate(team, params, ITEMS, env, cfg).mean == 6.0
