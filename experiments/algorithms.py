@@ -15,7 +15,6 @@ ADVANTAGES = {
     "group_mean": "R − mean of the group",
     "leave_one_out": "R − mean of the others",
     "max_baseline": "R − max of the group",
-    "batch_mean": "R − mean of the agent's batch",
 }
 DIVISORS = {"none": "–", "std": "std of the group", "batch_std": "std of the agent's batch"}
 HEAD = ("`--algorithm`", "advantage of a completion", "divided by", "loss", "tokens", "defaults", "paper")

@@ -57,18 +57,7 @@ def max_baseline(returns: jax.Array, same: jax.Array) -> jax.Array:
     return returns - best(returns, same)
 
 
-def batch_mean(returns: jax.Array, same: jax.Array) -> jax.Array:
-    """A = R - mean over all of the agent's valid rows in the batch (Dr. MAS, arXiv 2602.08847)."""
-    return group_mean(returns, everyone(same))
-
-
-def everyone(same: jax.Array) -> jax.Array:
-    """[M, M]: all rows with a valid return count in every row's group."""
-    return jnp.broadcast_to(same.any(0), same.shape)
-
-
 ESTIMATORS = {
-    "batch_mean": batch_mean,
     "raw": raw,
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
@@ -88,7 +77,7 @@ def scale(advantages: jax.Array, returns: jax.Array, same: jax.Array, how: str) 
     """
     if how == "none":
         return advantages
-    by = spread(returns, same if how == "std" else everyone(same))
+    by = spread(returns, same if how == "std" else jnp.broadcast_to(same.any(0), same.shape))
     return jnp.where(by > EPS, advantages / jnp.maximum(by, EPS), 0)
 
 

@@ -65,7 +65,6 @@ ALGORITHMS = {
         "group_mean", "std", cispo, "token_mean", 2, "arXiv 2506.13585", BOUNDS, {"clip_eps_low": 1.0, "clip_eps_high": 0.28}
     ),
     "at_grpo": Algorithm("group_mean", "std", clipped_surrogate, "token_mean", 2, "arXiv 2510.11062", CLIPPING),
-    "dr_mas": Algorithm("batch_mean", "batch_std", clipped_surrogate, "token_mean", 2, "arXiv 2602.08847", CLIPPING),
 }
 
 

@@ -56,7 +56,7 @@ class Learning:
     """How an agent learns from a batch. Every agent of a stack has its own optimiser state, clip and schedule."""
 
     algorithm: str = "magrpo"
-    """Row of the algorithm table: mareinforce, magrpo, marloo, maremax, grpo."""
+    """Row of the algorithm table, `python -m experiments.algorithms`: magrpo, grpo and so on."""
     advantage_scale: str | None = None
     """Divide advantages: none, std (of the group), batch_std; None: as the algorithm's row says."""
     loss_aggregation: str | None = None
@@ -86,7 +86,8 @@ class Learning:
     warmup_updates: int = 0
     """Updates over which the learning rate rises linearly."""
     num_updates: int = 0
-    """Optimiser steps of every agent: the length of the schedule, which linear and cosine need."""
+    """Updates of every agent, each of num_epochs times num_minibatches optimiser steps: the length of the schedule, which
+    linear and cosine need. Steps that target_kl holds back do not count."""
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     adam_b1: float = 0.9
@@ -111,6 +112,8 @@ class Learning:
     """float32, or bfloat16 with float32 master weights."""
     temperature: float = 1.0
     """Sampling temperature, at which completions are scored too; 0 is greedy (scored at 1)."""
+    max_new_tokens: int = 128
+    """Longest completion, in tokens."""
 
     def __post_init__(self):
         for name, allowed in CHOICES.items():
@@ -126,6 +129,8 @@ class Learning:
         for name in ("micro_batches", "num_epochs", "num_minibatches"):
             check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         check("target_kl", self.target_kl, self.target_kl is None or self.target_kl > 0, "> 0, or None (off)")
+        several = self.num_epochs * self.num_minibatches > 1
+        check("target_kl", self.target_kl, self.target_kl is None or several, "None where a batch is one optimiser step")
         if self.lr_schedule != "constant":
             allowed = f"> warmup_updates={self.warmup_updates} for lr_schedule={self.lr_schedule}"
             check("num_updates", self.num_updates, self.num_updates > self.warmup_updates, allowed)
@@ -171,6 +176,8 @@ class Episodes:
         check("branching", self.branching, self.branching in ("tree", "chain"), "tree or chain")
         check("history", self.history, self.history in ("none", "append"), "none or append")
         check("gamma", self.gamma, 0 <= self.gamma <= 1, "in [0, 1]")
+        threshold = self.early_termination_threshold
+        check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
         object.__setattr__(self, "joint_mode", JOINT_MODES[self.joint_mode])
         if self.num_turns > 1 and self.branching == "chain":
             check(

@@ -34,7 +34,7 @@ class Environment(Protocol):
     from one state."""
 
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[str]]]:
-        """Items [P] -> the episodes' states [P] and first prompts [N][P]."""
+        """Items [P] -> the episodes' states [P] and first prompts [N][P]. Changes nothing: it is also called to compile."""
         ...
 
     def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
@@ -52,7 +52,10 @@ def prompt_of(item: dict) -> str:
 
 
 def _external(formatter: Formatter) -> inspect.Parameter | None:
-    return inspect.signature(formatter).parameters.get("external_prompts")
+    try:
+        return inspect.signature(formatter).parameters.get("external_prompts")
+    except ValueError:  # some C functions have no signature
+        return None
 
 
 def first_prompt(formatter: Formatter, item: dict) -> str:

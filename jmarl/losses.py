@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 
 
-def token_weights(mask: jax.Array, aggregation: str, valid: jax.Array | None = None) -> jax.Array:
+def token_weights(mask: jax.Array, aggregation: str, valid: jax.Array | None = None, longest: int | None = None) -> jax.Array:
     """Weights w such that the loss is sum(w * token loss); 0 outside mask [P, G, T]. The rows that are valid [P, G]
     (None: all) count as sequences, also empty ones.
 
     token_mean: mean over all tokens (DAPO, arXiv 2503.14476) · sequence_mean: mean of each completion's mean (GRPO) ·
-    sequence_sum: mean of each completion's sum (REINFORCE) · constant: sum over (rows · T), Dr. GRPO (arXiv 2503.20783).
+    sequence_sum: mean of each completion's sum (REINFORCE) · constant: sum over (rows · longest), where longest is what a
+    completion may have (None: T), not what it has: Dr. GRPO (arXiv 2503.20783).
     """
     w = mask.astype(jnp.float32)
     rows = w[..., 0].size if valid is None else jnp.maximum(valid.sum(), 1)
@@ -27,7 +28,7 @@ def token_weights(mask: jax.Array, aggregation: str, valid: jax.Array | None = N
         return w / jnp.maximum(w.sum(-1, keepdims=True), 1) / rows
     if aggregation == "sequence_sum":
         return w / rows
-    return w / (rows * w.shape[-1])
+    return w / (rows * (longest or w.shape[-1]))
 
 
 def policy_gradient(logp, old_logp, advantages, weights) -> tuple[jax.Array, dict]:

@@ -32,7 +32,7 @@ def discounted(rewards: Sequence[np.ndarray], parents: Sequence[np.ndarray], gam
         count = valid.sum(1)
         total = np.where(valid, returns[0], 0).sum(1)
         future = np.zeros((now.shape[0] * now.shape[1], now.shape[2]))
-        future[below] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        future[below] = np.where(count > 0, total / np.maximum(count, 1), np.nan) if gamma else 0
         returns.insert(0, now + gamma * future.reshape(now.shape))
     return returns
 

@@ -121,13 +121,13 @@ def play_turn(team, params, env, nodes: Nodes, settings, episodes: Episodes, gro
 def played_on(answer: Answer, rewards: np.ndarray, episodes: Episodes) -> np.ndarray:
     """Which joint actions, of [P * J], have a next turn: those with a valid reward that do not end their episode, and whose
     node (in a chain: which themselves) is not above the threshold."""
-    of_joint = rewards.mean(-1)
+    of_joint = answer.result.total.reshape(rewards.shape[:2])
     valid = np.isfinite(of_joint)
     going = ~answer.done & valid.reshape(-1)
     if episodes.early_termination_threshold is not None:
-        mean = np.where(valid, of_joint, 0).sum(1, keepdims=True) / np.maximum(valid.sum(1, keepdims=True), 1)
-        mean = of_joint if episodes.branching == "chain" else np.broadcast_to(mean, of_joint.shape)
-        going &= ~(mean > episodes.early_termination_threshold).reshape(-1)
+        above = np.where(valid, of_joint - episodes.early_termination_threshold, 0)  # so that equal ones are 0, not rounded
+        above = above if episodes.branching == "chain" else np.broadcast_to(above.sum(1, keepdims=True), above.shape)
+        going &= (above <= 0).reshape(-1)
     return np.flatnonzero(going)
 
 

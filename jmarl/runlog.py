@@ -120,13 +120,13 @@ def token_counts(team: Team, played: Turn) -> list[np.ndarray]:
 
 
 def rollout_metrics(team: Team, played: Rollout) -> dict[str, float]:
-    """Of each turn; with several also the mean return and the number of joint actions, as `return/mean` and `env_steps`."""
+    """Of each turn; with several also the mean return, which then is `reward/mean`, and the joint actions made, `env_steps`."""
     row: dict[str, float] = {}
     for (name, turn), returns in zip(named_turns(played), played.returns, strict=True):
         row |= {name + key: float(x) for key, x in turn_metrics(team, turn, returns).items()}
     tokens = sum(row.pop(f"{name}tokens") for name, _ in named_turns(played))
     if played.num_turns > 1:
-        row |= {"return/mean": mean_return(played), "env_steps": float(sum(t.rewards[..., 0].size for t in played.turns))}
+        row |= {"reward/mean": mean_return(played), "env_steps": float(sum(t.rewards[..., 0].size for t in played.turns))}
     return row | {"tokens": tokens}
 
 

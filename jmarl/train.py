@@ -39,7 +39,7 @@ from jmarl.update import update_stack
 
 class TrainResult(NamedTuple):
     state: TeamState  # without gradients
-    rewards: list[float]  # mean reward of each update that this process made
+    rewards: list[float]  # mean return of each update that this process made; with one turn the mean reward
     before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
     after: Evaluation | None  # and after it
 
@@ -175,6 +175,12 @@ def environment_of(
 ) -> Environment:
     """The environment that a run is played in."""
     if not isinstance(reward, RewardFunction):
+        missing = [name for name in ("reset", "step", "observe") if not callable(getattr(reward, name, None))]
+        if missing:
+            raise TypeError(
+                f"reward is a {type(reward).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
+                f"{team.num_agents}) or an environment; one of a single episode goes into LockStep(env, {team.num_agents})"
+            )
         if formatters or transition:
             raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
         return reward
@@ -183,6 +189,8 @@ def environment_of(
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
     if cfg.num_turns > 1 and transition is None:
         raise ValueError(f"num_turns={cfg.num_turns} needs external_transition, which writes the prompts of the next turn")
+    if cfg.num_turns == 1 and transition is not None:
+        raise ValueError("external_transition writes the prompts of later turns, and num_turns=1 has none: set num_turns")
     return Rewarded(reward, formatters, transition)
 
 

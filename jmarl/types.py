@@ -45,7 +45,7 @@ class StackState(NamedTuple):
     params: Any  # pytree [A, ...] float32: the master weights
     opt_state: Any  # pytree [A, ...]
     reference: Any  # pytree [A, ...] like params, or None when no KL term asks for it
-    skipped: jax.Array  # [A] int32: updates skipped because a loss or gradient was not finite
+    skipped: jax.Array  # [A] int32: optimiser steps skipped because a loss or gradient was not finite
     grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first; None in checkpoints and results.
     # Kept for their memory: given back to a virtual machine's host, it costs a tenth of a step to have it again
 

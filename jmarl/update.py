@@ -78,8 +78,16 @@ class Rows(NamedTuple):
 
 
 def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
-    """Leaves [n, ...]: n parts, cut over the prompts first and then over the group; setting: who asked for them."""
+    """Leaves [n, ...]: n parts, cut over the prompts first and then over the group; setting: who asked for them.
+
+    Every n-th prompt goes into a part, so that turns, roles and padding are spread over all of them. Several turns may make any
+    number of prompts: those missing are filled up by ones of weight 0.
+    """
     prompts, group = rows.advantages.shape
+    if prompts > n and prompts % n and prompts * group % n:
+        missing = -prompts % n
+        rows = jax.tree.map(lambda x: jnp.pad(x, ((0, missing),) + ((0, 0),) * (x.ndim - 1)), rows)
+        rows, prompts = rows._replace(lengths=jnp.maximum(rows.lengths, 1)), prompts + missing
     over_p = next(k for k in range(min(n, prompts), 0, -1) if n % k == 0 and prompts % k == 0)
     over_g = n // over_p
     if group % over_g:
@@ -89,11 +97,11 @@ def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
         )
 
     def cut(x):  # [P, G, ...]
-        x = x.reshape(over_p, prompts // over_p, over_g, group // over_g, *x.shape[2:])
-        return jnp.moveaxis(x, 2, 1).reshape(n, x.shape[1], *x.shape[3:])
+        x = x.reshape(prompts // over_p, over_p, over_g, group // over_g, *x.shape[2:])
+        return jnp.moveaxis(x, (1, 2), (0, 1)).reshape(n, x.shape[0], *x.shape[3:])
 
     def repeat(x):  # [P, ...]: every part of a group has the same prompt
-        return jnp.repeat(x.reshape(over_p, prompts // over_p, *x.shape[1:]), over_g, 0)
+        return jnp.repeat(jnp.swapaxes(x.reshape(prompts // over_p, over_p, *x.shape[1:]), 0, 1), over_g, 0)
 
     parts = jax.tree.map(cut, rows._replace(prompts=rows.mask, lengths=rows.mask))
     return parts._replace(prompts=repeat(rows.prompts), lengths=repeat(rows.lengths))
@@ -122,7 +130,7 @@ def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning
         "zero_variance_share": masked.mean(nothing, valid.reshape(-1)),
     }
     share = mask / jnp.maximum(mask.sum(), 1)
-    weights = losses.token_weights(mask, learning.loss_aggregation or row.aggregation, valid)
+    weights = losses.token_weights(mask, learning.loss_aggregation or row.aggregation, valid, learning.max_new_tokens)
     shared = (batch.prompts, batch.prompt_lengths, batch.tokens)
     return Rows(*shared, mask, share, weights, batch.old_logprobs, ref, advantage), metrics
 
@@ -232,8 +240,9 @@ def several_steps(
     the steps made; `steps` counts them."""
     n = learning.num_minibatches
     rows, about_batch = per_agent(functools.partial(make_rows, cfg=cfg, learning=learning), how)(reference, batch)
-    rows = rows._replace(weights=n * rows.weights, share=n * rows.share)  # a part's loss is a mean over the part
-    parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(rows)
+    parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(rows._replace(weights=n * rows.weights))
+    tokens = parts.mask.sum((2, 3, 4), keepdims=True)  # of each part [A, n]: it has means of its own
+    parts = parts._replace(share=parts.mask / jnp.maximum(tokens, 1))
     gradients_of = per_agent(functools.partial(gradients, cfg=cfg, learning=learning), how)
     apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
 
@@ -242,8 +251,9 @@ def several_steps(
         grads, metrics = gradients_of(state.params, jax.tree.map(lambda x: x[:, part], parts))
         if learning.target_kl is not None:
             held |= metrics["kl_moved"] > learning.target_kl
-        state, of_step = apply(state, grads, metrics["loss"], held)
-        return (state, held), (metrics | of_step, ~held)
+        still = held | (tokens[:, part].reshape(-1) == 0)  # nothing to learn from: Adam would go on by its momentum
+        state, of_step = apply(state, grads, metrics["loss"], still)
+        return (state, held), (metrics | of_step, ~still)
 
     order = jnp.tile(jnp.arange(n), learning.num_epochs)
     held = jnp.zeros(rows.mask.shape[0], bool)

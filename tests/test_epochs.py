@@ -54,7 +54,7 @@ def by_hand(params, batch, cfg, order, n, learning=BASE):
     one = functools.partial(jax.tree.map, lambda x: x[0])
     state = one(init_stack(jax.tree.map(jnp.copy, params), learning))
     rows, _ = make_rows(None, one(batch), cfg, learning)
-    parts = split(rows._replace(weights=n * rows.weights, share=n * rows.share), n)
+    parts = split(rows._replace(weights=n * rows.weights), n)
     grad = jax.jit(functools.partial(gradients, cfg=cfg, learning=learning))
     for i in order:
         grads, metrics = grad(state.params, jax.tree.map(lambda x, i=i: x[i], parts))
@@ -105,6 +105,22 @@ def test_a_schedule_counts_optimiser_steps(params, batch, cfg):
     """Linear to 0 over 2 updates of 4 steps: after one update half of it is left."""
     _, metrics = run(params, batch, cfg, num_epochs=2, num_minibatches=2, lr_schedule="linear", num_updates=2)
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - 3 / 8), rtol=1e-6)
+
+
+def test_parts_are_filled_up_where_turns_make_any_number_of_prompts(params, batch, cfg):
+    """Three prompts in two parts: a fourth of weight 0 is added, and an update of both parts has the whole gradient. A part of
+    padding alone is no step."""
+    three = jax.tree.map(lambda x: jnp.concatenate([x, x[:, :1]], 1), batch)
+    three = three._replace(
+        tokens=three.tokens[:, :, :3], action_mask=three.action_mask[:, :, :3], old_logprobs=three.old_logprobs[:, :, :3],
+        ended=three.ended[:, :, :3], rewards=three.rewards[:, :, :3], groups=three.groups[:, :, :3],
+    )  # fmt: skip
+    whole, _ = run(params, three, cfg)
+    parts, _ = run(params, three, cfg, micro_batches=2)
+    assert_close(parts.params, whole.params)
+    nothing = three._replace(rewards=three.rewards.at[:, 1].set(jnp.nan))
+    _, metrics = run(params, nothing, cfg, num_minibatches=3)
+    assert metrics["steps"].tolist() == [2, 2]
 
 
 def test_parts_that_do_not_fit_are_named(params, batch, cfg):

@@ -221,7 +221,6 @@ def test_rows_of_the_table():
         "gspo": ("group_mean", "std", clipped_surrogate),
         "cispo": ("group_mean", "std", cispo),
         "at_grpo": ("group_mean", "std", clipped_surrogate),
-        "dr_mas": ("batch_mean", "batch_std", clipped_surrogate),
     }
     for row in ALGORITHMS.values():
         assert row.advantage in ESTIMATORS and row.scale in CHOICES["advantage_scale"][1:]

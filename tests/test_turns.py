@@ -173,6 +173,14 @@ def test_nodes_above_the_threshold_are_not_played_on(pair):
     assert chains.turns[1].parents.tolist() == [0, 2], "a chain goes on by its own reward: 1 and 2 do, 3 and 2.5 do not"
 
 
+@pytest.mark.parametrize("branching", ["tree", "chain"])
+def test_rounding_is_not_above_the_threshold(pair, branching):
+    """The mean of three times 0.1 is 0.1, not the 0.10000000000000002 that adding them up would make of it."""
+    episodes = dict(num_turns=2, branching=branching, early_termination_threshold=0.1)
+    got = play_pair(pair, lambda a, b: [0.1] * len(a), group=3, **episodes)
+    assert len(got.turns) == 2
+
+
 def test_a_joint_action_without_a_valid_reward_has_no_children(pair):
     def reward(a, b):
         return [float("nan"), 1] if len(a) == 2 else [1] * len(a)
@@ -338,7 +346,7 @@ def test_training_over_two_turns(agents, tmp_path):
     assert len(result.after.rollout.turns[1].items) == 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get([s.params for s in result.state.stacks]), before)
     text = (tmp_path / "metrics.jsonl").read_text()
-    for name in ("turn_0/reward/mean", "turn_1/agent_1/length", "return/mean", "env_steps", "agent_0/loss"):
+    for name in ("turn_0/reward/mean", "turn_1/agent_1/length", "reward/mean", "env_steps", "agent_0/loss"):
         assert f'"{name}"' in text
 
 
@@ -363,6 +371,12 @@ def test_several_turns_need_a_transition(pair):
         train(team, params, make_reward(indices, num_agents=2), ITEMS, cfg)
     with pytest.raises(ValueError, match="leave formatters and external_transition out"):
         train(team, params, LockStep(Counting(), 2), ITEMS, cfg, external_transition=answer)
+    with pytest.raises(ValueError, match="external_transition writes .* num_turns=1 has none"):
+        train(team, params, make_reward(indices, num_agents=2), ITEMS, TrainConfig(), external_transition=answer)
+    with pytest.raises(TypeError, match="reward is a Counting without observe: .* LockStep"):
+        train(team, params, Counting(), ITEMS, cfg)
+    with pytest.raises(ValueError, match="early_termination_threshold=1.0 is not allowed"):
+        TrainConfig(early_termination_threshold=1.0)
     with pytest.raises(ValueError, match="joint_mode='cross' is not allowed: joint_mode must be aligned for branching=chain"):
         TrainConfig(num_turns=2, branching="chain", joint_mode="cross")
 

@@ -38,7 +38,7 @@ REFUSED = {
     "reference_devices": "the reference lies beside the weights it belongs to; set mesh for several devices",
     "parallel_training": "set mesh, such as mesh='agent=2'",
     "agent_devices": "set mesh, such as mesh='agent=2'",
-    "train_batch_size": "every update uses all prompts of its rollout once; leave it out",
+    "train_batch_size": "an update uses all prompts of its rollout; set num_minibatches for several steps on them",
     "gradient_accumulation_steps": "set num_prompts to the prompts of one update and micro_batches to the parts",
     "eval_batch_size": "all evaluation prompts are played in one batch; set eval_num_samples",
     "external_prompt_passthrough": "a formatter without a parameter external_prompts leaves later prompts as they are",
@@ -59,7 +59,7 @@ class TrainerConfig(TrainConfig):
     """
 
     num_updates: int = 0
-    """Optimiser steps of every agent; 0: num_train_epochs * ceil(items / num_prompts)."""
+    """Updates of every agent; 0: num_train_epochs * ceil(items / num_prompts)."""
     num_generations: int = 4
     max_new_tokens: int = 256
     temperature: float = 0.6
