@@ -43,6 +43,16 @@ def pair(agents):
     return make_team(agents[:2])
 
 
+@pytest.fixture(scope="module")
+def brief(agents):
+    """A pair that often ends its completions early: the end's logit is four times as far from 0 as the others'."""
+    stop = agents[0].tokenizer.eos_token_id
+    params = [agent.params | {"lm_head": agent.params["lm_head"].copy()} for agent in agents[:2]]
+    for tree in params:
+        tree["lm_head"][:, stop] *= 4
+    return make_team([Agent("brief", a.config, tree, a.tokenizer) for a, tree in zip(agents, params, strict=False)])
+
+
 def indices(*completions, agents=2, group=2, mode="aligned"):
     """Rewards of scripted completions: the sum of the indices, from 1, of a joint action's completions."""
     joint = joint_actions(mode, agents, group)
@@ -242,14 +252,17 @@ def same_logprobs(pair, batch):
 
 
 @pytest.mark.parametrize("branching, chat", [("tree", False), ("chain", True)])
-def test_a_history_goes_on_from_live_keys_and_values(pair, branching, chat):
+def test_a_history_goes_on_from_live_keys_and_values(brief, branching, chat):
     """Three turns: prompts are the tokens of the conversation so far and the new text's, and the log-probabilities that were
-    sampled with the cache of the turn before are those of the whole conversation encoded from scratch."""
+    sampled with the cache of the turn before are those of the whole conversation encoded from scratch, after completions of
+    full length and after those that ended before it."""
     episodes = dict(num_turns=3, history="append", branching=branching, chat=chat)
-    settings = Sampling(max_new_tokens=3)
-    got = play_pair(pair, indices_of_any, transition=short, settings=settings, **episodes)
-    (batch,) = jax.device_get(to_batches(pair[0], got))
-    same_logprobs(pair, batch)
+    settings = Sampling(max_new_tokens=4)
+    got = play_pair(brief, indices_of_any, transition=short, settings=settings, group=3, **episodes)
+    for turn in got.turns[:2]:
+        assert {False, True} == set(np.asarray(turn.completions[0].ended & ~turn.completions[0].action_mask[..., -1]).ravel())
+    (batch,) = jax.device_get(to_batches(brief[0], got))
+    same_logprobs(brief, batch)
     assert all(done.kept is None for turn in got.turns for done in turn.completions)
     for before, after in zip(got.turns, got.turns[1:], strict=False):
         for agent in range(2):
@@ -259,7 +272,7 @@ def test_a_history_goes_on_from_live_keys_and_values(pair, branching, chat):
                 chosen = done.tokens[agent, p, j][done.action_mask[agent, p, j]]
                 said = [*row_of(before, agent, p), *chosen]
                 assert row_of(after, agent, node)[: len(said)] == said
-                tail = pair[0].stacks[0].tokenizer.decode(row_of(after, agent, node)[len(said) :])
+                tail = brief[0].stacks[0].tokenizer.decode(row_of(after, agent, node)[len(said) :])
                 assert "more" in tail and ("<|im_start|>user" in tail) == chat
 
 
