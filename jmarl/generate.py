@@ -1,7 +1,7 @@
 """Prompts to completions: every agent's prompts as token ids, and all agents of a stack sampled in one program.
 
 Here text meets the device: tokenizers on one side, `sampling.sample` on the other. A prompt of a later turn may be the
-conversation so far and new text behind it (`Kept`): then only the new tokens are computed, the others' keys and values are
+conversation so far and new text behind it (`Past`): then only the new tokens are computed, the others' keys and values are
 still there.
 """
 

@@ -103,7 +103,8 @@ def play_turn(team, params, env, nodes: Nodes, settings, episodes: Episodes, gro
     """Sample the nodes of a turn and ask the environment: the turn, its answer and the token ids [N][P][G] that were chosen."""
     count = len(nodes.states)
     padded = np.concatenate([np.arange(count), np.zeros(min(bucket(count, 1), nodes.most) - count, int)])
-    fresh, encoded = (pad(team, [[row[p] for p in padded] for row in rows]) for rows in (nodes.fresh, nodes.rows))
+    encoded = pad(team, [[row[p] for p in padded] for row in nodes.rows])
+    fresh = pad(team, [[row[p] for p in padded] for row in nodes.fresh]) if nodes.past else encoded
     past = nodes.past and nodes.past.padded(padded)
     done = sample_team(team, params, fresh, settings, group=group, prompt_ids=nodes.ids[padded], past=past, **how)
     tokens = tokens_of(team, done, count)

@@ -163,7 +163,8 @@ def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> 
     of_loss = functools.partial(token_loss, learning=learning)
     of = rows._replace(advantages=jnp.broadcast_to(rows.advantages[..., None], rows.mask.shape))
     of = of._replace(prompts=None, lengths=None, tokens=None)  # only the tokens' own
-    if option("ratio_level", learning.ratio_level, row := algorithm(learning.algorithm)) != "token" and "level" in row.options:
+    row = algorithm(learning.algorithm)
+    if "level" in row.options and option("ratio_level", learning.ratio_level, row) != "token":
         return of_loss(*score(weights, cfg, *inputs, **options), of)
     return score_loss(weights, cfg, *inputs, of, of_loss, **options)
 

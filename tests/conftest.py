@@ -88,6 +88,22 @@ def tiny_tokenizer():
 
 
 @pytest.fixture(scope="session")
+def random_agent():
+    """`random_agent(cfg, tokenizer, seed) -> Agent`: weights larger than at initialisation, so agents and contexts differ."""
+    import jax
+
+    from jmarl.models import decoder
+    from jmarl.weights import Agent
+
+    def make(cfg, tokenizer, seed):
+        params = jax.device_get(decoder.init_params(cfg, jax.random.key(seed)))
+        params = jax.tree_util.tree_map_with_path(lambda path, x: x if "norm" in str(path[-1]) else 8 * x, params)
+        return Agent(f"random-{seed}", cfg, params, tokenizer)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def tiny_config():
     """`tiny_config(family, **overrides) -> ModelConfig`; overrides are fields of `ModelConfig`."""
     from jmarl.models.config import ModelConfig

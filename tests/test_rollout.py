@@ -14,14 +14,12 @@ from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.evaluate import evaluate
 from jmarl.generate import EVAL, bucket, encode, sample_team
-from jmarl.models import decoder
 from jmarl.returns import credit, joint_actions
 from jmarl.rewards import make_reward
 from jmarl.rollout import play, to_batches
 from jmarl.stack import unstack
 from jmarl.team import make_team
 from jmarl.types import TRACES
-from jmarl.weights import Agent
 
 NEW, GROUP = 6, 3
 SETTINGS = Sampling(max_new_tokens=NEW)
@@ -29,15 +27,8 @@ ITEMS = [{"prompt": "The answer", "tag": 1}, {"prompt": "seven apples and three 
 FORMATTERS = [lambda item: item["prompt"], lambda item: f"{item['prompt']} or {item['tag']}"]
 
 
-def random_agent(cfg, tokenizer, seed):
-    """Random weights, larger than at initialisation, so that agents and contexts differ."""
-    params = jax.device_get(decoder.init_params(cfg, jax.random.key(seed)))
-    params = jax.tree_util.tree_map_with_path(lambda path, x: x if "norm" in str(path[-1]) else 8 * x, params)
-    return Agent(f"random-{seed}", cfg, params, tokenizer)
-
-
 @pytest.fixture(scope="module")
-def agents(tiny_config, tiny_tokenizer):
+def agents(tiny_config, tiny_tokenizer, random_agent):
     cfg = tiny_config(tie_embeddings=False)
     return [random_agent(cfg, tiny_tokenizer, seed) for seed in (0, 1)]
 
@@ -49,7 +40,7 @@ def pair(agents):
 
 
 @pytest.fixture(scope="module")
-def mixed(agents, tiny_config, make_tokenizer):
+def mixed(agents, tiny_config, make_tokenizer, random_agent):
     """Three agents, of which the first and the last share a stack; the other one has its own tokenizer."""
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unusual"])

@@ -12,7 +12,6 @@ from jmarl import scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.environment import LockStep, Rewarded
 from jmarl.evaluate import evaluate
-from jmarl.models import decoder
 from jmarl.returns import credit, discounted, joint_actions
 from jmarl.rewards import make_reward
 from jmarl.rollout import play, to_batches
@@ -26,14 +25,8 @@ SETTINGS = Sampling(max_new_tokens=5)
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
 
 
-def random_agent(cfg, tokenizer, seed):
-    params = jax.device_get(decoder.init_params(cfg, jax.random.key(seed)))
-    params = jax.tree_util.tree_map_with_path(lambda path, x: x if "norm" in str(path[-1]) else 8 * x, params)
-    return Agent(f"random-{seed}", cfg, params, tokenizer)
-
-
 @pytest.fixture(scope="module")
-def agents(tiny_config, tiny_tokenizer):
+def agents(tiny_config, tiny_tokenizer, random_agent):
     cfg = tiny_config(tie_embeddings=False)
     return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(3)]
 
@@ -298,7 +291,7 @@ def test_a_repetition_penalty_reads_the_whole_history(pair):
     assert again.turns[1].texts == got.turns[1].texts and np.isfinite(done.logprobs).all()
 
 
-def test_stacks_and_shared_weights_go_on_too(agents, tiny_config, make_tokenizer):
+def test_stacks_and_shared_weights_go_on_too(agents, tiny_config, make_tokenizer, random_agent):
     """Two stacks, and one parameter set in two roles: what was sampled is what is scored."""
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unusual"])
