@@ -1,8 +1,8 @@
 """Print the table of algorithms, made from the code.
 
 Command: python -m experiments.algorithms
-A row: what is subtracted from the return of a completion and what the difference is divided by, the loss and how it averages
-tokens, settings that have another default than the config's, and the paper. The definitions: `jmarl/algorithms.py`,
+A row: what is subtracted from the return of a completion and what the difference is divided by, the critic, the loss and how it
+averages tokens, settings that have another default than the config's, and the paper. The definitions: `jmarl/algorithms.py`,
 `jmarl/advantages.py`, `jmarl/losses.py`.
 """
 
@@ -15,15 +15,21 @@ ADVANTAGES = {
     "group_mean": "R − mean of the group",
     "leave_one_out": "R − mean of the others",
     "max_baseline": "R − max of the group",
+    "greedy_baseline": "R − return of the greedy completion",
+    "ema_baseline": "R − moving average of the role",
+    "value_baseline": "λ-return − value",
+    "gae": "GAE of each token",
 }
-DIVISORS = {"none": "–", "std": "std of the group", "batch_std": "std of the agent's batch"}
-HEAD = ("`--algorithm`", "advantage of a completion", "divided by", "loss", "tokens", "defaults", "paper")
+DIVISORS = {"none": "–", "std": "std of the group", "batch_std": "std of the batch"}
+CRITICS = {None: "–", "own": "own", "central": "central"}
+HEAD = ("`--algorithm`", "advantage of a completion", "divided by", "critic", "loss", "tokens", "defaults", "paper")
 
 
 def cells(name: str, row: Algorithm) -> tuple[str, ...]:
     defaults = ", ".join(f"{setting} {value}" for setting, value in row.defaults.items()) or "–"
     loss, tokens = row.loss.__name__.replace("_", " "), row.aggregation.replace("_", " ")
-    return f"`{name}`", ADVANTAGES[row.advantage], DIVISORS[row.scale], loss, tokens, defaults, row.paper
+    advantage = ADVANTAGES[row.advantage] + (" (all turns)" if row.grouping == "episode" else "")
+    return f"`{name}`", advantage, DIVISORS[row.scale], CRITICS[row.critic], loss, tokens, defaults, row.paper
 
 
 def table() -> str:

@@ -14,7 +14,7 @@ from jmarl.losses import cispo, clipped_surrogate, policy_gradient
 
 
 class Algorithm(NamedTuple):
-    advantage: str  # a key of advantages.ESTIMATORS
+    advantage: str  # a key of advantages.ESTIMATORS, or gae: for each token, by a critic's values
     scale: str  # what the advantages are divided by, unless the config says otherwise
     loss: Callable
     aggregation: str  # how the loss averages tokens, unless the config says otherwise
@@ -22,6 +22,8 @@ class Algorithm(NamedTuple):
     paper: str
     options: Mapping[str, str] = {}  # arguments of the loss -> the setting that each comes from
     defaults: Mapping[str, Any] = {}  # settings that this row has another default for
+    critic: str | None = None  # own: of every agent; central: one of the team, which reads the prompts of all
+    grouping: str = "turn"  # rows compared with each other are those of one turn, or of a whole episode
 
 
 DEFAULTS: dict[str, Any] = {
@@ -30,15 +32,25 @@ DEFAULTS: dict[str, Any] = {
     "ratio_level": "token",
     "dual_clip": 0.0,
     "mask_overlong": False,
+    "ema_decay": 0.95,
+    "gae_lambda": 1.0,
+    "critic_type": "v",
+    "separate_critic": True,
+    "critic_learning_rate": None,
+    "value_coef": 0.5,
+    "value_clip": 0.0,
 }
 BOUNDS = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
 CLIPPING = BOUNDS | {"level": "ratio_level", "dual": "dual_clip"}
+CRITIC = ("gae_lambda", "critic_learning_rate", "value_clip")  # settings of rows with a critic
+PAPER = {"iac": "CoLLM-DC, arXiv 2601.21972", "maac": "CoLLM-CC, arXiv 2601.21972", "ppo": "arXiv 1707.06347"}
 
 ALGORITHMS = {
     "mareinforce": Algorithm("raw", "none", policy_gradient, "token_mean", 1, "REINFORCE, Williams 1992, for teams"),
     "magrpo": Algorithm("group_mean", "none", policy_gradient, "token_mean", 2, "arXiv 2508.04652"),
     "marloo": Algorithm("leave_one_out", "none", policy_gradient, "token_mean", 2, "arXiv 2402.14740, for teams"),
     "maremax": Algorithm("max_baseline", "none", policy_gradient, "token_mean", 2, "CoMLRL's variant of arXiv 2310.10505"),
+    "remax": Algorithm("greedy_baseline", "none", policy_gradient, "token_mean", 1, "arXiv 2310.10505"),
     "grpo": Algorithm("group_mean", "std", clipped_surrogate, "sequence_mean", 2, "arXiv 2402.03300", CLIPPING),
     "dr_grpo": Algorithm("group_mean", "none", clipped_surrogate, "constant", 2, "arXiv 2503.20783", CLIPPING),
     "dapo": Algorithm(
@@ -65,6 +77,29 @@ ALGORITHMS = {
         "group_mean", "std", cispo, "token_mean", 2, "arXiv 2506.13585", BOUNDS, {"clip_eps_low": 1.0, "clip_eps_high": 0.28}
     ),
     "at_grpo": Algorithm("group_mean", "std", clipped_surrogate, "token_mean", 2, "arXiv 2510.11062", CLIPPING),
+    "dr_mas": Algorithm(
+        "group_mean", "std", clipped_surrogate, "token_mean", 2, "arXiv 2602.08847", CLIPPING, grouping="episode"
+    ),
+    "rae": Algorithm("ema_baseline", "none", policy_gradient, "token_mean", 1, "SPIRAL, arXiv 2506.24119"),
+    "iac": Algorithm("value_baseline", "none", policy_gradient, "token_mean", 1, PAPER["iac"], critic="own"),
+    "maac": Algorithm("value_baseline", "none", policy_gradient, "token_mean", 1, PAPER["maac"], critic="central"),
+    "ppo": Algorithm(
+        "gae", "batch_std", clipped_surrogate, "token_mean", 1, PAPER["ppo"], CLIPPING, {"gae_lambda": 0.95}, critic="own"
+    ),
+    "ippo": Algorithm(
+        "gae", "batch_std", clipped_surrogate, "token_mean", 1, "arXiv 2011.09533", CLIPPING, {"gae_lambda": 0.95}, critic="own"
+    ),
+    "mappo": Algorithm(
+        "value_baseline",
+        "batch_std",
+        clipped_surrogate,
+        "token_mean",
+        1,
+        "arXiv 2103.01955",
+        CLIPPING,
+        {"gae_lambda": 0.95},
+        critic="central",
+    ),
 }
 
 
@@ -81,12 +116,39 @@ def option(name: str, given: Any, row: Algorithm) -> Any:
     return row.defaults.get(name, DEFAULTS[name]) if given is None else given
 
 
+def uses(row: Algorithm) -> set[str]:
+    """The settings among `DEFAULTS` that mean something for a row."""
+    found = {"mask_overlong", *row.options.values()}
+    if row.advantage == "ema_baseline":
+        found.add("ema_decay")
+    if row.critic:
+        found |= {*CRITIC, *(["separate_critic", "value_coef"] if row.critic == "own" else [])}
+        found |= {"critic_type"} if row.advantage == "value_baseline" else set()
+    return found
+
+
+def value_kind(learning: Any) -> str:
+    """Where a row's critic gives values: for every token (`token`), or once a completion, before it (`v`) or after it (`q`)."""
+    row = algorithm(learning.algorithm)
+    return "token" if row.advantage == "gae" else option("critic_type", learning.critic_type, row)
+
+
+def shares_critic(learning: Any) -> bool:
+    """Whether the values come from a second head of the actor itself."""
+    row = algorithm(learning.algorithm)
+    return row.critic == "own" and not option("separate_critic", learning.separate_critic, row)
+
+
 def check_options(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of a loss that the algorithm's row has no use for."""
+    """Refuse settings that the algorithm's row has no use for."""
     row = algorithm(settings["algorithm"])
-    for setting in CLIPPING.values():
-        if settings[setting] is not None and setting not in row.options.values():
-            others = ", ".join(name for name, other in ALGORITHMS.items() if setting in other.options.values())
+    for setting in DEFAULTS:
+        if settings[setting] is not None and setting not in uses(row):
+            others = ", ".join(name for name, other in ALGORITHMS.items() if setting in uses(other))
             raise ValueError(
                 f"{setting}={settings[setting]!r} has no meaning for algorithm={settings['algorithm']!r}; it is for {others}"
             )
+    if row.advantage == "gae" and settings["advantage_scale"] == "std":
+        raise ValueError("advantage_scale='std' has no meaning for advantages of tokens: use batch_std, running_std or none")
+    if settings["value_coef"] is not None and settings["separate_critic"] is not False:
+        raise ValueError(f"value_coef={settings['value_coef']} weighs a value head on the actor: set separate_critic to false")

@@ -58,7 +58,7 @@ class Learning:
     algorithm: str = "magrpo"
     """Row of the algorithm table, `python -m experiments.algorithms`: magrpo, grpo and so on."""
     advantage_scale: str | None = None
-    """Divide advantages: none, std (of the group), batch_std; None: as the algorithm's row says."""
+    """Divide advantages by the std of returns: none, std (of the group), batch_std, running_std; None: as the row says."""
     loss_aggregation: str | None = None
     """How tokens are averaged: token_mean, sequence_mean, sequence_sum, constant; None: as the algorithm's row says."""
     clip_eps_low: float | None = None
@@ -71,8 +71,34 @@ class Learning:
     """Bound of clipped losses for negative advantages, in units of the advantage (arXiv 1912.09729); 0 is off."""
     mask_overlong: bool | None = None
     """Leave completions out that were cut off at max_new_tokens (DAPO, arXiv 2503.14476); None: as the algorithm's row says."""
+    ema_decay: float | None = None
+    """Decay of the moving average of each role's returns, the baseline of rae (arXiv 2506.24119); None: 0.95."""
+    gae_lambda: float | None = None
+    """Lambda of advantages by a critic (GAE, arXiv 1506.02438): over the tokens of a completion in ppo and ippo, over the turns
+    of an episode in iac, maac and mappo. 1: return - value; 0: the TD(0) target - value; None: as the algorithm's row says."""
+    critic_type: str | None = None
+    """v: the critic reads the prompt; q: the completion too, and the baseline is its mean over the group, which biases the
+    gradient; None: v. Both of arXiv 2601.21972."""
+    separate_critic: bool | None = None
+    """An own critic is a model beside the actor, or (False) a second head of the actor; None: a model."""
+    critic_learning_rate: float | None = None
+    """Peak learning rate of separate and central critics; None: that of the agents."""
+    value_coef: float | None = None
+    """Weight of the value loss where the critic is a head of the actor; None: 0.5."""
+    value_clip: float | None = None
+    """Values move no further than this from the old ones in a loss (arXiv 2005.12729); 0 is off; None: 0."""
+    importance_cap: float | None = None
+    """Weigh tokens by the learner's probability over the one sampled with (truncated by top-k and top-p), at most this much:
+    truncated importance sampling (Ionides 2008; IMPALA, arXiv 1802.01561); None: off."""
+    importance_level: str = "token"
+    """What importance_cap weighs: token, or sequence, by the product over its tokens."""
+    old_logprobs: str = "sampler"
+    """The behaviour policy's log-probabilities in ratios: sampler, or rescored by the learner before it changes."""
     kl_coef: float = 0.0
     """Weight of the KL term to the untrained policy; above 0 a frozen copy of the weights is kept."""
+    kl_target: float | None = None
+    """Make kl_coef follow this KL a token: times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) an update (arXiv 1909.08593); None:
+    it stays."""
     kl_estimator: str = "k3"
     """k1, k2 or k3."""
     kl_in: str = "loss"
@@ -122,9 +148,15 @@ class Learning:
             check(name, getattr(self, name), getattr(self, name) > 0, "> 0")
         for name in ("kl_coef", "warmup_updates", "weight_decay"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
-        for name in ("clip_eps_low", "clip_eps_high", "dual_clip"):
+        for name in ("clip_eps_low", "clip_eps_high", "dual_clip", "value_coef", "value_clip"):
             value = getattr(self, name)
             check(name, value, value is None or value >= 0, ">= 0, or None: as the algorithm's row says")
+        for name, allowed in (("ema_decay", "in [0, 1)"), ("gae_lambda", "in [0, 1]")):
+            value = getattr(self, name)
+            check(name, value, value is None or 0 <= value < 1 or (value == 1 and name == "gae_lambda"), f"{allowed}, or None")
+        for name in ("critic_learning_rate", "importance_cap", "kl_target"):
+            check(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) > 0, "> 0, or None")
+        check("kl_target", self.kl_target, self.kl_target is None or self.kl_coef > 0, "None where kl_coef=0")
         check("dual_clip", self.dual_clip, not self.dual_clip or self.dual_clip > 1, "> 1, or 0 (off)")
         for name in ("micro_batches", "num_epochs", "num_minibatches"):
             check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
@@ -137,9 +169,12 @@ class Learning:
 
 
 CHOICES = {
-    "advantage_scale": (None, "none", "std", "batch_std"),
+    "advantage_scale": (None, "none", "std", "batch_std", "running_std"),
     "loss_aggregation": (None, "token_mean", "sequence_mean", "sequence_sum", "constant"),
     "ratio_level": (None, "token", "sequence", "turn"),
+    "critic_type": (None, "v", "q"),
+    "importance_level": ("token", "sequence"),
+    "old_logprobs": ("sampler", "rescored"),
     "kl_estimator": ("k1", "k2", "k3"),
     "kl_in": ("loss", "reward"),
     "lr_schedule": ("constant", "linear", "cosine"),

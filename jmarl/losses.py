@@ -77,6 +77,19 @@ def cispo(logp, old_logp, advantages, weights, *, eps_low: float, eps_high: floa
     return -jnp.sum(weights * clipped * advantages * jnp.where(mask, logp, 0)), {"clip_share": (clipped != ratio) & mask}
 
 
+def value_loss(values, targets, old, weights, *, clip: float = 0.0) -> tuple[jax.Array, dict]:
+    """sum w (y - v)² (MSE where the weights are those of a mean); clip > 0: of the larger of it and (y - v_clip)², where v_clip
+    is v kept within clip of the old value (PPO's code, arXiv 2005.12729). All arrays [P, G, T]."""
+    mask = weights > 0
+    error = (targets - values) ** 2
+    metrics = {"value": values}
+    if clip:
+        kept = old + jnp.clip(values - old, -clip, clip)
+        metrics["value_clip_share"] = (kept != values) & mask
+        error = jnp.maximum(error, (targets - kept) ** 2)
+    return jnp.sum(weights * jnp.where(mask, error, 0)), metrics
+
+
 def kl_estimate(logp: jax.Array, ref_logp: jax.Array, kind: str) -> jax.Array:
     """Per-token estimate of KL(policy || reference), d = ref - policy: k1 = -d, k2 = d²/2, k3 = e^d - d - 1."""
     d = ref_logp - logp

@@ -7,6 +7,7 @@ host (4 s of a first step of 25). Left out: other lengths of prompts and complet
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,12 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
+from jmarl.algorithms import algorithm, value_kind
 from jmarl.config import TrainConfig
+from jmarl.critics import Critics, positions, trains
 from jmarl.environment import Environment
-from jmarl.generate import EVAL, TRAIN, encode, sample_stack, sample_team
+from jmarl.generate import EVAL, GREEDY, TRAIN, encode, sample_stack, sample_team
 from jmarl.rollout import batch_of, keeps
 from jmarl.team import Team
-from jmarl.types import Completions, TeamState
+from jmarl.types import Batch, Completions, TeamState
 from jmarl.update import lower_update
 
 
@@ -34,6 +37,7 @@ def compile_all(programs: Iterable[Lowered]) -> None:
 
 def programs_of_run(
     team: Team,
+    critics: Critics,
     state: TeamState,
     tasks: Sequence[dict],
     eval_items: Sequence[dict],
@@ -41,7 +45,9 @@ def programs_of_run(
     cfg: TrainConfig,
 ) -> Iterator[Lowered]:
     """What a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are; of several
-    turns the sampler of the first, because the later ones' lengths are not known."""
+    turns the sampler of the first, because the later ones' lengths are not known. Left out for the same reason: a central
+    critic's."""
+    learning, row = cfg.learning(), algorithm(cfg.algorithm)
     params = [s.params for s in state.stacks]
 
     def samplers(items, settings, group: int, purpose: int):
@@ -53,14 +59,29 @@ def programs_of_run(
 
     encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)
     yield from lowered
+    if row.advantage == "greedy_baseline":
+        yield from samplers(tasks, dataclasses.replace(cfg.sampling(), temperature=0.0), 1, GREEDY)[1]
     if cfg.num_turns == 1:
-        for spec, stack, prompts, sampler in zip(team.stacks, state.stacks, encoded, lowered, strict=True):
-            done = example_completions(sampler)
-            zeros = np.zeros(done.tokens.shape[:3])
-            batch = batch_of(prompts, done, zeros, zeros[0, :, 0], done.tokens.shape[-1])
-            yield lower_update(stack, batch, cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent)
+        shared, kind = trains(learning) == "both", value_kind(learning)
+        how: dict[str, Any] = dict(learning=learning, mode=cfg.per_agent, trains=trains(learning))
+        for i, (spec, prompts, sampler) in enumerate(zip(team.stacks, encoded, lowered, strict=True)):
+            batch = example_batch(prompts, sampler, cfg, len(spec.members[0]))
+            of_critic = batch if kind == "token" else positions(batch, kind, cut=not shared)
+            yield lower_update(state.stacks[i], of_critic if shared else batch, cfg=spec.config, **how)
+            if row.critic == "own" and not shared:
+                own: dict[str, Any] = dict(cfg=critics.specs[i].config, learning=critics.learning, mode=cfg.per_agent)
+                yield lower_update(state.critics[i], of_critic, **own, trains="values")
     if eval_items:
         yield from samplers(eval_items, cfg.eval_sampling(), cfg.eval_generations, EVAL)[1]
+
+
+def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int) -> Batch:
+    """A batch of the shapes of a first turn, with values where the algorithm has them."""
+    done, row = example_completions(sampler), algorithm(cfg.algorithm)
+    zeros = np.zeros(done.tokens.shape[:3])
+    values = zeros if row.advantage in ("value_baseline", "greedy_baseline") else None
+    batch = batch_of(prompts, done, zeros, zeros[0, :, 0], done.tokens.shape[-1], roles=roles, values=values)
+    return batch._replace(values=jnp.zeros(done.tokens.shape)) if row.advantage == "gae" else batch
 
 
 def example_completions(sampler: Lowered) -> Completions:

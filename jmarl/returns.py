@@ -19,20 +19,31 @@ def joint_actions(mode: str, num_agents: int, group: int) -> np.ndarray:
     return np.array(list(itertools.product(range(group), repeat=num_agents)))
 
 
-def discounted(rewards: Sequence[np.ndarray], parents: Sequence[np.ndarray], gamma: float = 1.0) -> list[np.ndarray]:
-    """Returns of joint actions, each turn's [P, J, N] like its rewards: r + gamma times the mean return of the child's joint
-    actions, and r where there is no child.
+def discounted(
+    rewards: Sequence[np.ndarray],
+    parents: Sequence[np.ndarray],
+    gamma: float = 1.0,
+    values: Sequence[np.ndarray] | None = None,
+    lam: float = 1.0,
+) -> list[np.ndarray]:
+    """Returns of joint actions, each turn's [P, J, N] like its rewards: r + gamma times what follows, and r where there is no
+    child. What follows is the mean return of the child's joint actions; with a critic's values [P, N] of each turn's nodes it
+    is lam times that and 1 - lam times the child's value: lambda-returns (arXiv 1506.02438), with lam = 0 TD(0) targets.
 
     parents: of each turn [P], the joint action of the turn before that a node is the child of, as an index into [P * J] (not
     read of the first). A reward that is NaN (invalid) counts nowhere; a child with nothing else makes its parent NaN too.
     """
     returns = [np.array(rewards[-1], float)]
-    for now, below in zip(rewards[-2::-1], parents[:0:-1], strict=True):
+    for t in range(len(rewards) - 2, -1, -1):
+        now, below = rewards[t], parents[t + 1]
         valid = np.isfinite(returns[0])
         count = valid.sum(1)
         total = np.where(valid, returns[0], 0).sum(1)
+        follows = np.where(count > 0, total / np.maximum(count, 1), np.nan) if gamma else np.zeros(total.shape)
+        if values is not None:
+            follows = lam * follows + (1 - lam) * values[t + 1]
         future = np.zeros((now.shape[0] * now.shape[1], now.shape[2]))
-        future[below] = np.where(count > 0, total / np.maximum(count, 1), np.nan) if gamma else 0
+        future[below] = follows
         returns.insert(0, now + gamma * future.reshape(now.shape))
     return returns
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,7 +17,7 @@ from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
 from jmarl.generate import TRAIN, Encoded, Past, Rows, bucket, follow, pad, sample_team, texts_of, tokenize, tokens_of
 from jmarl.returns import credit, discounted, joint_actions
-from jmarl.team import Team
+from jmarl.team import StackSpec, Team
 from jmarl.types import Batch, Completions
 
 
@@ -43,6 +44,7 @@ class Rollout(NamedTuple):
     turns: tuple[Turn, ...]
     joint_returns: tuple[np.ndarray, ...]  # of each turn [P, J, N]: what its joint actions led to; NaN where invalid
     returns: tuple[np.ndarray, ...]  # of each turn [N, P, G] credited to each completion; NaN where invalid
+    expected: tuple[np.ndarray, ...] | None = None  # of each turn [N, P, G]: what the greedy completions got, where asked for
 
 
 class Nodes(NamedTuple):
@@ -178,27 +180,43 @@ def _pairs(first, second):
     return enumerate(zip(first, second, strict=True))
 
 
-def to_batches(team: Team, rollout: Rollout) -> tuple[Batch, ...]:
+def to_batches(
+    team: Team, rollout: Rollout, grouping: str = "turn", values: Sequence[np.ndarray] | None = None
+) -> tuple[Batch, ...]:
     """What each stack learns from: the completions of all turns. Where later turns are chains, no two completions have a prompt
-    in common: every row is then a node of its own."""
+    in common: every row is then a node of its own.
+
+    grouping: compare what an agent wrote in one turn, or in all turns of an episode's item (`episode`); values: of each turn
+    [N, P, G], what was expected of its completions.
+    """
     alone = len({len(turn.texts[0][0]) for turn in rollout.turns}) > 1
     batches = []
     for i, spec in enumerate(team.stacks):
         size = quarters(max(int(turn.completions[i].steps.max()) for turn in rollout.turns), rollout.turns[0].completions[i])
-        parts, number = [], 0
-        for turn, returns in zip(rollout.turns, rollout.returns, strict=True):
+        parts, number, roles = [], 0, len(spec.members[0])
+        items = len(rollout.turns[0].items)
+        for t, turn in enumerate(rollout.turns):
             a, count, group, _ = (done := turn.completions[i]).tokens.shape
-            roles = len(spec.members[0])
-            of_rows = np.full((a * roles, count // roles, group), np.nan, np.float32)  # what is not filled is padding
-            of_rows[:, : returns.shape[1]] = returns[spec.order]
             groups = np.zeros((roles, count // roles), np.int32)
-            groups[:, : returns.shape[1]] = np.arange(returns.shape[1]) if group > 1 else turn.items
-            groups += number + np.arange(roles)[:, None] * (groups.max() + 1)
-            number = groups.max() + 1
-            part = batch_of(turn.encoded[i], done, of_rows.reshape(a, count, group), groups.reshape(-1), size)
+            together = grouping == "episode" or group == 1
+            groups[:, : len(turn.items)] = turn.items if together else np.arange(len(turn.items))
+            apart = items if grouping == "episode" else groups.max() + 1
+            groups += number + np.arange(roles)[:, None] * apart
+            number = 0 if grouping == "episode" else groups.max() + 1
+            of_rows = rows_of_stack(rollout.returns[t], spec, done, np.nan)  # what is not filled is padding
+            expected = None if values is None else rows_of_stack(values[t], spec, done, 0)
+            part = batch_of(turn.encoded[i], done, of_rows, groups.reshape(-1), size, roles=roles, values=expected)
             parts.append(one_a_prompt(part) if alone else part)
         batches.append(joined(parts) if len(parts) > 1 else parts[0])
     return tuple(batches)
+
+
+def rows_of_stack(x: np.ndarray, spec: StackSpec, done: Completions, empty: float) -> np.ndarray:
+    """x [N, P, G] of the team as [A, roles * P', G] of a stack."""
+    a, count, group, _ = done.tokens.shape
+    rows = np.full((len(spec.order), count * a // len(spec.order), group), empty, np.float32)
+    rows[:, : x.shape[1]] = x[spec.order]
+    return rows.reshape(a, count, group)
 
 
 def quarters(steps: int, done: Completions) -> int:
@@ -208,11 +226,19 @@ def quarters(steps: int, done: Completions) -> int:
 
 
 def batch_of(
-    encoded: tuple[np.ndarray, np.ndarray], done: Completions, returns: np.ndarray, groups: np.ndarray, size: int
+    encoded: tuple[np.ndarray, np.ndarray],
+    done: Completions,
+    returns: np.ndarray,
+    groups: np.ndarray,
+    size: int,
+    *,
+    roles: int = 1,
+    values: np.ndarray | None = None,
 ) -> Batch:
-    """A stack's batch of one turn, from its prompts [A, P, S] and their lengths, returns [A, P, G] and the group of each node
-    [P]; token axes are cut to `size`."""
+    """A stack's batch of one turn, from its prompts [A, P, S] and their lengths, returns [A, P, G], the group of each node [P]
+    and perhaps values [A, P, G]; token axes are cut to `size`. The roles lie side by side on the prompt axis."""
     ids, lengths = encoded
+    of_role = np.repeat(np.arange(roles), ids.shape[1] // roles)
     return Batch(
         prompts=jnp.asarray(ids),
         prompt_lengths=jnp.asarray(lengths),
@@ -222,6 +248,9 @@ def batch_of(
         ended=done.ended,
         rewards=jnp.asarray(returns, jnp.float32),
         groups=jnp.broadcast_to(jnp.asarray(groups, jnp.int32)[:, None], returns.shape),
+        roles=jnp.broadcast_to(jnp.asarray(of_role, jnp.int32)[:, None], returns.shape),
+        truncated_logprobs=done.truncated_logprobs[..., :size],
+        values=None if values is None else jnp.asarray(values, jnp.float32)[..., None],
     )
 
 
@@ -229,7 +258,8 @@ def one_a_prompt(batch: Batch) -> Batch:
     """The batch with each completion [A, P, G] as one of a prompt of its own [A, P * G, 1]."""
     group = batch.rewards.shape[2]
     prompts, lengths = (jnp.repeat(x, group, 1) for x in batch[:2])
-    return Batch(prompts, lengths, *(x.reshape(x.shape[0], -1, 1, *x.shape[3:]) for x in batch[2:]))
+    rest = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), batch._replace(prompts=None, prompt_lengths=None))
+    return rest._replace(prompts=prompts, prompt_lengths=lengths)
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
@@ -238,4 +268,4 @@ def joined(parts: Sequence[Batch]) -> Batch:
     wide = [
         part._replace(prompts=jnp.pad(part.prompts, ((0, 0), (0, 0), (0, width - part.prompts.shape[-1])))) for part in parts
     ]
-    return Batch(*(jnp.concatenate(x, 1) for x in zip(*wide, strict=True)))
+    return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *wide)

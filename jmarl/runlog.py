@@ -153,9 +153,12 @@ def turn_metrics(team: Team, played: Turn, credited: np.ndarray) -> dict[str, fl
 
 
 def update_metrics(team: Team, learned: list[dict[str, Any]]) -> dict[str, float]:
-    """Each agent's loss, gradient norm and so on; roles of shared weights have the same."""
+    """Each agent's loss, gradient norm and so on (roles of shared weights have the same), and behind the stacks' a central
+    critic's."""
     row = {}
-    for spec, metrics in zip(team.stacks, learned, strict=True):
+    for spec, metrics in zip(team.stacks, learned, strict=False):
         for a, roles in enumerate(spec.members):
             row |= {f"agent_{agent}/{name}": float(values[a]) for agent in roles for name, values in metrics.items()}
+    for metrics in learned[len(team.stacks) :]:
+        row |= {f"critic/{name}": float(values[0]) for name, values in metrics.items()}
     return row

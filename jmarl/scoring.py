@@ -158,26 +158,17 @@ def score(
 
 
 def score_loss(
-    params,
-    cfg: ModelConfig,
-    prompts: jax.Array,
-    lengths: jax.Array,
-    tokens: jax.Array,
-    data: Any,
-    loss: TokenLoss,
-    *,
-    temperature: float = 1.0,
-    remat: str = "dots",
+    params, hidden: jax.Array, tokens: jax.Array, data: Any, loss: TokenLoss, *, temperature: float = 1.0
 ) -> tuple[jax.Array, dict]:
-    """A loss that is a sum over tokens, and its metrics, from the scores of tokens [P, G, T]. Its gradient computes the logits
-    once; through `score` they are computed twice (a fifteenth of an update at SmolLM2's size, more with larger vocabularies).
+    """A loss that is a sum over tokens, and its metrics, from the scores of tokens [P, G, T] under their `hidden_states`. Its
+    gradient computes the logits once; through `token_scores` they are computed twice (a fifteenth of an update at SmolLM2's
+    size, more with larger vocabularies).
 
     loss: log-probabilities [M], entropies [M] and data of M tokens -> their part of the loss and of each metric, scalars; must
     not look from one token to another. data: pytree with leaves [P, G, T]. Padding is made of tokens whose data are all 0 or
-    false: their loss and metrics must be 0. Only the loss has a gradient, and only by the parameters.
+    false: their loss and metrics must be 0. Only the loss has a gradient, and only by hidden states and parameters.
     """
-    hidden = hidden_states(params, cfg, prompts, lengths, tokens, remat)
     data = jax.tree.map(lambda x: _chunks(x.reshape(-1)), data)
     targets = _chunks(tokens.reshape(-1))
-    summed: Any = _summed(decoder.head(params), _chunks(hidden), targets, data, loss, temperature or 1.0)
+    summed: Any = _summed(decoder.head(params), _chunks(hidden), targets, data, loss, temperature)
     return summed[0], lax.stop_gradient(summed[1])

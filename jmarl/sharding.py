@@ -73,6 +73,13 @@ def mesh_of(tree: Any) -> Mesh | None:
     return mesh if isinstance(mesh, Mesh) else None
 
 
+def of_one_agent(mesh: Mesh | None) -> Mesh | None:
+    """The part of a mesh for a model of which there is one, such as a central critic; None where that is a single device."""
+    if mesh is None or mesh.size == mesh.shape["agent"]:
+        return None
+    return Mesh(mesh.devices[:1], AXES, axis_types=mesh.axis_types)
+
+
 def apart(mesh: Mesh | None, agents: int) -> bool:
     """Whether the mesh only puts agents on devices, equally many on each. With data or model axes beside it, XLA's
     partitioner aborts on programs that are split by hand over one axis only (seen with jax 0.10.2 on CPUs)."""

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from jmarl.config import Learning
 from jmarl.models.config import ModelConfig
+from jmarl.objective import without_value_head
 from jmarl.sharding import place
 from jmarl.stack import stack_params, unstack
 from jmarl.text import stop_ids
@@ -89,21 +90,31 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[Te
     return Team(tuple(specs)), params
 
 
-def init_state(params: Sequence[Any], learning: Learning, mesh: Mesh | None = None) -> TeamState:
-    """The state at step 0, on the mesh if there is one, from each stack's parameters, which become part of it."""
+def init_state(
+    params: Sequence[Any], learning: Learning, mesh: Mesh | None = None, roles: Sequence[int] | None = None
+) -> TeamState:
+    """The state at step 0, on the mesh if there is one, from each stack's parameters, which become part of it. roles: that each
+    parameter set of a stack plays; None: one."""
     for i, tree in enumerate(params):
         if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(tree)):
             raise ValueError(
                 f"the parameters of stack {i} were consumed by an earlier run (training updates them in place): "
                 "make them anew with make_team"
             )
-    stacks = tuple(init_stack(place(p, mesh), learning) for p in params)
+    each = zip(params, roles or [1] * len(params), strict=True)
+    stacks = tuple(init_stack(place(p, mesh), learning, n) for p, n in each)
     return TeamState(place(jnp.int32(0), mesh), stacks)
 
 
 def without_gradients(state: TeamState) -> TeamState:
     """What a checkpoint keeps of a state."""
-    return state._replace(stacks=tuple(stack._replace(grads=None) for stack in state.stacks))
+    stacks, critics = (tuple(stack._replace(grads=None) for stack in part) for part in (state.stacks, state.critics))
+    return state._replace(stacks=stacks, critics=critics)
+
+
+def policies(state: TeamState) -> list[Any]:
+    """The parameters [A, ...] of each stack as models, without a critic's head."""
+    return [without_value_head(stack.params) for stack in state.stacks]
 
 
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:

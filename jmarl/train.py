@@ -2,7 +2,7 @@
 
     tasks    = items of the step              host; their order follows from (seed, step) alone
     rollout  = play(team, tasks)              host and device; all agents of a stack sampled at once
-    batches  = to_batches(rollout)            host returns become device arrays
+    batches  = judge(critics, rollout)        host returns and critics' values become device arrays
     state    = update(state, batches)         device; jitted, donated
     metrics of the step before                host; one step late, so that the device never waits for a log
 
@@ -21,20 +21,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl import sharding
-from jmarl.algorithms import algorithm, check_options
+from jmarl.algorithms import algorithm, check_options, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
+from jmarl.critics import Critics, greedy_returns, judge, make_critics, trains
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.metrics import MetricsWriter
+from jmarl.objective import with_value_head
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
-from jmarl.rollout import Rollout, play, to_batches
+from jmarl.rollout import Rollout, play
 from jmarl.rundir import check_directory, open_checkpoints, resume, set_aside
 from jmarl.runlog import RunLog
-from jmarl.team import Team, init_state, save_team, without_gradients
+from jmarl.team import Team, init_state, policies, save_team, without_gradients
 from jmarl.types import TeamState
-from jmarl.update import update_stack
+from jmarl.update import init_stack, update_stack
+from jmarl.weights import Agent
 
 
 class TrainResult(NamedTuple):
@@ -53,6 +56,7 @@ def train(
     *,
     formatters: Sequence[Formatter] | None = None,
     external_transition: Transition | None = None,
+    critic: Agent | None = None,
     eval_items: Sequence[dict] = (),
     wandb_config: dict | None = None,
 ) -> TrainResult:
@@ -61,11 +65,12 @@ def train(
     params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's).
     reward: a reward function, with formatters (one an agent, item -> prompt) and for several turns external_transition, see
     `environment.Rewarded`; or an environment, which does all of that itself.
+    critic: what the critics of an algorithm that has them start from; None: from their agents, a central one from the first.
     """
     env = environment_of(team, reward, formatters, external_transition, cfg)
     check_run(items, cfg, wandb_config)
-    mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
-    state = init_state(params, cfg.learning(), mesh)
+    check_team(team, cfg)
+    critics, state = start(team, params, cfg, critic)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
     with contextlib.ExitStack() as opened:
         saver = open_checkpoints(cfg)
@@ -79,14 +84,27 @@ def train(
         if writer:
             opened.enter_context(writer)
         log = RunLog(team, cfg, writer)
-        result = run(team, state, items, cfg, log, saver, meta, eval_items, env)
+        result = run(team, critics, state, items, cfg, log, saver, meta, eval_items, env)
     if cfg.output_dir:
-        save_team(Path(cfg.output_dir) / "models", team, [s.params for s in result.state.stacks])
+        save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
     return result
+
+
+def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Critics, TeamState]:
+    """The critics of a run and its state at step 0, on the devices where it stays."""
+    learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
+    critics, of_critics = make_critics(team, params, learning, critic)
+    if shares_critic(learning):
+        params = [with_value_head(of_stack) for of_stack in params]
+    state = init_state(params, learning, mesh, [len(s.members[0]) for s in team.stacks])
+    where = mesh if algorithm(cfg.algorithm).critic == "own" else sharding.of_one_agent(mesh)
+    judges = tuple(init_stack(sharding.place(of_stack, where), critics.learning) for of_stack in of_critics)
+    return critics, state._replace(critics=judges)
 
 
 def run(
     team: Team,
+    critics: Critics,
     state: TeamState,
     items: Sequence[dict],
     cfg: TrainConfig,
@@ -113,14 +131,14 @@ def run(
 
     first = int(state.step)
     if first < cfg.num_updates:
-        compile_all(programs_of_run(team, state, tasks_at(first), eval_items, env, cfg))
+        compile_all(programs_of_run(team, critics, state, tasks_at(first), eval_items, env, cfg))
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
         rollout = play_step(team, state, tasks_at(step), env, cfg, step)
         if step == first and not np.isfinite(rollout.turns[0].rewards).any():
             raise ValueError(f"no joint action of the first update has a valid reward: {rollout.turns[0].fault}")
         played = time.monotonic()  # before the update, for which the call below may wait or not
-        state, learned = update(team, state, rollout, cfg)
+        state, learned = update(team, critics, state, rollout, cfg)
         log.step(step, rollout, learned, played)
         after = evaluated(step + 1) or after
         if saver:
@@ -139,17 +157,33 @@ def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
 def play_step(team: Team, state: TeamState, tasks: Sequence[dict], env: Environment, cfg: TrainConfig, step: int) -> Rollout:
     """Sample and reward one step of training."""
     params, how = [s.params for s in state.stacks], dict(seed=cfg.seed, step=step, group=cfg.num_generations)
-    return play(team, params, tasks, env, cfg.sampling(), cfg.episodes(), **how)
+    rollout = play(team, params, tasks, env, cfg.sampling(), cfg.episodes(), **how)
+    if algorithm(cfg.algorithm).advantage == "greedy_baseline":
+        rollout = rollout._replace(expected=greedy_returns(team, params, tasks, env, cfg, step, rollout))
+    return rollout
 
 
-def update(team: Team, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> tuple[TeamState, list[dict]]:
-    """One update of every stack; the state is donated. Returns the metrics of each stack, [A] each, on the device."""
-    stacks, learned = [], []
-    for spec, stack, batch in zip(team.stacks, state.stacks, to_batches(team, rollout), strict=True):
-        stack, metrics = update_stack(stack, batch, cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent)
+def update(
+    team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig
+) -> tuple[TeamState, list[dict[str, Any]]]:
+    """One update of every stack and critic; the state is donated. Returns the metrics of each stack, [A] each, on the device,
+    and behind them those of a central critic; those of a stack's own critics are among its, as `critic_…`."""
+    batches, of_critics = judge(team, critics, state, rollout, cfg)
+    stacks, judges, learned = [], [], []
+    how: dict[str, Any] = dict(learning=cfg.learning(), mode=cfg.per_agent, trains=trains(cfg))
+    for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
+        stack, metrics = update_stack(stack, batch, cfg=spec.config, **how)
         stacks.append(stack)
         learned.append(metrics)
-    return TeamState(state.step + 1, tuple(stacks)), learned
+    how = dict(learning=critics.learning, mode=cfg.per_agent, trains="values")
+    for i, (spec, stack, batch) in enumerate(zip(critics.specs, state.critics, of_critics, strict=True)):
+        stack, metrics = update_stack(stack, batch, cfg=spec.config, **how)
+        judges.append(stack)
+        if algorithm(cfg.algorithm).critic == "own":
+            learned[i] |= {f"critic_{name}": x for name, x in metrics.items()}
+        else:
+            learned.append(metrics)
+    return TeamState(state.step + 1, tuple(stacks), tuple(judges)), learned
 
 
 def check_settings(cfg: TrainConfig) -> None:
@@ -164,6 +198,12 @@ def check_settings(cfg: TrainConfig) -> None:
     check_options(dataclasses.asdict(cfg))
     sharding.mesh_for(cfg.mesh, [1])
     check_directory(cfg)
+
+
+def check_team(team: Team, cfg: TrainConfig) -> None:
+    """Refuse a row that is not for teams of this size."""
+    if cfg.algorithm == "ppo" and team.num_agents > 1:
+        raise ValueError(f"algorithm='ppo' is for a team of one, this one has {team.num_agents} agents: choose ippo or mappo")
 
 
 def environment_of(

@@ -37,6 +37,19 @@ class Batch(NamedTuple):
     ended: jax.Array  # [A, P, G] bool: the agent ended the completion itself, it was not cut off
     rewards: jax.Array  # [A, P, G] float32, the returns; NaN where invalid: the row is then masked
     groups: jax.Array  # [A, P, G] int32: rows with one number are compared with each other by the baselines
+    roles: Any = None  # [A, P, G] int32: which of its parameter set's roles wrote the row; None: there is only one
+    truncated_logprobs: Any = None  # [A, P, G, T] float32: of the distribution really sampled from
+    values: Any = None  # [A, P, G, T or 1] float32, what a critic expected (or what the greedy completion got), if there is one
+
+
+class Running(NamedTuple):
+    """What an agent remembers of earlier updates beside its optimiser; R roles."""
+
+    baseline: jax.Array  # [A, R] float32: moving average of each role's returns
+    count: jax.Array  # [A] float32: returns so far, and so are the next two
+    mean: jax.Array  # [A] float32: their mean
+    squares: jax.Array  # [A] float32: sum of their squared deviations from it
+    kl_coef: jax.Array  # [A] float32: weight of the KL term, which moves where it has a target
 
 
 class StackState(NamedTuple):
@@ -46,6 +59,7 @@ class StackState(NamedTuple):
     opt_state: Any  # pytree [A, ...]
     reference: Any  # pytree [A, ...] like params, or None when no KL term asks for it
     skipped: jax.Array  # [A] int32: optimiser steps skipped because a loss or gradient was not finite
+    running: Running
     grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first; None in checkpoints and results.
     # Kept for their memory: given back to a virtual machine's host, it costs a tenth of a step to have it again
 
@@ -55,3 +69,4 @@ class TeamState(NamedTuple):
 
     step: jax.Array  # [] int32: updates done
     stacks: tuple[StackState, ...]
+    critics: tuple[StackState, ...] = ()  # of each stack its own, or a single one of the whole team; see `critics`

@@ -5,7 +5,7 @@ stack. One optimiser step, or several: passes over the batch's parts until the p
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,14 @@ import optax
 from jax import lax
 from jax.stages import Lowered
 
-from jmarl import advantages, losses, masked
+from jmarl import advantages, masked
 from jmarl.algorithms import algorithm, option
 from jmarl.config import Learning
-from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
-from jmarl.scoring import score, score_loss
+from jmarl.objective import Rows, make_rows, rows_loss, split
 from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place, state_shardings
 from jmarl.stack import COMPILER, per_agent
-from jmarl.types import TRACES, Batch, StackState
+from jmarl.types import TRACES, Batch, Running, StackState
 
 
 def schedule(cfg: Learning) -> optax.Schedule:
@@ -50,8 +49,10 @@ def updates_done(state: StackState) -> jax.Array:
     return state.opt_state[1][0].count
 
 
-def init_stack(params: Any, cfg: Learning) -> StackState:
-    """Training state of a stack from its parameters [A, ...], on their mesh; a KL term freezes a copy of them as reference."""
+def init_stack(params: Any, cfg: Learning, roles: int = 1) -> StackState:
+    """Training state of a stack from its parameters [A, ...], each of which plays so many roles, on their mesh; a KL term
+    freezes a copy of them as reference."""
+    agents = jax.tree.leaves(params)[0].shape[0]
 
     def init(params):
         return jax.vmap(optimizer(cfg).init)(params), jax.tree.map(jnp.zeros_like, params)
@@ -60,113 +61,8 @@ def init_stack(params: Any, cfg: Learning) -> StackState:
     where = None if mesh is None else state_shardings(mesh, jax.eval_shape(init, params))
     moments, grads = jax.jit(init, out_shardings=where)(params)  # made where they stay: thrice the parameters is much to move
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef else None
-    return place(StackState(params, moments, reference, jnp.zeros(jax.tree.leaves(params)[0].shape[0], jnp.int32), grads), mesh)
-
-
-class Rows(NamedTuple):
-    """A batch of one agent with all that the loss needs; splits into micro-batches whose losses add up."""
-
-    prompts: jax.Array  # [P, S]
-    lengths: jax.Array  # [P]
-    tokens: jax.Array  # [P, G, T], and so are all below but `advantages`
-    mask: jax.Array  # bool: tokens that are trained
-    share: jax.Array  # 1 / number of trained tokens of the whole batch: what metrics are averaged by
-    weights: jax.Array  # how the loss averages tokens
-    old_logprobs: jax.Array
-    ref_logprobs: jax.Array
-    advantages: jax.Array  # [P, G]
-
-
-def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
-    """Leaves [n, ...]: n parts, cut over the prompts first and then over the group; setting: who asked for them.
-
-    Every n-th prompt goes into a part, so that turns, roles and padding are spread over all of them. Several turns may make any
-    number of prompts: those missing are filled up by ones of weight 0.
-    """
-    prompts, group = rows.advantages.shape
-    if prompts > n and prompts % n and prompts * group % n:
-        missing = -prompts % n
-        rows = jax.tree.map(lambda x: jnp.pad(x, ((0, missing),) + ((0, 0),) * (x.ndim - 1)), rows)
-        rows, prompts = rows._replace(lengths=jnp.maximum(rows.lengths, 1)), prompts + missing
-    over_p = next(k for k in range(min(n, prompts), 0, -1) if n % k == 0 and prompts % k == 0)
-    over_g = n // over_p
-    if group % over_g:
-        raise ValueError(
-            f"{setting}={n} does not divide {prompts} prompts of {group} completions evenly: "
-            f"use a divisor of num_prompts={prompts}, or that times a divisor of num_generations={group}"
-        )
-
-    def cut(x):  # [P, G, ...]
-        x = x.reshape(prompts // over_p, over_p, over_g, group // over_g, *x.shape[2:])
-        return jnp.moveaxis(x, (1, 2), (0, 1)).reshape(n, x.shape[0], *x.shape[3:])
-
-    def repeat(x):  # [P, ...]: every part of a group has the same prompt
-        return jnp.repeat(jnp.swapaxes(x.reshape(prompts // over_p, over_p, *x.shape[1:]), 0, 1), over_g, 0)
-
-    parts = jax.tree.map(cut, rows._replace(prompts=rows.mask, lengths=rows.mask))
-    return parts._replace(prompts=repeat(rows.prompts), lengths=repeat(rows.lengths))
-
-
-def make_rows(reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning) -> tuple[Rows, dict]:
-    """Masks, token weights, reference log-probabilities and advantages of one agent's batch (no agent axis)."""
-    row = algorithm(learning.algorithm)
-    valid = jnp.isfinite(batch.rewards)
-    if option("mask_overlong", learning.mask_overlong, row):
-        valid &= batch.ended
-    mask = batch.action_mask & valid[..., None]
-    ref, returns = batch.old_logprobs, batch.rewards
-    if reference is not None:
-        weights = decoder.cast(reference, jnp.dtype(learning.compute_dtype))
-        scored = score(weights, cfg, batch.prompts, batch.prompt_lengths, batch.tokens, temperature=learning.temperature)
-        ref = scored.logprobs
-        if learning.kl_in == "reward":
-            kl = losses.kl_estimate(batch.old_logprobs, ref, learning.kl_estimator)
-            returns = returns - learning.kl_coef * masked.total(kl, mask, -1)
-    advantage = advantages.estimate(row.advantage, learning.advantage_scale or row.scale, returns, batch.groups)
-    same = advantages.members(returns.reshape(-1), batch.groups.reshape(-1))
-    nothing = jnp.max(jnp.where(same, jnp.abs(advantage).reshape(-1), 0), -1) < advantages.EPS
-    metrics = {
-        "advantage_std": jnp.sqrt(masked.mean((advantage - masked.mean(advantage, valid)) ** 2, valid)),
-        "zero_variance_share": masked.mean(nothing, valid.reshape(-1)),
-    }
-    share = mask / jnp.maximum(mask.sum(), 1)
-    weights = losses.token_weights(mask, learning.loss_aggregation or row.aggregation, valid, learning.max_new_tokens)
-    shared = (batch.prompts, batch.prompt_lengths, batch.tokens)
-    return Rows(*shared, mask, share, weights, batch.old_logprobs, ref, advantage), metrics
-
-
-def token_loss(logp: jax.Array, entropy: jax.Array, of: Rows, learning: Learning) -> tuple[jax.Array, dict]:
-    """Loss of tokens and their part of its metrics; all arrays [P, G, T] or, any tokens of them, [M]: the advantages too."""
-    row = algorithm(learning.algorithm)
-    options = {argument: option(name, getattr(learning, name), row) for argument, name in row.options.items()}
-    loss, metrics = row.loss(logp, of.old_logprobs, of.advantages, of.weights, **options)
-    if learning.entropy_coef:
-        loss = loss - learning.entropy_coef * jnp.sum(of.weights * entropy)
-    if learning.kl_coef:
-        kl = losses.kl_estimate(logp, of.ref_logprobs, learning.kl_estimator)
-        metrics["kl"] = kl
-        if learning.kl_in == "loss":
-            loss = loss + learning.kl_coef * jnp.sum(of.weights * kl)
-    drift = logp - of.old_logprobs
-    metrics |= {"entropy": entropy, "ratio": jnp.exp(drift), "mismatch": jnp.abs(drift)}
-    if learning.target_kl is not None:
-        metrics["kl_moved"] = losses.kl_estimate(of.old_logprobs, logp, "k3")
-    metrics = {name: masked.total(of.share * x, of.mask) for name, x in metrics.items()}
-    return loss, metrics | {"loss": loss}
-
-
-def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[jax.Array, dict]:
-    """Loss of one agent's rows and its metrics, both additive over micro-batches."""
-    weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
-    inputs = (rows.prompts, rows.lengths, rows.tokens)
-    options: dict[str, Any] = dict(temperature=learning.temperature, remat=learning.remat)
-    of_loss = functools.partial(token_loss, learning=learning)
-    of = rows._replace(advantages=jnp.broadcast_to(rows.advantages[..., None], rows.mask.shape))
-    of = of._replace(prompts=None, lengths=None, tokens=None)  # only the tokens' own
-    row = algorithm(learning.algorithm)
-    if "level" in row.options and option("ratio_level", learning.ratio_level, row) != "token":
-        return of_loss(*score(weights, cfg, *inputs, **options), of)
-    return score_loss(weights, cfg, *inputs, of, of_loss, **options)
+    running = advantages.nothing_remembered(agents, roles, cfg.kl_coef)
+    return place(StackState(params, moments, reference, jnp.zeros(agents, jnp.int32), running, grads), mesh)
 
 
 def gradients(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:
@@ -191,9 +87,11 @@ def _metrics_like(params, parts, cfg, learning):
     return jax.eval_shape(functools.partial(rows_loss, cfg=cfg, learning=learning), params, part)[1]
 
 
-def agent_gradients(params: Any, reference: Any, batch: Batch, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:
+def agent_gradients(
+    params: Any, reference: Any, running: Running, batch: Batch, *, cfg: ModelConfig, learning: Learning, trains: str = "policy"
+) -> tuple[Any, dict]:
     """Gradients and metrics of one agent from its batch (no agent axis)."""
-    rows, about_batch = make_rows(reference, batch, cfg, learning)
+    rows, about_batch = make_rows(reference, running, batch, params, cfg=cfg, learning=learning, trains=trains)
     grads, metrics = gradients(params, rows, cfg, learning)
     return grads, metrics | about_batch
 
@@ -222,28 +120,29 @@ def apply_gradients(
     opt_state = choose(ok & written, moments, state.opt_state)
     skipped = state.skipped + ~finite
     metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
-    return StackState(params, opt_state, state.reference, skipped, grads), metrics
+    return state._replace(params=params, opt_state=opt_state, skipped=skipped, grads=grads), metrics
 
 
-def one_step(state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str) -> tuple[StackState, dict]:
+def one_step(
+    state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str, trains: str
+) -> tuple[StackState, dict]:
     """One optimiser step of a stack [A, ...] on a whole batch."""
-    gradients_of = per_agent(functools.partial(agent_gradients, cfg=cfg, learning=learning), how)
-    grads, metrics = gradients_of(state.params, reference, batch)
+    of_agent = functools.partial(agent_gradients, cfg=cfg, learning=learning, trains=trains)
+    grads, metrics = per_agent(of_agent, how)(state.params, reference, state.running, batch)
     state, of_step = jax.vmap(functools.partial(apply_gradients, learning=learning))(state, grads, metrics["loss"])
     return state, metrics | of_step
 
 
 def several_steps(
-    state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str
+    state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str, trains: str
 ) -> tuple[StackState, dict]:
     """`num_epochs` passes over `num_minibatches` parts of a batch, an optimiser step each; advantages and reference are those
     of the whole batch. An agent whose policy has moved by more than `target_kl` makes no further step. Metrics are means over
     the steps made; `steps` counts them."""
     n = learning.num_minibatches
-    rows, about_batch = per_agent(functools.partial(make_rows, cfg=cfg, learning=learning), how)(reference, batch)
-    parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(rows._replace(weights=n * rows.weights))
-    tokens = parts.mask.sum((2, 3, 4), keepdims=True)  # of each part [A, n]: it has means of its own
-    parts = parts._replace(share=parts.mask / jnp.maximum(tokens, 1))
+    of_rows = functools.partial(make_rows, cfg=cfg, learning=learning, trains=trains)
+    rows, about_batch = per_agent(of_rows, how)(reference, state.running, batch, state.params)
+    parts, tokens = minibatches(rows, n)
     gradients_of = per_agent(functools.partial(gradients, cfg=cfg, learning=learning), how)
     apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
 
@@ -252,12 +151,12 @@ def several_steps(
         grads, metrics = gradients_of(state.params, jax.tree.map(lambda x: x[:, part], parts))
         if learning.target_kl is not None:
             held |= metrics["kl_moved"] > learning.target_kl
-        still = held | (tokens[:, part].reshape(-1) == 0)  # nothing to learn from: Adam would go on by its momentum
+        still = held | (tokens[:, part] == 0)  # nothing to learn from: Adam would go on by its momentum
         state, of_step = apply(state, grads, metrics["loss"], still)
         return (state, held), (metrics | of_step, ~still)
 
     order = jnp.tile(jnp.arange(n), learning.num_epochs)
-    held = jnp.zeros(rows.mask.shape[0], bool)
+    held = jnp.zeros(rows.tokens.shape[0], bool)
     (state, _), (metrics, made) = lax.scan(step, (state, held), order)
     last = {name: metrics.pop(name)[-1] for name in ("learning_rate", "skipped")}
     steps = {"steps": made.sum(0)}
@@ -265,41 +164,81 @@ def several_steps(
     return state, {name: masked.mean(x, made, 0) for name, x in metrics.items()} | last | about_batch | steps
 
 
+def minibatches(rows: Rows, n: int) -> tuple[Rows, jax.Array]:
+    """Rows [A, ...] in n parts [A, n, ...], each with a loss and means of its own; and the tokens [A, n] in each."""
+    parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(rows)
+    tokens = parts.mask.sum((2, 3, 4))
+    policy, values = parts.policy, parts.values
+    if policy is not None:
+        share = policy.mask / jnp.maximum(tokens, 1)[..., None, None, None]
+        policy = policy._replace(weights=n * policy.weights, kl_weights=n * policy.kl_weights, share=share)
+    if values is not None:
+        values = values._replace(weights=n * values.weights)
+    return parts._replace(policy=policy, values=values), tokens
+
+
+def remember(state: StackState, batch: Batch, learning: Learning) -> StackState:
+    """The state of a stack with a batch's returns in what it remembers."""
+    roles = jnp.zeros(batch.rewards.shape, jnp.int32) if batch.roles is None else batch.roles
+    decay = option("ema_decay", learning.ema_decay, algorithm(learning.algorithm))
+    of_agent = functools.partial(advantages.remember, decay=decay)
+    return state._replace(running=jax.vmap(of_agent)(state.running, batch.rewards, roles))
+
+
+def adapt_kl(state: StackState, metrics: dict, learning: Learning) -> tuple[StackState, dict]:
+    """Moves each agent's KL coefficient towards its target (arXiv 1909.08593); the metrics show the one that was used."""
+    if not learning.kl_coef:
+        return state, metrics
+    used = state.running.kl_coef
+    if learning.kl_target is None:
+        return state, metrics | {"kl_coef": used}
+    error = jnp.nan_to_num(jnp.clip(metrics["kl"] / learning.kl_target - 1, -0.2, 0.2))
+    moved = state.running._replace(kl_coef=used * (1 + 0.1 * error))
+    return state._replace(running=moved), metrics | {"kl_coef": used}
+
+
 @functools.partial(
     jax.jit,
-    static_argnames=("cfg", "learning", "mode", "mesh"),
+    static_argnames=("cfg", "learning", "mode", "mesh", "trains"),
     donate_argnames="state",
     keep_unused=True,  # the old gradients, whose memory the new ones take
     compiler_options=COMPILER,
 )
-def _update(state: StackState, reference: Any, batch: Batch, *, cfg, learning, mode, mesh):
+def _update(state: StackState, reference: Any, batch: Batch, *, cfg, learning, mode, mesh, trains):
     TRACES["update"] += 1
     agents = batch.tokens.shape[0]
     how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
 
-    of_device = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
-    of_device = functools.partial(of_device, cfg=cfg, learning=learning, how=how)
+    def of_device(state, reference, batch):
+        f = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
+        state = remember(state, batch, learning)
+        state, metrics = f(state, reference, batch, cfg=cfg, learning=learning, how=how, trains=trains)
+        return adapt_kl(state, metrics, learning)
+
     state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch)
     return constrain(state, mesh), metrics
 
 
 def update_stack(
-    state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map"
+    state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map", trains: str = "policy"
 ) -> tuple[StackState, dict]:
     """One update of every agent of a stack [A, ...], where the state lies. state is donated. Returns the new state and
     metrics, each [A].
 
     mode says how the gradients of the agents on one device are made. `vmap`: at once; what small models want. `map`: one
     after the other, with the temporary memory of one; on a CPU as fast.
+    trains: `policy`; `values`, of a stack of critics; `both`, of agents with a value head.
     """
-    arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode)
+    arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode, trains=trains)
     trained, metrics = _update(*arguments, **static)
     return trained._replace(reference=state.reference), metrics
 
 
-def lower_update(state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map") -> Lowered:
+def lower_update(
+    state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map", trains: str = "policy"
+) -> Lowered:
     """The program of `update_stack` for such arguments; nothing is donated."""
-    arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode)
+    arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode, trains=trains)
     return _update.lower(*arguments, **static)
 
 

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jmarl.advantages import nothing_remembered
 from jmarl.config import Learning
 from jmarl.models import decoder
+from jmarl.objective import make_rows
 from jmarl.scoring import score
 from jmarl.types import Batch
-from jmarl.update import agent_gradients, apply_gradients, gradients, init_stack, make_rows, split, update_stack
+from jmarl.update import agent_gradients, apply_gradients, gradients, init_stack, minibatches, update_stack
 
 A, P, G, T, S = 2, 2, 4, 5, 8
 BASE = Learning(algorithm="grpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5, loss_aggregation="token_mean")
@@ -53,8 +55,8 @@ def by_hand(params, batch, cfg, order, n, learning=BASE):
     """The same steps of agent 0 in a Python loop: advantages of the whole batch, means over each part."""
     one = functools.partial(jax.tree.map, lambda x: x[0])
     state = one(init_stack(jax.tree.map(jnp.copy, params), learning))
-    rows, _ = make_rows(None, one(batch), cfg, learning)
-    parts = split(rows._replace(weights=n * rows.weights), n)
+    rows, _ = make_rows(None, state.running, one(batch), None, cfg=cfg, learning=learning)
+    parts = one(minibatches(jax.tree.map(lambda x: x[None], rows), n)[0])
     grad = jax.jit(functools.partial(gradients, cfg=cfg, learning=learning))
     for i in order:
         grads, metrics = grad(state.params, jax.tree.map(lambda x, i=i: x[i], parts))
@@ -134,10 +136,63 @@ def test_overlong_completions_are_left_out(params, batch, cfg):
     dapo = dataclasses.replace(BASE, algorithm="dapo")
     one = functools.partial(jax.tree.map, lambda x: x[0])
     assert not batch.ended[0].all()
-    of = jax.jit(functools.partial(agent_gradients, cfg=cfg), static_argnames="learning")
-    got, _ = of(one(params), None, one(batch), learning=dapo)
+    running = one(nothing_remembered(1, 1, 0.0))
+    of = jax.jit(
+        lambda p, b, learning: agent_gradients(p, None, running, b, cfg=cfg, learning=learning), static_argnames="learning"
+    )
+    got, _ = of(one(params), one(batch), learning=dapo)
     masked = batch._replace(action_mask=batch.action_mask & batch.ended[..., None])
-    expected, _ = of(one(params), None, one(masked), learning=dataclasses.replace(dapo, mask_overlong=False))
+    expected, _ = of(one(params), one(masked), learning=dataclasses.replace(dapo, mask_overlong=False))
     assert_close(got, expected)
-    plain, _ = of(one(params), None, one(batch), learning=dataclasses.replace(dapo, mask_overlong=False))
+    plain, _ = of(one(params), one(batch), learning=dataclasses.replace(dapo, mask_overlong=False))
     assert max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True)) > 1e-4
+
+
+# --- whose log-probabilities, and how far they may be off ----------------------------------------------------------------
+
+
+def test_rescored_ratios_are_exactly_one_at_the_first_update(params, batch, cfg):
+    """Old log-probabilities that are off by a noise: from the sampler the ratio is not 1; rescored, it is 1 for each token."""
+    noise = 0.1 * jax.random.normal(jax.random.key(1), batch.old_logprobs.shape)
+    off = batch._replace(old_logprobs=jnp.where(batch.action_mask, batch.old_logprobs + noise, 0))
+    for changes, exact in ((dict(old_logprobs="rescored"), True), ({}, False)):
+        _, metrics = run(params, off, cfg, **changes)
+        assert ((metrics["mismatch"] == 0) & (np.abs(metrics["ratio"] - 1) < 1e-6)).all() == exact
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_truncated_importance_sampling(params, batch, cfg, level):
+    """Advantages times min(learner / sampler, cap), by numpy; the ratio is then to the rescored policy, which is exactly 1."""
+    off = 0.5 * jax.random.normal(jax.random.key(2), batch.old_logprobs.shape)
+    sampled = batch._replace(truncated_logprobs=jnp.where(batch.action_mask, batch.old_logprobs + off, 0))
+    learning = dataclasses.replace(BASE, importance_cap=1.2, importance_level=level)
+    one = functools.partial(jax.tree.map, lambda x: x[0])
+    running = one(nothing_remembered(1, 1, 0.0))
+    make = functools.partial(make_rows, None, running, cfg=cfg)
+    rows, _ = make(one(sampled), one(params), learning=learning)
+    plain, _ = make(one(batch), one(params), learning=BASE)
+    difference = np.where(batch.action_mask[0], batch.old_logprobs[0] - sampled.truncated_logprobs[0], 0)
+    if level == "sequence":
+        difference = difference.sum(-1, keepdims=True)
+    weight = np.minimum(np.exp(difference), 1.2)
+    assert (weight == 1.2).any() and (weight < 1).any()
+    np.testing.assert_allclose(rows.policy.advantages, plain.policy.advantages * weight, rtol=1e-4, atol=1e-5)
+    _, metrics = run(params, sampled, cfg, importance_cap=1.2, importance_level=level)
+    assert (metrics["mismatch"] == 0).all()
+
+
+def test_the_kl_coefficient_follows_its_target(params, batch, cfg):
+    """Times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) an update: down by 2 % where the policy is the reference itself, up by
+    2 % where it is far away; and it weighs the KL term."""
+    learning = dataclasses.replace(BASE, kl_coef=0.5, kl_target=1e-3, learning_rate=1e-1)
+    state = init_stack(jax.tree.map(jnp.copy, params), learning)
+    state, metrics = update_stack(state, batch, cfg=cfg, learning=learning)
+    np.testing.assert_allclose(state.running.kl_coef, 0.5 * 0.98, rtol=1e-6)
+    np.testing.assert_allclose(metrics["kl_coef"], 0.5)
+    losses = []
+    for factor in (1.0, 2.0):
+        changed = state._replace(running=state.running._replace(kl_coef=factor * state.running.kl_coef))
+        after, metrics = update_stack(jax.tree.map(jnp.copy, changed), batch, cfg=cfg, learning=learning)
+        losses.append(jax.device_get(metrics["loss"]))
+        np.testing.assert_allclose(after.running.kl_coef, factor * 0.49 * 1.02, rtol=1e-6)
+    np.testing.assert_allclose(losses[1] - losses[0], 0.49 * metrics["kl"], rtol=1e-3)

@@ -19,7 +19,7 @@ LAYERS = [
     {"advantages", "losses", "scoring", "sampling"}
     | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
-    {"update", "team", "generate", "rollout", "preferences", "checkpoint"},
+    {"objective", "update", "team", "generate", "rollout", "critics", "preferences", "checkpoint"},
     {"train", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
@@ -29,7 +29,9 @@ SIDEWAYS = {
     "environment": {"rewards"},
     "gguf_weights": {"hf_format"},
     "weights": {"hf_format", "gguf_weights"},
-    "team": {"update"},
+    "update": {"objective"},
+    "team": {"objective", "update"},
+    "critics": {"generate", "objective", "rollout", "team"},
     "generate": {"team"},
     "rollout": {"generate", "team"},
     "preferences": {"rollout", "team"},
@@ -43,7 +45,7 @@ SIDEWAYS = {
 DEVICE = {
     "types", "masked", "models", "models.decoder", "models.decoding", "scoring", "sampling",
     "advantages", "losses", "algorithms", "stack",
-    "sharding", "update",
+    "sharding", "objective", "update",
 }  # fmt: skip
 NOT_ON_DEVICE = {
     "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboardX", "rich", "os", "io",

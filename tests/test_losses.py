@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from jmarl.algorithms import ALGORITHMS, CLIPPING, DEFAULTS, algorithm, check_options, option
 from jmarl.config import CHOICES, Learning
-from jmarl.losses import cispo, clipped_surrogate, kl_estimate, policy_gradient, token_weights
+from jmarl.losses import cispo, clipped_surrogate, kl_estimate, policy_gradient, token_weights, value_loss
 
 MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
 
@@ -221,9 +222,20 @@ def test_rows_of_the_table():
         "gspo": ("group_mean", "std", clipped_surrogate),
         "cispo": ("group_mean", "std", cispo),
         "at_grpo": ("group_mean", "std", clipped_surrogate),
+        "dr_mas": ("group_mean", "std", clipped_surrogate),
+        "remax": ("greedy_baseline", "none", policy_gradient),
+        "rae": ("ema_baseline", "none", policy_gradient),
+        "iac": ("value_baseline", "none", policy_gradient),
+        "maac": ("value_baseline", "none", policy_gradient),
+        "ppo": ("gae", "batch_std", clipped_surrogate),
+        "ippo": ("gae", "batch_std", clipped_surrogate),
+        "mappo": ("value_baseline", "batch_std", clipped_surrogate),
     }
+    assert {name: row.critic for name, row in ALGORITHMS.items() if row.critic} == {
+        "iac": "own", "ppo": "own", "ippo": "own", "maac": "central", "mappo": "central",
+    }  # fmt: skip
     for row in ALGORITHMS.values():
-        assert row.advantage in ESTIMATORS and row.scale in CHOICES["advantage_scale"][1:]
+        assert row.advantage in {*ESTIMATORS, "gae"} and row.scale in CHOICES["advantage_scale"][1:]
         assert row.aggregation in CHOICES["loss_aggregation"][1:]
         assert set(row.options.values()) <= set(CLIPPING.values()) and set(row.defaults) <= set(DEFAULTS)
         assert {f for f in DEFAULTS if getattr(Learning(), f) is not None} == set(), "a row's default is not the config's"
@@ -238,12 +250,36 @@ def test_options_of_rows():
 
 
 def test_an_option_without_a_meaning_is_refused():
-    settings = dict.fromkeys(CLIPPING.values()) | {"clip_eps_high": 0.3}
+    settings = dataclasses.asdict(Learning(clip_eps_high=0.3))
     with pytest.raises(ValueError, match=r"clip_eps_high=0.3 has no meaning for algorithm='magrpo'; it is for grpo, dr_grpo"):
         check_options(settings | {"algorithm": "magrpo"})
     check_options(settings | {"algorithm": "grpo"})
     with pytest.raises(ValueError, match="ratio_level='sequence' has no meaning for algorithm='cispo'"):
         check_options(settings | {"algorithm": "cispo", "ratio_level": "sequence"})
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_the_value_loss_in_double_precision(clip):
+    """Mean of (y - v)², or of max((y - v)², (y - v_clip)²), over the tokens in the mask; value by numpy, gradient by torch."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    values, targets, old = rng.normal(size=(3, 2, 3, 4))
+    mask = rng.random((2, 3, 4)) < 0.6
+    weights = mask / mask.sum()
+    v = torch.tensor(values, requires_grad=True)
+    error = (torch.tensor(targets) - v) ** 2
+    if clip:
+        kept = torch.tensor(old) + (v - torch.tensor(old)).clamp(-clip, clip)
+        error = torch.maximum(error, (torch.tensor(targets) - kept) ** 2)
+    expected = error[torch.tensor(mask)].mean()
+    expected.backward()
+    f = lambda v: value_loss(v, jnp.asarray(targets), jnp.asarray(old), jnp.asarray(weights), clip=clip)  # noqa: E731
+    (got, metrics), grad = jax.value_and_grad(f, has_aux=True)(jnp.asarray(values))
+    assert got == pytest.approx(expected.item(), rel=1e-5)
+    np.testing.assert_allclose(grad, v.grad, rtol=1e-4, atol=1e-6)
+    if clip:
+        np.testing.assert_array_equal(metrics["value_clip_share"], (np.abs(values - old) > clip) & mask)
 
 
 def test_an_unknown_algorithm_names_the_nearest_and_all():

@@ -136,7 +136,8 @@ def test_no_buffer_of_all_logits(tiny_config, monkeypatch, chunk, holds):
 
     def of_loss(params):
         summed = lambda logp, entropy, data: (jnp.sum(data * (logp + entropy)), {})  # noqa: E731
-        return scoring.score_loss(params, cfg, *ones, jnp.ones((p, g, t)), summed)[0]
+        hidden = scoring.hidden_states(params, cfg, *ones, "dots")
+        return scoring.score_loss(params, hidden, ones[2], jnp.ones((p, g, t)), summed)[0]
 
     for loss in (of_scores, of_loss):
         text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()

@@ -43,9 +43,9 @@ env = Rewarded(reward, formatters, lambda **_: [" more", " or less"])
 def run(cfg):  # one step of training in its parts, over two turns
     cfg = dataclasses.replace(cfg, num_turns=2, history="append", branching="chain")
     team, params = make_team(agents)
-    state = init_state(params, cfg.learning(), sharding.make_mesh(cfg.mesh))
+    critics, state = train.start(team, params, cfg, None)
     played = train.play_step(team, state, items[:2], env, cfg, 0)
-    state, metrics = train.update(team, state, played, cfg)
+    state, metrics = train.update(team, critics, state, played, cfg)
     return jax.device_get([turn.completions[0] for turn in played.turns]), state.stacks[0], jax.device_get(metrics[0])
 
 samples1, state1, metrics1 = run(one)

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from jmarl import scoring, weights
+from jmarl.advantages import nothing_remembered
 from jmarl.config import Learning
 from jmarl.hf_format import tensors_from_params
 from jmarl.models import decoder
+from jmarl.objective import make_rows, rows_loss, split, token_loss
 from jmarl.stack import stack_params, unstack
 from jmarl.types import Batch
-from jmarl.update import agent_gradients, init_stack, make_rows, rows_loss, split, token_loss, update_stack
+from jmarl.update import agent_gradients, init_stack, update_stack
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([[5, 9], [12, 7]])
@@ -64,6 +66,11 @@ def batch(cfg, params):
     groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
     old_logprobs = jnp.where(mask, old.logprobs + noise, 0)
     return Batch(*arrays, jnp.asarray(mask), old_logprobs, jnp.ones((A, P, G), bool), rewards, groups)
+
+
+def fresh(learning):
+    """What an agent remembers before its first update."""
+    return unstack(nothing_remembered(1, 1, learning.kl_coef), 0)
 
 
 def copy(tree):
@@ -168,7 +175,7 @@ def gradients_of(params, batch, cfg):
     @functools.cache
     def of(**changes):
         learning = dataclasses.replace(FULL, **changes)
-        f = jax.jit(lambda p, r, b: agent_gradients(p, r, b, cfg, learning))
+        f = jax.jit(lambda p, r, b: agent_gradients(p, r, fresh(learning), b, cfg=cfg, learning=learning))
         return jax.device_get(f(one, reference, unstack(batch, 1)))
 
     return of
@@ -186,14 +193,14 @@ def test_micro_batches_and_remat_change_nothing(gradients_of, changes):
 
 def test_split_keeps_every_row_with_its_prompt(params, batch, cfg):
     """Parts of 2, 4 and 8: together exactly the rows of the batch, each still beside its own prompt and length."""
-    rows, _ = make_rows(None, unstack(batch, 0), cfg, PLAIN)
+    rows, _ = make_rows(None, fresh(PLAIN), unstack(batch, 0), None, cfg=cfg, learning=PLAIN)
 
     def pairs(part):  # (prompt and its length, tokens, advantage) of every row
         def ids(x):
             return tuple(map(int, x))
 
         return [
-            (ids(part.prompts[p]), int(part.lengths[p]), ids(part.tokens[p, g]), float(part.advantages[p, g]))
+            (ids(part.prompts[p]), int(part.lengths[p]), ids(part.tokens[p, g]), float(part.policy.advantages[p, g, 0]))
             for p in range(part.tokens.shape[0])
             for g in range(part.tokens.shape[1])
         ]
@@ -346,9 +353,7 @@ def loss_and_gradients(params, rows, cfg, learning, f=rows_loss):
 def through_scores(params, rows, cfg, learning):
     """The same loss from log-probabilities of all tokens at once."""
     inputs = (decoder.cast(params, learning.compute_dtype), cfg, rows.prompts, rows.lengths, rows.tokens)
-    advantages = jnp.broadcast_to(rows.advantages[..., None], rows.mask.shape)
-    scores = scoring.score(*inputs, temperature=learning.temperature)
-    return token_loss(*scores, rows._replace(advantages=advantages), learning)
+    return token_loss(*scoring.score(*inputs, temperature=learning.temperature), rows.policy, learning)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +370,7 @@ def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkey
     `score` with autodiff of the loss; thrice the loss has thrice the gradient."""
     learning, cfg = dataclasses.replace(FULL, **changes), tiny_config(tie_embeddings=tied)
     params, reference = (decoder.init_params(cfg, jax.random.key(seed)) for seed in (1, 2))
-    rows, _ = jax.jit(lambda b: make_rows(reference, b, cfg, learning))(unstack(batch, 0))
+    rows, _ = jax.jit(lambda b: make_rows(reference, fresh(learning), b, None, cfg=cfg, learning=learning))(unstack(batch, 0))
     (plain, plain_metrics), plain_grads = loss_and_gradients(params, rows, cfg, learning, through_scores)
     for chunk in (512, 7):
         monkeypatch.setattr(scoring, "CHUNK", chunk)
@@ -389,10 +394,10 @@ def test_kl_in_the_reward_is_subtracted_from_the_return(params, batch, cfg, kind
     """Advantage of R - coef * (sum of the estimate over the completion), behaviour policy against the reference."""
     learning = dataclasses.replace(PLAIN, kl_coef=0.3, kl_in="reward", kl_estimator=kind)
     mine, reference = unstack(batch, 0), unstack(params, 1)
-    rows, _ = jax.jit(lambda r, b: make_rows(r, b, cfg, learning))(reference, mine)
+    rows, _ = jax.jit(lambda r, b: make_rows(r, fresh(learning), b, None, cfg=cfg, learning=learning))(reference, mine)
     ref = jax.jit(lambda r, b: scoring.score(r, cfg, b.prompts, b.prompt_lengths, b.tokens))(reference, mine).logprobs
-    np.testing.assert_allclose(rows.ref_logprobs, ref, atol=1e-5)
+    np.testing.assert_allclose(rows.policy.ref_logprobs, ref, atol=1e-5)
     d = np.asarray(ref - mine.old_logprobs, np.float64)
     estimate = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - d - 1}[kind]
     returns = mine.rewards - 0.3 * (estimate * mine.action_mask).sum(-1)
-    np.testing.assert_allclose(rows.advantages, returns - returns.mean(-1, keepdims=True), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(rows.policy.advantages[..., 0], returns - returns.mean(-1, keepdims=True), rtol=1e-4, atol=1e-4)

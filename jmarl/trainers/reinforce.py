@@ -19,7 +19,7 @@ from jmarl.environment import Formatter, Transition, first_prompt, prompt_of
 from jmarl.evaluate import evaluate
 from jmarl.rewards import Processor, RewardFunction
 from jmarl.stack import unstack
-from jmarl.team import make_team, save_team
+from jmarl.team import make_team, policies, save_team
 from jmarl.train import TrainResult, check_run, environment_of, train
 from jmarl.trainers.settings import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
 from jmarl.weights import Agent, load_agent
@@ -138,7 +138,7 @@ class MAGRPOTrainer:
         """
         arguments = (self.team, self.params, self.env, self.items, self.config)
         result = train(*arguments, eval_items=self.eval_items, wandb_config=self.wandb_config)
-        self._params = [stack.params for stack in result.state.stacks]
+        self._params = policies(result.state)
         return result
 
     def evaluate(self, eval_dataset: Iterable[Mapping] | None = None) -> dict[str, float]:

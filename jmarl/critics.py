@@ -1,0 +1,274 @@
+"""What completions were expected to get: values of critics, or the return of greedy completions; and what critics learn from.
+
+A critic is a decoder with a second head (`objective.with_value_head`), trained like an agent but on the value loss alone.
+`own`: one of every agent, beside it or as a head of the agent itself; it reads what the agent read. `central`: one of the team,
+which reads the prompts of all agents ("[Agent 0] …", one a line) and as critic of type q their completions as well; it learns
+the mean of the agents' returns and takes one step a batch.
+
+Values are given once a completion, before it (v) or after it (q), or before each of its tokens (rows with the advantage `gae`).
+Returns of several turns are lambda-returns over the values of the nodes (`returns.discounted`); within a completion the return
+comes with its last token. Left out: own critics with another tokenizer than their agents'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jmarl.algorithms import algorithm, option, shares_critic, value_kind
+from jmarl.config import Learning, TrainConfig
+from jmarl.environment import Environment
+from jmarl.generate import GREEDY, bucket
+from jmarl.models import decoder
+from jmarl.objective import values_of, with_value_head
+from jmarl.returns import credit, discounted
+from jmarl.rollout import Rollout, Turn, joined, one_a_prompt, play, to_batches
+from jmarl.scoring import hidden_states
+from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
+from jmarl.stack import COMPILER, per_agent, stack_params
+from jmarl.team import StackSpec, Team
+from jmarl.text import decode, encode_prompts
+from jmarl.types import TRACES, Batch, StackState, TeamState
+from jmarl.weights import Agent
+
+
+class Critics(NamedTuple):
+    """What does not change about a team's critics."""
+
+    specs: tuple[StackSpec, ...]  # of each stack its own, or one of the team; empty: there are none beside the agents
+    learning: Learning
+
+
+def make_critics(team: Team, params: Sequence[Any], learning: Learning, model: Agent | None = None) -> tuple[Critics, list]:
+    """The critics that an algorithm asks for, and the parameters of each stack of them: those of the agents, or of `model`,
+    with a new head. params: the agents', which are copied."""
+    row = algorithm(learning.algorithm)
+    rate = option("critic_learning_rate", learning.critic_learning_rate, row) or learning.learning_rate
+    once: dict[str, Any] = dict(num_epochs=1, num_minibatches=1) if row.critic == "central" else {}
+    plain: dict[str, Any] = dict(kl_coef=0.0, kl_target=None, target_kl=None)
+    of_critics = dataclasses.replace(learning, learning_rate=rate, **plain, **once)
+    if row.critic is None or shares_critic(learning):
+        if model is not None:
+            raise ValueError(f"a critic model was given, but algorithm={learning.algorithm!r} has no critic beside its agents")
+        return Critics((), of_critics), []
+    if row.critic == "central":
+        first = team.stacks[0]
+        config, tokenizer = (first.config, first.tokenizer) if model is None else (model.config, model.tokenizer)
+        weights = jax.tree.map(lambda x: x[:1], params[0]) if model is None else stack_params([model.params])
+        spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),))
+        return Critics((spec,), of_critics), [with_value_head(jax.tree.map(jnp.copy, weights))]
+    if model is None:
+        return Critics(team.stacks, of_critics), [with_value_head(jax.tree.map(jnp.copy, p)) for p in params]
+    specs, weights = [], []
+    for spec in team.stacks:
+        if model.tokenizer.get_vocab() != spec.tokenizer.get_vocab():
+            raise ValueError(
+                f"the critic model {model.name!r} has another vocabulary than agents {spec.order}: an own critic reads its "
+                "agent's tokens; a central one (maac, mappo) may be any model"
+            )
+        specs.append(dataclasses.replace(spec, config=model.config))
+        weights.append(with_value_head(stack_params([model.params] * len(spec.members))))
+    return Critics(tuple(specs), of_critics), weights
+
+
+def trains(learning: Learning) -> str:
+    """What an update of the agents trains, as `update.update_stack` names it."""
+    return "both" if shares_critic(learning) else "policy"
+
+
+@partial(jax.jit, static_argnames=("cfg", "dtype", "mode", "mesh"), compiler_options=COMPILER)
+def _values(params, prompts, lengths, tokens, *, cfg, dtype, mode, mesh):
+    TRACES["values"] += 1
+    agents = tokens.shape[0]
+    how = mode if mesh is None or apart(mesh, agents) else "vmap"
+
+    def of_agent(params, prompts, lengths, tokens):
+        weights = decoder.cast(params, jnp.dtype(dtype))
+        return values_of(weights, hidden_states(weights, cfg, prompts, lengths, tokens, "full")).reshape(tokens.shape)
+
+    return over_agents(per_agent(of_agent, how), mesh, agents)(params, prompts, lengths, tokens)
+
+
+def value_stack(params: Any, spec: StackSpec, prompts, lengths, tokens, cfg: TrainConfig) -> jax.Array:
+    """Values [A, P, G, T] by a stack of critics: before each of tokens [A, P, G, T] behind prompts [A, P, S]."""
+    mesh, arrays = mesh_of(params), (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
+    if mesh is not None:
+        arrays = jax.device_put(arrays, batch_shardings(mesh, arrays))
+    return _values(params, *arrays, cfg=spec.config, dtype=cfg.compute_dtype, mode=cfg.per_agent, mesh=mesh)
+
+
+def greedy_returns(
+    team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
+) -> tuple[np.ndarray, ...]:
+    """The baseline of ReMax (arXiv 2310.10505): of each turn of a rollout [N, P, G], what the greedy episode on a node's item
+    returns from that turn on; 0 where it was over by then, NaN (no baseline: no advantage) where its reward was invalid."""
+    settings = dataclasses.replace(cfg.sampling(), temperature=0.0)
+    episodes = dataclasses.replace(cfg.episodes(), branching="chain", joint_mode="aligned")
+    how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=1, purpose=GREEDY)
+    greedy = play(team, params, items, env, settings, episodes, **how)
+    expected = []
+    for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.returns, strict=True)):
+        of_item = np.zeros((team.num_agents, len(items)))
+        if t < len(greedy.turns):
+            of_item[:, greedy.turns[t].items] = greedy.returns[t][..., 0]
+        expected.append(np.broadcast_to(of_item[:, turn.items, None], returns.shape))
+    return tuple(expected)
+
+
+def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> tuple:
+    """Batches of the stacks and of the critics, with what was expected of every completion in them."""
+    row, learning = algorithm(cfg.algorithm), cfg.learning()
+    if row.critic is None:
+        return to_batches(team, rollout, row.grouping, rollout.expected), ()
+    shared, kind = shares_critic(learning), value_kind(learning)
+    judges = state.stacks if shared else state.critics
+    specs = team.stacks if shared else critics.specs
+    if kind == "token":
+        batches = []
+        for spec, of, batch in zip(specs, judges, to_batches(team, rollout), strict=True):
+            values = value_stack(of.params, spec, batch.prompts, batch.prompt_lengths, batch.tokens, cfg)
+            batches.append(batch._replace(values=values))
+        return tuple(batches), () if shared else tuple(batches)
+    if row.critic == "central":
+        texts = [joint_text(team, specs[0], turn, kind, cfg) for turn in rollout.turns]
+        of_joint = [joint_values(judges[0], specs[0], text, len(turn.joint), cfg) for text, turn in _pairs(texts, rollout)]
+        values, nodes = _of_team(rollout, of_joint)
+    else:
+        values = [own_values(team, judges, specs, turn, kind, cfg) for turn in rollout.turns]
+        nodes = [of_turn.mean(-1) for of_turn in values]  # [N, P]
+    lam = option("gae_lambda", cfg.gae_lambda, row)
+    arrays = [turn.rewards for turn in rollout.turns], [turn.parents for turn in rollout.turns]
+    targets = discounted(*arrays, cfg.gamma, [v.T for v in nodes], lam)
+    returns = [credit(of, turn.joint, len(turn.texts[0][0]), cfg.cross_credit) for of, turn in _pairs(targets, rollout)]
+    played = rollout._replace(returns=tuple(returns))
+    batches = to_batches(team, played, values=values)
+    if row.critic == "central":
+        return batches, (central_batch(texts, targets, of_joint),)
+    read = tuple(positions(batch, kind, cut=not shared) for batch in batches)
+    return (read, ()) if shared else (batches, read)
+
+
+def _pairs(of_turns: Sequence, rollout: Rollout):
+    return zip(of_turns, rollout.turns, strict=True)
+
+
+def positions(batch: Batch, kind: str, cut: bool) -> Batch:
+    """An agent's batch as its critic reads it: the prompts alone if only they matter (`cut`), one token more for type q."""
+    if kind == "v":
+        return batch._replace(tokens=batch.tokens[..., :1], action_mask=batch.action_mask[..., :1]) if cut else batch
+    longer = {name: jnp.pad(getattr(batch, name), ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN}
+    return batch._replace(**longer)
+
+
+PER_TOKEN = ("tokens", "action_mask", "old_logprobs", "truncated_logprobs")
+
+
+def own_values(team: Team, judges: Sequence[StackState], specs: Sequence[StackSpec], turn: Turn, kind: str, cfg) -> np.ndarray:
+    """Values [N, P, G] of a turn's completions by critics of the agents' own; for type v one number a prompt."""
+    values = np.zeros((team.num_agents, len(turn.items), len(turn.texts[0][0])))
+    for i, (spec, of) in enumerate(zip(specs, judges, strict=True)):
+        (prompts, lengths), done = turn.encoded[i], turn.completions[i]
+        tokens = (
+            jnp.zeros((*done.tokens.shape[:2], 1, 1), jnp.int32)
+            if kind == "v"
+            else jnp.pad(done.tokens, ((0, 0),) * 3 + ((0, 1),))
+        )
+        found = value_stack(of.params, spec, prompts, lengths, tokens, cfg)
+        if kind == "q":
+            found = jnp.take_along_axis(found, done.action_mask.sum(-1, keepdims=True), -1)
+        found = jax.device_get(found[..., 0])  # [A, roles * P', G]
+        values[spec.order] = found.reshape(len(spec.order), -1, found.shape[-1])[:, : len(turn.items)]
+    return values
+
+
+class JointText(NamedTuple):
+    """What a central critic reads of a turn: P' nodes (those behind the first P are padding), J joint actions."""
+
+    prompts: np.ndarray  # [1, P', S]
+    lengths: np.ndarray  # [1, P']
+    tokens: np.ndarray  # [1, P', J, T]
+    counts: np.ndarray  # [1, P', J] tokens of each joint action; its value stands behind them
+    nodes: int  # P
+
+
+def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, cfg: TrainConfig) -> JointText:
+    """The prompts of all agents, and for a critic of type q their completions, as tokens of the central critic."""
+    nodes, count = len(turn.items), bucket(len(turn.items), 1)
+
+    def lines(texts):
+        return "\n".join(f"[Agent {n}] {text}" for n, text in enumerate(texts))
+
+    read = turn.prompts if cfg.history == "none" else conversations(team, turn)
+    texts = [lines(of_node) for of_node in zip(*read, strict=True)]
+    said: list[list[list[int]]] = [[[] for _ in turn.joint] for _ in range(nodes)]
+    if kind == "q":
+        for p in range(nodes):
+            joint = ["\n" + lines(turn.texts[n][p][g] for n, g in enumerate(action)) for action in turn.joint]
+            said[p] = [spec.tokenizer.encode(text, add_special_tokens=False) for text in joint]
+    longest = max(len(row) for of_node in said for row in of_node)
+    prompts = encode_prompts(spec.tokenizer, texts, spec.config.max_positions, max(longest, 1), False)
+    ids = np.zeros((count, min(bucket(max(map(len, prompts))), spec.config.max_positions)), np.int32)
+    tokens = np.zeros((count, len(turn.joint), bucket(longest + 1, 1)), np.int32)
+    lengths, counts = np.ones(count, np.int32), np.zeros(tokens.shape[:2], np.int32)
+    for p, row in enumerate(prompts):
+        ids[p, : len(row)], lengths[p] = row, len(row)
+        for j, joint in enumerate(said[p]):
+            tokens[p, j, : len(joint)], counts[p, j] = joint, len(joint)
+    return JointText(ids[None], lengths[None], tokens[None], counts[None], nodes)
+
+
+def conversations(team: Team, turn: Turn) -> list[list[str]]:
+    """All that the agents read so far, [N][P]."""
+    read: list[Any] = [None] * team.num_agents
+    for spec, (ids, lengths) in zip(team.stacks, turn.encoded, strict=True):
+        rows, sizes = ids.reshape(len(spec.order), -1, ids.shape[-1]), lengths.reshape(len(spec.order), -1)
+        for agent, of_agent, n in zip(spec.order, rows, sizes, strict=True):
+            ends = zip(of_agent[: len(turn.items)], n, strict=False)
+            read[agent] = decode(spec.tokenizer, [row[:end].tolist() for row, end in ends])
+    return read
+
+
+def joint_values(of: StackState, spec: StackSpec, text: JointText, joint: int, cfg: TrainConfig) -> np.ndarray:
+    """A central critic's values [P, J] of a turn's joint actions; for type v one number a node."""
+    tokens = text.tokens[:, :, :1] if not text.counts.any() else text.tokens
+    found = value_stack(of.params, spec, text.prompts, text.lengths, jnp.asarray(tokens), cfg)
+    at = text.counts[:, :, : tokens.shape[2], None]
+    found = jax.device_get(jnp.take_along_axis(found, at, -1)[0, : text.nodes, :, 0])
+    return np.broadcast_to(found, (text.nodes, joint))
+
+
+def _of_team(rollout: Rollout, of_joint: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Of each turn: values [N, P, G] of completions and [N, P] of nodes, from those of joint actions [P, J]."""
+    values, nodes = [], []
+    for of_turn, turn in zip(of_joint, rollout.turns, strict=True):
+        agents, group = turn.joint.shape[1], len(turn.texts[0][0])
+        each = np.broadcast_to(of_turn[..., None], (*of_turn.shape, agents))
+        values.append(credit(each, turn.joint, group))
+        nodes.append(np.broadcast_to(of_turn.mean(-1), (agents, len(of_turn))))
+    return values, nodes
+
+
+def central_batch(texts: Sequence[JointText], targets: Sequence[np.ndarray], of_joint: Sequence[np.ndarray]) -> Batch:
+    """What a central critic learns from: of each joint action [P, J] the mean of the agents' returns."""
+    size, parts = max(text.tokens.shape[-1] for text in texts), []
+    for text, of_turn, values in zip(texts, targets, of_joint, strict=True):
+        filled = np.full(text.counts.shape, np.nan, np.float32)
+        filled[0, : text.nodes] = of_turn.mean(-1)
+        old = np.zeros(text.counts.shape, np.float32)
+        old[0, : text.nodes] = values
+        tokens = jnp.pad(jnp.asarray(text.tokens), ((0, 0),) * 3 + ((0, size - text.tokens.shape[-1]),))
+        mask = jnp.arange(size) < text.counts[..., None]
+        zeros = jnp.zeros(tokens.shape, jnp.float32)
+        ended, groups = jnp.ones(filled.shape, bool), jnp.zeros(filled.shape, jnp.int32)
+        part = Batch(text.prompts, text.lengths, tokens, mask, zeros, ended, jnp.asarray(filled), groups)  # type: ignore[arg-type]
+        part = jax.tree.map(jnp.asarray, part._replace(values=old[..., None]))
+        parts.append(part)
+    if len({part.rewards.shape[2] for part in parts}) > 1:
+        parts = [one_a_prompt(part) for part in parts]
+    return joined(parts) if len(parts) > 1 else parts[0]
