@@ -80,7 +80,7 @@ ALGORITHMS = {
     "dr_mas": Algorithm(
         "group_mean", "std", clipped_surrogate, "token_mean", 2, "arXiv 2602.08847", CLIPPING, grouping="episode"
     ),
-    "rae": Algorithm("ema_baseline", "none", policy_gradient, "token_mean", 1, "SPIRAL, arXiv 2506.24119"),
+    "rae": Algorithm("ema_baseline", "none", clipped_surrogate, "token_mean", 1, "SPIRAL, arXiv 2506.24119", CLIPPING),
     "iac": Algorithm("value_baseline", "none", policy_gradient, "token_mean", 1, PAPER["iac"], critic="own"),
     "maac": Algorithm("value_baseline", "none", policy_gradient, "token_mean", 1, PAPER["maac"], critic="central"),
     "ppo": Algorithm(
@@ -140,7 +140,7 @@ def shares_critic(learning: Any) -> bool:
 
 
 def check_options(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that the algorithm's row has no use for."""
+    """Refuse settings that the algorithm's row has no use for, also together with others."""
     row = algorithm(settings["algorithm"])
     for setting in DEFAULTS:
         if settings[setting] is not None and setting not in uses(row):
@@ -150,5 +150,19 @@ def check_options(settings: Mapping[str, Any]) -> None:
             )
     if row.advantage == "gae" and settings["advantage_scale"] == "std":
         raise ValueError("advantage_scale='std' has no meaning for advantages of tokens: use batch_std, running_std or none")
-    if settings["value_coef"] is not None and settings["separate_critic"] is not False:
+    steps, separate = settings["num_epochs"] * settings["num_minibatches"], settings["separate_critic"] is not False
+    if settings["value_clip"] and (steps == 1 or row.critic == "central"):
+        raise ValueError(
+            f"value_clip={settings['value_clip']} never clips where a critic makes one step on a batch: own critics make "
+            "several with num_epochs or num_minibatches, a central one never does"
+        )
+    if settings["critic_learning_rate"] is not None and not separate:
+        raise ValueError(
+            "critic_learning_rate is for separate critics; a value head learns with its agent, weighed by value_coef"
+        )
+    if row.advantage == "gae" and settings["kl_coef"] and settings["kl_in"] == "reward":
+        raise ValueError(f"kl_in='reward' is not there for algorithm={settings['algorithm']!r}: use kl_in='loss'")
+    if settings["importance_level"] != "token" and settings["importance_cap"] is None:
+        raise ValueError(f"importance_level={settings['importance_level']!r} needs importance_cap, which is off")
+    if settings["value_coef"] is not None and separate:
         raise ValueError(f"value_coef={settings['value_coef']} weighs a value head on the actor: set separate_critic to false")

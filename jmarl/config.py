@@ -58,7 +58,8 @@ class Learning:
     algorithm: str = "magrpo"
     """Row of the algorithm table, `python -m experiments.algorithms`: magrpo, grpo and so on."""
     advantage_scale: str | None = None
-    """Divide advantages by the std of returns: none, std (of the group), batch_std, running_std; None: as the row says."""
+    """Divide advantages by the std of returns minus what a critic or greedy completion made expect (advantages of tokens by
+    theirs): none, std (of the group), batch_std, running_std (of all returns so far); None: as the algorithm's row says."""
     loss_aggregation: str | None = None
     """How tokens are averaged: token_mean, sequence_mean, sequence_sum, constant; None: as the algorithm's row says."""
     clip_eps_low: float | None = None

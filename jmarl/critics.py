@@ -22,13 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import algorithm, option, shares_critic, value_kind
+from jmarl.batches import joined, one_a_prompt, positions
 from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import GREEDY, bucket
 from jmarl.models import decoder
 from jmarl.objective import values_of, with_value_head
 from jmarl.returns import credit, discounted
-from jmarl.rollout import Rollout, Turn, joined, one_a_prompt, play, to_batches
+from jmarl.rollout import Rollout, Turn, play, to_batches
 from jmarl.scoring import hidden_states
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
 from jmarl.stack import COMPILER, per_agent, stack_params
@@ -90,7 +91,7 @@ def _values(params, prompts, lengths, tokens, *, cfg, dtype, mode, mesh):
 
     def of_agent(params, prompts, lengths, tokens):
         weights = decoder.cast(params, jnp.dtype(dtype))
-        return values_of(weights, hidden_states(weights, cfg, prompts, lengths, tokens, "full")).reshape(tokens.shape)
+        return values_of(params, hidden_states(weights, cfg, prompts, lengths, tokens, "full")).reshape(tokens.shape)
 
     return over_agents(per_agent(of_agent, how), mesh, agents)(params, prompts, lengths, tokens)
 
@@ -107,16 +108,18 @@ def greedy_returns(
     team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
 ) -> tuple[np.ndarray, ...]:
     """The baseline of ReMax (arXiv 2310.10505): of each turn of a rollout [N, P, G], what the greedy episode on a node's item
-    returns from that turn on; 0 where it was over by then, NaN (no baseline: no advantage) where its reward was invalid."""
+    returns from that turn on; 0 where it was over by then, NaN (no baseline: no advantage) where a reward of it was invalid. An
+    environment whose `reset` is random starts it anew, so that the baseline is another draw's."""
     settings = dataclasses.replace(cfg.sampling(), temperature=0.0)
     episodes = dataclasses.replace(cfg.episodes(), branching="chain", joint_mode="aligned")
     how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=1, purpose=GREEDY)
     greedy = play(team, params, items, env, settings, episodes, **how)
-    expected = []
+    expected, invalid = [], np.zeros(len(items))
     for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.returns, strict=True)):
-        of_item = np.zeros((team.num_agents, len(items)))
+        of_item = np.tile(invalid, (team.num_agents, 1))
         if t < len(greedy.turns):
             of_item[:, greedy.turns[t].items] = greedy.returns[t][..., 0]
+            invalid = np.where(np.isfinite(of_item).all(0), 0, np.nan)  # also of the turns that it would have had
         expected.append(np.broadcast_to(of_item[:, turn.items, None], returns.shape))
     return tuple(expected)
 
@@ -137,15 +140,17 @@ def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg:
         return tuple(batches), () if shared else tuple(batches)
     if row.critic == "central":
         texts = [joint_text(team, specs[0], turn, kind, cfg) for turn in rollout.turns]
-        of_joint = [joint_values(judges[0], specs[0], text, len(turn.joint), cfg) for text, turn in _pairs(texts, rollout)]
+        of_joint = [joint_values(judges[0], specs[0], text, kind, cfg) for text in texts]
         values, nodes = _of_team(rollout, of_joint)
     else:
         values = [own_values(team, judges, specs, turn, kind, cfg) for turn in rollout.turns]
         nodes = [of_turn.mean(-1) for of_turn in values]  # [N, P]
     lam = option("gae_lambda", cfg.gae_lambda, row)
+    if row.critic == "central" and lam < 1:
+        check_joint(rollout, lam)
     arrays = [turn.rewards for turn in rollout.turns], [turn.parents for turn in rollout.turns]
     targets = discounted(*arrays, cfg.gamma, [v.T for v in nodes], lam)
-    returns = [credit(of, turn.joint, len(turn.texts[0][0]), cfg.cross_credit) for of, turn in _pairs(targets, rollout)]
+    returns = [credit(of, turn.joint, len(turn.texts[0][0])) for of, turn in zip(targets, rollout.turns, strict=True)]
     played = rollout._replace(returns=tuple(returns))
     batches = to_batches(team, played, values=values)
     if row.critic == "central":
@@ -154,19 +159,14 @@ def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg:
     return (read, ()) if shared else (batches, read)
 
 
-def _pairs(of_turns: Sequence, rollout: Rollout):
-    return zip(of_turns, rollout.turns, strict=True)
-
-
-def positions(batch: Batch, kind: str, cut: bool) -> Batch:
-    """An agent's batch as its critic reads it: the prompts alone if only they matter (`cut`), one token more for type q."""
-    if kind == "v":
-        return batch._replace(tokens=batch.tokens[..., :1], action_mask=batch.action_mask[..., :1]) if cut else batch
-    longer = {name: jnp.pad(getattr(batch, name), ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN}
-    return batch._replace(**longer)
-
-
-PER_TOKEN = ("tokens", "action_mask", "old_logprobs", "truncated_logprobs")
+def check_joint(rollout: Rollout, lam: float) -> None:
+    """A central critic knows the team's mean return: in place of what follows for one agent it would be wrong."""
+    rewards = [np.nan_to_num(turn.rewards) for turn in rollout.turns]
+    if len(rewards) > 1 and any((of_turn != of_turn[..., :1]).any() for of_turn in rewards):
+        raise ValueError(
+            f"gae_lambda={lam} with a central critic, several turns and rewards that differ from agent to agent: its values are "
+            "of the team's mean; set gae_lambda to 1, or choose a row with own critics"
+        )
 
 
 def own_values(team: Team, judges: Sequence[StackState], specs: Sequence[StackSpec], turn: Turn, kind: str, cfg) -> np.ndarray:
@@ -212,7 +212,15 @@ def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, cfg: TrainCon
             joint = ["\n" + lines(turn.texts[n][p][g] for n, g in enumerate(action)) for action in turn.joint]
             said[p] = [spec.tokenizer.encode(text, add_special_tokens=False) for text in joint]
     longest = max(len(row) for of_node in said for row in of_node)
-    prompts = encode_prompts(spec.tokenizer, texts, spec.config.max_positions, max(longest, 1), False)
+    prompts = encode_prompts(spec.tokenizer, texts, 2**30)
+    for p, row in enumerate(prompts):
+        if len(row) + longest + 1 > spec.config.max_positions:
+            raise ValueError(
+                f"what the central critic reads at prompt {p} ({texts[p][:40]!r}...) has {len(row)} tokens"
+                + (f" and up to {longest} of completions" if longest else "")
+                + f", more than its context of {spec.config.max_positions}: give a critic of a longer context, shorter prompts, "
+                "or history=none"
+            )
     ids = np.zeros((count, min(bucket(max(map(len, prompts))), spec.config.max_positions)), np.int32)
     tokens = np.zeros((count, len(turn.joint), bucket(longest + 1, 1)), np.int32)
     lengths, counts = np.ones(count, np.int32), np.zeros(tokens.shape[:2], np.int32)
@@ -234,13 +242,12 @@ def conversations(team: Team, turn: Turn) -> list[list[str]]:
     return read
 
 
-def joint_values(of: StackState, spec: StackSpec, text: JointText, joint: int, cfg: TrainConfig) -> np.ndarray:
+def joint_values(of: StackState, spec: StackSpec, text: JointText, kind: str, cfg: TrainConfig) -> np.ndarray:
     """A central critic's values [P, J] of a turn's joint actions; for type v one number a node."""
-    tokens = text.tokens[:, :, :1] if not text.counts.any() else text.tokens
+    tokens, at = (text.tokens[:, :, :1], text.counts[:, :, :1]) if kind == "v" else (text.tokens, text.counts)
     found = value_stack(of.params, spec, text.prompts, text.lengths, jnp.asarray(tokens), cfg)
-    at = text.counts[:, :, : tokens.shape[2], None]
-    found = jax.device_get(jnp.take_along_axis(found, at, -1)[0, : text.nodes, :, 0])
-    return np.broadcast_to(found, (text.nodes, joint))
+    found = jax.device_get(jnp.take_along_axis(found, at[..., None], -1)[0, : text.nodes, :, 0])
+    return np.broadcast_to(found, (text.nodes, text.counts.shape[2]))
 
 
 def _of_team(rollout: Rollout, of_joint: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:

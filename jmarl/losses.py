@@ -85,7 +85,7 @@ def value_loss(values, targets, old, weights, *, clip: float = 0.0) -> tuple[jax
     metrics = {"value": values}
     if clip:
         kept = old + jnp.clip(values - old, -clip, clip)
-        metrics["value_clip_share"] = (kept != values) & mask
+        metrics["value_clip_share"] = (jnp.abs(values - old) > clip) & mask
         error = jnp.maximum(error, (targets - kept) ** 2)
     return jnp.sum(weights * jnp.where(mask, error, 0)), metrics
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jmarl import advantages, losses, masked
-from jmarl.algorithms import algorithm, option, shares_critic, value_kind
+from jmarl.algorithms import algorithm, option, value_kind
 from jmarl.config import Learning
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
@@ -126,10 +126,14 @@ def make_policy(reference, running: Running, batch: Batch, params, cfg: ModelCon
     if reference is not None and learning.kl_in == "reward":
         penalty = running.kl_coef * jnp.where(mask, losses.kl_estimate(batch.old_logprobs, ref, learning.kl_estimator), 0)
     advantage, metrics = make_advantages(running, batch, penalty, mask, learning)
+    if rescored:
+        metrics["mismatch"] = masked.mean(jnp.abs(old - batch.old_logprobs), mask)
     if learning.importance_cap is not None:
-        advantage = advantage * importance(
-            old, batch.truncated_logprobs, mask, learning.importance_cap, learning.importance_level
-        )
+        cap = learning.importance_cap
+        weight = importance(old, batch.truncated_logprobs, mask, cap, learning.importance_level)
+        advantage, of_tokens = advantage * weight, jnp.broadcast_to(weight, mask.shape)
+        metrics["importance"] = masked.mean(of_tokens, mask)
+        metrics["importance_capped"] = masked.mean(of_tokens >= cap, mask)
     weights = losses.token_weights(mask, learning.loss_aggregation or row.aggregation, valid, learning.max_new_tokens)
     per_token = jnp.broadcast_to(advantage, mask.shape)
     share = mask / jnp.maximum(mask.sum(), 1)
@@ -140,6 +144,7 @@ def make_advantages(running: Running, batch: Batch, penalty: jax.Array, mask: ja
     """Advantages [P, G, T or 1] of one agent's batch, and metrics of them. penalty [P, G, T]: what the KL term takes from the
     reward of each token."""
     row, valid = algorithm(learning.algorithm), mask.any(-1)
+    roles = jnp.zeros(valid.shape, jnp.int32) if batch.roles is None else batch.roles
     how = learning.advantage_scale or row.scale
     std = advantages.running_std(running)
     if row.advantage == "gae":
@@ -147,11 +152,11 @@ def make_advantages(running: Running, batch: Batch, penalty: jax.Array, mask: ja
         rewards = advantages.at_the_end(batch.rewards, counted) - penalty
         lam = option("gae_lambda", learning.gae_lambda, row)
         of_tokens = advantages.gae(rewards, batch.values, counted, lam=lam)
-        here = jnp.sqrt(masked.mean((of_tokens - masked.mean(of_tokens, mask)) ** 2, mask))
-        if how != "none":
-            of_tokens = advantages.divide(of_tokens, std if how == "running_std" else here)
-        return of_tokens, {"advantage_std": here}
-    roles = jnp.zeros(valid.shape, jnp.int32) if batch.roles is None else batch.roles
+        if how == "running_std":
+            of_tokens = advantages.divide(of_tokens, std)
+        elif how == "batch_std":
+            of_tokens = advantages.divide(of_tokens, spread_of_roles(of_tokens, mask, roles, running.baseline.shape[0]))
+        return of_tokens, {"advantage_std": spread_of_roles(of_tokens, mask, 0 * roles, 1)[0, 0, 0]}
     expected = running.baseline[roles] if row.advantage == "ema_baseline" else 0.0
     returns = batch.rewards - penalty.sum(-1)
     same = advantages.members(returns.reshape(-1), batch.groups.reshape(-1))
@@ -167,6 +172,13 @@ def make_advantages(running: Running, batch: Batch, penalty: jax.Array, mask: ja
         "zero_variance_share": masked.mean(nothing, valid.reshape(-1)),
     }
     return advantage[..., None], metrics
+
+
+def spread_of_roles(x: jax.Array, mask: jax.Array, roles: jax.Array, count: int) -> jax.Array:
+    """Population std [P, G, 1] of the tokens of x [P, G, T] in mask that have the same of `count` roles [P, G]."""
+    mine = mask & (roles == jnp.arange(count)[:, None, None])[..., None]  # [R, P, G, T]
+    mean = masked.mean(x, mine, (1, 2, 3))[:, None, None, None]
+    return jnp.sqrt(masked.mean((x - mean) ** 2, mine, (1, 2, 3)))[roles][..., None]
 
 
 def importance(old: jax.Array, sampled: jax.Array, mask: jax.Array, cap: float, level: str) -> jax.Array:
@@ -211,8 +223,8 @@ def without_value_head(params: Any) -> Any:
 
 
 def values_of(params: Any, hidden: jax.Array) -> jax.Array:
-    """Values [...] float32 of hidden states [..., D]."""
-    return hidden.astype(jnp.float32) @ params["value"].astype(jnp.float32) + params["value_bias"].astype(jnp.float32)
+    """Values [...] of hidden states [..., D], in float32 whatever the layers compute in."""
+    return hidden.astype(jnp.float32) @ params["value"] + params["value_bias"]
 
 
 def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learning) -> tuple[jax.Array, dict]:
@@ -251,10 +263,10 @@ def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> 
             loss, metrics = score_loss(weights, hidden, rows.tokens, rows.policy, of_loss, temperature=temperature)
     if rows.values is not None:
         row, of = algorithm(learning.algorithm), rows.values
-        values = values_of(weights, hidden).reshape(rows.tokens.shape)
+        values = values_of(params, hidden).reshape(rows.tokens.shape)
         clip = option("value_clip", learning.value_clip, row)
         of_values, more = losses.value_loss(values, of.targets, of.old, of.weights, clip=clip)
         metrics |= {name: jnp.sum(of.weights * x) for name, x in more.items()} | {"value_loss": of_values}
-        loss = loss + (option("value_coef", learning.value_coef, row) if shares_critic(learning) else 1.0) * of_values
+        loss = loss + (1.0 if rows.policy is None else option("value_coef", learning.value_coef, row)) * of_values
         metrics["loss"] = loss
     return loss, metrics

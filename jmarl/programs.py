@@ -18,8 +18,9 @@ import numpy as np
 from jax.stages import Lowered
 
 from jmarl.algorithms import algorithm, value_kind
+from jmarl.batches import positions
 from jmarl.config import TrainConfig
-from jmarl.critics import Critics, positions, trains
+from jmarl.critics import Critics, trains
 from jmarl.environment import Environment
 from jmarl.generate import EVAL, GREEDY, TRAIN, encode, sample_stack, sample_team
 from jmarl.rollout import batch_of, keeps
@@ -46,7 +47,7 @@ def programs_of_run(
 ) -> Iterator[Lowered]:
     """What a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are; of several
     turns the sampler of the first, because the later ones' lengths are not known. Left out for the same reason: a central
-    critic's."""
+    critic's; and programs that only give values, which are small."""
     learning, row = cfg.learning(), algorithm(cfg.algorithm)
     params = [s.params for s in state.stacks]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jmarl.batches import joined, one_a_prompt
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
 from jmarl.generate import TRAIN, Encoded, Past, Rows, bucket, follow, pad, sample_team, texts_of, tokenize, tokens_of
@@ -252,20 +252,3 @@ def batch_of(
         truncated_logprobs=done.truncated_logprobs[..., :size],
         values=None if values is None else jnp.asarray(values, jnp.float32)[..., None],
     )
-
-
-def one_a_prompt(batch: Batch) -> Batch:
-    """The batch with each completion [A, P, G] as one of a prompt of its own [A, P * G, 1]."""
-    group = batch.rewards.shape[2]
-    prompts, lengths = (jnp.repeat(x, group, 1) for x in batch[:2])
-    rest = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), batch._replace(prompts=None, prompt_lengths=None))
-    return rest._replace(prompts=prompts, prompt_lengths=lengths)
-
-
-def joined(parts: Sequence[Batch]) -> Batch:
-    """Batches side by side on the prompt axis, their prompts padded to the longest."""
-    width = max(part.prompts.shape[-1] for part in parts)
-    wide = [
-        part._replace(prompts=jnp.pad(part.prompts, ((0, 0), (0, 0), (0, width - part.prompts.shape[-1])))) for part in parts
-    ]
-    return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *wide)

@@ -21,6 +21,7 @@ MAY_CHANGE = frozenset(
         "resume",
         "num_updates",
         "learning_rate",
+        "critic_learning_rate",
         "save_every",
         "save_total_limit",
         "log_every",
@@ -91,6 +92,8 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
         differs = [text for name, text in changed.items() if name not in MAY_CHANGE]
         if old["team"] != meta["team"]:
             differs.append("team: other models, tokenizers or roles")
+        if old.get("critics", []) != meta["critics"]:
+            differs.append("critics: other models or tokenizers")
         if differs:
             what = "".join(f"\n  {d}" for d in differs)
             raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}")
@@ -104,5 +107,6 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
     if cfg.progress:
         told = "".join(f", {text}" for name, text in changed.items() if name != "resume")
         print(f"resuming {cfg.output_dir} from step {step} of {cfg.num_updates}{told}", flush=True)
-    stacks = zip(restored.stacks, state.stacks, strict=True)
-    return restored._replace(stacks=tuple(new._replace(grads=old.grads) for new, old in stacks))
+    pairs = ((restored.stacks, state.stacks), (restored.critics, state.critics))
+    stacks, critics = (tuple(new._replace(grads=old.grads) for new, old in zip(*pair, strict=True)) for pair in pairs)
+    return restored._replace(stacks=stacks, critics=critics)

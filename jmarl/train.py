@@ -71,7 +71,7 @@ def train(
     check_run(items, cfg, wandb_config)
     check_team(team, cfg)
     critics, state = start(team, params, cfg, critic)
-    meta = {"config": dataclasses.asdict(cfg), "team": team.describe()}
+    meta = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": Team(critics.specs).describe()}
     with contextlib.ExitStack() as opened:
         saver = open_checkpoints(cfg)
         if saver:
@@ -177,6 +177,9 @@ def update(
         learned.append(metrics)
     how = dict(learning=critics.learning, mode=cfg.per_agent, trains="values")
     for i, (spec, stack, batch) in enumerate(zip(critics.specs, state.critics, of_critics, strict=True)):
+        if algorithm(cfg.algorithm).critic == "central":  # its batch has other numbers of prompts than the agents'
+            parts = min(critics.learning.micro_batches, batch.prompts.shape[1])
+            how["learning"] = dataclasses.replace(critics.learning, micro_batches=parts)
         stack, metrics = update_stack(stack, batch, cfg=spec.config, **how)
         judges.append(stack)
         if algorithm(cfg.algorithm).critic == "own":
@@ -190,10 +193,15 @@ def check_settings(cfg: TrainConfig) -> None:
     """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
     models."""
     row = algorithm(cfg.algorithm)
-    if cfg.num_generations < row.min_group:
+    least = 2 if row.critic and cfg.critic_type == "q" else row.min_group
+    if cfg.num_generations < least:
         raise ValueError(
             f"num_generations={cfg.num_generations} is too small for algorithm={cfg.algorithm!r}: "
-            f"its {row.advantage} baseline needs at least {row.min_group}"
+            f"its {row.advantage} baseline needs at least {least}"
+        )
+    if cfg.cross_credit == "sum" and (row.critic or row.advantage == "greedy_baseline"):
+        raise ValueError(
+            f"cross_credit='sum' does not fit algorithm={cfg.algorithm!r}: its baseline is of a mean; use cross_credit='mean'"
         )
     check_options(dataclasses.asdict(cfg))
     sharding.mesh_for(cfg.mesh, [1])

@@ -197,6 +197,16 @@ def adapt_kl(state: StackState, metrics: dict, learning: Learning) -> tuple[Stac
     return state._replace(running=moved), metrics | {"kl_coef": used}
 
 
+def learn(
+    state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str, trains: str = "policy"
+) -> tuple[StackState, dict]:
+    """One update of a stack [A, ...] on a batch: a pure function for use inside `jit`; arguments as for `update_stack`."""
+    steps = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
+    state = state if trains == "values" else remember(state, batch, learning)
+    state, metrics = steps(state, reference, batch, cfg=cfg, learning=learning, how=how, trains=trains)
+    return adapt_kl(state, metrics, learning)
+
+
 @functools.partial(
     jax.jit,
     static_argnames=("cfg", "learning", "mode", "mesh", "trains"),
@@ -208,13 +218,7 @@ def _update(state: StackState, reference: Any, batch: Batch, *, cfg, learning, m
     TRACES["update"] += 1
     agents = batch.tokens.shape[0]
     how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
-
-    def of_device(state, reference, batch):
-        f = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
-        state = remember(state, batch, learning)
-        state, metrics = f(state, reference, batch, cfg=cfg, learning=learning, how=how, trains=trains)
-        return adapt_kl(state, metrics, learning)
-
+    of_device = functools.partial(learn, cfg=cfg, learning=learning, how=how, trains=trains)
     state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch)
     return constrain(state, mesh), metrics
 

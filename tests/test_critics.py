@@ -328,6 +328,46 @@ def test_several_turns_and_crossed_actions(agents, row, changes):
     assert np.asarray(batches[0].values).ravel()[0] == 0.5
 
 
+def test_micro_batches_of_a_central_critic(agents):
+    """Its batch has as many rows as there are tasks, whatever the agents' parts are: here 4 parts of 2 roles by 2 prompts."""
+    cfg = dataclasses.replace(BASE, algorithm="maac", num_generations=4, micro_batches=4)
+    _, _, _, after, _ = one_step(agents[:1] * 2, cfg, shared_weights=True)
+    assert updates_done(after.critics[0]).tolist() == [1]
+
+
+def test_a_text_longer_than_the_critics_context_is_an_error(agents, tiny_config, tiny_tokenizer, random_agent):
+    short = random_agent(tiny_config(max_positions=32), tiny_tokenizer, 7)
+    with pytest.raises(ValueError, match=r"what the central critic reads at prompt 1 .* more than its context of 32"):
+        one_step(agents, dataclasses.replace(BASE, algorithm="maac"), critic=short)
+
+
+def test_rewards_of_each_agent_and_a_central_critic(agents):
+    """Bootstrapping from the team's mean would be wrong for the single agents."""
+    reward = make_reward(lambda a, b: [(1.0, -1.0)] * len(a), num_agents=2)
+    formatters = [lambda item: item["prompt"]] * 2
+    for lam in (0.5, 1.0):
+        cfg = dataclasses.replace(BASE, algorithm="mappo", num_turns=2, gae_lambda=lam, num_updates=1)
+        team, params = make_team(agents)
+        if lam == 1:
+            train(team, params, Rewarded(reward, formatters, answer), ITEMS, cfg)
+            continue
+        with pytest.raises(ValueError, match="gae_lambda=0.5 with a central critic"):
+            train(team, params, Rewarded(reward, formatters, answer), ITEMS, cfg)
+
+
+def test_gae_is_scaled_by_role(agents):
+    """Two roles of shared weights: the tokens' advantages of each have a standard deviation of 1."""
+    cfg = dataclasses.replace(BASE, algorithm="ippo")
+    _, (batches, _), before, *_ = one_step(agents[:1] * 2, cfg, shared_weights=True)
+    mine = unstack(batches[0], 0)
+    far = mine._replace(rewards=np.where(mine.roles == 1, 100 * mine.rewards, mine.rewards))
+    running = unstack(before.stacks[0].running, 0)
+    rows, _ = make_rows(None, running, far, None, cfg=agents[0].config, learning=cfg.learning())
+    for role in range(2):
+        here = np.asarray(rows.mask) & (mine.roles == role)[..., None]
+        assert np.std(np.asarray(rows.policy.advantages)[here]) == pytest.approx(1, rel=1e-3)
+
+
 def test_shared_weights_have_a_critic_in_two_roles(agents):
     _, (batches, of_critics), _, after, _ = one_step(agents[:1] * 2, BASE, shared_weights=True)
     assert of_critics[0].rewards.shape == (1, 4, 3) and batches[0].roles[0, :, 0].tolist() == [0, 0, 1, 1]
@@ -417,6 +457,19 @@ def test_dr_mas_compares_an_agent_over_all_turns(agents):
             "value_coef=0.5 weighs a value head on the actor: set separate_critic to false",
         ),
         (dict(algorithm="grpo", ema_decay=0.5), "ema_decay=0.5 has no meaning .* it is for rae"),
+        (dict(algorithm="maac", cross_credit="sum"), "cross_credit='sum' does not fit algorithm='maac'"),
+        (dict(algorithm="ippo", value_clip=0.2), "value_clip=0.2 never clips where a critic makes one step"),
+        (dict(algorithm="mappo", value_clip=0.2, num_epochs=2), "a central one never does"),
+        (
+            dict(algorithm="iac", separate_critic=False, critic_learning_rate=1e-3),
+            "critic_learning_rate is for separate critics",
+        ),
+        (dict(algorithm="iac", critic_type="q", num_generations=1), "its value_baseline baseline needs at least 2"),
+        (
+            dict(algorithm="ippo", kl_coef=0.1, kl_in="reward"),
+            "kl_in='reward' is not there for algorithm='ippo': use kl_in='loss'",
+        ),
+        (dict(algorithm="magrpo", importance_level="sequence"), "importance_level='sequence' needs importance_cap"),
         (dict(algorithm="ippo", advantage_scale="std"), "advantage_scale='std' has no meaning for advantages of tokens"),
     ],
 )

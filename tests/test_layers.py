@@ -16,10 +16,10 @@ MAX_LINES = 400
 
 LAYERS = [
     {"types", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
-    {"advantages", "losses", "scoring", "sampling"}
+    {"advantages", "batches", "losses", "scoring", "sampling"}
     | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
-    {"objective", "update", "team", "generate", "rollout", "critics", "preferences", "checkpoint"},
+    {"objective", "update", "team", "generate", "rollout", "critics", "probes", "preferences", "checkpoint"},
     {"train", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
@@ -31,6 +31,7 @@ SIDEWAYS = {
     "weights": {"hf_format", "gguf_weights"},
     "update": {"objective"},
     "team": {"objective", "update"},
+    "probes": {"objective", "update"},
     "critics": {"generate", "objective", "rollout", "team"},
     "generate": {"team"},
     "rollout": {"generate", "team"},
@@ -45,7 +46,7 @@ SIDEWAYS = {
 DEVICE = {
     "types", "masked", "models", "models.decoder", "models.decoding", "scoring", "sampling",
     "advantages", "losses", "algorithms", "stack",
-    "sharding", "objective", "update",
+    "batches", "sharding", "objective", "update", "probes",
 }  # fmt: skip
 NOT_ON_DEVICE = {
     "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboardX", "rich", "os", "io",

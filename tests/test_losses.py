@@ -224,7 +224,7 @@ def test_rows_of_the_table():
         "at_grpo": ("group_mean", "std", clipped_surrogate),
         "dr_mas": ("group_mean", "std", clipped_surrogate),
         "remax": ("greedy_baseline", "none", policy_gradient),
-        "rae": ("ema_baseline", "none", policy_gradient),
+        "rae": ("ema_baseline", "none", clipped_surrogate),
         "iac": ("value_baseline", "none", policy_gradient),
         "maac": ("value_baseline", "none", policy_gradient),
         "ppo": ("gae", "batch_std", clipped_surrogate),

@@ -1,0 +1,37 @@
+"""Batches put together and cut to shape, inside `jit` or outside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jmarl.types import Batch
+
+PER_TOKEN = ("tokens", "action_mask", "old_logprobs", "truncated_logprobs")
+
+
+def one_a_prompt(batch: Batch) -> Batch:
+    """The batch with each completion [A, P, G] as one of a prompt of its own [A, P * G, 1]."""
+    group = batch.rewards.shape[2]
+    prompts, lengths = (jnp.repeat(x, group, 1) for x in batch[:2])
+    rest = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), batch._replace(prompts=None, prompt_lengths=None))
+    return rest._replace(prompts=prompts, prompt_lengths=lengths)
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Batches side by side on the prompt axis, their prompts padded to the longest."""
+    width = max(part.prompts.shape[-1] for part in parts)
+    wide = [
+        part._replace(prompts=jnp.pad(part.prompts, ((0, 0), (0, 0), (0, width - part.prompts.shape[-1])))) for part in parts
+    ]
+    return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *wide)
+
+
+def positions(batch: Batch, kind: str, cut: bool) -> Batch:
+    """An agent's batch as its critic reads it: the prompts alone if only they matter (`cut`), one token more for type q."""
+    if kind == "v":
+        return batch._replace(**{name: getattr(batch, name)[..., :1] for name in PER_TOKEN}) if cut else batch
+    longer = {name: jnp.pad(getattr(batch, name), ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN}
+    return batch._replace(**longer)
