@@ -4,7 +4,7 @@ Claim: each row learns each probe it is for, on 3 seeds; `agree` and `remember` 
 Command: python -m experiments.probes                 (flags: --help; --speed: updates a second, one program against the loop)
 Prints a table of rows and probes, the lowest of the seeds' mean rewards of the last 10 updates in each place, and with --write
 puts it into experiments/README.md. Thresholds: `THRESHOLDS`. The probes: `jmarl/probes.py`. Time: see experiments/README.md.
-The model: two layers, width 32, 12 tokens, random weights; two agents (ppo: one), 4 prompts of 8 completions of 2 tokens.
+The model: two layers, width 32, 12 tokens, random weights; two agents (ppo: one), 8 prompts of 8 completions of 2 tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jmarl.weights import Agent
 SYMBOLS = ["<stop>", "|", "x", *"abcdefgh", "y"]  # the token ids of `jmarl.probes` as text
 MODEL = ModelConfig("llama", probes.VOCAB, 32, 64, 2, 4, 2, 8, 64)
 THRESHOLDS = {"emit": 0.9, "copy": 0.9, "agree": 0.9, "remember": 0.8}
-UPDATES = {"emit": 60, "copy": 150, "agree": 60, "remember": 150}
+UPDATES = {"emit": 60, "copy": 200, "agree": 60, "remember": 100}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,14 +101,14 @@ class ProbeEnvironment:
 def settings(row: str, probe: str, seed: int, cfg: Config) -> TrainConfig:
     turns = PROBES[probe].turns
     return TrainConfig(
-        algorithm=row, seed=seed, num_updates=UPDATES[probe], num_prompts=4, num_generations=8, max_new_tokens=2,
+        algorithm=row, seed=seed, num_updates=UPDATES[probe], num_prompts=8, num_generations=8, max_new_tokens=2,
         min_new_tokens=2, learning_rate=cfg.learning_rate, per_agent="vmap", mesh="agent=1", progress=False, num_turns=turns,
-        branching="chain" if turns > 1 else "tree", **RATIOS.get(row, {}),
+        branching="chain" if turns > 1 else "tree", **CHANGES.get(row, {}),
     )  # fmt: skip
 
 
-# Sequence ratios are clipped within 0.0004 in gspo's own setting: made for small learning rates.
-RATIOS: dict[str, dict[str, Any]] = {"gspo": dict(clip_eps_low=0.2, clip_eps_high=0.2)}
+# gspo clips sequence ratios within 0.0004, made for small learning rates; dapo leaves out what did not end, here everything.
+CHANGES: dict[str, dict[str, Any]] = {"gspo": dict(clip_eps_low=0.2, clip_eps_high=0.2), "dapo": dict(mask_overlong=False)}
 
 
 def team_of(num_agents: int, seed: int) -> tuple:

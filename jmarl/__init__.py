@@ -28,6 +28,14 @@ _HOME = {
     "MARLOOTrainer": "trainers.reinforce",
     "MAReMaxConfig": "trainers.reinforce",
     "MAReMaxTrainer": "trainers.reinforce",
+    "IACConfig": "trainers.actor_critic",
+    "IACTrainer": "trainers.actor_critic",
+    "IPPOConfig": "trainers.actor_critic",
+    "IPPOTrainer": "trainers.actor_critic",
+    "MAACConfig": "trainers.actor_critic",
+    "MAACTrainer": "trainers.actor_critic",
+    "MAPPOConfig": "trainers.actor_critic",
+    "MAPPOTrainer": "trainers.actor_critic",
 }
 
 

@@ -164,8 +164,8 @@ def check_joint(rollout: Rollout, lam: float) -> None:
     rewards = [np.nan_to_num(turn.rewards) for turn in rollout.turns]
     if len(rewards) > 1 and any((of_turn != of_turn[..., :1]).any() for of_turn in rewards):
         raise ValueError(
-            f"gae_lambda={lam} with a central critic, several turns and rewards that differ from agent to agent: its values are "
-            "of the team's mean; set gae_lambda to 1, or choose a row with own critics"
+            f"gae_lambda={lam} with a central critic, several turns and rewards that differ from agent to agent: its values "
+            "are of the team's mean; set gae_lambda to 1, or choose a row with own critics"
         )
 
 
@@ -218,8 +218,8 @@ def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, cfg: TrainCon
             raise ValueError(
                 f"what the central critic reads at prompt {p} ({texts[p][:40]!r}...) has {len(row)} tokens"
                 + (f" and up to {longest} of completions" if longest else "")
-                + f", more than its context of {spec.config.max_positions}: give a critic of a longer context, shorter prompts, "
-                "or history=none"
+                + f", more than its context of {spec.config.max_positions}: give a critic of a longer context, shorter "
+                "prompts, or history=none"
             )
     ids = np.zeros((count, min(bucket(max(map(len, prompts))), spec.config.max_positions)), np.int32)
     tokens = np.zeros((count, len(turn.joint), bucket(longest + 1, 1)), np.int32)

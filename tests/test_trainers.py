@@ -19,8 +19,16 @@ import numpy as np
 import pytest
 
 from jmarl import (
+    IACConfig,
+    IACTrainer,
+    IPPOConfig,
+    IPPOTrainer,
+    MAACConfig,
+    MAACTrainer,
     MAGRPOConfig,
     MAGRPOTrainer,
+    MAPPOConfig,
+    MAPPOTrainer,
     MAREINFORCEConfig,
     MAREINFORCETrainer,
     MAReMaxConfig,
@@ -39,6 +47,10 @@ TRAINERS = {
     "mareinforce": (MAREINFORCETrainer, MAREINFORCEConfig),
     "marloo": (MARLOOTrainer, MARLOOConfig),
     "maremax": (MAReMaxTrainer, MAReMaxConfig),
+    "iac": (IACTrainer, IACConfig),
+    "maac": (MAACTrainer, MAACConfig),
+    "ippo": (IPPOTrainer, IPPOConfig),
+    "mappo": (MAPPOTrainer, MAPPOConfig),
 }
 
 
@@ -386,6 +398,27 @@ def test_trainers_differ_by_their_algorithm(algorithm, model):
         tiny_trainer(model, trainer, args=tiny_config(other))
     module = importlib.import_module(f"jmarl.trainers.{algorithm}")
     assert getattr(module, trainer.__name__) is trainer and getattr(module, config.__name__) is config
+
+
+def test_critics_of_the_trainers(model, tiny_dir):
+    """Separate by default, a head of the agent with use_separate_critic=False; from another model where one is given."""
+    other = str(tiny_dir("qwen3", hidden_size=48))
+    args = tiny_config(IPPOConfig, use_separate_critic=True, value_clip_range=0.2, num_epochs=2, critic_learning_rate=1e-3)
+    result = tiny_trainer(model, IPPOTrainer, args=args, critics=[other, other]).train()
+    assert result.state.critics[0].params["value"].shape == (2, 48)
+    args = tiny_config(IPPOConfig, use_separate_critic=False, value_loss_coef=0.6)
+    trainer = tiny_trainer(model, IPPOTrainer, args=args)
+    result = trainer.train()
+    assert not result.state.critics and "value" in result.state.stacks[0].params
+    assert "value" not in trainer.agents[0].params and trainer.train().state.stacks
+    result = tiny_trainer(model, MAACTrainer, args=tiny_config(MAACConfig), critic_model=other).train()
+    assert result.state.critics[0].params["value"].shape == (1, 48)
+    with pytest.raises(ValueError, match="critics= names 2 different models: all critics start from one"):
+        tiny_trainer(model, IACTrainer, critics=[other, model])
+    with pytest.raises(TypeError, match="critics= is a list of models or names; one is critic_model="):
+        tiny_trainer(model, IACTrainer, critics=other)
+    with pytest.raises(TypeError, match="critic_value_head_hidden_dim is not a setting here; a value head is one linear layer"):
+        IACConfig(critic_value_head_hidden_dim=8)
 
 
 @pytest.mark.parametrize(

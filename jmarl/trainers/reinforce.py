@@ -1,4 +1,4 @@
-"""Trainers with the names and arguments of older scripts: critic-free multi-agent policy gradients.
+"""Trainers with the names and arguments of older scripts: critic-free multi-agent policy gradients (others are made of them).
 
 A trainer loads and checks what it is given, fills a `TrainConfig` and calls `jmarl.train.train`, as everything else
 does. The four classes differ by the algorithm their configuration names and by nothing else. What is not there yet
@@ -54,6 +54,7 @@ class MAGRPOTrainer:
     """
 
     config_class: type[TrainerConfig] = MAGRPOConfig
+    critic: Agent | None = None  # what critics start from, in trainers that have them
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class MAGRPOTrainer:
         the output directory holds checkpoints by then (save_every), it is refused.
         """
         arguments = (self.team, self.params, self.env, self.items, self.config)
-        result = train(*arguments, eval_items=self.eval_items, wandb_config=self.wandb_config)
+        result = train(*arguments, critic=self.critic, eval_items=self.eval_items, wandb_config=self.wandb_config)
         self._params = policies(result.state)
         return result
 

@@ -28,6 +28,9 @@ OTHER_NAMES = {
     "adam_beta2": "adam_b2",
     "adam_epsilon": "adam_eps",
     "discount": "gamma",
+    "use_separate_critic": "separate_critic",
+    "value_loss_coef": "value_coef",
+    "value_clip_range": "value_clip",
 }
 
 REFUSED = {
@@ -41,6 +44,9 @@ REFUSED = {
     "train_batch_size": "an update uses all prompts of its rollout; set num_minibatches for several steps on them",
     "gradient_accumulation_steps": "set num_prompts to the prompts of one update and micro_batches to the parts",
     "eval_batch_size": "all evaluation prompts are played in one batch; set eval_num_samples",
+    "critic_devices": "critics lie beside the agents; set mesh for several devices",
+    "critic_value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
+    "value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
     "external_prompt_passthrough": "a formatter without a parameter external_prompts leaves later prompts as they are",
     "bf16": "set compute_dtype='bfloat16'",
     "fp16": "set compute_dtype='bfloat16'",
