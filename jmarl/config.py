@@ -12,7 +12,8 @@ class Sampling:
     max_new_tokens: int = 128
     """Longest completion, in tokens."""
     min_new_tokens: int = 0
-    """Completions do not end before this many tokens."""
+    """Completions do not end before this many tokens. For timing: the end that is forbidden still counts in the probabilities
+    that are scored, so negative advantages move mass there, which no sample answers for."""
     temperature: float = 1.0
     """Sampling temperature, at which completions are scored too; 0 is greedy (scored at 1)."""
     top_k: int = 0

@@ -33,9 +33,12 @@ from jmarl.sampling import row_keys, sample
 from jmarl.types import Batch, Completions, StackState
 from jmarl.update import learn
 
-STOP, MARK, TARGET = 0, 1, 2  # the end, a mark around items, and the token that probes 2 and 5 ask for
-ITEMS = tuple(range(3, 11))  # tokens that are items
-VOCAB = 12
+MARK, TARGET = 0, 1  # a mark around items, and the token that probes 2 and 5 ask for
+ITEMS = tuple(range(2, 10))  # tokens that are items
+VOCAB = 11
+# The end is no token of the model's. Forbidding one that it has (min_new_tokens) would leave it in the probabilities that are
+# scored: all-negative advantages, as of maremax, would then move all mass there, since no sample ever answers for it.
+STOP = VOCAB
 
 
 class Probe(NamedTuple):
@@ -93,8 +96,8 @@ def check_probe(probe: str, cfg: TrainConfig) -> None:
         )
     if cfg.joint_mode != "aligned" or (PROBES[probe].turns > 1 and cfg.branching != "chain"):
         raise ValueError("one program makes aligned joint actions, and of several turns chains: set branching='chain'")
-    if cfg.num_turns != PROBES[probe].turns or cfg.min_new_tokens != cfg.max_new_tokens:
-        raise ValueError(f"probe {probe!r} has num_turns={PROBES[probe].turns} and min_new_tokens equal to max_new_tokens")
+    if cfg.num_turns != PROBES[probe].turns or cfg.min_new_tokens:
+        raise ValueError(f"probe {probe!r} has num_turns={PROBES[probe].turns} and min_new_tokens=0")
 
 
 @partial(jax.jit, static_argnames=("probe", "model", "cfg"), donate_argnames="state")

@@ -16,19 +16,18 @@ from jmarl.train import train
 
 # What separates a row that works from one that does not: joint credit (agree), or credit over turns (remember).
 TELLING = dict.fromkeys(ALGORITHMS, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember", "iac": "remember"}
-TELLING["remax"] = "emit"  # its baseline is noisy where the greedy joint action happens to agree
-del TELLING["maremax"]  # learns none of them: against the best of the group no completion is ever pushed up (see below)
+TELLING |= {"remax": "remember", "maremax": "remember"}  # noisy baselines: `agree` depends on the seed
 
 
 def test_rewards_by_hand():
-    """Two agents, two tokens each; 2 is the target, 5 the item."""
-    said = np.array([[2, 5], [2, 2]])
+    """Two agents, two tokens each; 1 is the target, 5 the item."""
+    said = np.array([[1, 5], [1, 1]])
     assert probes.PROBES["constant"].reward([said], np.array(5)) == 1
     assert probes.PROBES["emit"].reward([said], np.array(5)) == 0.75
     assert probes.PROBES["copy"].reward([said], np.array(5)) == 0.25
     assert probes.PROBES["agree"].reward([said], np.array(5)) == 0.5
-    assert probes.passed_on(said[None]).tolist() == [[2, 2]] and probes.passed_on(np.array([[3, 0], [4, 0]])).tolist() == [4, 3]
-    second = np.array([[2, 2], [2, 7]])  # of what each read (2 and 2), three places are right; both wrote 2 first
+    assert probes.passed_on(said[None]).tolist() == [[1, 1]] and probes.passed_on(np.array([[3, 0], [4, 0]])).tolist() == [4, 3]
+    second = np.array([[1, 1], [1, 7]])  # of what each read (1 and 1), three places are right; both wrote 1 first
     assert probes.PROBES["remember"].reward([said, second], np.array(5)) == pytest.approx(0.5 + 0.5 * 0.75)
     batched = probes.PROBES["remember"].reward([np.stack([said] * 3)] * 2, np.array([5, 6, 7]))
     assert batched.shape == (3,)
@@ -38,7 +37,7 @@ def test_the_loops_environment_speaks_the_tokens():
     """Text and back: prompts hold the item between two marks, later ones what the next agent wrote; a reward at the end."""
     env = ProbeEnvironment("remember", 2)
     states, prompts = env.reset(ITEMS[:1], np.random.default_rng(0))
-    assert prompts == [["| a |"], ["| a |"]] and len(SYMBOLS) == probes.VOCAB
+    assert prompts == [["| a |"], ["| a |"]] and SYMBOLS[probes.STOP] == "<stop>"
     first = env.step(states, [["x b"], ["a x"]], np.random.default_rng(0))
     assert first.result.total.tolist() == [0.0] and not first.done.any()
     states, prompts = env.observe(first.after)
@@ -50,7 +49,7 @@ def test_the_loops_environment_speaks_the_tokens():
 @pytest.mark.parametrize("probe, row", [("copy", "magrpo"), ("remember", "dr_mas"), ("agree", "rae")])
 def test_one_program_makes_the_run_of_the_loop(probe, row):
     """Items, random keys and arithmetic are the loop's: rewards of 4 updates and the parameters after them agree."""
-    cfg = dataclasses.replace(settings(row, probe, 0, Config()), num_updates=4, kl_coef=0.1)
+    cfg = dataclasses.replace(settings(row, probe, 0), num_updates=4, kl_coef=0.1)
     team, params = team_of(2, 0)
     looped = train(team, params, ProbeEnvironment(probe, 2), ITEMS, cfg)
     state, metrics = probes.run(
@@ -69,19 +68,7 @@ def test_every_row_learns_a_telling_probe(row):
     """The mean of the last 10 updates reaches the threshold of `experiments.probes`, seed 0."""
     from experiments.probes import THRESHOLDS
 
-    assert learned(row, TELLING[row], 0, Config()) >= THRESHOLDS[TELLING[row]]
-
-
-def test_the_best_of_the_group_as_a_baseline_pushes_nothing_up():
-    """Why maremax is not among the rows above: with rewards of 0 and 1 a completion with 1 gets 0 and all others less, so that
-    what was not sampled gains most. With the mean as its baseline the same run learns."""
-    final = {}
-    for row in ("maremax", "magrpo"):
-        cfg = dataclasses.replace(settings(row, "emit", 0, Config()), num_updates=60)
-        state = init_state(team_of(2, 0)[1], cfg.learning()).stacks[0]
-        _, metrics = probes.run(state, items_of(cfg, 60), probe="emit", model=MODEL, cfg=cfg)
-        final[row] = float(metrics["reward"][-10:].mean())
-    assert final["maremax"] < 0.6 < 0.9 < final["magrpo"]
+    assert learned(row, TELLING[row], 0) >= THRESHOLDS[TELLING[row]]
 
 
 @pytest.mark.slow
@@ -89,7 +76,7 @@ def test_without_credit_over_turns_the_first_turn_learns_nothing():
     """The control of `remember`: with gamma 0 only the second turn's half can be had."""
     rewards = {}
     for gamma in (0.0, 1.0):
-        cfg = dataclasses.replace(settings("magrpo", "remember", 0, Config()), gamma=gamma)
+        cfg = dataclasses.replace(settings("magrpo", "remember", 0), gamma=gamma)
         state = init_state(team_of(2, 0)[1], cfg.learning()).stacks[0]
         _, metrics = probes.run(state, items_of(cfg, 100), probe="remember", model=MODEL, cfg=cfg)
         rewards[gamma] = float(metrics["reward"][-10:].mean())
@@ -106,7 +93,7 @@ def test_without_credit_over_turns_the_first_turn_learns_nothing():
 )
 def test_runs_that_one_program_does_not_make_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        probes.check_probe("agree", dataclasses.replace(settings("magrpo", "agree", 0, Config()), **changes))
+        probes.check_probe("agree", dataclasses.replace(settings("magrpo", "agree", 0), **changes))
 
 
 def test_the_table_marks_what_stays_below():
