@@ -152,18 +152,26 @@ def items_of(cfg: TrainConfig, num_updates: int) -> jax.Array:
     return jnp.array([[ITEMS[i]["id"] for i in tasks_of(s, len(ITEMS), cfg.num_prompts, cfg.seed)] for s in range(num_updates)])
 
 
-def speed(row: str, probe: str, updates: int = 200) -> dict[str, Any]:
-    """Updates a second, without compiling: the training loop's from the times in its own log, and of the same run as one
-    program, the second of two."""
-    import tempfile
+class Timed(ProbeEnvironment):
+    """Notes when each update has its first joint actions."""
 
-    with tempfile.TemporaryDirectory() as directory:
-        run = dataclasses.replace(settings(row, probe, 0), num_updates=updates, output_dir=directory)
-        team, params = team_of(2, 0)
-        train(team, params, ProbeEnvironment(probe, 2), ITEMS, run)
-        rows = [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
-    loop = float(np.median([r["time/step_s"] for r in rows if "time/step_s" in r]))
-    run = dataclasses.replace(run, output_dir="")
+    def __init__(self, name: str, num_agents: int):
+        super().__init__(name, num_agents)
+        self.times: list[float] = []
+
+    def step(self, states, actions, rng):
+        if not states[0].said:
+            self.times.append(time.perf_counter())
+        return super().step(states, actions, rng)
+
+
+def speed(row: str, probe: str, updates: int = 200) -> dict[str, Any]:
+    """Updates a second, without compiling: of the training loop (the median from one update's joint actions to the next's), and
+    of the same run as one program, the second of two."""
+    run, env = dataclasses.replace(settings(row, probe, 0), num_updates=updates), Timed(probe, 2)
+    team, params = team_of(2, 0)
+    train(team, params, env, ITEMS, run)
+    loop, seconds = float(np.median(np.diff(env.times))), 0.0
     for _ in range(2):
         state = init_state(team_of(2, 0)[1], run.learning()).stacks[0]
         start = time.perf_counter()
