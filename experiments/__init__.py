@@ -11,12 +11,8 @@ set by the user wins.
 import os
 import sys
 
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
-if (
-    sys.platform == "linux"
-    and "GLIBC_TUNABLES" not in os.environ
-    and sys.orig_argv[1:2] == ["-m"]
-    and sys.orig_argv[2].startswith("experiments.")
-):
-    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2].startswith("experiments."):  # not where a test or notebook imports one
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(os.cpu_count()))
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
