@@ -50,7 +50,7 @@ def make_critics(team: Team, params: Sequence[Any], learning: Learning, model: A
     """The critics that an algorithm asks for, and the parameters of each stack of them: those of the agents, or of `model`,
     with a new head. params: the agents', which are copied."""
     row = algorithm(learning.algorithm)
-    rate = option("critic_learning_rate", learning.critic_learning_rate, row) or learning.learning_rate
+    rate = learning.critic_learning_rate or learning.learning_rate
     once: dict[str, Any] = dict(num_epochs=1, num_minibatches=1) if row.critic == "central" else {}
     plain: dict[str, Any] = dict(kl_coef=0.0, kl_target=None, target_kl=None)
     of_critics = dataclasses.replace(learning, learning_rate=rate, **plain, **once)
@@ -98,6 +98,11 @@ def _values(params, prompts, lengths, tokens, *, cfg, dtype, mode, mesh):
 
 def value_stack(params: Any, spec: StackSpec, prompts, lengths, tokens, cfg: TrainConfig) -> jax.Array:
     """Values [A, P, G, T] by a stack of critics: before each of tokens [A, P, G, T] behind prompts [A, P, S]."""
+    longest, most = int(np.max(lengths)) + tokens.shape[-1] - 1, spec.config.max_positions
+    if longest > most:  # only a critic of another model than its agent's
+        raise ValueError(
+            f"a critic reads up to {longest} tokens, more than its context of {most}: give one of a longer context"
+        )
     mesh, arrays = mesh_of(params), (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
     if mesh is not None:
         arrays = jax.device_put(arrays, batch_shardings(mesh, arrays))
@@ -222,7 +227,8 @@ def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, cfg: TrainCon
                 "prompts, or history=none"
             )
     ids = np.zeros((count, min(bucket(max(map(len, prompts))), spec.config.max_positions)), np.int32)
-    tokens = np.zeros((count, len(turn.joint), bucket(longest + 1, 1)), np.int32)
+    width = min(bucket(longest + 1, 1), spec.config.max_positions + 1 - max(map(len, prompts)))
+    tokens = np.zeros((count, len(turn.joint), width), np.int32)
     lengths, counts = np.ones(count, np.int32), np.zeros(tokens.shape[:2], np.int32)
     for p, row in enumerate(prompts):
         ids[p, : len(row)], lengths[p] = row, len(row)

@@ -14,6 +14,7 @@ from jmarl import critics, scoring
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded
+from jmarl.models import decoder
 from jmarl.objective import make_rows, rows_loss, values_of
 from jmarl.returns import discounted
 from jmarl.rewards import make_reward
@@ -155,6 +156,30 @@ def test_ippo_has_an_advantage_for_each_token(agents, separate):
             np.testing.assert_allclose(np.where(rows.mask, rows.policy.advantages, 0), expected, rtol=1e-4, atol=1e-4)
         changed = moved(stack.params, (after.critics if separate else after.stacks)[0].params)
         assert changed["value"] > 0 and changed["layers"]["qkv"] > 0
+
+
+@pytest.mark.parametrize("row", ["iac", "maac"])
+def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
+    """With a random head: its values, and where it is trained, are those behind the last token of prompt and completion, each
+    as one plain sequence without shared prefix or padding."""
+    head = np.random.default_rng(0).normal(size=agents[0].config.hidden_size)
+
+    def change(state):
+        params = state.critics[0].params
+        return state._replace(critics=(state.critics[0]._replace(params=params | {"value": params["value"] + head}),))
+
+    cfg = dataclasses.replace(BASE, algorithm=row, critic_type="q")
+    _, (_, of_critics), before, *_ = one_step(agents, cfg, change=change)
+    params, batch, model = unstack(before.critics[0].params, 0), unstack(of_critics[0], 0), agents[0].config
+    rows, _ = make_rows(None, None, batch, None, cfg=model, learning=cfg.learning(), trains="values")
+    for p, g in np.ndindex(2, 3):
+        n = batch.action_mask[p, g].sum()
+        assert np.flatnonzero(rows.values.mask[p, g]).tolist() == [n]
+        sequence = np.concatenate([batch.prompts[p, : batch.prompt_lengths[p]], batch.tokens[p, g, :n]])
+        plain = decoder.stream(decoder.causal(len(sequence)))
+        x, _ = decoder.run_layers(params, model, params["embed"][sequence], jnp.arange(len(sequence)), plain)
+        last = decoder.rms_norm(x, params["final_norm"], model.rms_eps)[-1]
+        assert batch.values[p, g, 0] == pytest.approx(float(values_of(params, last)), rel=1e-4, abs=1e-4)
 
 
 def test_td_numbers_of_the_spec():
@@ -339,6 +364,9 @@ def test_a_text_longer_than_the_critics_context_is_an_error(agents, tiny_config,
     short = random_agent(tiny_config(max_positions=32), tiny_tokenizer, 7)
     with pytest.raises(ValueError, match=r"what the central critic reads at prompt 1 .* more than its context of 32"):
         one_step(agents, dataclasses.replace(BASE, algorithm="maac"), critic=short)
+    shorter = random_agent(tiny_config(max_positions=8), tiny_tokenizer, 7)
+    with pytest.raises(ValueError, match=r"a critic reads up to \d+ tokens, more than its context of 8"):
+        one_step(agents, dataclasses.replace(BASE, algorithm="ippo"), critic=shorter)
 
 
 def test_rewards_of_each_agent_and_a_central_critic(agents):
