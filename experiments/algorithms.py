@@ -19,17 +19,31 @@ ADVANTAGES = {
     "ema_baseline": "R − moving average of the role",
     "value_baseline": "λ-return − value",
     "gae": "GAE of each token",
+    "margin": "Δ: log-ratio to the reference, chosen − rejected",
+    "joint_margin": "Δ of the agent + Δ of the others",
+    "score_margin": "score of chosen − rejected",
+    "imitation": "–",
 }
 DIVISORS = {"none": "–", "std": "std of the group", "batch_std": "std of the batch"}
 CRITICS = {None: "–", "own": "own", "central": "central"}
-HEAD = ("`--algorithm`", "advantage of a completion", "divided by", "critic", "loss", "tokens", "defaults", "paper")
+HEAD = (
+    "`--algorithm`",
+    "learns from",
+    "advantage of a completion",
+    "divided by",
+    "critic",
+    "loss",
+    "tokens",
+    "defaults",
+    "paper",
+)
 
 
 def cells(name: str, row: Algorithm) -> tuple[str, ...]:
     defaults = ", ".join(f"{setting} {value}" for setting, value in row.defaults.items()) or "–"
     loss, tokens = row.loss.__name__.replace("_", " "), row.aggregation.replace("_", " ")
     advantage = ADVANTAGES[row.advantage] + (" (all turns)" if row.grouping == "episode" else "")
-    return f"`{name}`", advantage, DIVISORS[row.scale], CRITICS[row.critic], loss, tokens, defaults, row.paper
+    return f"`{name}`", row.data, advantage, DIVISORS[row.scale], CRITICS[row.critic], loss, tokens, defaults, row.paper
 
 
 def table() -> str:

@@ -10,11 +10,13 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jmarl.losses import cispo, clipped_surrogate, policy_gradient
+from jmarl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
 
 
 class Algorithm(NamedTuple):
-    advantage: str  # a key of advantages.ESTIMATORS, or gae: for each token, by a critic's values
+    advantage: (
+        str  # a key of advantages.ESTIMATORS; gae: for each token, by a critic's values; of rows on data, what the loss is of
+    )
     scale: str  # what the advantages are divided by, unless the config says otherwise
     loss: Callable
     aggregation: str  # how the loss averages tokens, unless the config says otherwise
@@ -24,6 +26,8 @@ class Algorithm(NamedTuple):
     defaults: Mapping[str, Any] = {}  # settings that this row has another default for
     critic: str | None = None  # own: of every agent; central: one of the team, which reads the prompts of all
     grouping: str = "turn"  # rows compared with each other are those of one turn, or of a whole episode
+    data: str = "rollouts"  # learned from: rollouts of the policy, pairs of completions, or texts
+    rounds: bool = False  # pairs are made anew every so many updates
 
 
 DEFAULTS: dict[str, Any] = {
@@ -39,10 +43,45 @@ DEFAULTS: dict[str, Any] = {
     "critic_learning_rate": None,
     "value_coef": 0.5,
     "value_clip": 0.0,
+    "beta": 0.1,
+    "preference_loss": "sigmoid",
+    "label_smoothing": 0.0,
+    "reference_free": False,
+    "bc_weight": 1.0,
+    "world_model_weight": 0.0,
+    "batch_size": 8,
+    "pair_selection": "reward_gap",
+    "pairs_per_prompt": 4,
+    "comparator": "current",
+    "comparator_lag": 1,
+    "comparator_model": None,
+    "comparator_url": None,
+    "round_updates": 10,
+    "replay": "current",
+    "replay_k": 2,
+    "replay_lambda": 0.5,
+    "rl_algorithm": "magrpo",
+    "reward_updates": 50,
+    "reward_learning_rate": 1e-5,
+}
+OF_ROLLOUTS: dict[str, Any] = {  # settings of rows that learn from rollouts, and how they are switched off
+    "advantage_scale": None,
+    "loss_aggregation": None,
+    "importance_cap": None,
+    "old_logprobs": "sampler",
+    "kl_coef": 0.0,
+    "entropy_coef": 0.0,
+    "num_epochs": 1,
+    "num_minibatches": 1,
 }
 BOUNDS = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
 CLIPPING = BOUNDS | {"level": "ratio_level", "dual": "dual_clip"}
 CRITIC = ("gae_lambda", "critic_learning_rate", "value_clip")  # settings of rows with a critic
+PREFERENCE = {"kind": "preference_loss", "beta": "beta", "smoothing": "label_smoothing"}
+SELECTION = ("batch_size", "pair_selection", "pairs_per_prompt")  # settings of rows that make pairs of rollouts
+COMPARATOR = ("comparator", "comparator_lag", "comparator_model", "comparator_url", "round_updates")
+REPLAY = ("replay", "replay_k", "replay_lambda")
+REWARD_MODEL = ("rl_algorithm", "reward_updates", "reward_learning_rate")
 PAPER = {"iac": "CoLLM-DC, arXiv 2601.21972", "maac": "CoLLM-CC, arXiv 2601.21972", "ppo": "arXiv 1707.06347"}
 
 ALGORITHMS = {
@@ -100,6 +139,34 @@ ALGORITHMS = {
         {"gae_lambda": 0.95},
         critic="central",
     ),
+    "dpo": Algorithm("margin", "none", preference, "pair_mean", 1, "arXiv 2305.18290", PREFERENCE, data="pairs"),
+    "madpo": Algorithm(
+        "joint_margin", "none", preference, "pair_mean", 2, "arXiv 2305.18290, for teams", PREFERENCE, data="pairs"
+    ),
+    "madpo_iter": Algorithm(
+        "joint_margin",
+        "none",
+        preference,
+        "pair_mean",
+        2,
+        "arXiv 2312.11456, for teams",
+        PREFERENCE,
+        {"pair_selection": "comparator_reward"},
+        data="pairs",
+        rounds=True,
+    ),
+    "reward_model": Algorithm(
+        "score_margin",
+        "none",
+        preference,
+        "pair_mean",
+        1,
+        "Bradley and Terry 1952; arXiv 2203.02155",
+        {"beta": "beta", "smoothing": "label_smoothing"},
+        {"beta": 1.0},
+        data="pairs",
+    ),
+    "sft": Algorithm("imitation", "none", cross_entropy, "token_mean", 1, "behaviour cloning; world model", data="texts"),
 }
 
 
@@ -118,6 +185,9 @@ def option(name: str, given: Any, row: Algorithm) -> Any:
 
 def uses(row: Algorithm) -> set[str]:
     """The settings among `DEFAULTS` that mean something for a row."""
+    if row.data != "rollouts":
+        of_texts = {"bc_weight", "world_model_weight"} if row.data == "texts" else {"reference_free", *SELECTION}
+        return {*row.options.values(), "batch_size", *of_texts, *((*COMPARATOR, *REPLAY) if row.rounds else ())}
     found = {"mask_overlong", *row.options.values()}
     if row.advantage == "ema_baseline":
         found.add("ema_decay")
@@ -147,6 +217,12 @@ def check_options(settings: Mapping[str, Any]) -> None:
             others = ", ".join(name for name, other in ALGORITHMS.items() if setting in uses(other))
             raise ValueError(
                 f"{setting}={settings[setting]!r} has no meaning for algorithm={settings['algorithm']!r}; it is for {others}"
+            )
+    for setting, off in OF_ROLLOUTS.items() if row.data != "rollouts" else ():
+        if settings[setting] != off:
+            raise ValueError(
+                f"{setting}={settings[setting]!r} has no meaning for algorithm={settings['algorithm']!r}, which learns from "
+                f"{row.data}: leave it at {off!r}"
             )
     if row.advantage == "gae" and settings["advantage_scale"] == "std":
         raise ValueError("advantage_scale='std' has no meaning for advantages of tokens: use batch_std, running_std or none")

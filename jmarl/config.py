@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jmarl.settings import Episodes, Preferences, check
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -46,12 +48,6 @@ class Sampling:
 DTYPES = ("float32", "bfloat16")
 
 
-def check(name: str, given, ok: bool, allowed: str) -> None:
-    """Refuse a bad setting, saying what was given and what is allowed."""
-    if not ok:
-        raise ValueError(f"{name}={given!r} is not allowed: {name} must be {allowed}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Learning:
     """How an agent learns from a batch. Every agent of a stack has its own optimiser state, clip and schedule."""
@@ -89,6 +85,19 @@ class Learning:
     """Weight of the value loss where the critic is a head of the actor; None: 0.5."""
     value_clip: float | None = None
     """Values move no further than this from the old ones in a loss (arXiv 2005.12729); 0 is off; None: 0."""
+    beta: float | None = None
+    """How far the preference loss lets the policy go from the reference: what margins are multiplied by; None: 0.1, of a reward
+    model 1 (DPO, arXiv 2305.18290)."""
+    preference_loss: str | None = None
+    """Of pairs: sigmoid (DPO), hinge (SLiC, arXiv 2305.10425) or ipo (arXiv 2310.12036); None: sigmoid."""
+    label_smoothing: float | None = None
+    """Share of preferences that are taken to be wrong, in the sigmoid loss (cDPO); None: 0."""
+    reference_free: bool | None = None
+    """Margins of the policy's log-probabilities alone, without the reference's; None: False."""
+    bc_weight: float | None = None
+    """Weight of what agents wrote in sft (behaviour cloning); None: 1."""
+    world_model_weight: float | None = None
+    """Weight of what they were answered in sft (a world model predicts it); None: 0."""
     importance_cap: float | None = None
     """Weigh tokens by the learner's probability over the one sampled with (truncated by top-k and top-p), at most this much:
     truncated importance sampling (Ionides 2008; IMPALA, arXiv 1802.01561); None: off."""
@@ -150,13 +159,25 @@ class Learning:
             check(name, getattr(self, name), getattr(self, name) > 0, "> 0")
         for name in ("kl_coef", "warmup_updates", "weight_decay"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
-        for name in ("clip_eps_low", "clip_eps_high", "dual_clip", "value_coef", "value_clip"):
+        for name in (
+            "clip_eps_low",
+            "clip_eps_high",
+            "dual_clip",
+            "value_coef",
+            "value_clip",
+            "bc_weight",
+            "world_model_weight",
+        ):
             value = getattr(self, name)
             check(name, value, value is None or value >= 0, ">= 0, or None: as the algorithm's row says")
         for name, allowed in (("ema_decay", "in [0, 1)"), ("gae_lambda", "in [0, 1]")):
             value = getattr(self, name)
             check(name, value, value is None or 0 <= value < 1 or (value == 1 and name == "gae_lambda"), f"{allowed}, or None")
-        for name in ("critic_learning_rate", "importance_cap", "kl_target"):
+        smoothing = self.label_smoothing
+        check("label_smoothing", smoothing, smoothing is None or 0 <= smoothing < 0.5, "in [0, 0.5), or None")
+        allowed = "0 or None where preference_loss is hinge or ipo"
+        check("label_smoothing", smoothing, not smoothing or self.preference_loss in (None, "sigmoid"), allowed)
+        for name in ("critic_learning_rate", "importance_cap", "kl_target", "beta"):
             check(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) > 0, "> 0, or None")
         check("kl_target", self.kl_target, self.kl_target is None or self.kl_coef > 0, "None where kl_coef=0")
         check("dual_clip", self.dual_clip, not self.dual_clip or self.dual_clip > 1, "> 1, or 0 (off)")
@@ -175,6 +196,7 @@ CHOICES = {
     "loss_aggregation": (None, "token_mean", "sequence_mean", "sequence_sum", "constant"),
     "ratio_level": (None, "token", "sequence", "turn"),
     "critic_type": (None, "v", "q"),
+    "preference_loss": (None, "sigmoid", "hinge", "ipo"),
     "importance_level": ("token", "sequence"),
     "old_logprobs": ("sampler", "rescored"),
     "kl_estimator": ("k1", "k2", "k3"),
@@ -186,51 +208,9 @@ CHOICES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Episodes:
-    """What an episode is made of."""
-
-    chat: bool = False
-    """Put prompts into the tokenizer's chat template."""
-    joint_mode: str = "aligned"
-    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do."""
-    cross_credit: str = "mean"
-    """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
-    num_turns: int = 1
-    """Turns of an episode, each a joint action and its answer."""
-    branching: str = "tree"
-    """tree: every joint action of a turn goes on with a group of completions of its own; chain: with a single one."""
-    history: str = "none"
-    """What an agent reads in later turns: none, the new prompt alone; append, the conversation so far and the new prompt."""
-    gamma: float = 1.0
-    """Discount of the next turn's return."""
-    early_termination_threshold: float | None = None
-    """A node whose mean reward is above this is not played on; None: all are."""
-
-    def __post_init__(self):
-        check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")
-        check("cross_credit", self.cross_credit, self.cross_credit in ("mean", "sum"), "mean or sum")
-        check("num_turns", self.num_turns, self.num_turns >= 1, ">= 1")
-        check("branching", self.branching, self.branching in ("tree", "chain"), "tree or chain")
-        check("history", self.history, self.history in ("none", "append"), "none or append")
-        check("gamma", self.gamma, 0 <= self.gamma <= 1, "in [0, 1]")
-        threshold = self.early_termination_threshold
-        check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
-        object.__setattr__(self, "joint_mode", JOINT_MODES[self.joint_mode])
-        if self.num_turns > 1 and self.branching == "chain":
-            check(
-                "joint_mode",
-                self.joint_mode,
-                self.joint_mode == "aligned",
-                "aligned for branching=chain: chains have one joint action a node",
-            )
-
-
-JOINT_MODES = {"aligned": "aligned", "align": "aligned", "cross": "cross", "crossed": "cross"}
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig(Learning, Sampling, Episodes):
-    """A training run. Every field is a flag of the experiments, also those of `Sampling`, `Learning` and `Episodes`."""
+class TrainConfig(Learning, Sampling, Episodes, Preferences):
+    """A training run. Every field is a flag of the experiments, also those of `Sampling`, `Learning`, `Episodes` and
+    `Preferences`."""
 
     num_updates: int = 100
     """Updates of every agent: each samples a batch and makes num_epochs times num_minibatches optimiser steps on it."""
@@ -282,6 +262,7 @@ class TrainConfig(Learning, Sampling, Episodes):
         Sampling.__post_init__(self)
         Learning.__post_init__(self)
         Episodes.__post_init__(self)
+        Preferences.__post_init__(self)
 
     def sampling(self) -> Sampling:
         return Sampling(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Sampling)})

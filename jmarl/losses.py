@@ -90,6 +90,29 @@ def value_loss(values, targets, old, weights, *, clip: float = 0.0) -> tuple[jax
     return jnp.sum(weights * jnp.where(mask, error, 0)), metrics
 
 
+def preference(margins, weights, *, kind: str = "sigmoid", beta: float = 0.1, smoothing: float = 0.0) -> tuple[jax.Array, dict]:
+    """sum w l(m) of margins m [P]: how much more of what was chosen than of what was rejected.
+
+    sigmoid: -(1 - s) log sigma(beta m) - s log sigma(-beta m), s the share of labels that may be wrong: DPO (arXiv 2305.18290)
+    where m is the log-ratio to the reference of the chosen completion minus that of the rejected one; Bradley-Terry where m is
+    a difference of scores and beta 1. hinge: max(0, 1 - beta m) (SLiC, arXiv 2305.10425). ipo: (m - 1 / (2 beta))² (arXiv
+    2310.12036), whose m is of mean log-probabilities a token, as in TRL.
+    """
+    if kind == "sigmoid":
+        each = -(1 - smoothing) * jax.nn.log_sigmoid(beta * margins) - smoothing * jax.nn.log_sigmoid(-beta * margins)
+    elif kind == "hinge":
+        each = jnp.maximum(0, 1 - beta * margins)
+    else:
+        each = (margins - 1 / (2 * beta)) ** 2
+    right = jnp.where(margins == 0, 0.5, margins > 0)  # a tie is decided by a coin
+    return jnp.sum(weights * each), {"accuracy": right, "margin": margins}
+
+
+def cross_entropy(logp, weights) -> tuple[jax.Array, dict]:
+    """-sum w log pi of tokens (behaviour cloning; of what answers an agent: a world model)."""
+    return -jnp.sum(weights * logp), {}
+
+
 def kl_estimate(logp: jax.Array, ref_logp: jax.Array, kind: str) -> jax.Array:
     """Per-token estimate of KL(policy || reference), d = ref - policy: k1 = -d, k2 = d²/2, k3 = e^d - d - 1."""
     d = ref_logp - logp

@@ -35,6 +35,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 logger = logging.getLogger(__name__)
 
 REWARD_TAG = "reward/mean"  # what the progress bar and TensorBoard's HPARAMS tab show
+LOSS_TAG = "loss"  # and what the bar shows of runs without rewards
 SPEED_TAG = "tokens_per_s"
 
 
@@ -225,7 +226,7 @@ class _Wandb(_Sink):
 
 
 class _Terminal(_Sink):
-    """A bar on a terminal, else a line every `print_every` steps and at the end. Only rows with a reward count."""
+    """A bar on a terminal, else a line every `print_every` steps and at the end. Only rows with a reward or loss count."""
 
     errors = (OSError, ValueError)  # ValueError: stdout was closed
 
@@ -242,9 +243,10 @@ class _Terminal(_Sink):
             self.bar.start()
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        if REWARD_TAG not in row:
+        shown = next((tag for tag in (REWARD_TAG, LOSS_TAG) if tag in row), None)
+        if shown is None:
             return
-        reward = f"reward {row[REWARD_TAG]:.3f}"
+        reward = f"{shown.partition('/')[0]} {row[shown]:.3f}"
         speed = f"{row[SPEED_TAG]:,.0f}" if SPEED_TAG in row else "-"
         done = step + 1
         if self.bar is not None and self.task is not None:

@@ -17,8 +17,9 @@ from jmarl.algorithms import algorithm, option, value_kind
 from jmarl.config import Learning
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
+from jmarl.offline_objective import Pairs, Texts, make_pairs, make_texts, pairs_loss, scores_values, texts_loss
 from jmarl.scoring import hidden_states, score, score_loss, token_scores
-from jmarl.types import Batch, Running
+from jmarl.types import Batch, Data, PreferenceBatch, Running, TextBatch
 
 
 class Policy(NamedTuple):
@@ -50,10 +51,12 @@ class Rows(NamedTuple):
     tokens: jax.Array  # [P, G, T]
     policy: Policy | None
     values: Values | None
+    pairs: Pairs | None = None
+    texts: Texts | None = None
 
     @property
     def mask(self) -> jax.Array:
-        """Tokens that are learned from, bool."""
+        """Tokens of rollouts that are learned from, bool."""
         part = self.policy or self.values
         assert part is not None
         return part.mask
@@ -66,6 +69,8 @@ def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
     number of prompts: those missing are filled up by ones of weight 0.
     """
     prompts, group, _ = rows.tokens.shape
+    whole = rows.pairs is not None  # a pair stays together
+    group = 1 if whole else group
     if prompts > n and prompts % n and prompts * group % n:
         missing = -prompts % n
         rows = jax.tree.map(lambda x: jnp.pad(x, ((0, missing),) + ((0, 0),) * (x.ndim - 1)), rows)
@@ -85,18 +90,29 @@ def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
     def repeat(x):  # [P, ...]: every part of a group has the same prompt
         return jnp.repeat(jnp.swapaxes(x.reshape(prompts // over_p, over_p, *x.shape[1:]), 0, 1), over_g, 0)
 
-    tokens, policy, values = jax.tree.map(cut, rows[2:])
-    return Rows(repeat(rows.prompts), repeat(rows.lengths), tokens, policy, values)
+    rest = jax.tree.map(repeat if whole else cut, rows[2:])
+    return Rows(repeat(rows.prompts), repeat(rows.lengths), *rest)
 
 
 def make_rows(
-    reference: Any, running: Running, batch: Batch, params: Any, *, cfg: ModelConfig, learning: Learning, trains: str = "policy"
+    reference: Any,
+    running: Running,
+    batch: Data,
+    params: Any,
+    *,
+    cfg: ModelConfig,
+    learning: Learning,
+    trains: str = "policy",
 ) -> tuple[Rows, dict]:
     """Everything that the loss of one agent's batch needs (no agent axis), and metrics of the batch.
 
     running: with this batch's returns in it; params: the agent before it changes, only read where its log-probabilities are
     asked for once more; trains: policy, or values (a critic), or both.
     """
+    if isinstance(batch, PreferenceBatch):
+        return Rows(*batch[:3], None, None, pairs=make_pairs(batch, learning)), {}
+    if isinstance(batch, TextBatch):
+        return Rows(*batch[:3], None, None, texts=make_texts(batch)), {}
     mask = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
     policy, values, metrics = None, None, {}
     if trains != "values":
@@ -251,6 +267,10 @@ def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> 
     """Loss of one agent's rows and its metrics, both additive over micro-batches."""
     weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
     hidden = hidden_states(weights, cfg, rows.prompts, rows.lengths, rows.tokens, learning.remat)
+    if rows.pairs is not None:
+        return pairs_loss(numbers_of(params, weights, hidden, rows.tokens, learning), rows.pairs, learning)
+    if rows.texts is not None:
+        return score_loss(weights, hidden, rows.tokens, rows.texts, functools.partial(texts_loss, learning=learning))
     loss, metrics, temperature = jnp.zeros(()), {}, learning.temperature or 1.0
     if rows.policy is not None:
         of_loss = functools.partial(token_loss, learning=learning)
@@ -270,3 +290,11 @@ def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> 
         loss = loss + (1.0 if rows.policy is None else option("value_coef", learning.value_coef, row)) * of_values
         metrics["loss"] = loss
     return loss, metrics
+
+
+def numbers_of(params: Any, weights: Any, hidden: jax.Array, tokens: jax.Array, learning: Learning) -> jax.Array:
+    """What pairs are compared by, of each of tokens [P, G, T] with hidden states [P * G * T, D]: their log-probabilities (at
+    temperature 1, whatever was sampled with), or values before them. weights: params in the compute dtype."""
+    if scores_values(learning):
+        return values_of(params, hidden).reshape(tokens.shape)
+    return token_scores(weights, hidden, tokens.reshape(-1), 1.0)[0].reshape(tokens.shape)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
+from jmarl.metrics import MetricsWriter
 from jmarl.team import without_gradients
 from jmarl.types import TeamState
 
@@ -110,3 +113,13 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
     pairs = ((restored.stacks, state.stacks), (restored.critics, state.critics))
     stacks, critics = (tuple(new._replace(grads=old.grads) for new, old in zip(*pair, strict=True)) for pair in pairs)
     return restored._replace(stacks=stacks, critics=critics)
+
+
+def open_metrics(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:
+    """The run's logs from step `first` on; None without an output directory."""
+    if not cfg.output_dir:
+        return None
+    options: dict[str, Any] = dict(
+        total_steps=cfg.num_updates, start_step=first, progress=cfg.progress, wandb_config=wandb_config
+    )
+    return MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **options)

@@ -23,15 +23,49 @@ from jmarl.team import Team
 from jmarl.types import TRACES
 
 
-class RunLog:
-    """Logs of a run; without a writer (no output directory) it only keeps the mean rewards."""
+class StepLog:
+    """Rows of steps, each written one step late, and checkpoints; without a writer (no output directory) nothing is written."""
 
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         self.team, self.cfg, self.writer = team, cfg, writer
-        self.rewards: list[float] = []
         self.failed_saves = 0
         self._pending: tuple | None = None
         self._started = time.monotonic()
+
+    def _row(self, *pending: Any) -> dict[str, float]:
+        """What is written of a step that was kept; waits for its update."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Write the step that is kept."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        row = self._row(*pending) | {"compiles": sum(TRACES.values()), "failed_saves": self.failed_saves}
+        if self.writer is not None:
+            self.writer.write(pending[0], row)
+            self._more(*pending)
+
+    def _more(self, *pending: Any) -> None:
+        """Texts and pictures of a step."""
+
+    def save(self, saver: Checkpointer, step: int, state: Any, meta: dict, last: bool) -> None:
+        """Checkpoint the state if it is due; a save that fails (a full disk, say) is counted, and training goes on."""
+        if last or step % saver.every == 0:
+            self.flush()  # first the row, then the checkpoint: a resumed run begins with the row after it
+        try:
+            saver.save(step, state, meta, force=last)
+        except CheckpointError as error:
+            self.failed_saves += 1
+            warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)
+
+
+class RunLog(StepLog):
+    """Logs of a run of rollouts; also keeps the mean rewards."""
+
+    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
+        super().__init__(team, cfg, writer)
+        self.rewards: list[float] = []
 
     def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], at: float) -> None:
         """Keep a step to be written later. learned: each stack's update metrics, still on the device; at: when it had its
@@ -46,19 +80,11 @@ class RunLog:
                 message = f"update {step}: {turn.invalid} of {count} joint actions have no valid reward; {turn.fault}"
                 warnings.warn(message, stacklevel=2)
 
-    def flush(self) -> None:
-        """Write the step that is kept; waits for its update."""
-        if self._pending is None:
-            return
-        step, played, learned, seconds = self._pending
-        self._pending = None
+    def _row(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], seconds: float) -> dict[str, float]:
         row = rollout_metrics(self.team, played) | update_metrics(self.team, jax.device_get(learned))
-        row |= {"time/step_s": seconds, "compiles": sum(TRACES.values())}
-        row["failed_saves"] = self.failed_saves
-        row["tokens_per_s"] = row["tokens"] / seconds
-        if self.writer is None:
-            return
-        self.writer.write(step, row)
+        return row | {"time/step_s": seconds, "tokens_per_s": row["tokens"] / seconds}
+
+    def _more(self, step: int, played: Rollout, *_: Any) -> None:
         if step % self.cfg.log_every == 0:
             self._pictures(step, played)
 
@@ -72,16 +98,6 @@ class RunLog:
             for name, turn in named_turns(result.rollout):
                 self.writer.text(step, f"eval/{name}joint_actions", self._table(step, turn))
         self._started += time.monotonic() - began
-
-    def save(self, saver: Checkpointer, step: int, state: Any, meta: dict, last: bool) -> None:
-        """Checkpoint the state if it is due; a save that fails (a full disk, say) is counted, and training goes on."""
-        if last or step % saver.every == 0:
-            self.flush()  # first the row, then the checkpoint: a resumed run begins with the row after it
-        try:
-            saver.save(step, state, meta, force=last)
-        except CheckpointError as error:
-            self.failed_saves += 1
-            warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)
 
     def _pictures(self, step: int, played: Rollout) -> None:
         assert self.writer is not None

@@ -14,13 +14,17 @@ from typing import Any
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
 
 
-def chat_prompt(tokenizer: Any, text: str, system: str | None = None) -> str:
-    """The text as a user's message in the tokenizer's chat template, up to where the assistant begins to write."""
+def chat_messages(tokenizer: Any, messages: Sequence[Any]) -> str:
+    """Messages (dicts of role and content) in the tokenizer's chat template, up to where the assistant begins to write."""
     if tokenizer.chat_template is None:
         raise ValueError("this tokenizer has no chat template (a base model?): use chat=False, or set tokenizer.chat_template")
+    return tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True)
+
+
+def chat_prompt(tokenizer: Any, text: str, system: str | None = None) -> str:
+    """The text as a user's message in the tokenizer's chat template, up to where the assistant begins to write."""
     messages = [] if system is None else [{"role": "system", "content": system}]
-    messages.append({"role": "user", "content": text})
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return chat_messages(tokenizer, [*messages, {"role": "user", "content": text}])
 
 
 def encode_prompts(

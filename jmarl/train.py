@@ -27,12 +27,11 @@ from jmarl.config import TrainConfig
 from jmarl.critics import Critics, greedy_returns, judge, make_critics, trains
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
-from jmarl.metrics import MetricsWriter
 from jmarl.objective import with_value_head
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
 from jmarl.rollout import Rollout, play
-from jmarl.rundir import check_directory, open_checkpoints, resume, set_aside
+from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
 from jmarl.runlog import RunLog
 from jmarl.team import Team, init_state, policies, save_team, without_gradients
 from jmarl.types import TeamState
@@ -249,13 +248,3 @@ def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | N
         raise ValueError("there are no items to train on")
     if wandb_config is not None and not cfg.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
-
-
-def open_metrics(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:
-    """The run's logs from step `first` on; None without an output directory."""
-    if not cfg.output_dir:
-        return None
-    options: dict[str, Any] = dict(
-        total_steps=cfg.num_updates, start_step=first, progress=cfg.progress, wandb_config=wandb_config
-    )
-    return MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **options)

@@ -42,6 +42,31 @@ class Batch(NamedTuple):
     values: Any = None  # [A, P, G, T or 1] float32, what a critic expected (or what the greedy completion got), if there is one
 
 
+class PreferenceBatch(NamedTuple):
+    """Pairs of completions of which the first was preferred. A pair is one joint action against another on one item; each agent
+    learns from its own part of it."""
+
+    prompts: jax.Array  # [A, P, S] int32, padded on the right
+    prompt_lengths: jax.Array  # [A, P] int32
+    tokens: jax.Array  # [A, P, 2, T] int32: chosen, rejected
+    action_mask: jax.Array  # [A, P, 2, T] bool: tokens of the completions, the ending one included
+    reference: jax.Array  # [A, P, 2] float32: the completions' log-probabilities under the reference
+    others: jax.Array  # [A, P] float32: what the pair's other agents add to the margin, see `losses.preference`
+    valid: jax.Array  # [A, P] bool: False is padding
+
+
+class TextBatch(NamedTuple):
+    """Texts to imitate or to predict; G = 1."""
+
+    prompts: jax.Array  # [A, P, S] int32, padded on the right
+    prompt_lengths: jax.Array  # [A, P] int32
+    tokens: jax.Array  # [A, P, 1, T] int32
+    kinds: jax.Array  # [A, P, 1, T] int32: 0 padding, 1 written by the agent, 2 what it was answered
+
+
+Data = Batch | PreferenceBatch | TextBatch
+
+
 class Running(NamedTuple):
     """What an agent remembers of earlier updates beside its optimiser; R roles."""
 

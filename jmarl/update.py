@@ -20,7 +20,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.objective import Rows, make_rows, rows_loss, split
 from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place, state_shardings
 from jmarl.stack import COMPILER, per_agent
-from jmarl.types import TRACES, Batch, Running, StackState
+from jmarl.types import TRACES, Batch, Data, Running, StackState
 
 
 def schedule(cfg: Learning) -> optax.Schedule:
@@ -88,7 +88,7 @@ def _metrics_like(params, parts, cfg, learning):
 
 
 def agent_gradients(
-    params: Any, reference: Any, running: Running, batch: Batch, *, cfg: ModelConfig, learning: Learning, trains: str = "policy"
+    params: Any, reference: Any, running: Running, batch: Data, *, cfg: ModelConfig, learning: Learning, trains: str = "policy"
 ) -> tuple[Any, dict]:
     """Gradients and metrics of one agent from its batch (no agent axis)."""
     rows, about_batch = make_rows(reference, running, batch, params, cfg=cfg, learning=learning, trains=trains)
@@ -124,7 +124,7 @@ def apply_gradients(
 
 
 def one_step(
-    state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str, trains: str
+    state: StackState, reference: Any, batch: Data, *, cfg, learning: Learning, how: str, trains: str
 ) -> tuple[StackState, dict]:
     """One optimiser step of a stack [A, ...] on a whole batch."""
     of_agent = functools.partial(agent_gradients, cfg=cfg, learning=learning, trains=trains)
@@ -134,7 +134,7 @@ def one_step(
 
 
 def several_steps(
-    state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str, trains: str
+    state: StackState, reference: Any, batch: Data, *, cfg, learning: Learning, how: str, trains: str
 ) -> tuple[StackState, dict]:
     """`num_epochs` passes over `num_minibatches` parts of a batch, an optimiser step each; advantages and reference are those
     of the whole batch. An agent whose policy has moved by more than `target_kl` makes no further step. Metrics are means over
@@ -198,11 +198,11 @@ def adapt_kl(state: StackState, metrics: dict, learning: Learning) -> tuple[Stac
 
 
 def learn(
-    state: StackState, reference: Any, batch: Batch, *, cfg, learning: Learning, how: str, trains: str = "policy"
+    state: StackState, reference: Any, batch: Data, *, cfg, learning: Learning, how: str, trains: str = "policy"
 ) -> tuple[StackState, dict]:
     """One update of a stack [A, ...] on a batch: a pure function for use inside `jit`; arguments as for `update_stack`."""
     steps = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
-    state = state if trains == "values" else remember(state, batch, learning)
+    state = remember(state, batch, learning) if trains != "values" and isinstance(batch, Batch) else state
     state, metrics = steps(state, reference, batch, cfg=cfg, learning=learning, how=how, trains=trains)
     return adapt_kl(state, metrics, learning)
 
@@ -214,7 +214,7 @@ def learn(
     keep_unused=True,  # the old gradients, whose memory the new ones take
     compiler_options=COMPILER,
 )
-def _update(state: StackState, reference: Any, batch: Batch, *, cfg, learning, mode, mesh, trains):
+def _update(state: StackState, reference: Any, batch: Data, *, cfg, learning, mode, mesh, trains):
     TRACES["update"] += 1
     agents = batch.tokens.shape[0]
     how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
@@ -224,7 +224,7 @@ def _update(state: StackState, reference: Any, batch: Batch, *, cfg, learning, m
 
 
 def update_stack(
-    state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map", trains: str = "policy"
+    state: StackState, batch: Data, *, cfg: ModelConfig, learning: Learning, mode: str = "map", trains: str = "policy"
 ) -> tuple[StackState, dict]:
     """One update of every agent of a stack [A, ...], where the state lies. state is donated. Returns the new state and
     metrics, each [A].
@@ -239,14 +239,14 @@ def update_stack(
 
 
 def lower_update(
-    state: StackState, batch: Batch, *, cfg: ModelConfig, learning: Learning, mode: str = "map", trains: str = "policy"
+    state: StackState, batch: Data, *, cfg: ModelConfig, learning: Learning, mode: str = "map", trains: str = "policy"
 ) -> Lowered:
     """The program of `update_stack` for such arguments; nothing is donated."""
     arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode, trains=trains)
     return _update.lower(*arguments, **static)
 
 
-def _arguments(state: StackState, batch: Batch, **static: Any) -> tuple[tuple, dict]:
+def _arguments(state: StackState, batch: Data, **static: Any) -> tuple[tuple, dict]:
     """Arguments of `_update`."""
     mesh = mesh_of(state.params)
     if mesh is not None:

@@ -15,28 +15,42 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 
 LAYERS = [
-    {"types", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
+    {"types", "settings", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
     {"advantages", "batches", "losses", "scoring", "sampling"}
-    | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights"},
+    | {"text", "metrics", "rewards", "returns", "environment", "pairs", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
-    {"objective", "update", "team", "generate", "rollout", "critics", "probes", "preferences", "checkpoint"},
-    {"train", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
+    {
+        "offline_objective",
+        "objective",
+        "update",
+        "team",
+        "generate",
+        "rollout",
+        "critics",
+        "probes",
+        "preferences",
+        "checkpoint",
+    },
+    {"train", "fit", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
+    "config": {"settings"},
     "models.decoder": {"models.config"},
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
     "gguf_weights": {"hf_format"},
     "weights": {"hf_format", "gguf_weights"},
+    "objective": {"offline_objective"},
     "update": {"objective"},
     "team": {"objective", "update"},
     "probes": {"objective", "update"},
     "critics": {"generate", "objective", "rollout", "team"},
     "generate": {"team"},
     "rollout": {"generate", "team"},
-    "preferences": {"rollout", "team"},
+    "preferences": {"generate", "objective", "offline_objective", "team"},
     "runlog": {"evaluate"},
+    "fit": {"rundir", "runlog"},
     "train": {"evaluate", "programs", "rundir", "runlog"},
     "trainers": {"train", "evaluate", "trainers"},
     "utils": {"utils"},
@@ -46,7 +60,7 @@ SIDEWAYS = {
 DEVICE = {
     "types", "masked", "models", "models.decoder", "models.decoding", "scoring", "sampling",
     "advantages", "losses", "algorithms", "stack",
-    "batches", "sharding", "objective", "update", "probes",
+    "batches", "sharding", "offline_objective", "objective", "update", "probes",
 }  # fmt: skip
 NOT_ON_DEVICE = {
     "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboardX", "rich", "os", "io",
@@ -55,9 +69,9 @@ NOT_ON_DEVICE = {
 NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
-HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards", "returns", "environment"}
+HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards", "returns", "environment", "pairs"}
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
-HOST_MAY_USE = HOST | {"config", "models.config"}
+HOST_MAY_USE = HOST | {"config", "settings", "models.config"}
 
 FLAX_USERS = {"models", "models.config", "models.decoder", "models.decoding", "checkpoint"}
 NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}

@@ -1,0 +1,264 @@
+"""Train a team on data: pairs of which one was preferred (dpo, madpo, reward_model) or texts (sft). One step:
+
+    rows     = pairs or texts of the step      host; their order follows from (seed, step) alone
+    batches  = arrays of them                  reference log-probabilities were made once, before the first step
+    state    = update(state, batches)          the same jitted update as of rollouts, with another loss
+    metrics of the step before                 host; one step late
+
+Like `train`, of which it has the settings, checkpoints, logs and exact resume. Left out: settings of rollouts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jmarl import sharding
+from jmarl.algorithms import algorithm, check_options, option
+from jmarl.checkpoint import Checkpointer
+from jmarl.config import TrainConfig
+from jmarl.metrics import LOSS_TAG, MetricsWriter
+from jmarl.objective import with_value_head
+from jmarl.offline_objective import scores_values
+from jmarl.pairs import Pair, Trajectory
+from jmarl.preferences import (
+    Coded,
+    encode_pairs,
+    encode_trajectories,
+    pair_batches,
+    pair_scores,
+    reference_scores,
+    text_batches,
+    text_scores,
+    with_others,
+)
+from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
+from jmarl.runlog import StepLog, update_metrics
+from jmarl.team import Team, init_state, policies, save_team, without_gradients
+from jmarl.types import Data, TeamState
+from jmarl.update import update_stack
+
+
+class FitResult(NamedTuple):
+    state: TeamState  # without gradients
+    losses: list[float]  # mean over agents of each update that this process made
+    before: dict[str, float] | None  # on the held-out data before training; None when resumed or without such data
+    after: dict[str, float] | None  # and after it
+
+
+class Examples(NamedTuple):
+    """Data as token ids, with what the reference says of them."""
+
+    coded: list[list[Coded]]  # [M][N]
+    reference: np.ndarray | None  # [M, N, 2] of pairs
+
+
+def fit(
+    team: Team,
+    params: Sequence[Any],
+    data: Sequence[Pair] | Sequence[Trajectory],
+    cfg: TrainConfig,
+    *,
+    eval_data: Sequence[Pair] | Sequence[Trajectory] = (),
+    wandb_config: dict | None = None,
+) -> FitResult:
+    """Train a team on pairs or trajectories and return its final state.
+
+    params: each stack's parameters [A, ...], as `make_team` returns them; consumed, and before that the reference.
+    eval_data: held out; played back before and after training and every `eval_every` updates.
+    """
+    check_fit(data, cfg, wandb_config)
+    check_fit(eval_data or data, cfg, None)
+    learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
+    if scores_values(learning):
+        params = [with_value_head(of_stack) for of_stack in params]
+    params = [sharding.place(of_stack, mesh) for of_stack in params]
+    examples, held_out = (encode(team, params, of, cfg) for of in (data, eval_data))
+    state = init_state(params, learning, mesh, [len(s.members[0]) for s in team.stacks])
+    meta = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": []}
+    with contextlib.ExitStack() as opened:
+        saver = open_checkpoints(cfg)
+        if saver:
+            opened.enter_context(saver)
+        if cfg.resume:
+            state = resume(cfg, state, meta)
+        elif cfg.output_dir:
+            set_aside(cfg.output_dir)
+        writer = open_metrics(cfg, int(state.step), wandb_config)
+        if writer:
+            opened.enter_context(writer)
+        result = run(team, state, examples, held_out, cfg, FitLog(team, cfg, writer), saver, meta)
+    if cfg.output_dir:
+        save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
+    return result
+
+
+def run(
+    team: Team,
+    state: TeamState,
+    examples: Examples,
+    held_out: Examples,
+    cfg: TrainConfig,
+    log: FitLog,
+    saver: Checkpointer | None,
+    meta: dict,
+) -> FitResult:
+    """The loop from `state` on."""
+
+    def evaluated(step: int) -> dict[str, float] | None:
+        due = cfg.eval_every and step % cfg.eval_every == 0
+        if not held_out.coded or not (due or step in (0, cfg.num_updates)):
+            return None
+        log.flush()
+        found = evaluate(team, [s.params for s in state.stacks], held_out, cfg)
+        log.evaluation(step, found)
+        return found
+
+    first, size = int(state.step), batch_size(cfg)
+    before = after = evaluated(0) if first == 0 else None
+    for step in range(first, cfg.num_updates):
+        chosen = rows_of(step, len(examples.coded), size, cfg.seed)
+        state, learned = update(team, state, batches_of(team, examples, chosen, cfg), cfg)
+        log.step(step, learned, sum(len(row) for i in chosen for c in examples.coded[i] for row in c.rows))
+        after = evaluated(step + 1) or after
+        if saver:
+            log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
+    log.flush()
+    return FitResult(without_gradients(state), log.losses, before, after)
+
+
+def rows_of(step: int, count: int, size: int, seed: int) -> list[int]:
+    """Indices of a step's examples: every epoch is a new order of all of them, from (seed, epoch) alone; a last part that does
+    not fill a batch is left for the next epoch's draw."""
+    size = min(size, count)
+    per_epoch = count // size
+    epoch, at = divmod(step, per_epoch)
+    return np.random.default_rng((seed, epoch)).permutation(count)[at * size : (at + 1) * size].tolist()
+
+
+def batch_size(cfg: TrainConfig) -> int:
+    return option("batch_size", cfg.batch_size, algorithm(cfg.algorithm))
+
+
+def encode(team: Team, params: Sequence[Any], data: Sequence, cfg: TrainConfig) -> Examples:
+    """Data as token ids, and what the team that params are of says of pairs."""
+    if algorithm(cfg.algorithm).data == "texts":
+        return Examples(encode_trajectories(team, data, cfg.chat), None)
+    coded = encode_pairs(team, data, cfg.chat)
+    if not coded:
+        return Examples(coded, None)
+    return Examples(coded, reference_scores(team, params, coded, batch_size(cfg), cfg.learning(), cfg.per_agent))
+
+
+def batches_of(team: Team, examples: Examples, chosen: Sequence[int], cfg: TrainConfig) -> tuple[Data, ...]:
+    """Each stack's batch of some examples."""
+    coded = [examples.coded[i] for i in chosen]
+    if algorithm(cfg.algorithm).data == "texts":
+        return text_batches(team, coded, batch_size(cfg))
+    reference = None if examples.reference is None else examples.reference[list(chosen)]
+    return pair_batches(team, coded, reference, batch_size(cfg), cfg.learning())
+
+
+def update(team: Team, state: TeamState, batches: Sequence[Data], cfg: TrainConfig) -> tuple[TeamState, list[dict]]:
+    """One update of every stack; the state is donated. Returns each stack's metrics [A], on the device."""
+    learning = cfg.learning()
+    if joint(cfg) and team.num_agents > 1:
+        batches = with_others(team, [s.params for s in state.stacks], batches, learning, cfg.per_agent)  # type: ignore[arg-type]
+    stacks, learned = [], []
+    for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
+        stack, metrics = update_stack(stack, batch, cfg=spec.config, learning=learning, mode=cfg.per_agent)
+        stacks.append(stack)
+        learned.append(metrics)
+    return TeamState(state.step + 1, tuple(stacks)), learned
+
+
+def joint(cfg: TrainConfig) -> bool:
+    """Whether a pair's margin is that of all its agents together."""
+    return algorithm(cfg.algorithm).advantage == "joint_margin"
+
+
+def evaluate(team: Team, params: Sequence[Any], held_out: Examples, cfg: TrainConfig) -> dict[str, float]:
+    """Of held-out data: mean loss, and of pairs the accuracy (share that the team, or each agent, ranks as the data does)."""
+    if algorithm(cfg.algorithm).data == "texts":
+        return texts_evaluated(team, params, held_out, cfg)
+    size, learning, found = batch_size(cfg), cfg.learning(), []
+    for i in range(0, len(held_out.coded), size):
+        chosen = list(range(i, min(i + size, len(held_out.coded))))
+        batches: Any = batches_of(team, held_out, chosen, cfg)
+        found.append(pair_scores(team, params, batches, learning, cfg.per_agent)[: len(chosen)])
+    scores = np.concatenate(found)
+    margins = scores[..., 0] - scores[..., 1]  # [M, N]
+    margins = margins.sum(1, keepdims=True) if joint(cfg) else margins
+    row = algorithm(cfg.algorithm)
+    options = {argument: option(name, getattr(cfg, name), row) for argument, name in row.options.items()}
+    loss, metrics = jax.device_get(row.loss(margins.ravel(), np.full(margins.size, 1 / margins.size, np.float32), **options))
+    return {"loss": float(loss), "accuracy": float(metrics["accuracy"].mean()), "margin": float(margins.mean())}
+
+
+def texts_evaluated(team: Team, params: Sequence[Any], held_out: Examples, cfg: TrainConfig) -> dict[str, float]:
+    """Mean surprise of held-out texts, in nats a token: of what agents wrote, of what they were answered, and both weighed."""
+    size, row = batch_size(cfg), algorithm(cfg.algorithm)
+    sums, counts = np.zeros(2), np.zeros(2)
+    for i in range(0, len(held_out.coded), size):
+        batch: Any = batches_of(team, held_out, range(i, min(i + size, len(held_out.coded))), cfg)[0]
+        logp = text_scores(team, params, batch, cfg.learning(), cfg.per_agent)
+        for kind in (1, 2):
+            here = np.asarray(batch.kinds) == kind
+            sums[kind - 1] -= logp[here].sum()
+            counts[kind - 1] += here.sum()
+    nll = sums / np.maximum(counts, 1)
+    weights = [option(name, getattr(cfg, name), row) for name in ("bc_weight", "world_model_weight")]
+    return {"loss": float(nll @ weights), "nll": float(nll[0])} | ({"nll_world": float(nll[1])} if counts[1] else {})
+
+
+def check_fit(data: Sequence, cfg: TrainConfig, wandb_config: dict | None) -> None:
+    """Refuse data and settings that do not fit each other, this machine or the output directory."""
+    row = algorithm(cfg.algorithm)
+    if row.data == "rollouts" or row.rounds:
+        raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")
+    if not data:
+        raise ValueError("there is no data to train on")
+    wanted = Trajectory if row.data == "texts" else Pair
+    if not isinstance(data[0], wanted):
+        reader = "load_trajectories" if row.data == "texts" else "load_pairs"
+        raise TypeError(
+            f"algorithm={cfg.algorithm!r} learns from {wanted.__name__}s, got {type(data[0]).__name__}: read data with "
+            f"jmarl.pairs.{reader}"
+        )
+    if wandb_config is not None and not cfg.output_dir:
+        raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
+    check_options(dataclasses.asdict(cfg))
+    check_directory(cfg)
+
+
+class FitLog(StepLog):
+    """Logs of a run on data."""
+
+    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
+        super().__init__(team, cfg, writer)
+        self.losses: list[float] = []
+
+    def step(self, step: int, learned: list[dict[str, jax.Array]], tokens: int) -> None:
+        """Keep a step to be written later."""
+        self.flush()
+        now = time.monotonic()
+        self._pending = (step, learned, tokens, now - self._started)
+        self._started = now
+
+    def _row(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, seconds: float) -> dict[str, float]:
+        row = update_metrics(self.team, jax.device_get(learned))
+        self.losses.append(float(np.mean([row[f"agent_{n}/loss"] for n in range(self.team.num_agents)])))
+        return row | {LOSS_TAG: self.losses[-1], "time/step_s": seconds, "tokens_per_s": tokens / seconds}
+
+    def evaluation(self, updates: int, result: dict[str, float]) -> None:
+        """Write an evaluation after so many updates."""
+        if self.writer is not None:
+            self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | {f"eval/{k}": v for k, v in result.items()})
+        self._started = time.monotonic()

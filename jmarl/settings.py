@@ -1,0 +1,124 @@
+"""Settings of episodes and of preferences, and how a bad one is refused. `config` joins them to those of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+def check(name: str, given, ok: bool, allowed: str) -> None:
+    """Refuse a bad setting, saying what was given and what is allowed."""
+    if not ok:
+        raise ValueError(f"{name}={given!r} is not allowed: {name} must be {allowed}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """What an episode is made of."""
+
+    chat: bool = False
+    """Put prompts into the tokenizer's chat template."""
+    joint_mode: str = "aligned"
+    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do."""
+    cross_credit: str = "mean"
+    """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
+    num_turns: int = 1
+    """Turns of an episode, each a joint action and its answer."""
+    branching: str = "tree"
+    """tree: every joint action of a turn goes on with a group of completions of its own; chain: with a single one."""
+    history: str = "none"
+    """What an agent reads in later turns: none, the new prompt alone; append, the conversation so far and the new prompt."""
+    gamma: float = 1.0
+    """Discount of the next turn's return."""
+    early_termination_threshold: float | None = None
+    """A node whose mean reward is above this is not played on; None: all are."""
+
+    def __post_init__(self):
+        check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")
+        check("cross_credit", self.cross_credit, self.cross_credit in ("mean", "sum"), "mean or sum")
+        check("num_turns", self.num_turns, self.num_turns >= 1, ">= 1")
+        check("branching", self.branching, self.branching in ("tree", "chain"), "tree or chain")
+        check("history", self.history, self.history in ("none", "append"), "none or append")
+        check("gamma", self.gamma, 0 <= self.gamma <= 1, "in [0, 1]")
+        threshold = self.early_termination_threshold
+        check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
+        object.__setattr__(self, "joint_mode", JOINT_MODES[self.joint_mode])
+        if self.num_turns > 1 and self.branching == "chain":
+            check(
+                "joint_mode",
+                self.joint_mode,
+                self.joint_mode == "aligned",
+                "aligned for branching=chain: chains have one joint action a node",
+            )
+
+
+JOINT_MODES = {"aligned": "aligned", "align": "aligned", "cross": "cross", "crossed": "cross"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preferences:
+    """How rows that learn from data take it, and how pairs are made of what a team writes. None: as the row says."""
+
+    batch_size: int | None = None
+    """Pairs or texts an update, of rows that learn from data; None: 8."""
+    pair_selection: str | None = None
+    """Which pairs of a prompt are kept: reward_gap (largest first), all, random, or comparator_reward (the best of the
+    comparator's first); None: reward_gap, in madpo_iter and marlhf_iter comparator_reward."""
+    pairs_per_prompt: int | None = None
+    """Pairs kept of a prompt, 0 is no limit; None: 4."""
+    comparator: str | None = None
+    """Whom the present policy's completions are compared with, one by one, in rounds: current (other completions of its own),
+    initial (the untrained team), history (the team comparator_lag rounds ago), model (comparator_model), api
+    (comparator_url); None: current."""
+    comparator_lag: int | None = None
+    """How many rounds ago the comparator of kind history was the policy; None: 1."""
+    comparator_model: str | None = None
+    """Model of the comparator of kind model: a name, a directory, a .gguf file or a hub id."""
+    comparator_url: str | None = None
+    """Where the comparator of kind api answers: an OpenAI-compatible address such as http://localhost:8000/v1; its key is read
+    from the environment variable COMPARATOR_API_KEY."""
+    round_updates: int | None = None
+    """Updates on a round's pairs before the next round makes new ones; None: 10."""
+    replay: str | None = None
+    """Rounds whose pairs are learned from: current, nearest_k (the newest replay_k), all, or lambda_decay (all, by weights
+    replay_lambda ^ age); None: current."""
+    replay_k: int | None = None
+    """Rounds of replay nearest_k; None: 2."""
+    replay_lambda: float | None = None
+    """Decay of replay lambda_decay, in [0, 1]; None: 0.5."""
+    rl_algorithm: str | None = None
+    """Row that marlhf and marlhf_iter train the team by, on the reward model's scores; None: magrpo."""
+    reward_updates: int | None = None
+    """Updates of the reward model before the team is trained (in marlhf_iter: of every round); None: 50."""
+    reward_learning_rate: float | None = None
+    """Learning rate of the reward model; None: 1e-5."""
+
+    def __post_init__(self):
+        for name, allowed in PREFERENCE_CHOICES.items():
+            check(name, getattr(self, name), getattr(self, name) in (None, *allowed), f"one of {allowed}, or None")
+        for name in ("batch_size", "comparator_lag", "round_updates", "replay_k", "reward_updates"):
+            check(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) >= 1, ">= 1, or None")
+        limit, decay, rate = self.pairs_per_prompt, self.replay_lambda, self.reward_learning_rate
+        check("pairs_per_prompt", limit, limit is None or limit >= 0, ">= 0 (0 is no limit), or None")
+        check("replay_lambda", decay, decay is None or 0 <= decay <= 1, "in [0, 1], or None")
+        check("reward_learning_rate", rate, rate is None or rate > 0, "> 0, or None")
+        for setting, (owner, needed) in NEEDS.items():
+            value, said = getattr(self, setting), getattr(self, owner)
+            check(setting, value, value is None or said == needed, f"None where {owner}={said!r}: it is for {owner}={needed}")
+        for setting in ("comparator_model", "comparator_url"):
+            owner, needed = NEEDS[setting]
+            given = getattr(self, setting)
+            check(setting, given, given is not None or getattr(self, owner) != needed, f"given for {owner}={needed}")
+
+
+PREFERENCE_CHOICES = {
+    "pair_selection": ("reward_gap", "all", "random", "comparator_reward"),
+    "comparator": ("current", "initial", "history", "model", "api"),
+    "replay": ("current", "nearest_k", "all", "lambda_decay"),
+}
+NEEDS = {  # a setting -> the setting and its value that it is for
+    "comparator_lag": ("comparator", "history"),
+    "comparator_model": ("comparator", "model"),
+    "comparator_url": ("comparator", "api"),
+    "replay_k": ("replay", "nearest_k"),
+    "replay_lambda": ("replay", "lambda_decay"),
+}

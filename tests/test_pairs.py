@@ -1,0 +1,183 @@
+"""Pairs and trajectories: what is read from files and data sets, which pairs are chosen, how rounds are drawn from."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jmarl.pairs import Pair, load_pairs, load_trajectories, replay_weights, save_pairs, select, select_against
+
+NAN = math.nan
+CHAT = [{"role": "user", "content": "How many?"}]
+
+
+def said(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "how", "limit", "expected"),
+    [
+        ([0, 1, 3, 3], "reward_gap", 3, [(2, 0), (3, 0), (2, 1)]),
+        ([0, 1, 3], "all", 0, [(1, 0), (2, 0), (2, 1)]),
+        ([2, 2, 2], "all", 0, []),
+        ([2, 2, 2], "reward_gap", 4, []),
+        ([0, NAN, 1], "reward_gap", 0, [(2, 0)]),
+        ([], "random", 0, []),
+    ],
+)
+def test_pairs_of_one_prompt(rewards, how, limit, expected):
+    assert select(rewards, how, limit, np.random.default_rng(0)) == expected
+
+
+def test_random_pairs_are_all_pairs_in_an_order_of_the_seed():
+    everything = select([0, 1, 2, 3], "all", 0, np.random.default_rng(0))
+    first, again, other = (select([0, 1, 2, 3], "random", 0, np.random.default_rng(s)) for s in (1, 1, 2))
+    assert sorted(first) == everything and first == again and first != other
+    assert select([0, 1, 2, 3], "random", 2, np.random.default_rng(1)) == first[:2]
+
+
+@pytest.mark.parametrize(
+    ("how", "limit", "expected"),
+    [
+        ("all", 0, [(0, True), (1, False), (3, True)]),
+        ("reward_gap", 2, [(3, True), (1, False)]),
+        ("comparator_reward", 0, [(1, False), (0, True), (3, True)]),
+        ("comparator_reward", 1, [(1, False)]),
+    ],
+)
+def test_completions_against_a_comparator(how, limit, expected):
+    """Index by index, ties and invalid rewards left out."""
+    own, other = [2.0, 1.0, 5.0, 4.0, NAN], [1.0, 3.0, 5.0, 0.0, 1.0]
+    assert select_against(own, other, how, limit, np.random.default_rng(0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "expected"),
+    [
+        ("lambda_decay", {"decay": 0.5}, [1 / 15, 2 / 15, 4 / 15, 8 / 15]),
+        ("lambda_decay", {"decay": 0.0}, [0, 0, 0, 1]),
+        ("lambda_decay", {"decay": 1.0}, [0.25] * 4),
+        ("current", {}, [0, 0, 0, 1]),
+        ("nearest_k", {"k": 3}, [0, 1 / 3, 1 / 3, 1 / 3]),
+        ("nearest_k", {"k": 9}, [0.25] * 4),
+        ("all", {}, [0.25] * 4),
+    ],
+)
+def test_rounds_are_replayed_by_weight(how, options, expected):
+    np.testing.assert_allclose(replay_weights(4, how, **options), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_files_come_back_as_they_were(tmp_path, suffix):
+    pairs = [
+        Pair(("a", "b"), ("yes", "x\ny"), ("no", "ü"), (1.0, 0.5)),
+        Pair(("a", "b"), ("1", "2"), ("3", "4")),
+    ]
+    save_pairs(tmp_path / f"pairs.{suffix}", pairs)
+    assert load_pairs(tmp_path / f"pairs.{suffix}", 2) == pairs
+
+
+def test_hugging_face_columns(tmp_path):
+    """Texts, chat messages, and conversations without a prompt; as dicts and as a `datasets.Dataset`."""
+    from datasets import Dataset
+
+    text = {"prompt": "How many?", "chosen": "Two.", "rejected": "Many."}
+    chat = {"prompt": CHAT, "chosen": said("Two."), "rejected": said("Many.")}
+    whole = {"chosen": CHAT + said("Two."), "rejected": CHAT + said("Many.")}
+    assert load_pairs([text]) == [Pair(("How many?",), ("Two.",), ("Many.",))]
+    assert load_pairs([chat]) == load_pairs([whole]) == [Pair((tuple(CHAT),), ("Two.",), ("Many.",))]
+    assert load_pairs(Dataset.from_list([text])) == load_pairs([text])
+    assert load_pairs(Dataset.from_list([chat])) == load_pairs([chat])
+    mrlm = {"prompt": CHAT, "chosen": "Two.", "rejected": "Many.", "metadata": {"source": "x"}}
+    (tmp_path / "pairs.json").write_text(json.dumps([mrlm]))
+    assert load_pairs(tmp_path / "pairs.json") == load_pairs([chat])
+
+
+def test_one_prompt_is_for_all_agents():
+    row = {"prompt": "both", "chosen": ["a", "b"], "rejected": ["c", "b"]}
+    assert load_pairs([row], 2) == [Pair(("both", "both"), ("a", "b"), ("c", "b"))]
+
+
+@pytest.mark.parametrize(
+    ("row", "agents", "message"),
+    [
+        ({"prompt": "a", "chosen": "b"}, 1, r"row 0 has no rejected.*it has \['prompt', 'chosen'\]"),
+        ({"chosen": "b", "rejected": "c"}, 1, "row 0 has no prompt"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, 1, "chosen and rejected are the same"),
+        ({"prompt": "a", "chosen": "b", "rejected": ["c", "d"]}, 1, "rejected is a text"),
+        ({"prompt": "a", "chosen": ["b"], "rejected": ["c", "d"]}, 2, "chosen has 1 texts for 2 agents"),
+        ({"prompt": ["a"], "chosen": ["b", "b"], "rejected": ["c", "d"]}, 2, "prompt has 1 entries for 2 agents"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, 2, "chosen is a list of 2 texts"),
+        ({"prompt": [], "chosen": "b", "rejected": "c"}, 1, "a prompt is a text or a list of messages"),
+        ({"chosen": CHAT + said("a"), "rejected": said("b")}, 1, "differ before their last"),
+        ("text", 1, "row 0 is a str"),
+    ],
+)
+def test_a_bad_row_is_named(row, agents, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        load_pairs([row], agents)
+
+
+def test_bad_files_are_named(tmp_path):
+    (tmp_path / "broken.json").write_text("[{")
+    (tmp_path / "empty.json").write_text("[]")
+    with pytest.raises(ValueError, match="broken.json is not valid json"):
+        load_pairs(tmp_path / "broken.json")
+    with pytest.raises(ValueError, match="empty.json holds no pairs"):
+        load_pairs(tmp_path / "empty.json")
+    with pytest.raises(FileNotFoundError, match="nowhere.json does not exist"):
+        load_pairs(tmp_path / "nowhere.json")
+    with pytest.raises(TypeError, match="a series of dicts; got dict"):
+        load_pairs({"prompt": ["a"]})
+
+
+def mrlm_trajectory(repeats, done=True):
+    """As MRLM writes them: two turns; with `repeats` every observation holds the conversation so far."""
+    first, second = {"role": "user", "content": "2 + 2?"}, {"role": "user", "content": "Wrong, again."}
+    history = [first, {"role": "assistant", "content": "5"}] if repeats else []
+    return {
+        "observations": [
+            {"messages": [first], "done": False},
+            {"messages": [*history, second], "done": False},
+            *([{"messages": [], "done": True}] if done else []),
+        ],
+        "actions": [{"role": "assistant", "content": "5"}, {"role": "assistant", "content": "4"}],
+        "rewards": [{"value": -0.5}, {"value": 1.0}],
+        "metadata": {},
+    }
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_trajectories(tmp_path, repeats):
+    path = tmp_path / "trajectories.json"
+    path.write_text(json.dumps({"trajectories": [mrlm_trajectory(repeats)], "num_trajectories": 1}))
+    (found,) = load_trajectories(path)
+    assert found.actions == ("5", "4") and found.reward == 0.5
+    assert [o[0]["content"] for o in found.observations] == ["2 + 2?", "Wrong, again."]
+    assert all(len(o) == 1 for o in found.observations)
+
+
+def test_texts_are_trajectories_of_one_turn():
+    (found,) = load_trajectories([{"prompt": "a", "completion": "b"}])
+    assert found.observations == ("a",) and found.actions == ("b",) and math.isnan(found.reward)
+
+
+def test_trajectories_are_filtered_by_reward():
+    rows = [{"prompt": "a", "completion": str(r), "reward": r} for r in (0.0, 0.5, 1.0)]
+    assert [t.actions[0] for t in load_trajectories(rows, min_reward=0.5)] == ["0.5", "1.0"]
+    with pytest.raises(ValueError, match="min_reward=2 leaves no trajectory: the best of 3 has 1"):
+        load_trajectories(rows, min_reward=2)
+    with pytest.raises(ValueError, match="row 0 has none"):
+        load_trajectories([{"prompt": "a", "completion": "b"}], min_reward=0)
+
+
+def test_a_bad_trajectory_is_named():
+    with pytest.raises(ValueError, match="row 0 has no observations, actions"):
+        load_trajectories([{"prompt": "a"}])
+    row = mrlm_trajectory(False) | {"actions": [{"role": "assistant", "content": "5"}] * 4}
+    with pytest.raises(ValueError, match="2 observations for 4 actions"):
+        load_trajectories([row])
