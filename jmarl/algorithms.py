@@ -213,7 +213,7 @@ def check_options(settings: Mapping[str, Any]) -> None:
     """Refuse settings that the algorithm's row has no use for, also together with others."""
     row = algorithm(settings["algorithm"])
     for setting in DEFAULTS:
-        if settings[setting] is not None and setting not in uses(row):
+        if settings.get(setting) is not None and setting not in uses(row):
             others = ", ".join(name for name, other in ALGORITHMS.items() if setting in uses(other))
             raise ValueError(
                 f"{setting}={settings[setting]!r} has no meaning for algorithm={settings['algorithm']!r}; it is for {others}"

@@ -75,7 +75,7 @@ def set_aside(directory: str) -> None:
         return
     target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())
     target.mkdir()
-    for path in [root / "metrics.jsonl", *root.glob("events*"), *root.glob("models")]:
+    for path in [root / "metrics.jsonl", *root.glob("events*"), *root.glob("models"), *root.glob("pairs")]:
         path.rename(target / path.name)
     logger.warning("%s held an earlier run; its metrics and models are now in %s", directory, target)
 

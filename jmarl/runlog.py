@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,14 @@ from jmarl.evaluate import Evaluation
 from jmarl.metrics import MetricsWriter, joint_actions_table
 from jmarl.rollout import Rollout, Turn
 from jmarl.team import Team
-from jmarl.types import TRACES
+from jmarl.types import TRACES, TeamState
+
+
+class TrainResult(NamedTuple):
+    state: TeamState  # without gradients
+    rewards: list[float]  # mean return of each update that this process made; with one turn the mean reward
+    before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
+    after: Evaluation | None  # and after it
 
 
 class StepLog:

@@ -72,7 +72,7 @@ class Preferences:
     comparator_lag: int | None = None
     """How many rounds ago the comparator of kind history was the policy; None: 1."""
     comparator_model: str | None = None
-    """Model of the comparator of kind model: a name, a directory, a .gguf file or a hub id."""
+    """Model of the comparator of kind model: a name, a directory, a .gguf file or a hub id; of kind api its name there."""
     comparator_url: str | None = None
     """Where the comparator of kind api answers: an OpenAI-compatible address such as http://localhost:8000/v1; its key is read
     from the environment variable COMPARATOR_API_KEY."""
@@ -103,11 +103,11 @@ class Preferences:
         check("reward_learning_rate", rate, rate is None or rate > 0, "> 0, or None")
         for setting, (owner, needed) in NEEDS.items():
             value, said = getattr(self, setting), getattr(self, owner)
-            check(setting, value, value is None or said == needed, f"None where {owner}={said!r}: it is for {owner}={needed}")
-        for setting in ("comparator_model", "comparator_url"):
-            owner, needed = NEEDS[setting]
+            allowed = f"None where {owner}={said!r}: it is for {owner}={' and '.join(needed)}"
+            check(setting, value, value is None or said in needed, allowed)
+        for setting, kind in (("comparator_model", "model"), ("comparator_url", "api")):
             given = getattr(self, setting)
-            check(setting, given, given is not None or getattr(self, owner) != needed, f"given for {owner}={needed}")
+            check(setting, given, given is not None or self.comparator != kind, f"given for comparator={kind}")
 
 
 PREFERENCE_CHOICES = {
@@ -115,10 +115,10 @@ PREFERENCE_CHOICES = {
     "comparator": ("current", "initial", "history", "model", "api"),
     "replay": ("current", "nearest_k", "all", "lambda_decay"),
 }
-NEEDS = {  # a setting -> the setting and its value that it is for
-    "comparator_lag": ("comparator", "history"),
-    "comparator_model": ("comparator", "model"),
-    "comparator_url": ("comparator", "api"),
-    "replay_k": ("replay", "nearest_k"),
-    "replay_lambda": ("replay", "lambda_decay"),
+NEEDS = {  # a setting -> the setting and its values that it is for
+    "comparator_lag": ("comparator", ("history",)),
+    "comparator_model": ("comparator", ("model", "api")),
+    "comparator_url": ("comparator", ("api",)),
+    "replay_k": ("replay", ("nearest_k",)),
+    "replay_lambda": ("replay", ("lambda_decay",)),
 }

@@ -16,8 +16,10 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jmarl import sharding
@@ -31,19 +33,13 @@ from jmarl.objective import with_value_head
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
 from jmarl.rollout import Rollout, play
+from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
-from jmarl.runlog import RunLog
+from jmarl.runlog import RunLog, TrainResult
 from jmarl.team import Team, init_state, policies, save_team, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import init_stack, update_stack
 from jmarl.weights import Agent
-
-
-class TrainResult(NamedTuple):
-    state: TeamState  # without gradients
-    rewards: list[float]  # mean return of each update that this process made; with one turn the mean reward
-    before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
-    after: Evaluation | None  # and after it
 
 
 def train(
@@ -69,6 +65,9 @@ def train(
     env = environment_of(team, reward, formatters, external_transition, cfg)
     check_run(items, cfg, wandb_config)
     check_team(team, cfg)
+    rounds = None
+    if algorithm(cfg.algorithm).data == "pairs":
+        rounds = Rounds(team, initial_of(team, params, cfg), items, env, cfg)
     critics, state = start(team, params, cfg, critic)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": Team(critics.specs).describe()}
     with contextlib.ExitStack() as opened:
@@ -82,8 +81,11 @@ def train(
         writer = open_metrics(cfg, int(state.step), wandb_config)
         if writer:
             opened.enter_context(writer)
-        log = RunLog(team, cfg, writer)
-        result = run(team, critics, state, items, cfg, log, saver, meta, eval_items, env)
+        if rounds is None:
+            log = RunLog(team, cfg, writer)
+            result = run(team, critics, state, items, cfg, log, saver, meta, eval_items, env)
+        else:
+            result = run_rounds(team, state, rounds, cfg, RoundLog(team, cfg, writer), saver, meta, eval_items)
     if cfg.output_dir:
         save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
     return result
@@ -99,6 +101,12 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | N
     where = mesh if algorithm(cfg.algorithm).critic == "own" else sharding.of_one_agent(mesh)
     judges = tuple(init_stack(sharding.place(of_stack, where), critics.learning) for of_stack in of_critics)
     return critics, state._replace(critics=judges)
+
+
+def initial_of(team: Team, params: Sequence[Any], cfg: TrainConfig) -> list[Any]:
+    """Copies of the parameters of each stack, where the team will lie: training updates those given in place."""
+    mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
+    return [sharding.place(jax.tree.map(jnp.copy, of_stack), mesh) for of_stack in params]
 
 
 def run(
@@ -188,10 +196,17 @@ def update(
     return TeamState(state.step + 1, tuple(stacks), tuple(judges)), learned
 
 
+ROUNDS = ("madpo", "madpo_iter")  # rows on pairs that the team's own completions make
+
+
 def check_settings(cfg: TrainConfig) -> None:
     """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
     models."""
     row = algorithm(cfg.algorithm)
+    if row.data != "rollouts":
+        if cfg.algorithm not in ROUNDS:
+            raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit.fit")
+        check_rounds(cfg)
     least = 2 if row.critic and cfg.critic_type == "q" else row.min_group
     if cfg.num_generations < least:
         raise ValueError(

@@ -29,9 +29,10 @@ LAYERS = [
         "critics",
         "probes",
         "preferences",
+        "comparators",
         "checkpoint",
     },
-    {"train", "fit", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
+    {"train", "fit", "rounds", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
@@ -51,7 +52,9 @@ SIDEWAYS = {
     "preferences": {"generate", "objective", "offline_objective", "team"},
     "runlog": {"evaluate"},
     "fit": {"rundir", "runlog"},
-    "train": {"evaluate", "programs", "rundir", "runlog"},
+    "comparators": {"generate", "rollout", "team"},
+    "rounds": {"evaluate", "fit", "runlog"},
+    "train": {"rounds", "evaluate", "programs", "rundir", "runlog"},
     "trainers": {"train", "evaluate", "trainers"},
     "utils": {"utils"},
 }

@@ -1,0 +1,271 @@
+"""Learning from preferences that a team's own completions show: madpo and madpo_iter. One round:
+
+    candidates = what the team writes on the round's items           sampled and rewarded as in `train`
+    others     = what the comparator writes on them                  in rounds; see `comparators`
+    pairs      = those of different reward, the telling ones first   `pairs.select`, `pairs.select_against`
+    state      = several updates on pairs of this and older rounds   `fit.update`; `pairs.replay_weights`
+
+madpo is one round over all items, with pairs among the team's own completions. What a round made is kept in
+`pairs/round_0000.jsonl` of the output directory, with the tokens, so that a run goes on bit for bit where it was stopped. Left
+out: several turns, cross joint actions, resuming with the comparator `history` (checkpoints do not have the earlier policies).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jmarl.algorithms import Algorithm, algorithm, option
+from jmarl.checkpoint import Checkpointer
+from jmarl.comparators import Candidates, Comparator, candidates_of
+from jmarl.config import TrainConfig
+from jmarl.environment import Environment
+from jmarl.evaluate import Evaluation, evaluate
+from jmarl.fit import Examples, FitLog, batch_size, batches_of, encode, update
+from jmarl.metrics import MetricsWriter
+from jmarl.pairs import Pair, replay_weights, select, select_against
+from jmarl.rollout import play
+from jmarl.runlog import TrainResult
+from jmarl.team import Team, without_gradients
+from jmarl.types import TeamState
+
+PAIRS, DRAW = 4, 5  # purposes of random numbers, beside those of `generate` and `comparators`
+
+
+class Round(NamedTuple):
+    pairs: list[Pair]
+    reward: float  # mean of the team's candidates
+    compared: float  # mean of the comparator's; NaN where there is none
+
+
+class Rounds:
+    """The rounds of a run: makes their pairs, keeps them, and draws from them.
+
+    initial: the parameters of each stack before training, which stay as they are: the reference, and perhaps the comparator.
+    """
+
+    def __init__(self, team: Team, initial: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig):
+        self.team, self.items, self.env, self.cfg, self.row = team, items, env, cfg, algorithm(cfg.algorithm)
+        self.initial = list(initial)
+        self.updates = self.setting("round_updates") if self.row.rounds else cfg.num_updates
+        kind = self.setting("comparator")
+        self.comparator = Comparator(team, cfg, kind, self.initial) if self.row.rounds else None
+        self.examples: dict[int, Examples] = {}
+        self.folder = Path(cfg.output_dir) / "pairs" if cfg.output_dir else None
+
+    def setting(self, name: str) -> Any:
+        return option(name, getattr(self.cfg, name), self.row)
+
+    def begin(self, step: int, state: TeamState) -> Round | None:
+        """Make the pairs of the round that begins at a step, if one does."""
+        round_, at = divmod(step, self.updates)
+        if at:
+            return None
+        params = [stack.params for stack in state.stacks]
+        if self.comparator is not None and self.comparator.kind == "history":
+            self.comparator.remember(round_, params, self.setting("comparator_lag"))
+        made = self._round(round_, params)
+        if not made.pairs and not any(of.coded for of in self.examples.values()):
+            raise ValueError(
+                "no two completions of an item have different rewards, so there are no pairs: use more generations or prompts, "
+                "a higher temperature, or a reward that tells completions apart"
+            )
+        if not made.pairs:
+            warnings.warn(f"round {round_} (update {step}) made no pairs: all rewards are equal", stacklevel=2)
+        if self.folder is not None:
+            save_round(self.folder, round_, made.pairs)
+        self._add(round_, made.pairs)
+        return made
+
+    def resume(self, step: int) -> None:
+        """Read what the rounds before a step made, where a run goes on from it."""
+        if step == 0 or self.folder is None:
+            return
+        for round_ in range(-(-step // self.updates)):
+            self._add(round_, load_round(self.folder, round_))
+
+    def _add(self, round_: int, pairs: list[Pair]) -> None:
+        self.examples[round_] = encode(self.team, self.initial, pairs, self.cfg)
+
+    def _round(self, round_: int, params: Sequence[Any]) -> Round:
+        pairs, own_rewards, other_rewards = [], [], []
+        for number, items in self._draws(round_):
+            how: dict[str, Any] = dict(seed=self.cfg.seed, step=number, group=self.cfg.num_generations)
+            settings = self.cfg.sampling(), self.cfg.episodes()
+            own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
+            other, how_chosen = None, (self.setting("pair_selection"), self.setting("pairs_per_prompt"))
+            if self.comparator is not None:
+                asked = (params, items, self.env, number, round_, self.setting("comparator_lag"))
+                other = self.comparator.answer(*asked)
+                other_rewards.append(other.rewards)
+            own_rewards.append(own.rewards)
+            rng = np.random.default_rng((self.cfg.seed, number, PAIRS))
+            pairs += [pair for p in range(len(items)) for pair in pairs_of(own, other, p, *how_chosen, rng)]
+        return Round(pairs, mean(own_rewards), mean(other_rewards))
+
+    def _draws(self, round_: int) -> list[tuple[int, list[dict]]]:
+        """The items of a round in parts that are sampled together, each with a number of its own."""
+        size, count = self.cfg.num_prompts, len(self.items)
+        if self.row.rounds:
+            order = [
+                np.random.default_rng((self.cfg.seed, k)).permutation(count) for k in range((round_ + 1) * size // count + 1)
+            ]
+            chosen = np.concatenate(order)[round_ * size : (round_ + 1) * size]
+            return [(round_, [self.items[i] for i in chosen])]
+        return [(n, list(self.items[i : i + size])) for n, i in enumerate(range(0, count, size))]
+
+    def drawn(self, step: int) -> Examples:
+        """The pairs of a step: from this round and, by `replay`, from older ones."""
+        rounds = [self.examples[r] for r in range(step // self.updates + 1)]
+        how = (self.setting("replay"), self.setting("replay_k"), self.setting("replay_lambda"))
+        weights = replay_weights(len(rounds), *how) * [bool(of.coded) for of in rounds]
+        if not weights.any():  # the newest rounds made none: the last that did
+            weights[max(r for r, of in enumerate(rounds) if of.coded)] = 1
+        rng = np.random.default_rng((self.cfg.seed, step, DRAW))
+        numbers = np.bincount(rng.choice(len(rounds), batch_size(self.cfg), p=weights / weights.sum()), minlength=len(rounds))
+        coded, reference = [], []
+        for of, n in zip(rounds, numbers, strict=True):
+            chosen = chosen_of(len(of.coded), n, rng)
+            coded += [of.coded[i] for i in chosen]
+            reference += [] if of.reference is None else [of.reference[i] for i in chosen]
+        return Examples(coded, np.array(reference) if reference else None)
+
+    def step(self, step: int, state: TeamState) -> tuple[TeamState, list[dict[str, Any]], int]:
+        """One update: the state, metrics, and how many tokens were learned from."""
+        examples = self.drawn(step)
+        batches = batches_of(self.team, examples, range(len(examples.coded)), self.cfg)
+        state, learned = update(self.team, state, batches, self.cfg)
+        return state, learned, sum(len(row) for of in examples.coded for c in of for row in c.rows)
+
+
+class RoundLog(FitLog):
+    """Logs of a run in rounds; also keeps the rounds' mean rewards."""
+
+    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
+        super().__init__(team, cfg, writer)
+        self.rewards: list[float] = []
+        self._made: Round | None = None
+
+    def begin(self, made: Round) -> None:
+        """Keep what is known of a round for the row of its first update."""
+        self.flush()
+        self.rewards.append(made.reward)
+        self._made = made
+
+    def _row(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, seconds: float) -> dict[str, float]:
+        row = super()._row(step, learned, tokens, seconds)
+        if self._made is not None:
+            row |= {"reward/mean": self._made.reward, "pairs": float(len(self._made.pairs))}
+            row |= {"reward/comparator": self._made.compared} if math.isfinite(self._made.compared) else {}
+            self._made = None
+        return row
+
+
+def run_rounds(
+    team: Team,
+    state: TeamState,
+    rounds: Rounds,
+    cfg: TrainConfig,
+    log: RoundLog,
+    saver: Checkpointer | None,
+    meta: dict,
+    eval_items: Sequence[dict],
+) -> TrainResult:
+    """The loop of `train` from `state` on, for rows that learn from pairs of the team's completions."""
+
+    def evaluated(step: int) -> Evaluation | None:
+        due = cfg.eval_every and step % cfg.eval_every == 0
+        if not eval_items or not (due or step in (0, cfg.num_updates)):
+            return None
+        log.flush()
+        result = evaluate(team, [s.params for s in state.stacks], eval_items, rounds.env, cfg)
+        log.evaluation(step, {"reward": result.mean, "reward_ci95": result.interval})
+        return result
+
+    first = int(state.step)
+    rounds.resume(first)
+    before = after = evaluated(0) if first == 0 else None
+    for step in range(first, cfg.num_updates):
+        if made := rounds.begin(step, state):
+            log.begin(made)
+        state, learned, tokens = rounds.step(step, state)
+        log.step(step, learned, tokens)
+        after = evaluated(step + 1) or after
+        if saver:
+            log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
+    log.flush()
+    return TrainResult(without_gradients(state), log.rewards, before, after)
+
+
+def chosen_of(count: int, n: int, rng: np.random.Generator) -> list[int]:
+    """n of `count` in random order, none twice before all were once."""
+    return [int(i) for k in range(-(-n // count) if n else 0) for i in rng.permutation(count)[: n - k * count]]
+
+
+def mean(rewards: Sequence[np.ndarray]) -> float:
+    found = np.concatenate([r[np.isfinite(r)] for r in rewards]) if rewards else np.array([])
+    return float(found.mean()) if found.size else float("nan")
+
+
+def pairs_of(own: Candidates, other: Candidates | None, p: int, how: str, limit: int, rng: np.random.Generator) -> list[Pair]:
+    """Pairs of the p-th item: among the team's own completions, or against the comparator's one by one."""
+    if other is None:
+        return [joint_pair(own, i, own, j, p) for i, j in select(own.rewards[p].tolist(), how, limit, rng)]
+    met = select_against(own.rewards[p].tolist(), other.rewards[p].tolist(), how, limit, rng)
+    return [joint_pair(own, i, other, i, p) if won else joint_pair(other, i, own, i, p) for i, won in met]
+
+
+def joint_pair(chosen: Candidates, i: int, rejected: Candidates, j: int, p: int) -> Pair:
+    """Joint action i of one against j of the other, on item p. With tokens where both wrote in the team's own."""
+    agents = range(len(chosen.texts))
+    texts = (tuple(of.texts[n][p][g] for n in agents) for of, g in ((chosen, i), (rejected, j)))
+    tokens = None
+    if chosen.ids is not None and rejected.ids is not None:
+        assert chosen.prompt_ids is not None
+        tokens = tuple((chosen.prompt_ids[n][p], chosen.ids[n][p][i], rejected.ids[n][p][j]) for n in agents)
+    rewards = (float(chosen.rewards[p][i]), float(rejected.rewards[p][j]))
+    return Pair(tuple(chosen.prompts[n][p] for n in agents), *texts, rewards=rewards, tokens=tokens)
+
+
+def save_round(folder: Path, round_: int, pairs: Sequence[Pair]) -> None:
+    """Lines that `load_pairs` reads too, with the tokens beside the texts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"round_{round_:04}.jsonl"
+    with (temporary := final.with_suffix(".tmp")).open("w", encoding="utf-8") as file:
+        for pair in pairs:
+            row = {"prompt": pair.prompts, "chosen": pair.chosen, "rejected": pair.rejected, "tokens": pair.tokens}
+            file.write(json.dumps(row | {"metadata": {"rewards": pair.rewards}}, ensure_ascii=False) + "\n")
+    temporary.replace(final)
+
+
+def load_round(folder: Path, round_: int) -> list[Pair]:
+    path = folder / f"round_{round_:04}.jsonl"
+    if not path.is_file():
+        raise ValueError(f"cannot resume: {path}, the pairs of round {round_}, is missing")
+    pairs = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        texts = (tuple(row[name]) for name in ("prompt", "chosen", "rejected"))
+        pairs.append(Pair(*texts, rewards=tuple(row["metadata"]["rewards"]), tokens=row["tokens"]))
+    return pairs
+
+
+def check_rounds(cfg: TrainConfig) -> None:
+    """Refuse settings that rounds do not have."""
+    row: Algorithm = algorithm(cfg.algorithm)
+    for name, needed in (("num_turns", 1), ("joint_mode", "aligned")):
+        if getattr(cfg, name) != needed:
+            raise ValueError(f"{name}={getattr(cfg, name)!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}")
+    if cfg.resume and cfg.comparator == "history":
+        raise ValueError("a run with comparator='history' cannot be resumed: the earlier policies are not in checkpoints")
+    if cfg.temperature == 0 and option("comparator", cfg.comparator, row) == "current":
+        raise ValueError("temperature=0 makes all completions of a prompt alike: preferences need temperature > 0")
+    if not row.rounds and cfg.pair_selection == "comparator_reward":
+        raise ValueError("pair_selection='comparator_reward' needs a comparator: it is for madpo_iter and marlhf_iter")
