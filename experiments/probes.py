@@ -44,8 +44,8 @@ RATES = {"emit": 5e-3, "copy": 3e-3, "agree": 5e-3, "remember": 5e-3}  # of agen
 class Config:
     """Which rows, probes and seeds."""
 
-    rows: tuple[str, ...] = tuple(ALGORITHMS)
-    """Rows of the algorithm table."""
+    rows: tuple[str, ...] = tuple(name for name, row in ALGORITHMS.items() if row.data == "rollouts")
+    """Rows of the algorithm table, of those that learn from rollouts."""
     probes: tuple[str, ...] = tuple(THRESHOLDS)
     """Probes: emit, copy, agree, remember."""
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -28,6 +28,7 @@ class Algorithm(NamedTuple):
     grouping: str = "turn"  # rows compared with each other are those of one turn, or of a whole episode
     data: str = "rollouts"  # learned from: rollouts of the policy, pairs of completions, or texts
     rounds: bool = False  # pairs are made anew every so many updates
+    learned: bool = False  # a reward model learns from them, and the team from its scores, by another row
 
 
 DEFAULTS: dict[str, Any] = {
@@ -166,6 +167,30 @@ ALGORITHMS = {
         {"beta": 1.0},
         data="pairs",
     ),
+    "marlhf": Algorithm(
+        "score_margin",
+        "none",
+        preference,
+        "pair_mean",
+        2,
+        "arXiv 2203.02155, for teams",
+        {"smoothing": "label_smoothing"},
+        data="pairs",
+        learned=True,
+    ),
+    "marlhf_iter": Algorithm(
+        "score_margin",
+        "none",
+        preference,
+        "pair_mean",
+        2,
+        "the same in rounds",
+        {"smoothing": "label_smoothing"},
+        {"pair_selection": "comparator_reward"},
+        data="pairs",
+        rounds=True,
+        learned=True,
+    ),
     "sft": Algorithm("imitation", "none", cross_entropy, "token_mean", 1, "behaviour cloning; world model", data="texts"),
 }
 
@@ -186,8 +211,9 @@ def option(name: str, given: Any, row: Algorithm) -> Any:
 def uses(row: Algorithm) -> set[str]:
     """The settings among `DEFAULTS` that mean something for a row."""
     if row.data != "rollouts":
-        of_texts = {"bc_weight", "world_model_weight"} if row.data == "texts" else {"reference_free", *SELECTION}
-        return {*row.options.values(), "batch_size", *of_texts, *((*COMPARATOR, *REPLAY) if row.rounds else ())}
+        found = {"bc_weight", "world_model_weight"} if row.data == "texts" else {"reference_free", *SELECTION}
+        found = {*SELECTION, *REWARD_MODEL} if row.learned else found
+        return {*row.options.values(), "batch_size", *found, *((*COMPARATOR, *REPLAY) if row.rounds else ())}
     found = {"mask_overlong", *row.options.values()}
     if row.advantage == "ema_baseline":
         found.add("ema_decay")
@@ -209,15 +235,19 @@ def shares_critic(learning: Any) -> bool:
     return row.critic == "own" and not option("separate_critic", learning.separate_critic, row)
 
 
-def check_options(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that the algorithm's row has no use for, also together with others."""
-    row = algorithm(settings["algorithm"])
+def check_used(settings: Mapping[str, Any], name: str) -> None:
+    """Refuse settings among `DEFAULTS` that an algorithm's row has no use for."""
+    row = algorithm(name)
     for setting in DEFAULTS:
         if settings.get(setting) is not None and setting not in uses(row):
             others = ", ".join(name for name, other in ALGORITHMS.items() if setting in uses(other))
-            raise ValueError(
-                f"{setting}={settings[setting]!r} has no meaning for algorithm={settings['algorithm']!r}; it is for {others}"
-            )
+            raise ValueError(f"{setting}={settings[setting]!r} has no meaning for algorithm={name!r}; it is for {others}")
+
+
+def check_options(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that the algorithm's row has no use for, also together with others."""
+    row = algorithm(settings["algorithm"])
+    check_used(settings, settings["algorithm"])
     for setting, off in OF_ROLLOUTS.items() if row.data != "rollouts" else ():
         if settings[setting] != off:
             raise ValueError(

@@ -57,6 +57,7 @@ class Rounds:
         self.updates = self.setting("round_updates") if self.row.rounds else cfg.num_updates
         kind = self.setting("comparator")
         self.comparator = Comparator(team, cfg, kind, self.initial) if self.row.rounds else None
+        self.pairs: dict[int, list[Pair]] = {}
         self.examples: dict[int, Examples] = {}
         self.folder = Path(cfg.output_dir) / "pairs" if cfg.output_dir else None
 
@@ -72,7 +73,7 @@ class Rounds:
         if self.comparator is not None and self.comparator.kind == "history":
             self.comparator.remember(round_, params, self.setting("comparator_lag"))
         made = self._round(round_, params)
-        if not made.pairs and not any(of.coded for of in self.examples.values()):
+        if not made.pairs and not any(self.pairs.values()):
             raise ValueError(
                 "no two completions of an item have different rewards, so there are no pairs: use more generations or prompts, "
                 "a higher temperature, or a reward that tells completions apart"
@@ -81,7 +82,7 @@ class Rounds:
             warnings.warn(f"round {round_} (update {step}) made no pairs: all rewards are equal", stacklevel=2)
         if self.folder is not None:
             save_round(self.folder, round_, made.pairs)
-        self._add(round_, made.pairs)
+        self.pairs[round_] = made.pairs
         return made
 
     def resume(self, step: int) -> None:
@@ -89,10 +90,30 @@ class Rounds:
         if step == 0 or self.folder is None:
             return
         for round_ in range(-(-step // self.updates)):
-            self._add(round_, load_round(self.folder, round_))
+            self.pairs[round_] = load_round(self.folder, round_)
 
-    def _add(self, round_: int, pairs: list[Pair]) -> None:
-        self.examples[round_] = encode(self.team, self.initial, pairs, self.cfg)
+    def coded(self, round_: int) -> Examples:
+        """A round's pairs as token ids, with what the reference says of them."""
+        if round_ not in self.examples:
+            self.examples[round_] = encode(self.team, self.initial, self.pairs[round_], self.cfg)
+        return self.examples[round_]
+
+    def weights(self, round_: int) -> np.ndarray:
+        """How likely each round up to this one is drawn from."""
+        rounds = range(round_ + 1)
+        how = (self.setting("replay"), self.setting("replay_k"), self.setting("replay_lambda"))
+        weights = replay_weights(len(rounds), *how) * [bool(self.pairs[r]) for r in rounds]
+        if not weights.any():  # the newest rounds made none: the last that did
+            weights[max(r for r in rounds if self.pairs[r])] = 1
+        return weights / weights.sum()
+
+    def replayed(self, round_: int) -> list[Pair]:
+        """Pairs of this round and older ones: all of the likeliest rounds, of others as many less as they are less likely."""
+        weights, found = self.weights(round_), []
+        for r, weight in enumerate(weights / weights.max()):
+            rng = np.random.default_rng((self.cfg.seed, round_, r, DRAW))
+            found += [self.pairs[r][i] for i in sorted(chosen_of(len(self.pairs[r]), round(weight * len(self.pairs[r])), rng))]
+        return found
 
     def _round(self, round_: int, params: Sequence[Any]) -> Round:
         pairs, own_rewards, other_rewards = [], [], []
@@ -123,15 +144,11 @@ class Rounds:
 
     def drawn(self, step: int) -> Examples:
         """The pairs of a step: from this round and, by `replay`, from older ones."""
-        rounds = [self.examples[r] for r in range(step // self.updates + 1)]
-        how = (self.setting("replay"), self.setting("replay_k"), self.setting("replay_lambda"))
-        weights = replay_weights(len(rounds), *how) * [bool(of.coded) for of in rounds]
-        if not weights.any():  # the newest rounds made none: the last that did
-            weights[max(r for r, of in enumerate(rounds) if of.coded)] = 1
+        now = step // self.updates
         rng = np.random.default_rng((self.cfg.seed, step, DRAW))
-        numbers = np.bincount(rng.choice(len(rounds), batch_size(self.cfg), p=weights / weights.sum()), minlength=len(rounds))
+        numbers = np.bincount(rng.choice(now + 1, batch_size(self.cfg), p=self.weights(now)), minlength=now + 1)
         coded, reference = [], []
-        for of, n in zip(rounds, numbers, strict=True):
+        for of, n in [(self.coded(r), n) for r, n in enumerate(numbers) if n]:
             chosen = chosen_of(len(of.coded), n, rng)
             coded += [of.coded[i] for i in chosen]
             reference += [] if of.reference is None else [of.reference[i] for i in chosen]

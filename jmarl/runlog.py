@@ -73,6 +73,7 @@ class RunLog(StepLog):
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         super().__init__(team, cfg, writer)
         self.rewards: list[float] = []
+        self._about: dict[str, float] = {}
 
     def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], at: float) -> None:
         """Keep a step to be written later. learned: each stack's update metrics, still on the device; at: when it had its
@@ -87,9 +88,16 @@ class RunLog(StepLog):
                 message = f"update {step}: {turn.invalid} of {count} joint actions have no valid reward; {turn.fault}"
                 warnings.warn(message, stacklevel=2)
 
+    def about(self, more: dict[str, float]) -> None:
+        """Keep more numbers for the row of the next step."""
+        if more:
+            self.flush()
+            self._about = more
+
     def _row(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], seconds: float) -> dict[str, float]:
         row = rollout_metrics(self.team, played) | update_metrics(self.team, jax.device_get(learned))
-        return row | {"time/step_s": seconds, "tokens_per_s": row["tokens"] / seconds}
+        more, self._about = self._about, {}
+        return row | more | {"time/step_s": seconds, "tokens_per_s": row["tokens"] / seconds}
 
     def _more(self, step: int, played: Rollout, *_: Any) -> None:
         if step % self.cfg.log_every == 0:

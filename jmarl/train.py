@@ -23,12 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl import sharding
-from jmarl.algorithms import algorithm, check_options, shares_critic
+from jmarl.algorithms import algorithm, check_options, check_used, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, greedy_returns, judge, make_critics, trains
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
+from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.objective import with_value_head
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
@@ -36,6 +37,7 @@ from jmarl.rollout import Rollout, play
 from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
 from jmarl.runlog import RunLog, TrainResult
+from jmarl.stack import unstack
 from jmarl.team import Team, init_state, policies, save_team, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import init_stack, update_stack
@@ -52,6 +54,7 @@ def train(
     formatters: Sequence[Formatter] | None = None,
     external_transition: Transition | None = None,
     critic: Agent | None = None,
+    reward_model: Agent | None = None,
     eval_items: Sequence[dict] = (),
     wandb_config: dict | None = None,
 ) -> TrainResult:
@@ -61,14 +64,16 @@ def train(
     reward: a reward function, with formatters (one an agent, item -> prompt) and for several turns external_transition, see
     `environment.Rewarded`; or an environment, which does all of that itself.
     critic: what the critics of an algorithm that has them start from; None: from their agents, a central one from the first.
+    reward_model: what that of marlhf and marlhf_iter starts from; None: from the first agent.
     """
     env = environment_of(team, reward, formatters, external_transition, cfg)
     check_run(items, cfg, wandb_config)
     check_team(team, cfg)
-    rounds = None
-    if algorithm(cfg.algorithm).data == "pairs":
-        rounds = Rounds(team, initial_of(team, params, cfg), items, env, cfg)
-    critics, state = start(team, params, cfg, critic)
+    row, policy, rewarder = algorithm(cfg.algorithm), cfg, None
+    rounds = None if row.data == "rollouts" else Rounds(team, initial_of(team, params, cfg), items, env, cfg)
+    if rounds is not None and row.learned:
+        policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), cfg)
+    critics, state = start(team, params, policy, critic)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": Team(critics.specs).describe()}
     with contextlib.ExitStack() as opened:
         saver = open_checkpoints(cfg)
@@ -81,9 +86,9 @@ def train(
         writer = open_metrics(cfg, int(state.step), wandb_config)
         if writer:
             opened.enter_context(writer)
-        if rounds is None:
+        if rounds is None or rewarder is not None:
             log = RunLog(team, cfg, writer)
-            result = run(team, critics, state, items, cfg, log, saver, meta, eval_items, env)
+            result = run(team, critics, state, items, policy, log, saver, meta, eval_items, env, rewarder)
         else:
             result = run_rounds(team, state, rounds, cfg, RoundLog(team, cfg, writer), saver, meta, eval_items)
     if cfg.output_dir:
@@ -103,8 +108,17 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | N
     return critics, state._replace(critics=judges)
 
 
+def first_agent(team: Team, params: Sequence[Any]) -> Agent:
+    """The first agent as it was loaded."""
+    spec = team.stacks[0]
+    return Agent("first", spec.config, jax.device_get(unstack(params[0], 0)), spec.tokenizer)
+
+
 def initial_of(team: Team, params: Sequence[Any], cfg: TrainConfig) -> list[Any]:
-    """Copies of the parameters of each stack, where the team will lie: training updates those given in place."""
+    """Copies of the parameters of each stack, where the team will lie, if rounds need them: as the reference of preferences, or
+    as the comparator. Training updates those given in place."""
+    if cfg.comparator != "initial" and (algorithm(cfg.algorithm).learned or cfg.reference_free):
+        return []
     mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
     return [sharding.place(jax.tree.map(jnp.copy, of_stack), mesh) for of_stack in params]
 
@@ -120,8 +134,10 @@ def run(
     meta: dict,
     eval_items: Sequence[dict],
     env: Environment,
+    rewarder: LearnedRounds | None = None,
 ) -> TrainResult:
-    """The loop from `state` on."""
+    """The loop from `state` on. rewarder: what rewards the team in place of the environment; evaluations are by the task."""
+    task, env = env, env if rewarder is None else rewarder.env
 
     def tasks_at(step: int) -> list[dict]:
         return [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
@@ -132,15 +148,19 @@ def run(
             return None
         log.flush()  # the row before the evaluation's; waits for the update, which is training time
         began = time.monotonic()
-        result = evaluate(team, [s.params for s in state.stacks], eval_items, env, cfg)
+        result = evaluate(team, [s.params for s in state.stacks], eval_items, task, cfg)
         log.evaluation(step, result, began)
         return result
 
     first = int(state.step)
     if first < cfg.num_updates:
-        compile_all(programs_of_run(team, critics, state, tasks_at(first), eval_items, env, cfg))
+        compile_all(programs_of_run(team, critics, state, tasks_at(first), eval_items, task, cfg))
+    if rewarder is not None:
+        rewarder.resume(first)
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
+        if rewarder is not None:
+            log.about(rewarder.begin(step, state))
         rollout = play_step(team, state, tasks_at(step), env, cfg, step)
         if step == first and not np.isfinite(rollout.turns[0].rewards).any():
             raise ValueError(f"no joint action of the first update has a valid reward: {rollout.turns[0].fault}")
@@ -196,7 +216,7 @@ def update(
     return TeamState(state.step + 1, tuple(stacks), tuple(judges)), learned
 
 
-ROUNDS = ("madpo", "madpo_iter")  # rows on pairs that the team's own completions make
+ROUNDS = ("madpo", "madpo_iter", "marlhf", "marlhf_iter")  # rows on pairs that the team's own completions make
 
 
 def check_settings(cfg: TrainConfig) -> None:
@@ -207,6 +227,12 @@ def check_settings(cfg: TrainConfig) -> None:
         if cfg.algorithm not in ROUNDS:
             raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit.fit")
         check_rounds(cfg)
+    if row.learned:
+        policy = policy_config(cfg)
+        if algorithm(policy.algorithm).data != "rollouts":
+            raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, …")
+        check_used({name: getattr(cfg, name) for name in OF_PAIRS}, cfg.algorithm)
+        return check_settings(policy)
     least = 2 if row.critic and cfg.critic_type == "q" else row.min_group
     if cfg.num_generations < least:
         raise ValueError(

@@ -32,7 +32,7 @@ LAYERS = [
         "comparators",
         "checkpoint",
     },
-    {"train", "fit", "rounds", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
+    {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
@@ -54,7 +54,8 @@ SIDEWAYS = {
     "fit": {"rundir", "runlog"},
     "comparators": {"generate", "rollout", "team"},
     "rounds": {"evaluate", "fit", "runlog"},
-    "train": {"rounds", "evaluate", "programs", "rundir", "runlog"},
+    "learned_reward": {"fit", "rounds", "rundir"},
+    "train": {"rounds", "learned_reward", "evaluate", "programs", "rundir", "runlog"},
     "trainers": {"train", "evaluate", "trainers"},
     "utils": {"utils"},
 }

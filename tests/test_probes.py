@@ -15,7 +15,8 @@ from jmarl.team import init_state
 from jmarl.train import train
 
 # What separates a row that works from one that does not: joint credit (agree), or credit over turns (remember).
-TELLING = dict.fromkeys(ALGORITHMS, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}
+ONLINE = [name for name, row in ALGORITHMS.items() if row.data == "rollouts"]
+TELLING = dict.fromkeys(ONLINE, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}
 TELLING |= {"remax": "remember", "maremax": "remember"}  # noisy baselines: `agree` depends on the seed
 
 

@@ -1,0 +1,175 @@
+"""A reward model of joint actions, and training on its scores: marlhf and marlhf_iter.
+
+The model is a decoder with a value head that reads what all agents read and wrote and gives one number behind the last token.
+It is trained on pairs by the Bradley-Terry loss (row reward_model), with a fifth of them held out; then the team is trained on
+its scores, normalised to mean 0 and std 1 over what it learned from, by any row that learns from rollouts (`rl_algorithm`). The
+task's own reward makes the pairs and is logged, but the team never sees it. marlhf does this once, marlhf_iter in rounds. Left
+out: several turns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jmarl.algorithms import algorithm, option
+from jmarl.config import TrainConfig
+from jmarl.environment import Answer, Environment
+from jmarl.fit import FitResult, fit
+from jmarl.generate import bucket
+from jmarl.pairs import Pair, Prompt
+from jmarl.preferences import encode_pairs, pair_batches, pair_scores, text_of
+from jmarl.rewards import RewardResult
+from jmarl.rounds import Rounds
+from jmarl.rundir import checkpoints_of
+from jmarl.settings import Preferences
+from jmarl.team import Team, make_team
+from jmarl.types import TeamState
+from jmarl.weights import Agent
+
+HELD_OUT = 5  # every fifth pair is held out
+
+
+class RewardModel(NamedTuple):
+    """Scores joint actions: (score - mean) / std."""
+
+    team: Team  # of one
+    params: list[Any]
+    learning: Any
+    mean: float = 0.0
+    std: float = 1.0
+
+    def score(self, prompts: Sequence[Sequence[Prompt]], completions: Sequence[Sequence[str]]) -> np.ndarray:
+        """[B] of joint actions: what each agent read [N][B] and wrote [N][B]."""
+        pairs = [
+            joint_pair(Pair(tuple(read), tuple(wrote), tuple(wrote)))
+            for read, wrote in zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)
+        ]
+        return (scores_of(self, pairs)[:, 0] - self.mean) / self.std
+
+
+def joint_pair(pair: Pair) -> Pair:
+    """What a reward model reads of a pair of N agents, as one of a single agent."""
+    prompt = "\n".join(f"[Agent {n}] {text_of(p)}" for n, p in enumerate(pair.prompts))
+    chosen, rejected = ("\n" + "\n".join(f"[Agent {n}] {t}" for n, t in enumerate(x)) for x in (pair.chosen, pair.rejected))
+    return Pair((prompt,), (chosen,), (rejected,), pair.rewards)
+
+
+def scores_of(model: RewardModel, pairs: Sequence[Pair], at_once: int = 16) -> np.ndarray:
+    """Scores [M, 2] of joint pairs, as they come out of the value head."""
+    coded, found = encode_pairs(model.team, pairs, False), []
+    for i in range(0, len(coded), at_once):
+        part = coded[i : i + at_once]
+        batch = pair_batches(model.team, part, None, bucket(len(part), 1), model.learning)
+        found.append(pair_scores(model.team, model.params, batch, model.learning, "map")[: len(part), 0])
+    return np.concatenate(found)
+
+
+def fit_reward_model(
+    agent: Agent, pairs: Sequence[Pair], cfg: TrainConfig, params: list[Any] | None = None
+) -> tuple[RewardModel, FitResult]:
+    """Train a reward model on pairs of N agents, from an agent's weights or from params of an earlier one; returns it and how
+    it ranked held-out pairs before and after. cfg: with algorithm reward_model."""
+    team, fresh = make_team([agent])
+    joint = [joint_pair(pair) for pair in pairs]
+    held = joint[::HELD_OUT] if len(joint) >= HELD_OUT else []
+    trained = [pair for i, pair in enumerate(joint) if i % HELD_OUT] if held else joint
+    result = fit(team, params or fresh, trained, cfg, eval_data=held)
+    model = RewardModel(team, [stack.params for stack in result.state.stacks], cfg.learning())
+    scores = scores_of(model, trained)
+    return model._replace(mean=float(scores.mean()), std=float(max(scores.std(), 1e-6))), result
+
+
+class Learned:
+    """An environment whose reward is the score of a reward model, which is set later; the task's own is among the metrics, as
+    `task`."""
+
+    def __init__(self, env: Environment):
+        self.env = env
+        self.model: RewardModel | None = None
+
+    def reset(self, items, rng):
+        states, prompts = self.env.reset(items, rng)
+        return list(zip(states, zip(*prompts, strict=True), strict=True)), prompts
+
+    def step(self, states, actions, rng):
+        assert self.model is not None
+        answer = self.env.step([state for state, _ in states], actions, rng)
+        scores = self.model.score(list(zip(*(read for _, read in states), strict=True)), actions)
+        valid = ~answer.result.invalid
+        rewards = np.where(valid, scores, np.nan)
+        every = np.repeat(rewards[:, None], answer.result.rewards.shape[1], 1)
+        parts = answer.result.parts | {"task": answer.result.total}
+        result = RewardResult(rewards, parts, answer.result.invalid, every, answer.result.faults, answer.result.num_raised)
+        return Answer(result, answer.done, answer.after)
+
+    def observe(self, after):
+        raise ValueError("a reward model scores single turns: set num_turns to 1")
+
+
+class LearnedRounds:
+    """The rounds of a run on a learned reward: pairs, the reward model made of them, and the environment that it rewards.
+
+    agent: what the reward model starts from; in marlhf_iter each round's starts from the one before.
+    """
+
+    def __init__(self, rounds: Rounds, agent: Agent, cfg: TrainConfig):
+        self.rounds, self.agent, self.cfg = rounds, agent, cfg
+        self.env = Learned(rounds.env)
+
+    def begin(self, step: int, state: TeamState) -> dict[str, float]:
+        """Before an update: make the pairs and the reward model of the round that begins there, if one does. Returns what is
+        known of them, for the log. Where a run goes on in mid-round, its model is read back."""
+        now, at = divmod(step, self.rounds.updates)
+        made = self.rounds.begin(step, state)
+        if made is not None:
+            return {"pairs": float(len(made.pairs))} | self._learn(now)
+        if self.env.model is None and at:
+            self._learn(now)
+        return {}
+
+    def resume(self, step: int) -> None:
+        """Read back the pairs before a step and, where the next model starts from it, the last model."""
+        self.rounds.resume(step)
+        if step and step % self.rounds.updates == 0 and step < self.cfg.num_updates:
+            self._learn(step // self.rounds.updates - 1)
+
+    def _learn(self, round_: int) -> dict[str, float]:
+        cfg, before = reward_config(self.cfg, round_), self.env.model
+        pairs = self.rounds.replayed(round_)
+        self.env.model, result = fit_reward_model(self.agent, pairs, cfg, None if before is None else before.params)
+        return {} if result.after is None else {f"reward_model/{name}": x for name, x in result.after.items()}
+
+
+def reward_config(cfg: TrainConfig, round_: int) -> TrainConfig:
+    """The settings by which a round's reward model is trained. Where the run keeps checkpoints it is kept too, and one that is
+    there already is read."""
+    row = algorithm(cfg.algorithm)
+    updates, rate = (option(name, getattr(cfg, name), row) for name in ("reward_updates", "reward_learning_rate"))
+    where = f"{cfg.output_dir}/reward_model_{round_}" if cfg.output_dir else ""
+    kept = {name: getattr(cfg, name) for name in KEPT}
+    keep = updates if cfg.save_every else 0
+    plain = TrainConfig(
+        algorithm="reward_model",
+        num_updates=updates,
+        learning_rate=rate,
+        output_dir=where,
+        save_every=keep,
+        mesh="agent=1",
+        **kept,
+    )
+    there = keep and checkpoints_of(plain).is_dir() and any(checkpoints_of(plain).iterdir())
+    return dataclasses.replace(plain, resume=bool(there))
+
+
+def policy_config(cfg: TrainConfig) -> TrainConfig:
+    """The settings by which a run's team is trained on the scores."""
+    name = option("rl_algorithm", cfg.rl_algorithm, algorithm(cfg.algorithm))
+    return dataclasses.replace(cfg, algorithm=name, **dict.fromkeys(("label_smoothing", *OF_PAIRS)))
+
+
+KEPT = ("batch_size", "label_smoothing", "micro_batches", "compute_dtype", "remat", "per_agent", "seed", "progress")
+OF_PAIRS = tuple(field.name for field in dataclasses.fields(Preferences))

@@ -1,0 +1,163 @@
+"""Teams trained on a reward model's scores: what it reads, its scale, that the task's reward rises, exact resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.config import TrainConfig
+from jmarl.environment import Rewarded, prompt_of
+from jmarl.learned_reward import Learned, fit_reward_model, joint_pair, policy_config, scores_of
+from jmarl.models import decoder
+from jmarl.pairs import Pair
+from jmarl.rewards import make_reward
+from jmarl.team import make_team
+from jmarl.train import check_settings, train
+from jmarl.weights import Agent
+
+ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
+HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market")]
+CONFIG = TrainConfig(
+    algorithm="marlhf", num_updates=16, num_prompts=8, num_generations=8, max_new_tokens=6, min_new_tokens=6,
+    learning_rate=1e-2, per_agent="vmap", eval_generations=8, batch_size=32, pairs_per_prompt=0, reward_updates=40,
+    reward_learning_rate=3e-3, progress=False,
+)  # fmt: skip
+ITER = dict(algorithm="marlhf_iter", round_updates=4, num_updates=8, reward_updates=10, replay="all")
+
+
+def vowels(text):
+    return sum(text.count(v) for v in "aeiou") / max(len(text), 1)
+
+
+def both(a, b):
+    return [(vowels(x) + vowels(y)) / 2 for x, y in zip(a, b, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer):
+    def agent(seed):
+        params = jax.device_get(decoder.init_params(tiny_config(), jax.random.key(seed)))
+        return Agent("random", tiny_config(max_positions=256), params, tiny_tokenizer)
+
+    return [agent(0), agent(10)]
+
+
+def trained(agents, **changes):
+    team, params = make_team(agents)
+    cfg = dataclasses.replace(CONFIG, **changes)
+    return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=HELD_OUT)
+
+
+def rows(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def model(agents):
+    """A reward model of made-up pairs: those with more vowels were preferred."""
+    words = ["aeiou", "ea io", "oua e", "uuu a", "xyz q", "rst w", "bcdfg", "wxy z"]
+    pairs = [Pair(("the", "a"), (x, y), (z, w)) for x in words[:4] for y in words[:2] for z in words[4:] for w in words[4:6]]
+    cfg = TrainConfig(algorithm="reward_model", num_updates=20, learning_rate=3e-3, batch_size=16, progress=False)
+    return (*fit_reward_model(agents[0], pairs, cfg), pairs)
+
+
+def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
+    found, result, pairs = model
+    assert joint_pair(pairs[0]).prompts == ("[Agent 0] the\n[Agent 1] a",)
+    assert joint_pair(pairs[0]).chosen == ("\n[Agent 0] aeiou\n[Agent 1] aeiou",)
+    assert result.after["accuracy"] > 0.9 > result.before["accuracy"] == 0.5
+    first, second = (found.score([["the"], ["a"]], [[x], [y]]) for x, y in (("aaeei", "ioua "), ("xzzzq", "rrr w")))
+    assert first > second
+
+
+def test_scores_have_mean_0_and_std_1_over_what_was_learned_from(model):
+    found, _, pairs = model
+    learned = [joint_pair(pair) for i, pair in enumerate(pairs) if i % 5]
+    scores = (scores_of(found, learned) - found.mean) / found.std
+    np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-4)
+    again = found.score([[pairs[1].prompts[n]] for n in (0, 1)], [[pairs[1].chosen[n]] for n in (0, 1)])
+    np.testing.assert_allclose(again, scores[0, :1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_score_does_not_depend_on_its_neighbours(model):
+    found = model[0]
+    texts = [["a e", "x", "ooo u i a"], ["b", "c d e", "f"]]
+    together = found.score([["the"] * 3, ["a"] * 3], texts)
+    alone = [found.score([["the"], ["a"]], [[t[k]] for t in texts])[0] for k in range(3)]
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_the_team_gets_the_score_and_the_task_is_logged(model):
+    task = Rewarded(make_reward(both, num_agents=2), [prompt_of] * 2)
+    env, rng = Learned(task), np.random.default_rng(0)
+    env.model = model[0]
+    states, prompts = env.reset(ITEMS[:2], rng)
+    assert prompts == task.reset(ITEMS[:2], rng)[1]
+    actions = [["aeiou", "xyz"], ["a", "b"]]
+    answer = env.step(states, actions, rng)
+    np.testing.assert_allclose(answer.result.total, model[0].score(prompts, actions), rtol=1e-5)
+    np.testing.assert_allclose(answer.result.parts["task"], both(*actions))
+    assert answer.result.rewards.shape == (2, 2) and (answer.result.rewards == answer.result.total[:, None]).all()
+
+
+def test_an_invalid_task_reward_masks_the_joint_action(model):
+    task = Rewarded(make_reward(lambda a, b: [float("nan"), 1.0], num_agents=2), [prompt_of] * 2)
+    env, rng = Learned(task), np.random.default_rng(0)
+    env.model = model[0]
+    result = env.step(env.reset(ITEMS[:2], rng)[0], [["a", "b"], ["c", "d"]], rng).result
+    assert np.isnan(result.total[0]) and np.isfinite(result.total[1]) and result.invalid.tolist() == [True, False]
+
+
+def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
+    """The task's reward on held-out prompts ends above the untrained team's 95 % interval, though the team never sees it."""
+    result = trained(agents, output_dir=str(tmp_path))
+    assert result.after.mean - result.after.interval > result.before.mean + result.before.interval
+    found = [row for row in rows(tmp_path) if "reward/task" in row]
+    assert found[0]["pairs"] > 100 and found[0]["reward_model/accuracy"] > 0.6
+    assert np.mean([r["reward/task"] for r in found[-4:]]) > np.mean([r["reward/task"] for r in found[:4]])
+
+
+def test_rounds_refresh_the_reward_model(agents, tmp_path):
+    result = trained(agents, output_dir=str(tmp_path), rl_algorithm="maac", **ITER)
+    begun = [row["step"] for row in rows(tmp_path) if "pairs" in row]
+    assert begun == [0, 4] and len(result.rewards) == 8
+    assert (tmp_path / "reward_model_1" / "metrics.jsonl").exists() and (tmp_path / "pairs" / "round_0001.jsonl").exists()
+
+
+@pytest.mark.parametrize(("changes", "stop"), [(dict(num_updates=6, reward_updates=10), 3), (ITER, 4), (ITER, 6)])
+def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path, changes, stop):
+    """In mid-round its reward model is read back; between rounds the next one starts from the last."""
+
+    def run(where, **more):
+        return trained(agents, **changes | dict(output_dir=str(tmp_path / where), save_every=1) | more)
+
+    whole = run("whole")
+    run("parts", num_updates=stop)
+    rest = run("parts", resume=True)
+    jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(rl_algorithm="madpo"), "rl_algorithm='madpo' does not learn from rollouts"),
+        (dict(rl_algorithm="magrp"), "algorithm='magrp' is unknown; did you mean 'magrpo'"),
+        (dict(comparator="initial"), "comparator='initial' has no meaning for algorithm='marlhf'"),
+        (dict(num_turns=2), "num_turns=2 is not there for algorithm='marlhf'"),
+        (dict(clip_eps_low=0.1), "clip_eps_low=0.1 has no meaning for algorithm='magrpo'"),
+        (dict(algorithm="magrpo"), "batch_size=32 has no meaning for algorithm='magrpo'"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_settings(dataclasses.replace(CONFIG, **changes))
+
+
+def test_the_policy_is_trained_by_the_row_that_is_named():
+    cfg = policy_config(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
+    assert cfg.algorithm == "grpo" and cfg.clip_eps_low == 0.1 and cfg.kl_coef == 0.05 and cfg.batch_size is None
+    check_settings(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
