@@ -75,6 +75,7 @@ OF_ROLLOUTS: dict[str, Any] = {  # settings of rows that learn from rollouts, an
     "num_epochs": 1,
     "num_minibatches": 1,
 }
+GROUP_BASELINES = ("group_mean", "leave_one_out", "max_baseline")  # advantages that are 0 where a group's returns are equal
 BOUNDS = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
 CLIPPING = BOUNDS | {"level": "ratio_level", "dual": "dual_clip"}
 CRITIC = ("gae_lambda", "critic_learning_rate", "value_clip")  # settings of rows with a critic

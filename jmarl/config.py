@@ -220,6 +220,9 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     """Prompts an update (P)."""
     num_generations: int = 8
     """Completions a prompt and agent (G, the group)."""
+    dynamic_sampling: int = 0
+    """Rounds of further prompts that an update may play in place of those whose returns are all equal (DAPO, arXiv
+    2503.14476); 0: none. For rows whose baseline is of a group."""
     per_agent: str = "map"
     """Gradients of the agents on one device: map (one after the other) or vmap (at once; for small models)."""
     mesh: str = "auto"
@@ -254,7 +257,7 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         ):
             check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         check("seed", self.seed, 0 <= self.seed < 2**31, "in 0..2147483647")
-        for name in ("save_every", "eval_every"):
+        for name in ("save_every", "eval_every", "dynamic_sampling"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0 (0 is off)")
         check("per_agent", self.per_agent, self.per_agent in ("map", "vmap"), "map or vmap")
         for name in ("resume", "save_every"):

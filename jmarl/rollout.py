@@ -6,7 +6,7 @@ turn, of all episodes, are sampled in one batch, and their joint actions answere
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ class Rollout(NamedTuple):
     joint_returns: tuple[np.ndarray, ...]  # of each turn [P, J, N]: what its joint actions led to; NaN where invalid
     returns: tuple[np.ndarray, ...]  # of each turn [N, P, G] credited to each completion; NaN where invalid
     expected: tuple[np.ndarray, ...] | None = None  # of each turn [N, P, G]: what the greedy completions got, where asked for
+    notes: Mapping[str, float] = {}  # more for the log
 
 
 class Nodes(NamedTuple):
@@ -73,13 +74,16 @@ def play(
     step: int,
     group: int,
     purpose: int = TRAIN,
+    draw: int = 0,
 ) -> Rollout:
-    """Play episodes on the items: in the first turn every agent writes `group` completions for each."""
-    rng = np.random.default_rng((seed, step, purpose))
+    """Play episodes on the items: in the first turn every agent writes `group` completions for each. draw: tells apart what is
+    played on several lists of items in one step."""
+    rng = np.random.default_rng((seed, step, purpose, draw))  # of draw 0 the same as without it
     states, prompts = env.reset(items, rng)
     first = np.arange(len(items))
     rows = tokenize(team, prompts, settings, episodes.chat)
-    nodes = Nodes(states, prompts, rows, rows, first, first, first.astype(np.uint32), len(items))
+    ids = (first + draw * len(items)).astype(np.uint32)
+    nodes = Nodes(states, prompts, rows, rows, first, first, ids, len(items))
     turns: list[Turn] = []
     for t in range(episodes.num_turns):
         how: dict[str, Any] = dict(seed=seed, step=step, turn=t, purpose=purpose, keep=keeps(episodes, settings, t))

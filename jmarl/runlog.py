@@ -158,7 +158,7 @@ def rollout_metrics(team: Team, played: Rollout) -> dict[str, float]:
     tokens = sum(row.pop(f"{name}tokens") for name, _ in named_turns(played))
     if played.num_turns > 1:
         row |= {"reward/mean": mean_return(played), "env_steps": float(sum(t.rewards[..., 0].size for t in played.turns))}
-    return row | {"tokens": tokens}
+    return {**row, "tokens": tokens, **played.notes}
 
 
 def turn_metrics(team: Team, played: Turn, credited: np.ndarray) -> dict[str, float]:

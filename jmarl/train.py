@@ -14,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl import sharding
-from jmarl.algorithms import algorithm, check_options, check_used, shares_critic
+from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, greedy_returns, judge, make_critics, trains
+from jmarl.dynamic import further_items, refill
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
@@ -139,8 +141,9 @@ def run(
     """The loop from `state` on. rewarder: what rewards the team in place of the environment; evaluations are by the task."""
     task, env = env, env if rewarder is None else rewarder.env
 
-    def tasks_at(step: int) -> list[dict]:
-        return [items[i] for i in tasks_of(step, len(items), cfg.num_prompts, cfg.seed)]
+    def tasks_at(step: int, draw: int = 0) -> list[dict]:
+        own = tasks_of(step, len(items), cfg.num_prompts, cfg.seed)
+        return [items[i] for i in (further_items(step, draw, own, len(items), cfg.seed) if draw else own)]
 
     def evaluated(step: int) -> Evaluation | None:
         due = cfg.eval_every and step % cfg.eval_every == 0
@@ -161,7 +164,7 @@ def run(
     for step in range(first, cfg.num_updates):
         if rewarder is not None:
             log.about(rewarder.begin(step, state))
-        rollout = play_step(team, state, tasks_at(step), env, cfg, step)
+        rollout = play_step(team, state, tasks_at(step), env, cfg, step, partial(tasks_at, step))
         if step == first and not np.isfinite(rollout.turns[0].rewards).any():
             raise ValueError(f"no joint action of the first update has a valid reward: {rollout.turns[0].fault}")
         played = time.monotonic()  # before the update, for which the call below may wait or not
@@ -181,11 +184,26 @@ def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
     return [int(order[p // num_items][p % num_items]) for p in positions]
 
 
-def play_step(team: Team, state: TeamState, tasks: Sequence[dict], env: Environment, cfg: TrainConfig, step: int) -> Rollout:
-    """Sample and reward one step of training."""
-    params, how = [s.params for s in state.stacks], dict(seed=cfg.seed, step=step, group=cfg.num_generations)
-    rollout = play(team, params, tasks, env, cfg.sampling(), cfg.episodes(), **how)
-    if algorithm(cfg.algorithm).advantage == "greedy_baseline":
+def play_step(
+    team: Team,
+    state: TeamState,
+    tasks: Sequence[dict],
+    env: Environment,
+    cfg: TrainConfig,
+    step: int,
+    further: Callable[[int], Sequence[dict]] | None = None,
+) -> Rollout:
+    """Sample and reward one step of training. further: the tasks of a round of dynamic sampling, from 1 on."""
+    params, row = [s.params for s in state.stacks], algorithm(cfg.algorithm)
+
+    def play_round(draw: int) -> Rollout:
+        of_round, how = further(draw) if further and draw else tasks, dict(seed=cfg.seed, step=step, group=cfg.num_generations)
+        return play(team, params, of_round, env, cfg.sampling(), cfg.episodes(), **how, draw=draw)
+
+    rollout = play_round(0)
+    if cfg.dynamic_sampling and further:
+        rollout = refill(team, rollout, play_round, cfg.dynamic_sampling, row.grouping)
+    if row.advantage == "greedy_baseline":
         rollout = rollout._replace(expected=greedy_returns(team, params, tasks, env, cfg, step, rollout))
     return rollout
 
@@ -242,6 +260,12 @@ def check_settings(cfg: TrainConfig) -> None:
     if cfg.cross_credit == "sum" and (row.critic or row.advantage == "greedy_baseline"):
         raise ValueError(
             f"cross_credit='sum' does not fit algorithm={cfg.algorithm!r}: its baseline is of a mean; use cross_credit='mean'"
+        )
+    if cfg.dynamic_sampling and row.advantage not in GROUP_BASELINES:
+        fits = ", ".join(name for name, other in ALGORITHMS.items() if other.advantage in GROUP_BASELINES)
+        raise ValueError(
+            f"dynamic_sampling={cfg.dynamic_sampling} has no meaning for algorithm={cfg.algorithm!r}, whose advantages do not "
+            f"compare a group's returns; it is for {fits}"
         )
     check_options(dataclasses.asdict(cfg))
     sharding.mesh_for(cfg.mesh, [1])

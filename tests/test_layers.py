@@ -19,19 +19,8 @@ LAYERS = [
     {"advantages", "batches", "losses", "scoring", "sampling"}
     | {"text", "metrics", "rewards", "returns", "environment", "pairs", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
-    {
-        "offline_objective",
-        "objective",
-        "update",
-        "team",
-        "generate",
-        "rollout",
-        "critics",
-        "probes",
-        "preferences",
-        "comparators",
-        "checkpoint",
-    },
+    {"offline_objective", "objective", "update", "team", "generate", "rollout", "critics", "probes", "checkpoint", "dynamic"}
+    | {"preferences", "comparators"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
@@ -49,6 +38,7 @@ SIDEWAYS = {
     "critics": {"generate", "objective", "rollout", "team"},
     "generate": {"team"},
     "rollout": {"generate", "team"},
+    "dynamic": {"generate", "rollout", "team"},
     "preferences": {"generate", "objective", "offline_objective", "team"},
     "runlog": {"evaluate"},
     "fit": {"rundir", "runlog"},

@@ -1,0 +1,225 @@
+"""Dynamic sampling: which prompts are replaced, what the new batches hold, and that only the step number goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl import scoring
+from jmarl.config import TrainConfig
+from jmarl.dynamic import further_items, informative, select
+from jmarl.environment import Rewarded
+from jmarl.objective import make_rows
+from jmarl.returns import discounted
+from jmarl.rewards import make_reward
+from jmarl.rollout import Rollout, to_batches
+from jmarl.stack import unstack
+from jmarl.team import init_state, make_team
+from jmarl.train import play_step, train
+from jmarl.types import TRACES
+
+BASE = TrainConfig(
+    num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False, mesh="agent=1"
+)
+ITEMS = [{"prompt": text} for text in ("flat The", "seven apples and three pears", "flat a", "market", "flat b", "question")]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(2)]
+
+
+def teaches(a, b, prompts):
+    """The same for all on items that begin with flat; else the mean of the characters, which hardly two texts share."""
+    pairs = zip(a, b, prompts, strict=True)
+    return [1.0 if prompt.startswith("flat") else np.mean([ord(c) / 100 for c in x + y + "a"]) for x, y, prompt in pairs]
+
+
+def answer(prompt, agent_completions, **_):
+    return [f"{prompt} and {text}" for text in agent_completions[::-1]]
+
+
+def environment(cfg, reward=teaches):
+    return Rewarded(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2, answer if cfg.num_turns > 1 else None)
+
+
+def run(agents, reward=teaches, items=ITEMS, **changes):
+    cfg = dataclasses.replace(BASE, **changes)
+    return jax.device_get(train(*make_team(agents), environment(cfg, reward), items, cfg).state)
+
+
+def rows_of(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def played_on(agents, tasks, further, shared_weights=False, **changes):
+    cfg = dataclasses.replace(BASE, **changes)
+    team, params = make_team(agents, shared_weights)
+    state = init_state(params, cfg.learning())
+    return team, params, play_step(team, state, tasks, environment(cfg), cfg, 0, lambda draw: further[draw - 1])
+
+
+# --- which prompts -------------------------------------------------------------------------------------------------------
+
+
+def test_items_of_further_rounds_follow_from_seed_and_step():
+    """Those that the step does not have come first, each once; then its own."""
+    rounds = [further_items(5, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
+    assert sorted(sum(rounds, [])[:5]) == [0, 2, 4, 5, 6] and sorted(sum(rounds, [])[5:7]) == [1, 3]
+    assert rounds == [further_items(5, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
+    assert rounds != [further_items(6, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
+    assert further_items(0, 1, [0, 1], 2, seed=0) in ([0, 1], [1, 0]), "nothing else in the data set"
+
+
+def test_a_prompt_is_idle_where_its_advantages_are_zero(agents):
+    """`informative` against the advantages of the batch, with group and episode baselines; invalid rewards count nowhere."""
+    returns = np.zeros((2, 5, 3))
+    returns[:, 1] = 0.1  # equal
+    returns[1, 2, 0] = 1e-3  # of one agent
+    returns[:, 3] = np.nan
+    returns[:, 4] = [0.5, np.nan, 0.5]
+    _, _, played = played_on(agents, ITEMS[:2] * 2 + ITEMS[:1], [], num_prompts=5)
+    played = played._replace(returns=(returns,))
+    assert informative(played, "turn").tolist() == [False, False, True, False, False]
+    for grouping, expected in (("turn", [False] * 5), ("episode", [True, False, False, False, False])):
+        of_turns = np.zeros((2, 5, 3)), np.zeros((2, 5, 3))
+        of_turns[1][:, 0] = 1.0  # another return in the second turn
+        two = played._replace(turns=played.turns * 2, returns=of_turns)
+        assert informative(two, grouping).tolist() == expected
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "marloo", "maremax", "dapo"])
+def test_equal_returns_give_no_advantage(agents, algorithm):
+    """The fact that all rests on: zero variance in a group is an advantage of exactly 0 for its rows, and of no others."""
+    cfg = dataclasses.replace(BASE, algorithm=algorithm)
+    team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
+    batch = unstack(to_batches(team, played)[0], 0)
+    running = unstack(init_state(make_team(agents)[1], cfg.learning()).stacks[0].running, 0)
+    rows, metrics = make_rows(None, running, batch, None, cfg=agents[0].config, learning=cfg.learning())
+    advantages = np.asarray(rows.policy.advantages)
+    assert (advantages[0] == 0).all() and np.abs(advantages[1]).max() > 0.1
+    assert metrics["zero_variance_share"] == 0.5 or algorithm == "dapo", "dapo leaves overlong rows out of the share"
+
+
+def test_the_same_prompts_are_written_to_anew(agents):
+    """Rounds that come back to an item have random numbers of their own."""
+    said = []
+
+    def reward(a, b):
+        said.append(a)
+        return [0.0] * len(a)
+
+    run(agents, reward, items=ITEMS[:1], num_updates=1, num_prompts=1, dynamic_sampling=2)
+    assert len(said) == 3 and said[0] != said[1] != said[2] != said[0]
+
+
+# --- what is put together --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_turns": 2},
+        {"num_turns": 2, "history": "append", "branching": "chain", "algorithm": "dr_mas", "gamma": 0.0},
+        {"num_turns": 2, "joint_mode": "cross", "num_generations": 2, "early_termination_threshold": 1.4},
+        {"shared_weights": True, "num_turns": 2},
+    ],
+    ids=str,
+)
+def test_replaced_prompts_bring_all_that_is_theirs(agents, changes):
+    """Every row of the batch is rated by its agent as the sampler rated it, so prompt, history, tokens and log-probabilities
+    belong together; the flat item is gone; returns are those of the rewards over the new tree; the texts are the tokens."""
+    agents = agents[:1] * 2 if "shared_weights" in changes else agents
+    further = [[ITEMS[0], ITEMS[2]], [ITEMS[4], {"prompt": "a much longer prompt of seven words"}]]
+    team, params, played = played_on(agents, [ITEMS[0], ITEMS[1]], further, dynamic_sampling=3, **changes)
+    assert played.notes["dynamic/replaced"] == 0.5 and played.notes["dynamic/rounds"] == 2
+    assert played.turns[0].prompts == [["a much longer prompt of seven words", ITEMS[1]["prompt"]]] * 2
+    again = discounted(
+        [turn.rewards for turn in played.turns], [turn.parents for turn in played.turns], changes.get("gamma", 1.0)
+    )
+    jax.tree.map(np.testing.assert_array_equal, again, list(played.joint_returns))
+    batch = to_batches(team, played)[0]
+    for a in range(len(team.stacks[0].members)):
+        mine = unstack(batch, a)
+        config = team.stacks[0].config
+        scored = scoring.score(unstack(params[0], a), config, mine.prompts, mine.prompt_lengths, mine.tokens)
+        here = np.asarray(mine.action_mask)
+        np.testing.assert_allclose(np.where(here, scored.logprobs, 0), np.where(here, mine.old_logprobs, 0), atol=1e-4)
+    decode = functools.partial(agents[0].tokenizer.decode, skip_special_tokens=True)
+    for turn in played.turns:
+        done, (ids, lengths) = turn.completions[0], turn.encoded[0]
+        shape = (2, -1)
+        tokens, mask = (np.asarray(x).reshape(*shape, *x.shape[2:]) for x in (done.tokens, done.action_mask))
+        ids, lengths = ids.reshape(*shape, ids.shape[-1]), lengths.reshape(shape)
+        for n, p in np.ndindex(2, len(turn.items)):
+            assert [decode(row[m]) for row, m in zip(tokens[n, p], mask[n, p], strict=True)] == turn.texts[n][p]
+            assert decode(ids[n, p, : lengths[n, p]]).endswith(turn.prompts[n][p])
+
+
+def test_selecting_what_is_there_already_changes_nothing(agents):
+    """All items of one rollout, in their order: every array of it again, padding included."""
+    team, _, played = played_on(agents, ITEMS[:3], [], num_prompts=3, num_turns=2)
+    again = select(team, [played], [(0, p) for p in range(3)])
+    for of_turn, same in zip(played.turns, again.turns, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(same), jax.device_get(of_turn))
+    assert isinstance(again, Rollout)
+    jax.tree.map(np.testing.assert_array_equal, (again.returns, again.joint_returns), (played.returns, played.joint_returns))
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_is_idle_nothing_changes(agents):
+    items = ITEMS[1::2]
+    jax.tree.map(np.testing.assert_array_equal, run(agents, items=items, dynamic_sampling=2), run(agents, items=items))
+
+
+def test_where_all_is_idle_the_prompts_stay(agents, tmp_path):
+    """Two rounds are tried in vain; the update is that of the first prompts: none."""
+    before = jax.device_get(make_team(agents)[1][0])
+    after = run(agents, items=ITEMS[::2], dynamic_sampling=2, output_dir=str(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, after.stacks[0].params, before)
+    assert [(row["dynamic/replaced"], row["dynamic/rounds"]) for row in rows_of(tmp_path)] == [(0, 2)] * 2
+
+
+def test_updates_are_full_of_signal(agents, tmp_path):
+    """Half of the items are flat: without it some updates have idle groups, with it none; no program is compiled for it."""
+    run(agents, num_updates=3, output_dir=str(tmp_path / "without"))
+    compiled = TRACES["sample"]
+    run(agents, num_updates=3, dynamic_sampling=4, output_dir=str(tmp_path / "with"))
+    assert TRACES["sample"] == compiled
+    shares = {name: [row["agent_0/zero_variance_share"] for row in rows_of(tmp_path / name)] for name in ("without", "with")}
+    assert max(shares["without"]) > 0 and shares["with"] == [0, 0, 0]
+    rows = rows_of(tmp_path / "with")
+    assert "dynamic/replaced" not in rows_of(tmp_path / "without")[0]
+    assert [row["dynamic/replaced"] for row in rows] == shares["without"]
+    assert all(row["dynamic/rounds"] >= 1 for row in rows if row["dynamic/replaced"])
+    assert any(row["dynamic/return"] != row["reward/mean"] for row in rows), "what was left out is told"
+
+
+def test_a_resumed_run_is_bit_equal(agents, tmp_path):
+    common = dict(num_updates=4, save_every=2, dynamic_sampling=2)
+    whole = run(agents, **common, output_dir=str(tmp_path / "whole"))
+    run(agents, **common | {"num_updates": 2}, output_dir=str(tmp_path / "parts"))
+    parts = run(agents, **common, output_dir=str(tmp_path / "parts"), resume=True)
+    jax.tree.map(np.testing.assert_array_equal, parts, whole)
+    assert [row["dynamic/replaced"] for row in rows_of(tmp_path / "parts")] == [
+        row["dynamic/replaced"] for row in rows_of(tmp_path / "whole")
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["mareinforce", "remax", "rae", "iac", "maac", "ippo", "mappo"])
+def test_rows_without_a_group_baseline_refuse_it(agents, algorithm):
+    with pytest.raises(ValueError, match=f"dynamic_sampling=1 has no meaning for algorithm='{algorithm}'.* it is for magrpo"):
+        run(agents, dynamic_sampling=1, algorithm=algorithm)
+
+
+def test_a_number_of_rounds_is_not_negative():
+    with pytest.raises(ValueError, match=r"dynamic_sampling=-1 is not allowed: dynamic_sampling must be >= 0 \(0 is off\)"):
+        dataclasses.replace(BASE, dynamic_sampling=-1)
