@@ -144,7 +144,8 @@ def at_the_end(returns: jax.Array, mask: jax.Array) -> jax.Array:
 def nothing_remembered(agents: int, roles: int, kl_coef: float) -> Running:
     """What agents [A, ...] know before their first update."""
     count, mean, squares = (jnp.zeros(agents) for _ in range(3))  # an array each: they are donated
-    return Running(jnp.zeros((agents, roles)), count, mean, squares, jnp.full(agents, kl_coef))
+    # A dtype of its own: a weak one would make the update that first moves the coefficient another program.
+    return Running(jnp.zeros((agents, roles)), count, mean, squares, jnp.full(agents, kl_coef, jnp.float32))
 
 
 def remember(running: Running, returns: jax.Array, roles: jax.Array, decay: float) -> Running:

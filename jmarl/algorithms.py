@@ -267,8 +267,6 @@ def check_options(settings: Mapping[str, Any]) -> None:
         raise ValueError(
             "critic_learning_rate is for separate critics; a value head learns with its agent, weighed by value_coef"
         )
-    if row.advantage == "gae" and settings["kl_coef"] and settings["kl_in"] == "reward":
-        raise ValueError(f"kl_in='reward' is not there for algorithm={settings['algorithm']!r}: use kl_in='loss'")
     if settings["importance_level"] != "token" and settings["importance_cap"] is None:
         raise ValueError(f"importance_level={settings['importance_level']!r} needs importance_cap, which is off")
     if settings["value_coef"] is not None and separate:

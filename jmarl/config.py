@@ -113,7 +113,8 @@ class Learning:
     kl_estimator: str = "k3"
     """k1, k2 or k3."""
     kl_in: str = "loss"
-    """Where the KL term goes: loss or reward."""
+    """Where the KL term goes: loss, or reward, from which each token's estimate is taken (arXiv 2203.02155): in ppo and ippo
+    token by token, in advantages and in what critics learn; in other rows the completion's sum, in advantages."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     learning_rate: float = 1e-5

@@ -27,7 +27,7 @@ from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import GREEDY, bucket
 from jmarl.models import decoder
-from jmarl.objective import values_of, with_value_head
+from jmarl.objective import kl_penalty, logprobs_of, values_of, with_value_head
 from jmarl.returns import credit, discounted
 from jmarl.rollout import Rollout, Turn, play, to_batches
 from jmarl.scoring import hidden_states
@@ -109,6 +109,37 @@ def value_stack(params: Any, spec: StackSpec, prompts, lengths, tokens, cfg: Tra
     return _values(params, *arrays, cfg=spec.config, dtype=cfg.compute_dtype, mode=cfg.per_agent, mesh=mesh)
 
 
+def penalises(learning: Learning) -> bool:
+    """Whether the KL penalty of each token is a reward that a critic expects as well: in rows with values of tokens, as in
+    InstructGPT (arXiv 2203.02155). Other rows take the sum of a completion's from its return, in the agent's advantage alone,
+    which no value of a prompt biases."""
+    return value_kind(learning) == "token" and learning.kl_coef > 0 and learning.kl_in == "reward"
+
+
+@partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), compiler_options=COMPILER)
+def _penalised(reference, kl_coef, batch, *, cfg, learning, mode, mesh):
+    TRACES["penalties"] += 1
+    agents = batch.tokens.shape[0]
+    how = mode if mesh is None or apart(mesh, agents) else "vmap"
+
+    def of_agent(reference, kl_coef, batch):
+        ref = logprobs_of(reference, batch, cfg, learning)
+        return ref, kl_penalty(batch, ref, batch.action_mask & jnp.isfinite(batch.rewards)[..., None], kl_coef, learning)
+
+    return over_agents(per_agent(of_agent, how), mesh, agents)(reference, kl_coef, batch)
+
+
+def penalised(batch: Batch, stack: StackState, spec: StackSpec, cfg: TrainConfig) -> Batch:
+    """A stack's batch with the reference's log-probabilities and the KL penalty of each token: made once, before the update, by
+    the coefficient of the moment, for agents and critics alike."""
+    mesh = mesh_of(stack.params)
+    if mesh is not None:
+        batch = jax.device_put(batch, batch_shardings(mesh, batch))
+    static: dict[str, Any] = dict(cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent, mesh=mesh)
+    ref, penalty = _penalised(stack.reference, stack.running.kl_coef, batch, **static)
+    return batch._replace(ref_logprobs=ref, penalty=penalty)
+
+
 def greedy_returns(
     team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
 ) -> tuple[np.ndarray, ...]:
@@ -139,9 +170,11 @@ def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg:
     specs = team.stacks if shared else critics.specs
     if kind == "token":
         batches = []
-        for spec, of, batch in zip(specs, judges, to_batches(team, rollout), strict=True):
-            values = value_stack(of.params, spec, batch.prompts, batch.prompt_lengths, batch.tokens, cfg)
-            batches.append(batch._replace(values=values))
+        each = zip(specs, judges, team.stacks, state.stacks, to_batches(team, rollout), strict=True)
+        for judge_spec, of, spec, own, batch in each:
+            values = value_stack(of.params, judge_spec, batch.prompts, batch.prompt_lengths, batch.tokens, cfg)
+            batch = batch._replace(values=values)
+            batches.append(penalised(batch, own, spec, cfg) if penalises(learning) else batch)
         return tuple(batches), () if shared else tuple(batches)
     if row.critic == "central":
         texts = [joint_text(team, specs[0], turn, kind, cfg) for turn in rollout.turns]

@@ -132,15 +132,16 @@ def make_policy(reference, running: Running, batch: Batch, params, cfg: ModelCon
     mask = batch.action_mask & valid[..., None]
 
     def scored(params):
-        weights, rows = decoder.cast(params, jnp.dtype(learning.compute_dtype)), (batch.prompts, batch.prompt_lengths)
-        return score(weights, cfg, *rows, batch.tokens, temperature=learning.temperature).logprobs
+        return logprobs_of(params, batch, cfg, learning)
 
     rescored = learning.old_logprobs == "rescored" or learning.importance_cap is not None
     old = jax.lax.stop_gradient(scored(params)) if rescored else batch.old_logprobs
-    ref = batch.old_logprobs if reference is None else scored(reference)
+    ref = batch.old_logprobs if reference is None or batch.penalty is not None else scored(reference)
     penalty = jnp.zeros_like(old)
-    if reference is not None and learning.kl_in == "reward":
-        penalty = running.kl_coef * jnp.where(mask, losses.kl_estimate(batch.old_logprobs, ref, learning.kl_estimator), 0)
+    if batch.penalty is not None:
+        ref, penalty = batch.ref_logprobs, jnp.where(mask, batch.penalty, 0)
+    elif reference is not None and learning.kl_in == "reward":
+        penalty = kl_penalty(batch, ref, mask, running.kl_coef, learning)
     advantage, metrics = make_advantages(running, batch, penalty, mask, learning)
     if rescored:
         metrics["mismatch"] = masked.mean(jnp.abs(old - batch.old_logprobs), mask)
@@ -154,6 +155,17 @@ def make_policy(reference, running: Running, batch: Batch, params, cfg: ModelCon
     per_token = jnp.broadcast_to(advantage, mask.shape)
     share = mask / jnp.maximum(mask.sum(), 1)
     return Policy(mask, share, weights, old, ref, per_token, running.kl_coef * weights), metrics
+
+
+def logprobs_of(params: Any, batch: Batch, cfg: ModelConfig, learning: Learning) -> jax.Array:
+    """Log-probabilities [P, G, T] that a parameter set gives to one agent's batch."""
+    weights, rows = decoder.cast(params, jnp.dtype(learning.compute_dtype)), (batch.prompts, batch.prompt_lengths)
+    return score(weights, cfg, *rows, batch.tokens, temperature=learning.temperature).logprobs
+
+
+def kl_penalty(batch: Batch, ref: jax.Array, mask: jax.Array, kl_coef: jax.Array, learning: Learning) -> jax.Array:
+    """What the KL term takes from the reward of each token [P, G, T]: of the behaviour policy to the reference's ref."""
+    return kl_coef * jnp.where(mask, losses.kl_estimate(batch.old_logprobs, ref, learning.kl_estimator), 0)
 
 
 def make_advantages(running: Running, batch: Batch, penalty: jax.Array, mask: jax.Array, learning: Learning) -> tuple:
@@ -206,12 +218,15 @@ def importance(old: jax.Array, sampled: jax.Array, mask: jax.Array, cap: float, 
 
 
 def make_values(batch: Batch, mask: jax.Array, learning: Learning) -> tuple[Values, dict]:
-    """A critic's targets: lambda-returns where it gives a value for every token, returns where it gives one a completion."""
+    """A critic's targets: lambda-returns where it gives a value for every token, returns where it gives one a completion. They
+    are of the same rewards as the advantages: less the batch's penalty, if it has one."""
     old = jnp.broadcast_to(batch.values, mask.shape)
     kind, lam = value_kind(learning), option("gae_lambda", learning.gae_lambda, algorithm(learning.algorithm))
     here = mask if kind == "token" else value_mask(batch, kind)
     if kind == "token":
-        targets = old + advantages.gae(advantages.at_the_end(batch.rewards, here), old, here, lam=lam)
+        rewards = advantages.at_the_end(batch.rewards, here)
+        rewards = rewards if batch.penalty is None else rewards - batch.penalty
+        targets = old + advantages.gae(rewards, old, here, lam=lam)
     else:
         targets = jnp.broadcast_to(jnp.nan_to_num(batch.rewards)[..., None], mask.shape)
     left, around = masked.mean((targets - old) ** 2, here), masked.mean(targets, here)

@@ -20,7 +20,7 @@ from jax.stages import Lowered
 from jmarl.algorithms import algorithm, value_kind
 from jmarl.batches import positions
 from jmarl.config import TrainConfig
-from jmarl.critics import Critics, trains
+from jmarl.critics import Critics, penalises, trains
 from jmarl.environment import Environment
 from jmarl.generate import EVAL, GREEDY, TRAIN, encode, sample_stack, sample_team
 from jmarl.rollout import batch_of, keeps
@@ -79,10 +79,12 @@ def programs_of_run(
 def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int) -> Batch:
     """A batch of the shapes of a first turn, with values where the algorithm has them."""
     done, row = example_completions(sampler), algorithm(cfg.algorithm)
-    zeros = np.zeros(done.tokens.shape[:3])
-    values = zeros if row.advantage in ("value_baseline", "greedy_baseline") else None
-    batch = batch_of(prompts, done, zeros, zeros[0, :, 0], done.tokens.shape[-1], roles=roles, values=values)
-    return batch._replace(values=jnp.zeros(done.tokens.shape)) if row.advantage == "gae" else batch
+    of_rows = np.zeros(done.tokens.shape[:3])
+    values = of_rows if row.advantage in ("value_baseline", "greedy_baseline") else None
+    batch = batch_of(prompts, done, of_rows, of_rows[0, :, 0], done.tokens.shape[-1], roles=roles, values=values)
+    zeros = jnp.zeros(done.tokens.shape)
+    batch = batch._replace(values=zeros) if row.advantage == "gae" else batch
+    return batch._replace(ref_logprobs=zeros, penalty=zeros) if penalises(cfg.learning()) else batch
 
 
 def example_completions(sampler: Lowered) -> Completions:

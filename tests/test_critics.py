@@ -493,10 +493,6 @@ def test_dr_mas_compares_an_agent_over_all_turns(agents):
             "critic_learning_rate is for separate critics",
         ),
         (dict(algorithm="iac", critic_type="q", num_generations=1), "its value_baseline baseline needs at least 2"),
-        (
-            dict(algorithm="ippo", kl_coef=0.1, kl_in="reward"),
-            "kl_in='reward' is not there for algorithm='ippo': use kl_in='loss'",
-        ),
         (dict(algorithm="magrpo", importance_level="sequence"), "importance_level='sequence' needs importance_cap"),
         (dict(algorithm="ippo", advantage_scale="std"), "advantage_scale='std' has no meaning for advantages of tokens"),
     ],
