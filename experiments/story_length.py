@@ -14,6 +14,7 @@ import dataclasses
 import tyro
 
 from jmarl.config import TrainConfig, check
+from jmarl.learners import check_agents
 from jmarl.rewards import make_reward, story_length_ratio
 from jmarl.team import make_team
 from jmarl.train import TrainResult, check_settings, train
@@ -55,6 +56,7 @@ class StoryConfig(TrainConfig):
         super().__post_init__()
         check("held_out", self.held_out, 0 <= self.held_out <= len(HELD_OUT), f"in 0..{len(HELD_OUT)}")
         check_settings(self)
+        check_agents(self, 2)
 
 
 def setup(item: dict) -> str:

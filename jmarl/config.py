@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from jmarl.settings import Episodes, Preferences, check
 
@@ -46,6 +47,18 @@ class Sampling:
 
 
 DTYPES = ("float32", "bfloat16")
+
+
+def each(value: Any) -> tuple:
+    """The values of a setting that may be one for all agents or a tuple of one an agent."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def single(name: str, value: Any) -> Any:
+    """The value of such a setting in a stack's own settings, which are plain."""
+    if isinstance(value, tuple):
+        raise TypeError(f"{name}={value} is of a whole team: make a stack's settings of it with learners.of_stack")
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +130,11 @@ class Learning:
     token by token, in advantages and in what critics learn; in other rows the completion's sum, in advantages."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    learning_rate: float = 1e-5
-    """Peak learning rate of AdamW."""
+    optimizer: str | tuple[str, ...] = "adamw"
+    """adamw (arXiv 1711.05101), lion (arXiv 2302.06675, with its own decays 0.9 and 0.99) or sgd; one for all agents or one an
+    agent, the same for agents of one architecture."""
+    learning_rate: float | tuple[float, ...] = 1e-5
+    """Peak learning rate: one for all agents or one an agent."""
     lr_schedule: str = "constant"
     """After the warm-up: constant, linear or cosine down to 0 at num_updates."""
     warmup_updates: int = 0
@@ -126,16 +142,18 @@ class Learning:
     num_updates: int = 0
     """Updates of every agent, each of num_epochs times num_minibatches optimiser steps: the length of the schedule, which
     linear and cosine need. Steps that target_kl holds back do not count."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay."""
+    weight_decay: float | tuple[float, ...] = 0.0
+    """Decoupled weight decay: one for all agents or one an agent."""
+    momentum: float = 0.0
+    """Decay of sgd's sum of gradients; 0 is off."""
     adam_b1: float = 0.9
     """Decay of Adam's first moment."""
     adam_b2: float = 0.999
     """Decay of Adam's second moment."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
-    max_grad_norm: float = 1.0
-    """Clip of each agent's global gradient norm."""
+    max_grad_norm: float | tuple[float, ...] = 1.0
+    """Clip of each agent's global gradient norm: one for all agents or one an agent."""
     num_epochs: int = 1
     """Passes over each batch (PPO, arXiv 1707.06347)."""
     num_minibatches: int = 1
@@ -156,10 +174,18 @@ class Learning:
     def __post_init__(self):
         for name, allowed in CHOICES.items():
             check(name, getattr(self, name), getattr(self, name) in allowed, f"one of {allowed}")
+        for name in ("optimizer", "learning_rate", "max_grad_norm", "weight_decay"):
+            if isinstance(getattr(self, name), list):  # settings are hashable
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("learning_rate", "max_grad_norm", "adam_eps"):
-            check(name, getattr(self, name), getattr(self, name) > 0, "> 0")
+            check(name, getattr(self, name), all(x > 0 for x in each(getattr(self, name))), "> 0")
         for name in ("kl_coef", "warmup_updates", "weight_decay"):
-            check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0")
+            check(name, getattr(self, name), all(x >= 0 for x in each(getattr(self, name))), ">= 0")
+        check("optimizer", self.optimizer, set(each(self.optimizer)) <= set(OPTIMIZERS), f"one of {OPTIMIZERS}")
+        check("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1) (0 is off)")
+        for name, (of, default) in OF_OPTIMIZER.items():
+            used = getattr(self, name) == default or of in each(self.optimizer)
+            check(name, getattr(self, name), used, f"{default} without optimizer={of}")
         for name in (
             "clip_eps_low",
             "clip_eps_high",
@@ -192,6 +218,8 @@ class Learning:
             check("num_updates", self.num_updates, self.num_updates > self.warmup_updates, allowed)
 
 
+OPTIMIZERS = ("adamw", "lion", "sgd")
+OF_OPTIMIZER = {"adam_b1": ("adamw", 0.9), "adam_b2": ("adamw", 0.999), "adam_eps": ("adamw", 1e-8), "momentum": ("sgd", 0.0)}
 CHOICES = {
     "advantage_scale": (None, "none", "std", "batch_std", "running_std"),
     "loss_aggregation": (None, "token_mean", "sequence_mean", "sequence_sum", "constant"),
@@ -206,6 +234,9 @@ CHOICES = {
     "remat": ("none", "dots", "full"),
     "compute_dtype": DTYPES,
 }
+
+
+ORDERS = ("simultaneous", "alternating")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +255,12 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     dynamic_sampling: int = 0
     """Rounds of further prompts that an update may play in place of those whose returns are all equal (DAPO, arXiv
     2503.14476); 0: none. For rows whose baseline is of a group."""
+    frozen_agents: tuple[int, ...] = ()
+    """Agents that are played but never updated, by their numbers from 0 on."""
+    update_order: str = "simultaneous"
+    """simultaneous: all agents learn in every update; alternating: one at a time, in turn, while the others are held."""
+    alternate_every: int = 1
+    """Updates that an agent's turn lasts in alternating order."""
     per_agent: str = "map"
     """Gradients of the agents on one device: map (one after the other) or vmap (at once; for small models)."""
     mesh: str = "auto"
@@ -260,6 +297,19 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         check("seed", self.seed, 0 <= self.seed < 2**31, "in 0..2147483647")
         for name in ("save_every", "eval_every", "dynamic_sampling"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0 (0 is off)")
+        object.__setattr__(self, "frozen_agents", tuple(self.frozen_agents))
+        frozen, alternating = self.frozen_agents, self.update_order == "alternating"
+        check(
+            "frozen_agents", frozen, all(a >= 0 for a in frozen) and len(set(frozen)) == len(frozen), "different numbers >= 0"
+        )
+        check("update_order", self.update_order, self.update_order in ORDERS, f"one of {ORDERS}")
+        allowed = ">= 1" if alternating else "1 where update_order is simultaneous"
+        check(
+            "alternate_every",
+            self.alternate_every,
+            self.alternate_every >= 1 and (alternating or self.alternate_every == 1),
+            allowed,
+        )
         check("per_agent", self.per_agent, self.per_agent in ("map", "vmap"), "map or vmap")
         for name in ("resume", "save_every"):
             check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")

@@ -174,7 +174,7 @@ def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg:
         for judge_spec, of, spec, own, batch in each:
             values = value_stack(of.params, judge_spec, batch.prompts, batch.prompt_lengths, batch.tokens, cfg)
             batch = batch._replace(values=values)
-            batches.append(penalised(batch, own, spec, cfg) if penalises(learning) else batch)
+            batches.append(penalised(batch, own, spec, cfg) if penalises(learning) and own.reference is not None else batch)
         return tuple(batches), () if shared else tuple(batches)
     if row.critic == "central":
         texts = [joint_text(team, specs[0], turn, kind, cfg) for turn in rollout.turns]

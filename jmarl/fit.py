@@ -24,6 +24,7 @@ from jmarl import sharding
 from jmarl.algorithms import algorithm, check_options, option
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
+from jmarl.learners import check_agents, check_stacks, held_at, initial_state, learn
 from jmarl.metrics import LOSS_TAG, MetricsWriter
 from jmarl.objective import with_value_head
 from jmarl.offline_objective import scores_values
@@ -41,9 +42,8 @@ from jmarl.preferences import (
 )
 from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
 from jmarl.runlog import StepLog, update_metrics
-from jmarl.team import Team, init_state, policies, save_team, without_gradients
+from jmarl.team import Team, policies, save_team, without_gradients
 from jmarl.types import Data, TeamState
-from jmarl.update import update_stack
 
 
 class FitResult(NamedTuple):
@@ -76,12 +76,14 @@ def fit(
     """
     check_fit(data, cfg, wandb_config)
     check_fit(eval_data or data, cfg, None)
+    check_agents(cfg, team.num_agents)
+    check_stacks(cfg, team)
     learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
     if scores_values(learning):
         params = [with_value_head(of_stack) for of_stack in params]
     params = [sharding.place(of_stack, mesh) for of_stack in params]
     examples, held_out = (encode(team, params, of, cfg) for of in (data, eval_data))
-    state = init_state(params, learning, mesh, [len(s.members[0]) for s in team.stacks])
+    state = initial_state(team, params, cfg, mesh)
     meta = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": []}
     with contextlib.ExitStack() as opened:
         saver = open_checkpoints(cfg)
@@ -171,9 +173,9 @@ def update(team: Team, state: TeamState, batches: Sequence[Data], cfg: TrainConf
     learning = cfg.learning()
     if joint(cfg) and team.num_agents > 1:
         batches = with_others(team, [s.params for s in state.stacks], batches, learning, cfg.per_agent)  # type: ignore[arg-type]
-    stacks, learned = [], []
+    stacks, learned, held = [], [], held_at(cfg, team.num_agents, state.step)
     for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
-        stack, metrics = update_stack(stack, batch, cfg=spec.config, learning=learning, mode=cfg.per_agent)
+        stack, metrics = learn(cfg, team, spec, stack, batch, learning=learning, held=held)
         stacks.append(stack)
         learned.append(metrics)
     return TeamState(state.step + 1, tuple(stacks)), learned
@@ -254,7 +256,8 @@ class FitLog(StepLog):
 
     def _row(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, seconds: float) -> dict[str, float]:
         row = update_metrics(self.team, jax.device_get(learned))
-        self.losses.append(float(np.mean([row[f"agent_{n}/loss"] for n in range(self.team.num_agents)])))
+        losses = [row[name] for n in range(self.team.num_agents) if (name := f"agent_{n}/loss") in row]  # held agents have none
+        self.losses.append(float(np.mean(losses)))
         return row | {LOSS_TAG: self.losses[-1], "time/step_s": seconds, "tokens_per_s": tokens / seconds}
 
     def evaluation(self, updates: int, result: dict[str, float]) -> None:

@@ -23,6 +23,7 @@ from jmarl.config import TrainConfig
 from jmarl.critics import Critics, penalises, trains
 from jmarl.environment import Environment
 from jmarl.generate import EVAL, GREEDY, TRAIN, encode, sample_stack, sample_team
+from jmarl.learners import held_at, of_stack
 from jmarl.rollout import batch_of, keeps
 from jmarl.team import Team
 from jmarl.types import Batch, Completions, TeamState
@@ -64,14 +65,19 @@ def programs_of_run(
         yield from samplers(tasks, dataclasses.replace(cfg.sampling(), temperature=0.0), 1, GREEDY)[1]
     if cfg.num_turns == 1:
         shared, kind = trains(learning) == "both", value_kind(learning)
-        how: dict[str, Any] = dict(learning=learning, mode=cfg.per_agent, trains=trains(learning))
+        held = held_at(cfg, team.num_agents, state.step)
         for i, (spec, prompts, sampler) in enumerate(zip(team.stacks, encoded, lowered, strict=True)):
+            if set(spec.order) <= set(cfg.frozen_agents):
+                continue
+            mine, own = of_stack(cfg, learning, spec.members, team.num_agents, held)
+            how: dict[str, Any] = dict(learning=mine, own=own, mode=cfg.per_agent, trains=trains(learning))
             batch = example_batch(prompts, sampler, cfg, len(spec.members[0]))
             of_critic = batch if kind == "token" else positions(batch, kind, cut=not shared)
             yield lower_update(state.stacks[i], of_critic if shared else batch, cfg=spec.config, **how)
             if row.critic == "own" and not shared:
-                own: dict[str, Any] = dict(cfg=critics.specs[i].config, learning=critics.learning, mode=cfg.per_agent)
-                yield lower_update(state.critics[i], of_critic, **own, trains="values")
+                mine, own = of_stack(cfg, critics.learning, spec.members, team.num_agents, held)
+                how = dict(cfg=critics.specs[i].config, learning=mine, own=own, mode=cfg.per_agent)
+                yield lower_update(state.critics[i], of_critic, **how, trains="values")
     if eval_items:
         yield from samplers(eval_items, cfg.eval_sampling(), cfg.eval_generations, EVAL)[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
     another run."""
     with Checkpointer(checkpoints_of(cfg), read_only=True) as saved:
         old, step = saved.read_meta()
-        new = dict(meta["config"])
+        new = json.loads(json.dumps(meta["config"]))  # as the other one was saved, tuples as lists
         changed = {k: f"{k}: {old['config'].get(k)!r} -> {new[k]!r}" for k in new if old["config"].get(k) != new[k]}
         differs = [text for name, text in changed.items() if name not in MAY_CHANGE]
         if old["team"] != meta["team"]:

@@ -189,6 +189,9 @@ def update_metrics(team: Team, learned: list[dict[str, Any]]) -> dict[str, float
     row = {}
     for spec, metrics in zip(team.stacks, learned, strict=False):
         for a, roles in enumerate(spec.members):
+            if "held" in metrics and metrics["held"][a]:  # it made no update to tell of
+                row |= {f"agent_{agent}/held": 1.0 for agent in roles}
+                continue
             row |= {f"agent_{agent}/{name}": float(values[a]) for agent in roles for name, values in metrics.items()}
     for metrics in learned[len(team.stacks) :]:
         row |= {f"critic/{name}": float(values[0]) for name, values in metrics.items()}

@@ -91,18 +91,25 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[Te
 
 
 def init_state(
-    params: Sequence[Any], learning: Learning, mesh: Mesh | None = None, roles: Sequence[int] | None = None
+    params: Sequence[Any],
+    learning: Learning | Sequence[Learning],
+    mesh: Mesh | None = None,
+    roles: Sequence[int] | None = None,
+    learns: Sequence[bool] | None = None,
 ) -> TeamState:
-    """The state at step 0, on the mesh if there is one, from each stack's parameters, which become part of it. roles: that each
-    parameter set of a stack plays; None: one."""
+    """The state at step 0, on the mesh if there is one, from each stack's parameters, which become part of it. learning: one
+    for all stacks or of each; roles: that each parameter set of a stack plays (None: one); learns: which stacks do (None: all).
+    """
     for i, tree in enumerate(params):
         if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(tree)):
             raise ValueError(
                 f"the parameters of stack {i} were consumed by an earlier run (training updates them in place): "
                 "make them anew with make_team"
             )
-    each = zip(params, roles or [1] * len(params), strict=True)
-    stacks = tuple(init_stack(place(p, mesh), learning, n) for p, n in each)
+    one = [1] * len(params)
+    of_each = [learning] * len(params) if isinstance(learning, Learning) else learning
+    each = zip(params, of_each, roles or one, one if learns is None else learns, strict=True)
+    stacks = tuple(init_stack(place(p, mesh), how, n, bool(learn)) for p, how, n, learn in each)
     return TeamState(place(jnp.int32(0), mesh), stacks)
 
 

@@ -32,6 +32,7 @@ from jmarl.dynamic import further_items, refill
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
+from jmarl.learners import check_agents, check_central, check_stacks, held_at, initial_state, learn, of_stack
 from jmarl.objective import with_value_head
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
@@ -40,9 +41,9 @@ from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
 from jmarl.runlog import RunLog, TrainResult
 from jmarl.stack import unstack
-from jmarl.team import Team, init_state, policies, save_team, without_gradients
+from jmarl.team import Team, policies, save_team, without_gradients
 from jmarl.types import TeamState
-from jmarl.update import init_stack, update_stack
+from jmarl.update import init_stack
 from jmarl.weights import Agent
 
 
@@ -104,9 +105,15 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | N
     critics, of_critics = make_critics(team, params, learning, critic)
     if shares_critic(learning):
         params = [with_value_head(of_stack) for of_stack in params]
-    state = init_state(params, learning, mesh, [len(s.members[0]) for s in team.stacks])
-    where = mesh if algorithm(cfg.algorithm).critic == "own" else sharding.of_one_agent(mesh)
-    judges = tuple(init_stack(sharding.place(of_stack, where), critics.learning) for of_stack in of_critics)
+    state, own = initial_state(team, params, cfg, mesh), algorithm(cfg.algorithm).critic == "own"
+    learn_too = [stack.grads is not None for stack in state.stacks] if own else [True]
+    where = mesh if own else sharding.of_one_agent(mesh)
+    judges = tuple(
+        init_stack(
+            sharding.place(weights, where), of_stack(cfg, critics.learning, s.members, team.num_agents)[0], learns=learns
+        )
+        for s, weights, learns in zip(critics.specs, of_critics, learn_too, strict=False)
+    )
     return critics, state._replace(critics=judges)
 
 
@@ -215,22 +222,22 @@ def update(
     and behind them those of a central critic; those of a stack's own critics are among its, as `critic_…`."""
     batches, of_critics = judge(team, critics, state, rollout, cfg)
     stacks, judges, learned = [], [], []
-    how: dict[str, Any] = dict(learning=cfg.learning(), mode=cfg.per_agent, trains=trains(cfg))
+    held = held_at(cfg, team.num_agents, state.step)
     for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
-        stack, metrics = update_stack(stack, batch, cfg=spec.config, **how)
+        stack, metrics = learn(cfg, team, spec, stack, batch, learning=cfg.learning(), held=held, trains=trains(cfg))
         stacks.append(stack)
         learned.append(metrics)
-    how = dict(learning=critics.learning, mode=cfg.per_agent, trains="values")
     for i, (spec, stack, batch) in enumerate(zip(critics.specs, state.critics, of_critics, strict=True)):
-        if algorithm(cfg.algorithm).critic == "central":  # its batch has other numbers of prompts than the agents'
-            parts = min(critics.learning.micro_batches, batch.prompts.shape[1])
-            how["learning"] = dataclasses.replace(critics.learning, micro_batches=parts)
-        stack, metrics = update_stack(stack, batch, cfg=spec.config, **how)
-        judges.append(stack)
         if algorithm(cfg.algorithm).critic == "own":
-            learned[i] |= {f"critic_{name}": x for name, x in metrics.items()}
-        else:
+            how: dict[str, Any] = dict(learning=critics.learning, held=held)
+            stack, metrics = learn(cfg, team, spec, stack, batch, **how, trains="values")
+            learned[i] |= {f"critic_{name}": x for name, x in metrics.items() if name != "held"}
+        else:  # its batch has other numbers of prompts than the agents'
+            parts = min(critics.learning.micro_batches, batch.prompts.shape[1])
+            how = dict(learning=dataclasses.replace(critics.learning, micro_batches=parts), held=None)
+            stack, metrics = learn(cfg, team, spec, stack, batch, **how, trains="values")
             learned.append(metrics)
+        judges.append(stack)
     return TeamState(state.step + 1, tuple(stacks), tuple(judges)), learned
 
 
@@ -268,14 +275,17 @@ def check_settings(cfg: TrainConfig) -> None:
             f"compare a group's returns; it is for {fits}"
         )
     check_options(dataclasses.asdict(cfg))
+    check_central(cfg)
     sharding.mesh_for(cfg.mesh, [1])
     check_directory(cfg)
 
 
 def check_team(team: Team, cfg: TrainConfig) -> None:
-    """Refuse a row that is not for teams of this size."""
+    """Refuse a row that is not for teams of this size, and settings of single agents that do not fit."""
     if cfg.algorithm == "ppo" and team.num_agents > 1:
         raise ValueError(f"algorithm='ppo' is for a team of one, this one has {team.num_agents} agents: choose ippo or mappo")
+    check_agents(cfg, team.num_agents)
+    check_stacks(cfg, team)
 
 
 def environment_of(

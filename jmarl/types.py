@@ -69,6 +69,15 @@ class TextBatch(NamedTuple):
 Data = Batch | PreferenceBatch | TextBatch
 
 
+class Own(NamedTuple):
+    """What differs between the agents of a stack; None: as `Learning` says, for all of them."""
+
+    learning_rate: Any = None  # [A] float32: times the schedule, which then has its peak at 1
+    max_grad_norm: Any = None  # [A] float32
+    weight_decay: Any = None  # [A] float32
+    held: Any = None  # [A] bool: these agents do not learn in this update
+
+
 class Running(NamedTuple):
     """What an agent remembers of earlier updates beside its optimiser; R roles."""
 

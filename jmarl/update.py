@@ -15,18 +15,19 @@ from jax.stages import Lowered
 
 from jmarl import advantages, masked
 from jmarl.algorithms import algorithm, option
-from jmarl.config import Learning
+from jmarl.config import Learning, single
 from jmarl.models.config import ModelConfig
 from jmarl.objective import Rows, make_rows, rows_loss, split
 from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place, state_shardings
 from jmarl.stack import COMPILER, per_agent
-from jmarl.types import TRACES, Batch, Data, Running, StackState
+from jmarl.types import TRACES, Batch, Data, Own, Running, StackState
 
 
 def schedule(cfg: Learning) -> optax.Schedule:
     """Learning rate by optimiser step: linear warm-up, then constant, or linearly or by a cosine down to 0."""
     steps = cfg.num_epochs * cfg.num_minibatches
-    peak, warmup_steps, rest = cfg.learning_rate, cfg.warmup_updates * steps, (cfg.num_updates - cfg.warmup_updates) * steps
+    peak: float = single("learning_rate", cfg.learning_rate)
+    warmup_steps, rest = cfg.warmup_updates * steps, (cfg.num_updates - cfg.warmup_updates) * steps
     after = {
         "constant": lambda: optax.constant_schedule(peak),
         "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
@@ -38,21 +39,41 @@ def schedule(cfg: Learning) -> optax.Schedule:
     return optax.join_schedules([warmup, after], [warmup_steps])
 
 
-def optimizer(cfg: Learning) -> optax.GradientTransformation:
-    """AdamW (arXiv 1711.05101) after a clip by the global norm, of one agent."""
-    adam = optax.adamw(schedule(cfg), cfg.adam_b1, cfg.adam_b2, cfg.adam_eps, weight_decay=cfg.weight_decay)
-    return optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm), adam)
+def rate_of(cfg: Learning, own: Own) -> optax.Schedule:
+    """The schedule of one agent."""
+    return schedule(cfg) if own.learning_rate is None else lambda steps: own.learning_rate * schedule(cfg)(steps)
+
+
+def optimizer(cfg: Learning, own: Own | None = None) -> optax.GradientTransformation:
+    """The optimiser of one agent after a clip by the global norm; its last part is the learning rate, which counts steps."""
+    own = own or Own()
+    rate = rate_of(cfg, own)
+    clip = single("max_grad_norm", cfg.max_grad_norm) if own.max_grad_norm is None else own.max_grad_norm
+    decay = single("weight_decay", cfg.weight_decay) if own.weight_decay is None else own.weight_decay
+    after = {
+        "adamw": lambda: optax.adamw(rate, cfg.adam_b1, cfg.adam_b2, cfg.adam_eps, weight_decay=decay),
+        "lion": lambda: optax.lion(rate, weight_decay=decay),
+        "sgd": lambda: optax.chain(
+            optax.trace(cfg.momentum) if cfg.momentum else optax.identity(),
+            optax.add_decayed_weights(decay),
+            optax.scale_by_learning_rate(rate),
+        ),
+    }[single("optimizer", cfg.optimizer)]()
+    return optax.chain(optax.clip_by_global_norm(clip), after)
 
 
 def updates_done(state: StackState) -> jax.Array:
-    """Number of optimiser steps that changed the parameters, [A] (or [] of one agent): Adam's own count."""
-    return state.opt_state[1][0].count
+    """Number of optimiser steps that changed the parameters, [A] (or [] of one agent): the learning rate's own count."""
+    return state.opt_state[1][-1].count
 
 
-def init_stack(params: Any, cfg: Learning, roles: int = 1) -> StackState:
+def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) -> StackState:
     """Training state of a stack from its parameters [A, ...], each of which plays so many roles, on their mesh; a KL term
-    freezes a copy of them as reference."""
+    freezes a copy of them as reference. One that never `learns` has parameters alone."""
     agents = jax.tree.leaves(params)[0].shape[0]
+    running = advantages.nothing_remembered(agents, roles, cfg.kl_coef)
+    if not learns:
+        return place(StackState(params, (), None, jnp.zeros(agents, jnp.int32), running, None), mesh_of(params))
 
     def init(params):
         return jax.vmap(optimizer(cfg).init)(params), jax.tree.map(jnp.zeros_like, params)
@@ -61,7 +82,6 @@ def init_stack(params: Any, cfg: Learning, roles: int = 1) -> StackState:
     where = None if mesh is None else state_shardings(mesh, jax.eval_shape(init, params))
     moments, grads = jax.jit(init, out_shardings=where)(params)  # made where they stay: thrice the parameters is much to move
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef else None
-    running = advantages.nothing_remembered(agents, roles, cfg.kl_coef)
     return place(StackState(params, moments, reference, jnp.zeros(agents, jnp.int32), running, grads), mesh)
 
 
@@ -97,14 +117,20 @@ def agent_gradients(
 
 
 def apply_gradients(
-    state: StackState, grads: Any, loss: jax.Array, held: jax.Array | None = None, *, learning: Learning
+    state: StackState,
+    grads: Any,
+    loss: jax.Array,
+    held: jax.Array | None = None,
+    own: Own | None = None,
+    *,
+    learning: Learning,
 ) -> tuple[StackState, dict]:
     """One optimiser step of one agent, unless it is `held`. A loss or gradient that is not finite changes nothing and is
     counted."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if held is None else finite & ~held
-    adam = optimizer(learning)
+    adam = optimizer(learning, own)
 
     def choose(ok, new, old):
         return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
@@ -119,22 +145,36 @@ def apply_gradients(
     )
     opt_state = choose(ok & written, moments, state.opt_state)
     skipped = state.skipped + ~finite
-    metrics = {"grad_norm": norm, "learning_rate": schedule(learning)(updates_done(state)), "skipped": skipped}
+    metrics = {"grad_norm": norm, "learning_rate": rate_of(learning, own or Own())(updates_done(state)), "skipped": skipped}
     return state._replace(params=params, opt_state=opt_state, skipped=skipped, grads=grads), metrics
 
 
+def unless_held(f: Any, held: jax.Array | None, how: str) -> Any:
+    """f of one agent as a function of stacks [A, ...]; agents that are held get zeros, without computing where they are not
+    all made at once. Where none ever is (None), it is f."""
+    if held is None:
+        return per_agent(f, how)
+
+    def of_agent(held, *arguments):
+        like = jax.eval_shape(f, *arguments)
+        return lax.cond(held, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like), lambda: f(*arguments))
+
+    return functools.partial(per_agent(of_agent, how), held)
+
+
 def one_step(
-    state: StackState, reference: Any, batch: Data, *, cfg, learning: Learning, how: str, trains: str
+    state: StackState, reference: Any, batch: Data, own: Own, *, cfg, learning: Learning, how: str, trains: str
 ) -> tuple[StackState, dict]:
     """One optimiser step of a stack [A, ...] on a whole batch."""
     of_agent = functools.partial(agent_gradients, cfg=cfg, learning=learning, trains=trains)
-    grads, metrics = per_agent(of_agent, how)(state.params, reference, state.running, batch)
-    state, of_step = jax.vmap(functools.partial(apply_gradients, learning=learning))(state, grads, metrics["loss"])
+    grads, metrics = unless_held(of_agent, own.held, how)(state.params, reference, state.running, batch)
+    apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
+    state, of_step = apply(state, grads, metrics["loss"], own.held, own)
     return state, metrics | of_step
 
 
 def several_steps(
-    state: StackState, reference: Any, batch: Data, *, cfg, learning: Learning, how: str, trains: str
+    state: StackState, reference: Any, batch: Data, own: Own, *, cfg, learning: Learning, how: str, trains: str
 ) -> tuple[StackState, dict]:
     """`num_epochs` passes over `num_minibatches` parts of a batch, an optimiser step each; advantages and reference are those
     of the whole batch. An agent whose policy has moved by more than `target_kl` makes no further step. Metrics are means over
@@ -143,7 +183,7 @@ def several_steps(
     of_rows = functools.partial(make_rows, cfg=cfg, learning=learning, trains=trains)
     rows, about_batch = per_agent(of_rows, how)(reference, state.running, batch, state.params)
     parts, tokens = minibatches(rows, n)
-    gradients_of = per_agent(functools.partial(gradients, cfg=cfg, learning=learning), how)
+    gradients_of = unless_held(functools.partial(gradients, cfg=cfg, learning=learning), own.held, how)
     apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
 
     def step(carry, part):
@@ -152,11 +192,11 @@ def several_steps(
         if learning.target_kl is not None:
             held |= metrics["kl_moved"] > learning.target_kl
         still = held | (tokens[:, part] == 0)  # nothing to learn from: Adam would go on by its momentum
-        state, of_step = apply(state, grads, metrics["loss"], still)
+        state, of_step = apply(state, grads, metrics["loss"], still, own)
         return (state, held), (metrics | of_step, ~still)
 
     order = jnp.tile(jnp.arange(n), learning.num_epochs)
-    held = jnp.zeros(rows.tokens.shape[0], bool)
+    held = jnp.zeros(rows.tokens.shape[0], bool) if own.held is None else own.held
     (state, _), (metrics, made) = lax.scan(step, (state, held), order)
     last = {name: metrics.pop(name)[-1] for name in ("learning_rate", "skipped")}
     steps = {"steps": made.sum(0)}
@@ -198,13 +238,30 @@ def adapt_kl(state: StackState, metrics: dict, learning: Learning) -> tuple[Stac
 
 
 def learn(
-    state: StackState, reference: Any, batch: Data, *, cfg, learning: Learning, how: str, trains: str = "policy"
+    state: StackState,
+    reference: Any,
+    batch: Data,
+    own: Own | None = None,
+    *,
+    cfg,
+    learning: Learning,
+    how: str,
+    trains: str = "policy",
 ) -> tuple[StackState, dict]:
     """One update of a stack [A, ...] on a batch: a pure function for use inside `jit`; arguments as for `update_stack`."""
     steps = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
+    before, own = state, own or Own()
     state = remember(state, batch, learning) if trains != "values" and isinstance(batch, Batch) else state
-    state, metrics = steps(state, reference, batch, cfg=cfg, learning=learning, how=how, trains=trains)
-    return adapt_kl(state, metrics, learning)
+    state, metrics = steps(state, reference, batch, own, cfg=cfg, learning=learning, how=how, trains=trains)
+    state, metrics = adapt_kl(state, metrics, learning)
+    return (state, metrics) if own.held is None else hold(before, state, metrics, own.held)
+
+
+def hold(before: StackState, after: StackState, metrics: dict, held: jax.Array) -> tuple[StackState, dict]:
+    """What agents that are held [A] remember is what they did before; their parameters and moments are so already."""
+    was, now = (before.running, before.skipped), (after.running, after.skipped)
+    kept = jax.tree.map(lambda x, y: jnp.where(held.reshape(-1, *[1] * (x.ndim - 1)), x, y), was, now)
+    return after._replace(running=kept[0], skipped=kept[1]), metrics | {"held": held}
 
 
 @functools.partial(
@@ -214,42 +271,57 @@ def learn(
     keep_unused=True,  # the old gradients, whose memory the new ones take
     compiler_options=COMPILER,
 )
-def _update(state: StackState, reference: Any, batch: Data, *, cfg, learning, mode, mesh, trains):
+def _update(state: StackState, reference: Any, batch: Data, own: Own | None, *, cfg, learning, mode, mesh, trains):
     TRACES["update"] += 1
     agents = batch.tokens.shape[0]
     how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
     of_device = functools.partial(learn, cfg=cfg, learning=learning, how=how, trains=trains)
-    state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch)
+    state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch, own)
     return constrain(state, mesh), metrics
 
 
 def update_stack(
-    state: StackState, batch: Data, *, cfg: ModelConfig, learning: Learning, mode: str = "map", trains: str = "policy"
+    state: StackState,
+    batch: Data,
+    *,
+    cfg: ModelConfig,
+    learning: Learning,
+    mode: str = "map",
+    trains: str = "policy",
+    own: Own | None = None,
 ) -> tuple[StackState, dict]:
     """One update of every agent of a stack [A, ...], where the state lies. state is donated. Returns the new state and
     metrics, each [A].
 
     mode says how the gradients of the agents on one device are made. `vmap`: at once; what small models want. `map`: one
     after the other, with the temporary memory of one; on a CPU as fast.
-    trains: `policy`; `values`, of a stack of critics; `both`, of agents with a value head.
+    trains: `policy`; `values`, of a stack of critics; `both`, of agents with a value head. own: what differs between the
+    agents, see `learners`.
     """
-    arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode, trains=trains)
+    arguments, static = _arguments(state, batch, own, cfg=cfg, learning=learning, mode=mode, trains=trains)
     trained, metrics = _update(*arguments, **static)
     return trained._replace(reference=state.reference), metrics
 
 
 def lower_update(
-    state: StackState, batch: Data, *, cfg: ModelConfig, learning: Learning, mode: str = "map", trains: str = "policy"
+    state: StackState,
+    batch: Data,
+    *,
+    cfg: ModelConfig,
+    learning: Learning,
+    mode: str = "map",
+    trains: str = "policy",
+    own: Own | None = None,
 ) -> Lowered:
     """The program of `update_stack` for such arguments; nothing is donated."""
-    arguments, static = _arguments(state, batch, cfg=cfg, learning=learning, mode=mode, trains=trains)
+    arguments, static = _arguments(state, batch, own, cfg=cfg, learning=learning, mode=mode, trains=trains)
     return _update.lower(*arguments, **static)
 
 
-def _arguments(state: StackState, batch: Data, **static: Any) -> tuple[tuple, dict]:
+def _arguments(state: StackState, batch: Data, own: Own | None, **static: Any) -> tuple[tuple, dict]:
     """Arguments of `_update`."""
     mesh = mesh_of(state.params)
     if mesh is not None:
-        batch = jax.device_put(batch, batch_shardings(mesh, batch))
+        batch, own = jax.device_put((batch, own), batch_shardings(mesh, (batch, own)))
     trained = state._replace(reference=None)  # frozen: neither donated nor returned
-    return (trained, state.reference, batch), static | dict(mesh=mesh)
+    return (trained, state.reference, batch, own), static | dict(mesh=mesh)

@@ -20,7 +20,7 @@ LAYERS = [
     | {"text", "metrics", "rewards", "returns", "environment", "pairs", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
     {"offline_objective", "objective", "update", "team", "generate", "rollout", "critics", "probes", "checkpoint", "dynamic"}
-    | {"preferences", "comparators"},
+    | {"learners", "preferences", "comparators"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
 ]
@@ -37,6 +37,7 @@ SIDEWAYS = {
     "probes": {"objective", "update"},
     "critics": {"generate", "objective", "rollout", "team"},
     "generate": {"team"},
+    "learners": {"team", "update"},
     "rollout": {"generate", "team"},
     "dynamic": {"generate", "rollout", "team"},
     "preferences": {"generate", "objective", "offline_objective", "team"},

@@ -17,6 +17,7 @@ import jax
 
 from jmarl.environment import Formatter, Transition, first_prompt, prompt_of
 from jmarl.evaluate import evaluate
+from jmarl.learners import check_agents
 from jmarl.rewards import Processor, RewardFunction
 from jmarl.stack import unstack
 from jmarl.team import make_team, policies, save_team
@@ -99,11 +100,12 @@ class MAGRPOTrainer:
         how: dict[str, Any] = dict(weights=reward_weights, processors=processors, batched=batched_reward)
         self.reward = RewardFunction(functions, num_agents=team_size, **how)
         formatters = formatters_of(formatters, team_size, self.items[0])
+        self.config = self.args.train_config(len(self.items))
+        check_agents(self.config, team_size)
         loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size)
         check_tokenizer(tokenizer, loaded)
         self._names = [agent.name for agent in loaded]
         self.team, self._params = make_team(loaded)
-        self.config = self.args.train_config(len(self.items))
         self.env = environment_of(self.team, self.reward, formatters, external_transition, self.config)
         check_run(self.items, self.config, wandb_config)
 
