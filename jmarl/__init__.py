@@ -36,6 +36,20 @@ _HOME = {
     "MAACTrainer": "trainers.actor_critic",
     "MAPPOConfig": "trainers.actor_critic",
     "MAPPOTrainer": "trainers.actor_critic",
+    "MADPOConfig": "trainers.preference",
+    "MADPOTrainer": "trainers.preference",
+    "MADPOIterConfig": "trainers.preference",
+    "MADPOIterTrainer": "trainers.preference",
+    "MARLHFConfig": "trainers.preference",
+    "MARLHFTrainer": "trainers.preference",
+    "MARLHFIterConfig": "trainers.preference",
+    "MARLHFIterTrainer": "trainers.preference",
+    "DPOConfig": "trainers.preference",
+    "DPOTrainer": "trainers.preference",
+    "SFTConfig": "trainers.preference",
+    "SFTTrainer": "trainers.preference",
+    "load_pairs": "pairs",
+    "load_trajectories": "pairs",
 }
 
 

@@ -74,6 +74,7 @@ OF_ROLLOUTS: dict[str, Any] = {  # settings of rows that learn from rollouts, an
     "entropy_coef": 0.0,
     "num_epochs": 1,
     "num_minibatches": 1,
+    "dynamic_sampling": 0,
 }
 GROUP_BASELINES = ("group_mean", "leave_one_out", "max_baseline")  # advantages that are 0 where a group's returns are equal
 BOUNDS = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
@@ -250,7 +251,7 @@ def check_options(settings: Mapping[str, Any]) -> None:
     row = algorithm(settings["algorithm"])
     check_used(settings, settings["algorithm"])
     for setting, off in OF_ROLLOUTS.items() if row.data != "rollouts" else ():
-        if settings[setting] != off:
+        if settings.get(setting, off) != off:
             raise ValueError(
                 f"{setting}={settings[setting]!r} has no meaning for algorithm={settings['algorithm']!r}, which learns from "
                 f"{row.data}: leave it at {off!r}"

@@ -47,7 +47,7 @@ SIDEWAYS = {
     "rounds": {"evaluate", "fit", "runlog"},
     "learned_reward": {"fit", "rounds", "rundir"},
     "train": {"rounds", "learned_reward", "evaluate", "programs", "rundir", "runlog"},
-    "trainers": {"train", "evaluate", "trainers"},
+    "trainers": {"train", "fit", "evaluate", "trainers"},
     "utils": {"utils"},
 }
 

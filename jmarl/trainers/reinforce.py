@@ -56,6 +56,7 @@ class MAGRPOTrainer:
 
     config_class: type[TrainerConfig] = MAGRPOConfig
     critic: Agent | None = None  # what critics start from, in trainers that have them
+    reward_model: Agent | None = None  # and reward models
 
     def __init__(
         self,
@@ -140,7 +141,8 @@ class MAGRPOTrainer:
         the output directory holds checkpoints by then (save_every), it is refused.
         """
         arguments = (self.team, self.params, self.env, self.items, self.config)
-        result = train(*arguments, critic=self.critic, eval_items=self.eval_items, wandb_config=self.wandb_config)
+        models: dict[str, Any] = dict(critic=self.critic, reward_model=self.reward_model)
+        result = train(*arguments, **models, eval_items=self.eval_items, wandb_config=self.wandb_config)
         self._params = policies(result.state)
         return result
 

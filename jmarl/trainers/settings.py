@@ -31,6 +31,18 @@ OTHER_NAMES = {
     "use_separate_critic": "separate_critic",
     "value_loss_coef": "value_coef",
     "value_clip_range": "value_clip",
+    "dpo_beta": "beta",
+    "loss_type": "preference_loss",
+    "preference_num_candidates": "num_generations",
+    "preference_pairs_per_sample": "pairs_per_prompt",
+    "comparator_policy": "comparator",
+    "comparator_history_k": "comparator_lag",
+    "comparator_model_name": "comparator_model",
+    "comparator_api_model": "comparator_model",
+    "comparator_api_url": "comparator_url",
+    "preference_replay_mode": "replay",
+    "preference_replay_k": "replay_k",
+    "preference_replay_lambda": "replay_lambda",
 }
 
 REFUSED = {
@@ -48,6 +60,12 @@ REFUSED = {
     "critic_value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
     "value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
     "external_prompt_passthrough": "a formatter without a parameter external_prompts leaves later prompts as they are",
+    "reward_model_name": "pass reward_model= to the trainer",
+    "reward_num_train_epochs": "set reward_updates",
+    "reward_train_batch_size": "set batch_size, which the reward model's updates have too",
+    "preference_replay_sample_size": "every update draws batch_size pairs",
+    "comparator_api_key": "set the environment variable COMPARATOR_API_KEY",
+    "comparator_generation_mode": "a comparator writes for each agent by itself",
     "bf16": "set compute_dtype='bfloat16'",
     "fp16": "set compute_dtype='bfloat16'",
 }

@@ -1,0 +1,137 @@
+"""Trainers that learn from preferences and texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jmarl import (
+    DPOConfig,
+    DPOTrainer,
+    MADPOConfig,
+    MADPOIterConfig,
+    MADPOIterTrainer,
+    MADPOTrainer,
+    MARLHFConfig,
+    MARLHFIterConfig,
+    MARLHFIterTrainer,
+    MARLHFTrainer,
+    SFTConfig,
+    SFTTrainer,
+    load_agent,
+)  # fmt: skip
+
+ITEMS = [{"prompt": "What is the answer?"}, {"prompt": "The other agent"}]
+TRAINERS = {
+    "madpo": (MADPOTrainer, MADPOConfig),
+    "madpo_iter": (MADPOIterTrainer, MADPOIterConfig),
+    "marlhf": (MARLHFTrainer, MARLHFConfig),
+    "marlhf_iter": (MARLHFIterTrainer, MARLHFIterConfig),
+}
+FEW = dict(num_generations=4, max_new_tokens=4, max_steps=2, temperature=1.0, top_p=1.0, top_k=0, batch_size=4, progress=False)
+PAIRS = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(8)]
+
+
+def lengths(a, b):
+    return [abs(len(y) - len(x)) / 10 for x, y in zip(a, b, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_dir) -> str:
+    return str(tiny_dir("llama", max_position_embeddings=512))
+
+
+@pytest.mark.parametrize("algorithm", TRAINERS)
+def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
+    """Two updates under the older scripts' names; the iterative ones and MARLHF in rounds and by another row."""
+    trainer, config = TRAINERS[algorithm]
+    settings = FEW | dict(output_dir=str(tmp_path / "run"))
+    settings |= dict(reward_updates=2, rl_algorithm="marloo") if "marlhf" in algorithm else dict(dpo_beta=0.2)
+    settings |= dict(round_updates=1, comparator_policy="history", comparator_history_k=1) if "iter" in algorithm else {}
+    done = trainer(model, reward_func=lengths, train_dataset=ITEMS, eval_dataset=ITEMS, args=config(**settings))
+    result = done.train()
+    assert int(result.state.step) == 2 and done.config.algorithm == algorithm
+    assert set(done.evaluate()) == {"eval/reward", "eval/reward_ci95"}
+    done.save_model(tmp_path / "saved")
+    assert load_agent(tmp_path / "saved" / "agent_1").config == load_agent(model).config
+    assert len(list((tmp_path / "run" / "pairs").iterdir())) == (2 if "iter" in algorithm else 1)
+
+
+def test_the_reward_model_may_be_another_model(model, tiny_dir):
+    other = str(tiny_dir("qwen2", max_position_embeddings=512, seed=2))
+    args = MARLHFConfig(**FEW, reward_updates=2, output_dir="")
+    trainer = MARLHFTrainer(model, reward_func=lengths, train_dataset=ITEMS, args=args, reward_model=other)
+    assert trainer.reward_model.config.family == "qwen2"
+    trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("config", "items", "updates"),
+    [
+        (MADPOConfig(), 20, 10),  # 4 pairs of each of 20 items in batches of 8
+        (MADPOConfig(num_train_epochs=3, preference_pairs_per_sample=8, batch_size=16), 20, 30),
+        (MADPOConfig(pairs_per_prompt=0, preference_num_candidates=8), 4, 4),
+        (MADPOIterConfig(num_prompts=4), 20, 12),  # 6 rounds of 4 items
+        (MADPOIterConfig(num_iterations=3, round_updates=5), 20, 15),
+        (MARLHFConfig(num_train_epochs=2, num_prompts=4), 20, 10),
+        (MARLHFConfig(num_updates=7), 20, 7),
+        (DPOConfig(num_train_epochs=3), 20, 6),
+        (SFTConfig(batch_size=5), 20, 4),
+    ],
+)
+def test_number_of_updates(config, items, updates):
+    assert config.train_config(items).num_updates == updates
+
+
+def test_preferences_of_a_file_are_learned(model, tmp_path):
+    """The accuracy on held-out pairs of a JSON file is half before training, and evaluate shows it after."""
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps(PAIRS))
+    args = DPOConfig(
+        num_updates=12, learning_rate=1e-2, output_dir=str(tmp_path / "run"), progress=False, compute_dtype="float32"
+    )
+    trainer = DPOTrainer(model, args=args, train_dataset=path, eval_dataset=PAIRS[:4])
+    assert trainer.evaluate()["accuracy"] == 0.5
+    result = trainer.train()
+    assert result.after["accuracy"] == 1.0 == trainer.evaluate()["accuracy"]
+    trainer.save_model(tmp_path / "saved")
+    assert (tmp_path / "saved" / "agent_0" / "model.safetensors").exists()
+
+
+def test_a_team_learns_given_preferences(model, tmp_path):
+    rows = [{"prompt": row["prompt"], "chosen": [row["chosen"]] * 2, "rejected": [row["rejected"]] * 2} for row in PAIRS]
+    args = DPOConfig(algorithm="madpo", num_updates=12, learning_rate=1e-2, output_dir="", progress=False)
+    trainer = DPOTrainer(agents=[model, model], args=args, train_dataset=rows, eval_dataset=rows)
+    assert trainer.train().after["accuracy"] == 1.0
+
+
+def test_texts_are_learned_and_filtered_by_reward(model):
+    rows = [{"prompt": "a", "completion": "seven apples", "reward": r} for r in (0.0, 1.0, 1.0)]
+    args = SFTConfig(num_updates=6, learning_rate=1e-2, batch_size=2, output_dir="", min_reward=0.5, progress=False)
+    trainer = SFTTrainer(model, args=args, train_dataset=rows, eval_dataset=rows)
+    assert len(trainer.data) == 2
+    result = trainer.train()
+    assert result.after["nll"] < 0.7 * result.before["nll"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MADPOConfig(reward_num_train_epochs=2), "reward_num_train_epochs is not a setting here; set reward_updates"),
+        (lambda: MADPOConfig(comparator_policy="model", comparator_model_name="x", comparator_api_model="y"), "same setting"),
+        (lambda: MADPOConfig(dpo_bet=0.1), "did you mean 'dpo_beta'"),
+        (lambda: DPOTrainer("x", args=MADPOConfig(), train_dataset=PAIRS), r"takes args=DPOConfig\(\.\.\.\), got MADPOConfig"),
+        (lambda: DPOTrainer("x", train_dataset=[{"prompt": "a", "chosen": "b"}]), "row 0 has no rejected"),
+        (lambda: DPOTrainer("x", train_dataset=[]), "holds no pairs"),
+        (lambda: SFTTrainer("x", train_dataset=[{"text": "a"}]), "row 0 has no observations, actions"),
+    ],
+)
+def test_bad_arguments_are_refused_before_a_model_is_loaded(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
