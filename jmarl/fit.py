@@ -231,7 +231,7 @@ def check_fit(data: Sequence, cfg: TrainConfig, wandb_config: dict | None) -> No
     if not isinstance(data[0], wanted):
         reader = "load_trajectories" if row.data == "texts" else "load_pairs"
         raise TypeError(
-            f"algorithm={cfg.algorithm!r} learns from {wanted.__name__}s, got {type(data[0]).__name__}: read data with "
+            f"algorithm={cfg.algorithm!r} learns from a list of {wanted.__name__}, got {type(data[0]).__name__}: read data with "
             f"jmarl.pairs.{reader}"
         )
     if wandb_config is not None and not cfg.output_dir:
