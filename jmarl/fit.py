@@ -231,8 +231,8 @@ def check_fit(data: Sequence, cfg: TrainConfig, wandb_config: dict | None) -> No
     if not isinstance(data[0], wanted):
         reader = "load_trajectories" if row.data == "texts" else "load_pairs"
         raise TypeError(
-            f"algorithm={cfg.algorithm!r} learns from a list of {wanted.__name__}, got {type(data[0]).__name__}: read data with "
-            f"jmarl.pairs.{reader}"
+            f"algorithm={cfg.algorithm!r} learns from a list of {wanted.__name__}, got {type(data[0]).__name__}: read data "
+            f"with jmarl.pairs.{reader}"
         )
     if wandb_config is not None and not cfg.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")

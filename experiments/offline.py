@@ -1,0 +1,70 @@
+"""Train agents on a file of preferences or texts: dpo, madpo (a team), reward_model, sft.
+
+Command: python -m experiments.offline --data pairs.json --algorithm dpo                (flags: --help)
+Files: `.json` or `.jsonl` with prompt, chosen, rejected (dpo, reward_model; for madpo chosen and rejected are lists of one text
+an agent), with prompt and completion, or with trajectories (sft); see `jmarl/pairs.py`. A run of `story_length --algorithm
+madpo_iter` writes such files (`pairs/round_0000.jsonl`). A tenth is held out where no --eval-data is given; prints loss and
+accuracy on it before and after training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tyro
+
+from jmarl.algorithms import algorithm
+from jmarl.config import TrainConfig, check
+from jmarl.fit import FitResult, check_fit, fit
+from jmarl.pairs import load_pairs, load_trajectories
+from jmarl.team import make_team
+from jmarl.weights import load_agent
+
+
+@dataclasses.dataclass(frozen=True)
+class OfflineConfig(TrainConfig):
+    """Agents and the file that they learn from."""
+
+    data: str = ""
+    """File of pairs or texts."""
+    eval_data: str = ""
+    """File of held-out ones; empty: a tenth of the data."""
+    min_reward: float | None = None
+    """Leave out trajectories of a smaller sum of rewards (sft)."""
+    model: str = "smollm2-135m-instruct"
+    """Model of all agents: a name, a directory, a .gguf file or a hub id."""
+    agents: int = 1
+    """Agents of the team."""
+    algorithm: str = "dpo"
+    num_updates: int = 50
+    output_dir: str = "runs/offline"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check("data", self.data, bool(self.data), "the name of a file")
+        check("agents", self.agents, self.agents >= 1, ">= 1")
+
+    def read(self, path: str) -> list:
+        if algorithm(self.algorithm).data == "texts":
+            return load_trajectories(path, self.min_reward)
+        return load_pairs(path, self.agents)
+
+
+def run(cfg: OfflineConfig) -> FitResult:
+    data, held_out = cfg.read(cfg.data), cfg.read(cfg.eval_data) if cfg.eval_data else []
+    if not held_out:
+        data, held_out = [x for i, x in enumerate(data) if i % 10] or data, data[::10]
+    check_fit(data, cfg, None)
+    team, params = make_team([load_agent(cfg.model)] * cfg.agents)
+    return fit(team, params, data, cfg, eval_data=held_out)
+
+
+def main() -> None:
+    result = run(tyro.cli(OfflineConfig))
+    for when, found in (("before", result.before), ("after", result.after)):
+        if found:
+            print(f"held out, {when}: " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()
