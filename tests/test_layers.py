@@ -17,7 +17,7 @@ MAX_LINES = 400
 LAYERS = [
     {"types", "settings", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
     {"advantages", "batches", "losses", "scoring", "sampling"}
-    | {"text", "metrics", "rewards", "returns", "environment", "pairs", "hf_format", "gguf_weights", "weights"},
+    | {"text", "metrics", "rewards", "returns", "environment", "centralized", "pairs", "hf_format", "gguf_weights", "weights"},
     {"algorithms", "stack", "sharding"},
     {"offline_objective", "objective", "update", "team", "generate", "rollout", "critics", "probes", "checkpoint", "dynamic"}
     | {"learners", "preferences", "comparators"},
@@ -29,6 +29,7 @@ SIDEWAYS = {
     "models.decoder": {"models.config"},
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
+    "centralized": {"environment"},
     "gguf_weights": {"hf_format"},
     "weights": {"hf_format", "gguf_weights"},
     "objective": {"offline_objective"},
@@ -64,7 +65,7 @@ NOT_ON_DEVICE = {
 NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
-HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards", "returns", "environment", "pairs"}
+HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards", "returns", "environment", "centralized", "pairs"}
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"config", "settings", "models.config"}
 

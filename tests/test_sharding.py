@@ -72,6 +72,21 @@ out["train"] = differ(results[0].state, results[1].state)
 out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)
 
+def flat(a, b, prompts):  # nothing to learn from the items that begin with an a
+    return [0.0 if p.startswith("a") else len(x) - 0.5 * len(set(y)) for x, y, p in zip(a, b, prompts)]
+
+variants = {
+    "own": dict(learning_rate=(1e-2, 3e-3), update_order="alternating", dynamic_sampling=1),
+    "penalty": dict(algorithm="ippo", kl_in="reward", advantage_scale="none", learning_rate=1e-3, top_k=0),
+}
+for variant, changes in variants.items():
+    states, meshes = {}, ("agent=2", sys.argv[1]) if variant == "own" else ("agent=2",)
+    for name in ("agent=1", *meshes):
+        cfg = dataclasses.replace(one, mesh=name, **changes)
+        result = train.train(*make_team(agents), make_reward(flat, num_agents=2), items, cfg, formatters=formatters)
+        states[name] = result.state.stacks[0].params
+    out[variant] = [differ(states["agent=1"], states[name]) for name in meshes]
+
 mesh = sharding.make_mesh(sys.argv[1])
 _, params = make_team(agents)
 init_state(params, one.learning(), mesh)
@@ -104,6 +119,12 @@ def test_the_sampler_on_a_mesh_equals_one_device(facts, mesh, devices):
     assert facts["devices"] == 8 and facts[mesh]["devices"] == devices
     assert facts[mesh]["tokens"] and facts[mesh]["logprobs"] < 1e-5
     assert facts["lengths"][-1] == 6
+
+
+@pytest.mark.parametrize("variant", ["own", "penalty"])
+def test_what_differs_between_agents_on_a_mesh(facts, variant):
+    """Learning rates of each, in turn, with prompts that were replaced; penalties that agents and critics have in common."""
+    assert max(facts[variant]) < 1e-4
 
 
 @pytest.mark.parametrize("mesh", ["agent=2", MESH])

@@ -1,0 +1,173 @@
+"""One model for all roles: what is read out of its sections, what they earn, and that it learns to write them."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.centralized import Centralized, joint_prompt, parse
+from jmarl.config import TrainConfig
+from jmarl.environment import LockStep, Rewarded
+from jmarl.models import decoder
+from jmarl.rewards import make_reward, story_length_ratio
+from jmarl.team import make_team
+from jmarl.train import train
+from jmarl.weights import Agent
+
+ITEMS = [{"prompt": "a fox"}, {"prompt": "the moon"}]
+FORMATTERS = [lambda item: f"Set up {item['prompt']}.", lambda item: f"Tell of {item['prompt']}."]
+
+
+def tagged(*texts):
+    return "".join(f"<agent_{i}>{text}</agent_{i}>" for i, text in enumerate(texts))
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, texts, missing",
+    [
+        ("<agent_0>one</agent_0><agent_1>two</agent_1>", ["one", "two"], 0),
+        ("well:\n<AGENT_1> two </Agent_1> and <agent_0>\none\nmore\n</AGENT_0> bye", ["one\nmore", "two"], 0),
+        ("<agent_1>two</agent_1>", ["", "two"], 1),
+        ("<agent_0></agent_0><agent_1>two</agent_1>", ["", "two"], 0),
+        ("<agent_0>one</agent_0><agent_1>cut o", ["one", ""], 1),
+        ("<agent_0>one</agent_1><agent_1>two</agent_0>", ["one</agent_1><agent_1>two", ""], 1),
+        ("<agent_0>first</agent_0><agent_0>second</agent_0>", ["first", ""], 1),
+        ("<agent_0>one</agent_0><agent_10>ten</agent_10><agent_2>three</agent_2>", ["one", ""], 1),
+        ("<agent_0>a <agent_1>b</agent_1> c</agent_0>", ["a <agent_1>b</agent_1> c", "b"], 0),
+        ("no tags at all", ["", ""], 2),
+        ("", ["", ""], 2),
+    ],
+)
+def test_sections_of_a_completion(text, texts, missing):
+    found = parse(text, 2)
+    assert (found.texts, found.missing, found.parse_error) == (texts, missing, missing == 2)
+
+
+def test_more_than_ten_roles():
+    texts = [f"text {i}" for i in range(12)]
+    assert parse(tagged(*texts), 12).texts == texts
+
+
+def test_the_prompt_holds_those_of_all_roles_and_the_form():
+    text = joint_prompt(["Set up a fox.", "Tell of a fox.", "Judge it."])
+    assert text.index("Set up a fox.") < text.index("Tell of a fox.") < text.index("Judge it.")
+    assert not parse(text, 3).missing, "the form that it shows is the form that is read"
+
+
+# --- rewards and turns -------------------------------------------------------------------------------------------------------
+
+
+def test_a_joint_action_earns_what_it_does_for_a_team():
+    """The same texts, rewards and parts as of agents of their own; the form is in parts of its own, and a NaN stays one."""
+    texts = [["a fox", "", "moon"], ["the fox ran far", "told", "x"]]
+
+    def reward(a, b, batch_items):
+        return [float("nan") if y == "x" else v for v, y in zip(story_length_ratio(a, b), b, strict=True)]
+
+    inner = Rewarded(make_reward(reward, num_agents=2), FORMATTERS)
+    rng, items = np.random.default_rng(0), [*ITEMS, ITEMS[0]]
+    states, prompts = inner.reset(items, rng)
+    of_team = inner.step(states, texts, rng).result
+    central = Centralized(inner, 2)
+    states, read = central.reset(items, rng)
+    assert read == [[joint_prompt(of_item) for of_item in zip(*prompts, strict=True)]]
+    answer = central.step(states, [[tagged(*pair) for pair in zip(*texts, strict=True)]], rng)
+    np.testing.assert_array_equal(answer.result.total, of_team.total)
+    np.testing.assert_array_equal(answer.result.rewards, of_team.rewards.mean(1, keepdims=True))
+    np.testing.assert_array_equal(answer.result.parts["reward"], of_team.parts["reward"])
+    assert answer.result.invalid.tolist() == [False, False, True] and answer.result.faults == of_team.faults
+    form = central.step(states, [[tagged(*pair) for pair in ("ab",)] + ["nothing", "<agent_1>b</agent_1>"]], rng).result.parts
+    assert form["parse_error"].tolist() == [0, 1, 0] and form["missing_sections"].tolist() == [0, 1, 0.5]
+
+
+def test_rewards_of_each_role_are_averaged():
+    inner = Rewarded(make_reward(lambda a, b: [(1.0, 0.0)] * len(a), num_agents=2), FORMATTERS)
+    states, _ = inner.reset(ITEMS, np.random.default_rng(0))
+    result = Centralized(inner, 2).step(states, [["x", "y"]], np.random.default_rng(0)).result
+    assert result.rewards.tolist() == [[0.5], [0.5]]
+
+
+def test_later_turns_are_written_from_what_the_roles_said():
+    """A transition sees the roles' texts, prompts and histories; an environment with state of its own goes on as well."""
+    seen = []
+
+    def transition(**given):
+        seen.append(given)
+        return [f"again, {text}" for text in given["agent_completions"]]
+
+    rng = np.random.default_rng(0)
+    central = Centralized(Rewarded(make_reward(story_length_ratio, num_agents=2), FORMATTERS, transition), 2)
+    states, _ = central.reset(ITEMS[:1], rng)
+    answer = central.step(states, [[tagged("one", "two")]], rng)
+    states, read = central.observe(answer.after)
+    assert read == [[joint_prompt(["again, one", "again, two"])]]
+    assert seen[0]["agent_completions"] == ["one", "two"] and seen[0]["num_agents"] == 2
+    assert seen[0]["prompt_history_per_agent"] == [["Set up a fox."], ["Tell of a fox."]]
+    central.observe(central.step(states, [["no form"]], rng).after)
+    assert seen[1]["response_history_per_agent"] == [["one", ""], ["two", ""]]
+
+    class Counter:
+        def reset(self, item, rng):
+            return 0, ["0", "0"]
+
+        def step(self, state, texts, rng):
+            return state + 1, [str(state + 1)] * 2, float(len(texts[1])), state == 1
+
+    central = Centralized(LockStep(Counter(), 2), 2)
+    states, _ = central.reset(ITEMS[:1], rng)
+    for turn in (1, 2):
+        answer = central.step(states, [[tagged("one", "three")]], rng)
+        assert answer.result.total.tolist() == [5.0] and answer.done.tolist() == [turn == 2]
+        states, read = central.observe(answer.after)
+        assert read == [[joint_prompt([str(turn)] * 2)]]
+
+
+def test_it_is_for_a_team_of_one():
+    central = Centralized(Rewarded(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2)
+    states, _ = central.reset(ITEMS[:1], np.random.default_rng(0))
+    with pytest.raises(ValueError, match="one model writes for all roles, but the team has 2 agents: make a team of one"):
+        central.step(states, [["a"], ["b"]], np.random.default_rng(0))
+
+
+# --- training ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def speaker(tiny_config):
+    """A tiny model whose tokens are whole tags and two words, so that chance writes a section now and then."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", "<end>", "<agent_0>", "</agent_0>", "<agent_1>", "</agent_1>", "yes", "no"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<end>", pad_token="<end>")
+    cfg = tiny_config(vocab_size=len(words))
+    return Agent("speaker", cfg, jax.device_get(decoder.init_params(cfg, jax.random.key(0))), fast)
+
+
+def test_a_model_learns_to_write_for_both_roles(speaker, tmp_path):
+    """The reward is for what both roles say, and only sections say anything: held-out reward rises from nearly nothing, and the
+    log shows fewer of them missing. Evaluation goes through the same environment."""
+
+    def agree(a, b):
+        return [0.5 * (bool(x) + bool(y)) for x, y in zip(a, b, strict=True)]
+
+    cfg = TrainConfig(
+        num_updates=30, num_prompts=4, num_generations=16, max_new_tokens=8, min_new_tokens=8, learning_rate=1e-2,
+        eval_generations=16, progress=False, output_dir=str(tmp_path),
+    )  # fmt: skip
+    env = Centralized(Rewarded(make_reward(agree, num_agents=2), FORMATTERS), 2)
+    result = train(*make_team([speaker]), env, ITEMS * 2, cfg, eval_items=ITEMS * 2)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert result.before.mean < 0.3 and result.after.mean > 0.5
+    missing = [row["reward/missing_sections"] for row in rows if "reward/missing_sections" in row]
+    rewards = [row["reward/agree"] for row in rows if "reward/agree" in row]
+    assert missing[-1] < missing[0] - 0.3 and rewards[-1] > rewards[0] + 0.2
+    assert all(0 <= row["reward/parse_error"] <= row["reward/missing_sections"] for row in rows if "reward/parse_error" in row)
