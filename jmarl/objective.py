@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jmarl import advantages, losses, masked
+from jmarl import advantages, lora, losses, masked
 from jmarl.algorithms import algorithm, option, value_kind
 from jmarl.config import Learning
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.scoring import hidden_states, score, score_loss, token_scores
+from jmarl.stack import own_leaves
 from jmarl.types import Batch, Running
 
 
@@ -50,6 +51,7 @@ class Rows(NamedTuple):
     tokens: jax.Array  # [P, G, T]
     policy: Policy | None
     values: Values | None
+    dropout: jax.Array | None = None  # [] typed key, where adapters have dropout
 
     @property
     def mask(self) -> jax.Array:
@@ -65,6 +67,7 @@ def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
     Every n-th prompt goes into a part, so that turns, roles and padding are spread over all of them. Several turns may make any
     number of prompts: those missing are filled up by ones of weight 0.
     """
+    keys, rows = None if rows.dropout is None else jax.random.split(rows.dropout, n), rows._replace(dropout=None)
     prompts, group, _ = rows.tokens.shape
     if prompts > n and prompts % n and prompts * group % n:
         missing = -prompts % n
@@ -85,8 +88,8 @@ def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
     def repeat(x):  # [P, ...]: every part of a group has the same prompt
         return jnp.repeat(jnp.swapaxes(x.reshape(prompts // over_p, over_p, *x.shape[1:]), 0, 1), over_g, 0)
 
-    tokens, policy, values = jax.tree.map(cut, rows[2:])
-    return Rows(repeat(rows.prompts), repeat(rows.lengths), tokens, policy, values)
+    tokens, policy, values = jax.tree.map(cut, rows[2:5])
+    return Rows(repeat(rows.prompts), repeat(rows.lengths), tokens, policy, values, keys)
 
 
 def make_rows(
@@ -104,7 +107,7 @@ def make_rows(
     if trains != "policy":
         values, of_values = make_values(batch, mask, learning)
         metrics |= of_values
-    return Rows(batch.prompts, batch.prompt_lengths, batch.tokens, policy, values), metrics
+    return Rows(batch.prompts, batch.prompt_lengths, batch.tokens, policy, values, batch.dropout), metrics
 
 
 def make_policy(reference, running: Running, batch: Batch, params, cfg: ModelConfig, learning: Learning) -> tuple[Policy, dict]:
@@ -214,7 +217,7 @@ def value_mask(batch: Batch, kind: str) -> jax.Array:
 
 def with_value_head(params: Any) -> Any:
     """Parameters [A, ...] of stacked decoders with a second head, at first 0 everywhere: one number of each hidden state."""
-    agents, size = params["final_norm"].shape
+    agents, size = own_leaves(params)[0][0].shape[0], params["final_norm"].shape[-1]
     return params | {"value": jnp.zeros((agents, size)), "value_bias": jnp.zeros(agents)}
 
 
@@ -247,8 +250,11 @@ def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learni
     return loss, metrics | {"loss": loss}
 
 
-def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[jax.Array, dict]:
-    """Loss of one agent's rows and its metrics, both additive over micro-batches."""
+def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning, base: Any = None) -> tuple[jax.Array, dict]:
+    """Loss of one agent's rows and its metrics, both additive over micro-batches. base: what params are adapters of."""
+    params = lora.join(base, params)
+    if rows.dropout is not None:
+        params = lora.with_dropout(params, rows.dropout, learning.lora_dropout)
     weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
     hidden = hidden_states(weights, cfg, rows.prompts, rows.lengths, rows.tokens, learning.remat)
     loss, metrics, temperature = jnp.zeros(()), {}, learning.temperature or 1.0

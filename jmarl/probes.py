@@ -25,11 +25,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jmarl import lora
 from jmarl.algorithms import algorithm
 from jmarl.batches import joined, one_a_prompt
 from jmarl.config import TrainConfig
 from jmarl.models.config import ModelConfig
 from jmarl.sampling import row_keys, sample
+from jmarl.stack import own_leaves
 from jmarl.types import Batch, Completions, StackState
 from jmarl.update import learn
 
@@ -111,12 +113,14 @@ def run(state: StackState, items: jax.Array, step: jax.Array | int = 0, *, probe
 
     def update(carry, items):
         state, step = carry
-        batch, reward = play(state.params, items, step, PROBES[probe], model, cfg)
-        reference = state.reference
+        batch, reward = play(lora.model_of(state), items, step, PROBES[probe], model, cfg)
+        keys = lora.dropout_keys(cfg, cfg.seed, step, 0, batch.tokens.shape[0])
+        reference, base = state.reference, state.base
+        frozen = (reference, batch._replace(dropout=keys), base)
         state, metrics = learn(
-            state._replace(reference=None), reference, batch, cfg=model, learning=cfg.learning(), how=cfg.per_agent
+            state._replace(reference=None, base=None), *frozen, cfg=model, learning=cfg.learning(), how=cfg.per_agent
         )
-        return (state._replace(reference=reference), step + 1), metrics | {"reward": reward}
+        return (state._replace(reference=reference, base=base), step + 1), metrics | {"reward": reward}
 
     (state, _), metrics = lax.scan(update, (state, jnp.asarray(step)), items)
     return state, metrics
@@ -124,7 +128,7 @@ def run(state: StackState, items: jax.Array, step: jax.Array | int = 0, *, probe
 
 def play(params: Any, items: jax.Array, step: jax.Array, probe: Probe, model: ModelConfig, cfg: TrainConfig):
     """The batch of one step on items [P], and its mean reward."""
-    n, p, g = jax.tree.leaves(params)[0].shape[0], items.shape[0], cfg.num_generations
+    n, p, g = own_leaves(params)[0][0].shape[0], items.shape[0], cfg.num_generations
     read = jnp.broadcast_to(items, (n, p))  # the token in each prompt [N, rows]
     nodes, said, parts = jnp.arange(p), [], []
     for turn in range(probe.turns):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl import sharding
+from jmarl import lora, sharding
 from jmarl.algorithms import algorithm, check_options, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
@@ -34,7 +34,7 @@ from jmarl.rewards import RewardFunction
 from jmarl.rollout import Rollout, play
 from jmarl.rundir import check_directory, open_checkpoints, resume, set_aside
 from jmarl.runlog import RunLog
-from jmarl.team import Team, init_state, policies, save_team, without_gradients
+from jmarl.team import Team, bases, init_state, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import init_stack, update_stack
 from jmarl.weights import Agent
@@ -62,7 +62,9 @@ def train(
 ) -> TrainResult:
     """Train a team on items (dicts with a `prompt`, or with what the formatters read) and return its final state.
 
-    params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's).
+    params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's). With
+    LoRA (`lora_rank`) best those of `make_team(..., lora=True)`, one copy for all agents of a stack, which stays as it is; or
+    what `policies` makes of an earlier run's state, to train its adapters on.
     reward: a reward function, with formatters (one an agent, item -> prompt) and for several turns external_transition, see
     `environment.Rewarded`; or an environment, which does all of that itself.
     critic: what the critics of an algorithm that has them start from; None: from their agents, a central one from the first.
@@ -76,6 +78,8 @@ def train(
         saver = open_checkpoints(cfg)
         if saver:
             opened.enter_context(saver)
+        if saver or cfg.resume:
+            meta["bases"] = bases(state)
         if cfg.resume:
             state = resume(cfg, state, meta)
         elif cfg.output_dir:
@@ -93,7 +97,8 @@ def train(
 def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Critics, TeamState]:
     """The critics of a run and its state at step 0, on the devices where it stays."""
     learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
-    critics, of_critics = make_critics(team, params, learning, critic)
+    params = lora.models(params, [(s.config, len(s.members)) for s in team.stacks], learning, cfg.seed)
+    critics, of_critics = make_critics(team, params, learning, critic, cfg.seed)
     if shares_critic(learning):
         params = [with_value_head(of_stack) for of_stack in params]
     state = init_state(params, learning, mesh, [len(s.members[0]) for s in team.stacks])
@@ -125,7 +130,7 @@ def run(
             return None
         log.flush()  # the row before the evaluation's; waits for the update, which is training time
         began = time.monotonic()
-        result = evaluate(team, [s.params for s in state.stacks], eval_items, env, cfg)
+        result = evaluate(team, [lora.model_of(s) for s in state.stacks], eval_items, env, cfg)
         log.evaluation(step, result, began)
         return result
 
@@ -142,7 +147,7 @@ def run(
         log.step(step, rollout, learned, played)
         after = evaluated(step + 1) or after
         if saver:
-            log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
+            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
     log.flush()
     return TrainResult(without_gradients(state), log.rewards, before, after)
 
@@ -156,7 +161,7 @@ def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
 
 def play_step(team: Team, state: TeamState, tasks: Sequence[dict], env: Environment, cfg: TrainConfig, step: int) -> Rollout:
     """Sample and reward one step of training."""
-    params, how = [s.params for s in state.stacks], dict(seed=cfg.seed, step=step, group=cfg.num_generations)
+    params, how = [lora.model_of(s) for s in state.stacks], dict(seed=cfg.seed, step=step, group=cfg.num_generations)
     rollout = play(team, params, tasks, env, cfg.sampling(), cfg.episodes(), **how)
     if algorithm(cfg.algorithm).advantage == "greedy_baseline":
         rollout = rollout._replace(expected=greedy_returns(team, params, tasks, env, cfg, step, rollout))
@@ -171,7 +176,8 @@ def update(
     batches, of_critics = judge(team, critics, state, rollout, cfg)
     stacks, judges, learned = [], [], []
     how: dict[str, Any] = dict(learning=cfg.learning(), mode=cfg.per_agent, trains=trains(cfg))
-    for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
+    for i, (spec, stack, batch) in enumerate(zip(team.stacks, state.stacks, batches, strict=True)):
+        batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, state.step, i, len(spec.members)))
         stack, metrics = update_stack(stack, batch, cfg=spec.config, **how)
         stacks.append(stack)
         learned.append(metrics)
@@ -180,6 +186,8 @@ def update(
         if algorithm(cfg.algorithm).critic == "central":  # its batch has other numbers of prompts than the agents'
             parts = min(critics.learning.micro_batches, batch.prompts.shape[1])
             how["learning"] = dataclasses.replace(critics.learning, micro_batches=parts)
+        keys = lora.dropout_keys(cfg, cfg.seed, state.step, len(team.stacks) + i, len(spec.members))
+        batch = batch._replace(dropout=keys)
         stack, metrics = update_stack(stack, batch, cfg=spec.config, **how)
         judges.append(stack)
         if algorithm(cfg.algorithm).critic == "own":

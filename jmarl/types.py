@@ -14,6 +14,17 @@ import jax
 TRACES: Counter[str] = Counter()  # programs traced so far in this process, by name: one a compile; buckets keep it small
 
 
+class Shared(NamedTuple):
+    """An array without the agent axis, in a pytree of arrays [A, ...]: the agents of the stack have it together. Functions of
+    one agent (`stack.per_agent`) see the array alone."""
+
+    value: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+
 class Completions(NamedTuple):
     """What a stack sampled."""
 
@@ -40,6 +51,7 @@ class Batch(NamedTuple):
     roles: Any = None  # [A, P, G] int32: which of its parameter set's roles wrote the row; None: there is only one
     truncated_logprobs: Any = None  # [A, P, G, T] float32: of the distribution really sampled from
     values: Any = None  # [A, P, G, T or 1] float32, what a critic expected (or what the greedy completion got), if there is one
+    dropout: Any = None  # [A] typed keys of the update's dropout (`lora`), if there is any
 
 
 class Running(NamedTuple):
@@ -62,6 +74,7 @@ class StackState(NamedTuple):
     running: Running
     grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first; None in checkpoints and results.
     # Kept for their memory: given back to a virtual machine's host, it costs a tenth of a step to have it again
+    base: Any = None  # with LoRA the frozen parameters, each `Shared`; params are then adapters; never in checkpoints
 
 
 class TeamState(NamedTuple):

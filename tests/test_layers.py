@@ -16,9 +16,9 @@ MAX_LINES = 400
 
 LAYERS = [
     {"types", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
-    {"advantages", "batches", "losses", "scoring", "sampling"}
-    | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights"},
-    {"algorithms", "stack", "sharding"},
+    {"advantages", "batches", "losses", "scoring", "sampling", "stack"}
+    | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights", "peft_format"},
+    {"algorithms", "sharding", "lora"},
     {"objective", "update", "team", "generate", "rollout", "critics", "probes", "preferences", "checkpoint"},
     {"train", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
     {""},  # jmarl/__init__.py
@@ -27,6 +27,8 @@ SIDEWAYS = {
     "models.decoder": {"models.config"},
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
+    "sampling": {"stack"},
+    "lora": {"stack"},
     "gguf_weights": {"hf_format"},
     "weights": {"hf_format", "gguf_weights"},
     "update": {"objective"},
@@ -45,7 +47,7 @@ SIDEWAYS = {
 # Pure functions of arrays: no tokenizer, file, clock or log.
 DEVICE = {
     "types", "masked", "models", "models.decoder", "models.decoding", "scoring", "sampling",
-    "advantages", "losses", "algorithms", "stack",
+    "advantages", "losses", "algorithms", "stack", "lora",
     "batches", "sharding", "objective", "update", "probes",
 }  # fmt: skip
 NOT_ON_DEVICE = {
@@ -55,7 +57,7 @@ NOT_ON_DEVICE = {
 NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
-HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards", "returns", "environment"}
+HOST = {"text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment"}
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"config", "models.config"}
 

@@ -31,6 +31,7 @@ OTHER_NAMES = {
     "use_separate_critic": "separate_critic",
     "value_loss_coef": "value_coef",
     "value_clip_range": "value_clip",
+    "lora_r": "lora_rank",
 }
 
 REFUSED = {
