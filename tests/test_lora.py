@@ -98,7 +98,7 @@ def assert_equal_trees(got, expected):
 
 
 def test_adapters_begin_as_pefts():
-    """b = 0, a uniform in +- 1 / sqrt(inputs): its std is that bound over sqrt(3). No two agents, targets or layers are equal."""
+    """b = 0, a uniform in +- 1 / sqrt(inputs): its std is that bound over sqrt(3). No two agents, targets, layers are equal."""
     from jmarl.models.config import ModelConfig
 
     cfg = ModelConfig("llama", 320, 64, 96, 2, 4, 2, 16, 128)
@@ -193,8 +193,8 @@ def gradients_of(llama, batch, model, base, learning=LEARNING):
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_gradients_of_the_adapters_are_those_of_the_weight(llama, batch, fresh):
-    """By the chain rule from the merged weights' gradient G: s a^T G of b and s G b^T of a, for all seven targets. So those of b
-    are not 0 at the start, where b = 0 makes those of a 0, and later none is."""
+    """By the chain rule from the merged weights' gradient G: s a^T G of b and s G b^T of a, for all seven targets. So those of
+    b are not 0 at the start, where b = 0 makes those of a 0, and later none is."""
     model = model_of(llama) if fresh else moved(model_of(llama))
     base, trained = (unstack(part, 1) for part in lora.split(model))
     got = gradients_of(llama, batch, trained, base)["layers"]
@@ -241,7 +241,7 @@ def test_a_stack_of_adapters_equals_its_agents_alone(updated, llama, batch):
         assert of_alone["loss"][0] == pytest.approx(metrics["loss"][a], rel=1e-5)
 
 
-SEVERAL = dict(algorithm="grpo", num_epochs=2, num_minibatches=2, micro_batches=2, lora_dropout=0.3)
+SEVERAL = dict(num_minibatches=2, micro_batches=2, lora_dropout=0.3, kl_coef=0.0, old_logprobs="sampler")
 
 
 @pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one step", "several"])
@@ -274,8 +274,8 @@ def test_the_reference_is_the_base(llama, batch):
 
 @pytest.mark.parametrize("mode", ["map", "vmap"])
 def test_no_agent_has_a_copy_of_the_base(tiny_config, mode):
-    """Where the base dominates, one more agent costs far less than a base, in sampling and in the update (its adapters, its rows,
-    and with vmap the activations)."""
+    """Where the base dominates, one more agent costs far less than a base, in sampling and in the update: its adapters, its
+    rows, and with vmap its activations."""
     cfg = tiny_config(vocab_size=2048, hidden_size=256, intermediate_size=1024, head_dim=64)
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
     learning, size = dataclasses.replace(LEARNING, lora_rank=2), sum(x.nbytes for x in jax.tree.leaves(base))
