@@ -98,6 +98,8 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | N
     """The critics of a run and its state at step 0, on the devices where it stays."""
     learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
     params = lora.models(params, [(s.config, len(s.members)) for s in team.stacks], learning, cfg.seed)
+    if learning.lora_rank:  # on the mesh at once, so that agents and their critics have one base there
+        params = [lora.join(sharding.place(base, mesh), trained) for base, trained in map(lora.split, params)]
     critics, of_critics = make_critics(team, params, learning, critic, cfg.seed)
     if shares_critic(learning):
         params = [with_value_head(of_stack) for of_stack in params]
