@@ -2,9 +2,9 @@
 
 Command: python -m experiments.bench_lora
 Trains a team of one agent and a team of `--agents` with the same rows an agent, each in a process of its own, and prints one
-JSON object: the peak of the resident memory of each process (on a GPU also of the device) after `--updates` updates of sampling,
-random rewards and AdamW, the seconds of the last update, and the ratios. Expected on a CPU with SmolLM2: four agents take at
-most 1.5 times the memory of one. 3 minutes on two cores.
+JSON object: the peak of the resident memory of each process (on a GPU also of the device) after `--updates` updates of
+sampling, random rewards and AdamW, the seconds of the last update, and the ratios. Expected on a CPU with SmolLM2: four
+agents take at most 1.5 times the memory of one. 3 minutes on two cores.
 """
 
 from __future__ import annotations

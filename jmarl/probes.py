@@ -102,25 +102,30 @@ def check_probe(probe: str, cfg: TrainConfig) -> None:
         raise ValueError(f"probe {probe!r} has num_turns={PROBES[probe].turns} and min_new_tokens=0")
 
 
-@partial(jax.jit, static_argnames=("probe", "model", "cfg"), donate_argnames="state")
 def run(state: StackState, items: jax.Array, step: jax.Array | int = 0, *, probe: str, model: ModelConfig, cfg: TrainConfig):
-    """Train a stack of N agents on a probe: one update for each row of items [updates, P]; state is donated.
+    """Train a stack of N agents on a probe: one update for each row of items [updates, P]; state is donated, but not the base
+    of its adapters.
 
     step: the number of the first update, from which with cfg.seed all randomness follows. Returns the state, and the metrics of
     all updates [updates, N] with `reward` [updates].
     """
+    trained, metrics = _run(state._replace(base=None), state.base, items, step, probe=probe, model=model, cfg=cfg)
+    return trained._replace(base=state.base), metrics
+
+
+@partial(jax.jit, static_argnames=("probe", "model", "cfg"), donate_argnames="state")
+def _run(state: StackState, base: Any, items: jax.Array, step, *, probe: str, model: ModelConfig, cfg: TrainConfig):
     check_probe(probe, cfg)
 
     def update(carry, items):
         state, step = carry
-        batch, reward = play(lora.model_of(state), items, step, PROBES[probe], model, cfg)
-        keys = lora.dropout_keys(cfg, cfg.seed, step, 0, batch.tokens.shape[0])
-        reference, base = state.reference, state.base
-        frozen = (reference, batch._replace(dropout=keys), base)
+        batch, reward = play(lora.join(base, state.params), items, step, PROBES[probe], model, cfg)
+        batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, step, 0, batch.tokens.shape[0]))
+        reference = state.reference
         state, metrics = learn(
-            state._replace(reference=None, base=None), *frozen, cfg=model, learning=cfg.learning(), how=cfg.per_agent
+            state._replace(reference=None), reference, batch, base, cfg=model, learning=cfg.learning(), how=cfg.per_agent
         )
-        return (state._replace(reference=reference, base=base), step + 1), metrics | {"reward": reward}
+        return (state._replace(reference=reference), step + 1), metrics | {"reward": reward}
 
     (state, _), metrics = lax.scan(update, (state, jnp.asarray(step)), items)
     return state, metrics

@@ -160,6 +160,22 @@ def test_shared_weights_are_one_set_of_adapters(agent):
     assert np.abs(result.state.stacks[0].params["layers"]["q_proj"]["b"]).max() > 1e-4
 
 
+def test_one_program_makes_the_run_of_the_loop():
+    """As `test_probes` asks of full weights, with dropout and a KL term; the base is not donated."""
+    from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, settings, tokenizer
+    from jmarl import probes
+
+    cfg = dataclasses.replace(settings("grpo", "emit", 0), num_updates=2, kl_coef=0.1, lora_rank=2, lora_dropout=0.1)
+    agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), tokenizer())
+    team, params = make_team([agent, agent], lora=True)
+    looped = train(team, params, ProbeEnvironment("emit", 2), ITEMS, cfg)
+    state = init_state(lora.models(params, [(MODEL, 2)], cfg, cfg.seed), cfg.learning()).stacks[0]
+    state, metrics = probes.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
+    np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
+    assert max(moved(state.params, looped.state.stacks[0].params)) < 2e-4
+    assert_equal_trees(unstack(params[0], 0), agent.params)
+
+
 def test_a_run_goes_on_from_the_adapters_of_another(agent, tmp_path):
     """Through a trainer, under the name that PEFT has for the rank: the second call begins where the first ended, and what is
     saved are weights and adapters."""
