@@ -161,11 +161,11 @@ def test_shared_weights_are_one_set_of_adapters(agent):
 
 
 def test_one_program_makes_the_run_of_the_loop():
-    """As `test_probes` asks of full weights, with dropout and a KL term; the base is not donated."""
+    """As `test_probes` asks of full weights, with a KL term; the base is not donated."""
     from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, settings, tokenizer
     from jmarl import probes
 
-    cfg = dataclasses.replace(settings("grpo", "emit", 0), num_updates=2, kl_coef=0.1, lora_rank=2, lora_dropout=0.1)
+    cfg = dataclasses.replace(settings("grpo", "emit", 0), num_updates=2, kl_coef=0.1, lora_rank=2)
     agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), tokenizer())
     team, params = make_team([agent, agent], lora=True)
     looped = train(team, params, ProbeEnvironment("emit", 2), ITEMS, cfg)
