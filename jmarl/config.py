@@ -97,7 +97,7 @@ class Learning:
     old_logprobs: str = "sampler"
     """The behaviour policy's log-probabilities in ratios: sampler, or rescored by the learner before it changes."""
     kl_coef: float = 0.0
-    """Weight of the KL term to the untrained policy; above 0 a frozen copy of the weights is kept."""
+    """Weight of the KL term to the untrained policy; above 0 a frozen copy of the weights is kept (LoRA has one)."""
     kl_target: float | None = None
     """Make kl_coef follow this KL a token: times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) an update (arXiv 1909.08593); None:
     it stays."""
@@ -138,7 +138,7 @@ class Learning:
     """What adapters add is scaled by lora_alpha / lora_rank; None: lora_rank, which scales by 1."""
     lora_dropout: float = 0.0
     """Share of an adapter's inputs left out in an update (not in sampling, and not where values or log-probabilities are made
-    anew)."""
+    anew, so ratios differ from 1 on a first step too)."""
     lora_targets: str | None = None
     """Weights that have adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all, and
     None: all of these."""

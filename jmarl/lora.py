@@ -78,14 +78,19 @@ def _fits(model: Any, learning: Learning) -> Any:
     return model
 
 
+def targets_of(model: Any) -> tuple[str, ...]:
+    """Names of the adapters that a model has."""
+    return tuple(name for name in LORA_TARGETS if name in model["layers"])
+
+
 def describe(model: Any) -> tuple[int, float, tuple[str, ...]]:
     """Rank, alpha and targets of a model, of a stack or of one agent; rank 0 where it has no adapters."""
     layers = model["layers"]
-    targets = tuple(name for name in LORA_TARGETS if name in layers)
+    targets = targets_of(model)
     if not targets:
         return 0, 0.0, ()
     alpha = layers[ALPHA].value if is_shared(layers[ALPHA]) else layers[ALPHA]
-    return layers[targets[0]]["a"].shape[-1], float(alpha[0]), targets
+    return layers[targets[0]]["a"].shape[-1], float(str(np.float32(alpha[0]))), targets  # 0.1, not float32's 0.100000001
 
 
 def split(model: Any) -> tuple[Any, Any]:
@@ -115,7 +120,7 @@ def with_dropout(model: Any, key: jax.Array, rate: float) -> Any:
     """The model of one agent with dropout on its adapters' inputs, each layer and target by a key of its own. The key is
     consumed."""
     layers = dict(model["layers"])
-    for name in set(LORA_TARGETS) & set(layers):
+    for name in targets_of(model):
         n = layers[name]["a"].shape[0]
         keys = jax.random.split(jax.random.fold_in(key, LORA_TARGETS.index(name)), n)
         layers[name] = layers[name] | {"dropout": {"key": keys, "keep": jnp.full(n, 1 - rate)}}

@@ -1,4 +1,4 @@
-"""Adapters of one agent (`jmarl.lora`) as PEFT's files, which `peft` and vLLM load onto the base, and merged into its weights.
+"""Adapters of one agent (`jmarl.lora`) as PEFT's files, which `peft` loads onto the base, and merged into its weights.
 
 Host world: numpy and files. PEFT keeps the transposes: its lora_A [rank, D] is our a, its lora_B [F, rank] our b.
 Left out: reading PEFT directories.

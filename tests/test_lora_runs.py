@@ -22,6 +22,7 @@ from jmarl.rewards import make_reward
 from jmarl.stack import share_params, unstack
 from jmarl.team import bases, init_state, make_team, policies, save_team, to_checkpoint
 from jmarl.train import play_step, start, train, update
+from jmarl.types import TRACES
 
 ROOT = Path(__file__).resolve().parent.parent
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
@@ -80,7 +81,10 @@ def critics_run(agent, tmp_path_factory):
     cfg = dataclasses.replace(
         BASE, algorithm="ippo", num_updates=4, kl_coef=0.1, lora_dropout=0.2, save_every=2, output_dir=str(where)
     )
-    return cfg, run([agent, agent], cfg)
+    before = TRACES["update"]
+    result = run([agent, agent], cfg)
+    assert TRACES["update"] == before + 2, "one program for the agents, one for the critics"
+    return cfg, result
 
 
 def test_a_resumed_run_is_bit_equal(critics_run, agent, tmp_path):
@@ -121,6 +125,21 @@ def test_own_critics_learn_adapters_over_the_agents_base(critics_run, agent):
     base = unstack(stack.base, 0)
     assert_equal_trees(base["embed"], agent.params["embed"])
     assert_equal_trees(base["layers"]["qkv"], agent.params["layers"]["qkv"])
+
+
+def test_critics_over_a_model_of_their_own(agent, random_agent):
+    """Given a critic, its weights are the critics' base, with new adapters, of every row that has critics."""
+    other = random_agent(agent.config, agent.tokenizer, 5)
+    for algorithm, count in (("ippo", 2), ("maac", 1)):
+        cfg = dataclasses.replace(BASE, algorithm=algorithm)
+        _, state = start(*make_team([agent, agent], lora=True), cfg, other)
+        (stack,), (critic,) = state.stacks, state.critics
+        assert_equal_trees(critic.base["embed"].value, other.params["embed"])
+        assert_equal_trees(stack.base["embed"].value, agent.params["embed"])
+        a, of_agents = (s.params["layers"]["q_proj"]["a"] for s in (critic, stack))
+        assert (
+            a.shape[0] == count and np.abs(a - of_agents[:count]).max() > 0.01 and critic.params["value"].shape == (count, 32)
+        )
 
 
 def other_architecture(tiny_config, make_tokenizer, random_agent):
@@ -329,6 +348,13 @@ def test_agents_that_start_from_different_weights_are_refused(agent, random_agen
     shape = [(agent.config, 2)]
     stacked, shared = (lora.models(make_team([agent, agent], lora=one)[1], shape, BASE, 0)[0] for one in (False, True))
     assert_equal_trees(stacked, shared)
+
+
+def test_a_model_that_fits_its_settings_keeps_its_adapters(agent):
+    """Also with an alpha that float32 does not have."""
+    cfg, (_, params) = dataclasses.replace(BASE, lora_alpha=0.1), make_team([agent, agent], lora=True)
+    model = lora.models(params, [(agent.config, 2)], cfg, 0)
+    assert lora.models(model, [(agent.config, 2)], cfg, 1)[0] is model[0] and lora.describe(model[0])[1] == 0.1
 
 
 def test_a_base_without_lora_and_other_adapters_are_refused(agent):
