@@ -55,7 +55,7 @@ def run(cfg: OfflineConfig) -> FitResult:
     if not held_out:
         data, held_out = [x for i, x in enumerate(data) if i % 10] or data, data[::10]
     check_fit(data, cfg, None)
-    team, params = make_team([load_agent(cfg.model)] * cfg.agents)
+    team, params = make_team([load_agent(cfg.model)] * cfg.agents, lora=cfg.lora_rank > 0)
     return fit(team, params, data, cfg, eval_data=held_out)
 
 

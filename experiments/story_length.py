@@ -77,7 +77,7 @@ def story(item: dict) -> str:
 
 def run(cfg: StoryConfig) -> TrainResult:
     agent = load_agent(cfg.model)
-    team, params = make_team([agent] if cfg.centralized else [agent, agent])
+    team, params = make_team([agent] if cfg.centralized else [agent, agent], lora=cfg.lora_rank > 0)
     items, held_out = ([{"prompt": topic} for topic in topics] for topics in (TOPICS, HELD_OUT[: cfg.held_out]))
     reward = make_reward(story_length_ratio, num_agents=2)
     if cfg.centralized:

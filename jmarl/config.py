@@ -119,7 +119,7 @@ class Learning:
     old_logprobs: str = "sampler"
     """The behaviour policy's log-probabilities in ratios: sampler, or rescored by the learner before it changes."""
     kl_coef: float = 0.0
-    """Weight of the KL term to the untrained policy; above 0 a frozen copy of the weights is kept."""
+    """Weight of the KL term to the untrained policy; above 0 a frozen copy of the weights is kept (LoRA has one)."""
     kl_target: float | None = None
     """Make kl_coef follow this KL a token: times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) an update (arXiv 1909.08593); None:
     it stays."""
@@ -160,6 +160,16 @@ class Learning:
     """Parts of a batch, each with an optimiser step of its own, in a pass."""
     target_kl: float | None = None
     """Make no further step on a batch once the policy has moved this far from the one that sampled (k3 a token); None: off."""
+    lora_rank: int = 0
+    """Train adapters of this rank over one frozen copy of the weights (LoRA, arXiv 2106.09685); 0: train all weights."""
+    lora_alpha: float | None = None
+    """What adapters add is scaled by lora_alpha / lora_rank; None: lora_rank, which scales by 1."""
+    lora_dropout: float = 0.0
+    """Share of an adapter's inputs left out in an update (not in sampling, and not where values or log-probabilities are made
+    anew, so ratios differ from 1 on a first step too)."""
+    lora_targets: str | None = None
+    """Weights that have adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all, and
+    None: all of these."""
     micro_batches: int = 1
     """Split an optimiser step's rows into this many parts and add up their gradients; saves memory."""
     remat: str = "dots"
@@ -216,10 +226,27 @@ class Learning:
         if self.lr_schedule != "constant":
             allowed = f"> warmup_updates={self.warmup_updates} for lr_schedule={self.lr_schedule}"
             check("num_updates", self.num_updates, self.num_updates > self.warmup_updates, allowed)
+        check("lora_rank", self.lora_rank, self.lora_rank >= 0, ">= 0 (0: all weights are trained)")
+        check("lora_alpha", self.lora_alpha, self.lora_alpha is None or self.lora_alpha > 0, "> 0, or None: lora_rank")
+        check("lora_dropout", self.lora_dropout, 0 <= self.lora_dropout < 1, "in [0, 1)")
+        given = [] if self.lora_targets in (None, "all") else [name.strip() for name in self.lora_targets.split(",")]
+        known = all(name in LORA_TARGETS for name in given) and len(set(given)) == len(given)
+        check("lora_targets", self.lora_targets, known, f"all, or some of {','.join(LORA_TARGETS)}, each once")
+        if not self.lora_rank:
+            for name, off in (("lora_alpha", None), ("lora_dropout", 0), ("lora_targets", None)):
+                check(name, getattr(self, name), getattr(self, name) == off, f"{off} where lora_rank=0, which has no adapters")
+
+    @property
+    def lora_modules(self) -> tuple[str, ...]:
+        """The weights that have adapters, in the order of `LORA_TARGETS`."""
+        given = self.lora_targets
+        wanted = LORA_TARGETS if given in (None, "all") else [name.strip() for name in given.split(",")]
+        return tuple(name for name in LORA_TARGETS if name in wanted)
 
 
 OPTIMIZERS = ("adamw", "lion", "sgd")
 OF_OPTIMIZER = {"adam_b1": ("adamw", 0.9), "adam_b2": ("adamw", 0.999), "adam_eps": ("adamw", 1e-8), "momentum": ("sgd", 0.0)}
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
 CHOICES = {
     "advantage_scale": (None, "none", "std", "batch_std", "running_std"),
     "loss_aggregation": (None, "token_mean", "sequence_mean", "sequence_sum", "constant"),

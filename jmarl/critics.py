@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jmarl import lora
 from jmarl.algorithms import algorithm, option, shares_critic, value_kind
 from jmarl.batches import joined, one_a_prompt, positions
 from jmarl.config import Learning, TrainConfig
@@ -32,7 +33,7 @@ from jmarl.returns import credit, discounted
 from jmarl.rollout import Rollout, Turn, play, to_batches
 from jmarl.scoring import hidden_states
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.stack import COMPILER, per_agent, stack_params
+from jmarl.stack import COMPILER, map_own, per_agent, share_params, stack_params
 from jmarl.team import StackSpec, Team
 from jmarl.text import decode, encode_prompts
 from jmarl.types import TRACES, Batch, StackState, TeamState
@@ -46,9 +47,12 @@ class Critics(NamedTuple):
     learning: Learning
 
 
-def make_critics(team: Team, params: Sequence[Any], learning: Learning, model: Agent | None = None) -> tuple[Critics, list]:
+def make_critics(
+    team: Team, params: Sequence[Any], learning: Learning, model: Agent | None = None, seed: int = 0
+) -> tuple[Critics, list]:
     """The critics that an algorithm asks for, and the parameters of each stack of them: those of the agents, or of `model`,
-    with a new head. params: the agents', which are copied."""
+    with a new head. params: the agents', which are copied; with LoRA their adapters are, and the base is shared. seed: of
+    adapters over `model`."""
     row = algorithm(learning.algorithm)
     rate = learning.critic_learning_rate or learning.learning_rate
     once: dict[str, Any] = dict(num_epochs=1, num_minibatches=1) if row.critic == "central" else {}
@@ -61,11 +65,11 @@ def make_critics(team: Team, params: Sequence[Any], learning: Learning, model: A
     if row.critic == "central":
         first = team.stacks[0]
         config, tokenizer = (first.config, first.tokenizer) if model is None else (model.config, model.tokenizer)
-        weights = jax.tree.map(lambda x: x[:1], params[0]) if model is None else stack_params([model.params])
+        weights = map_own(lambda x: x[:1], params[0]) if model is None else of_model(model, 1, learning, seed)
         spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),))
-        return Critics((spec,), of_critics), [with_value_head(jax.tree.map(jnp.copy, weights))]
+        return Critics((spec,), of_critics), [with_value_head(map_own(jnp.copy, weights))]
     if model is None:
-        return Critics(team.stacks, of_critics), [with_value_head(jax.tree.map(jnp.copy, p)) for p in params]
+        return Critics(team.stacks, of_critics), [with_value_head(map_own(jnp.copy, p)) for p in params]
     specs, weights = [], []
     for spec in team.stacks:
         if model.tokenizer.get_vocab() != spec.tokenizer.get_vocab():
@@ -74,8 +78,16 @@ def make_critics(team: Team, params: Sequence[Any], learning: Learning, model: A
                 "agent's tokens; a central one (maac, mappo) may be any model"
             )
         specs.append(dataclasses.replace(spec, config=model.config))
-        weights.append(with_value_head(stack_params([model.params] * len(spec.members))))
+        weights.append(with_value_head(of_model(model, len(spec.members), learning, seed)))
     return Critics(tuple(specs), of_critics), weights
+
+
+def of_model(model: Agent, count: int, learning: Learning, seed: int) -> Any:
+    """Parameters [A, ...] of so many critics that start from a model; with LoRA new adapters over it."""
+    if not learning.lora_rank:
+        return stack_params([model.params] * count)
+    params = [share_params([model.params])]
+    return lora.models(params, [(model.config, count)], learning, seed, lora.OF_CRITICS)[0]
 
 
 def trains(learning: Learning) -> str:
@@ -136,7 +148,8 @@ def penalised(batch: Batch, stack: StackState, spec: StackSpec, cfg: TrainConfig
     if mesh is not None:
         batch = jax.device_put(batch, batch_shardings(mesh, batch))
     static: dict[str, Any] = dict(cfg=spec.config, learning=cfg.learning(), mode=cfg.per_agent, mesh=mesh)
-    ref, penalty = _penalised(stack.reference, stack.running.kl_coef, batch, **static)
+    reference = stack.reference if stack.base is None else stack.base  # LoRA's with its adapters off
+    ref, penalty = _penalised(reference, stack.running.kl_coef, batch, **static)
     return batch._replace(ref_logprobs=ref, penalty=penalty)
 
 
@@ -172,9 +185,10 @@ def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg:
         batches = []
         each = zip(specs, judges, team.stacks, state.stacks, to_batches(team, rollout), strict=True)
         for judge_spec, of, spec, own, batch in each:
-            values = value_stack(of.params, judge_spec, batch.prompts, batch.prompt_lengths, batch.tokens, cfg)
+            values = value_stack(lora.model_of(of), judge_spec, batch.prompts, batch.prompt_lengths, batch.tokens, cfg)
             batch = batch._replace(values=values)
-            batches.append(penalised(batch, own, spec, cfg) if penalises(learning) and own.reference is not None else batch)
+            known = own.reference is not None or own.base is not None  # not of a frozen stack
+            batches.append(penalised(batch, own, spec, cfg) if penalises(learning) and known else batch)
         return tuple(batches), () if shared else tuple(batches)
     if row.critic == "central":
         texts = [joint_text(team, specs[0], turn, kind, cfg) for turn in rollout.turns]
@@ -217,7 +231,7 @@ def own_values(team: Team, judges: Sequence[StackState], specs: Sequence[StackSp
             if kind == "v"
             else jnp.pad(done.tokens, ((0, 0),) * 3 + ((0, 1),))
         )
-        found = value_stack(of.params, spec, prompts, lengths, tokens, cfg)
+        found = value_stack(lora.model_of(of), spec, prompts, lengths, tokens, cfg)
         if kind == "q":
             found = jnp.take_along_axis(found, done.action_mask.sum(-1, keepdims=True), -1)
         found = jax.device_get(found[..., 0])  # [A, roles * P', G]
@@ -284,7 +298,7 @@ def conversations(team: Team, turn: Turn) -> list[list[str]]:
 def joint_values(of: StackState, spec: StackSpec, text: JointText, kind: str, cfg: TrainConfig) -> np.ndarray:
     """A central critic's values [P, J] of a turn's joint actions; for type v one number a node."""
     tokens, at = (text.tokens[:, :, :1], text.counts[:, :, :1]) if kind == "v" else (text.tokens, text.counts)
-    found = value_stack(of.params, spec, text.prompts, text.lengths, jnp.asarray(tokens), cfg)
+    found = value_stack(lora.model_of(of), spec, text.prompts, text.lengths, jnp.asarray(tokens), cfg)
     found = jax.device_get(jnp.take_along_axis(found, at[..., None], -1)[0, : text.nodes, :, 0])
     return np.broadcast_to(found, (text.nodes, text.counts.shape[2]))
 

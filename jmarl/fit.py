@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jmarl import sharding
+from jmarl import lora, sharding
 from jmarl.algorithms import algorithm, check_options, option
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
-from jmarl.learners import check_agents, check_stacks, held_at, initial_state, learn
+from jmarl.learners import adapted, check_agents, check_stacks, held_at, initial_state, learn
 from jmarl.metrics import LOSS_TAG, MetricsWriter
 from jmarl.objective import with_value_head
 from jmarl.offline_objective import scores_values
@@ -42,7 +42,7 @@ from jmarl.preferences import (
 )
 from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
 from jmarl.runlog import StepLog, update_metrics
-from jmarl.team import Team, policies, save_team, without_gradients
+from jmarl.team import Team, bases, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import Data, TeamState
 
 
@@ -79,16 +79,19 @@ def fit(
     check_agents(cfg, team.num_agents)
     check_stacks(cfg, team)
     learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
-    if scores_values(learning):
-        params = [with_value_head(of_stack) for of_stack in params]
+    params = adapted(team, params, cfg, mesh)
+    if scores_values(learning):  # one that has learned before keeps its head
+        params = [of_stack if "value" in of_stack else with_value_head(of_stack) for of_stack in params]
     params = [sharding.place(of_stack, mesh) for of_stack in params]
     examples, held_out = (encode(team, params, of, cfg) for of in (data, eval_data))
     state = initial_state(team, params, cfg, mesh)
-    meta = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": []}
+    meta: dict[str, Any] = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": []}
     with contextlib.ExitStack() as opened:
         saver = open_checkpoints(cfg)
         if saver:
             opened.enter_context(saver)
+        if saver or cfg.resume:
+            meta["bases"] = bases(state)
         if cfg.resume:
             state = resume(cfg, state, meta)
         elif cfg.output_dir:
@@ -119,7 +122,7 @@ def run(
         if not held_out.coded or not (due or step in (0, cfg.num_updates)):
             return None
         log.flush()
-        found = evaluate(team, [s.params for s in state.stacks], held_out, cfg)
+        found = evaluate(team, [lora.model_of(s) for s in state.stacks], held_out, cfg)
         log.evaluation(step, found)
         return found
 
@@ -131,7 +134,7 @@ def run(
         log.step(step, learned, sum(len(row) for i in chosen for c in examples.coded[i] for row in c.rows))
         after = evaluated(step + 1) or after
         if saver:
-            log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
+            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
     log.flush()
     return FitResult(without_gradients(state), log.losses, before, after)
 
@@ -172,9 +175,10 @@ def update(team: Team, state: TeamState, batches: Sequence[Data], cfg: TrainConf
     """One update of every stack; the state is donated. Returns each stack's metrics [A], on the device."""
     learning = cfg.learning()
     if joint(cfg) and team.num_agents > 1:
-        batches = with_others(team, [s.params for s in state.stacks], batches, learning, cfg.per_agent)  # type: ignore[arg-type]
+        batches = with_others(team, [lora.model_of(s) for s in state.stacks], batches, learning, cfg.per_agent)  # type: ignore[arg-type]
     stacks, learned, held = [], [], held_at(cfg, team.num_agents, state.step)
-    for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
+    for i, (spec, stack, batch) in enumerate(zip(team.stacks, state.stacks, batches, strict=True)):
+        batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, state.step, i, len(spec.members)))
         stack, metrics = learn(cfg, team, spec, stack, batch, learning=learning, held=held)
         stacks.append(stack)
         learned.append(metrics)

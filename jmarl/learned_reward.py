@@ -20,6 +20,7 @@ from jmarl.config import TrainConfig
 from jmarl.environment import Answer, Environment
 from jmarl.fit import FitResult, fit
 from jmarl.generate import bucket
+from jmarl.lora import model_of
 from jmarl.pairs import Pair, Prompt
 from jmarl.preferences import encode_pairs, pair_batches, pair_scores, text_of
 from jmarl.rewards import RewardResult
@@ -78,7 +79,7 @@ def fit_reward_model(
     held = joint[::HELD_OUT] if len(joint) >= HELD_OUT else []
     trained = [pair for i, pair in enumerate(joint) if i % HELD_OUT] if held else joint
     result = fit(team, params or fresh, trained, cfg, eval_data=held)
-    model = RewardModel(team, [stack.params for stack in result.state.stacks], cfg.learning())
+    model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], cfg.learning())
     scores = scores_of(model, trained)
     return model._replace(mean=float(scores.mean()), std=float(max(scores.std(), 1e-6))), result
 
@@ -171,5 +172,6 @@ def policy_config(cfg: TrainConfig) -> TrainConfig:
     return dataclasses.replace(cfg, algorithm=name, **dict.fromkeys(("label_smoothing", *OF_PAIRS)))
 
 
-KEPT = ("batch_size", "label_smoothing", "micro_batches", "compute_dtype", "remat", "per_agent", "seed", "progress")
+OF_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+KEPT = ("batch_size", "label_smoothing", "micro_batches", "compute_dtype", "remat", "per_agent", "seed", "progress", *OF_LORA)
 OF_PAIRS = tuple(field.name for field in dataclasses.fields(Preferences))

@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from jmarl import lora
 from jmarl.algorithms import algorithm
 from jmarl.config import OF_OPTIMIZER, Learning, TrainConfig
+from jmarl.sharding import place
 from jmarl.team import StackSpec, Team, init_state
 from jmarl.types import Data, Own, StackState, TeamState
 from jmarl.update import update_stack
@@ -73,6 +75,16 @@ def of_stack(
     if cfg.update_order == "alternating" and len(members[0]) == 1:  # a central critic learns in every update
         plain["num_updates"] = updates_of(cfg, num_agents)
     return dataclasses.replace(learning, **plain, **other), Own(**own) if own else None
+
+
+def adapted(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
+    """The parameters of each stack with the adapters that the settings ask for; without LoRA as they are."""
+    shapes = [(spec.config, len(spec.members)) for spec in team.stacks]
+    params = lora.models(params, shapes, cfg.learning(), cfg.seed)
+    if not cfg.lora_rank:
+        return params
+    # On the mesh at once, so that agents and their critics have one base there.
+    return [lora.join(place(base, mesh), trained) for base, trained in map(lora.split, params)]
 
 
 def initial_state(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> TeamState:

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jmarl import advantages, losses, masked
+from jmarl import advantages, lora, losses, masked
 from jmarl.algorithms import algorithm, option, value_kind
 from jmarl.config import Learning
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.offline_objective import Pairs, Texts, make_pairs, make_texts, pairs_loss, scores_values, texts_loss
 from jmarl.scoring import hidden_states, score, score_loss, token_scores
+from jmarl.stack import own_leaves
 from jmarl.types import Batch, Data, PreferenceBatch, Running, TextBatch
 
 
@@ -51,6 +52,7 @@ class Rows(NamedTuple):
     tokens: jax.Array  # [P, G, T]
     policy: Policy | None
     values: Values | None
+    dropout: jax.Array | None = None  # [] typed key, where adapters have dropout
     pairs: Pairs | None = None
     texts: Texts | None = None
 
@@ -68,6 +70,7 @@ def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
     Every n-th prompt goes into a part, so that turns, roles and padding are spread over all of them. Several turns may make any
     number of prompts: those missing are filled up by ones of weight 0.
     """
+    keys, rows = None if rows.dropout is None else jax.random.split(rows.dropout, n), rows._replace(dropout=None)
     prompts, group, _ = rows.tokens.shape
     whole = rows.pairs is not None  # a pair stays together
     group = 1 if whole else group
@@ -91,7 +94,7 @@ def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
         return jnp.repeat(jnp.swapaxes(x.reshape(prompts // over_p, over_p, *x.shape[1:]), 0, 1), over_g, 0)
 
     rest = jax.tree.map(repeat if whole else cut, rows[2:])
-    return Rows(repeat(rows.prompts), repeat(rows.lengths), *rest)
+    return Rows(repeat(rows.prompts), repeat(rows.lengths), *rest)._replace(dropout=keys)
 
 
 def make_rows(
@@ -110,9 +113,9 @@ def make_rows(
     asked for once more; trains: policy, or values (a critic), or both.
     """
     if isinstance(batch, PreferenceBatch):
-        return Rows(*batch[:3], None, None, pairs=make_pairs(batch, learning)), {}
+        return Rows(*batch[:3], None, None, batch.dropout, pairs=make_pairs(batch, learning)), {}
     if isinstance(batch, TextBatch):
-        return Rows(*batch[:3], None, None, texts=make_texts(batch)), {}
+        return Rows(*batch[:3], None, None, batch.dropout, texts=make_texts(batch)), {}
     mask = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
     policy, values, metrics = None, None, {}
     if trains != "values":
@@ -120,7 +123,7 @@ def make_rows(
     if trains != "policy":
         values, of_values = make_values(batch, mask, learning)
         metrics |= of_values
-    return Rows(batch.prompts, batch.prompt_lengths, batch.tokens, policy, values), metrics
+    return Rows(batch.prompts, batch.prompt_lengths, batch.tokens, policy, values, batch.dropout), metrics
 
 
 def make_policy(reference, running: Running, batch: Batch, params, cfg: ModelConfig, learning: Learning) -> tuple[Policy, dict]:
@@ -245,7 +248,7 @@ def value_mask(batch: Batch, kind: str) -> jax.Array:
 
 def with_value_head(params: Any) -> Any:
     """Parameters [A, ...] of stacked decoders with a second head, at first 0 everywhere: one number of each hidden state."""
-    agents, size = params["final_norm"].shape
+    agents, size = own_leaves(params)[0][0].shape[0], params["final_norm"].shape[-1]
     return params | {"value": jnp.zeros((agents, size)), "value_bias": jnp.zeros(agents)}
 
 
@@ -278,8 +281,11 @@ def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learni
     return loss, metrics | {"loss": loss}
 
 
-def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[jax.Array, dict]:
-    """Loss of one agent's rows and its metrics, both additive over micro-batches."""
+def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning, base: Any = None) -> tuple[jax.Array, dict]:
+    """Loss of one agent's rows and its metrics, both additive over micro-batches. base: what params are adapters of."""
+    params = lora.join(base, params)
+    if rows.dropout is not None:
+        params = lora.with_dropout(params, rows.dropout, learning.lora_dropout)
     weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
     hidden = hidden_states(weights, cfg, rows.prompts, rows.lengths, rows.tokens, learning.remat)
     if rows.pairs is not None:

@@ -25,11 +25,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jmarl import lora
 from jmarl.algorithms import algorithm
 from jmarl.batches import joined, one_a_prompt
 from jmarl.config import TrainConfig
 from jmarl.models.config import ModelConfig
 from jmarl.sampling import row_keys, sample
+from jmarl.stack import own_leaves
 from jmarl.types import Batch, Completions, StackState
 from jmarl.update import learn
 
@@ -100,21 +102,28 @@ def check_probe(probe: str, cfg: TrainConfig) -> None:
         raise ValueError(f"probe {probe!r} has num_turns={PROBES[probe].turns} and min_new_tokens=0")
 
 
-@partial(jax.jit, static_argnames=("probe", "model", "cfg"), donate_argnames="state")
 def run(state: StackState, items: jax.Array, step: jax.Array | int = 0, *, probe: str, model: ModelConfig, cfg: TrainConfig):
-    """Train a stack of N agents on a probe: one update for each row of items [updates, P]; state is donated.
+    """Train a stack of N agents on a probe: one update for each row of items [updates, P]; state is donated, but not the base
+    of its adapters.
 
     step: the number of the first update, from which with cfg.seed all randomness follows. Returns the state, and the metrics of
     all updates [updates, N] with `reward` [updates].
     """
+    trained, metrics = _run(state._replace(base=None), state.base, items, step, probe=probe, model=model, cfg=cfg)
+    return trained._replace(base=state.base), metrics
+
+
+@partial(jax.jit, static_argnames=("probe", "model", "cfg"), donate_argnames="state")
+def _run(state: StackState, base: Any, items: jax.Array, step, *, probe: str, model: ModelConfig, cfg: TrainConfig):
     check_probe(probe, cfg)
 
     def update(carry, items):
         state, step = carry
-        batch, reward = play(state.params, items, step, PROBES[probe], model, cfg)
+        batch, reward = play(lora.join(base, state.params), items, step, PROBES[probe], model, cfg)
+        batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, step, 0, batch.tokens.shape[0]))
         reference = state.reference
         state, metrics = learn(
-            state._replace(reference=None), reference, batch, cfg=model, learning=cfg.learning(), how=cfg.per_agent
+            state._replace(reference=None), reference, batch, base, cfg=model, learning=cfg.learning(), how=cfg.per_agent
         )
         return (state._replace(reference=reference), step + 1), metrics | {"reward": reward}
 
@@ -124,7 +133,7 @@ def run(state: StackState, items: jax.Array, step: jax.Array | int = 0, *, probe
 
 def play(params: Any, items: jax.Array, step: jax.Array, probe: Probe, model: ModelConfig, cfg: TrainConfig):
     """The batch of one step on items [P], and its mean reward."""
-    n, p, g = jax.tree.leaves(params)[0].shape[0], items.shape[0], cfg.num_generations
+    n, p, g = own_leaves(params)[0][0].shape[0], items.shape[0], cfg.num_generations
     read = jnp.broadcast_to(items, (n, p))  # the token in each prompt [N, rows]
     nodes, said, parts = jnp.arange(p), [], []
     for turn in range(probe.turns):

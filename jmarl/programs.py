@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
+from jmarl import lora
 from jmarl.algorithms import algorithm, value_kind
 from jmarl.batches import positions
 from jmarl.config import TrainConfig
@@ -50,7 +51,7 @@ def programs_of_run(
     turns the sampler of the first, because the later ones' lengths are not known. Left out for the same reason: a central
     critic's; and programs that only give values, which are small."""
     learning, row = cfg.learning(), algorithm(cfg.algorithm)
-    params = [s.params for s in state.stacks]
+    params = [lora.model_of(s) for s in state.stacks]
 
     def samplers(items, settings, group: int, purpose: int):
         _, prompts = env.reset(items, np.random.default_rng((cfg.seed, 0, purpose)))
@@ -72,6 +73,7 @@ def programs_of_run(
             mine, own = of_stack(cfg, learning, spec.members, team.num_agents, held)
             how: dict[str, Any] = dict(learning=mine, own=own, mode=cfg.per_agent, trains=trains(learning))
             batch = example_batch(prompts, sampler, cfg, len(spec.members[0]))
+            batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, 0, i, len(spec.members)))
             of_critic = batch if kind == "token" else positions(batch, kind, cut=not shared)
             yield lower_update(state.stacks[i], of_critic if shared else batch, cfg=spec.config, **how)
             if row.critic == "own" and not shared:

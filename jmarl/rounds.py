@@ -29,11 +29,12 @@ from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.fit import Examples, FitLog, batch_size, batches_of, encode, update
+from jmarl.lora import model_of
 from jmarl.metrics import MetricsWriter
 from jmarl.pairs import Pair, replay_weights, select, select_against
 from jmarl.rollout import play
 from jmarl.runlog import TrainResult
-from jmarl.team import Team, without_gradients
+from jmarl.team import Team, to_checkpoint, without_gradients
 from jmarl.types import TeamState
 
 PAIRS, DRAW = 4, 5  # purposes of random numbers, beside those of `generate` and `comparators`
@@ -69,7 +70,7 @@ class Rounds:
         round_, at = divmod(step, self.updates)
         if at:
             return None
-        params = [stack.params for stack in state.stacks]
+        params = [model_of(stack) for stack in state.stacks]
         if self.comparator is not None and self.comparator.kind == "history":
             self.comparator.remember(round_, params, self.setting("comparator_lag"))
         made = self._round(round_, params)
@@ -202,7 +203,7 @@ def run_rounds(
         if not eval_items or not (due or step in (0, cfg.num_updates)):
             return None
         log.flush()
-        result = evaluate(team, [s.params for s in state.stacks], eval_items, rounds.env, cfg)
+        result = evaluate(team, [model_of(s) for s in state.stacks], eval_items, rounds.env, cfg)
         log.evaluation(step, {"reward": result.mean, "reward_ci95": result.interval})
         return result
 
@@ -216,7 +217,7 @@ def run_rounds(
         log.step(step, learned, tokens)
         after = evaluated(step + 1) or after
         if saver:
-            log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
+            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
     log.flush()
     return TrainResult(without_gradients(state), log.rewards, before, after)
 

@@ -14,7 +14,7 @@ import jax
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.metrics import MetricsWriter
-from jmarl.team import without_gradients
+from jmarl.team import to_checkpoint
 from jmarl.types import TeamState
 
 logger = logging.getLogger(__name__)
@@ -98,10 +98,12 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
             differs.append("team: other models, tokenizers or roles")
         if old.get("critics", []) != meta["critics"]:
             differs.append("critics: other models or tokenizers")
+        if old.get("bases", []) != meta["bases"]:
+            differs.append("bases: LoRA's frozen weights are others than those that the adapters were trained on")
         if differs:
             what = "".join(f"\n  {d}" for d in differs)
             raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}")
-        replaced = without_gradients(state)
+        replaced = to_checkpoint(state)
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), replaced
         )
@@ -112,7 +114,9 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
         told = "".join(f", {text}" for name, text in changed.items() if name != "resume")
         print(f"resuming {cfg.output_dir} from step {step} of {cfg.num_updates}{told}", flush=True)
     pairs = ((restored.stacks, state.stacks), (restored.critics, state.critics))
-    stacks, critics = (tuple(new._replace(grads=old.grads) for new, old in zip(*pair, strict=True)) for pair in pairs)
+    stacks, critics = (
+        tuple(new._replace(grads=old.grads, base=old.base) for new, old in zip(*pair, strict=True)) for pair in pairs
+    )
     return restored._replace(stacks=stacks, critics=critics)
 
 

@@ -22,6 +22,7 @@ from jax import lax
 from jmarl.config import Sampling
 from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
+from jmarl.stack import is_shared, own_leaves
 from jmarl.types import Completions
 
 BLOCK = 256  # the vocabulary is summed in blocks of this size when a token is looked up
@@ -186,16 +187,20 @@ def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: 
     drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
     each_agent = (lambda f, *_: f) if a == 1 else jax.vmap
     numbers = _layer_numbers(cfg.num_layers, lengths)
+    own, whole = own_leaves((params, prompts, lengths, past))
+    # What agents share stays one array in the view too, which a plain vmap would copy for each of them.
+    of_view = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg)
 
-    def ready(params, prompts, lengths, past):
+    def ready(own):
+        params, prompts, lengths, past = whole(own)
         before = past and decoding.prefix_of(*past)
         embedded = params | {"embed": params["embed"].astype(dtype)}
         prefix = decoding.prefill(embedded, cfg, prompts, lengths - 1, before)
         view = decoding.decode_view(params, cfg, dtype, prefix, new, numbers, cut)
         return view, decoding.init_cache(cfg, p * g, new, dtype), prefix
 
-    view, cache, prefix = each_agent(ready)(*drop_axis((params, prompts, lengths, past)))
-    decode = each_agent(lambda view, *rest: decoding.decode_step(view, cfg, *rest), (0, 0, 0, None))
+    view, cache, prefix = each_agent(ready, 0, (of_view, 0, 0))(drop_axis(own))
+    decode = each_agent(lambda view, *rest: decoding.decode_step(view, cfg, *rest), (of_view, 0, 0, None))
 
     def step(cache, tokens, t):
         logits, cache = decode(view, cache, drop_axis(tokens), t)

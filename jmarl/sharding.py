@@ -21,6 +21,9 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jmarl.stack import is_shared
+from jmarl.types import Shared
+
 AXES = ("agent", "data", "model")
 
 RULES = {  # parameter name -> mesh axis of each array axis, the agent axis first
@@ -90,7 +93,12 @@ def over_agents(f: Callable, mesh: Mesh | None, agents: int) -> Callable:
     """f of stacks [A, ...] to stacks [A, ...]; on a mesh of agents alone, every device runs it on its own agents."""
     if not apart(mesh, agents):
         return f
-    return jax.shard_map(f, mesh=mesh, in_specs=P("agent"), out_specs=P("agent"), check_vma=False)
+
+    def spread(*stacks):
+        specs = jax.tree.map(lambda x: Shared(P()) if is_shared(x) else P("agent"), stacks, is_leaf=is_shared)
+        return jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("agent"), check_vma=False)(*stacks)
+
+    return spread
 
 
 def _fit(mesh: Mesh, shape: tuple[int, ...], axes: tuple) -> NamedSharding:
@@ -100,19 +108,24 @@ def _fit(mesh: Mesh, shape: tuple[int, ...], axes: tuple) -> NamedSharding:
 
 
 def state_shardings(mesh: Mesh, state: Any) -> Any:
-    """Shardings of a stack's state: parameters, optimiser moments and the reference by the name of the parameter."""
+    """Shardings of a stack's state: parameters, optimiser moments and the reference by the name of the parameter; of what
+    agents share the same without the agent axis."""
 
     def one(path, leaf):
         names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey)]
-        return _fit(mesh, leaf.shape, RULES.get(names[-1], OTHER) if names else OTHER)
+        axes = RULES.get(names[-1], OTHER) if names else OTHER
+        return Shared(_fit(mesh, leaf.shape, axes[1:])) if is_shared(leaf) else _fit(mesh, leaf.shape, axes)
 
-    return jax.tree_util.tree_map_with_path(one, state)
+    return jax.tree_util.tree_map_with_path(one, state, is_leaf=is_shared)
 
 
 def place(tree: Any, mesh: Mesh | None) -> Any:
-    """Parameters [A, ...] or a stack's state on a mesh; old arrays that it splits are freed. Without a mesh as they are."""
+    """Parameters [A, ...] or a stack's state on a mesh; old arrays that it splits are freed, unless agents share them (several
+    stacks may). Without a mesh as they are."""
 
     def move(x, where):
+        if is_shared(x):
+            return Shared(jax.device_put(x.value, where.value))
         new = jax.device_put(x, where)
         # `donate` frees nothing where the devices differ (jax 0.10.2), so the old array is deleted here: only one that was
         # cut, because a whole shard shares its memory.
@@ -121,7 +134,9 @@ def place(tree: Any, mesh: Mesh | None) -> Any:
             x.delete()
         return new
 
-    return tree if mesh is None else jax.tree.map(move, tree, state_shardings(mesh, tree))
+    if mesh is None:
+        return tree
+    return jax.tree.map(move, tree, state_shardings(mesh, tree), is_leaf=is_shared)
 
 
 def batch_shardings(mesh: Mesh, batch: Any) -> Any:

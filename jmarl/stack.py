@@ -7,7 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+from jmarl.types import Shared
 
 # Options of the large programs. For CPUs: XLA's default order of operations makes the layers' zero gradients of an update early
 # (0.25 GiB an agent at SmolLM2's size), and two copies of the weights before decoding.
@@ -23,18 +26,57 @@ def stack_params(agents: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *xs: jnp.stack([jnp.asarray(x, jnp.float32) for x in xs]), *agents)
 
 
+def share_params(agents: Sequence[Any]) -> Any:
+    """One pytree of float32 that A agents share (`Shared` leaves): that of the first, to which the others must be equal."""
+    for i, other in enumerate(agents[1:], 1):
+        for (path, x), y in zip(jax.tree_util.tree_flatten_with_path(agents[0])[0], jax.tree.leaves(other), strict=True):
+            if x is not y and not np.array_equal(x, y):
+                raise ValueError(
+                    f"agents 0 and {i} of a stack start from different weights ({jax.tree_util.keystr(path)}), and LoRA keeps "
+                    "one base a stack: give them one model, or train all weights (lora_rank=0)"
+                )
+    return jax.tree.map(lambda x: Shared(jnp.asarray(x, jnp.float32)), agents[0])
+
+
 def per_agent(f: Callable, mode: str) -> Callable:
     """f of one agent as a function of stacks [A, ...]: mode `vmap`, all at once; `map`, one after the other, with the
     temporary memory of one."""
 
     def lifted(*stacked):
-        if jax.tree.leaves(stacked)[0].shape[0] == 1:  # no axis of one: XLA's matrix products would carry it along
-            return jax.tree.map(lambda x: jnp.asarray(x)[None], f(*jax.tree.map(lambda x: x[0], stacked)))
-        return lax.map(lambda agent: f(*agent), stacked) if mode == "map" else jax.vmap(f)(*stacked)
+        own, whole = own_leaves(stacked)
+        if own[0].shape[0] == 1:  # no axis of one: XLA's matrix products would carry it along
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], f(*whole([x[0] for x in own])))
+
+        def of_agent(own):
+            return f(*whole(own))
+
+        return lax.map(of_agent, own) if mode == "map" else jax.vmap(of_agent)(own)
 
     return lifted
 
 
+def is_shared(x: Any) -> bool:
+    return isinstance(x, Shared)
+
+
+def own_leaves(tree: Any) -> tuple[list, Callable]:
+    """The leaves [A, ...] of a stacked pytree without those that agents share, and a function that puts the pytree of one agent
+    together from its part of them."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_shared)
+
+    def whole(own):
+        rest = iter(own)
+        return structure.unflatten([x.value if is_shared(x) else next(rest) for x in leaves])
+
+    return [x for x in leaves if not is_shared(x)], whole
+
+
+def map_own(f: Callable, tree: Any) -> Any:
+    """`jax.tree.map` over the leaves that are not shared."""
+    return jax.tree.map(lambda x: x if is_shared(x) else f(x), tree, is_leaf=is_shared)
+
+
 def unstack(tree: Any, agent: int) -> Any:
-    """One agent's part of a stacked pytree."""
-    return jax.tree.map(lambda x: x[agent], tree)
+    """One agent's part of a stacked pytree, with what it shares."""
+    own, whole = own_leaves(tree)
+    return whole([x[agent] for x in own])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jmarl.config import Learning
+from jmarl.lora import describe, digest, model_of
 from jmarl.models.config import ModelConfig
 from jmarl.objective import without_value_head
+from jmarl.peft_format import merge, save_adapter
 from jmarl.sharding import place
-from jmarl.stack import stack_params, unstack
+from jmarl.stack import share_params, stack_params, unstack
 from jmarl.text import stop_ids
-from jmarl.types import TeamState
+from jmarl.types import StackState, TeamState
 from jmarl.update import init_stack
 from jmarl.weights import Agent, save_pretrained
 
@@ -70,10 +72,11 @@ def _digest(tokenizer: Any) -> str:
     return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
-def make_team(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[Team, list[Any]]:
+def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool = False) -> tuple[Team, list[Any]]:
     """A team and the stacked parameters [A, ...] of each of its stacks.
 
     shared_weights: all agents are roles of the first one's parameters; all must then be the same model.
+    lora: one copy of each stack's parameters, which its agents share: all that LoRA needs. They must start from the same.
     """
     if not agents:
         raise ValueError("a team needs at least one agent, got none")
@@ -86,7 +89,8 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[Te
     for (config, _), indices in kinds.items():
         members = (tuple(indices),) if shared_weights else tuple((i,) for i in indices)
         specs.append(StackSpec(config, agents[indices[0]].tokenizer, members))
-        params.append(stack_params([agents[roles[0]].params for roles in members]))
+        of_agents = [agents[roles[0]].params for roles in members]
+        params.append(share_params(of_agents) if lora else stack_params(of_agents))
     return Team(tuple(specs)), params
 
 
@@ -114,20 +118,39 @@ def init_state(
 
 
 def without_gradients(state: TeamState) -> TeamState:
-    """What a checkpoint keeps of a state."""
-    stacks, critics = (tuple(stack._replace(grads=None) for stack in part) for part in (state.stacks, state.critics))
-    return state._replace(stacks=stacks, critics=critics)
+    """What a run returns of a state."""
+    return _each(state, lambda stack: stack._replace(grads=None))
+
+
+def to_checkpoint(state: TeamState) -> TeamState:
+    """What a checkpoint keeps of a state: no gradients, and with LoRA no base."""
+    return _each(state, lambda stack: stack._replace(grads=None, base=None))
+
+
+def _each(state: TeamState, f: Callable[[StackState], StackState]) -> TeamState:
+    return state._replace(stacks=tuple(map(f, state.stacks)), critics=tuple(map(f, state.critics)))
 
 
 def policies(state: TeamState) -> list[Any]:
     """The parameters [A, ...] of each stack as models, without a critic's head."""
-    return [without_value_head(stack.params) for stack in state.stacks]
+    return [without_value_head(model_of(stack)) for stack in state.stacks]
+
+
+def bases(state: TeamState) -> list[str]:
+    """Of each stack and critic with LoRA the digest of its base, which must not change between a checkpoint and its resume."""
+    return [digest(stack.base) for stack in (*state.stacks, *state.critics) if stack.base is not None]
 
 
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
-    """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...]."""
+    """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...]. With LoRA the
+    adapters are merged into the weights, and lie beside them for `peft` in `agent_0/adapter/`, …"""
     for spec, stacked in zip(team.stacks, params, strict=True):
+        rank, alpha, _ = describe(stacked)
         for a, roles in enumerate(spec.members):
             of_agent = jax.device_get(unstack(stacked, a))
+            merged = merge(spec.config, of_agent)
             for agent in roles:
-                save_pretrained(Path(directory) / f"agent_{agent}", spec.config, of_agent, spec.tokenizer)
+                where = Path(directory) / f"agent_{agent}"
+                save_pretrained(where, spec.config, merged, spec.tokenizer)
+                if rank:
+                    save_adapter(where / "adapter", of_agent, alpha)

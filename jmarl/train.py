@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl import sharding
+from jmarl import lora, sharding
 from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
@@ -32,16 +32,17 @@ from jmarl.dynamic import further_items, refill
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
-from jmarl.learners import check_agents, check_central, check_stacks, held_at, initial_state, learn, of_stack
+from jmarl.learners import adapted, check_agents, check_central, check_stacks, held_at, initial_state, learn, of_stack
 from jmarl.objective import with_value_head
+from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
 from jmarl.rollout import Rollout, play
 from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
 from jmarl.runlog import RunLog, TrainResult
-from jmarl.stack import unstack
-from jmarl.team import Team, policies, save_team, without_gradients
+from jmarl.stack import map_own, unstack
+from jmarl.team import Team, bases, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import init_stack
 from jmarl.weights import Agent
@@ -63,7 +64,9 @@ def train(
 ) -> TrainResult:
     """Train a team on items (dicts with a `prompt`, or with what the formatters read) and return its final state.
 
-    params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's).
+    params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's). With
+    LoRA (`lora_rank`) best those of `make_team(..., lora=True)`, one copy for all agents of a stack, which stays as it is; or
+    what `policies` makes of an earlier run's state, to train its adapters on.
     reward: a reward function, with formatters (one an agent, item -> prompt) and for several turns external_transition, see
     `environment.Rewarded`; or an environment, which does all of that itself.
     critic: what the critics of an algorithm that has them start from; None: from their agents, a central one from the first.
@@ -82,6 +85,8 @@ def train(
         saver = open_checkpoints(cfg)
         if saver:
             opened.enter_context(saver)
+        if saver or cfg.resume:
+            meta["bases"] = bases(state)
         if cfg.resume:
             state = resume(cfg, state, meta)
         elif cfg.output_dir:
@@ -102,7 +107,8 @@ def train(
 def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Critics, TeamState]:
     """The critics of a run and its state at step 0, on the devices where it stays."""
     learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
-    critics, of_critics = make_critics(team, params, learning, critic)
+    params = adapted(team, params, cfg, mesh)
+    critics, of_critics = make_critics(team, params, learning, critic, cfg.seed)
     if shares_critic(learning):
         params = [with_value_head(of_stack) for of_stack in params]
     state, own = initial_state(team, params, cfg, mesh), algorithm(cfg.algorithm).critic == "own"
@@ -120,7 +126,7 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | N
 def first_agent(team: Team, params: Sequence[Any]) -> Agent:
     """The first agent as it was loaded."""
     spec = team.stacks[0]
-    return Agent("first", spec.config, jax.device_get(unstack(params[0], 0)), spec.tokenizer)
+    return Agent("first", spec.config, merge(spec.config, jax.device_get(unstack(params[0], 0))), spec.tokenizer)
 
 
 def initial_of(team: Team, params: Sequence[Any], cfg: TrainConfig) -> list[Any]:
@@ -129,7 +135,7 @@ def initial_of(team: Team, params: Sequence[Any], cfg: TrainConfig) -> list[Any]
     if cfg.comparator != "initial" and (algorithm(cfg.algorithm).learned or cfg.reference_free):
         return []
     mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
-    return [sharding.place(jax.tree.map(jnp.copy, of_stack), mesh) for of_stack in params]
+    return [sharding.place(map_own(jnp.copy, of_stack), mesh) for of_stack in params]
 
 
 def run(
@@ -158,7 +164,7 @@ def run(
             return None
         log.flush()  # the row before the evaluation's; waits for the update, which is training time
         began = time.monotonic()
-        result = evaluate(team, [s.params for s in state.stacks], eval_items, task, cfg)
+        result = evaluate(team, [lora.model_of(s) for s in state.stacks], eval_items, task, cfg)
         log.evaluation(step, result, began)
         return result
 
@@ -179,7 +185,7 @@ def run(
         log.step(step, rollout, learned, played)
         after = evaluated(step + 1) or after
         if saver:
-            log.save(saver, step + 1, without_gradients(state), meta, last=step + 1 == cfg.num_updates)
+            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
     log.flush()
     return TrainResult(without_gradients(state), log.rewards, before, after)
 
@@ -201,7 +207,7 @@ def play_step(
     further: Callable[[int], Sequence[dict]] | None = None,
 ) -> Rollout:
     """Sample and reward one step of training. further: the tasks of a round of dynamic sampling, from 1 on."""
-    params, row = [s.params for s in state.stacks], algorithm(cfg.algorithm)
+    params, row = [lora.model_of(s) for s in state.stacks], algorithm(cfg.algorithm)
 
     def play_round(draw: int) -> Rollout:
         of_round, how = further(draw) if further and draw else tasks, dict(seed=cfg.seed, step=step, group=cfg.num_generations)
@@ -223,11 +229,14 @@ def update(
     batches, of_critics = judge(team, critics, state, rollout, cfg)
     stacks, judges, learned = [], [], []
     held = held_at(cfg, team.num_agents, state.step)
-    for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
+    for i, (spec, stack, batch) in enumerate(zip(team.stacks, state.stacks, batches, strict=True)):
+        batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, state.step, i, len(spec.members)))
         stack, metrics = learn(cfg, team, spec, stack, batch, learning=cfg.learning(), held=held, trains=trains(cfg))
         stacks.append(stack)
         learned.append(metrics)
     for i, (spec, stack, batch) in enumerate(zip(critics.specs, state.critics, of_critics, strict=True)):
+        keys = lora.dropout_keys(cfg, cfg.seed, state.step, len(team.stacks) + i, len(spec.members))
+        batch = batch._replace(dropout=keys)
         if algorithm(cfg.algorithm).critic == "own":
             how: dict[str, Any] = dict(learning=critics.learning, held=held)
             stack, metrics = learn(cfg, team, spec, stack, batch, **how, trains="values")

@@ -14,6 +14,17 @@ import jax
 TRACES: Counter[str] = Counter()  # programs traced so far in this process, by name: one a compile; buckets keep it small
 
 
+class Shared(NamedTuple):
+    """An array without the agent axis, in a pytree of arrays [A, ...]: the agents of the stack have it together. Functions of
+    one agent (`stack.per_agent`) see the array alone."""
+
+    value: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+
 class Completions(NamedTuple):
     """What a stack sampled."""
 
@@ -42,6 +53,7 @@ class Batch(NamedTuple):
     values: Any = None  # [A, P, G, T or 1] float32, what a critic expected (or what the greedy completion got), if there is one
     ref_logprobs: Any = None  # [A, P, G, T] float32: the reference's, where agents and critics need them alike
     penalty: Any = None  # [A, P, G, T] float32, with them: what the KL term takes from the reward of each token
+    dropout: Any = None  # [A] typed keys of the update's dropout (`lora`), if there is any
 
 
 class PreferenceBatch(NamedTuple):
@@ -55,6 +67,7 @@ class PreferenceBatch(NamedTuple):
     reference: jax.Array  # [A, P, 2] float32: the completions' log-probabilities under the reference
     others: jax.Array  # [A, P] float32: what the pair's other agents add to the margin, see `losses.preference`
     valid: jax.Array  # [A, P] bool: False is padding
+    dropout: Any = None  # as in `Batch`
 
 
 class TextBatch(NamedTuple):
@@ -64,6 +77,7 @@ class TextBatch(NamedTuple):
     prompt_lengths: jax.Array  # [A, P] int32
     tokens: jax.Array  # [A, P, 1, T] int32
     kinds: jax.Array  # [A, P, 1, T] int32: 0 padding, 1 written by the agent, 2 what it was answered
+    dropout: Any = None  # as in `Batch`
 
 
 Data = Batch | PreferenceBatch | TextBatch
@@ -98,6 +112,7 @@ class StackState(NamedTuple):
     running: Running
     grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first; None in checkpoints and results.
     # Kept for their memory: given back to a virtual machine's host, it costs a tenth of a step to have it again
+    base: Any = None  # with LoRA the frozen parameters, each `Shared`; params are then adapters; never in checkpoints
 
 
 class TeamState(NamedTuple):

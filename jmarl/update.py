@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jax.stages import Lowered
 
-from jmarl import advantages, masked
+from jmarl import advantages, lora, masked
 from jmarl.algorithms import algorithm, option
 from jmarl.config import Learning, single
 from jmarl.models.config import ModelConfig
@@ -69,11 +69,13 @@ def updates_done(state: StackState) -> jax.Array:
 
 def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) -> StackState:
     """Training state of a stack from its parameters [A, ...], each of which plays so many roles, on their mesh; a KL term
-    freezes a copy of them as reference. One that never `learns` has parameters alone."""
+    freezes a copy of them as reference. With LoRA only their adapters are trained, and their base is the reference. A stack
+    that never `learns` has parameters alone."""
+    base, params = lora.split(params)
     agents = jax.tree.leaves(params)[0].shape[0]
     running = advantages.nothing_remembered(agents, roles, cfg.kl_coef)
     if not learns:
-        return place(StackState(params, (), None, jnp.zeros(agents, jnp.int32), running, None), mesh_of(params))
+        return place(StackState(params, (), None, jnp.zeros(agents, jnp.int32), running, None, base), mesh_of(params))
 
     def init(params):
         return jax.vmap(optimizer(cfg).init)(params), jax.tree.map(jnp.zeros_like, params)
@@ -81,38 +83,47 @@ def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) 
     mesh = mesh_of(params)
     where = None if mesh is None else state_shardings(mesh, jax.eval_shape(init, params))
     moments, grads = jax.jit(init, out_shardings=where)(params)  # made where they stay: thrice the parameters is much to move
-    reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef else None
-    return place(StackState(params, moments, reference, jnp.zeros(agents, jnp.int32), running, grads), mesh)
+    reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef and base is None else None
+    return place(StackState(params, moments, reference, jnp.zeros(agents, jnp.int32), running, grads, base), mesh)
 
 
-def gradients(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:
+def gradients(params: Any, rows: Rows, base: Any, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:
     """Gradients of `rows_loss` and its metrics, accumulated over micro-batches: equal to one big batch's."""
     grad = jax.grad(rows_loss, has_aux=True)
     if learning.micro_batches == 1:
-        return grad(params, rows, cfg, learning)
+        return grad(params, rows, cfg, learning, base)
     parts = split(rows, learning.micro_batches)
     zeros = (
         jax.tree.map(jnp.zeros_like, params),
-        jax.tree.map(jnp.zeros_like, _metrics_like(params, parts, cfg, learning)),
+        jax.tree.map(jnp.zeros_like, _metrics_like(params, parts, base, cfg, learning)),
     )
 
     def accumulate(carry, part):
-        return jax.tree.map(jnp.add, carry, grad(params, part, cfg, learning)), None
+        return jax.tree.map(jnp.add, carry, grad(params, part, cfg, learning, base)), None
 
     return lax.scan(accumulate, zeros, parts)[0]
 
 
-def _metrics_like(params, parts, cfg, learning):
+def _metrics_like(params, parts, base, cfg, learning):
     part = jax.tree.map(lambda x: x[0], parts)
-    return jax.eval_shape(functools.partial(rows_loss, cfg=cfg, learning=learning), params, part)[1]
+    return jax.eval_shape(functools.partial(rows_loss, cfg=cfg, learning=learning), params, part, base=base)[1]
 
 
 def agent_gradients(
-    params: Any, reference: Any, running: Running, batch: Data, *, cfg: ModelConfig, learning: Learning, trains: str = "policy"
+    params: Any,
+    reference: Any,
+    running: Running,
+    batch: Data,
+    base: Any = None,
+    *,
+    cfg: ModelConfig,
+    learning: Learning,
+    trains: str = "policy",
 ) -> tuple[Any, dict]:
     """Gradients and metrics of one agent from its batch (no agent axis)."""
-    rows, about_batch = make_rows(reference, running, batch, params, cfg=cfg, learning=learning, trains=trains)
-    grads, metrics = gradients(params, rows, cfg, learning)
+    model = lora.join(base, params)
+    rows, about_batch = make_rows(reference, running, batch, model, cfg=cfg, learning=learning, trains=trains)
+    grads, metrics = gradients(params, rows, base, cfg, learning)
     return grads, metrics | about_batch
 
 
@@ -163,32 +174,35 @@ def unless_held(f: Any, held: jax.Array | None, how: str) -> Any:
 
 
 def one_step(
-    state: StackState, reference: Any, batch: Data, own: Own, *, cfg, learning: Learning, how: str, trains: str
+    state: StackState, reference: Any, batch: Data, own: Own, base: Any, *, cfg, learning: Learning, how: str, trains: str
 ) -> tuple[StackState, dict]:
     """One optimiser step of a stack [A, ...] on a whole batch."""
     of_agent = functools.partial(agent_gradients, cfg=cfg, learning=learning, trains=trains)
-    grads, metrics = unless_held(of_agent, own.held, how)(state.params, reference, state.running, batch)
+    grads, metrics = unless_held(of_agent, own.held, how)(state.params, reference, state.running, batch, base)
     apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
     state, of_step = apply(state, grads, metrics["loss"], own.held, own)
     return state, metrics | of_step
 
 
 def several_steps(
-    state: StackState, reference: Any, batch: Data, own: Own, *, cfg, learning: Learning, how: str, trains: str
+    state: StackState, reference: Any, batch: Data, own: Own, base: Any, *, cfg, learning: Learning, how: str, trains: str
 ) -> tuple[StackState, dict]:
     """`num_epochs` passes over `num_minibatches` parts of a batch, an optimiser step each; advantages and reference are those
     of the whole batch. An agent whose policy has moved by more than `target_kl` makes no further step. Metrics are means over
     the steps made; `steps` counts them."""
     n = learning.num_minibatches
     of_rows = functools.partial(make_rows, cfg=cfg, learning=learning, trains=trains)
-    rows, about_batch = per_agent(of_rows, how)(reference, state.running, batch, state.params)
+    rows, about_batch = per_agent(of_rows, how)(reference, state.running, batch, lora.join(base, state.params))
     parts, tokens = minibatches(rows, n)
     gradients_of = unless_held(functools.partial(gradients, cfg=cfg, learning=learning), own.held, how)
     apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
 
     def step(carry, part):
         state, held = carry
-        grads, metrics = gradients_of(state.params, jax.tree.map(lambda x: x[:, part], parts))
+        rows = jax.tree.map(lambda x: x[:, part], parts)
+        if rows.dropout is not None:  # another one in each pass
+            rows = rows._replace(dropout=jax.vmap(jax.random.fold_in)(rows.dropout, updates_done(state)))
+        grads, metrics = gradients_of(state.params, rows, base)
         if learning.target_kl is not None:
             held |= metrics["kl_moved"] > learning.target_kl
         still = held | (tokens[:, part] == 0)  # nothing to learn from: Adam would go on by its momentum
@@ -242,17 +256,20 @@ def learn(
     reference: Any,
     batch: Data,
     own: Own | None = None,
+    base: Any = None,
     *,
     cfg,
     learning: Learning,
     how: str,
     trains: str = "policy",
 ) -> tuple[StackState, dict]:
-    """One update of a stack [A, ...] on a batch: a pure function for use inside `jit`; arguments as for `update_stack`."""
+    """One update of a stack [A, ...] on a batch: a pure function for use inside `jit`; arguments as for `update_stack`, with
+    what is frozen apart from the state."""
+    reference = base if learning.kl_coef and base is not None else reference  # its adapters are off
     steps = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
     before, own = state, own or Own()
     state = remember(state, batch, learning) if trains != "values" and isinstance(batch, Batch) else state
-    state, metrics = steps(state, reference, batch, own, cfg=cfg, learning=learning, how=how, trains=trains)
+    state, metrics = steps(state, reference, batch, own, base, cfg=cfg, learning=learning, how=how, trains=trains)
     state, metrics = adapt_kl(state, metrics, learning)
     return (state, metrics) if own.held is None else hold(before, state, metrics, own.held)
 
@@ -271,12 +288,12 @@ def hold(before: StackState, after: StackState, metrics: dict, held: jax.Array) 
     keep_unused=True,  # the old gradients, whose memory the new ones take
     compiler_options=COMPILER,
 )
-def _update(state: StackState, reference: Any, batch: Data, own: Own | None, *, cfg, learning, mode, mesh, trains):
+def _update(state: StackState, reference: Any, batch: Data, own: Own | None, base: Any, *, cfg, learning, mode, mesh, trains):
     TRACES["update"] += 1
     agents = batch.tokens.shape[0]
     how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
     of_device = functools.partial(learn, cfg=cfg, learning=learning, how=how, trains=trains)
-    state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch, own)
+    state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch, own, base)
     return constrain(state, mesh), metrics
 
 
@@ -300,7 +317,7 @@ def update_stack(
     """
     arguments, static = _arguments(state, batch, own, cfg=cfg, learning=learning, mode=mode, trains=trains)
     trained, metrics = _update(*arguments, **static)
-    return trained._replace(reference=state.reference), metrics
+    return trained._replace(reference=state.reference, base=state.base), metrics
 
 
 def lower_update(
@@ -323,5 +340,5 @@ def _arguments(state: StackState, batch: Data, own: Own | None, **static: Any) -
     mesh = mesh_of(state.params)
     if mesh is not None:
         batch, own = jax.device_put((batch, own), batch_shardings(mesh, (batch, own)))
-    trained = state._replace(reference=None)  # frozen: neither donated nor returned
-    return (trained, state.reference, batch, own), static | dict(mesh=mesh)
+    trained = state._replace(reference=None, base=None)  # frozen: neither donated nor returned
+    return (trained, state.reference, batch, own, state.base), static | dict(mesh=mesh)

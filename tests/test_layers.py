@@ -16,9 +16,9 @@ MAX_LINES = 400
 
 LAYERS = [
     {"types", "settings", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
-    {"advantages", "batches", "losses", "scoring", "sampling"}
-    | {"text", "metrics", "rewards", "returns", "environment", "centralized", "pairs", "hf_format", "gguf_weights", "weights"},
-    {"algorithms", "stack", "sharding"},
+    {"advantages", "batches", "losses", "scoring", "sampling", "stack", "centralized", "pairs", "peft_format"}
+    | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights"},
+    {"algorithms", "sharding", "lora"},
     {"offline_objective", "objective", "update", "team", "generate", "rollout", "critics", "probes", "checkpoint", "dynamic"}
     | {"learners", "preferences", "comparators"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
@@ -30,6 +30,8 @@ SIDEWAYS = {
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
     "centralized": {"environment"},
+    "sampling": {"stack"},
+    "lora": {"stack"},
     "gguf_weights": {"hf_format"},
     "weights": {"hf_format", "gguf_weights"},
     "objective": {"offline_objective"},
@@ -55,7 +57,7 @@ SIDEWAYS = {
 # Pure functions of arrays: no tokenizer, file, clock or log.
 DEVICE = {
     "types", "masked", "models", "models.decoder", "models.decoding", "scoring", "sampling",
-    "advantages", "losses", "algorithms", "stack",
+    "advantages", "losses", "algorithms", "stack", "lora",
     "batches", "sharding", "offline_objective", "objective", "update", "probes",
 }  # fmt: skip
 NOT_ON_DEVICE = {
@@ -65,7 +67,10 @@ NOT_ON_DEVICE = {
 NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
-HOST = {"text", "weights", "gguf_weights", "hf_format", "metrics", "rewards", "returns", "environment", "centralized", "pairs"}
+HOST = {
+    "text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment",
+    "centralized", "pairs",
+}  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"config", "settings", "models.config"}
 

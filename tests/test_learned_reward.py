@@ -161,3 +161,21 @@ def test_the_policy_is_trained_by_the_row_that_is_named():
     cfg = policy_config(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
     assert cfg.algorithm == "grpo" and cfg.clip_eps_low == 0.1 and cfg.kl_coef == 0.05 and cfg.batch_size is None
     check_settings(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
+
+
+def test_adapters_of_team_and_reward_model(agents):
+    """LoRA in both: rounds train the reward model's adapters on, and each round's keeps the head of the one before."""
+    team, params = make_team([agents[0]] * 2, lora=True)
+    cfg = dataclasses.replace(CONFIG, **ITER | dict(lora_rank=4, num_updates=6, round_updates=3))
+    result = train(team, params, make_reward(both, num_agents=2), ITEMS, cfg)
+    assert len(result.rewards) == 6 and np.isfinite(result.rewards).all()
+
+
+def test_a_reward_model_that_is_trained_on_keeps_its_head(model, agents):
+    """Without an update a second training leaves the scores as they are."""
+    found, _, pairs = model
+    kept = jax.tree.map(lambda x: x.copy(), found.params)
+    cfg = TrainConfig(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
+    again, _ = fit_reward_model(agents[0], pairs, cfg, kept)
+    joint = [joint_pair(pair) for pair in pairs[:4]]
+    np.testing.assert_allclose(scores_of(again, joint), scores_of(found, joint), atol=1e-4)

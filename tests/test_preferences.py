@@ -430,3 +430,48 @@ def test_bad_settings_are_refused(agents, settings, data, message):
     team, params = make_team(agents)
     with pytest.raises((ValueError, TypeError), match=message):
         fit(team, params, data, dataclasses.replace(RUN, **settings))
+
+
+LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2)
+
+
+def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
+    """LoRA: two agents of one model learn held-out preferences, the base stays as it is, and a run goes on bit for bit."""
+
+    def run(where, **changes):
+        team, params = make_team([agents[0]] * 2, lora=True)
+        how = dict(algorithm="madpo", output_dir=str(tmp_path / where), save_every=10)
+        return fit(team, params, TASTES[1::2], dataclasses.replace(RUN, **how, **LORA, **changes), eval_data=TASTES[::4])
+
+    whole = run("whole", num_updates=20)
+    assert whole.before["margin"] == 0 and whole.after["accuracy"] > 0.9, whole.after
+    (stack,) = whole.state.stacks
+    for (path, x), y in zip(
+        jax.tree_util.tree_flatten_with_path(agents[0].params)[0], jax.tree.leaves(agents[0].params), strict=True
+    ):
+        base = functools.reduce(lambda tree, k: tree[k.key], path, stack.base)
+        np.testing.assert_array_equal(base.value, y, err_msg=str(x.shape))
+    run("parts", num_updates=10)
+    rest = run("parts", num_updates=20, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
+    assert (tmp_path / "whole" / "models" / "agent_1" / "adapter" / "adapter_config.json").exists()
+
+
+def test_a_reward_model_of_adapters(agents):
+    alone = [Pair(p.prompts[:1], p.chosen[:1], p.rejected[:1]) for p in TASTES]
+    result = fitted(agents[:1], "reward_model", alone, **LORA | dict(num_updates=20))
+    assert result.after["accuracy"] > 0.9, result.after
+
+
+def test_frozen_agents_and_rates_of_their_own(agents):
+    """A frozen agent stays bit-equal, and its part still counts in its partner's margin; another rate changes one agent only."""
+    base = fitted(agents, "madpo", TASTES, num_updates=2)
+    frozen = fitted(agents, "madpo", TASTES, num_updates=2, frozen_agents=(1,))
+    slower = fitted(agents, "madpo", TASTES, num_updates=1, learning_rate=(1e-2, 1e-3))
+    once = fitted(agents, "madpo", TASTES, num_updates=1)
+    leaf = lambda result, n: np.asarray(result.state.stacks[0].params["embed"][n])  # noqa: E731
+    np.testing.assert_array_equal(leaf(frozen, 1), agents[1].params["embed"])
+    assert (leaf(frozen, 0) != leaf(base, 0)).any(), "the second step's margin has a partner that did not move"
+    np.testing.assert_allclose(leaf(slower, 0), leaf(once, 0), atol=1e-6)
+    moved = np.abs(leaf(once, 1) - agents[1].params["embed"]).max(), np.abs(leaf(slower, 1) - agents[1].params["embed"]).max()
+    np.testing.assert_allclose(moved[1] / moved[0], 0.1, rtol=1e-2)

@@ -304,3 +304,11 @@ def test_what_rounds_do_not_have_is_refused(agents, changes, message):
 def test_comparators_and_replay_are_checked(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **changes)
+
+
+def test_adapters_learn_from_the_teams_own_preferences(agents):
+    """LoRA in rounds: the reference is the base, so every margin is 0 before the first update."""
+    team, params = make_team([agents[0]] * 2, lora=True)
+    cfg = dataclasses.replace(CONFIG, lora_rank=8, learning_rate=3e-2)
+    result = train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=HELD_OUT)
+    assert result.after.mean > result.before.mean + result.before.interval

@@ -16,6 +16,7 @@ with an agent each it reads the weights cut into `panels`.
 Scoring (`groups`), prefill and decoding (`models/decoding.py`) are the same `Block` and differ in what its `attention` lets
 each token see, which is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all
 completions of its group.
+With LoRA there are adapters among the layers' parameters, which `jmarl.lora` describes.
 Left out: sliding windows, mixture of experts, biases in the feed-forward layer; `jmarl.weights`
 refuses such checkpoints by name.
 """
@@ -141,6 +142,17 @@ class Block(nn.Module):
             return self.param(name, nn.initializers.normal(0.02), shape)
         return self.get_variable("params", name)
 
+    def adapted(self, name: str, x: jax.Array, out: jax.Array) -> jax.Array:
+        """`out`, which a weight made of x, and what the adapter of this name adds to it (see `jmarl.lora`), if there is one."""
+        if not self.has_variable("params", name):
+            return out
+        w = self.get_variable("params", name)
+        if "dropout" in w:
+            kept, keep = jax.random.bernoulli(w["dropout"]["key"], w["dropout"]["keep"], x.shape), w["dropout"]["keep"]
+            x = jnp.where(kept, x / keep, 0)
+        narrow = (x @ w["a"]) * (self.get_variable("params", "lora_alpha") / w["a"].shape[-1])
+        return out + (narrow @ w["b"]).reshape(out.shape)
+
     @nn.compact
     def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, attention: Attention) -> tuple[jax.Array, Any]:
         c = self.cfg
@@ -152,19 +164,25 @@ class Block(nn.Module):
             qkv = qkv + self.param("qkv_bias", zeros, (k * (q + 2) * h,))
         qkv = qkv.reshape(-1, k, q + 2, h)
         queries, keys, values = jnp.split(qkv, (q, q + 1), axis=2)
-        keys, values = keys.squeeze(2), values.squeeze(2)
+        keys, values = self.adapted("k_proj", y, keys.squeeze(2)), self.adapted("v_proj", y, values.squeeze(2))
+        queries = self.adapted("q_proj", y, queries)
         if c.qk_norm:
             queries = rms_norm(queries, self.param("q_norm", ones, (h,)), c.rms_eps)
             keys = rms_norm(keys, self.param("k_norm", ones, (h,)), c.rms_eps)
         cos, sin = cos[:, None], sin[:, None]
         heads, kept = attention(rotate(queries, cos[:, None], sin[:, None]), rotate(keys, cos, sin), values)
         heads = heads.reshape(-1, k * q * h)
-        x = x + product(heads, self.weight("out", k * q * h, d))  # without a name: small, and cheap to make again
+        out = self.adapted("o_proj", heads, product(heads, self.weight("out", k * q * h, d)))
+        x = x + out  # without a name: small, and cheap to make again
         if c.out_bias:
             x = x + self.param("out_bias", zeros, (d,))
         y = rms_norm(x, self.param("mlp_norm", ones, (d,)), c.rms_eps)
-        gate, up = (checkpoint_name(product(y, self.weight(name, d, f)), "weight_product") for name in ("gate", "up"))
-        return x + product(nn.silu(gate) * up, self.weight("down", f, d)), kept
+        gate, up = (
+            checkpoint_name(self.adapted(f"{name}_proj", y, product(y, self.weight(name, d, f))), "weight_product")
+            for name in ("gate", "up")
+        )
+        y = nn.silu(gate) * up
+        return x + self.adapted("down_proj", y, product(y, self.weight("down", f, d))), kept
 
 
 def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
@@ -187,8 +205,8 @@ def init_params(cfg: ModelConfig, key: jax.Array) -> Params:
 
 
 def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
-    """Parameters in the compute dtype; master weights stay as they are."""
-    return jax.tree.map(lambda w: w.astype(dtype), params)
+    """Parameters in the compute dtype; master weights stay as they are, and so do random keys."""
+    return jax.tree.map(lambda w: w.astype(dtype) if jnp.issubdtype(w.dtype, jnp.floating) else w, params)
 
 
 def causal(t: int) -> Extend:

@@ -108,12 +108,20 @@ def decode_view(params: Params, cfg: ModelConfig, dtype, prefix: Prefix, capacit
 
     def layer(i):
         w, kv = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked)
-        return {name: panels(x) if cut and x.ndim == 2 else x for name, x in w.items()}, kv
+        return {name: panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}, kv
 
-    view = rest | {"layers": [layer(i) for i in numbers], "seen": prefix.seen}
+    view = rest | {"layers": [layer(i) for i in numbers], "seen": prefix.seen, "head": None}
     if cut and cfg.vocab_size % PANEL == 0:
         view["head"] = in_parts(panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T))
     return view | {"rope": rope(cfg, jnp.arange(prefix.seen.shape[1] + capacity))}
+
+
+def view_axes(axes: Params, cfg: ModelConfig) -> Params:
+    """The agent axis of each part of a `decode_view` for all agents: 0, or None where `axes` says so of a parameter, which the
+    agents then share."""
+    rest = {name: axis for name, axis in axes.items() if name != "layers"}
+    of_head = axes["lm_head"] if "lm_head" in axes else axes["embed"]
+    return rest | {"layers": [(axes["layers"], 0)] * cfg.num_layers, "seen": 0, "rope": 0, "head": of_head}
 
 
 def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike) -> Cache:
@@ -186,5 +194,5 @@ def decode_step(view: Params, cfg: ModelConfig, cache: Cache, tokens: jax.Array,
         x, kv = layer(x, w, prompt, row, cos, sin, mask, t)
         new.append(kv)
     x = rms_norm(x, view["final_norm"], cfg.rms_eps)
-    out = products(x, view["head"]) if "head" in view else logits(view, x)
+    out = logits(view, x) if view["head"] is None else products(x, view["head"])
     return out.reshape(p, g, -1), new

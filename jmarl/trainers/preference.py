@@ -173,7 +173,7 @@ class DPOTrainer:
         self.data, self.eval_data = (() if of is None else self._load(of, size) for of in (train_dataset, eval_dataset))
         self.config = self.args.train_config(len(self.data))
         check_fit(self.data, self.config, self.wandb_config)
-        self.team, self.params = make_team(load_agents(agents, model, size))
+        self.team, self.params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
         self._result: FitResult | None = None
 
     def _load(self, dataset: Any, num_agents: int) -> Sequence[Any]:

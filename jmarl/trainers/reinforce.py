@@ -18,6 +18,7 @@ import jax
 from jmarl.environment import Formatter, Transition, first_prompt, prompt_of
 from jmarl.evaluate import evaluate
 from jmarl.learners import check_agents
+from jmarl.peft_format import merge
 from jmarl.rewards import Processor, RewardFunction
 from jmarl.stack import unstack
 from jmarl.team import make_team, policies, save_team
@@ -106,7 +107,7 @@ class MAGRPOTrainer:
         loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size)
         check_tokenizer(tokenizer, loaded)
         self._names = [agent.name for agent in loaded]
-        self.team, self._params = make_team(loaded)
+        self.team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
         self.env = environment_of(self.team, self.reward, formatters, external_transition, self.config)
         check_run(self.items, self.config, wandb_config)
 
@@ -126,11 +127,11 @@ class MAGRPOTrainer:
 
     @property
     def agents(self) -> list[Agent]:
-        """The agents with their present weights, as `load_agent` returns them."""
+        """The agents with their present weights, as `load_agent` returns them; with LoRA the adapters are merged."""
         found = {}
         for spec, params in zip(self.team.stacks, self.params, strict=True):
             for a, roles in enumerate(spec.members):
-                weights = jax.device_get(unstack(params, a))
+                weights = merge(spec.config, jax.device_get(unstack(params, a)))
                 found |= {i: Agent(self._names[i], spec.config, weights, spec.tokenizer) for i in roles}
         return [found[i] for i in range(self.num_agents)]
 

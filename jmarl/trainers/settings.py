@@ -43,6 +43,7 @@ OTHER_NAMES = {
     "preference_replay_mode": "replay",
     "preference_replay_k": "replay_k",
     "preference_replay_lambda": "replay_lambda",
+    "lora_r": "lora_rank",
 }
 
 REFUSED = {
