@@ -464,7 +464,7 @@ def test_a_reward_model_of_adapters(agents):
 
 
 def test_frozen_agents_and_rates_of_their_own(agents):
-    """A frozen agent stays bit-equal, and its part still counts in its partner's margin; another rate changes one agent only."""
+    """A frozen agent stays bit-equal and its part still counts in its partner's margin; another rate changes one agent only."""
     base = fitted(agents, "madpo", TASTES, num_updates=2)
     frozen = fitted(agents, "madpo", TASTES, num_updates=2, frozen_agents=(1,))
     slower = fitted(agents, "madpo", TASTES, num_updates=1, learning_rate=(1e-2, 1e-3))

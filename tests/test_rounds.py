@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -306,9 +307,12 @@ def test_comparators_and_replay_are_checked(changes, message):
         dataclasses.replace(CONFIG, **changes)
 
 
-def test_adapters_learn_from_the_teams_own_preferences(agents):
-    """LoRA in rounds: the reference is the base, so every margin is 0 before the first update."""
+def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
+    """LoRA in rounds: the reference is the base, so the first update's loss is log 2; then it falls."""
     team, params = make_team([agents[0]] * 2, lora=True)
-    cfg = dataclasses.replace(CONFIG, lora_rank=8, learning_rate=3e-2)
-    result = train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=HELD_OUT)
-    assert result.after.mean > result.before.mean + result.before.interval
+    changes = dict(lora_rank=8, learning_rate=3e-2, num_updates=8, replay="all", output_dir=str(tmp_path))
+    train(team, params, make_reward(both, num_agents=2), ITEMS, dataclasses.replace(CONFIG, **changes))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["agent_1/loss"] == pytest.approx(math.log(2), rel=1e-5)
+    assert rows[0]["agent_1/margin"] == pytest.approx(0, abs=1e-4)
+    assert rows[-1]["agent_1/loss"] < rows[0]["agent_1/loss"] and rows[-1]["agent_1/margin"] > 0
