@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import tyro
 
+from experiments.story_length import StoryConfig
+from jmarl import MAGRPOConfig, MAGRPOTrainer
 from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.learners import held_at, of_stack, updates_of
@@ -316,6 +318,19 @@ def test_shared_weights_are_one_agent(agents, changes, message):
     team, params = make_team(agents[:1] * 2, shared_weights=True)
     with pytest.raises(ValueError, match=message):
         train(team, params, environment(), ITEMS, dataclasses.replace(BASE, **changes))
+
+
+def test_it_is_refused_before_models_are_loaded():
+    """By trainers, whose model is not even there, and by experiments, of which one model for all roles is a team of one."""
+    args = MAGRPOConfig(learning_rate=(1e-5, 1e-5, 1e-5))
+    how = dict(reward_func=together, train_dataset=ITEMS, args=args)
+    with pytest.raises(ValueError, match="learning_rate=.* has 3 values for 2 agents"):
+        MAGRPOTrainer("no such model", num_agents=2, **how)
+    with pytest.raises(ValueError, match="learning_rate=.* has 3 values for 2 agents"):
+        StoryConfig(learning_rate=(1e-5, 1e-5, 1e-5))
+    StoryConfig(frozen_agents=(1,))
+    with pytest.raises(ValueError, match="the agents of this team are 0 to 0"):
+        StoryConfig(frozen_agents=(1,), centralized=True)
 
 
 def test_a_teams_numbers_are_no_stacks_settings():
