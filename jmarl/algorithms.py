@@ -142,6 +142,7 @@ ALGORITHMS = {
         {"gae_lambda": 0.95},
         critic="central",
     ),
+    "c3": Algorithm("leave_one_out", "none", policy_gradient, "token_mean", 2, "arXiv 2603.06859"),
     "dpo": Algorithm("margin", "none", preference, "pair_mean", 1, "arXiv 2305.18290", PREFERENCE, data="pairs"),
     "madpo": Algorithm(
         "joint_margin", "none", preference, "pair_mean", 2, "arXiv 2305.18290, for teams", PREFERENCE, data="pairs"

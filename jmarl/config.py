@@ -340,6 +340,10 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         check("per_agent", self.per_agent, self.per_agent in ("map", "vmap"), "map or vmap")
         for name in ("resume", "save_every"):
             check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
+        if self.algorithm == "c3":  # is nothing but leave-one-out over such joint actions
+            object.__setattr__(self, "joint_mode", "counterfactual" if self.joint_mode == "aligned" else self.joint_mode)
+            object.__setattr__(self, "branching", "chain")
+            check("joint_mode", self.joint_mode, self.joint_mode == "counterfactual", "counterfactual for algorithm=c3")
         Sampling.__post_init__(self)
         Learning.__post_init__(self)
         Episodes.__post_init__(self)
@@ -360,5 +364,6 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
 
     def eval_episodes(self) -> Episodes:
         """Evaluations do not branch and count every turn in full."""
-        several = dict(branching="chain", joint_mode="aligned", gamma=1.0) if self.num_turns > 1 else {}
+        several: dict[str, Any] = dict(branching="chain", joint_mode="aligned", gamma=1.0) if self.num_turns > 1 else {}
+        several |= dict(joint_mode="aligned") if self.forks else {}
         return dataclasses.replace(self.episodes(), **several)

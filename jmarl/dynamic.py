@@ -66,7 +66,7 @@ def refill(team: Team, first: Rollout, play_round: Callable[[int], Rollout], rou
     returns = np.concatenate([of.joint_returns[0].ravel() for of in played])
     mean = returns[np.isfinite(returns)].mean() if np.isfinite(returns).any() else np.nan
     notes = {"dynamic/replaced": replaced / len(kept), "dynamic/rounds": len(played) - 1.0, "dynamic/return": float(mean)}
-    return (select(team, played, kept) if replaced else first)._replace(notes=notes)
+    return (select(team, played, kept) if replaced else first)._replace(notes={**first.notes, **notes})
 
 
 def select(team: Team, rollouts: Sequence[Rollout], items: Nodes) -> Rollout:

@@ -13,9 +13,13 @@ import numpy as np
 
 
 def joint_actions(mode: str, num_agents: int, group: int) -> np.ndarray:
-    """[J, N]: aligned (g, g, …), J = G; cross: all G^N tuples."""
+    """[J, N]: aligned (g, g, …), J = G; cross: all G^N tuples; counterfactual: (0, 0, …), and that with one agent's completion
+    exchanged for each of its others, J = 1 + N (G - 1)."""
     if mode == "aligned":
         return np.repeat(np.arange(group)[:, None], num_agents, 1)
+    if mode == "counterfactual":
+        forks = [np.arange(1, group)[:, None] * (np.arange(num_agents) == agent) for agent in range(num_agents)]
+        return np.concatenate([np.zeros((1, num_agents), int), *forks])
     return np.array(list(itertools.product(range(group), repeat=num_agents)))
 
 
@@ -51,10 +55,13 @@ def discounted(
 def credit(returns: np.ndarray, joint: np.ndarray, group: int, how: str = "mean") -> np.ndarray:
     """Returns [N, P, G] of completions from those of joint actions [P, J, N]: of the joint actions that contain completion g of
     agent a, the mean (or the sum, which grows with G^(N-1)); invalid ones (NaN) do not count, and where all are invalid the
-    result is NaN."""
+    result is NaN. how = counterfactual: of the one joint action in which all others wrote their completion 0."""
     member = joint[:, :, None] == np.arange(group)  # [J, N, G]
+    if how == "counterfactual":
+        others = (joint != 0).sum(1, keepdims=True) - (joint != 0)  # [J, N] agents beside this one that did not
+        member &= (others == 0)[:, :, None]
     valid = np.isfinite(returns)
     total = np.einsum("pjn,jng->npg", np.where(valid, returns, 0.0), member.astype(float))
     count = np.einsum("pjn,jng->npg", valid.astype(float), member.astype(float))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(count > 0, total / count if how == "mean" else total, np.nan)
+        return np.where(count > 0, total if how == "sum" else total / count, np.nan)

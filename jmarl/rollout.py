@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jmarl import replay
 from jmarl.batches import joined, one_a_prompt
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
@@ -85,19 +86,29 @@ def play(
     ids = (first + draw * len(items)).astype(np.uint32)
     nodes = Nodes(states, prompts, rows, rows, first, first, ids, len(items))
     turns: list[Turn] = []
+    answers: list[Answer] = []
+    computed = 0
     for t in range(episodes.num_turns):
         how: dict[str, Any] = dict(seed=seed, step=step, turn=t, purpose=purpose, keep=keeps(episodes, settings, t))
-        size = group if t == 0 or episodes.branching == "tree" else 1
+        size = group if t == 0 or episodes.branching == "tree" or episodes.forks else 1
+        computed += sum(len(row) for of_agent in nodes.fresh for row in of_agent)
         turn, answer, tokens = play_turn(team, params, env, nodes, settings, episodes, size, rng, **how)
         turns.append(turn._replace(completions=tuple(done._replace(kept=None) for done in turn.completions)))
+        answers.append(answer)
         going = played_on(answer, turn.rewards, episodes)
         if t + 1 == episodes.num_turns or not going.size:
             break
         nodes = children(team, env, nodes, turn, answer, going, tokens, settings, episodes)
-    joint_returns = discounted([turn.rewards for turn in turns], [turn.parents for turn in turns], episodes.gamma)
+    if episodes.forks:
+        said = [replay.Said(answer, t.rewards, t.texts, t.parents) for answer, t in zip(answers, turns, strict=True)]
+        joint_returns, how_credited = replay.returns(said, env, episodes.gamma, rng), "counterfactual"
+    else:
+        joint_returns = discounted([turn.rewards for turn in turns], [turn.parents for turn in turns], episodes.gamma)
+        how_credited = episodes.cross_credit
     pairs = zip(turns, joint_returns, strict=True)
-    returns = [credit(of, turn.joint, len(turn.texts[0][0]), episodes.cross_credit) for turn, of in pairs]
-    return Rollout(episodes.num_turns, tuple(turns), tuple(joint_returns), tuple(returns))
+    returns = [credit(of, turn.joint, len(turn.texts[0][0]), how_credited) for turn, of in pairs]
+    notes = {"prefilled_tokens": float(computed)}
+    return Rollout(episodes.num_turns, tuple(turns), tuple(joint_returns), tuple(returns), notes=notes)
 
 
 def keeps(episodes: Episodes, settings: Sampling, turn: int) -> bool:
@@ -131,6 +142,8 @@ def played_on(answer: Answer, rewards: np.ndarray, episodes: Episodes) -> np.nda
     of_joint = answer.result.total.reshape(rewards.shape[:2])
     valid = np.isfinite(of_joint)
     going = ~answer.done & valid.reshape(-1)
+    if episodes.forks:
+        going &= np.arange(going.size) % rewards.shape[1] == 0  # alternatives are only asked about
     if episodes.early_termination_threshold is not None:
         above = np.where(valid, of_joint - episodes.early_termination_threshold, 0)  # so that equal ones are 0, not rounded
         above = above if episodes.branching == "chain" else np.broadcast_to(above.sum(1, keepdims=True), above.shape)
@@ -152,8 +165,9 @@ def children(
     """The nodes that the joint actions `going` lead to."""
     states, prompts = env.observe([answer.after[i] for i in going])
     node, joint = np.divmod(going, len(turn.joint))
-    ids = (nodes.ids[node].astype(np.uint64) * len(turn.joint) + joint).astype(np.uint32)
-    about = (going, nodes.items[node], ids, nodes.most * len(turn.joint))
+    ways = 1 if episodes.forks else len(turn.joint)  # of alternatives none goes on
+    ids = (nodes.ids[node].astype(np.uint64) * ways + joint).astype(np.uint32)
+    about = (going, nodes.items[node], ids, nodes.most * ways)
     if episodes.history == "none":
         rows = tokenize(team, prompts, settings, episodes.chat)
         return Nodes(states, prompts, rows, rows, *about)

@@ -18,7 +18,9 @@ class Episodes:
     chat: bool = False
     """Put prompts into the tokenizer's chat template."""
     joint_mode: str = "aligned"
-    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do."""
+    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do; counterfactual: each
+    completion of an agent is judged with the first ones of all others and, where there are several turns, with what was written
+    later after those (C3, arXiv 2603.06859)."""
     cross_credit: str = "mean"
     """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
     num_turns: int = 1
@@ -42,16 +44,18 @@ class Episodes:
         threshold = self.early_termination_threshold
         check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
         object.__setattr__(self, "joint_mode", JOINT_MODES[self.joint_mode])
-        if self.num_turns > 1 and self.branching == "chain":
-            check(
-                "joint_mode",
-                self.joint_mode,
-                self.joint_mode == "aligned",
-                "aligned for branching=chain: chains have one joint action a node",
-            )
+        if self.num_turns > 1:
+            allowed = ("aligned", "counterfactual") if self.branching == "chain" else ("aligned", "cross")
+            what = f"one of {allowed} for branching={self.branching} with several turns"
+            check("joint_mode", self.joint_mode, self.joint_mode in allowed, what)
+
+    @property
+    def forks(self) -> bool:
+        """Whether only a node's first joint action is played on, and the others are alternatives to single messages of it."""
+        return self.joint_mode == "counterfactual"
 
 
-JOINT_MODES = {"aligned": "aligned", "align": "aligned", "cross": "cross", "crossed": "cross"}
+JOINT_MODES = {name: name for name in ("aligned", "cross", "counterfactual")} | {"align": "aligned", "crossed": "cross"}
 
 
 @dataclasses.dataclass(frozen=True)

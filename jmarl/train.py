@@ -277,6 +277,9 @@ def check_settings(cfg: TrainConfig) -> None:
         raise ValueError(
             f"cross_credit='sum' does not fit algorithm={cfg.algorithm!r}: its baseline is of a mean; use cross_credit='mean'"
         )
+    if cfg.forks and (row.critic or row.advantage == "greedy_baseline" or cfg.dynamic_sampling):
+        what = f"dynamic_sampling={cfg.dynamic_sampling}" if cfg.dynamic_sampling else f"algorithm={cfg.algorithm!r}"
+        raise ValueError(f"joint_mode='counterfactual' does not go with {what}: its groups are alternatives to single messages")
     if cfg.dynamic_sampling and row.advantage not in GROUP_BASELINES:
         fits = ", ".join(name for name, other in ALGORITHMS.items() if other.advantage in GROUP_BASELINES)
         raise ValueError(

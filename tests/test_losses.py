@@ -235,6 +235,7 @@ def test_rows_of_the_table():
         "dr_mas": ("group_mean", "std", clipped_surrogate),
         "remax": ("greedy_baseline", "none", policy_gradient),
         "rae": ("ema_baseline", "none", clipped_surrogate),
+        "c3": ("leave_one_out", "none", policy_gradient),
         "iac": ("value_baseline", "none", policy_gradient),
         "maac": ("value_baseline", "none", policy_gradient),
         "ppo": ("gae", "batch_std", clipped_surrogate),

@@ -1,0 +1,171 @@
+"""Credit of single messages: alternatives judged with all else as it was, against playing whole episodes by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.counterfactual import leave_one_out, message_credit
+from jmarl.environment import LockStep, Rewarded, prompt_of
+from jmarl.returns import credit, joint_actions
+from jmarl.rewards import make_reward
+from jmarl.rollout import play
+from jmarl.team import make_team
+from jmarl.train import check_settings, train
+
+SETTINGS = Sampling(max_new_tokens=5)
+ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(2)]
+
+
+class Story:
+    """An episode whose rewards depend on all that was written; it is over early where an agent wrote an `x`."""
+
+    def reset(self, item, rng):
+        return [item["prompt"]], [item["prompt"]] * 2
+
+    def step(self, state, texts, rng):
+        told = [*state, *texts]
+        value = sum((k + 1) * len(text) + text.count("e") for k, text in enumerate(told)) / 10
+        return told, [f"{texts[1]} go on", f"{texts[0]} go on"], [value, -0.5 * value], any("x" in text for text in texts)
+
+
+def by_hand(item, base, fork, gamma):
+    """Return [N] from turn t on of an episode with the messages base [T][N], with fork (t, n, text) in it; played from the
+    start."""
+    env, (at, agent, text), total, factor = Story(), fork, np.zeros(2), 1.0
+    state, _ = env.reset(item, None)
+    for t, said in enumerate(base):
+        texts = [text if (t, n) == (at, agent) else s for n, s in enumerate(said)]
+        state, _, rewards, done = env.step(state, texts, None)
+        if t >= at:
+            total, factor = total + factor * np.array(rewards), factor * gamma
+        if done:
+            break
+    return total
+
+
+def test_joint_actions_and_credit_by_hand():
+    """Two agents, three completions: the first joint action, then the alternatives of each agent."""
+    joint = joint_actions("counterfactual", 2, 3)
+    assert joint.tolist() == [[0, 0], [1, 0], [2, 0], [0, 1], [0, 2]]
+    returns = np.array([[5.0, 1.0, np.nan, 3.0, 4.0]])[..., None].repeat(2, -1)
+    found = credit(returns, joint, 3, "counterfactual")
+    np.testing.assert_array_equal(found[:, 0], [[5, 1, np.nan], [5, 3, 4]])
+
+
+def test_leave_one_out_by_hand():
+    np.testing.assert_allclose(leave_one_out(np.array([1.0, 2, 4, 9])), [-4, -8 / 3, 0, 20 / 3], rtol=1e-6)
+    np.testing.assert_allclose(leave_one_out(np.array([1.0, np.nan, 3])), [-2, 0, 2])
+    np.testing.assert_array_equal(leave_one_out(np.array([[3.0, np.nan], [2.0, 2.0]])), 0)
+
+
+@pytest.mark.parametrize(("history", "gamma"), [("none", 1.0), ("append", 0.5)])
+def test_every_message_is_weighed_with_all_else_as_it_was(agents, history, gamma):
+    """Three turns, two agents, k = 3: the return of each alternative is that of the whole episode played by hand with only this
+    message exchanged, and its advantage leaves it out of the mean."""
+    team, params = make_team(agents)
+    episodes = Episodes(num_turns=3, history=history, gamma=gamma)
+    found = message_credit(team, params, ITEMS, LockStep(Story(), 2), SETTINGS, episodes, k=3, seed=0)
+    turns, forks = found.rollout.turns, 0
+    for p, item in enumerate(ITEMS):
+        node_of = [list(turn.items).index(p) if p in turn.items else None for turn in turns]
+        base = [[turn.texts[n][q][0] for n in (0, 1)] for turn, q in zip(turns, node_of, strict=True) if q is not None]
+        for t, said in enumerate(base):
+            for n in (0, 1):
+                texts = turns[t].texts[n][node_of[t]]
+                assert texts[0] == said[n]
+                expected = [by_hand(item, base, (t, n, text), gamma)[n] for text in texts]
+                np.testing.assert_allclose(found.rollout.returns[t][n, node_of[t]], expected, rtol=1e-9)
+                np.testing.assert_allclose(found.advantages[t][n, node_of[t]], leave_one_out(np.array(expected)), rtol=1e-9)
+                forks += 1
+    assert forks >= 8, "most episodes went on"
+
+
+def test_the_episode_is_the_one_that_is_played_without_forks(agents):
+    """Completion 0 of every message is token-equal to the chain of one completion a turn; forking costs no prompt: as many
+    tokens are prefilled for k = 2 and k = 5, with a history only what is new in it."""
+    team, params = make_team(agents)
+    env = LockStep(Story(), 2)
+    prefilled = {}
+    for history in ("none", "append"):
+        episodes = Episodes(num_turns=3, history=history)
+        few, many = (message_credit(team, params, ITEMS, env, SETTINGS, episodes, k=k, seed=0).rollout for k in (2, 5))
+        chain = dataclasses.replace(episodes, branching="chain")
+        alone = play(team, params, ITEMS, env, SETTINGS, chain, seed=0, step=0, group=1)
+        for a, b, c in zip(few.turns, many.turns, alone.turns, strict=True):
+            for n in (0, 1):
+                assert [row[0] for row in a.texts[n]] == [row[0] for row in b.texts[n]] == [row[0] for row in c.texts[n]]
+                assert [row[1] for row in a.texts[n]] == [row[1] for row in b.texts[n]]
+        assert few.notes == many.notes == alone.notes
+        prefilled[history] = few.notes["prefilled_tokens"]
+        read = sum(int(lengths.sum()) for turn in few.turns for _, lengths in turn.encoded)
+        assert (prefilled[history] < read) == (history == "append")
+
+
+def reward_of(team):
+    def alone(a):
+        return [len(x) / 10 for x in a]
+
+    def together(a, b):
+        return [(len(x) + len(y)) / 10 + (x[:1] == y[:1]) for x, y in zip(a, b, strict=True)]
+
+    return make_reward(together if team.num_agents == 2 else alone, num_agents=team.num_agents)
+
+
+CONFIG = TrainConfig(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=5, learning_rate=1e-2, progress=False)
+
+
+def trained(agents, **changes):
+    team, params = make_team(agents)
+    return train(team, params, reward_of(team), ITEMS, dataclasses.replace(CONFIG, **changes))
+
+
+def test_with_one_agent_c3_is_leave_one_out(agents):
+    c3, marloo = (trained(agents[:1], algorithm=name) for name in ("c3", "marloo"))
+    jax.tree.map(np.testing.assert_array_equal, c3.state.stacks[0].params, marloo.state.stacks[0].params)
+
+
+def test_a_team_of_two_is_trained_on_its_own_messages_credit(agents):
+    """Another update than with aligned joint actions; the batch's returns are those of the alternatives."""
+    c3, marloo = (trained(agents, algorithm=name) for name in ("c3", "marloo"))
+    assert (np.asarray(c3.state.stacks[0].params["embed"]) != np.asarray(marloo.state.stacks[0].params["embed"])).any()
+    team, params = make_team(agents)
+    env = Rewarded(reward_of(team), [prompt_of] * 2)
+    found = message_credit(team, params, ITEMS, env, SETTINGS, k=4, seed=0)
+    texts = found.rollout.turns[0].texts
+    for n in (0, 1):
+        for p in range(2):
+            pairs = [[texts[n][p][g] if m == n else texts[m][p][0] for m in (0, 1)] for g in range(4)]
+            expected = [(len(x) + len(y)) / 10 + (x[:1] == y[:1]) for x, y in pairs]
+            np.testing.assert_allclose(found.rollout.returns[0][n, p], expected)
+
+
+def test_evaluations_do_not_fork():
+    cfg = dataclasses.replace(CONFIG, algorithm="c3", num_turns=2)
+    assert cfg.joint_mode == "counterfactual" and cfg.branching == "chain"
+    assert cfg.eval_episodes().joint_mode == "aligned"
+    assert dataclasses.replace(CONFIG, algorithm="c3").eval_episodes().joint_mode == "aligned"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(algorithm="maac", joint_mode="counterfactual"), "joint_mode='counterfactual' does not go with algorithm='maac'"),
+        (dict(algorithm="c3", dynamic_sampling=1), "does not go with dynamic_sampling=1"),
+        (dict(algorithm="c3", num_generations=1), "num_generations=1 is too small"),
+        (dict(algorithm="c3", joint_mode="cross"), "joint_mode must be counterfactual for algorithm=c3"),
+        (dict(joint_mode="counterfactual", num_turns=2), "joint_mode must be one of .* for branching=tree"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_settings(dataclasses.replace(CONFIG, **changes))
