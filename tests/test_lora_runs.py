@@ -163,6 +163,7 @@ def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make
     assert result.state.stacks[1].base["embed"].shape == (321, 32)
 
 
+@pytest.mark.slow
 def test_a_central_critic_over_chains_that_append(agent):
     """The later turn goes on from live keys and values; one critic of adapters over the first agent's base."""
     changes = dict(algorithm="maac", num_turns=2, branching="chain", history="append", num_updates=2)
@@ -417,6 +418,7 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.slow
 def test_a_mesh_equals_one_device(tiny_dir):
     """Four agents, two updates with dropout and a KL term: on two devices with two each, and on eight that split base and batch
     too. The base lies once on a device, or in shares of it, and is its critics' as well."""
