@@ -3,8 +3,8 @@
 Command: python -m experiments.offline --data pairs.json --algorithm dpo                (flags: --help)
 Files: `.json` or `.jsonl` with prompt, chosen, rejected (dpo, reward_model; for madpo chosen and rejected are lists of one text
 an agent), with prompt and completion, or with trajectories (sft); see `jmarl/pairs.py`. A run of `story_length --algorithm
-madpo_iter` writes such files (`pairs/round_0000.jsonl`). A tenth is held out where no --eval-data is given; prints loss and
-accuracy on it before and after training.
+madpo_iter` writes such files (`pairs/round_0000.jsonl`). What belongs to a tenth of the prompts is held
+out where no --eval-data is given; prints loss and accuracy on it before and after training.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tyro
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig, check
 from jmarl.fit import FitResult, check_fit, fit
-from jmarl.pairs import load_pairs, load_trajectories
+from jmarl.pairs import held_out, load_pairs, load_trajectories
 from jmarl.team import make_team
 from jmarl.weights import load_agent
 
@@ -51,12 +51,13 @@ class OfflineConfig(TrainConfig):
 
 
 def run(cfg: OfflineConfig) -> FitResult:
-    data, held_out = cfg.read(cfg.data), cfg.read(cfg.eval_data) if cfg.eval_data else []
-    if not held_out:
-        data, held_out = [x for i, x in enumerate(data) if i % 10] or data, data[::10]
+    data, held = cfg.read(cfg.data), cfg.read(cfg.eval_data) if cfg.eval_data else []
+    if not held:
+        pairs = algorithm(cfg.algorithm).data == "pairs"
+        data, held = held_out(data, 10) if pairs else ([x for i, x in enumerate(data) if i % 10] or data, data[::10])
     check_fit(data, cfg, None)
     team, params = make_team([load_agent(cfg.model)] * cfg.agents, lora=cfg.lora_rank > 0)
-    return fit(team, params, data, cfg, eval_data=held_out)
+    return fit(team, params, data, cfg, eval_data=held)
 
 
 def main() -> None:

@@ -40,11 +40,17 @@ UPDATES = {"emit": 60, "copy": 300, "agree": 60, "remember": 100}
 RATES = {"emit": 5e-3, "copy": 3e-3, "agree": 5e-3, "remember": 5e-3}  # of agents and critics; copying needs the slower one
 
 
+ROWS = (
+    *(name for name, row in ALGORITHMS.items() if row.data == "rollouts"),
+    "madpo_iter",
+)  # those that sample while they learn
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Which rows, probes and seeds."""
 
-    rows: tuple[str, ...] = tuple(name for name, row in ALGORITHMS.items() if row.data == "rollouts")
+    rows: tuple[str, ...] = ROWS
     """Rows of the algorithm table, of those that learn from rollouts."""
     probes: tuple[str, ...] = tuple(THRESHOLDS)
     """Probes: emit, copy, agree, remember."""
@@ -107,7 +113,12 @@ def settings(row: str, probe: str, seed: int) -> TrainConfig:
 
 
 # gspo clips sequence ratios within 0.0004, made for small learning rates; dapo leaves out what did not end, here everything.
-CHANGES: dict[str, dict[str, Any]] = {"gspo": dict(clip_eps_low=0.2, clip_eps_high=0.2), "dapo": dict(mask_overlong=False)}
+# madpo_iter makes new pairs for every update.
+CHANGES: dict[str, dict[str, Any]] = {
+    "gspo": dict(clip_eps_low=0.2, clip_eps_high=0.2),
+    "dapo": dict(mask_overlong=False),
+    "madpo_iter": dict(round_updates=1, batch_size=64, pairs_per_prompt=8),
+}
 
 
 def team_of(num_agents: int, seed: int) -> tuple:
@@ -199,7 +210,8 @@ def main(cfg: Config) -> None:
         algorithm(row)
         for probe in cfg.probes:
             agents = 1 if row == "ppo" else 2
-            seeds = cfg.seeds if agents >= PROBES[probe].min_agents else ()
+            fits = agents >= PROBES[probe].min_agents and not (algorithm(row).data == "pairs" and PROBES[probe].turns > 1)
+            seeds = cfg.seeds if fits else ()
             values = [learned(row, probe, seed) for seed in seeds]
             results.setdefault(row, {})[probe] = values
             print(f"{time.monotonic() - start:6.0f} s  {row:12} {probe:9}", " ".join(f"{v:.3f}" for v in values), flush=True)

@@ -214,7 +214,9 @@ def option(name: str, given: Any, row: Algorithm) -> Any:
 def uses(row: Algorithm) -> set[str]:
     """The settings among `DEFAULTS` that mean something for a row."""
     if row.data != "rollouts":
-        found = {"bc_weight", "world_model_weight"} if row.data == "texts" else {"reference_free", *SELECTION}
+        found = {"bc_weight", "world_model_weight"} if row.data == "texts" else set()
+        if row.advantage in ("margin", "joint_margin"):
+            found = {"reference_free", *(SELECTION if row.advantage == "joint_margin" else ())}
         found = {*SELECTION, *REWARD_MODEL} if row.learned else found
         return {*row.options.values(), "batch_size", *found, *((*COMPARATOR, *REPLAY) if row.rounds else ())}
     found = {"mask_overlong", *row.options.values()}

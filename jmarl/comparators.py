@@ -21,11 +21,12 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import Rows, tokenize, tokens_of
+from jmarl.preferences import encode_text, ending
 from jmarl.rollout import Rollout, play
 from jmarl.team import Team, make_team
 from jmarl.weights import load_agent
 
-COMPARE = 3  # purpose of random keys, beside those of `generate`
+COMPARE, PROPOSE = 3, 6  # purposes of random keys, beside those of `generate`: the comparator's and the team's completions
 TRIES, WAIT_S, TIMEOUT_S, AT_ONCE = 3, 0.5, 120.0, 8
 KEY = "COMPARATOR_API_KEY"
 
@@ -36,24 +37,55 @@ class Candidates(NamedTuple):
     prompts: list[list[str]]  # [N][P]
     texts: list[list[list[str]]]  # [N][P][G]
     rewards: np.ndarray  # [P, G] mean over agents; NaN where invalid
-    prompt_ids: Rows | None  # [N][P] token ids, where the team itself wrote; None: of another tokenizer
-    ids: Any  # [N][P][G] token ids, likewise
+    prompt_ids: Rows  # [N][P] token ids as the team reads them
+    ids: list[list[list[list[int]]]]  # [N][P][G] token ids: as sampled; of another model's or a service's texts the team's
 
 
 def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
-    """Of a rollout of one turn."""
+    """Of a rollout of one turn by the team."""
     turn = rollout.turns[0]
-    count = len(turn.items)
     prompt_ids = tokenize(team, turn.prompts, cfg.sampling(), cfg.chat)
-    return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, tokens_of(team, turn.completions, count))
+    ids = tokens_of(team, turn.completions, len(turn.items))
+    return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)
 
 
 def played(
     team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, number: int
-) -> Candidates:
-    """A comparator that is a team: its completions are other random draws than the policy's own."""
+) -> Rollout:
+    """What a team writes as a comparator: other random draws than the policy's own, in an environment that draws the same."""
     how: dict[str, Any] = dict(seed=cfg.seed, step=number, group=cfg.num_generations, purpose=COMPARE)
-    return candidates_of(team, play(team, params, items, env, cfg.sampling(), cfg.episodes(), **how), cfg)
+    return play(team, params, items, env, cfg.sampling(), cfg.episodes(), **how, rng=draws_of(cfg, number))
+
+
+def draws_of(cfg: TrainConfig, number: int) -> np.random.Generator:
+    """The environment's random numbers where the team proposes: its comparator meets the same tasks."""
+    return np.random.default_rng((cfg.seed, number, PROPOSE, 0))
+
+
+def encoded(team: Team, texts: Sequence, ended: Sequence, cfg: TrainConfig) -> list[list[list[list[int]]]]:
+    """Texts [N][P][G] that the team did not write as its token ids, with an end behind those that were ended by their writer,
+    cut at max_new_tokens."""
+    specs = {agent: spec for spec in team.stacks for agent in spec.order}
+    ends = {agent: ending(spec, cfg.chat) for agent, spec in specs.items()}
+
+    def ids(n: int, text: str, complete: bool) -> list[int]:
+        row = encode_text(specs[n], text) + [ends[n]] * bool(complete)
+        return row[: cfg.max_new_tokens] or [ends[n]]
+
+    return [
+        [[ids(n, *one) for one in zip(*of_prompt, strict=True)] for of_prompt in zip(texts[n], ended[n], strict=True)]
+        for n in range(team.num_agents)
+    ]
+
+
+def ended_of(team: Team, rollout: Rollout) -> list[np.ndarray]:
+    """Which completions [N][P, G] of a rollout's first turn were ended by the agent."""
+    turn, found = rollout.turns[0], [np.zeros(0)] * team.num_agents
+    for spec, done in zip(team.stacks, turn.completions, strict=True):
+        ended = jax.device_get(done.ended)
+        for agent, of_agent in zip(spec.order, ended.reshape(len(spec.order), -1, ended.shape[-1]), strict=True):
+            found[agent] = of_agent[: len(turn.items)]
+    return found
 
 
 class Comparator:
@@ -61,10 +93,11 @@ class Comparator:
 
     def __init__(self, team: Team, cfg: TrainConfig, kind: str, initial: Sequence[Any]):
         self.team, self.cfg, self.kind, self.initial = team, cfg, kind, initial
+        self.other: Team | None = None
         self.past: dict[int, list[Any]] = {}  # round -> parameters at its beginning, on the host
         if kind == "model":
             agent = load_agent(cfg.comparator_model or "")
-            self.team, self.initial = make_team([agent] * team.num_agents, shared_weights=True)
+            self.other, self.initial = make_team([agent] * team.num_agents, shared_weights=True)
 
     def remember(self, round_: int, params: Sequence[Any], lag: int) -> None:
         """Keep the policy of a round's beginning as long as it is looked back at."""
@@ -82,22 +115,32 @@ class Comparator:
             params = self.past[max(0, round_ - lag)]
         elif self.kind != "current":
             params = self.initial
-        found = played(self.team, params, items, env, self.cfg, number)
-        return found._replace(prompt_ids=None, ids=None) if self.kind == "model" else found
+        if self.other is None:
+            return candidates_of(self.team, played(self.team, params, items, env, self.cfg, number), self.cfg)
+        rollout = played(self.other, params, items, env, self.cfg, number)
+        turn = rollout.turns[0]
+        return self._foreign(turn.prompts, turn.texts, ended_of(self.other, rollout), turn.rewards.mean(-1))
+
+    def _foreign(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
+        prompt_ids = tokenize(self.team, prompts, self.cfg.sampling(), self.cfg.chat)
+        return Candidates(prompts, texts, rewards, prompt_ids, encoded(self.team, texts, ended, self.cfg))
 
     def _asked(self, items: Sequence[dict], env: Environment, number: int) -> Candidates:
-        cfg, rng = self.cfg, np.random.default_rng((self.cfg.seed, number, COMPARE))
+        cfg, rng = self.cfg, draws_of(self.cfg, number)
         states, prompts = env.reset(items, rng)
         group = cfg.num_generations
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            texts = [list(threads.map(lambda p: complete(p, group, cfg), of_agent)) for of_agent in prompts]
+            said = [list(threads.map(lambda p: complete(p, group, cfg), of_agent)) for of_agent in prompts]
+        texts = [[[text for text, _ in row] for row in of_agent] for of_agent in said]
+        ended = [[[complete for _, complete in row] for row in of_agent] for of_agent in said]
         actions = [[text for of_prompt in of_agent for text in of_prompt] for of_agent in texts]
         answer = env.step([state for state in states for _ in range(group)], actions, rng)
-        return Candidates(prompts, texts, answer.result.total.reshape(len(items), group), None, None)
+        return self._foreign(prompts, texts, ended, answer.result.total.reshape(len(items), group))
 
 
-def complete(prompt: str, count: int, cfg: TrainConfig) -> list[str]:
-    """`count` completions of a prompt by an OpenAI-compatible service: as chat where the team's prompts are chats."""
+def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]]:
+    """`count` completions of a prompt by an OpenAI-compatible service, and whether each was ended, not cut off: as chat where
+    the team's prompts are chats."""
     base = (cfg.comparator_url or "").rstrip("/")
     body: dict[str, Any] = dict(n=count, max_tokens=cfg.max_new_tokens, temperature=cfg.temperature, top_p=cfg.top_p)
     body |= {"model": cfg.comparator_model} if cfg.comparator_model else {}
@@ -105,13 +148,14 @@ def complete(prompt: str, count: int, cfg: TrainConfig) -> list[str]:
     found = post(base + ("/chat/completions" if cfg.chat else "/completions"), body)
     try:
         texts = [choice["message"]["content"] if cfg.chat else choice["text"] for choice in found["choices"]]
+        ended = [choice.get("finish_reason") != "length" for choice in found["choices"]]
     except (KeyError, TypeError) as error:
         raise RuntimeError(
             f"comparator at {base} answered {str(found)[:120]!r}, without choices: is the address right?"
         ) from error
     if len(texts) != count or not all(isinstance(text, str) for text in texts):
         raise RuntimeError(f"comparator at {base} was asked for {count} completions and gave {len(texts)}")
-    return texts
+    return list(zip(texts, ended, strict=True))
 
 
 def post(url: str, body: dict[str, Any]) -> Any:

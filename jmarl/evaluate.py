@@ -25,7 +25,8 @@ def evaluate(team: Team, params: Sequence[Any], items: Sequence[dict], env: Envi
 
     The random keys do not depend on the training step, so two evaluations differ only by what was learned.
     """
-    episodes, how = cfg.eval_episodes(), dict(seed=cfg.seed, step=0, group=cfg.eval_generations, purpose=EVAL)
+    episodes = cfg.eval_episodes()
+    how: dict[str, Any] = dict(seed=cfg.seed, step=0, group=cfg.eval_generations, purpose=EVAL)
     rollout = play(team, params, items, env, cfg.eval_sampling(), episodes, **how)
     rewards = rollout.joint_returns[0].mean(-1)  # [P, J]: a joint reward, or the mean over agents
     # An invalid joint action counts nowhere; a prompt of nothing else drops out, and with no prompt left the mean is NaN.

@@ -42,6 +42,7 @@ from jmarl.preferences import (
 )
 from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
 from jmarl.runlog import StepLog, update_metrics
+from jmarl.settings import Episodes
 from jmarl.team import Team, bases, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import Data, TeamState
 
@@ -100,7 +101,7 @@ def fit(
         if writer:
             opened.enter_context(writer)
         result = run(team, state, examples, held_out, cfg, FitLog(team, cfg, writer), saver, meta)
-    if cfg.output_dir:
+    if cfg.output_dir and not scores_values(learning):  # as models they would have no head
         save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
     return result
 
@@ -135,6 +136,8 @@ def run(
         after = evaluated(step + 1) or after
         if saver:
             log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
+    if first == cfg.num_updates:  # a finished run that was resumed
+        after = evaluated(first)
     log.flush()
     return FitResult(without_gradients(state), log.losses, before, after)
 
@@ -240,6 +243,14 @@ def check_fit(data: Sequence, cfg: TrainConfig, wandb_config: dict | None) -> No
         )
     if wandb_config is not None and not cfg.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
+    for field in dataclasses.fields(Episodes):
+        if field.name != "chat" and getattr(cfg, field.name) != field.default:
+            raise ValueError(
+                f"{field.name}={getattr(cfg, field.name)!r} has no meaning for algorithm={cfg.algorithm!r} on given data: "
+                f"leave it at {field.default!r}"
+            )
+    if cfg.micro_batches > batch_size(cfg):
+        raise ValueError(f"micro_batches={cfg.micro_batches} is more than batch_size={batch_size(cfg)}: use fewer")
     check_options(dataclasses.asdict(cfg))
     check_directory(cfg)
 

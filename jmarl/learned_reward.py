@@ -1,10 +1,10 @@
 """A reward model of joint actions, and training on its scores: marlhf and marlhf_iter.
 
 The model is a decoder with a value head that reads what all agents read and wrote and gives one number behind the last token.
-It is trained on pairs by the Bradley-Terry loss (row reward_model), with a fifth of them held out; then the team is trained on
-its scores, normalised to mean 0 and std 1 over what it learned from, by any row that learns from rollouts (`rl_algorithm`). The
-task's own reward makes the pairs and is logged, but the team never sees it. marlhf does this once, marlhf_iter in rounds. Left
-out: several turns.
+It is trained on pairs by the Bradley-Terry loss (row reward_model), with those of every fifth prompt held out; then the team is
+trained on its scores, normalised to mean 0 and std 1 over what it learned from, by any row that learns from rollouts
+(`rl_algorithm`). The task's own reward makes the pairs and is logged, but the team never sees it. marlhf does this once,
+marlhf_iter in rounds. Left out: several turns; a directory of the trained reward model (its checkpoints have it).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.algorithms import algorithm, option
+from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.environment import Answer, Environment
 from jmarl.fit import FitResult, fit
 from jmarl.generate import bucket
 from jmarl.lora import model_of
-from jmarl.pairs import Pair, Prompt
+from jmarl.pairs import Pair, Prompt, held_out
 from jmarl.preferences import encode_pairs, pair_batches, pair_scores, text_of
 from jmarl.rewards import RewardResult
 from jmarl.rounds import Rounds
@@ -31,7 +32,7 @@ from jmarl.team import Team, make_team
 from jmarl.types import TeamState
 from jmarl.weights import Agent
 
-HELD_OUT = 5  # every fifth pair is held out
+HELD_OUT = 5  # the pairs of every fifth prompt are held out
 
 
 class RewardModel(NamedTuple):
@@ -74,11 +75,10 @@ def fit_reward_model(
 ) -> tuple[RewardModel, FitResult]:
     """Train a reward model on pairs of N agents, from an agent's weights or from params of an earlier one; returns it and how
     it ranked held-out pairs before and after. cfg: with algorithm reward_model."""
-    team, fresh = make_team([agent])
-    joint = [joint_pair(pair) for pair in pairs]
-    held = joint[::HELD_OUT] if len(joint) >= HELD_OUT else []
-    trained = [pair for i, pair in enumerate(joint) if i % HELD_OUT] if held else joint
-    result = fit(team, params or fresh, trained, cfg, eval_data=held)
+    team, fresh = make_team([agent], lora=cfg.lora_rank > 0)
+    start, fresh = (fresh if params is None else params), None  # at most one of them stays in memory
+    trained, held = held_out([joint_pair(pair) for pair in pairs], HELD_OUT)
+    result = fit(team, start, trained, cfg, eval_data=held)
     model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], cfg.learning())
     scores = scores_of(model, trained)
     return model._replace(mean=float(scores.mean()), std=float(max(scores.std(), 1e-6))), result
@@ -129,41 +129,50 @@ class LearnedRounds:
         if made is not None:
             return {"pairs": float(len(made.pairs))} | self._learn(now)
         if self.env.model is None and at:
-            self._learn(now)
+            self._learn(now, again=True)
         return {}
 
     def resume(self, step: int) -> None:
         """Read back the pairs before a step and, where the next model starts from it, the last model."""
         self.rounds.resume(step)
         if step and step % self.rounds.updates == 0 and step < self.cfg.num_updates:
-            self._learn(step // self.rounds.updates - 1)
+            self._learn(step // self.rounds.updates - 1, again=True)
 
-    def _learn(self, round_: int) -> dict[str, float]:
+    def _learn(self, round_: int, again: bool = False) -> dict[str, float]:
+        """Train a round's model, or (`again`) read it back."""
         cfg, before = reward_config(self.cfg, round_), self.env.model
+        if again and not cfg.resume:
+            raise ValueError(
+                f"cannot resume: the reward model of round {round_} is not in {cfg.output_dir}; it is kept where the run began "
+                "with save_every"
+            )
         pairs = self.rounds.replayed(round_)
         self.env.model, result = fit_reward_model(self.agent, pairs, cfg, None if before is None else before.params)
         return {} if result.after is None else {f"reward_model/{name}": x for name, x in result.after.items()}
 
 
 def reward_config(cfg: TrainConfig, round_: int) -> TrainConfig:
-    """The settings by which a round's reward model is trained. Where the run keeps checkpoints it is kept too, and one that is
-    there already is read."""
+    """The settings by which a round's reward model is trained. Where the run keeps checkpoints it is kept too, and a run that
+    goes on reads the one that is there."""
     row = algorithm(cfg.algorithm)
-    updates, rate = (option(name, getattr(cfg, name), row) for name in ("reward_updates", "reward_learning_rate"))
-    where = f"{cfg.output_dir}/reward_model_{round_}" if cfg.output_dir else ""
-    kept = {name: getattr(cfg, name) for name in KEPT}
-    keep = updates if cfg.save_every else 0
-    plain = TrainConfig(
-        algorithm="reward_model",
-        num_updates=updates,
-        learning_rate=rate,
-        output_dir=where,
-        save_every=keep,
-        mesh="agent=1",
-        **kept,
+    updates, rate, size = (
+        option(name, getattr(cfg, name), row) for name in ("reward_updates", "reward_learning_rate", "batch_size")
     )
-    there = keep and checkpoints_of(plain).is_dir() and any(checkpoints_of(plain).iterdir())
-    return dataclasses.replace(plain, resume=bool(there))
+    kept: dict[str, Any] = {name: getattr(cfg, name) for name in KEPT}
+    kept |= dict(num_updates=updates, learning_rate=rate, save_every=updates if cfg.save_every else 0)
+    kept |= dict(output_dir=f"{cfg.output_dir}/reward_model_{round_}" if cfg.output_dir else "")
+    kept |= dict(seed=(cfg.seed + 7919 * (round_ + 1)) % 2**31, micro_batches=min(cfg.micro_batches, size))
+    plain = TrainConfig(algorithm="reward_model", mesh="agent=1", **kept)
+    return dataclasses.replace(plain, resume=cfg.resume and is_saved(plain))
+
+
+def is_saved(cfg: TrainConfig) -> bool:
+    """Whether there is a complete checkpoint of a run."""
+    where = checkpoints_of(cfg)
+    if not where.is_dir():
+        return False
+    with Checkpointer(where, read_only=True) as saved:
+        return saved.latest_step() is not None
 
 
 def policy_config(cfg: TrainConfig) -> TrainConfig:
@@ -173,5 +182,5 @@ def policy_config(cfg: TrainConfig) -> TrainConfig:
 
 
 OF_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-KEPT = ("batch_size", "label_smoothing", "micro_batches", "compute_dtype", "remat", "per_agent", "seed", "progress", *OF_LORA)
+KEPT = ("batch_size", "label_smoothing", "compute_dtype", "remat", "per_agent", "progress", *OF_LORA)
 OF_PAIRS = tuple(field.name for field in dataclasses.fields(Preferences))

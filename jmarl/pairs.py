@@ -63,7 +63,7 @@ def rows_of(source: Any) -> list[Mapping]:
             raise FileNotFoundError(f"{path} does not exist: give a .json or .jsonl file")
         text = path.read_text(encoding="utf-8")
         try:
-            source = [json.loads(x) for x in text.splitlines() if x.strip()] if path.suffix == ".jsonl" else json.loads(text)
+            source = [json.loads(x) for x in text.split("\n") if x.strip()] if path.suffix == ".jsonl" else json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from error
     if isinstance(source, Mapping) and "trajectories" in source:
@@ -152,7 +152,9 @@ def save_pairs(path: str | os.PathLike, pairs: Sequence[Pair]) -> None:
         about = {} if pair.rewards is None else {"metadata": {"rewards": list(pair.rewards)}}
         rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected} | about)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    Path(path).write_text(lines if str(path).endswith(".jsonl") else json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
+    Path(path).write_text(
+        lines if str(path).endswith(".jsonl") else json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def load_trajectories(source: Any, min_reward: float | None = None) -> list[Trajectory]:
@@ -175,7 +177,7 @@ def load_trajectories(source: Any, min_reward: float | None = None) -> list[Traj
 
 def trajectory_of(row: Mapping, number: int) -> Trajectory:
     if "completion" in row and "prompt" in row:
-        reward = float(row.get("reward", math.nan))
+        reward = math.nan if row.get("reward") is None else float(row["reward"])
         return Trajectory((prompt_of(row["prompt"], number),), (last_message(row["completion"], number, "completion"),), reward)
     missing = [name for name in ("observations", "actions") if name not in row]
     if missing:
@@ -206,6 +208,17 @@ def new_messages(observations: Sequence[Any], actions: Sequence[str], number: in
             new.append(prompt_of(fresh, number))
         before = [*contents, *actions[i : i + 1]] if contents and (again or not i) else []
     return tuple(new)
+
+
+def held_out(pairs: Sequence[Pair], every: int) -> tuple[list[Pair], list[Pair]]:
+    """Pairs to learn from and pairs held out: those of every n-th prompt, because pairs of one prompt share completions; of a
+    single prompt every n-th pair."""
+    prompts = list(dict.fromkeys(repr(pair.prompts) for pair in pairs))
+    number = {prompt: i for i, prompt in enumerate(prompts)}
+    of = [number[repr(pair.prompts)] if len(prompts) > 1 else i for i, pair in enumerate(pairs)]
+    learned = [pair for pair, i in zip(pairs, of, strict=True) if i % every]
+    held = [pair for pair, i in zip(pairs, of, strict=True) if i % every == 0]
+    return (learned, held) if learned else (held, [])
 
 
 # --- choosing ----------------------------------------------------------------------------------------------------------

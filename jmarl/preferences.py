@@ -61,14 +61,15 @@ def encode_pairs(team: Team, pairs: Sequence[Pair], chat: bool) -> list[list[Cod
         if len(pair.prompts) != team.num_agents:
             raise ValueError(f"pair {i} is of {len(pair.prompts)} agents, the team has {team.num_agents}")
     for spec in team.stacks:
-        ends = {asked: ending(spec, asked) for asked in {chat, *(not isinstance(p.prompts[0], str) for p in pairs)}}
+        chats = {chat, *(chat or not isinstance(text, str) for pair in pairs for text in pair.prompts)}
+        ends = {asked: ending(spec, asked) for asked in chats}
         for n in spec.order:
             for i, pair in enumerate(pairs):
                 if pair.tokens is not None:
                     prompt, *rows = (list(ids) for ids in pair.tokens[n])
                 else:
                     prompt = encode_prompt(spec, pair.prompts[n], chat)
-                    end = ends[chat or not isinstance(pair.prompts[n], str)]
+                    end = ends[chat or not isinstance(pair.prompts[n], str)]  # a list of messages is a chat
                     rows = [encode_text(spec, text) + [end] for text in (pair.chosen[n], pair.rejected[n])]
                 check_length(spec, len(prompt) + max(map(len, rows)), f"pair {i} of agent {n}", str(pair.prompts[n]))
                 out[i][n] = Coded(prompt, tuple(rows))
@@ -81,7 +82,7 @@ def encode_text(spec: StackSpec, text: str) -> list[int]:
 
 def check_length(spec: StackSpec, tokens: int, what: str, begins: str) -> None:
     most = spec.config.max_positions
-    if tokens >= most:
+    if tokens > most:
         raise ValueError(f"{what} ({begins[:40]!r}...) has {tokens} tokens, the context {most}: leave it out or shorten it")
 
 
@@ -126,7 +127,6 @@ def _arrays(spec: StackSpec, coded: Sequence[Sequence[Coded]], count: int, longe
     most = spec.config.max_positions
     width = min(bucket(max(len(c.prompt) for c in of_agents)), most)
     size = bucket(max(len(row) for c in of_agents for row in c.rows) + longer)
-    size = min(size, most + 1 - max(len(c.prompt) for c in of_agents))
     prompts = _filled([c.prompt for c in of_agents], width, spec.stop[0])
     group = len(of_agents[0].rows)
     tokens = _filled([row for c in of_agents for row in c.rows], size, spec.stop[0]).reshape(a, -1, group, size)

@@ -76,10 +76,11 @@ def play(
     group: int,
     purpose: int = TRAIN,
     draw: int = 0,
+    rng: np.random.Generator | None = None,
 ) -> Rollout:
     """Play episodes on the items: in the first turn every agent writes `group` completions for each. draw: tells apart what is
-    played on several lists of items in one step."""
-    rng = np.random.default_rng((seed, step, purpose, draw))  # of draw 0 the same as without it
+    played on several lists of items in one step; rng: the environment's, where it is not to follow from these numbers."""
+    rng = rng or np.random.default_rng((seed, step, purpose, draw))  # of draw 0 the same as without it
     states, prompts = env.reset(items, rng)
     first = np.arange(len(items))
     rows = tokenize(team, prompts, settings, episodes.chat)

@@ -24,7 +24,7 @@ import numpy as np
 
 from jmarl.algorithms import Algorithm, algorithm, option
 from jmarl.checkpoint import Checkpointer
-from jmarl.comparators import Candidates, Comparator, candidates_of
+from jmarl.comparators import PROPOSE, Candidates, Comparator, candidates_of
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.evaluate import Evaluation, evaluate
@@ -119,7 +119,7 @@ class Rounds:
     def _round(self, round_: int, params: Sequence[Any]) -> Round:
         pairs, own_rewards, other_rewards = [], [], []
         for number, items in self._draws(round_):
-            how: dict[str, Any] = dict(seed=self.cfg.seed, step=number, group=self.cfg.num_generations)
+            how: dict[str, Any] = dict(seed=self.cfg.seed, step=number, group=self.cfg.num_generations, purpose=PROPOSE)
             settings = self.cfg.sampling(), self.cfg.episodes()
             own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
             other, how_chosen = None, (self.setting("pair_selection"), self.setting("pairs_per_prompt"))
@@ -241,13 +241,10 @@ def pairs_of(own: Candidates, other: Candidates | None, p: int, how: str, limit:
 
 
 def joint_pair(chosen: Candidates, i: int, rejected: Candidates, j: int, p: int) -> Pair:
-    """Joint action i of one against j of the other, on item p. With tokens where both wrote in the team's own."""
+    """Joint action i of one against j of the other, on item p, with the tokens that were sampled."""
     agents = range(len(chosen.texts))
     texts = (tuple(of.texts[n][p][g] for n in agents) for of, g in ((chosen, i), (rejected, j)))
-    tokens = None
-    if chosen.ids is not None and rejected.ids is not None:
-        assert chosen.prompt_ids is not None
-        tokens = tuple((chosen.prompt_ids[n][p], chosen.ids[n][p][i], rejected.ids[n][p][j]) for n in agents)
+    tokens = tuple((chosen.prompt_ids[n][p], chosen.ids[n][p][i], rejected.ids[n][p][j]) for n in agents)
     rewards = (float(chosen.rewards[p][i]), float(rejected.rewards[p][j]))
     return Pair(tuple(chosen.prompts[n][p] for n in agents), *texts, rewards=rewards, tokens=tokens)
 
@@ -258,7 +255,9 @@ def save_round(folder: Path, round_: int, pairs: Sequence[Pair]) -> None:
     final = folder / f"round_{round_:04}.jsonl"
     with (temporary := final.with_suffix(".tmp")).open("w", encoding="utf-8") as file:
         for pair in pairs:
-            row = {"prompt": pair.prompts, "chosen": pair.chosen, "rejected": pair.rejected, "tokens": pair.tokens}
+            texts = (pair.prompts, pair.chosen, pair.rejected)
+            prompt, chosen, rejected = (x[0] if len(pair.prompts) == 1 else x for x in texts)
+            row = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "tokens": pair.tokens}
             file.write(json.dumps(row | {"metadata": {"rewards": pair.rewards}}, ensure_ascii=False) + "\n")
     temporary.replace(final)
 
@@ -268,9 +267,11 @@ def load_round(folder: Path, round_: int) -> list[Pair]:
     if not path.is_file():
         raise ValueError(f"cannot resume: {path}, the pairs of round {round_}, is missing")
     pairs = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n"):  # splitlines would also cut at other characters of a text
+        if not line:
+            continue
         row = json.loads(line)
-        texts = (tuple(row[name]) for name in ("prompt", "chosen", "rejected"))
+        texts = ((x,) if isinstance(x, str) else tuple(x) for x in (row["prompt"], row["chosen"], row["rejected"]))
         pairs.append(Pair(*texts, rewards=tuple(row["metadata"]["rewards"]), tokens=row["tokens"]))
     return pairs
 

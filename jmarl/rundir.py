@@ -70,15 +70,18 @@ def check_directory(cfg: TrainConfig) -> None:
 
 
 def set_aside(directory: str) -> None:
-    """Move what an earlier run wrote there (metrics, TensorBoard events, models) into its folder `earlier_1`, `earlier_2`, …"""
+    """Move what an earlier run wrote there (metrics, TensorBoard events, models, pairs) into its folder `earlier_1`,
+    `earlier_2`, …"""
     root = Path(directory)
-    if not (root / "metrics.jsonl").exists():
+    names = ("metrics.jsonl", "events*", "models", "pairs", "reward_model_*")
+    found = [path for name in names for path in sorted(root.glob(name))]
+    if not found:
         return
     target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())
     target.mkdir()
-    for path in [root / "metrics.jsonl", *root.glob("events*"), *root.glob("models"), *root.glob("pairs")]:
+    for path in found:
         path.rename(target / path.name)
-    logger.warning("%s held an earlier run; its metrics and models are now in %s", directory, target)
+    logger.warning("%s held an earlier run; what it wrote is now in %s", directory, target)
 
 
 def open_checkpoints(cfg: TrainConfig) -> Checkpointer | None:

@@ -93,6 +93,7 @@ class RunLog(StepLog):
         if more:
             self.flush()
             self._about = more
+            self._started = time.monotonic()  # what was made is no part of the step
 
     def _row(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], seconds: float) -> dict[str, float]:
         row = rollout_metrics(self.team, played) | update_metrics(self.team, jax.device_get(learned))

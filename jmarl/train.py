@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jmarl import lora, sharding
 from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, shares_critic
@@ -76,7 +77,13 @@ def train(
     check_run(items, cfg, wandb_config)
     check_team(team, cfg)
     row, policy, rewarder = algorithm(cfg.algorithm), cfg, None
-    rounds = None if row.data == "rollouts" else Rounds(team, initial_of(team, params, cfg), items, env, cfg)
+    mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
+    params = adapted(team, params, cfg, mesh)
+    rounds = None if row.data == "rollouts" else Rounds(team, initial_of(params, cfg, mesh), items, env, cfg)
+    if reward_model is not None and not row.learned:
+        raise ValueError(
+            f"a reward model was given, but algorithm={cfg.algorithm!r} has none: it is for marlhf and marlhf_iter"
+        )
     if rounds is not None and row.learned:
         policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), cfg)
     critics, state = start(team, params, policy, critic)
@@ -129,12 +136,11 @@ def first_agent(team: Team, params: Sequence[Any]) -> Agent:
     return Agent("first", spec.config, merge(spec.config, jax.device_get(unstack(params[0], 0))), spec.tokenizer)
 
 
-def initial_of(team: Team, params: Sequence[Any], cfg: TrainConfig) -> list[Any]:
+def initial_of(params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
     """Copies of the parameters of each stack, where the team will lie, if rounds need them: as the reference of preferences, or
     as the comparator. Training updates those given in place."""
     if cfg.comparator != "initial" and (algorithm(cfg.algorithm).learned or cfg.reference_free):
         return []
-    mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
     return [sharding.place(map_own(jnp.copy, of_stack), mesh) for of_stack in params]
 
 
@@ -210,7 +216,8 @@ def play_step(
     params, row = [lora.model_of(s) for s in state.stacks], algorithm(cfg.algorithm)
 
     def play_round(draw: int) -> Rollout:
-        of_round, how = further(draw) if further and draw else tasks, dict(seed=cfg.seed, step=step, group=cfg.num_generations)
+        of_round = further(draw) if further and draw else tasks
+        how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=cfg.num_generations)
         return play(team, params, of_round, env, cfg.sampling(), cfg.episodes(), **how, draw=draw)
 
     rollout = play_round(0)
@@ -266,6 +273,10 @@ def check_settings(cfg: TrainConfig) -> None:
         if algorithm(policy.algorithm).data != "rollouts":
             raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, …")
         check_used({name: getattr(cfg, name) for name in OF_PAIRS}, cfg.algorithm)
+        if cfg.num_generations < row.min_group:
+            raise ValueError(
+                f"num_generations={cfg.num_generations} is too small for algorithm={cfg.algorithm!r}: pairs need 2"
+            )
         return check_settings(policy)
     least = 2 if row.critic and cfg.critic_type == "q" else row.min_group
     if cfg.num_generations < least:

@@ -48,7 +48,7 @@ SIDEWAYS = {
     "preferences": {"generate", "objective", "offline_objective", "team"},
     "runlog": {"evaluate"},
     "fit": {"rundir", "runlog"},
-    "comparators": {"generate", "rollout", "team"},
+    "comparators": {"generate", "preferences", "rollout", "team"},
     "rounds": {"evaluate", "fit", "runlog"},
     "learned_reward": {"fit", "rounds", "rundir"},
     "train": {"rounds", "learned_reward", "evaluate", "programs", "rundir", "runlog"},

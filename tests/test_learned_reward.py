@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded, prompt_of
 from jmarl.learned_reward import Learned, fit_reward_model, joint_pair, policy_config, scores_of
 from jmarl.models import decoder
-from jmarl.pairs import Pair
+from jmarl.pairs import Pair, held_out
 from jmarl.rewards import make_reward
 from jmarl.team import make_team
 from jmarl.train import check_settings, train
@@ -76,10 +77,10 @@ def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
 
 def test_scores_have_mean_0_and_std_1_over_what_was_learned_from(model):
     found, _, pairs = model
-    learned = [joint_pair(pair) for i, pair in enumerate(pairs) if i % 5]
+    learned, _ = held_out([joint_pair(pair) for pair in pairs], 5)
     scores = (scores_of(found, learned) - found.mean) / found.std
     np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-4)
-    again = found.score([[pairs[1].prompts[n]] for n in (0, 1)], [[pairs[1].chosen[n]] for n in (0, 1)])
+    again = found.score([[pairs[1].prompts[n]] for n in (0, 1)], [[pairs[1].chosen[n]] for n in (0, 1)])  # the first learned
     np.testing.assert_allclose(again, scores[0, :1], rtol=1e-4, atol=1e-4)
 
 
@@ -141,9 +142,33 @@ def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path, changes, stop)
     jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
 
 
+def test_a_new_run_uses_nothing_of_one_that_was_broken_off(agents, tmp_path):
+    """What lies in the directory is moved aside, the reward model too, also where no step was finished."""
+    where = tmp_path / "run"
+    settings = dict(output_dir=str(where), save_every=4, num_updates=4, reward_updates=10)
+    trained(agents, **settings)
+    for left in ("metrics.jsonl", "checkpoints"):  # as if it had been ended before its first step
+        shutil.rmtree(where / left) if (where / left).is_dir() else (where / left).unlink()
+    again = trained(agents, **settings)
+    fresh = trained(agents, **settings | dict(output_dir=str(tmp_path / "fresh")))
+    jax.tree.map(np.testing.assert_array_equal, again.state, fresh.state)
+    assert (where / "earlier_1" / "reward_model_0").is_dir() and (where / "earlier_1" / "pairs").is_dir()
+    assert len(rows(where / "reward_model_0")) == len(rows(tmp_path / "fresh" / "reward_model_0")) > 0
+
+
+def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
+    """Without it a run cannot go on in mid-round."""
+    settings = dict(output_dir=str(tmp_path), save_every=2, reward_updates=5)
+    trained(agents, **settings, num_updates=2)
+    shutil.rmtree(tmp_path / "reward_model_0" / "checkpoints")
+    with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
+        trained(agents, **settings, num_updates=4, resume=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (dict(num_generations=1, rl_algorithm="mareinforce"), "num_generations=1 is too small for 'marlhf'"),
         (dict(rl_algorithm="madpo"), "rl_algorithm='madpo' does not learn from rollouts"),
         (dict(rl_algorithm="magrp"), "algorithm='magrp' is unknown; did you mean 'magrpo'"),
         (dict(comparator="initial"), "comparator='initial' has no meaning for algorithm='marlhf'"),

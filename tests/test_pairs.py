@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from jmarl.pairs import Pair, load_pairs, load_trajectories, replay_weights, save_pairs, select, select_against
+from jmarl.pairs import Pair, held_out, load_pairs, load_trajectories, replay_weights, save_pairs, select, select_against
 
 NAN = math.nan
 CHAT = [{"role": "user", "content": "How many?"}]
@@ -181,3 +181,13 @@ def test_a_bad_trajectory_is_named():
     row = mrlm_trajectory(False) | {"actions": [{"role": "assistant", "content": "5"}] * 4}
     with pytest.raises(ValueError, match="2 observations for 4 actions"):
         load_trajectories([row])
+
+
+def test_what_is_held_out_shares_no_prompt_with_what_is_learned():
+    """Three pairs of each of ten prompts: those of two prompts are held out; of a single prompt every fifth pair; one pair is
+    learned."""
+    pairs = [Pair((f"prompt {p}",), (f"{k}",), ("x",)) for p in range(10) for k in range(3)]
+    learned, held = held_out(pairs, 5)
+    assert {pair.prompts for pair in held} == {("prompt 0",), ("prompt 5",)} and len(held) == 6 and len(learned) == 24
+    assert len(held_out([pairs[0]._replace(chosen=(str(k),)) for k in range(10)], 5)[1]) == 2
+    assert held_out(pairs[:1], 5) == (pairs[:1], [])

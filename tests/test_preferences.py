@@ -232,6 +232,22 @@ def test_chat_prompts(team, tiny_tokenizer):
     assert tiny_tokenizer.decode(as_text[0][0].rows[0]) == "Two.<|im_end|>"
 
 
+def test_long_prompts_beside_long_completions(team):
+    """Of a context of 128: one pair fills it with its prompt, another with a completion, both to the last token."""
+    tokens = [(([5] * 118, [6] * 10, [7]),) * 2, (([5], [6] * 127, [7]),) * 2]
+    pairs = [Pair(("a", "b"), ("c", "d"), ("e", "f"), tokens=t) for t in tokens]
+    coded = encode_pairs(team[0], pairs, False)
+    for algorithm in ("dpo", "reward_model"):
+        learning = Learning(algorithm=algorithm)
+        params = team[1] if algorithm == "dpo" else [with_value_head(team[1][0]) | {"value": jnp.ones((2, 32))}]
+        together = pair_scores(team[0], params, pair_batches(team[0], coded, None, 2, learning), learning, "map")
+        for i, one in enumerate(coded):
+            alone = pair_scores(team[0], params, pair_batches(team[0], [one], None, 1, learning), learning, "map")
+            np.testing.assert_allclose(together[i], alone[0], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="has 129 tokens, the context 128"):
+        encode_pairs(team[0], [pairs[0]._replace(tokens=(([5] * 119, [6] * 10, [7]),) * 2)], False)
+
+
 def test_what_does_not_fit_is_named(team):
     long = Pair(("xyz " * 60, "b"), ("c", "d"), ("e", "f"))
     with pytest.raises(ValueError, match=r"pair 0 of agent 0 .* tokens, the context 128"):
@@ -424,6 +440,9 @@ def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
         (dict(algorithm="sft", beta=0.5), [TALK], "beta=0.5 has no meaning for algorithm='sft'"),
         (dict(algorithm="dpo", kl_coef=0.1), TASTES, "kl_coef=0.1 has no meaning for algorithm='dpo'"),
         (dict(algorithm="dpo", num_epochs=2), TASTES, "num_epochs=2 has no meaning for algorithm='dpo'"),
+        (dict(algorithm="dpo", num_turns=3), TASTES, "num_turns=3 has no meaning for algorithm='dpo' on given data"),
+        (dict(algorithm="dpo", pairs_per_prompt=3), TASTES, "pairs_per_prompt=3 has no meaning for algorithm='dpo'"),
+        (dict(algorithm="dpo", micro_batches=16), TASTES, "micro_batches=16 is more than batch_size=8"),
     ],
 )
 def test_bad_settings_are_refused(agents, settings, data, message):

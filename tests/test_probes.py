@@ -8,15 +8,25 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.probes import ITEMS, MODEL, SYMBOLS, Config, ProbeEnvironment, items_of, learned, settings, table, team_of
+from experiments.probes import (
+    ITEMS,
+    MODEL,
+    ROWS,
+    SYMBOLS,
+    Config,
+    ProbeEnvironment,
+    items_of,
+    learned,
+    settings,
+    table,
+    team_of,
+)
 from jmarl import probes
-from jmarl.algorithms import ALGORITHMS
 from jmarl.team import init_state
 from jmarl.train import train
 
 # What separates a row that works from one that does not: joint credit (agree), or credit over turns (remember).
-ONLINE = [name for name, row in ALGORITHMS.items() if row.data == "rollouts"]
-TELLING = dict.fromkeys(ONLINE, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}
+TELLING = dict.fromkeys(ROWS, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}
 TELLING |= {"remax": "remember", "maremax": "remember"}  # noisy baselines: `agree` depends on the seed
 
 

@@ -14,11 +14,13 @@ import pytest
 
 from jmarl import comparators
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, prompt_of
+from jmarl.environment import LockStep, Rewarded, prompt_of
+from jmarl.generate import tokens_of
 from jmarl.models import decoder
-from jmarl.pairs import load_pairs
+from jmarl.pairs import Pair, load_pairs
 from jmarl.rewards import make_reward
-from jmarl.rounds import Rounds, chosen_of, load_round
+from jmarl.rollout import play
+from jmarl.rounds import Rounds, chosen_of, load_round, save_round
 from jmarl.team import init_state, make_team
 from jmarl.train import train
 from jmarl.weights import Agent
@@ -30,6 +32,9 @@ CONFIG = TrainConfig(
     min_new_tokens=6, learning_rate=1e-2, per_agent="vmap", eval_generations=8, batch_size=64, pairs_per_prompt=8,
     progress=False,
 )  # fmt: skip
+
+
+KEYS = dict(seed=0, step=0, group=8, purpose=comparators.PROPOSE)
 
 
 def vowels(text):
@@ -74,7 +79,7 @@ def rounds_of(agents, **changes):
 OFFLINE = dict(algorithm="madpo", num_generations=32, pairs_per_prompt=0, pair_selection="random")
 
 
-@pytest.mark.parametrize("changes", [OFFLINE, dict(), dict(comparator="initial", replay="nearest_k")])
+@pytest.mark.parametrize("changes", [OFFLINE, dict(), dict(pair_selection="reward_gap", replay="nearest_k")])
 def test_a_team_learns_from_its_own_preferences(agents, changes):
     """The reward on held-out prompts ends above the untrained team's 95 % interval."""
     result = trained(agents, **changes)
@@ -132,19 +137,55 @@ def test_history_looks_back_as_many_rounds_as_it_is_told(agents):
         rounds.comparator.remember(round_, params, 2)
         found = rounds.comparator.answer(params, ITEMS, rounds.env, 7, round_, 2)
         then = comparators.played(rounds.team, policies[max(0, round_ - 2)], ITEMS, rounds.env, rounds.cfg, 7)
-        assert found.texts == then.texts
+        assert found.texts == then.turns[0].texts
     assert sorted(rounds.comparator.past) == [1, 2, 3]
 
 
 def test_another_model_is_a_comparator(agents, tiny_dir):
-    """Its texts are encoded as the team's tokenizer does it, with an end behind them."""
-    rounds, state = rounds_of(agents, comparator="model", comparator_model=str(tiny_dir("qwen2", seed=3)))
+    """Its texts are encoded by the team's tokenizer, with an end only behind what it ended itself; the team's own completions
+    stay the tokens that were sampled."""
+    how = dict(comparator="model", comparator_model=str(tiny_dir("qwen2", seed=3)))
+    for fewest in (6, 0):  # all are cut off after six tokens, or may end
+        rounds, state = rounds_of(agents, **how, min_new_tokens=fewest)
+        made = rounds.begin(0, state)
+        params = [s.params for s in state.stacks]
+        ((_, items),) = rounds._draws(0)
+        own = play(rounds.team, params, items, rounds.env, rounds.cfg.sampling(), rounds.cfg.episodes(), **KEYS)
+        sampled = {tuple(row) for of in tokens_of(rounds.team, own.turns[0].completions, 8) for p in of for row in p}
+        stop = rounds.team.stacks[0].stop[0]
+        rows = [tuple(row) for pair in made.pairs for of_agent in pair.tokens for row in of_agent[1:]]
+        foreign = [row for row in rows if row not in sampled]
+        assert len(rows) == 4 * len(made.pairs) and 0 < len(foreign) <= len(rows) // 2
+        assert fewest == 0 or not any(row[-1] == stop for row in foreign)
+        assert all(len(row) <= 6 for row in rows)
+        assert np.isfinite(rounds.step(0, state)[1][0]["loss"]).all()
+
+
+def test_what_was_ended_gets_an_end_and_what_was_cut_off_none(agents):
+    rounds, _ = rounds_of(agents)
+    texts = [[["the market", "seven"]], [["a", ""]]]
+    found = comparators.encoded(rounds.team, texts, [[[True, False]], [[False, True]]], rounds.cfg)
+    stop, decode = rounds.team.stacks[0].stop[0], rounds.team.stacks[0].tokenizer.decode
+    assert found[0][0][0][-1] == stop and found[0][0][1][-1] != stop and found[1][0][1] == [stop]
+    assert decode(found[0][0][1]) == "seven"
+
+
+def test_a_comparator_meets_the_same_tasks(agents):
+    """An environment whose reset is random draws the same for the team and for whom it is compared with."""
+
+    class Random:
+        def reset(self, item, rng):
+            return None, [f"say {rng.integers(1000)}"] * 2
+
+        def step(self, state, texts, rng):
+            return None, ["", ""], len(texts[0]) + rng.random(), True
+
+    rounds, state = rounds_of(agents)
+    rounds.env = LockStep(Random(), 2)
     made = rounds.begin(0, state)
-    assert made.pairs and all(pair.tokens is None for pair in made.pairs)
-    examples = rounds.examples[0]
-    ends = {row[-1] for of in examples.coded for c in of for row in c.rows}
-    assert ends == {rounds.team.stacks[0].stop[0]}
-    assert np.isfinite(rounds.step(0, state)[1][0]["loss"]).all()
+    params = [s.params for s in state.stacks]
+    other = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0, 1)
+    assert {pair.prompts for pair in made.pairs} <= set(zip(*other.prompts, strict=True)) and len(set(other.prompts[0])) > 1
 
 
 class Service(BaseHTTPRequestHandler):
@@ -224,7 +265,7 @@ def test_replay_draws_from_the_rounds_it_names(agents):
     of their round were drawn."""
     for replay in ("current", "all"):
         rounds, state = rounds_of(agents, replay=replay, batch_size=20, round_updates=5)
-        old, new = (rounds.begin(step, state) and rounds.examples[step // 5] for step in (0, 5))
+        old, new = (rounds.begin(step, state) and rounds.coded(step // 5) for step in (0, 5))
         known = [[repr(of) for of in part.coded] for part in (old, new)]
         counts = np.zeros(2, int)
         for step in range(5, 10):
@@ -261,6 +302,17 @@ def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     begun = [row["step"] for row in rows if "pairs" in row]
     assert begun == [0, 4, 8] and all(row["reward/comparator"] > 0 for row in rows if "pairs" in row)
+
+
+def test_round_files_keep_any_text(tmp_path):
+    """Line separators that are no line's end, for a team and for one agent; `load_pairs` reads the same."""
+    odd = "a\u2028b\u0085c\nd"
+    for n in (1, 2):
+        pairs = [Pair(("p",) * n, (odd,) * n, ("x",) * n, (1.0, 0.0), (([1], [2, 3], [4]),) * n)]
+        save_round(tmp_path, n, pairs)
+        (found,) = load_round(tmp_path, n)
+        assert found._replace(tokens=None) == pairs[0]._replace(tokens=None) and found.tokens == [[[1], [2, 3], [4]]] * n
+        assert load_pairs(tmp_path / f"round_000{n}.jsonl", n) == [pairs[0]._replace(tokens=None)]
 
 
 def test_equal_rewards_make_no_pairs(agents):

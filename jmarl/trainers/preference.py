@@ -52,6 +52,7 @@ class MADPOIterConfig(PreferenceConfig):
 
     algorithm: str = "madpo_iter"
     output_dir: str = "runs/madpo_iter"
+    num_prompts: int = 8
     num_iterations: int = 6
     """Rounds, where num_updates is not given; each then has as many updates as num_train_epochs of its pairs take."""
 
@@ -126,6 +127,11 @@ class DPOConfig(TrainerConfig):
     num_train_epochs: float = 1
     output_dir: str = "runs/dpo"
 
+    @classmethod
+    def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        other = {"per_device_train_batch_size": "batch_size"}  # elsewhere the prompts of a rollout
+        return super()._known({other.get(name, name): value for name, value in settings.items()})
+
     def train_config(self, num_items: int) -> TrainConfig:
         size = option("batch_size", self.batch_size, algorithm(self.algorithm))
         return self._with_updates(self.num_updates or math.ceil(self.num_train_epochs * max(num_items // size, 1)))
@@ -168,9 +174,14 @@ class DPOTrainer:
             wants = self.config_class.__name__
             raise TypeError(f"{type(self).__name__} takes args={wants}(...), got {type(args).__name__}")
         check_wandb(wandb_config, self.args)
+        if self.args.algorithm == "reward_model":
+            raise ValueError("a reward model has no trainer: use jmarl.learned_reward.fit_reward_model")
         self.wandb_config = None if wandb_config is None else dict(wandb_config)
         size = 1 if agents is None else len(agents)
+        if self.args.num_agents not in (None, size):
+            raise ValueError(f"num_agents={self.args.num_agents} does not fit: {size} agents were given")
         self.data, self.eval_data = (() if of is None else self._load(of, size) for of in (train_dataset, eval_dataset))
+        self.eval_data = self.eval_data[: self.args.eval_num_samples]
         self.config = self.args.train_config(len(self.data))
         check_fit(self.data, self.config, self.wandb_config)
         self.team, self.params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
