@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import EVAL
+from jmarl.returns import mean_and_interval, valid_mean
 from jmarl.rollout import Rollout, play
 from jmarl.team import Team
 
@@ -30,8 +29,5 @@ def evaluate(team: Team, params: Sequence[Any], items: Sequence[dict], env: Envi
     rollout = play(team, params, items, env, cfg.eval_sampling(), episodes, **how)
     rewards = rollout.joint_returns[0].mean(-1)  # [P, J]: a joint reward, or the mean over agents
     # An invalid joint action counts nowhere; a prompt of nothing else drops out, and with no prompt left the mean is NaN.
-    by_prompt = np.array([r[np.isfinite(r)].mean() for r in rewards if np.isfinite(r).any()])
-    if not by_prompt.size:
-        return Evaluation(float("nan"), float("nan"), rollout)
-    interval = 1.96 * by_prompt.std(ddof=1) / np.sqrt(by_prompt.size) if by_prompt.size > 1 else float("nan")
-    return Evaluation(float(by_prompt.mean()), float(interval), rollout)
+    mean, interval = mean_and_interval(valid_mean(rewards))
+    return Evaluation(float(mean), float(interval), rollout)

@@ -65,3 +65,17 @@ def credit(returns: np.ndarray, joint: np.ndarray, group: int, how: str = "mean"
     count = np.einsum("pjn,jng->npg", valid.astype(float), member.astype(float))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(count > 0, total if how == "sum" else total / count, np.nan)
+
+
+def valid_mean(x: np.ndarray) -> np.ndarray:
+    """Mean over the last axis of the numbers that are not NaN; NaN where there are none."""
+    valid = np.isfinite(x)
+    with np.errstate(invalid="ignore"):
+        return np.where(valid, x, 0).sum(-1) / np.where(valid.any(-1), valid.sum(-1), np.nan)
+
+
+def mean_and_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of [..., P] the mean over the P numbers that are not NaN, and half of its 95 % interval: NaN below two of them."""
+    mean, count = valid_mean(x), np.isfinite(x).sum(-1)
+    variance = valid_mean((x - mean[..., None]) ** 2)  # times n / (n - 1) below, as of a sample
+    return mean, 1.96 * np.sqrt(variance / np.where(count > 1, count - 1, np.nan))
