@@ -72,6 +72,14 @@ def _digest(tokenizer: Any) -> str:
     return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
+def kinds_of(agents: Sequence[Agent]) -> dict[Any, list[int]]:
+    """Which agents share a stack, by architecture and vocabulary, in the order of the team's stacks."""
+    kinds: dict[Any, list[int]] = {}
+    for i, agent in enumerate(agents):
+        kinds.setdefault((agent.config, _digest(agent.tokenizer)), []).append(i)
+    return kinds
+
+
 def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool = False) -> tuple[Team, list[Any]]:
     """A team and the stacked parameters [A, ...] of each of its stacks.
 
@@ -80,9 +88,7 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool 
     """
     if not agents:
         raise ValueError("a team needs at least one agent, got none")
-    kinds: dict[Any, list[int]] = {}
-    for i, agent in enumerate(agents):
-        kinds.setdefault((agent.config, _digest(agent.tokenizer)), []).append(i)
+    kinds = kinds_of(agents)
     if shared_weights and len(kinds) > 1:
         raise ValueError(f"shared_weights needs agents of one model, got {len(kinds)} different ones")
     specs, params = [], []
@@ -139,6 +145,17 @@ def policies(state: TeamState) -> list[Any]:
 def bases(state: TeamState) -> list[str]:
     """Of each stack and critic with LoRA the digest of its base, which must not change between a checkpoint and its resume."""
     return [digest(stack.base) for stack in (*state.stacks, *state.critics) if stack.base is not None]
+
+
+def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
+    """The agents one by one, on the host: what `load_agent` reads of those that `save_team` writes. Adapters are merged."""
+    agents: list[Any] = [None] * team.num_agents
+    for spec, stacked in zip(team.stacks, params, strict=True):
+        for a, roles in enumerate(spec.members):
+            merged = merge(spec.config, jax.device_get(unstack(stacked, a)))
+            for agent in roles:
+                agents[agent] = Agent(f"agent_{agent}", spec.config, merged, spec.tokenizer)
+    return agents
 
 
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:

@@ -95,7 +95,7 @@ def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: A
 
 def _load_directory(name: str, directory: Path) -> Agent:
     config = config_from_hf(_read_json(directory / "config.json"))
-    tokenizer = _load_tokenizer(directory)
+    tokenizer = load_tokenizer(directory)
     _check_vocabulary(config, tokenizer, str(directory))
     return Agent(name, config, params_from_tensors(config, _open_tensors(directory), str(directory)), tokenizer)
 
@@ -145,7 +145,7 @@ def _open_file(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _load_tokenizer(directory: Path) -> Any:
+def load_tokenizer(directory: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if not (directory / "tokenizer.json").is_file():

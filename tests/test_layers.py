@@ -17,11 +17,12 @@ MAX_LINES = 400
 LAYERS = [
     {"types", "settings", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
     {"advantages", "batches", "losses", "scoring", "sampling", "stack", "centralized", "pairs", "peft_format", "replay"}
-    | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights"},
+    | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights", "zeroshot"},
     {"algorithms", "sharding", "lora"},
     {"offline_objective", "objective", "update", "team", "generate", "rollout", "critics", "probes", "checkpoint", "dynamic"}
     | {"learners", "preferences", "comparators", "counterfactual"},
-    {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"},
+    {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"}
+    | {"crossplay"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
@@ -36,6 +37,7 @@ SIDEWAYS = {
     "counterfactual": {"rollout", "team"},
     "gguf_weights": {"hf_format"},
     "weights": {"hf_format", "gguf_weights"},
+    "zeroshot": {"returns"},
     "objective": {"offline_objective"},
     "update": {"objective"},
     "team": {"objective", "update"},
@@ -71,7 +73,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment",
-    "centralized", "pairs", "replay",
+    "centralized", "pairs", "replay", "zeroshot",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"config", "settings", "models.config"}
