@@ -17,6 +17,8 @@ _HOME = {
     "make_team": "team",
     "save_team": "team",
     "TrainResult": "train",
+    "cross_play": "crossplay",
+    "load_runs": "crossplay",
     "RewardFunction": "rewards",
     "RewardProcessors": "rewards",
     "make_reward": "rewards",

@@ -70,6 +70,7 @@ def sample_stack(
 ):
     """`sampling.sample` with keys made inside. prompts [A, roles * P, S] and their lengths [A, roles * P]; agents [A, roles]
     team indices; prompt_ids [P]; stop [n] ids; past, rows: see `Past`. Returns `Completions` [A, roles * P, G, T].
+    stack: its number, or with one role [A] that of each agent in its own team, see `crossplay`.
 
     What only the keys depend on (seed, step, stack, purpose, turn) is traced: another seed is no other program.
     """

@@ -233,6 +233,9 @@ def test_row_keys_tell_apart_what_they_are_made_of():
     everything = np.concatenate([plain.reshape(-1, 2), *(data(k).reshape(-1, 2) for k in others)])
     assert len(np.unique(everything, axis=0)) == len(everything) == 6 * 12
     np.testing.assert_array_equal(data(sampling.row_keys(0, 0, 0, [1], [1, 7], 5))[0, 0, :3], plain[1, 1])
+    of_two_teams = data(make(0, 0, np.array([0, 4])))  # agent 0 of stack 0, agent 1 of stack 4
+    np.testing.assert_array_equal(of_two_teams[0], plain[0])
+    np.testing.assert_array_equal(of_two_teams[1], data(make(0, 0, 4))[1])
 
 
 # --- masks and the end ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""Pair the agents of finished runs of `story_length` with each other: who can tell a story with whom?
+
+Command: python -m experiments.cross_play --runs runs/story_length-0 runs/story_length-1 --picture cross_play.png
+Prints the matrix (row: whose agent 0 writes the setup, column: whose agent 1 tells the story) on held-out topics, self-play,
+zero-shot score and one line of JSON. Leave the settings at those of the runs: they are not saved beside the models. Needs
+matplotlib for the picture only (the extra `plot`).
+Expected: agents trained on one rule adapt to their own partner's length; how far others fit shows in the gap. Not measured yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from experiments.story_length import HELD_OUT, setup, story
+from jmarl.config import Episodes, Sampling, check
+from jmarl.crossplay import MAX_PAIRINGS, cross_play, load_runs
+from jmarl.environment import Rewarded
+from jmarl.rewards import make_reward, story_length_ratio
+from jmarl.zeroshot import CrossPlay
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossPlayConfig:
+    """Finished runs, and how their agents are sampled."""
+
+    runs: tuple[Path, ...]
+    """Output directories of at least two finished runs (or directories with agent_0 and agent_1)."""
+    seed: int = 0
+    """Of the completions; with a run's own seed and settings the diagonal has what it was evaluated by at its end."""
+    generations: int = 4
+    """Completions a topic and agent."""
+    joint_mode: str = "cross"
+    """aligned: completion g of both agents is judged; cross: all combinations."""
+    max_new_tokens: int = 64
+    """Longest completion, in tokens."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 is greedy."""
+    chat: bool = True
+    """Put prompts into the tokenizer's chat template."""
+    held_out: int = len(HELD_OUT)
+    """Held-out topics that are played."""
+    max_pairings: int = MAX_PAIRINGS
+    """More pairings than this are refused."""
+    mesh: str = "auto"
+    """Devices by axis; agent=1 is one device; auto: agents over the devices there are."""
+    out: Path | None = None
+    """File for the JSON, beside printing it."""
+    picture: Path | None = None
+    """File for a picture of the matrix."""
+
+    def __post_init__(self):
+        check("held_out", self.held_out, 1 <= self.held_out <= len(HELD_OUT), f"in 1..{len(HELD_OUT)}")
+        check("generations", self.generations, self.generations >= 1, ">= 1")
+        self.sampling()  # refuses a bad setting here, and so does the next, before models are loaded
+        self.episodes()
+
+    def sampling(self) -> Sampling:
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    def episodes(self) -> Episodes:
+        return Episodes(chat=self.chat, joint_mode=self.joint_mode)
+
+
+def run(cfg: CrossPlayConfig) -> CrossPlay:
+    names, teams = load_runs(cfg.runs, chat=cfg.chat, num_agents=2, max_pairings=cfg.max_pairings)
+    env = Rewarded(make_reward(story_length_ratio, num_agents=2), [setup, story])
+    items = [{"prompt": topic} for topic in HELD_OUT[: cfg.held_out]]
+    how: dict[str, Any] = dict(seed=cfg.seed, group=cfg.generations, max_pairings=cfg.max_pairings, mesh=cfg.mesh)
+    return cross_play(teams, items, env, cfg.sampling(), cfg.episodes(), names=names, **how)
+
+
+def draw(played: CrossPlay, picture: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    k, mean, interval = len(played.names), played.mean, played.interval
+    figure, axes = plt.subplots(figsize=(2.2 + 1.1 * k, 1.6 + 1.0 * k), constrained_layout=True)
+    image = axes.imshow(mean, cmap="viridis", vmin=0, vmax=1)
+    for i in range(k):
+        for j in range(k):
+            dark = not mean[i, j] > 0.6
+            text = f"{mean[i, j]:.2f}\n± {interval[i, j]:.2f}"
+            axes.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if dark else "black")
+    axes.set(xticks=range(k), yticks=range(k), xlabel="agent 1 (story) of", ylabel="agent 0 (setup) of")
+    axes.set_xticklabels(played.names, rotation=30, ha="right")
+    axes.set_yticklabels(played.names)
+    axes.set_title(f"self-play {played.self_play.mean:.3f}, zero-shot {played.zero_shot.mean:.3f}", fontsize=10)
+    figure.colorbar(image, label="reward")
+    figure.savefig(picture, dpi=130)
+
+
+def main() -> None:
+    cfg = tyro.cli(CrossPlayConfig)
+    played = run(cfg)
+    print(played.table())
+    line = json.dumps(played.summary(), allow_nan=False)
+    print(line)
+    if cfg.out is not None:
+        cfg.out.write_text(line + "\n")
+    if cfg.picture is not None:
+        draw(played, cfg.picture)
+
+
+if __name__ == "__main__":
+    main()
