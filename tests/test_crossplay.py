@@ -20,6 +20,7 @@ from jmarl.returns import mean_and_interval, valid_mean
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
 from jmarl.team import agents_of, make_team, save_team
+from jmarl.text import stop_ids
 from jmarl.types import TRACES
 from jmarl.zeroshot import CrossPlay
 
@@ -148,14 +149,23 @@ def test_several_architectures(runs, other):
 
 def test_agents_of_one_architecture_with_other_tokenizers(runs, make_tokenizer):
     """Another chat template is read by its own agent alone, and another end of sequence ends only its own completions."""
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template, tokenizer.eos_token = "{{ messages[0]['content'] }}!", "<|endoftext|>"
-    teams = [runs[0], [agent._replace(tokenizer=tokenizer) for agent in runs[1]]]
-    got = cross_play(teams, ITEMS, env_of(2), SETTINGS, Episodes(chat=True), seed=SEED, group=GROUP)
-    for run, agents in enumerate(teams):
-        team, params = make_team(agents)
+
+    free = Sampling(max_new_tokens=NEW)
+
+    def own(agents):
         how = dict(seed=SEED, step=0, group=GROUP, purpose=EVAL)
-        assert got.texts[run] == play(team, params, ITEMS, env_of(2), SETTINGS, Episodes(chat=True), **how).turns[0].texts
+        return play(*make_team(agents), ITEMS, env_of(2), free, Episodes(chat=True), **how).turns[0]
+
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}!"
+    second = [agent._replace(tokenizer=tokenizer) for agent in runs[1]]
+    longer = own(second)
+    wrote = int(longer.completions[0].tokens[0, 0, 0, 2])
+    assert wrote not in stop_ids(tokenizer)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(wrote)
+    got = cross_play([runs[0], second], ITEMS, env_of(2), free, Episodes(chat=True), seed=SEED, group=GROUP)
+    assert got.texts == (own(runs[0]).texts, own(second).texts)
+    assert len(got.texts[1][0][0][0]) < len(longer.texts[0][0][0])
 
 
 def test_shared_weights_are_agents_with_the_same_parameters(runs):
@@ -189,18 +199,18 @@ def test_scores_by_hand_for_two_agents(runs, played):
 
 
 def test_scores_by_hand_for_three_agents(runs, played, random_agent, tiny_config, tiny_tokenizer):
-    """Two runs of three: the reward is 4 i + 2 j + k for runs i, j, k; self-play and the six others have mean 3.5."""
+    """Two runs of three: the reward is (4 i + 2 j + k)^2 for runs i, j, k; self-play has 0 and 49."""
     teams = [[*runs[r], random_agent(tiny_config(tie_embeddings=False), tiny_tokenizer, 20 + r)] for r in range(2)]
     texts = crossed(teams).texts
     who = [{t: run for run in range(2) for item in texts[run][a] for t in item} for a in range(3)]
 
     def reward(a, b, c):
-        return [4 * who[0][x] + 2 * who[1][y] + who[2][z] for x, y, z in zip(a, b, c, strict=True)]
+        return [(4 * who[0][x] + 2 * who[1][y] + who[2][z]) ** 2 for x, y, z in zip(a, b, c, strict=True)]
 
     got = crossed(teams, reward=reward)
-    assert got.mean.tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    assert got.self_play.mean == got.zero_shot.mean == 3.5 and got.gap.mean == 0
-    assert "| run 1 | run 0 | run 1 | 5.000 ± 0.000 |" in got.table().splitlines()
+    assert got.mean.tolist() == [[[0, 1], [4, 9]], [[16, 25], [36, 49]]]
+    assert got.self_play.mean == 24.5 and got.zero_shot.mean == pytest.approx(91 / 6)
+    assert "| run 1 | run 0 | run 1 | 25.000 ± 0.000 |" in got.table().splitlines()
     assert len(got.table().splitlines()) == 2 + 8 + 2
 
 
