@@ -7,7 +7,8 @@ In an episode of one turn nothing that an agent writes depends on its partners. 
 one architecture in one program, and the k^N pairings are only put together afterwards, and judged in one call of the
 environment. Random keys are those of `evaluate` in the agent's own run: the same stack, number in its team, prompt and g.
 Therefore the diagonal is what `evaluate` gives of each run alone, and a difference between two cells of one row or column is
-due to the partner. (Not so for a reward that draws random numbers of its own: those depend on the place in the call.)
+due to the partner. (Not so for a reward that draws random numbers of its own: those depend on the place in the call. And
+where the agents lie otherwise on devices or in arrays, rounding may choose another token; none was seen to.)
 
 Left out: several turns, where what an agent reads depends on its partners, and every pairing would have to be sampled.
 """
