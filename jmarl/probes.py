@@ -123,7 +123,7 @@ def _run(state: StackState, base: Any, items: jax.Array, step, *, probe: str, mo
         batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, step, 0, batch.tokens.shape[0]))
         reference = state.reference
         state, metrics = learn(
-            state._replace(reference=None), reference, batch, base, cfg=model, learning=cfg.learning(), how=cfg.per_agent
+            state._replace(reference=None), reference, batch, base=base, cfg=model, learning=cfg.learning(), how=cfg.per_agent
         )
         return (state._replace(reference=reference), step + 1), metrics | {"reward": reward}
 
