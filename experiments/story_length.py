@@ -13,6 +13,7 @@ import dataclasses
 
 import tyro
 
+from jmarl.algorithms import algorithm
 from jmarl.centralized import Centralized
 from jmarl.config import TrainConfig, check
 from jmarl.environment import Rewarded
@@ -46,7 +47,9 @@ class StoryConfig(TrainConfig):
     num_updates: int = 40
     num_prompts: int = 2
     num_generations: int = 8
-    joint_mode: str = "cross"
+    joint_mode: str = "auto"
+    """auto: cross, where the algorithm's row goes with it; aligned in madpo, madpo_iter, marlhf, marlhf_iter; else as there:
+    aligned, cross or counterfactual (what c3 is)."""
     max_new_tokens: int = 64
     chat: bool = True
     learning_rate: float = 5e-5
@@ -58,6 +61,9 @@ class StoryConfig(TrainConfig):
     default model never wrote a section in 64 tries, so that it earns and learns nothing: choose a larger one."""
 
     def __post_init__(self):
+        if self.joint_mode == "auto":
+            pairs = algorithm(self.algorithm).data != "rollouts" or self.algorithm == "c3"
+            object.__setattr__(self, "joint_mode", "aligned" if pairs else "cross")
         super().__post_init__()
         check("held_out", self.held_out, 0 <= self.held_out <= len(HELD_OUT), f"in 0..{len(HELD_OUT)}")
         check("num_turns", self.num_turns, self.num_turns == 1, "1: a story has no later turns")

@@ -49,3 +49,27 @@ def test_bench_step_refuses_an_unknown_dtype():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
     assert "dtype='float16' is not allowed" in done.stderr
+
+
+def test_the_story_takes_any_row_that_samples_by_one_flag():
+    """Without --joint-mode it has the one that fits the row."""
+    from experiments.story_length import StoryConfig
+
+    modes = {
+        name: StoryConfig(algorithm=name, output_dir="").joint_mode for name in ("magrpo", "maac", "c3", "madpo_iter", "marlhf")
+    }
+    assert modes == {
+        "magrpo": "cross", "maac": "cross", "c3": "counterfactual", "madpo_iter": "aligned", "marlhf": "aligned",
+    }  # fmt: skip
+    assert StoryConfig(algorithm="grpo", joint_mode="aligned", output_dir="").joint_mode == "aligned"
+
+
+def test_preferences_of_a_file_are_trained_on_from_the_shell(tiny_dir, tmp_path):
+    """Held-out accuracy before is that of a policy which is its own reference; metrics and a model are written."""
+    rows = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--num-updates", "3", "--learning-rate", "1e-2", "--batch-size", "8", "--output-dir", str(tmp_path / "run"))
+    out = run("experiments.offline", "--data", str(tmp_path / "pairs.jsonl"), "--model", str(tiny_dir("llama")), *flags)
+    before, after = (line for line in out.splitlines() if line.startswith("held out"))
+    assert "before: loss 0.693, accuracy 0.500" in before and "accuracy 1.000" in after
+    assert (tmp_path / "run" / "models" / "agent_0" / "model.safetensors").exists()
