@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-# Before jax is imported, and inherited by subprocesses: compiled programs are kept between test runs.
-_CACHE = Path(tempfile.gettempdir()) / f"jmarl-tests-compile-cache-{os.getuid()}"
+# Before jax is imported, and inherited by subprocesses: compiled programs are kept between test runs. Of each worker its own: jax
+# does not write them at once, so that another process could read a part.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+_CACHE = Path(tempfile.gettempdir()) / f"jmarl-tests-compile-cache-{os.getuid()}-{_WORKER}"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

@@ -59,7 +59,7 @@ def by_hand(params, batch, cfg, order, n, learning=BASE):
     parts = one(minibatches(jax.tree.map(lambda x: x[None], rows), n)[0])
     grad = jax.jit(functools.partial(gradients, cfg=cfg, learning=learning))
     for i in order:
-        grads, metrics = grad(state.params, jax.tree.map(lambda x, i=i: x[i], parts))
+        grads, metrics = grad(state.params, jax.tree.map(lambda x, i=i: x[i], parts), None)
         state, _ = apply_gradients(state, grads, metrics["loss"], learning=learning)
     return jax.device_get(state.params)
 
