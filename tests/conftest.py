@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-# Before jax is imported, and inherited by subprocesses: compiled programs are kept between test runs. Of each worker its own: jax
-# does not write them at once, so that another process could read a part.
+# Before jax is imported, and inherited by subprocesses: compiled programs are kept between test runs. Each worker has its own:
+# jax does not write a program in one go, so that another process could read a part of it.
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
 _CACHE = Path(tempfile.gettempdir()) / f"jmarl-tests-compile-cache-{os.getuid()}-{_WORKER}"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
