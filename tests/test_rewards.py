@@ -432,7 +432,7 @@ BAD_VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("bad", BAD_VALUES, ids=repr)
+@pytest.mark.parametrize("bad", BAD_VALUES, ids=lambda bad: "object" if type(bad) is object else repr(bad))
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_bad_value_masks_its_joint_action_only_and_never_becomes_a_number(bad, batched):
     def reward(a, b):
