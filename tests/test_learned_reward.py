@@ -168,7 +168,7 @@ def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(num_generations=1, rl_algorithm="mareinforce"), "num_generations=1 is too small for 'marlhf'"),
+        (dict(num_generations=1, rl_algorithm="mareinforce"), "num_generations=1 is too small for algorithm='marlhf'"),
         (dict(rl_algorithm="madpo"), "rl_algorithm='madpo' does not learn from rollouts"),
         (dict(rl_algorithm="magrp"), "algorithm='magrp' is unknown; did you mean 'magrpo'"),
         (dict(comparator="initial"), "comparator='initial' has no meaning for algorithm='marlhf'"),
