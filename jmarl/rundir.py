@@ -81,7 +81,7 @@ def set_aside(directory: str) -> None:
     target.mkdir()
     for path in found:
         path.rename(target / path.name)
-    logger.warning("%s held an earlier run; what it wrote is now in %s", directory, target)
+    logger.warning("%s held an earlier run; its metrics and models are now in %s", directory, target)
 
 
 def open_checkpoints(cfg: TrainConfig) -> Checkpointer | None:
