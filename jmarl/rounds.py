@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +65,8 @@ class Rounds:
         return option(name, getattr(self.cfg, name), self.row)
 
     def begin(self, step: int, state: TeamState) -> Round | None:
-        """Make the pairs of the round that begins at a step, if one does."""
+        """Make the pairs of the round that begins at a step, if one does. A later round may make none (a solved task: all rewards
+        are equal; the log's `pairs` is then 0): its updates learn from the last one that did."""
         round_, at = divmod(step, self.updates)
         if at:
             return None
@@ -79,8 +79,6 @@ class Rounds:
                 "no two completions of an item have different rewards, so there are no pairs: use more generations or prompts, "
                 "a higher temperature, or a reward that tells completions apart"
             )
-        if not made.pairs:
-            warnings.warn(f"round {round_} (update {step}) made no pairs: all rewards are equal", stacklevel=2)
         if self.folder is not None:
             save_round(self.folder, round_, made.pairs)
         self.pairs[round_] = made.pairs
