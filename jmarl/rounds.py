@@ -65,8 +65,8 @@ class Rounds:
         return option(name, getattr(self.cfg, name), self.row)
 
     def begin(self, step: int, state: TeamState) -> Round | None:
-        """Make the pairs of the round that begins at a step, if one does. A later round may make none (all rewards are equal, as
-        of a solved task; `pairs` in the log is then 0): its updates learn from the last one that did."""
+        """Make the pairs of the round that begins at a step, if one does. A later round may make none (all rewards are equal,
+        as of a solved task; `pairs` in the log is then 0): its updates learn from the last one that did."""
         round_, at = divmod(step, self.updates)
         if at:
             return None
