@@ -14,9 +14,7 @@ from jmarl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradien
 
 
 class Algorithm(NamedTuple):
-    advantage: (
-        str  # a key of advantages.ESTIMATORS; gae: for each token, by a critic's values; of rows on data, what the loss is of
-    )
+    advantage: str  # a key of advantages.ESTIMATORS; gae: of each token, by a critic; of rows on data: what the loss is of
     scale: str  # what the advantages are divided by, unless the config says otherwise
     loss: Callable
     aggregation: str  # how the loss averages tokens, unless the config says otherwise

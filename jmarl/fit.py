@@ -230,7 +230,7 @@ def texts_evaluated(team: Team, params: Sequence[Any], held_out: Examples, cfg: 
 def check_fit(data: Sequence, cfg: TrainConfig, wandb_config: dict | None) -> None:
     """Refuse data and settings that do not fit each other, this machine or the output directory."""
     row = algorithm(cfg.algorithm)
-    if row.data == "rollouts" or row.rounds:
+    if row.data == "rollouts" or row.rounds or row.learned:
         raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")
     if not data:
         raise ValueError("there is no data to train on")
