@@ -27,10 +27,11 @@ from jmarl.config import TrainConfig
 from jmarl.environment import Answer
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
+from jmarl.order import tasks_of
 from jmarl.probes import PROBES
 from jmarl.rewards import make_reward
 from jmarl.team import init_state, make_team
-from jmarl.train import tasks_of, train
+from jmarl.train import train
 from jmarl.weights import Agent
 
 SYMBOLS = ["|", "x", *"abcdefgh", "y", "<stop>"]  # the token ids of `jmarl.probes` as text

@@ -21,12 +21,12 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import Rows, tokenize, tokens_of
+from jmarl.order import COMPARE, PROPOSE
 from jmarl.preferences import encode_text, ending
 from jmarl.rollout import Rollout, play
 from jmarl.team import Team, make_team
 from jmarl.weights import load_agent
 
-COMPARE, PROPOSE = 3, 6  # purposes of random keys, beside those of `generate`: the comparator's and the team's completions
 TRIES, WAIT_S, TIMEOUT_S, AT_ONCE = 3, 0.5, 120.0, 8
 KEY = "COMPARATOR_API_KEY"
 

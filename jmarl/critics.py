@@ -26,9 +26,10 @@ from jmarl.algorithms import algorithm, option, shares_critic, value_kind
 from jmarl.batches import joined, one_a_prompt, positions
 from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Environment
-from jmarl.generate import GREEDY, bucket
+from jmarl.generate import bucket
 from jmarl.models import decoder
 from jmarl.objective import kl_penalty, logprobs_of, values_of, with_value_head
+from jmarl.order import GREEDY
 from jmarl.returns import credit, discounted
 from jmarl.rollout import Rollout, Turn, play, to_batches
 from jmarl.scoring import hidden_states

@@ -25,7 +25,8 @@ import numpy as np
 
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Environment
-from jmarl.generate import EVAL, pad, sample_stack, tokens_of
+from jmarl.generate import pad, sample_stack, tokens_of
+from jmarl.order import EVAL
 from jmarl.returns import joint_actions
 from jmarl.settings import check
 from jmarl.sharding import mesh_for, mesh_of, place

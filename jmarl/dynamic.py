@@ -21,18 +21,18 @@ import numpy as np
 
 from jmarl.advantages import EPS
 from jmarl.generate import bucket
+from jmarl.order import FURTHER
 from jmarl.rollout import Rollout, Turn
 from jmarl.team import StackSpec, Team
 from jmarl.types import Completions
 
 Nodes = list[tuple[int, int]]  # (rollout, item or node of it)
-ORDER = 3  # in random seeds: what the order of further prompts is for; purposes of playing are smaller
 
 
 def further_items(step: int, draw: int, own: Sequence[int], num_items: int, seed: int) -> list[int]:
     """Indices of the items that round `draw` (1, 2, …) of a step plays, as many as the step's `own`. Where the data set has no
     others left, items are played once more."""
-    order = np.random.default_rng((seed, step, ORDER)).permutation(num_items)
+    order = np.random.default_rng((seed, step, FURTHER)).permutation(num_items)
     own_last = order[np.argsort(np.isin(order, own), kind="stable")]
     return [int(own_last[p % num_items]) for p in range((draw - 1) * len(own), draw * len(own))]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
-from jmarl.generate import EVAL
+from jmarl.order import EVAL
 from jmarl.returns import mean_and_interval, valid_mean
 from jmarl.rollout import Rollout, play
 from jmarl.team import Team

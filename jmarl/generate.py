@@ -17,13 +17,13 @@ import numpy as np
 
 from jmarl import sampling
 from jmarl.config import Sampling
+from jmarl.order import TRAIN
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
 from jmarl.stack import COMPILER
 from jmarl.team import Team
 from jmarl.text import decode, encode_prompts, follow_ups
 from jmarl.types import TRACES, Completions
 
-TRAIN, EVAL, GREEDY = 0, 1, 2  # purposes of random keys
 FEW_ROWS = 8  # up to so many, agents that have a CPU core each decode faster from panels of weights
 Rows = list[list[list[int]]]  # [N][P] token ids
 Encoded = tuple[tuple[np.ndarray, np.ndarray], ...]  # per stack: prompts [A, roles * P, S] and their lengths [A, roles * P]

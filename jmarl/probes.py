@@ -11,7 +11,7 @@ completions of one length, nothing ends early, and the reward is the team's:
    second the token that the next agent wrote first, which is then the prompt. Credit over turns.
 
 `run` is sampling, environment, reward, advantages and update of all steps in one program (as in PureJaxRL): no host, no text.
-With the items that the training loop would take (`train.tasks_of`) it makes the same run, which a test shows. Left out: rows
+With the items that the training loop would take (`order.tasks_of`) it makes the same run, which a test shows. Left out: rows
 with critics or greedy baselines, trees, cross joint actions, several stacks.
 """
 

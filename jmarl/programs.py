@@ -23,8 +23,9 @@ from jmarl.batches import positions
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, penalises, trains
 from jmarl.environment import Environment
-from jmarl.generate import EVAL, GREEDY, TRAIN, encode, sample_stack, sample_team
+from jmarl.generate import encode, sample_stack, sample_team
 from jmarl.learners import held_at, of_stack
+from jmarl.order import EVAL, GREEDY, TRAIN
 from jmarl.rollout import batch_of, keeps
 from jmarl.team import Team
 from jmarl.types import Batch, Completions, TeamState

@@ -16,7 +16,8 @@ from jmarl import replay
 from jmarl.batches import joined, one_a_prompt
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
-from jmarl.generate import TRAIN, Encoded, Past, Rows, bucket, follow, pad, sample_team, texts_of, tokenize, tokens_of
+from jmarl.generate import Encoded, Past, Rows, bucket, follow, pad, sample_team, texts_of, tokenize, tokens_of
+from jmarl.order import TRAIN
 from jmarl.returns import credit, discounted, joint_actions
 from jmarl.team import StackSpec, Team
 from jmarl.types import Batch, Completions

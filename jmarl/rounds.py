@@ -23,20 +23,19 @@ import numpy as np
 
 from jmarl.algorithms import Algorithm, algorithm, option
 from jmarl.checkpoint import Checkpointer
-from jmarl.comparators import PROPOSE, Candidates, Comparator, candidates_of
+from jmarl.comparators import Candidates, Comparator, candidates_of
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.fit import Examples, FitLog, batch_size, batches_of, encode, update
 from jmarl.lora import model_of
 from jmarl.metrics import MetricsWriter
+from jmarl.order import DRAW, PAIRS, PROPOSE, tasks_of
 from jmarl.pairs import Pair, replay_weights, select, select_against
 from jmarl.rollout import play
 from jmarl.runlog import TrainResult
 from jmarl.team import Team, to_checkpoint, without_gradients
 from jmarl.types import TeamState
-
-PAIRS, DRAW = 4, 5  # purposes of random numbers, beside those of `generate` and `comparators`
 
 
 class Round(NamedTuple):
@@ -134,11 +133,7 @@ class Rounds:
         """The items of a round in parts that are sampled together, each with a number of its own."""
         size, count = self.cfg.num_prompts, len(self.items)
         if self.row.rounds:
-            order = [
-                np.random.default_rng((self.cfg.seed, k)).permutation(count) for k in range((round_ + 1) * size // count + 1)
-            ]
-            chosen = np.concatenate(order)[round_ * size : (round_ + 1) * size]
-            return [(round_, [self.items[i] for i in chosen])]
+            return [(round_, [self.items[i] for i in tasks_of(round_, count, size, self.cfg.seed)])]
         return [(n, list(self.items[i : i + size])) for n, i in enumerate(range(0, count, size))]
 
     def drawn(self, step: int) -> Examples:

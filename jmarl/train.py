@@ -35,6 +35,7 @@ from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.learners import adapted, check_agents, check_central, check_stacks, held_at, initial_state, learn, of_stack
 from jmarl.objective import with_value_head
+from jmarl.order import tasks_of
 from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
@@ -194,13 +195,6 @@ def run(
             log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
     log.flush()
     return TrainResult(without_gradients(state), log.rewards, before, after)
-
-
-def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
-    """Indices of a step's items: every epoch is a new order of all of them, from (seed, epoch) alone."""
-    positions = range(step * per_step, (step + 1) * per_step)
-    order = {e: np.random.default_rng((seed, e)).permutation(num_items) for e in {p // num_items for p in positions}}
-    return [int(order[p // num_items][p % num_items]) for p in positions]
 
 
 def play_step(

@@ -84,8 +84,8 @@ def test_every_message_is_weighed_with_all_else_as_it_was(agents, history, gamma
                 texts = turns[t].texts[n][node_of[t]]
                 assert texts[0] == said[n]
                 expected = [by_hand(item, base, (t, n, text), gamma)[n] for text in texts]
-                np.testing.assert_allclose(found.rollout.returns[t][n, node_of[t]], expected, rtol=1e-9)
-                np.testing.assert_allclose(found.advantages[t][n, node_of[t]], leave_one_out(np.array(expected)), rtol=1e-9)
+                np.testing.assert_allclose(found.rollout.returns[t][n, node_of[t]], expected, rtol=1e-9, atol=1e-12)
+                np.testing.assert_allclose(found.advantages[t][n, node_of[t]], leave_one_out(np.array(expected)), atol=1e-12)
                 forks += 1
     assert forks >= 8, "most episodes went on"
 

@@ -15,7 +15,7 @@ from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.crossplay import MAX_PAIRINGS, check_runs, cross_play, load_runs
 from jmarl.environment import Rewarded
 from jmarl.evaluate import evaluate
-from jmarl.generate import EVAL
+from jmarl.order import EVAL
 from jmarl.returns import mean_and_interval, valid_mean
 from jmarl.rewards import make_reward
 from jmarl.rollout import play

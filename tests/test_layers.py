@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 
 LAYERS = [
-    {"types", "settings", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
+    {"types", "settings", "order", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
     {"advantages", "batches", "losses", "scoring", "sampling", "stack", "centralized", "pairs", "peft_format", "replay"}
     | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights", "zeroshot"},
     {"algorithms", "sharding", "lora"},
@@ -76,7 +76,7 @@ HOST = {
     "centralized", "pairs", "replay", "zeroshot",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
-HOST_MAY_USE = HOST | {"config", "settings", "models.config"}
+HOST_MAY_USE = HOST | {"order", "config", "settings", "models.config"}
 
 FLAX_USERS = {"models", "models.config", "models.decoder", "models.decoding", "checkpoint"}
 NEVER = {"torch", "tensorflow", "experiments", "tests", "notebooks"}

@@ -17,10 +17,11 @@ from jmarl import MAGRPOConfig, MAGRPOTrainer
 from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.learners import held_at, of_stack, updates_of
+from jmarl.order import tasks_of
 from jmarl.rewards import make_reward
 from jmarl.stack import unstack
 from jmarl.team import make_team
-from jmarl.train import play_step, start, tasks_of, train, update
+from jmarl.train import play_step, start, train, update
 from jmarl.types import TRACES, Own
 from jmarl.update import apply_gradients, init_stack, updates_done
 

@@ -13,7 +13,8 @@ from jmarl import generate, scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.evaluate import evaluate
-from jmarl.generate import EVAL, bucket, encode, sample_team
+from jmarl.generate import bucket, encode, sample_team
+from jmarl.order import EVAL
 from jmarl.returns import credit, joint_actions
 from jmarl.rewards import make_reward
 from jmarl.rollout import play, to_batches

@@ -17,9 +17,10 @@ import pytest
 from jmarl import weights
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
+from jmarl.order import tasks_of
 from jmarl.rewards import make_reward
 from jmarl.team import init_state, make_team, without_gradients
-from jmarl.train import tasks_of, train
+from jmarl.train import train
 from jmarl.types import TRACES
 from jmarl.update import updates_done
 
