@@ -24,8 +24,9 @@ import tyro
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded, prompt_of
 from jmarl.rewards import make_reward
+from jmarl.step import play_step, update
 from jmarl.team import make_team
-from jmarl.train import play_step, start, update
+from jmarl.train import start
 from jmarl.weights import load_agent
 
 

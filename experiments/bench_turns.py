@@ -18,7 +18,7 @@ import numpy as np
 import tyro
 
 from jmarl.config import Sampling, check
-from jmarl.generate import Past, pad, sample_team, tokens_of
+from jmarl.generate import Ask, Past, pad, sample_team, tokens_of
 from jmarl.sharding import mesh_for, place
 from jmarl.team import make_team
 from jmarl.weights import load_agent
@@ -55,7 +55,7 @@ def bench(cfg: Turns) -> dict[str, Any]:
     settings = Sampling(cfg.max_new_tokens, cfg.max_new_tokens)  # full length, so that every run does the same work
     how: dict[str, Any] = dict(seed=0, step=0)
     encoded, one = pad(team, [[first]] * cfg.agents), np.arange(1, dtype=np.uint32)
-    done = sample_team(team, params, encoded, settings, group=cfg.group, prompt_ids=one, keep=True, **how)
+    done = sample_team(team, params, Ask(encoded, settings, group=cfg.group, prompt_ids=one, keep=True, **how))
     said = [[first + row for row in rows[0]] for rows in tokens_of(team, done, 1)]
     rows = [[row + new for row in of_agent] for of_agent in said]
     fresh = [[row[-1:] + new for row in of_agent] for of_agent in said]
@@ -64,7 +64,8 @@ def bench(cfg: Turns) -> dict[str, Any]:
 
     def second(rows, past):
         began = time.perf_counter()
-        out = sample_team(team, params, pad(team, rows), settings, group=1, prompt_ids=nodes, turn=1, past=past, **how)
+        ask = Ask(pad(team, rows), settings, group=1, prompt_ids=nodes, turn=1, past=past, **how)
+        out = sample_team(team, params, ask)
         return jax.block_until_ready(out)[0], time.perf_counter() - began
 
     (kept, _), (anew, _) = second(fresh, past), second(rows, None)  # compiles both

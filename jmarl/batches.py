@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jmarl.types import Batch
 
@@ -35,3 +37,21 @@ def positions(batch: Batch, kind: str, cut: bool) -> Batch:
         return batch._replace(**{name: getattr(batch, name)[..., :1] for name in PER_TOKEN}) if cut else batch
     longer = {name: jnp.pad(getattr(batch, name), ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN}
     return batch._replace(**longer)
+
+
+def stacked(parts: Sequence[Batch]) -> Batch:
+    """Batches of different agents as one on the agent axis, padded to the widest; rows that pad have no valid reward."""
+    if len({part.rewards.shape[2] for part in parts}) > 1:
+        parts = [one_a_prompt(part) for part in parts]
+    filled = {"rewards": jnp.nan, "prompt_lengths": 1}
+
+    def together(name: str, arrays: Sequence) -> Any:
+        if arrays[0] is None:
+            return None
+        most = np.max([x.shape for x in arrays], 0)[1:]
+        missing = [[(0, 0), *zip([0] * most.size, most - x.shape[1:], strict=True)] for x in arrays]
+        fill = filled.get(name, 0)
+        wide = [jnp.pad(x, m, constant_values=fill) if np.any(m) else x for x, m in zip(arrays, missing, strict=True)]
+        return jnp.concatenate(wide)
+
+    return Batch(*(together(name, arrays) for name, arrays in zip(Batch._fields, zip(*parts, strict=True), strict=True)))

@@ -26,12 +26,12 @@ from jmarl.algorithms import algorithm, option, shares_critic, value_kind
 from jmarl.batches import joined, one_a_prompt, positions
 from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Environment
-from jmarl.generate import bucket
+from jmarl.generate import Asking, bucket
 from jmarl.models import decoder
 from jmarl.objective import kl_penalty, logprobs_of, values_of, with_value_head
 from jmarl.order import GREEDY
 from jmarl.returns import credit, discounted
-from jmarl.rollout import Rollout, Turn, play, to_batches
+from jmarl.rollout import Rollout, Turn, playing, to_batches
 from jmarl.scoring import hidden_states
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
 from jmarl.stack import COMPILER, map_own, per_agent, share_params, stack_params
@@ -154,16 +154,16 @@ def penalised(batch: Batch, stack: StackState, spec: StackSpec, cfg: TrainConfig
     return batch._replace(ref_logprobs=ref, penalty=penalty)
 
 
-def greedy_returns(
-    team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
-) -> tuple[np.ndarray, ...]:
+def playing_greedily(
+    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
+) -> Asking[tuple[np.ndarray, ...]]:
     """The baseline of ReMax (arXiv 2310.10505): of each turn of a rollout [N, P, G], what the greedy episode on a node's item
     returns from that turn on; 0 where it was over by then, NaN (no baseline: no advantage) where a reward of it was invalid. An
-    environment whose `reset` is random starts it anew, so that the baseline is another draw's."""
+    environment whose `reset` is random starts it anew, so that the baseline is another draw's. A generator as `playing` is."""
     settings = dataclasses.replace(cfg.sampling(), temperature=0.0)
     episodes = dataclasses.replace(cfg.episodes(), branching="chain", joint_mode="aligned")
     how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=1, purpose=GREEDY)
-    greedy = play(team, params, items, env, settings, episodes, **how)
+    greedy = yield from playing(team, items, env, settings, episodes, **how)
     expected, invalid = [], np.zeros(len(items))
     for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.returns, strict=True)):
         of_item = np.tile(invalid, (team.num_agents, 1))

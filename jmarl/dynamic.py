@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.advantages import EPS
-from jmarl.generate import bucket
+from jmarl.generate import Asking, bucket
 from jmarl.order import FURTHER
 from jmarl.rollout import Rollout, Turn
 from jmarl.team import StackSpec, Team
@@ -53,13 +53,16 @@ def informative(rollout: Rollout, grouping: str) -> np.ndarray:
     return found
 
 
-def refill(team: Team, first: Rollout, play_round: Callable[[int], Rollout], rounds: int, grouping: str) -> Rollout:
+def refilling(
+    team: Team, first: Rollout, playing_round: Callable[[int], Asking[Rollout]], rounds: int, grouping: str
+) -> Asking[Rollout]:
     """The rollout of a step with its idle prompts replaced, as far as `rounds` further ones go, and notes of it for the log:
-    the share of prompts replaced, the rounds used, and the mean return of everything that was played."""
+    the share of prompts replaced, the rounds used, and the mean return of everything that was played. A generator, as the
+    rounds that it plays are."""
     played, kept = [first], [(0, p) for p in range(len(first.turns[0].items))]
     missing = [int(p) for p in np.flatnonzero(~informative(first, grouping))]
     while missing and len(played) <= rounds:
-        played.append(play_round(len(played)))
+        played.append((yield from playing_round(len(played))))
         for p in np.flatnonzero(informative(played[-1], grouping))[: len(missing)]:
             kept[missing.pop(0)] = (len(played) - 1, int(p))
     replaced = sum(r > 0 for r, _ in kept)

@@ -7,9 +7,9 @@ still there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,8 @@ def sample_stack(
 ):
     """`sampling.sample` with keys made inside. prompts [A, roles * P, S] and their lengths [A, roles * P]; agents [A, roles]
     team indices; prompt_ids [P]; stop [n] ids; past, rows: see `Past`. Returns `Completions` [A, roles * P, G, T].
-    stack: its number, or with one role [A] that of each agent in its own team, see `crossplay`.
+    stack: its number, or with one role [A] that of each agent in its own team, see `crossplay`; seed: one for all, or of each
+    agent [A * roles].
 
     What only the keys depend on (seed, step, stack, purpose, turn) is traced: another seed is no other program.
     """
@@ -89,6 +90,35 @@ def sample_stack(
         return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop, cut=cut, past=past, keep=keep)
 
     return over_agents(of_device, mesh, prompts.shape[0])(params, prompts, lengths, keys, past and (past, rows))
+
+
+class Ask(NamedTuple):
+    """What a turn wants written: the arguments of `sample_team` but for the models."""
+
+    encoded: Encoded
+    settings: Sampling
+    seed: Any  # one number; or [K] of the runs of which the stacks hold agents, as many of each
+    step: int
+    group: int
+    prompt_ids: np.ndarray  # [P]: tell prompts apart in the random keys
+    purpose: int = TRAIN
+    turn: int = 0
+    past: Past | None = None
+    keep: bool = False  # whether the next turn goes on from this one's caches
+
+
+T = TypeVar("T")
+Asking = Generator[Ask, tuple[Completions, ...], T]  # asks for completions of each stack on its way to a T
+
+
+def answered(asking: Asking[T], sample: Callable[[Ask], tuple[Completions, ...]]) -> T:
+    """What a generator returns, each of its asks answered by `sample`."""
+    try:
+        ask = next(asking)
+        while True:
+            ask = asking.send(sample(ask))
+    except StopIteration as end:
+        return end.value
 
 
 def pad(team: Team, rows: Rows) -> Encoded:
@@ -128,32 +158,17 @@ def follow(team: Team, said: Rows, prompts: Sequence[Sequence[str]], settings: S
     return rows
 
 
-def sample_team(
-    team: Team,
-    params: Sequence[Any],
-    encoded: Encoded,
-    settings: Sampling,
-    *,
-    seed: int,
-    step: int,
-    group: int,
-    prompt_ids: np.ndarray,
-    purpose: int = TRAIN,
-    turn: int = 0,
-    past: Past | None = None,
-    keep: bool = False,
-    call: Any = sample_stack,
-) -> tuple:
-    """`Completions` of every stack; prompt_ids [P] tell prompts apart in the random keys. call: `sample_stack`, or
-    `sample_stack.lower` for the programs alone."""
+def sample_team(team: Team, params: Sequence[Any], ask: Ask, call: Any = sample_stack) -> tuple:
+    """`Completions` of every stack. call: `sample_stack`, or `sample_stack.lower` for the programs alone."""
     out = []
-    for i, (spec, weights, (ids, lengths)) in enumerate(zip(team.stacks, params, encoded, strict=True)):
-        agents = jnp.array(spec.members)
-        static = dict(cfg=spec.config, settings=settings, seed=seed, stack=i, roles=agents.shape[1], group=group)
+    for i, (spec, weights, (ids, lengths)) in enumerate(zip(team.stacks, params, ask.encoded, strict=True)):
+        agents, past = jnp.array(spec.members), ask.past
+        seed = np.repeat(ask.seed, agents.size // np.size(ask.seed)) if np.ndim(ask.seed) else ask.seed
+        static = dict(cfg=spec.config, settings=ask.settings, seed=seed, stack=i, roles=agents.shape[1], group=ask.group)
         stop = jnp.array(spec.stop, jnp.int32)
-        arrays = (jnp.asarray(ids), jnp.asarray(lengths), step, agents, jnp.asarray(prompt_ids), stop, turn)
+        arrays = (jnp.asarray(ids), jnp.asarray(lengths), ask.step, agents, jnp.asarray(ask.prompt_ids), stop, ask.turn)
         before = (None, None) if past is None else (past.caches[i], jnp.asarray(past.rows[i].reshape(len(spec.members), -1)))
-        out.append(call(weights, *arrays, *before, **static, purpose=purpose, keep=keep, mesh=mesh_of(weights)))
+        out.append(call(weights, *arrays, *before, **static, purpose=ask.purpose, keep=ask.keep, mesh=mesh_of(weights)))
     return tuple(out)
 
 

@@ -23,7 +23,7 @@ from jmarl.batches import positions
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, penalises, trains
 from jmarl.environment import Environment
-from jmarl.generate import encode, sample_stack, sample_team
+from jmarl.generate import Ask, encode, sample_stack, sample_team
 from jmarl.learners import held_at, of_stack
 from jmarl.order import EVAL, GREEDY, TRAIN
 from jmarl.rollout import batch_of, keeps
@@ -57,9 +57,9 @@ def programs_of_run(
     def samplers(items, settings, group: int, purpose: int):
         _, prompts = env.reset(items, np.random.default_rng((cfg.seed, 0, purpose)))
         encoded, ids = encode(team, prompts, settings, cfg.chat), np.arange(len(items), dtype=np.uint32)
-        how: dict[str, Any] = dict(seed=cfg.seed, step=0, group=group, prompt_ids=ids, purpose=purpose)
         keep = keeps(cfg.episodes(), settings, turn=0)
-        return encoded, sample_team(team, params, encoded, settings, **how, keep=keep, call=sample_stack.lower)
+        ask = Ask(encoded, settings, seed=cfg.seed, step=0, group=group, prompt_ids=ids, purpose=purpose, keep=keep)
+        return encoded, sample_team(team, params, ask, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)
     yield from lowered

@@ -2,11 +2,15 @@
 
 The nodes of a turn are what the agents read together: at first the items, later the children of joint actions. All nodes of a
 turn, of all episodes, are sampled in one batch, and their joint actions answered in one call of the environment.
+
+What plays (`playing`) is a generator: it asks for each turn's completions, and holds no models. `play` answers it with those of
+one team; `seeds` answers several of them, of several runs, at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -16,7 +20,21 @@ from jmarl import replay
 from jmarl.batches import joined, one_a_prompt
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
-from jmarl.generate import Encoded, Past, Rows, bucket, follow, pad, sample_team, texts_of, tokenize, tokens_of
+from jmarl.generate import (
+    Ask,
+    Asking,
+    Encoded,
+    Past,
+    Rows,
+    answered,
+    bucket,
+    follow,
+    pad,
+    sample_team,
+    texts_of,
+    tokenize,
+    tokens_of,
+)
 from jmarl.order import TRAIN
 from jmarl.returns import credit, discounted, joint_actions
 from jmarl.team import StackSpec, Team
@@ -64,9 +82,13 @@ class Nodes(NamedTuple):
     past: Past | None = None
 
 
-def play(
+def play(team: Team, params: Sequence[Any], *arguments: Any, **more: Any) -> Rollout:
+    """`playing` by one team's models, parameters [A, ...] of each stack; further arguments as there."""
+    return answered(playing(team, *arguments, **more), partial(sample_team, team, params))
+
+
+def playing(
     team: Team,
-    params: Sequence[Any],
     items: Sequence[dict],
     env: Environment,
     settings: Sampling,
@@ -78,7 +100,7 @@ def play(
     purpose: int = TRAIN,
     draw: int = 0,
     rng: np.random.Generator | None = None,
-) -> Rollout:
+) -> Asking[Rollout]:
     """Play episodes on the items: in the first turn every agent writes `group` completions for each. draw: tells apart what is
     played on several lists of items in one step; rng: the environment's, where it is not to follow from these numbers."""
     rng = rng or np.random.default_rng((seed, step, purpose, draw))  # of draw 0 the same as without it
@@ -94,7 +116,7 @@ def play(
         how: dict[str, Any] = dict(seed=seed, step=step, turn=t, purpose=purpose, keep=keeps(episodes, settings, t))
         size = group if t == 0 or episodes.branching == "tree" or episodes.forks else 1
         computed += sum(len(row) for of_agent in nodes.fresh for row in of_agent)
-        turn, answer, tokens = play_turn(team, params, env, nodes, settings, episodes, size, rng, **how)
+        turn, answer, tokens = yield from playing_turn(team, env, nodes, settings, episodes, size, rng, **how)
         turns.append(turn._replace(completions=tuple(done._replace(kept=None) for done in turn.completions)))
         answers.append(answer)
         going = played_on(answer, turn.rewards, episodes)
@@ -118,14 +140,14 @@ def keeps(episodes: Episodes, settings: Sampling, turn: int) -> bool:
     return episodes.history == "append" and turn + 1 < episodes.num_turns and settings.repetition_penalty == 1
 
 
-def play_turn(team, params, env, nodes: Nodes, settings, episodes: Episodes, group: int, rng, **how) -> tuple:
+def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: int, rng, **how) -> Asking[tuple]:
     """Sample the nodes of a turn and ask the environment: the turn, its answer and the token ids [N][P][G] that were chosen."""
     count = len(nodes.states)
     padded = np.concatenate([np.arange(count), np.zeros(min(bucket(count, 1), nodes.most) - count, int)])
     encoded = pad(team, [[row[p] for p in padded] for row in nodes.rows])
     fresh = pad(team, [[row[p] for p in padded] for row in nodes.fresh]) if nodes.past else encoded
     past = nodes.past and nodes.past.padded(padded)
-    done = sample_team(team, params, fresh, settings, group=group, prompt_ids=nodes.ids[padded], past=past, **how)
+    done = yield Ask(fresh, settings, group=group, prompt_ids=nodes.ids[padded], past=past, **how)
     tokens = tokens_of(team, done, count)
     texts = texts_of(team, tokens)
     joint = joint_actions(episodes.joint_mode, team.num_agents, group)

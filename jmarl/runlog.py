@@ -43,15 +43,16 @@ class StepLog:
         """What is written of a step that was kept; waits for its update."""
         raise NotImplementedError
 
-    def flush(self) -> None:
-        """Write the step that is kept."""
+    def flush(self) -> dict[str, float] | None:
+        """Write the step that is kept, and return its row; None if there is none."""
         if self._pending is None:
-            return
+            return None
         pending, self._pending = self._pending, None
         row = self._row(*pending) | {"compiles": sum(TRACES.values()), "failed_saves": self.failed_saves}
         if self.writer is not None:
             self.writer.write(pending[0], row)
             self._more(*pending)
+        return row
 
     def _more(self, *pending: Any) -> None:
         """Texts and pictures of a step."""

@@ -227,16 +227,16 @@ def _seen_in_prompts(prompts, lengths, g: int, vocab: int) -> jax.Array:
     return jnp.broadcast_to(seen[:, :, None], (*seen.shape[:2], g, vocab))
 
 
-def row_keys(seed: int, step, stack, agents, prompts, group: int, purpose: int = 0, turn: int = 0) -> jax.Array:
+def row_keys(seed, step, stack, agents, prompts, group: int, purpose: int = 0, turn: int = 0) -> jax.Array:
     """Keys [A, P, G] for agents [A] and prompts [P] (integer ids): `fold_in` of step, purpose, turn, stack, agent, prompt and
-    g, never a running split; so a row's key, and with it what the row writes, can be made again from the step alone. stack:
-    one number, or [A] of each agent where they come from several teams."""
-    key = jax.random.key(seed)
+    g, never a running split; so a row's key, and with it what the row writes, can be made again from the step alone. seed,
+    stack: one number, or [A] of each agent where they come from several runs or teams."""
+    seeds, stacks, agents = jnp.broadcast_arrays(seed, stack, agents)
+    keys = jax.vmap(jax.random.key)(seeds)
     for number in (step, purpose, turn):
-        key = jax.random.fold_in(key, number)
-    agents = jnp.asarray(agents)
-    of_stacks = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.broadcast_to(jnp.asarray(stack), agents.shape))
-    keys = jax.vmap(jax.random.fold_in)(of_stacks, agents)
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+    for numbers in (stacks, agents):
+        keys = jax.vmap(jax.random.fold_in)(keys, numbers)
     fold = jax.vmap(jax.random.fold_in, (None, 0))
     keys = jax.vmap(lambda k: fold(k, jnp.asarray(prompts)))(keys)
     return jax.vmap(jax.vmap(lambda k: fold(k, jnp.arange(group))))(keys)

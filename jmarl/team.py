@@ -54,7 +54,7 @@ class Team:
 
     @property
     def num_agents(self) -> int:
-        return sum(len(s.order) for s in self.stacks)
+        return len({agent for s in self.stacks for agent in s.order})  # with several runs in a stack each is there once a run
 
     def describe(self) -> list[dict]:
         """JSON of what must not change between a checkpoint and its resume."""

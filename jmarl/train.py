@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,20 @@ from jmarl import lora, sharding
 from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
-from jmarl.critics import Critics, greedy_returns, judge, make_critics, trains
-from jmarl.dynamic import further_items, refill
+from jmarl.critics import Critics, make_critics
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
-from jmarl.learners import adapted, check_agents, check_central, check_stacks, held_at, initial_state, learn, of_stack
+from jmarl.learners import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
 from jmarl.objective import with_value_head
-from jmarl.order import tasks_of
 from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
-from jmarl.rollout import Rollout, play
 from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
 from jmarl.runlog import RunLog, TrainResult
 from jmarl.stack import map_own, unstack
+from jmarl.step import play_step, tasks_at, update
 from jmarl.team import Team, bases, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import init_stack
@@ -161,10 +159,6 @@ def run(
     """The loop from `state` on. rewarder: what rewards the team in place of the environment; evaluations are by the task."""
     task, env = env, env if rewarder is None else rewarder.env
 
-    def tasks_at(step: int, draw: int = 0) -> list[dict]:
-        own = tasks_of(step, len(items), cfg.num_prompts, cfg.seed)
-        return [items[i] for i in (further_items(step, draw, own, len(items), cfg.seed) if draw else own)]
-
     def evaluated(step: int) -> Evaluation | None:
         due = cfg.eval_every and step % cfg.eval_every == 0
         if not eval_items or not (due or step in (0, cfg.num_updates)):
@@ -177,14 +171,15 @@ def run(
 
     first = int(state.step)
     if first < cfg.num_updates:
-        compile_all(programs_of_run(team, critics, state, tasks_at(first), eval_items, task, cfg))
+        compile_all(programs_of_run(team, critics, state, tasks_at(items, cfg, first), eval_items, task, cfg))
     if rewarder is not None:
         rewarder.resume(first)
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
         if rewarder is not None:
             log.about(rewarder.begin(step, state))
-        rollout = play_step(team, state, tasks_at(step), env, cfg, step, partial(tasks_at, step))
+        tasks = partial(tasks_at, items, cfg, step)
+        rollout = play_step(team, state, tasks(), env, cfg, step, tasks)
         if step == first and not np.isfinite(rollout.turns[0].rewards).any():
             raise ValueError(f"no joint action of the first update has a valid reward: {rollout.turns[0].fault}")
         played = time.monotonic()  # before the update, for which the call below may wait or not
@@ -195,60 +190,6 @@ def run(
             log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
     log.flush()
     return TrainResult(without_gradients(state), log.rewards, before, after)
-
-
-def play_step(
-    team: Team,
-    state: TeamState,
-    tasks: Sequence[dict],
-    env: Environment,
-    cfg: TrainConfig,
-    step: int,
-    further: Callable[[int], Sequence[dict]] | None = None,
-) -> Rollout:
-    """Sample and reward one step of training. further: the tasks of a round of dynamic sampling, from 1 on."""
-    params, row = [lora.model_of(s) for s in state.stacks], algorithm(cfg.algorithm)
-
-    def play_round(draw: int) -> Rollout:
-        of_round = further(draw) if further and draw else tasks
-        how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=cfg.num_generations)
-        return play(team, params, of_round, env, cfg.sampling(), cfg.episodes(), **how, draw=draw)
-
-    rollout = play_round(0)
-    if cfg.dynamic_sampling and further:
-        rollout = refill(team, rollout, play_round, cfg.dynamic_sampling, row.grouping)
-    if row.advantage == "greedy_baseline":
-        rollout = rollout._replace(expected=greedy_returns(team, params, tasks, env, cfg, step, rollout))
-    return rollout
-
-
-def update(
-    team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig
-) -> tuple[TeamState, list[dict[str, Any]]]:
-    """One update of every stack and critic; the state is donated. Returns the metrics of each stack, [A] each, on the device,
-    and behind them those of a central critic; those of a stack's own critics are among its, as `critic_…`."""
-    batches, of_critics = judge(team, critics, state, rollout, cfg)
-    stacks, judges, learned = [], [], []
-    held = held_at(cfg, team.num_agents, state.step)
-    for i, (spec, stack, batch) in enumerate(zip(team.stacks, state.stacks, batches, strict=True)):
-        batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, state.step, i, len(spec.members)))
-        stack, metrics = learn(cfg, team, spec, stack, batch, learning=cfg.learning(), held=held, trains=trains(cfg))
-        stacks.append(stack)
-        learned.append(metrics)
-    for i, (spec, stack, batch) in enumerate(zip(critics.specs, state.critics, of_critics, strict=True)):
-        keys = lora.dropout_keys(cfg, cfg.seed, state.step, len(team.stacks) + i, len(spec.members))
-        batch = batch._replace(dropout=keys)
-        if algorithm(cfg.algorithm).critic == "own":
-            how: dict[str, Any] = dict(learning=critics.learning, held=held)
-            stack, metrics = learn(cfg, team, spec, stack, batch, **how, trains="values")
-            learned[i] |= {f"critic_{name}": x for name, x in metrics.items() if name != "held"}
-        else:  # its batch has other numbers of prompts than the agents'
-            parts = min(critics.learning.micro_batches, batch.prompts.shape[1])
-            how = dict(learning=dataclasses.replace(critics.learning, micro_batches=parts), held=None)
-            stack, metrics = learn(cfg, team, spec, stack, batch, **how, trains="values")
-            learned.append(metrics)
-        judges.append(stack)
-    return TeamState(state.step + 1, tuple(stacks), tuple(judges)), learned
 
 
 ROUNDS = ("madpo", "madpo_iter", "marlhf", "marlhf_iter")  # rows on pairs that the team's own completions make

@@ -20,8 +20,9 @@ from jmarl.returns import discounted
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
 from jmarl.stack import unstack
+from jmarl.step import play_step, update
 from jmarl.team import make_team, without_gradients
-from jmarl.train import play_step, start, train, update
+from jmarl.train import start, train
 from jmarl.update import updates_done
 
 BASE = TrainConfig(

@@ -19,8 +19,9 @@ from jmarl.returns import discounted
 from jmarl.rewards import make_reward
 from jmarl.rollout import Rollout, to_batches
 from jmarl.stack import unstack
+from jmarl.step import play_step
 from jmarl.team import init_state, make_team
-from jmarl.train import play_step, train
+from jmarl.train import train
 from jmarl.types import TRACES
 
 BASE = TrainConfig(

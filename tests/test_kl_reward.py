@@ -16,8 +16,9 @@ from jmarl.environment import Rewarded
 from jmarl.objective import make_rows, values_of
 from jmarl.rewards import make_reward
 from jmarl.stack import unstack
+from jmarl.step import play_step, update
 from jmarl.team import make_team
-from jmarl.train import play_step, start, train, update
+from jmarl.train import start, train
 from jmarl.types import TRACES
 
 BASE = TrainConfig(

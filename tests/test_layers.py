@@ -20,9 +20,9 @@ LAYERS = [
     | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights", "zeroshot"},
     {"algorithms", "sharding", "lora"},
     {"offline_objective", "objective", "update", "team", "generate", "rollout", "critics", "probes", "checkpoint", "dynamic"}
-    | {"learners", "preferences", "comparators", "counterfactual"},
+    | {"learners", "preferences", "comparators", "counterfactual", "step"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"}
-    | {"crossplay"},
+    | {"crossplay", "seeds"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
@@ -53,6 +53,8 @@ SIDEWAYS = {
     "comparators": {"generate", "preferences", "rollout", "team"},
     "rounds": {"evaluate", "fit", "runlog"},
     "learned_reward": {"fit", "rounds", "rundir"},
+    "step": {"critics", "dynamic", "generate", "learners", "rollout", "team"},
+    "seeds": {"train", "evaluate", "rundir", "runlog"},
     "train": {"rounds", "learned_reward", "evaluate", "programs", "rundir", "runlog"},
     "trainers": {"train", "fit", "evaluate", "trainers"},
     "utils": {"utils"},

@@ -20,8 +20,9 @@ from jmarl.learners import held_at, of_stack, updates_of
 from jmarl.order import tasks_of
 from jmarl.rewards import make_reward
 from jmarl.stack import unstack
+from jmarl.step import play_step, update
 from jmarl.team import make_team
-from jmarl.train import play_step, start, train, update
+from jmarl.train import start, train
 from jmarl.types import TRACES, Own
 from jmarl.update import apply_gradients, init_stack, updates_done
 

@@ -20,8 +20,9 @@ from jmarl.config import LORA_TARGETS, Learning, TrainConfig
 from jmarl.models import decoder
 from jmarl.rewards import make_reward
 from jmarl.stack import share_params, unstack
+from jmarl.step import play_step, update
 from jmarl.team import bases, init_state, make_team, policies, save_team, to_checkpoint
-from jmarl.train import play_step, start, train, update
+from jmarl.train import start, train
 from jmarl.types import TRACES
 
 ROOT = Path(__file__).resolve().parent.parent

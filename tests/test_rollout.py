@@ -13,7 +13,7 @@ from jmarl import generate, scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.evaluate import evaluate
-from jmarl.generate import bucket, encode, sample_team
+from jmarl.generate import Ask, bucket, encode, sample_team
 from jmarl.order import EVAL
 from jmarl.returns import credit, joint_actions
 from jmarl.rewards import make_reward
@@ -241,7 +241,8 @@ def test_the_number_of_compiles_is_bounded_by_the_buckets(pair):
     for n in range(1, 61, 4):
         encoded = encode(team, [["a" * n], ["b" * n]], settings, chat=False)
         widths.add(encoded[0][0].shape[-1])
-        sample_team(team, params, encoded, settings, seed=n, step=n, group=1, prompt_ids=np.arange(1), purpose=n % 2)
+        ask = Ask(encoded, settings, seed=n, step=n, group=1, prompt_ids=np.arange(1), purpose=n % 2)
+        sample_team(team, params, ask)
     assert widths == {16, 32, 64}
     assert TRACES["sample"] - before == len(widths)
 
