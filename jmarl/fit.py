@@ -130,7 +130,7 @@ def run(
     first, size = int(state.step), batch_size(cfg)
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
-        chosen = rows_of(step, len(examples.coded), size, cfg.seed)
+        chosen = examples_at(step, len(examples.coded), size, cfg.seed)
         state, learned = update(team, state, batches_of(team, examples, chosen, cfg), cfg)
         log.step(step, learned, sum(len(row) for i in chosen for c in examples.coded[i] for row in c.rows))
         after = evaluated(step + 1) or after
@@ -142,7 +142,7 @@ def run(
     return FitResult(without_gradients(state), log.losses, before, after)
 
 
-def rows_of(step: int, count: int, size: int, seed: int) -> list[int]:
+def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:
     """Indices of a step's examples: every epoch is a new order of all of them, from (seed, epoch) alone; a last part that does
     not fill a batch is left for the next epoch's draw."""
     size = min(size, count)

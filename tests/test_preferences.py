@@ -14,7 +14,7 @@ import pytest
 
 from jmarl import losses
 from jmarl.config import Learning, TrainConfig
-from jmarl.fit import encode, evaluate, fit, rows_of
+from jmarl.fit import encode, evaluate, examples_at, fit
 from jmarl.models import decoder
 from jmarl.objective import values_of, with_value_head
 from jmarl.pairs import Pair, Trajectory
@@ -409,10 +409,10 @@ def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
 
 def test_every_pair_is_seen_once_an_epoch():
     """Orders follow from seed and epoch alone."""
-    seen = [rows_of(step, 10, 3, seed=0) for step in range(6)]
+    seen = [examples_at(step, 10, 3, seed=0) for step in range(6)]
     assert len(set(sum(seen[:3], []))) == 9 and len(set(sum(seen[3:], []))) == 9 and seen[:3] != seen[3:]
-    assert rows_of(4, 10, 3, seed=0) == seen[4] and rows_of(0, 10, 3, seed=1) != seen[0]
-    assert sorted(rows_of(0, 2, 8, seed=0)) == [0, 1]
+    assert examples_at(4, 10, 3, seed=0) == seen[4] and examples_at(0, 10, 3, seed=1) != seen[0]
+    assert sorted(examples_at(0, 2, 8, seed=0)) == [0, 1]
 
 
 def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
