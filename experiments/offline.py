@@ -51,11 +51,11 @@ class OfflineConfig(TrainConfig):
 
 
 def run(cfg: OfflineConfig) -> FitResult:
+    check_fit(cfg, None)
     data, held = cfg.read(cfg.data), cfg.read(cfg.eval_data) if cfg.eval_data else []
     if not held:
         pairs = algorithm(cfg.algorithm).data == "pairs"
         data, held = held_out(data, 10) if pairs else ([x for i, x in enumerate(data) if i % 10] or data, data[::10])
-    check_fit(data, cfg, None)
     team, params = make_team([load_agent(cfg.model)] * cfg.agents, lora=cfg.lora_rank > 0)
     return fit(team, params, data, cfg, eval_data=held)
 

@@ -75,8 +75,10 @@ def fit(
     params: each stack's parameters [A, ...], as `make_team` returns them; consumed, and before that the reference.
     eval_data: held out; played back before and after training and every `eval_every` updates.
     """
-    check_fit(data, cfg, wandb_config)
-    check_fit(eval_data or data, cfg, None)
+    check_fit(cfg, wandb_config)
+    check_data(data, cfg)
+    if eval_data:
+        check_data(eval_data, cfg)
     check_agents(cfg, team.num_agents)
     check_stacks(cfg, team)
     learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
@@ -227,20 +229,25 @@ def texts_evaluated(team: Team, params: Sequence[Any], held_out: Examples, cfg: 
     return {"loss": float(nll @ weights), "nll": float(nll[0])} | ({"nll_world": float(nll[1])} if counts[1] else {})
 
 
-def check_fit(data: Sequence, cfg: TrainConfig, wandb_config: dict | None) -> None:
-    """Refuse data and settings that do not fit each other, this machine or the output directory."""
-    row = algorithm(cfg.algorithm)
-    if row.data == "rollouts" or row.rounds or row.learned:
-        raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")
+def check_data(data: Sequence, cfg: TrainConfig) -> None:
+    """Refuse data that are not what the algorithm learns from."""
+    texts = algorithm(cfg.algorithm).data == "texts"
     if not data:
         raise ValueError("there is no data to train on")
-    wanted = Trajectory if row.data == "texts" else Pair
+    wanted, reader = (Trajectory, "load_trajectories") if texts else (Pair, "load_pairs")
     if not isinstance(data[0], wanted):
-        reader = "load_trajectories" if row.data == "texts" else "load_pairs"
         raise TypeError(
             f"algorithm={cfg.algorithm!r} learns from a list of {wanted.__name__}, got {type(data[0]).__name__}: read data "
             f"with jmarl.pairs.{reader}"
         )
+
+
+def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> None:
+    """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
+    models."""
+    row = algorithm(cfg.algorithm)
+    if row.data == "rollouts" or row.rounds or row.learned:
+        raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")
     if wandb_config is not None and not cfg.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
     for field in dataclasses.fields(Episodes):

@@ -452,6 +452,12 @@ def test_bad_settings_are_refused(agents, settings, data, message):
         fit(team, params, data, dataclasses.replace(RUN, **settings))
 
 
+def test_held_out_data_are_of_the_same_kind(agents):
+    team, params = make_team(agents)
+    with pytest.raises(TypeError, match="learns from a list of Pair, got Trajectory"):
+        fit(team, params, TASTES, dataclasses.replace(RUN, algorithm="madpo"), eval_data=[TALK])
+
+
 LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2)
 
 

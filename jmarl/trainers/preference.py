@@ -12,7 +12,7 @@ from typing import Any
 
 from jmarl.algorithms import algorithm, option
 from jmarl.config import TrainConfig
-from jmarl.fit import FitResult, check_fit, encode, evaluate, fit
+from jmarl.fit import FitResult, check_data, check_fit, encode, evaluate, fit
 from jmarl.pairs import load_pairs, load_trajectories
 from jmarl.team import make_team, policies, save_team
 from jmarl.trainers.reinforce import MAGRPOTrainer, check_wandb, load_agents
@@ -183,7 +183,8 @@ class DPOTrainer:
         self.data, self.eval_data = (() if of is None else self._load(of, size) for of in (train_dataset, eval_dataset))
         self.eval_data = self.eval_data[: self.args.eval_num_samples]
         self.config = self.args.train_config(len(self.data))
-        check_fit(self.data, self.config, self.wandb_config)
+        check_fit(self.config, self.wandb_config)
+        check_data(self.data, self.config)
         self.team, self.params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
         self._result: FitResult | None = None
 
