@@ -23,7 +23,7 @@ from jmarl.fit import FitResult, fit
 from jmarl.generate import bucket
 from jmarl.lora import model_of
 from jmarl.pairs import Pair, Prompt, held_out
-from jmarl.preferences import encode_pairs, pair_batches, pair_scores, text_of
+from jmarl.preferences import Coded, check_length, encode_answers, encode_pairs, ending, pair_batches, pair_scores, text_of
 from jmarl.rewards import RewardResult
 from jmarl.rounds import Rounds
 from jmarl.rundir import checkpoints_of
@@ -46,23 +46,33 @@ class RewardModel(NamedTuple):
 
     def score(self, prompts: Sequence[Sequence[Prompt]], completions: Sequence[Sequence[str]]) -> np.ndarray:
         """[B] of joint actions: what each agent read [N][B] and wrote [N][B]."""
-        pairs = [
-            joint_pair(Pair(tuple(read), tuple(wrote), tuple(wrote)))
-            for read, wrote in zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)
-        ]
-        return (scores_of(self, pairs)[:, 0] - self.mean) / self.std
+        (spec,), coded = self.team.stacks, []
+        end = ending(spec, False)
+        for i, (read, wrote) in enumerate(zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)):
+            coded.append([encode_answers(spec, joint_prompt(read), [joint_answer(wrote)], False, end)])
+            check_length(spec, coded[i][0], f"joint action {i}", joint_prompt(read))
+        return (scores_of(self, coded)[:, 0] - self.mean) / self.std
+
+
+def joint_prompt(prompts: Sequence[Prompt]) -> str:
+    """What a reward model reads of what N agents read."""
+    return "\n".join(f"[Agent {n}] {text_of(prompt)}" for n, prompt in enumerate(prompts))
+
+
+def joint_answer(texts: Sequence[str]) -> str:
+    """What it reads of what they wrote."""
+    return "\n" + "\n".join(f"[Agent {n}] {text}" for n, text in enumerate(texts))
 
 
 def joint_pair(pair: Pair) -> Pair:
     """What a reward model reads of a pair of N agents, as one of a single agent."""
-    prompt = "\n".join(f"[Agent {n}] {text_of(p)}" for n, p in enumerate(pair.prompts))
-    chosen, rejected = ("\n" + "\n".join(f"[Agent {n}] {t}" for n, t in enumerate(x)) for x in (pair.chosen, pair.rejected))
+    prompt, chosen, rejected = joint_prompt(pair.prompts), joint_answer(pair.chosen), joint_answer(pair.rejected)
     return Pair((prompt,), (chosen,), (rejected,), pair.rewards)
 
 
-def scores_of(model: RewardModel, pairs: Sequence[Pair], at_once: int = 16) -> np.ndarray:
-    """Scores [M, 2] of joint pairs, as they come out of the value head."""
-    coded, found = encode_pairs(model.team, pairs, False), []
+def scores_of(model: RewardModel, coded: Sequence[Sequence[Coded]], at_once: int = 16) -> np.ndarray:
+    """Scores [M, G] of G joint actions each behind one prompt [M][1], as they come out of the value head."""
+    found = []
     for i in range(0, len(coded), at_once):
         part = coded[i : i + at_once]
         batch = pair_batches(model.team, part, None, bucket(len(part), 1), model.learning)
@@ -80,7 +90,7 @@ def fit_reward_model(
     trained, held = held_out([joint_pair(pair) for pair in pairs], HELD_OUT)
     result = fit(team, start, trained, cfg, eval_data=held)
     model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], cfg.learning())
-    scores = scores_of(model, trained)
+    scores = scores_of(model, encode_pairs(team, trained, False))
     return model._replace(mean=float(scores.mean()), std=float(max(scores.std(), 1e-6))), result
 
 

@@ -15,6 +15,7 @@ from jmarl.environment import Rewarded, prompt_of
 from jmarl.learned_reward import Learned, fit_reward_model, joint_pair, policy_config, scores_of
 from jmarl.models import decoder
 from jmarl.pairs import Pair, held_out
+from jmarl.preferences import encode_pairs
 from jmarl.rewards import make_reward
 from jmarl.team import make_team
 from jmarl.train import check_settings, train
@@ -66,6 +67,10 @@ def model(agents):
     return (*fit_reward_model(agents[0], pairs, cfg), pairs)
 
 
+def of_pairs(model, joint):
+    return scores_of(model, encode_pairs(model.team, joint, False))
+
+
 def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
     found, result, pairs = model
     assert joint_pair(pairs[0]).prompts == ("[Agent 0] the\n[Agent 1] a",)
@@ -78,10 +83,26 @@ def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
 def test_scores_have_mean_0_and_std_1_over_what_was_learned_from(model):
     found, _, pairs = model
     learned, _ = held_out([joint_pair(pair) for pair in pairs], 5)
-    scores = (scores_of(found, learned) - found.mean) / found.std
+    scores = (of_pairs(found, learned) - found.mean) / found.std
     np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-4)
     again = found.score([[pairs[1].prompts[n]] for n in (0, 1)], [[pairs[1].chosen[n]] for n in (0, 1)])  # the first learned
     np.testing.assert_allclose(again, scores[0, :1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_joint_action_alone_scores_as_in_a_pair(model):
+    """Scored once, not as chosen and as rejected; 20 are more than are scored at once."""
+    found, _, pairs = model
+    pairs = (pairs * 2)[:20]
+    scores = (of_pairs(found, [joint_pair(pair) for pair in pairs]) - found.mean) / found.std
+    read = list(zip(*(pair.prompts for pair in pairs), strict=True))
+    for k, side in enumerate(("chosen", "rejected")):
+        alone = found.score(read, list(zip(*(getattr(pair, side) for pair in pairs), strict=True)))
+        np.testing.assert_allclose(alone, scores[:, k], rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_the_reward_model_is_named(model):
+    with pytest.raises(ValueError, match=r"joint action 1 .'\[Agent 0\] the.* the context 256"):
+        model[0].score([["the"] * 2, ["a"] * 2], [["x", "xyz " * 200], ["b", "c"]])
 
 
 def test_a_score_does_not_depend_on_its_neighbours(model):
@@ -203,4 +224,4 @@ def test_a_reward_model_that_is_trained_on_keeps_its_head(model, agents):
     cfg = TrainConfig(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
     again, _ = fit_reward_model(agents[0], pairs, cfg, kept)
     joint = [joint_pair(pair) for pair in pairs[:4]]
-    np.testing.assert_allclose(scores_of(again, joint), scores_of(found, joint), atol=1e-4)
+    np.testing.assert_allclose(of_pairs(again, joint), of_pairs(found, joint), atol=1e-4)
