@@ -22,6 +22,7 @@ from jmarl.environment import Answer, Environment
 from jmarl.fit import FitResult, fit
 from jmarl.generate import bucket
 from jmarl.lora import model_of
+from jmarl.order import FIT
 from jmarl.pairs import Pair, Prompt, held_out
 from jmarl.preferences import Coded, check_length, encode_answers, encode_pairs, ending, pair_batches, pair_scores, text_of
 from jmarl.rewards import RewardResult
@@ -171,7 +172,8 @@ def reward_config(cfg: TrainConfig, round_: int) -> TrainConfig:
     kept: dict[str, Any] = {name: getattr(cfg, name) for name in KEPT}
     kept |= dict(num_updates=updates, learning_rate=rate, save_every=updates if cfg.save_every else 0)
     kept |= dict(output_dir=f"{cfg.output_dir}/reward_model_{round_}" if cfg.output_dir else "")
-    kept |= dict(seed=(cfg.seed + 7919 * (round_ + 1)) % 2**31, micro_batches=min(cfg.micro_batches, size))
+    seed = int(np.random.default_rng((cfg.seed, round_, FIT)).integers(2**31))
+    kept |= dict(seed=seed, micro_batches=min(cfg.micro_batches, size))
     plain = TrainConfig(algorithm="reward_model", mesh="agent=1", **kept)
     return dataclasses.replace(plain, resume=cfg.resume and is_saved(plain))
 

@@ -12,7 +12,7 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded, prompt_of
-from jmarl.learned_reward import Learned, fit_reward_model, joint_pair, policy_config, scores_of
+from jmarl.learned_reward import Learned, fit_reward_model, joint_pair, policy_config, reward_config, scores_of
 from jmarl.models import decoder
 from jmarl.pairs import Pair, held_out
 from jmarl.preferences import encode_pairs
@@ -207,6 +207,13 @@ def test_the_policy_is_trained_by_the_row_that_is_named():
     cfg = policy_config(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
     assert cfg.algorithm == "grpo" and cfg.clip_eps_low == 0.1 and cfg.kl_coef == 0.05 and cfg.batch_size is None
     check_settings(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
+
+
+def test_every_round_fits_its_reward_model_by_a_seed_of_its_own():
+    """From (seed, round) alone, so that a run that goes on finds the same."""
+    seeds = [reward_config(dataclasses.replace(CONFIG, seed=seed), k).seed for seed in (0, 1) for k in range(3)]
+    assert len({0, 1, *seeds}) == 8
+    assert seeds == [reward_config(dataclasses.replace(CONFIG, seed=seed), k).seed for seed in (0, 1) for k in range(3)]
 
 
 def test_adapters_of_team_and_reward_model(agents):
