@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jmarl import lora, sharding
-from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, shares_critic
+from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, makes_pairs, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, greedy_returns, judge, make_critics, trains
@@ -251,15 +251,12 @@ def update(
     return TeamState(state.step + 1, tuple(stacks), tuple(judges)), learned
 
 
-ROUNDS = ("madpo", "madpo_iter", "marlhf", "marlhf_iter")  # rows on pairs that the team's own completions make
-
-
 def check_settings(cfg: TrainConfig) -> None:
     """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
     models."""
     row = algorithm(cfg.algorithm)
     if row.data != "rollouts":
-        if cfg.algorithm not in ROUNDS:
+        if not makes_pairs(row):
             raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit.fit")
         check_rounds(cfg)
     if row.learned:
