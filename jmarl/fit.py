@@ -10,7 +10,6 @@ Like `train`, of which it has the settings, checkpoints, logs and exact resume. 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -40,10 +39,10 @@ from jmarl.preferences import (
     text_scores,
     with_others,
 )
-from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
+from jmarl.rundir import check_directory, open_run
 from jmarl.runlog import StepLog, update_metrics
 from jmarl.settings import Episodes
-from jmarl.team import Team, bases, policies, save_team, to_checkpoint, without_gradients
+from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import Data, TeamState
 
 
@@ -88,20 +87,8 @@ def fit(
     params = [sharding.place(of_stack, mesh) for of_stack in params]
     examples, held_out = (encode(team, params, of, cfg) for of in (data, eval_data))
     state = initial_state(team, params, cfg, mesh)
-    meta: dict[str, Any] = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": []}
-    with contextlib.ExitStack() as opened:
-        saver = open_checkpoints(cfg)
-        if saver:
-            opened.enter_context(saver)
-        if saver or cfg.resume:
-            meta["bases"] = bases(state)
-        if cfg.resume:
-            state = resume(cfg, state, meta)
-        elif cfg.output_dir:
-            set_aside(cfg.output_dir)
-        writer = open_metrics(cfg, int(state.step), wandb_config)
-        if writer:
-            opened.enter_context(writer)
+    about: dict[str, Any] = {"team": team.describe(), "critics": []}
+    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
         result = run(team, state, examples, held_out, cfg, FitLog(team, cfg, writer), saver, meta)
     if cfg.output_dir and not scores_values(learning):  # as models they would have no head
         save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
