@@ -243,10 +243,15 @@ def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> None:
                 f"{field.name}={getattr(cfg, field.name)!r} has no meaning for algorithm={cfg.algorithm!r} on given data: "
                 f"leave it at {field.default!r}"
             )
-    if cfg.micro_batches > batch_size(cfg):
-        raise ValueError(f"micro_batches={cfg.micro_batches} is more than batch_size={batch_size(cfg)}: use fewer")
+    check_parts(cfg)
     check_options(dataclasses.asdict(cfg))
     check_directory(cfg)
+
+
+def check_parts(cfg: TrainConfig) -> None:
+    """Refuse more micro-batches than an update has pairs or texts."""
+    if cfg.micro_batches > batch_size(cfg):
+        raise ValueError(f"micro_batches={cfg.micro_batches} is more than batch_size={batch_size(cfg)}: use fewer")
 
 
 class FitLog(StepLog):

@@ -24,7 +24,7 @@ from jmarl.generate import bucket
 from jmarl.lora import model_of
 from jmarl.order import FIT
 from jmarl.pairs import Pair, Prompt, held_out
-from jmarl.preferences import Coded, check_length, encode_answers, encode_pairs, ending, pair_batches, pair_scores, text_of
+from jmarl.preferences import Coded, encode_answers, encode_pairs, ending, pair_batches, pair_scores, text_of
 from jmarl.rewards import RewardResult
 from jmarl.rounds import Rounds
 from jmarl.rundir import checkpoints_of
@@ -50,8 +50,8 @@ class RewardModel(NamedTuple):
         (spec,), coded = self.team.stacks, []
         end = ending(spec, False)
         for i, (read, wrote) in enumerate(zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)):
-            coded.append([encode_answers(spec, joint_prompt(read), [joint_answer(wrote)], False, end)])
-            check_length(spec, coded[i][0], f"joint action {i}", joint_prompt(read))
+            texts = joint_prompt(read), [joint_answer(wrote)]
+            coded.append([encode_answers(spec, *texts, False, end, f"joint action {i}")])
         return (scores_of(self, coded)[:, 0] - self.mean) / self.std
 
 

@@ -38,10 +38,11 @@ class Coded(NamedTuple):
     kinds: Sequence[int] = ()  # of a trajectory's row, as in `TextBatch`
 
 
-def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool) -> list[int]:
-    """Token ids of a text, or of chat messages up to where the assistant begins to write."""
+def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool, what: str) -> list[int]:
+    """Token ids of a text, or of chat messages up to where the assistant begins to write. what: that it is the prompt of."""
     if isinstance(prompt, str):
-        return encode_prompts(spec.tokenizer, [prompt], 2**30, 0, chat)[0]  # checked with what follows
+        named = f"the prompt of {what}"
+        return encode_prompts(spec.tokenizer, [prompt], 2**30, 0, chat, named=named)[0]  # checked with what follows
     return spec.tokenizer.encode(chat_messages(spec.tokenizer, prompt), add_special_tokens=False, verbose=False)
 
 
@@ -65,19 +66,22 @@ def encode_pairs(team: Team, pairs: Sequence[Pair], chat: bool) -> list[list[Cod
         ends = {asked: ending(spec, asked) for asked in chats}
         for n in spec.order:
             for i, pair in enumerate(pairs):
+                what = f"pair {i} of agent {n}"
                 if pair.tokens is not None:
                     prompt, *rows = (list(ids) for ids in pair.tokens[n])
                     out[i][n] = Coded(prompt, tuple(rows))
+                    check_length(spec, out[i][n], what, str(pair.prompts[n]))
                 else:
                     end = ends[chat or not isinstance(pair.prompts[n], str)]  # a list of messages is a chat
-                    out[i][n] = encode_answers(spec, pair.prompts[n], (pair.chosen[n], pair.rejected[n]), chat, end)
-                check_length(spec, out[i][n], f"pair {i} of agent {n}", str(pair.prompts[n]))
+                    out[i][n] = encode_answers(spec, pair.prompts[n], (pair.chosen[n], pair.rejected[n]), chat, end, what)
     return out
 
 
-def encode_answers(spec: StackSpec, prompt: Prompt, texts: Sequence[str], chat: bool, end: int) -> Coded:
-    """Texts [G] behind a prompt, each ended by the token `end`."""
-    return Coded(encode_prompt(spec, prompt, chat), tuple(encode_text(spec, text) + [end] for text in texts))
+def encode_answers(spec: StackSpec, prompt: Prompt, texts: Sequence[str], chat: bool, end: int, what: str) -> Coded:
+    """Texts [G] behind a prompt, each ended by the token `end`; raises, with `what` they are, where they do not fit."""
+    coded = Coded(encode_prompt(spec, prompt, chat, what), tuple(encode_text(spec, text) + [end] for text in texts))
+    check_length(spec, coded, what, str(prompt))
+    return coded
 
 
 def encode_text(spec: StackSpec, text: str) -> list[int]:
@@ -96,7 +100,7 @@ def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bo
         raise ValueError(f"trajectories are of one agent, the team has {team.num_agents}: train its agents one by one")
     spec, out = team.stacks[0], []
     for i, one in enumerate(trajectories):
-        prompt = encode_prompt(spec, one.observations[0], chat)
+        prompt = encode_prompt(spec, one.observations[0], chat, f"trajectory {i}")
         as_chat = chat or not isinstance(one.observations[0], str)
         end, row, kinds = ending(spec, as_chat), [], []
         for t, action in enumerate(one.actions):

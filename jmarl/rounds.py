@@ -27,7 +27,7 @@ from jmarl.comparators import Candidates, Comparator, candidates_of
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.evaluate import Evaluation, evaluate
-from jmarl.fit import Examples, FitLog, batch_size, batches_of, encode, update
+from jmarl.fit import Examples, FitLog, batch_size, batches_of, check_parts, encode, update
 from jmarl.lora import model_of
 from jmarl.metrics import MetricsWriter
 from jmarl.order import DRAW, PAIRS, PROPOSE, tasks_of
@@ -275,6 +275,8 @@ def check_rounds(cfg: TrainConfig) -> None:
     for name, needed in (("num_turns", 1), ("joint_mode", "aligned")):
         if getattr(cfg, name) != needed:
             raise ValueError(f"{name}={getattr(cfg, name)!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}")
+    if not row.learned:  # its team learns from rollouts, and its reward model from as many parts as there are pairs
+        check_parts(cfg)
     if cfg.resume and cfg.comparator == "history":
         raise ValueError("a run with comparator='history' cannot be resumed: the earlier policies are not in checkpoints")
     if cfg.temperature == 0 and option("comparator", cfg.comparator, row) == "current":

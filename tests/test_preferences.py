@@ -452,6 +452,27 @@ def test_bad_settings_are_refused(agents, settings, data, message):
         fit(team, params, data, dataclasses.replace(RUN, **settings))
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([PAIRS[0], PAIRS[0]._replace(prompts=("the", ""))], "the prompt of pair 1 of agent 1 is empty"),
+        ([PAIRS[0], PAIRS[0]._replace(chosen=("x", "xyz " * 99))], "pair 1 of agent 1 .* tokens, the context"),
+    ],
+)
+def test_a_pair_that_cannot_be_read_is_named(agents, data, message):
+    with pytest.raises(ValueError, match=message):
+        encode_pairs(make_team(agents)[0], data, False)
+
+
+def test_more_parts_than_pairs_are_told_by_the_users_setting(agents):
+    team, params = make_team(agents)
+    learning = Learning(algorithm="madpo", micro_batches=8)
+    (batch,) = pair_batches(team, encode_pairs(team, TASTES[:4], False), None, 4, learning)
+    state = init_stack(params[0], learning)
+    with pytest.raises(ValueError, match="micro_batches=8 is more than the 4 pairs or texts of an update: .* batch_size"):
+        update_stack(state, batch, cfg=team.stacks[0].config, learning=learning)
+
+
 def test_held_out_data_are_of_the_same_kind(agents):
     team, params = make_team(agents)
     with pytest.raises(TypeError, match="learns from a list of Pair, got Trajectory"):

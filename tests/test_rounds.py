@@ -332,6 +332,7 @@ def test_equal_rewards_make_no_pairs(agents):
         (dict(algorithm="madpo", round_updates=None, pair_selection="comparator_reward"), "needs a comparator"),
         (dict(algorithm="dpo", round_updates=None), "learns from data that is given: use jmarl.fit.fit"),
         (dict(num_generations=1), "num_generations=1 is too small"),
+        (dict(micro_batches=65), "micro_batches=65 is more than batch_size=64"),
     ],
 )
 def test_what_rounds_do_not_have_is_refused(agents, changes, message):
