@@ -56,7 +56,7 @@ class Rounds:
         self.updates = self.setting("round_updates") if self.row.rounds else cfg.num_updates
         kind = self.setting("comparator")
         self.comparator = Comparator(team, cfg, kind, self.initial) if self.row.rounds else None
-        self.pairs: dict[int, list[Pair]] = {}
+        self.pairs: dict[int, list[Pair]] = {}  # of rounds that are still drawn from
         self.examples: dict[int, Examples] = {}
         self.folder = Path(cfg.output_dir) / "pairs" if cfg.output_dir else None
 
@@ -80,15 +80,23 @@ class Rounds:
             )
         if self.folder is not None:
             save_round(self.folder, round_, made.pairs)
-        self.pairs[round_] = made.pairs
+        self._keep(round_, made.pairs)
         return made
+
+    def _keep(self, round_: int, pairs: list[Pair]) -> None:
+        """Keep a round's pairs, and of older rounds those that are drawn from: none that is not will ever be again."""
+        self.pairs[round_] = pairs
+        if any(self.pairs.values()):
+            weights = self.weights(round_)
+            self.pairs = {r: of for r, of in self.pairs.items() if weights[r]}
+            self.examples = {r: of for r, of in self.examples.items() if weights[r]}
 
     def resume(self, step: int) -> None:
         """Read what the rounds before a step made, where a run goes on from it."""
         if step == 0 or self.folder is None:
             return
         for round_ in range(-(-step // self.updates)):
-            self.pairs[round_] = load_round(self.folder, round_)
+            self._keep(round_, load_round(self.folder, round_))
 
     def coded(self, round_: int) -> Examples:
         """A round's pairs as token ids, with what the reference says of them."""
@@ -100,17 +108,17 @@ class Rounds:
         """How likely each round up to this one is drawn from."""
         rounds = range(round_ + 1)
         how = (self.setting("replay"), self.setting("replay_k"), self.setting("replay_lambda"))
-        weights = replay_weights(len(rounds), *how) * [bool(self.pairs[r]) for r in rounds]
+        weights = replay_weights(len(rounds), *how) * [bool(self.pairs.get(r)) for r in rounds]
         if not weights.any():  # the newest rounds made none: the last that did
-            weights[max(r for r in rounds if self.pairs[r])] = 1
+            weights[max(r for r in rounds if self.pairs.get(r))] = 1
         return weights / weights.sum()
 
     def replayed(self, round_: int) -> list[Pair]:
         """Pairs of this round and older ones: all of the likeliest rounds, of others as many less as they are less likely."""
         weights, found = self.weights(round_), []
-        for r, weight in enumerate(weights / weights.max()):
-            rng = np.random.default_rng((self.cfg.seed, round_, r, DRAW))
-            found += [self.pairs[r][i] for i in sorted(chosen_of(len(self.pairs[r]), round(weight * len(self.pairs[r])), rng))]
+        for r, pairs in self.pairs.items():
+            rng, many = np.random.default_rng((self.cfg.seed, round_, r, DRAW)), round(weights[r] / weights.max() * len(pairs))
+            found += [pairs[i] for i in sorted(chosen_of(len(pairs), many, rng))]
         return found
 
     def _round(self, round_: int, params: Sequence[Any]) -> Round:

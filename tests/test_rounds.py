@@ -20,7 +20,7 @@ from jmarl.models import decoder
 from jmarl.pairs import Pair, load_pairs
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
-from jmarl.rounds import Rounds, chosen_of, load_round, save_round
+from jmarl.rounds import Round, Rounds, chosen_of, load_round, save_round
 from jmarl.team import init_state, make_team
 from jmarl.train import train
 from jmarl.weights import Agent
@@ -274,6 +274,28 @@ def test_replay_draws_from_the_rounds_it_names(agents):
             counts += [sum(repr(of) in part for of in drawn.coded) for part in known]
         assert (counts[0] == 0) == (replay == "current") and counts.sum() == 100
         assert replay == "current" or 30 < counts[0] < 70
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        (dict(), [[0], [0], [2], [3], [3]]),  # rounds 1 and 4 make none, and learn from the last that did
+        (dict(replay="nearest_k", replay_k=3), [[0], [0], [0, 2], [2, 3], [2, 3]]),
+        (dict(replay="lambda_decay"), [[0], [0], [0, 2], [0, 2, 3], [0, 2, 3]]),
+        (dict(replay="all"), [[0], [0], [0, 2], [0, 2, 3], [0, 2, 3]]),
+    ],
+)
+def test_pairs_are_kept_as_long_as_they_are_drawn_from(agents, tmp_path, monkeypatch, changes, kept):
+    """In a run that goes on too."""
+    pairs = [Pair(("the",) * 2, ("a",) * 2, ("b",) * 2, (1.0, 0.0), (([1], [2], [3]),) * 2)]
+    rounds, state = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
+    monkeypatch.setattr(Rounds, "_round", lambda self, k, _: Round([] if k in (1, 4) else pairs, 0.0, 0.0))
+    for step, wanted in enumerate(kept):
+        rounds.begin(step, state)
+        rounds.drawn(step)
+        again, _ = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
+        again.resume(step + 1)
+        assert sorted(rounds.pairs) == sorted(again.pairs) == wanted and set(rounds.examples) <= set(wanted)
 
 
 def test_none_is_drawn_twice_before_all_were_once():
