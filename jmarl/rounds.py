@@ -7,7 +7,7 @@
 
 madpo is one round over all items, with pairs among the team's own completions. What a round made is kept in
 `pairs/round_0000.jsonl` of the output directory, with the tokens, so that a run goes on bit for bit where it was stopped. Left
-out: several turns, cross joint actions, resuming with the comparator `history` (checkpoints do not have the earlier policies).
+out: several turns, cross joint actions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from jmarl.algorithms import Algorithm, algorithm, option
 from jmarl.checkpoint import Checkpointer
-from jmarl.comparators import Candidates, Comparator, candidates_of
+from jmarl.comparators import Candidates, Comparator, History, candidates_of
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.evaluate import Evaluation, evaluate
@@ -55,13 +55,19 @@ class Rounds:
         self.initial = list(initial)
         self.updates = self.setting("round_updates") if self.row.rounds else cfg.num_updates
         kind = self.setting("comparator")
-        self.comparator = Comparator(team, cfg, kind, self.initial) if self.row.rounds else None
+        history = self._history() if kind == "history" else None
+        self.comparator = Comparator(team, cfg, kind, self.initial, history) if self.row.rounds else None
         self.pairs: dict[int, list[Pair]] = {}  # of rounds that are still drawn from
         self.examples: dict[int, Examples] = {}
         self.folder = Path(cfg.output_dir) / "pairs" if cfg.output_dir else None
 
     def setting(self, name: str) -> Any:
         return option(name, getattr(self.cfg, name), self.row)
+
+    def _history(self) -> History:
+        """In files where the run keeps checkpoints, of which the newest may not have been complete when it was broken off."""
+        folder = Path(self.cfg.output_dir) / "history" if self.cfg.save_every or self.cfg.resume else None
+        return History(self.setting("comparator_lag"), folder, -(-2 * self.cfg.save_every // self.updates))
 
     def begin(self, step: int, state: TeamState) -> Round | None:
         """Make the pairs of the round that begins at a step, if one does. A later round may make none (all rewards are equal,
@@ -70,8 +76,8 @@ class Rounds:
         if at:
             return None
         params = [model_of(stack) for stack in state.stacks]
-        if self.comparator is not None and self.comparator.kind == "history":
-            self.comparator.remember(round_, params, self.setting("comparator_lag"))
+        if self.comparator is not None and self.comparator.history is not None:
+            self.comparator.history.remember(round_, params)
         made = self._round(round_, params)
         if not made.pairs and not any(self.pairs.values()):
             raise ValueError(
@@ -129,8 +135,7 @@ class Rounds:
             own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
             other, how_chosen = None, (self.setting("pair_selection"), self.setting("pairs_per_prompt"))
             if self.comparator is not None:
-                asked = (params, items, self.env, number, round_, self.setting("comparator_lag"))
-                other = self.comparator.answer(*asked)
+                other = self.comparator.answer(params, items, self.env, number, round_)
                 other_rewards.append(other.rewards)
             own_rewards.append(own.rewards)
             rng = np.random.default_rng((self.cfg.seed, number, PAIRS))
@@ -285,8 +290,6 @@ def check_rounds(cfg: TrainConfig) -> None:
             raise ValueError(f"{name}={getattr(cfg, name)!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}")
     if not row.learned:  # its team learns from rollouts, and its reward model from as many parts as there are pairs
         check_parts(cfg)
-    if cfg.resume and cfg.comparator == "history":
-        raise ValueError("a run with comparator='history' cannot be resumed: the earlier policies are not in checkpoints")
     if cfg.temperature == 0 and option("comparator", cfg.comparator, row) == "current":
         raise ValueError("temperature=0 makes all completions of a prompt alike: preferences need temperature > 0")
     if not row.rounds and cfg.pair_selection == "comparator_reward":

@@ -75,7 +75,7 @@ def set_aside(directory: str) -> None:
     """Move what an earlier run wrote there (metrics, TensorBoard events, models, pairs, reward models) into its folder
     `earlier_1`, `earlier_2`, …"""
     root = Path(directory)
-    names = ("metrics.jsonl", "events*", "models", "pairs", "reward_model*")
+    names = ("metrics.jsonl", "events*", "models", "pairs", "history", "reward_model*")
     found = [path for name in names for path in sorted(root.glob(name))]
     if not found:
         return
