@@ -1,21 +1,24 @@
-"""Train agents on a file of preferences or texts: dpo, madpo (a team), reward_model, sft.
+"""Train agents on a file of preferences or texts: dpo, madpo (a team), reward_model (of all agents' texts together), sft.
 
 Command: python -m experiments.offline --data pairs.json --algorithm dpo                (flags: --help)
-Files: `.json` or `.jsonl` with prompt, chosen, rejected (dpo, reward_model; for madpo chosen and rejected are lists of one text
-an agent), with prompt and completion, or with trajectories (sft); see `jmarl/pairs.py`. A run of `story_length --algorithm
-madpo_iter` writes such files (`pairs/round_0000.jsonl`). What belongs to a tenth of the prompts is held
-out where no --eval-data is given; prints loss and accuracy on it before and after training.
+Files: `.json` or `.jsonl` with prompt, chosen, rejected (dpo, reward_model; with several --agents, as madpo has, chosen and
+rejected are lists of one text an agent), with prompt and completion, or with trajectories (sft); see `jmarl/pairs.py`. A run of
+`story_length --algorithm madpo_iter` writes such files (`pairs/round_0000.jsonl`). What belongs to a tenth of the prompts is
+held out where no --eval-data is given; prints loss and accuracy on it before and after training. A reward model lies in
+`reward_model/` of the output directory, for `jmarl.load_reward_model`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import tyro
 
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig, check
 from jmarl.fit import FitResult, check_fit, fit
+from jmarl.learned_reward import FOLDER, fit_reward_model, save_reward_model
 from jmarl.pairs import held_out, load_pairs, load_trajectories
 from jmarl.team import make_team
 from jmarl.weights import load_agent
@@ -51,11 +54,16 @@ class OfflineConfig(TrainConfig):
 
 
 def run(cfg: OfflineConfig) -> FitResult:
+    check_fit(cfg, None)
     data, held = cfg.read(cfg.data), cfg.read(cfg.eval_data) if cfg.eval_data else []
     if not held:
         pairs = algorithm(cfg.algorithm).data == "pairs"
         data, held = held_out(data, 10) if pairs else ([x for i, x in enumerate(data) if i % 10] or data, data[::10])
-    check_fit(data, cfg, None)
+    if cfg.algorithm == "reward_model":
+        model, result = fit_reward_model(load_agent(cfg.model), data, cfg, eval_pairs=held)
+        if cfg.output_dir:
+            save_reward_model(Path(cfg.output_dir) / FOLDER, model)
+        return result
     team, params = make_team([load_agent(cfg.model)] * cfg.agents, lora=cfg.lora_rank > 0)
     return fit(team, params, data, cfg, eval_data=held)
 

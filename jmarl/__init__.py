@@ -50,6 +50,7 @@ _HOME = {
     "DPOTrainer": "trainers.preference",
     "SFTConfig": "trainers.preference",
     "SFTTrainer": "trainers.preference",
+    "load_reward_model": "learned_reward",
     "load_pairs": "pairs",
     "load_trajectories": "pairs",
 }

@@ -209,13 +209,18 @@ def option(name: str, given: Any, row: Algorithm) -> Any:
     return row.defaults.get(name, DEFAULTS[name]) if given is None else given
 
 
+def makes_pairs(row: Algorithm) -> bool:
+    """Whether a row has pairs made of what the team itself writes; other rows on data are given theirs."""
+    return row.learned or row.advantage == "joint_margin"
+
+
 def uses(row: Algorithm) -> set[str]:
     """The settings among `DEFAULTS` that mean something for a row."""
     if row.data != "rollouts":
         found = {"bc_weight", "world_model_weight"} if row.data == "texts" else set()
-        if row.advantage in ("margin", "joint_margin"):
-            found = {"reference_free", *(SELECTION if row.advantage == "joint_margin" else ())}
-        found = {*SELECTION, *REWARD_MODEL} if row.learned else found
+        found |= {"reference_free"} if row.advantage in ("margin", "joint_margin") else set()
+        found |= {*SELECTION} if makes_pairs(row) else set()
+        found |= {*REWARD_MODEL} if row.learned else set()
         return {*row.options.values(), "batch_size", *found, *((*COMPARATOR, *REPLAY) if row.rounds else ())}
     found = {"mask_overlong", *row.options.values()}
     if row.advantage == "ema_baseline":

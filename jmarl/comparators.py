@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +22,11 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import Rows, tokenize, tokens_of
+from jmarl.lora import join, split
 from jmarl.order import COMPARE, PROPOSE
 from jmarl.preferences import encode_text, ending
 from jmarl.rollout import Rollout, play
+from jmarl.sharding import mesh_of, place
 from jmarl.team import Team, make_team
 from jmarl.weights import load_agent
 
@@ -88,31 +91,66 @@ def ended_of(team: Team, rollout: Rollout) -> list[np.ndarray]:
     return found
 
 
-class Comparator:
-    """Who answers, by the settings' `comparator`. initial: the team's parameters before training, of each stack."""
+class History:
+    """The policies that rounds began with, as far back as they are looked at: what is trained of each stack (with LoRA the
+    adapters). They lie in files of `folder`, for a run that goes on, or where there is none in memory.
 
-    def __init__(self, team: Team, cfg: TrainConfig, kind: str, initial: Sequence[Any]):
-        self.team, self.cfg, self.kind, self.initial = team, cfg, kind, initial
+    further: rounds that files are kept longer, because a run may go on from a step before the newest round.
+    """
+
+    def __init__(self, lag: int, folder: Path | None, further: int = 0):
+        self.lag, self.folder, self.further = lag, folder, further
+        self.past: dict[int, list[np.ndarray]] = {}
+
+    def remember(self, round_: int, params: Sequence[Any]) -> None:
+        """Keep the policy that a round begins with, in place of one kept of that round before, and let old ones go."""
+        leaves = jax.tree.leaves(jax.device_get([split(of_stack)[1] for of_stack in params]))
+        if self.folder is None:
+            self.past = {r: of for r, of in self.past.items() if r >= round_ - self.lag} | {round_: leaves}
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (temporary := self._file(round_).with_suffix(".tmp")).open("wb") as file:
+            np.savez(file, *leaves)
+        temporary.replace(self._file(round_))
+        for path in self.folder.glob("*.npz"):
+            if path < self._file(max(0, round_ - self.lag - self.further)):
+                path.unlink()
+
+    def at(self, round_: int, params: Sequence[Any]) -> list[Any]:
+        """The policy that a round began with, laid out like params."""
+        if self.folder is None:
+            leaves = self.past[round_]
+        elif self._file(round_).is_file():
+            with np.load(self._file(round_)) as file:
+                leaves = [file[f"arr_{i}"] for i in range(len(file.files))]
+        else:
+            raise ValueError(f"cannot resume: {self._file(round_)}, the policy that round {round_} began with, is missing")
+        bases, trained = zip(*map(split, params), strict=True)
+        then = jax.tree.unflatten(jax.tree.structure(list(trained)), leaves)
+        return [join(base, place(of, mesh_of(now))) for base, of, now in zip(bases, then, params, strict=True)]
+
+    def _file(self, round_: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"round_{round_:06}.npz"
+
+
+class Comparator:
+    """Who answers, by the settings' `comparator`. initial: the team's parameters before training, of each stack; history: kept
+    policies, for that kind."""
+
+    def __init__(self, team: Team, cfg: TrainConfig, kind: str, initial: Sequence[Any], history: History | None = None):
+        self.team, self.cfg, self.kind, self.initial, self.history = team, cfg, kind, initial, history
         self.other: Team | None = None
-        self.past: dict[int, list[Any]] = {}  # round -> parameters at its beginning, on the host
         if kind == "model":
             agent = load_agent(cfg.comparator_model or "")
             self.other, self.initial = make_team([agent] * team.num_agents, shared_weights=True)
 
-    def remember(self, round_: int, params: Sequence[Any], lag: int) -> None:
-        """Keep the policy of a round's beginning as long as it is looked back at."""
-        self.past[round_] = jax.device_get(list(params))
-        for old in [r for r in self.past if r < round_ - lag]:
-            del self.past[old]
-
-    def answer(
-        self, params: Sequence[Any], items: Sequence[dict], env: Environment, number: int, round_: int, lag: int
-    ) -> Candidates:
+    def answer(self, params: Sequence[Any], items: Sequence[dict], env: Environment, number: int, round_: int) -> Candidates:
         """What the comparator writes on items in a round, while the policy has params."""
         if self.kind == "api":
             return self._asked(items, env, number)
-        if self.kind == "history":
-            params = self.past[max(0, round_ - lag)]
+        if self.history is not None:
+            params = self.history.at(max(0, round_ - self.history.lag), params)
         elif self.kind != "current":
             params = self.initial
         if self.other is None:

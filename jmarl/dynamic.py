@@ -125,7 +125,7 @@ def turn_of(team: Team, turns: Sequence[Turn | None], nodes: Nodes, parents: np.
     )
 
 
-def rows_of(spec: StackSpec, arrays: dict[int, np.ndarray], nodes: Nodes) -> np.ndarray:
+def rows_of_nodes(spec: StackSpec, arrays: dict[int, np.ndarray], nodes: Nodes) -> np.ndarray:
     """The rows of some nodes [A, roles * P, ...] of each rollout's rows of one kind."""
     agents, roles = len(spec.members), len(spec.members[0])
     by_role = {r: x.reshape(agents, roles, -1, *x.shape[2:]) for r, x in arrays.items()}
@@ -138,7 +138,7 @@ def prompts_of(spec: StackSpec, played: dict[int, Turn], nodes: Nodes, i: int) -
     ids, lengths = ({r: turn.encoded[i][k] for r, turn in played.items()} for k in (0, 1))
     width = max(x.shape[-1] for x in ids.values())
     wide = {r: np.pad(x, ((0, 0), (0, 0), (0, width - x.shape[-1])), constant_values=spec.stop[0]) for r, x in ids.items()}
-    return rows_of(spec, wide, nodes), rows_of(spec, lengths, nodes)
+    return rows_of_nodes(spec, wide, nodes), rows_of_nodes(spec, lengths, nodes)
 
 
 def completions_of(spec: StackSpec, played: dict[int, Turn], nodes: Nodes, i: int) -> Completions:
@@ -146,5 +146,5 @@ def completions_of(spec: StackSpec, played: dict[int, Turn], nodes: Nodes, i: in
     done = {r: jax.device_get(turn.completions[i]) for r, turn in played.items()}
     steps = np.max([of.steps for of in done.values()], 0)
     fields = ("tokens", "action_mask", "logprobs", "truncated_logprobs", "ended")
-    rows = {name: jnp.asarray(rows_of(spec, {r: getattr(of, name) for r, of in done.items()}, nodes)) for name in fields}
+    rows = {name: jnp.asarray(rows_of_nodes(spec, {r: getattr(of, name) for r, of in done.items()}, nodes)) for name in fields}
     return Completions(**rows, steps=jnp.asarray(steps))

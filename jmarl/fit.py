@@ -10,7 +10,6 @@ Like `train`, of which it has the settings, checkpoints, logs and exact resume. 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -40,10 +39,10 @@ from jmarl.preferences import (
     text_scores,
     with_others,
 )
-from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
+from jmarl.rundir import check_directory, open_run
 from jmarl.runlog import StepLog, update_metrics
 from jmarl.settings import Episodes
-from jmarl.team import Team, bases, policies, save_team, to_checkpoint, without_gradients
+from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import Data, TeamState
 
 
@@ -75,8 +74,10 @@ def fit(
     params: each stack's parameters [A, ...], as `make_team` returns them; consumed, and before that the reference.
     eval_data: held out; played back before and after training and every `eval_every` updates.
     """
-    check_fit(data, cfg, wandb_config)
-    check_fit(eval_data or data, cfg, None)
+    check_fit(cfg, wandb_config)
+    check_data(data, cfg)
+    if eval_data:
+        check_data(eval_data, cfg)
     check_agents(cfg, team.num_agents)
     check_stacks(cfg, team)
     learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
@@ -86,20 +87,8 @@ def fit(
     params = [sharding.place(of_stack, mesh) for of_stack in params]
     examples, held_out = (encode(team, params, of, cfg) for of in (data, eval_data))
     state = initial_state(team, params, cfg, mesh)
-    meta: dict[str, Any] = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": []}
-    with contextlib.ExitStack() as opened:
-        saver = open_checkpoints(cfg)
-        if saver:
-            opened.enter_context(saver)
-        if saver or cfg.resume:
-            meta["bases"] = bases(state)
-        if cfg.resume:
-            state = resume(cfg, state, meta)
-        elif cfg.output_dir:
-            set_aside(cfg.output_dir)
-        writer = open_metrics(cfg, int(state.step), wandb_config)
-        if writer:
-            opened.enter_context(writer)
+    about: dict[str, Any] = {"team": team.describe(), "critics": []}
+    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
         result = run(team, state, examples, held_out, cfg, FitLog(team, cfg, writer), saver, meta)
     if cfg.output_dir and not scores_values(learning):  # as models they would have no head
         save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
@@ -130,7 +119,7 @@ def run(
     first, size = int(state.step), batch_size(cfg)
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
-        chosen = rows_of(step, len(examples.coded), size, cfg.seed)
+        chosen = examples_at(step, len(examples.coded), size, cfg.seed)
         state, learned = update(team, state, batches_of(team, examples, chosen, cfg), cfg)
         log.step(step, learned, sum(len(row) for i in chosen for c in examples.coded[i] for row in c.rows))
         after = evaluated(step + 1) or after
@@ -142,7 +131,7 @@ def run(
     return FitResult(without_gradients(state), log.losses, before, after)
 
 
-def rows_of(step: int, count: int, size: int, seed: int) -> list[int]:
+def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:
     """Indices of a step's examples: every epoch is a new order of all of them, from (seed, epoch) alone; a last part that does
     not fill a batch is left for the next epoch's draw."""
     size = min(size, count)
@@ -227,20 +216,25 @@ def texts_evaluated(team: Team, params: Sequence[Any], held_out: Examples, cfg: 
     return {"loss": float(nll @ weights), "nll": float(nll[0])} | ({"nll_world": float(nll[1])} if counts[1] else {})
 
 
-def check_fit(data: Sequence, cfg: TrainConfig, wandb_config: dict | None) -> None:
-    """Refuse data and settings that do not fit each other, this machine or the output directory."""
-    row = algorithm(cfg.algorithm)
-    if row.data == "rollouts" or row.rounds or row.learned:
-        raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")
+def check_data(data: Sequence, cfg: TrainConfig) -> None:
+    """Refuse data that are not what the algorithm learns from."""
+    texts = algorithm(cfg.algorithm).data == "texts"
     if not data:
         raise ValueError("there is no data to train on")
-    wanted = Trajectory if row.data == "texts" else Pair
+    wanted, reader = (Trajectory, "load_trajectories") if texts else (Pair, "load_pairs")
     if not isinstance(data[0], wanted):
-        reader = "load_trajectories" if row.data == "texts" else "load_pairs"
         raise TypeError(
             f"algorithm={cfg.algorithm!r} learns from a list of {wanted.__name__}, got {type(data[0]).__name__}: read data "
             f"with jmarl.pairs.{reader}"
         )
+
+
+def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> None:
+    """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
+    models."""
+    row = algorithm(cfg.algorithm)
+    if row.data == "rollouts" or row.rounds or row.learned:
+        raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")
     if wandb_config is not None and not cfg.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
     for field in dataclasses.fields(Episodes):
@@ -249,10 +243,15 @@ def check_fit(data: Sequence, cfg: TrainConfig, wandb_config: dict | None) -> No
                 f"{field.name}={getattr(cfg, field.name)!r} has no meaning for algorithm={cfg.algorithm!r} on given data: "
                 f"leave it at {field.default!r}"
             )
-    if cfg.micro_batches > batch_size(cfg):
-        raise ValueError(f"micro_batches={cfg.micro_batches} is more than batch_size={batch_size(cfg)}: use fewer")
+    check_parts(cfg)
     check_options(dataclasses.asdict(cfg))
     check_directory(cfg)
+
+
+def check_parts(cfg: TrainConfig) -> None:
+    """Refuse more micro-batches than an update has pairs or texts."""
+    if cfg.micro_batches > batch_size(cfg):
+        raise ValueError(f"micro_batches={cfg.micro_batches} is more than batch_size={batch_size(cfg)}: use fewer")
 
 
 class FitLog(StepLog):

@@ -140,7 +140,8 @@ def tokenize(team: Team, prompts: Sequence[Sequence[str]], settings: Sampling, c
     rows: list[Any] = [None] * team.num_agents
     for spec in team.stacks:
         for i in spec.order:
-            rows[i] = encode_prompts(spec.tokenizer, prompts[i], spec.config.max_positions, settings.max_new_tokens, chat)
+            of, limits = f"prompt {{}} of agent {i}", (spec.config.max_positions, settings.max_new_tokens)
+            rows[i] = encode_prompts(spec.tokenizer, prompts[i], *limits, chat, named=of)
     return rows
 
 
@@ -154,7 +155,8 @@ def follow(team: Team, said: Rows, prompts: Sequence[Sequence[str]], settings: S
     rows: list[Any] = [None] * team.num_agents
     for spec in team.stacks:
         for i in spec.order:
-            rows[i] = follow_ups(spec.tokenizer, said[i], prompts[i], spec.config.max_positions, settings.max_new_tokens, chat)
+            of, limits = f"prompt {{}} of a later turn of agent {i}", (spec.config.max_positions, settings.max_new_tokens)
+            rows[i] = follow_ups(spec.tokenizer, said[i], prompts[i], *limits, chat, named=of)
     return rows
 
 

@@ -4,35 +4,45 @@ The model is a decoder with a value head that reads what all agents read and wro
 It is trained on pairs by the Bradley-Terry loss (row reward_model), with those of every fifth prompt held out; then the team is
 trained on its scores, normalised to mean 0 and std 1 over what it learned from, by any row that learns from rollouts
 (`rl_algorithm`). The task's own reward makes the pairs and is logged, but the team never sees it. marlhf does this once,
-marlhf_iter in rounds. Left out: several turns; a directory of the trained reward model (its checkpoints have it).
+marlhf_iter in rounds. The trained reward model lies in `reward_model/` of the output directory, for `load_reward_model`. Left
+out: several turns.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import algorithm, option
 from jmarl.checkpoint import Checkpointer
-from jmarl.config import TrainConfig
+from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Answer, Environment
 from jmarl.fit import FitResult, fit
 from jmarl.generate import bucket
 from jmarl.lora import model_of
+from jmarl.objective import without_value_head
+from jmarl.order import FIT
 from jmarl.pairs import Pair, Prompt, held_out
-from jmarl.preferences import encode_pairs, pair_batches, pair_scores, text_of
+from jmarl.peft_format import merge
+from jmarl.preferences import Coded, encode_answers, encode_pairs, ending, pair_batches, pair_scores, text_of
 from jmarl.rewards import RewardResult
 from jmarl.rounds import Rounds
 from jmarl.rundir import checkpoints_of
 from jmarl.settings import Preferences
+from jmarl.stack import unstack
 from jmarl.team import Team, make_team
 from jmarl.types import TeamState
-from jmarl.weights import Agent
+from jmarl.weights import Agent, load_agent, save_pretrained
 
 HELD_OUT = 5  # the pairs of every fifth prompt are held out
+FOLDER, HEAD = "reward_model", "value_head.safetensors"  # of an output directory, and what it has beside a model's files
 
 
 class RewardModel(NamedTuple):
@@ -46,23 +56,33 @@ class RewardModel(NamedTuple):
 
     def score(self, prompts: Sequence[Sequence[Prompt]], completions: Sequence[Sequence[str]]) -> np.ndarray:
         """[B] of joint actions: what each agent read [N][B] and wrote [N][B]."""
-        pairs = [
-            joint_pair(Pair(tuple(read), tuple(wrote), tuple(wrote)))
-            for read, wrote in zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)
-        ]
-        return (scores_of(self, pairs)[:, 0] - self.mean) / self.std
+        (spec,), coded = self.team.stacks, []
+        end = ending(spec, False)
+        for i, (read, wrote) in enumerate(zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)):
+            texts = joint_prompt(read), [joint_answer(wrote)]
+            coded.append([encode_answers(spec, *texts, False, end, f"joint action {i}")])
+        return (scores_of(self, coded)[:, 0] - self.mean) / self.std
+
+
+def joint_prompt(prompts: Sequence[Prompt]) -> str:
+    """What a reward model reads of what N agents read."""
+    return "\n".join(f"[Agent {n}] {text_of(prompt)}" for n, prompt in enumerate(prompts))
+
+
+def joint_answer(texts: Sequence[str]) -> str:
+    """What it reads of what they wrote."""
+    return "\n" + "\n".join(f"[Agent {n}] {text}" for n, text in enumerate(texts))
 
 
 def joint_pair(pair: Pair) -> Pair:
     """What a reward model reads of a pair of N agents, as one of a single agent."""
-    prompt = "\n".join(f"[Agent {n}] {text_of(p)}" for n, p in enumerate(pair.prompts))
-    chosen, rejected = ("\n" + "\n".join(f"[Agent {n}] {t}" for n, t in enumerate(x)) for x in (pair.chosen, pair.rejected))
+    prompt, chosen, rejected = joint_prompt(pair.prompts), joint_answer(pair.chosen), joint_answer(pair.rejected)
     return Pair((prompt,), (chosen,), (rejected,), pair.rewards)
 
 
-def scores_of(model: RewardModel, pairs: Sequence[Pair], at_once: int = 16) -> np.ndarray:
-    """Scores [M, 2] of joint pairs, as they come out of the value head."""
-    coded, found = encode_pairs(model.team, pairs, False), []
+def scores_of(model: RewardModel, coded: Sequence[Sequence[Coded]], at_once: int = 16) -> np.ndarray:
+    """Scores [M, G] of G joint actions each behind one prompt [M][1], as they come out of the value head."""
+    found = []
     for i in range(0, len(coded), at_once):
         part = coded[i : i + at_once]
         batch = pair_batches(model.team, part, None, bucket(len(part), 1), model.learning)
@@ -70,17 +90,54 @@ def scores_of(model: RewardModel, pairs: Sequence[Pair], at_once: int = 16) -> n
     return np.concatenate(found)
 
 
+def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
+    """Write a reward model as a Hugging Face directory (adapters merged), with its value head, mean and std in a small file."""
+    from safetensors.numpy import save_file
+
+    (spec,), directory = model.team.stacks, Path(directory)
+    params = jax.device_get(unstack(model.params[0], 0))
+    (directory / HEAD).unlink(missing_ok=True)  # written last: what is not whole has none
+    save_pretrained(directory, spec.config, merge(spec.config, without_value_head(params)), spec.tokenizer)
+    about = {"mean": repr(model.mean), "std": repr(model.std), "compute_dtype": model.learning.compute_dtype}
+    save_file({name: np.asarray(params[name]) for name in ("value", "value_bias")}, directory / HEAD, metadata=about)
+
+
+def load_reward_model(directory: str | os.PathLike) -> RewardModel:
+    """The reward model of a directory that `save_reward_model` wrote; a run of marlhf does so in `reward_model/`."""
+    from safetensors import safe_open
+
+    path = Path(directory) / HEAD
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{directory} has no {HEAD}, the value head of a reward model: give {FOLDER}/ of a run's output directory, or a "
+            "directory that jmarl.learned_reward.save_reward_model wrote"
+        )
+    with safe_open(path, framework="numpy") as file:
+        head, about = {name: file.get_tensor(name)[None] for name in ("value", "value_bias")}, file.metadata()
+    team, (params,) = make_team([load_agent(directory)])
+    learning = Learning(algorithm="reward_model", compute_dtype=about["compute_dtype"])
+    return RewardModel(team, [params | jax.tree.map(jnp.asarray, head)], learning, float(about["mean"]), float(about["std"]))
+
+
 def fit_reward_model(
-    agent: Agent, pairs: Sequence[Pair], cfg: TrainConfig, params: list[Any] | None = None
+    agent: Agent,
+    pairs: Sequence[Pair],
+    cfg: TrainConfig,
+    params: list[Any] | None = None,
+    eval_pairs: Sequence[Pair] | None = None,
 ) -> tuple[RewardModel, FitResult]:
     """Train a reward model on pairs of N agents, from an agent's weights or from params of an earlier one; returns it and how
-    it ranked held-out pairs before and after. cfg: with algorithm reward_model."""
+    it ranked held-out pairs before and after. cfg: with algorithm reward_model; eval_pairs: None holds out the pairs of every
+    fifth prompt."""
+    if cfg.chat:
+        raise ValueError("chat=True is not there for a reward model: what it reads are texts of all agents; leave it out")
     team, fresh = make_team([agent], lora=cfg.lora_rank > 0)
     start, fresh = (fresh if params is None else params), None  # at most one of them stays in memory
-    trained, held = held_out([joint_pair(pair) for pair in pairs], HELD_OUT)
+    joint = [joint_pair(pair) for pair in pairs]
+    trained, held = held_out(joint, HELD_OUT) if eval_pairs is None else (joint, [joint_pair(pair) for pair in eval_pairs])
     result = fit(team, start, trained, cfg, eval_data=held)
     model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], cfg.learning())
-    scores = scores_of(model, trained)
+    scores = scores_of(model, encode_pairs(team, trained, False))
     return model._replace(mean=float(scores.mean()), std=float(max(scores.std(), 1e-6))), result
 
 
@@ -148,6 +205,8 @@ class LearnedRounds:
             )
         pairs = self.rounds.replayed(round_)
         self.env.model, result = fit_reward_model(self.agent, pairs, cfg, None if before is None else before.params)
+        if cfg.output_dir:
+            save_reward_model(Path(self.cfg.output_dir) / FOLDER, self.env.model)
         return {} if result.after is None else {f"reward_model/{name}": x for name, x in result.after.items()}
 
 
@@ -161,7 +220,8 @@ def reward_config(cfg: TrainConfig, round_: int) -> TrainConfig:
     kept: dict[str, Any] = {name: getattr(cfg, name) for name in KEPT}
     kept |= dict(num_updates=updates, learning_rate=rate, save_every=updates if cfg.save_every else 0)
     kept |= dict(output_dir=f"{cfg.output_dir}/reward_model_{round_}" if cfg.output_dir else "")
-    kept |= dict(seed=(cfg.seed + 7919 * (round_ + 1)) % 2**31, micro_batches=min(cfg.micro_batches, size))
+    seed = int(np.random.default_rng((cfg.seed, round_, FIT)).integers(2**31))
+    kept |= dict(seed=seed, micro_batches=min(cfg.micro_batches, size))
     plain = TrainConfig(algorithm="reward_model", mesh="agent=1", **kept)
     return dataclasses.replace(plain, resume=cfg.resume and is_saved(plain))
 

@@ -81,9 +81,11 @@ def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
     over_p = next(k for k in range(min(n, prompts), 0, -1) if n % k == 0 and prompts % k == 0)
     over_g = n // over_p
     if group % over_g:
+        if whole or rows.texts is not None:
+            raise ValueError(f"{setting}={n} is more than the {prompts} pairs or texts of an update: use at most batch_size")
         raise ValueError(
-            f"{setting}={n} does not divide {prompts} prompts of {group} completions evenly: "
-            f"use a divisor of num_prompts={prompts}, or that times a divisor of num_generations={group}"
+            f"{setting}={n} does not divide {prompts} prompts of {group} completions evenly: use a divisor of {prompts}, or "
+            f"that times a divisor of {group}; they come of num_prompts, num_generations and num_minibatches"
         )
 
     def cut(x):  # [P, G, ...]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 # Purposes of random numbers: no two uses of a seed and a step have one in common. The first three are of playing; COMPARE and
-# PROPOSE of what comparators and the team write for preferences, PAIRS and DRAW of choosing pairs.
-TRAIN, EVAL, GREEDY, COMPARE, PAIRS, DRAW, PROPOSE, FURTHER = range(8)
+# PROPOSE of what comparators and the team write for preferences, PAIRS and DRAW of choosing pairs, FIT of the training of a
+# round's reward model.
+TRAIN, EVAL, GREEDY, COMPARE, PAIRS, DRAW, PROPOSE, FURTHER, FIT = range(9)
 
 
 def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:

@@ -48,14 +48,14 @@ def load_pairs(source: Any, num_agents: int = 1) -> list[Pair]:
     For one agent these are texts or lists of chat messages; without a prompt, chosen and rejected are whole conversations that
     differ in their last message. For a team chosen and rejected are lists of N texts, the prompt is one for all or a list of N.
     """
-    rows = rows_of(source)
+    rows = read_rows(source)
     pairs = [pair_of(row, i, num_agents) for i, row in enumerate(rows)]
     if not pairs:
         raise ValueError(f"{named(source)} holds no pairs")
     return pairs
 
 
-def rows_of(source: Any) -> list[Mapping]:
+def read_rows(source: Any) -> list[Mapping]:
     """The dicts of a file (a list, or lines) or of anything that yields dicts."""
     if isinstance(source, str | os.PathLike):
         path = Path(source)
@@ -160,7 +160,7 @@ def save_pairs(path: str | os.PathLike, pairs: Sequence[Pair]) -> None:
 def load_trajectories(source: Any, min_reward: float | None = None) -> list[Trajectory]:
     """Trajectories of a file, a data set or a list: MRLM's (observations with messages, actions, rewards), or rows of a prompt
     and a completion (texts or chat messages). min_reward: leave out those of a smaller sum of rewards."""
-    found = [trajectory_of(row, i) for i, row in enumerate(rows_of(source))]
+    found = [trajectory_of(row, i) for i, row in enumerate(read_rows(source))]
     if min_reward is not None:
         unknown = [i for i, t in enumerate(found) if math.isnan(t.reward)]
         if unknown:

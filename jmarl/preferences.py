@@ -38,10 +38,11 @@ class Coded(NamedTuple):
     kinds: Sequence[int] = ()  # of a trajectory's row, as in `TextBatch`
 
 
-def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool) -> list[int]:
-    """Token ids of a text, or of chat messages up to where the assistant begins to write."""
+def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool, what: str) -> list[int]:
+    """Token ids of a text, or of chat messages up to where the assistant begins to write. what: that it is the prompt of."""
     if isinstance(prompt, str):
-        return encode_prompts(spec.tokenizer, [prompt], 2**30, 0, chat)[0]  # checked with what follows
+        named = f"the prompt of {what}"
+        return encode_prompts(spec.tokenizer, [prompt], 2**30, 0, chat, named=named)[0]  # checked with what follows
     return spec.tokenizer.encode(chat_messages(spec.tokenizer, prompt), add_special_tokens=False, verbose=False)
 
 
@@ -65,23 +66,30 @@ def encode_pairs(team: Team, pairs: Sequence[Pair], chat: bool) -> list[list[Cod
         ends = {asked: ending(spec, asked) for asked in chats}
         for n in spec.order:
             for i, pair in enumerate(pairs):
+                what = f"pair {i} of agent {n}"
                 if pair.tokens is not None:
                     prompt, *rows = (list(ids) for ids in pair.tokens[n])
+                    out[i][n] = Coded(prompt, tuple(rows))
+                    check_length(spec, out[i][n], what, str(pair.prompts[n]))
                 else:
-                    prompt = encode_prompt(spec, pair.prompts[n], chat)
                     end = ends[chat or not isinstance(pair.prompts[n], str)]  # a list of messages is a chat
-                    rows = [encode_text(spec, text) + [end] for text in (pair.chosen[n], pair.rejected[n])]
-                check_length(spec, len(prompt) + max(map(len, rows)), f"pair {i} of agent {n}", str(pair.prompts[n]))
-                out[i][n] = Coded(prompt, tuple(rows))
+                    out[i][n] = encode_answers(spec, pair.prompts[n], (pair.chosen[n], pair.rejected[n]), chat, end, what)
     return out
+
+
+def encode_answers(spec: StackSpec, prompt: Prompt, texts: Sequence[str], chat: bool, end: int, what: str) -> Coded:
+    """Texts [G] behind a prompt, each ended by the token `end`; raises, with `what` they are, where they do not fit."""
+    coded = Coded(encode_prompt(spec, prompt, chat, what), tuple(encode_text(spec, text) + [end] for text in texts))
+    check_length(spec, coded, what, str(prompt))
+    return coded
 
 
 def encode_text(spec: StackSpec, text: str) -> list[int]:
     return spec.tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
-def check_length(spec: StackSpec, tokens: int, what: str, begins: str) -> None:
-    most = spec.config.max_positions
+def check_length(spec: StackSpec, coded: Coded, what: str, begins: str) -> None:
+    tokens, most = len(coded.prompt) + max(map(len, coded.rows)), spec.config.max_positions
     if tokens > most:
         raise ValueError(f"{what} ({begins[:40]!r}...) has {tokens} tokens, the context {most}: leave it out or shorten it")
 
@@ -92,7 +100,7 @@ def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bo
         raise ValueError(f"trajectories are of one agent, the team has {team.num_agents}: train its agents one by one")
     spec, out = team.stacks[0], []
     for i, one in enumerate(trajectories):
-        prompt = encode_prompt(spec, one.observations[0], chat)
+        prompt = encode_prompt(spec, one.observations[0], chat, f"trajectory {i}")
         as_chat = chat or not isinstance(one.observations[0], str)
         end, row, kinds = ending(spec, as_chat), [], []
         for t, action in enumerate(one.actions):
@@ -103,8 +111,8 @@ def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bo
                 new = encode_text(spec, chat_follow_up(spec.tokenizer, told) if as_chat else told)
                 new = new[1:] if new[:1] == [end] else new
                 row, kinds = row + new, kinds + [2] * len(new)
-        check_length(spec, len(prompt) + len(row), f"trajectory {i}", text_of(one.observations[0]))
         out.append([Coded(prompt, (row,), kinds)])
+        check_length(spec, out[-1][0], f"trajectory {i}", text_of(one.observations[0]))
     return out
 
 
@@ -138,15 +146,16 @@ def _arrays(spec: StackSpec, coded: Sequence[Sequence[Coded]], count: int, longe
 def pair_batches(
     team: Team, coded: Sequence[Sequence[Coded]], reference: np.ndarray | None, count: int, learning: Learning
 ) -> tuple[PreferenceBatch, ...]:
-    """Each stack's batch of up to `count` pairs; reference [M, N, 2] of the completions, None: 0."""
+    """Each stack's batch of up to `count` pairs; reference [M, N, 2] of the completions, None: 0. Of single completions, which
+    can be scored but not learned from, in place of 2 is 1."""
     batches = []
     for spec in team.stacks:
         prompts, lengths, tokens, mask = _arrays(spec, coded, count, longer=int(scores_values(learning)))
-        of_reference = np.zeros((count, team.num_agents, 2), np.float32)
+        of_reference = np.zeros((count, team.num_agents, tokens.shape[2]), np.float32)
         if reference is not None:
             of_reference[: len(coded)] = reference
         shape = lengths.shape
-        of_stack = of_reference[:, spec.order].swapaxes(0, 1).reshape(*shape, 2)
+        of_stack = of_reference[:, spec.order].swapaxes(0, 1).reshape(*shape, -1)
         valid = np.tile(np.arange(count) < len(coded), len(spec.order)).reshape(shape)
         arrays = (prompts, lengths, tokens, mask, of_stack, np.zeros(shape, np.float32), valid)
         batches.append(PreferenceBatch(*map(jnp.asarray, arrays)))
@@ -191,12 +200,14 @@ def text_scores(team: Team, params: Sequence[Any], batch: TextBatch, learning: L
 def pair_scores(
     team: Team, params: Sequence[Any], batches: Sequence[PreferenceBatch], learning: Learning, mode: str
 ) -> np.ndarray:
-    """What a batch's completions score less their reference [P, N, 2]: log-probabilities, or values of a reward model."""
-    out = np.zeros((batches[0].valid.size // len(team.stacks[0].order), team.num_agents, 2), np.float32)
+    """What a batch's completions score less their reference [P, N, 2 (of single ones 1)]: log-probabilities, or values of a
+    reward model."""
+    group = batches[0].tokens.shape[2]
+    out = np.zeros((batches[0].valid.size // len(team.stacks[0].order), team.num_agents, group), np.float32)
     for spec, weights, batch in zip(team.stacks, params, batches, strict=True):
         of = Pairs(takes(batch.action_mask, learning), batch.reference, batch.others, batch.valid)
         found = jax.device_get(jax.vmap(completions_scores)(_call(weights, spec, batch, learning, mode), of))
-        out[:, spec.order] = found.reshape(len(spec.order), -1, 2).swapaxes(0, 1)
+        out[:, spec.order] = found.reshape(len(spec.order), -1, group).swapaxes(0, 1)
     return out
 
 

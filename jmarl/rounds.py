@@ -7,7 +7,7 @@
 
 madpo is one round over all items, with pairs among the team's own completions. What a round made is kept in
 `pairs/round_0000.jsonl` of the output directory, with the tokens, so that a run goes on bit for bit where it was stopped. Left
-out: several turns, cross joint actions, resuming with the comparator `history` (checkpoints do not have the earlier policies).
+out: several turns, cross joint actions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 
 from jmarl.algorithms import Algorithm, algorithm, option
 from jmarl.checkpoint import Checkpointer
-from jmarl.comparators import Candidates, Comparator, candidates_of
+from jmarl.comparators import Candidates, Comparator, History, candidates_of
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.evaluate import Evaluation, evaluate
-from jmarl.fit import Examples, FitLog, batch_size, batches_of, encode, update
+from jmarl.fit import Examples, FitLog, batch_size, batches_of, check_parts, encode, update
 from jmarl.lora import model_of
 from jmarl.metrics import MetricsWriter
 from jmarl.order import DRAW, PAIRS, PROPOSE, tasks_of
@@ -55,13 +55,19 @@ class Rounds:
         self.initial = list(initial)
         self.updates = self.setting("round_updates") if self.row.rounds else cfg.num_updates
         kind = self.setting("comparator")
-        self.comparator = Comparator(team, cfg, kind, self.initial) if self.row.rounds else None
-        self.pairs: dict[int, list[Pair]] = {}
+        history = self._history() if kind == "history" else None
+        self.comparator = Comparator(team, cfg, kind, self.initial, history) if self.row.rounds else None
+        self.pairs: dict[int, list[Pair]] = {}  # of rounds that are still drawn from
         self.examples: dict[int, Examples] = {}
         self.folder = Path(cfg.output_dir) / "pairs" if cfg.output_dir else None
 
     def setting(self, name: str) -> Any:
         return option(name, getattr(self.cfg, name), self.row)
+
+    def _history(self) -> History:
+        """In files where the run keeps checkpoints, of which the newest may not have been complete when it was broken off."""
+        folder = Path(self.cfg.output_dir) / "history" if self.cfg.save_every or self.cfg.resume else None
+        return History(self.setting("comparator_lag"), folder, -(-2 * self.cfg.save_every // self.updates))
 
     def begin(self, step: int, state: TeamState) -> Round | None:
         """Make the pairs of the round that begins at a step, if one does. A later round may make none (all rewards are equal,
@@ -70,8 +76,8 @@ class Rounds:
         if at:
             return None
         params = [model_of(stack) for stack in state.stacks]
-        if self.comparator is not None and self.comparator.kind == "history":
-            self.comparator.remember(round_, params, self.setting("comparator_lag"))
+        if self.comparator is not None and self.comparator.history is not None:
+            self.comparator.history.remember(round_, params)
         made = self._round(round_, params)
         if not made.pairs and not any(self.pairs.values()):
             raise ValueError(
@@ -80,15 +86,23 @@ class Rounds:
             )
         if self.folder is not None:
             save_round(self.folder, round_, made.pairs)
-        self.pairs[round_] = made.pairs
+        self._keep(round_, made.pairs)
         return made
+
+    def _keep(self, round_: int, pairs: list[Pair]) -> None:
+        """Keep a round's pairs, and of older rounds those that are drawn from: none that is not will ever be again."""
+        self.pairs[round_] = pairs
+        if any(self.pairs.values()):
+            weights = self.weights(round_)
+            self.pairs = {r: of for r, of in self.pairs.items() if weights[r]}
+            self.examples = {r: of for r, of in self.examples.items() if weights[r]}
 
     def resume(self, step: int) -> None:
         """Read what the rounds before a step made, where a run goes on from it."""
         if step == 0 or self.folder is None:
             return
         for round_ in range(-(-step // self.updates)):
-            self.pairs[round_] = load_round(self.folder, round_)
+            self._keep(round_, load_round(self.folder, round_))
 
     def coded(self, round_: int) -> Examples:
         """A round's pairs as token ids, with what the reference says of them."""
@@ -100,17 +114,17 @@ class Rounds:
         """How likely each round up to this one is drawn from."""
         rounds = range(round_ + 1)
         how = (self.setting("replay"), self.setting("replay_k"), self.setting("replay_lambda"))
-        weights = replay_weights(len(rounds), *how) * [bool(self.pairs[r]) for r in rounds]
+        weights = replay_weights(len(rounds), *how) * [bool(self.pairs.get(r)) for r in rounds]
         if not weights.any():  # the newest rounds made none: the last that did
-            weights[max(r for r in rounds if self.pairs[r])] = 1
+            weights[max(r for r in rounds if self.pairs.get(r))] = 1
         return weights / weights.sum()
 
     def replayed(self, round_: int) -> list[Pair]:
         """Pairs of this round and older ones: all of the likeliest rounds, of others as many less as they are less likely."""
         weights, found = self.weights(round_), []
-        for r, weight in enumerate(weights / weights.max()):
-            rng = np.random.default_rng((self.cfg.seed, round_, r, DRAW))
-            found += [self.pairs[r][i] for i in sorted(chosen_of(len(self.pairs[r]), round(weight * len(self.pairs[r])), rng))]
+        for r, pairs in self.pairs.items():
+            rng, many = np.random.default_rng((self.cfg.seed, round_, r, DRAW)), round(weights[r] / weights.max() * len(pairs))
+            found += [pairs[i] for i in sorted(chosen_of(len(pairs), many, rng))]
         return found
 
     def _round(self, round_: int, params: Sequence[Any]) -> Round:
@@ -121,8 +135,7 @@ class Rounds:
             own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
             other, how_chosen = None, (self.setting("pair_selection"), self.setting("pairs_per_prompt"))
             if self.comparator is not None:
-                asked = (params, items, self.env, number, round_, self.setting("comparator_lag"))
-                other = self.comparator.answer(*asked)
+                other = self.comparator.answer(params, items, self.env, number, round_)
                 other_rewards.append(other.rewards)
             own_rewards.append(own.rewards)
             rng = np.random.default_rng((self.cfg.seed, number, PAIRS))
@@ -275,8 +288,8 @@ def check_rounds(cfg: TrainConfig) -> None:
     for name, needed in (("num_turns", 1), ("joint_mode", "aligned")):
         if getattr(cfg, name) != needed:
             raise ValueError(f"{name}={getattr(cfg, name)!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}")
-    if cfg.resume and cfg.comparator == "history":
-        raise ValueError("a run with comparator='history' cannot be resumed: the earlier policies are not in checkpoints")
+    if not row.learned:  # its team learns from rollouts, and its reward model from as many parts as there are pairs
+        check_parts(cfg)
     if cfg.temperature == 0 and option("comparator", cfg.comparator, row) == "current":
         raise ValueError("temperature=0 makes all completions of a prompt alike: preferences need temperature > 0")
     if not row.rounds and cfg.pair_selection == "comparator_reward":

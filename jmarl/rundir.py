@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import jax
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.metrics import MetricsWriter
-from jmarl.team import to_checkpoint
+from jmarl.team import bases, to_checkpoint
 from jmarl.types import TeamState
 
 logger = logging.getLogger(__name__)
@@ -70,10 +72,10 @@ def check_directory(cfg: TrainConfig) -> None:
 
 
 def set_aside(directory: str) -> None:
-    """Move what an earlier run wrote there (metrics, TensorBoard events, models, pairs) into its folder `earlier_1`,
-    `earlier_2`, …"""
+    """Move what an earlier run wrote there (metrics, TensorBoard events, models, pairs, reward models) into its folder
+    `earlier_1`, `earlier_2`, …"""
     root = Path(directory)
-    names = ("metrics.jsonl", "events*", "models", "pairs", "reward_model_*")
+    names = ("metrics.jsonl", "events*", "models", "pairs", "history", "reward_model*")
     found = [path for name in names for path in sorted(root.glob(name))]
     if not found:
         return
@@ -84,9 +86,28 @@ def set_aside(directory: str) -> None:
     logger.warning("%s held an earlier run; its metrics and models are now in %s", directory, target)
 
 
-def open_checkpoints(cfg: TrainConfig) -> Checkpointer | None:
-    """The run's checkpoints, if it keeps any."""
-    return Checkpointer(checkpoints_of(cfg), cfg.save_every, cfg.save_total_limit) if cfg.save_every else None
+@contextlib.contextmanager
+def open_run(
+    cfg: TrainConfig, state: TeamState, about: dict[str, Any], wandb_config: dict | None
+) -> Iterator[tuple[TeamState, Checkpointer | None, dict[str, Any], MetricsWriter | None]]:
+    """What a run begins with: the state (where it resumes, the newest checkpoint's), its checkpoints, what each says beside the
+    state, and its logs; None where it keeps none. Checkpoints and logs are closed with it. about: team and critics, which must
+    not change where a run goes on."""
+    meta = {"config": dataclasses.asdict(cfg), **about}
+    with contextlib.ExitStack() as opened:
+        saver = writer = None
+        if cfg.save_every:
+            saver = opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.save_every, cfg.save_total_limit))
+        if saver or cfg.resume:
+            meta["bases"] = bases(state)
+        if cfg.resume:
+            state = resume(cfg, state, meta)
+        elif cfg.output_dir:
+            set_aside(cfg.output_dir)
+        if cfg.output_dir:
+            how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(state.step), progress=cfg.progress)
+            writer = opened.enter_context(MetricsWriter(cfg.output_dir, meta["config"], wandb_config=wandb_config, **how))
+        yield state, saver, meta, writer
 
 
 def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
@@ -121,13 +142,3 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
         tuple(new._replace(grads=old.grads, base=old.base) for new, old in zip(*pair, strict=True)) for pair in pairs
     )
     return restored._replace(stacks=stacks, critics=critics)
-
-
-def open_metrics(cfg: TrainConfig, first: int, wandb_config: dict | None) -> MetricsWriter | None:
-    """The run's logs from step `first` on; None without an output directory."""
-    if not cfg.output_dir:
-        return None
-    options: dict[str, Any] = dict(
-        total_steps=cfg.num_updates, start_step=first, progress=cfg.progress, wandb_config=wandb_config
-    )
-    return MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **options)

@@ -38,11 +38,11 @@ from jmarl.metrics import MetricsWriter
 from jmarl.returns import mean_and_interval
 from jmarl.rewards import RewardFunction
 from jmarl.rollout import Rollout
-from jmarl.rundir import open_checkpoints, open_metrics, resume, set_aside
+from jmarl.rundir import open_run, set_aside
 from jmarl.runlog import RunLog, TrainResult
 from jmarl.stack import map_own
 from jmarl.step import batches_of, learn_from, playing_step, tasks_at
-from jmarl.team import Team, bases, policies, save_team, to_checkpoint, without_gradients
+from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
 from jmarl.train import check_run, check_team, environment_of, start
 from jmarl.types import Completions, TeamState
 from jmarl.weights import Agent
@@ -95,22 +95,20 @@ def train_seeds(
     runs = Runs(team, started[0][0], cfgs, sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks]))
     states = [state for _, state in started]
     del started, params
-    metas = [about(runs, c, state) for c, state in zip(cfgs, states, strict=True)]
+    about = {"team": team.describe(), "critics": Team(runs.critics.specs).describe()}
     with contextlib.ExitStack() as opened:
-        savers = [opened.enter_context(saver) for saver in map(open_checkpoints, cfgs) if saver]
-        if cfg.resume:
-            states = [resume(c, state, meta) for c, state, meta in zip(cfgs, states, metas, strict=True)]
-            check_steps(cfgs, states)
-        elif cfg.output_dir:
-            for directory in (cfg.output_dir, *(c.output_dir for c in cfgs)):
-                set_aside(directory)
-        first = int(states[0].step)
-        writers = [open_metrics(c, first, None) for c in (cfg, *(dataclasses.replace(c, progress=False) for c in cfgs))]
-        for writer in filter(None, writers):
-            opened.enter_context(writer)
-        logs = [RunLog(team, c, writer) for c, writer in zip(cfgs, writers[1:], strict=True)]
-        saved = list(zip(savers, metas, strict=bool(savers)))
-        results = run_seeds(runs, together(states, runs), items, env, eval_items, logs, writers[0], saved)
+        if cfg.output_dir and not cfg.resume:
+            set_aside(cfg.output_dir)
+        each = [opened.enter_context(open_run(c, state, about, None)) for c, state in zip(cfgs, states, strict=True)]
+        states = [state for state, *_ in each]
+        check_steps(cfgs, states)
+        writer = None
+        if cfg.output_dir:
+            how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(states[0].step), progress=cfg.progress)
+            writer = opened.enter_context(MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **how))
+        logs = [RunLog(team, c, of_run) for c, (*_, of_run) in zip(cfgs, each, strict=True)]
+        saved = [(saver, meta) for _, saver, meta, _ in each if saver]
+        results = run_seeds(runs, together(states, runs), items, env, eval_items, logs, writer, saved)
     for of_seed, result in zip(cfgs, results, strict=True):
         if of_seed.output_dir:
             save_team(Path(of_seed.output_dir) / "models", team, policies(result.state))
@@ -129,15 +127,11 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> tuple[TrainConfig, ..
             "(magrpo, ippo, c3, …): call train once a seed"
         )
     return tuple(
-        dataclasses.replace(cfg, seed=seed, output_dir=cfg.output_dir and str(Path(cfg.output_dir) / f"seed_{seed}"))
+        dataclasses.replace(
+            cfg, seed=seed, output_dir=cfg.output_dir and str(Path(cfg.output_dir) / f"seed_{seed}"), progress=False
+        )
         for seed in seeds
     )
-
-
-def about(runs: Runs, cfg: TrainConfig, state: TeamState) -> dict:
-    """What a run's checkpoints say of it."""
-    critics = Team(runs.critics.specs).describe()
-    return {"config": dataclasses.asdict(cfg), "team": runs.team.describe(), "critics": critics, "bases": bases(state)}
 
 
 def check_steps(cfgs: Sequence[TrainConfig], states: Sequence[TeamState]) -> None:

@@ -34,11 +34,13 @@ def encode_prompts(
     max_new_tokens: int = 0,
     chat: bool = False,
     system: str | None = None,
+    named: str = "prompt {}",
 ) -> list[list[int]]:
-    """Token ids of each prompt; raises before anything runs if one leaves no room for `max_new_tokens`.
+    """Token ids of each prompt; raises before anything runs if one is empty or leaves no room for `max_new_tokens`.
 
     With `chat` every prompt is a user's message (after `system`, if given). A prompt that already starts with the
-    tokenizer's beginning-of-sequence token, as a chat template may have written it, gets no second one.
+    tokenizer's beginning-of-sequence token, as a chat template may have written it, gets no second one. named: what errors call
+    a prompt, by its number.
     """
     if isinstance(prompts, str):
         raise TypeError(f"prompts must be a list of strings, got one string: {prompts[:40]!r}")
@@ -50,10 +52,10 @@ def encode_prompts(
         complete = chat or (tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token))
         row = tokenizer.encode(text, add_special_tokens=not complete, verbose=False)
         if not row:
-            raise ValueError(f"prompt {i} is empty: there is no token to continue from")
+            raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         if len(row) + max_new_tokens > max_context:
             raise ValueError(
-                f"prompt {i} ({prompt[:40]!r}...) has {len(row)} tokens; with max_new_tokens={max_new_tokens} that is "
+                f"{named.format(i)} ({prompt[:40]!r}...) has {len(row)} tokens; with max_new_tokens={max_new_tokens} that is "
                 f"{len(row) + max_new_tokens}, more than the context of {max_context}: shorten it or lower max_new_tokens"
             )
         rows.append(row)
@@ -67,6 +69,7 @@ def follow_ups(
     max_context: int,
     max_new_tokens: int = 0,
     chat: bool = False,
+    named: str = "prompt {} of a later turn",
 ) -> list[list[int]]:
     """Token ids of conversations that go on: the tokens said so far (a prompt and its completion) stay as they are, behind them
     a new text, with `chat` as the next message of the user. Raises as `encode_prompts` does."""
@@ -75,11 +78,11 @@ def follow_ups(
         new = tokenizer.encode(chat_follow_up(tokenizer, text) if chat else text, add_special_tokens=False, verbose=False)
         new = new[1:] if chat and new[:1] == list(before[-1:]) else new  # the completion has ended its message itself
         if not new:
-            raise ValueError(f"prompt {i} of a later turn is empty: there is no token to continue from")
+            raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         row = [*before, *new]
         if len(row) + max_new_tokens > max_context:
             raise ValueError(
-                f"prompt {i} of a later turn ({text[:40]!r}...) makes {len(row)} tokens with its history; with "
+                f"{named.format(i)} ({text[:40]!r}...) makes {len(row)} tokens with its history; with "
                 f"max_new_tokens={max_new_tokens} that is {len(row) + max_new_tokens}, more than the context of {max_context}: "
                 "use fewer or shorter turns, or history=none"
             )

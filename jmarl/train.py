@@ -11,7 +11,6 @@ Nothing but `TeamState` and the step number goes from one step to the next, so a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jmarl import lora, sharding
-from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, shares_critic
+from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, makes_pairs, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, make_critics
@@ -38,11 +37,11 @@ from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
 from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
-from jmarl.rundir import check_directory, open_checkpoints, open_metrics, resume, set_aside
+from jmarl.rundir import check_directory, open_run
 from jmarl.runlog import RunLog, TrainResult
 from jmarl.stack import map_own, unstack
 from jmarl.step import play_step, tasks_at, update
-from jmarl.team import Team, bases, policies, save_team, to_checkpoint, without_gradients
+from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import init_stack
 from jmarl.weights import Agent
@@ -86,20 +85,8 @@ def train(
     if rounds is not None and row.learned:
         policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), cfg)
     critics, state = start(team, params, policy, critic)
-    meta = {"config": dataclasses.asdict(cfg), "team": team.describe(), "critics": Team(critics.specs).describe()}
-    with contextlib.ExitStack() as opened:
-        saver = open_checkpoints(cfg)
-        if saver:
-            opened.enter_context(saver)
-        if saver or cfg.resume:
-            meta["bases"] = bases(state)
-        if cfg.resume:
-            state = resume(cfg, state, meta)
-        elif cfg.output_dir:
-            set_aside(cfg.output_dir)
-        writer = open_metrics(cfg, int(state.step), wandb_config)
-        if writer:
-            opened.enter_context(writer)
+    about = {"team": team.describe(), "critics": Team(critics.specs).describe()}
+    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
         if rounds is None or rewarder is not None:
             log = RunLog(team, cfg, writer)
             result = run(team, critics, state, items, policy, log, saver, meta, eval_items, env, rewarder)
@@ -192,15 +179,12 @@ def run(
     return TrainResult(without_gradients(state), log.rewards, before, after)
 
 
-ROUNDS = ("madpo", "madpo_iter", "marlhf", "marlhf_iter")  # rows on pairs that the team's own completions make
-
-
 def check_settings(cfg: TrainConfig) -> None:
     """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
     models."""
     row = algorithm(cfg.algorithm)
     if row.data != "rollouts":
-        if cfg.algorithm not in ROUNDS:
+        if not makes_pairs(row):
             raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit.fit")
         check_rounds(cfg)
     if row.learned:

@@ -73,3 +73,19 @@ def test_preferences_of_a_file_are_trained_on_from_the_shell(tiny_dir, tmp_path)
     before, after = (line for line in out.splitlines() if line.startswith("held out"))
     assert "before: loss 0.693, accuracy 0.500" in before and "accuracy 1.000" in after
     assert (tmp_path / "run" / "models" / "agent_0" / "model.safetensors").exists()
+
+
+def test_a_reward_model_is_trained_from_the_shell(tiny_dir, tmp_path):
+    """Of a team of two; what it leaves scores joint actions as the data rank them."""
+    from jmarl import load_reward_model
+
+    rows = [{"prompt": f"{n} and", "chosen": ["seven", "apples"], "rejected": ["the", "market"]} for n in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--num-updates", "3", "--learning-rate", "1e-2", "--output-dir", str(tmp_path / "run"), "--agents", "2")
+    model = ("--model", str(tiny_dir("llama")), "--algorithm", "reward_model")
+    out = run("experiments.offline", "--data", str(tmp_path / "pairs.jsonl"), *model, *flags)
+    before, after = (line for line in out.splitlines() if line.startswith("held out"))
+    assert "loss 0.693, accuracy 0.500" in before and "accuracy 1.000" in after
+    found = load_reward_model(tmp_path / "run" / "reward_model")
+    first, second = found.score([["3 and"] * 2] * 2, [["seven", "the"], ["apples", "market"]])
+    assert first > second

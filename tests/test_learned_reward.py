@@ -12,13 +12,23 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded, prompt_of
-from jmarl.learned_reward import Learned, fit_reward_model, joint_pair, policy_config, scores_of
+from jmarl.learned_reward import (
+    Learned,
+    fit_reward_model,
+    joint_pair,
+    load_reward_model,
+    policy_config,
+    reward_config,
+    save_reward_model,
+    scores_of,
+)
 from jmarl.models import decoder
 from jmarl.pairs import Pair, held_out
+from jmarl.preferences import encode_pairs
 from jmarl.rewards import make_reward
 from jmarl.team import make_team
 from jmarl.train import check_settings, train
-from jmarl.weights import Agent
+from jmarl.weights import Agent, load_agent
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market")]
@@ -66,6 +76,10 @@ def model(agents):
     return (*fit_reward_model(agents[0], pairs, cfg), pairs)
 
 
+def of_pairs(model, joint):
+    return scores_of(model, encode_pairs(model.team, joint, False))
+
+
 def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
     found, result, pairs = model
     assert joint_pair(pairs[0]).prompts == ("[Agent 0] the\n[Agent 1] a",)
@@ -78,10 +92,54 @@ def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
 def test_scores_have_mean_0_and_std_1_over_what_was_learned_from(model):
     found, _, pairs = model
     learned, _ = held_out([joint_pair(pair) for pair in pairs], 5)
-    scores = (scores_of(found, learned) - found.mean) / found.std
+    scores = (of_pairs(found, learned) - found.mean) / found.std
     np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-4)
     again = found.score([[pairs[1].prompts[n]] for n in (0, 1)], [[pairs[1].chosen[n]] for n in (0, 1)])  # the first learned
     np.testing.assert_allclose(again, scores[0, :1], rtol=1e-4, atol=1e-4)
+
+
+SOME = [["the", "a"], ["a", "seven"]], [["aeiou", "xyz"], ["oua e", "wxy z"]]
+
+
+def test_a_reward_model_is_saved_and_loaded(model, tmp_path):
+    """The same scores bit for bit; a plain model, or one that was not written to its end, is refused."""
+    found = model[0]
+    save_reward_model(tmp_path / "saved", found)
+    loaded = load_reward_model(tmp_path / "saved")
+    assert (loaded.mean, loaded.std) == (found.mean, found.std) and found.mean != 0 and found.std != 1
+    np.testing.assert_array_equal(loaded.score(*SOME), found.score(*SOME))
+    assert load_agent(tmp_path / "saved").config == found.team.stacks[0].config
+    (tmp_path / "saved" / "value_head.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="saved has no value_head.safetensors, the value head of a reward model"):
+        load_reward_model(tmp_path / "saved")
+
+
+def test_a_loaded_reward_model_has_its_adapters_merged(model, agents, tmp_path):
+    pairs, how = model[2], dict(num_updates=5, learning_rate=3e-2, batch_size=16, lora_rank=4, progress=False)
+    found, _ = fit_reward_model(agents[0], pairs, TrainConfig(algorithm="reward_model", **how))
+    save_reward_model(tmp_path, found)
+    np.testing.assert_allclose(load_reward_model(tmp_path).score(*SOME), found.score(*SOME), rtol=1e-3, atol=1e-4)
+
+
+def test_a_reward_model_reads_no_chats(agents, model):
+    with pytest.raises(ValueError, match="chat=True is not there for a reward model"):
+        fit_reward_model(agents[0], model[2], TrainConfig(algorithm="reward_model", chat=True))
+
+
+def test_a_joint_action_alone_scores_as_in_a_pair(model):
+    """Scored once, not as chosen and as rejected; 20 are more than are scored at once."""
+    found, _, pairs = model
+    pairs = (pairs * 2)[:20]
+    scores = (of_pairs(found, [joint_pair(pair) for pair in pairs]) - found.mean) / found.std
+    read = list(zip(*(pair.prompts for pair in pairs), strict=True))
+    for k, side in enumerate(("chosen", "rejected")):
+        alone = found.score(read, list(zip(*(getattr(pair, side) for pair in pairs), strict=True)))
+        np.testing.assert_allclose(alone, scores[:, k], rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_the_reward_model_is_named(model):
+    with pytest.raises(ValueError, match=r"joint action 1 .'\[Agent 0\] the.* the context 256"):
+        model[0].score([["the"] * 2, ["a"] * 2], [["x", "xyz " * 200], ["b", "c"]])
 
 
 def test_a_score_does_not_depend_on_its_neighbours(model):
@@ -114,11 +172,14 @@ def test_an_invalid_task_reward_masks_the_joint_action(model):
 
 
 def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
-    """The task's reward on held-out prompts ends above the untrained team's 95 % interval, though the team never sees it."""
-    result = trained(agents, output_dir=str(tmp_path))
+    """The task's reward on held-out prompts ends above the untrained team's 95 % interval, though the team never sees it. Of
+    seeds 0 to 3 all do by 24 updates, the nearest by 0.02; by 16 not every seed does."""
+    result = trained(agents, output_dir=str(tmp_path), num_updates=24)
     assert result.after.mean - result.after.interval > result.before.mean + result.before.interval
     found = [row for row in rows(tmp_path) if "reward/task" in row]
     assert found[0]["pairs"] > 100 and found[0]["reward_model/accuracy"] > 0.6
+    scores = load_reward_model(tmp_path / "reward_model").score(*SOME)
+    assert np.isfinite(scores).all() and scores[0] > scores[1], "the first has more vowels"
     assert np.mean([r["reward/task"] for r in found[-4:]]) > np.mean([r["reward/task"] for r in found[:4]])
 
 
@@ -152,7 +213,11 @@ def test_a_new_run_uses_nothing_of_one_that_was_broken_off(agents, tmp_path):
     again = trained(agents, **settings)
     fresh = trained(agents, **settings | dict(output_dir=str(tmp_path / "fresh")))
     jax.tree.map(np.testing.assert_array_equal, again.state, fresh.state)
-    assert (where / "earlier_1" / "reward_model_0").is_dir() and (where / "earlier_1" / "pairs").is_dir()
+    assert (
+        (where / "earlier_1" / "reward_model_0").is_dir()
+        and (where / "earlier_1" / "reward_model").is_dir()
+        and (where / "earlier_1" / "pairs").is_dir()
+    )
     assert len(rows(where / "reward_model_0")) == len(rows(tmp_path / "fresh" / "reward_model_0")) > 0
 
 
@@ -188,6 +253,13 @@ def test_the_policy_is_trained_by_the_row_that_is_named():
     check_settings(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
 
 
+def test_every_round_fits_its_reward_model_by_a_seed_of_its_own():
+    """From (seed, round) alone, so that a run that goes on finds the same."""
+    seeds = [reward_config(dataclasses.replace(CONFIG, seed=seed), k).seed for seed in (0, 1) for k in range(3)]
+    assert len({0, 1, *seeds}) == 8
+    assert seeds == [reward_config(dataclasses.replace(CONFIG, seed=seed), k).seed for seed in (0, 1) for k in range(3)]
+
+
 def test_adapters_of_team_and_reward_model(agents):
     """LoRA in both: rounds train the reward model's adapters on, and each round's keeps the head of the one before."""
     team, params = make_team([agents[0]] * 2, lora=True)
@@ -203,4 +275,4 @@ def test_a_reward_model_that_is_trained_on_keeps_its_head(model, agents):
     cfg = TrainConfig(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
     again, _ = fit_reward_model(agents[0], pairs, cfg, kept)
     joint = [joint_pair(pair) for pair in pairs[:4]]
-    np.testing.assert_allclose(scores_of(again, joint), scores_of(found, joint), atol=1e-4)
+    np.testing.assert_allclose(of_pairs(again, joint), of_pairs(found, joint), atol=1e-4)

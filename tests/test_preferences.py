@@ -14,7 +14,7 @@ import pytest
 
 from jmarl import losses
 from jmarl.config import Learning, TrainConfig
-from jmarl.fit import encode, evaluate, fit, rows_of
+from jmarl.fit import encode, evaluate, examples_at, fit
 from jmarl.models import decoder
 from jmarl.objective import values_of, with_value_head
 from jmarl.pairs import Pair, Trajectory
@@ -409,10 +409,10 @@ def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
 
 def test_every_pair_is_seen_once_an_epoch():
     """Orders follow from seed and epoch alone."""
-    seen = [rows_of(step, 10, 3, seed=0) for step in range(6)]
+    seen = [examples_at(step, 10, 3, seed=0) for step in range(6)]
     assert len(set(sum(seen[:3], []))) == 9 and len(set(sum(seen[3:], []))) == 9 and seen[:3] != seen[3:]
-    assert rows_of(4, 10, 3, seed=0) == seen[4] and rows_of(0, 10, 3, seed=1) != seen[0]
-    assert sorted(rows_of(0, 2, 8, seed=0)) == [0, 1]
+    assert examples_at(4, 10, 3, seed=0) == seen[4] and examples_at(0, 10, 3, seed=1) != seen[0]
+    assert sorted(examples_at(0, 2, 8, seed=0)) == [0, 1]
 
 
 def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
@@ -450,6 +450,33 @@ def test_bad_settings_are_refused(agents, settings, data, message):
     team, params = make_team(agents)
     with pytest.raises((ValueError, TypeError), match=message):
         fit(team, params, data, dataclasses.replace(RUN, **settings))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([PAIRS[0], PAIRS[0]._replace(prompts=("the", ""))], "the prompt of pair 1 of agent 1 is empty"),
+        ([PAIRS[0], PAIRS[0]._replace(chosen=("x", "xyz " * 99))], "pair 1 of agent 1 .* tokens, the context"),
+    ],
+)
+def test_a_pair_that_cannot_be_read_is_named(agents, data, message):
+    with pytest.raises(ValueError, match=message):
+        encode_pairs(make_team(agents)[0], data, False)
+
+
+def test_more_parts_than_pairs_are_told_by_the_users_setting(agents):
+    team, params = make_team(agents)
+    learning = Learning(algorithm="madpo", micro_batches=8)
+    (batch,) = pair_batches(team, encode_pairs(team, TASTES[:4], False), None, 4, learning)
+    state = init_stack(params[0], learning)
+    with pytest.raises(ValueError, match="micro_batches=8 is more than the 4 pairs or texts of an update: .* batch_size"):
+        update_stack(state, batch, cfg=team.stacks[0].config, learning=learning)
+
+
+def test_held_out_data_are_of_the_same_kind(agents):
+    team, params = make_team(agents)
+    with pytest.raises(TypeError, match="learns from a list of Pair, got Trajectory"):
+        fit(team, params, TASTES, dataclasses.replace(RUN, algorithm="madpo"), eval_data=[TALK])
 
 
 LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2)

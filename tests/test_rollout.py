@@ -255,7 +255,9 @@ def test_a_prompt_beyond_the_context_is_named_before_anything_runs(pair):
 
     before = dict(TRACES)
     items = [ITEMS[0], {"prompt": "x" * 125, "tag": 3}]
-    with pytest.raises(ValueError, match=r"prompt 1 \('xxx.*has 125 tokens.*max_new_tokens=6 that is 131.*context of 128"):
+    with pytest.raises(
+        ValueError, match=r"prompt 1 of agent 0 \('xxx.*has 125 tokens.*max_new_tokens=6 that is 131.*context of 128"
+    ):
         play_pair(pair, items=items, reward=reward)
     assert dict(TRACES) == before
 

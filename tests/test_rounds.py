@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jmarl import comparators
+from jmarl.comparators import History
 from jmarl.config import TrainConfig
 from jmarl.environment import LockStep, Rewarded, prompt_of
 from jmarl.generate import tokens_of
@@ -20,7 +21,7 @@ from jmarl.models import decoder
 from jmarl.pairs import Pair, load_pairs
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
-from jmarl.rounds import Rounds, chosen_of, load_round, save_round
+from jmarl.rounds import Round, Rounds, chosen_of, load_round, save_round
 from jmarl.team import init_state, make_team
 from jmarl.train import train
 from jmarl.weights import Agent
@@ -118,9 +119,9 @@ def test_a_comparator_is_another_draw_of_the_same_policy(agents):
     for kind in ("current", "initial"):
         rounds, state = rounds_of(agents, comparator=kind)
         params = [s.params for s in state.stacks]
-        found[kind] = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0, 1)
+        found[kind] = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0)
         moved = [jax.tree.map(lambda x: 1.5 * x, p) for p in params]
-        changed = rounds.comparator.answer(moved, ITEMS, rounds.env, 0, 0, 1)
+        changed = rounds.comparator.answer(moved, ITEMS, rounds.env, 0, 0)
         assert (changed.texts == found[kind].texts) == (kind == "initial")
     assert found["current"].texts == found["initial"].texts
     made = rounds.begin(0, state)
@@ -134,11 +135,39 @@ def test_history_looks_back_as_many_rounds_as_it_is_told(agents):
     rounds, state = rounds_of(agents, comparator="history", comparator_lag=2)
     policies = [jax.tree.map(lambda x, k=k: (1 + 0.2 * k) * x, [s.params for s in state.stacks]) for k in range(4)]
     for round_, params in enumerate(policies):
-        rounds.comparator.remember(round_, params, 2)
-        found = rounds.comparator.answer(params, ITEMS, rounds.env, 7, round_, 2)
+        rounds.comparator.history.remember(round_, params)
+        found = rounds.comparator.answer(params, ITEMS, rounds.env, 7, round_)
         then = comparators.played(rounds.team, policies[max(0, round_ - 2)], ITEMS, rounds.env, rounds.cfg, 7)
         assert found.texts == then.turns[0].texts
-    assert sorted(rounds.comparator.past) == [1, 2, 3]
+    assert sorted(rounds.comparator.history.past) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_run_against_its_past_goes_on_bit_for_bit(agents, tmp_path, lora_rank):
+    """The policies of rounds 1 and 2, which rounds 3 and 4 look back at, are read back; a run without checkpoints has them in
+    memory and is the same. With LoRA a file has the adapters alone."""
+
+    def run(where, **changes):
+        team, params = make_team([agents[0]] * 2, lora=lora_rank > 0)
+        how = dict(comparator="history", comparator_lag=2, lora_rank=lora_rank, output_dir=str(tmp_path / where), batch_size=8)
+        cfg = dataclasses.replace(CONFIG, **how | dict(num_updates=9, round_updates=2) | changes)
+        return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg)
+
+    whole = run("whole")
+    run("parts", num_updates=5, save_every=1)
+    rest = run("parts", save_every=1, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
+    files = sorted((tmp_path / "parts" / "history").iterdir())
+    assert [path.name for path in files] == [f"round_00000{k}.npz" for k in (1, 2, 3, 4)]
+    assert not (tmp_path / "whole" / "history").exists()
+    with np.load(files[0]) as file:
+        assert len(file.files) == len(jax.tree.leaves(whole.state.stacks[0].params))
+
+
+def test_a_policy_that_is_not_kept_is_named(tmp_path):
+    history = History(1, tmp_path / "history")
+    with pytest.raises(ValueError, match=r"cannot resume: .*round_000002.npz, the policy that round 2 began with, is missing"):
+        history.at(2, [{"layers": {}}])
 
 
 def test_another_model_is_a_comparator(agents, tiny_dir):
@@ -184,7 +213,7 @@ def test_a_comparator_meets_the_same_tasks(agents):
     rounds.env = LockStep(Random(), 2)
     made = rounds.begin(0, state)
     params = [s.params for s in state.stacks]
-    other = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0, 1)
+    other = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0)
     assert {pair.prompts for pair in made.pairs} <= set(zip(*other.prompts, strict=True)) and len(set(other.prompts[0])) > 1
 
 
@@ -276,6 +305,28 @@ def test_replay_draws_from_the_rounds_it_names(agents):
         assert replay == "current" or 30 < counts[0] < 70
 
 
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        (dict(), [[0], [0], [2], [3], [3]]),  # rounds 1 and 4 make none, and learn from the last that did
+        (dict(replay="nearest_k", replay_k=3), [[0], [0], [0, 2], [2, 3], [2, 3]]),
+        (dict(replay="lambda_decay"), [[0], [0], [0, 2], [0, 2, 3], [0, 2, 3]]),
+        (dict(replay="all"), [[0], [0], [0, 2], [0, 2, 3], [0, 2, 3]]),
+    ],
+)
+def test_pairs_are_kept_as_long_as_they_are_drawn_from(agents, tmp_path, monkeypatch, changes, kept):
+    """In a run that goes on too."""
+    pairs = [Pair(("the",) * 2, ("a",) * 2, ("b",) * 2, (1.0, 0.0), (([1], [2], [3]),) * 2)]
+    rounds, state = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
+    monkeypatch.setattr(Rounds, "_round", lambda self, k, _: Round([] if k in (1, 4) else pairs, 0.0, 0.0))
+    for step, wanted in enumerate(kept):
+        rounds.begin(step, state)
+        rounds.drawn(step)
+        again, _ = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
+        again.resume(step + 1)
+        assert sorted(rounds.pairs) == sorted(again.pairs) == wanted and set(rounds.examples) <= set(wanted)
+
+
 def test_none_is_drawn_twice_before_all_were_once():
     drawn = chosen_of(5, 12, np.random.default_rng(1))
     assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5)) and len(drawn) == 12
@@ -332,6 +383,7 @@ def test_equal_rewards_make_no_pairs(agents):
         (dict(algorithm="madpo", round_updates=None, pair_selection="comparator_reward"), "needs a comparator"),
         (dict(algorithm="dpo", round_updates=None), "learns from data that is given: use jmarl.fit.fit"),
         (dict(num_generations=1), "num_generations=1 is too small"),
+        (dict(micro_batches=65), "micro_batches=65 is more than batch_size=64"),
     ],
 )
 def test_what_rounds_do_not_have_is_refused(agents, changes, message):

@@ -12,7 +12,7 @@ from typing import Any
 
 from jmarl.algorithms import algorithm, option
 from jmarl.config import TrainConfig
-from jmarl.fit import FitResult, check_fit, encode, evaluate, fit
+from jmarl.fit import FitResult, check_data, check_fit, encode, evaluate, fit
 from jmarl.pairs import load_pairs, load_trajectories
 from jmarl.team import make_team, policies, save_team
 from jmarl.trainers.reinforce import MAGRPOTrainer, check_wandb, load_agents
@@ -22,17 +22,15 @@ from jmarl.weights import Agent
 
 @dataclasses.dataclass(frozen=True, init=False)
 class PreferenceConfig(TrainerConfig):
-    """`TrainerConfig` for what learns from pairs. Without num_updates a run has as many updates as num_train_epochs passes over
-    pairs_per_prompt pairs of each item take, in batches of batch_size; fewer pairs are then passed over more often."""
+    """`TrainerConfig` for what learns from pairs of the team's completions."""
 
     num_generations: int = 16
     """Completions a prompt and agent, of which pairs are made."""
     num_train_epochs: float = 1
 
-    def train_config(self, num_items: int) -> TrainConfig:
-        return self._with_updates(self.num_updates or self._updates(num_items))
-
-    def _updates(self, num_items: int) -> int:
+    def _updates_on_pairs(self, num_items: int) -> int:
+        """As many as num_train_epochs passes over pairs_per_prompt pairs of each item take, in batches of batch_size; fewer
+        pairs are then passed over more often."""
         row = algorithm(self.algorithm)
         size, limit = (option(name, getattr(self, name), row) for name in ("batch_size", "pairs_per_prompt"))
         return math.ceil(self.num_train_epochs * num_items * (limit or self.num_generations) / size)
@@ -40,10 +38,14 @@ class PreferenceConfig(TrainerConfig):
 
 @dataclasses.dataclass(frozen=True, init=False)
 class MADPOConfig(PreferenceConfig):
-    """`PreferenceConfig` for multi-agent DPO on pairs of the untrained team's completions."""
+    """`PreferenceConfig` for multi-agent DPO on pairs of the untrained team's completions. Without num_updates there are as
+    many as num_train_epochs passes over pairs_per_prompt pairs of each item take."""
 
     algorithm: str = "madpo"
     output_dir: str = "runs/madpo"
+
+    def _updates(self, num_items: int) -> int:
+        return self._updates_on_pairs(num_items)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -57,22 +59,23 @@ class MADPOIterConfig(PreferenceConfig):
     """Rounds, where num_updates is not given; each then has as many updates as num_train_epochs of its pairs take."""
 
     def train_config(self, num_items: int) -> TrainConfig:
-        if self.num_updates:
-            return self._with_updates(self.num_updates)
-        updates = self.round_updates or self._updates(min(num_items, self.num_prompts))
-        return dataclasses.replace(self._with_updates(self.num_iterations * updates), round_updates=updates)
+        found = super().train_config(num_items)
+        return found if self.num_updates else dataclasses.replace(found, round_updates=self._of_round(num_items))
+
+    def _updates(self, num_items: int) -> int:
+        return self.num_iterations * self._of_round(num_items)
+
+    def _of_round(self, num_items: int) -> int:
+        return self.round_updates or self._updates_on_pairs(min(num_items, self.num_prompts))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class MARLHFConfig(PreferenceConfig):
     """`PreferenceConfig` for training on a learned reward (arXiv 2203.02155): rl_algorithm says by which row. Its updates are
-    counted as `TrainerConfig` counts them."""
+    the team's, counted by prompts as in `TrainerConfig`."""
 
     algorithm: str = "marlhf"
     output_dir: str = "runs/marlhf"
-
-    def _updates(self, num_items: int) -> int:
-        return math.ceil(self.num_train_epochs * math.ceil(num_items / self.num_prompts))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -132,9 +135,9 @@ class DPOConfig(TrainerConfig):
         other = {"per_device_train_batch_size": "batch_size"}  # elsewhere the prompts of a rollout
         return super()._known({other.get(name, name): value for name, value in settings.items()})
 
-    def train_config(self, num_items: int) -> TrainConfig:
+    def _updates(self, num_items: int) -> int:
         size = option("batch_size", self.batch_size, algorithm(self.algorithm))
-        return self._with_updates(self.num_updates or math.ceil(self.num_train_epochs * max(num_items // size, 1)))
+        return math.ceil(self.num_train_epochs * max(num_items // size, 1))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -183,7 +186,8 @@ class DPOTrainer:
         self.data, self.eval_data = (() if of is None else self._load(of, size) for of in (train_dataset, eval_dataset))
         self.eval_data = self.eval_data[: self.args.eval_num_samples]
         self.config = self.args.train_config(len(self.data))
-        check_fit(self.data, self.config, self.wandb_config)
+        check_fit(self.config, self.wandb_config)
+        check_data(self.data, self.config)
         self.team, self.params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
         self._result: FitResult | None = None
 

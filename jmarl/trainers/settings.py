@@ -141,8 +141,11 @@ class TrainerConfig(TrainConfig):
 
     def train_config(self, num_items: int) -> TrainConfig:
         """The run that these settings mean on a data set of that many items."""
-        batches = math.ceil(num_items / self.num_prompts)
-        return self._with_updates(self.num_updates or math.ceil(self.num_train_epochs * batches))
+        return self._with_updates(self.num_updates or self._updates(num_items))
+
+    def _updates(self, num_items: int) -> int:
+        """How many updates num_train_epochs passes over the data set take; some trainers count them otherwise."""
+        return math.ceil(self.num_train_epochs * math.ceil(num_items / self.num_prompts))
 
     def _with_updates(self, num_updates: int) -> TrainConfig:
         own: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(TrainConfig)}
