@@ -101,7 +101,7 @@ def test_the_team_gets_the_score_and_the_task_is_logged(model):
     assert prompts == task.reset(ITEMS[:2], rng)[1]
     actions = [["aeiou", "xyz"], ["a", "b"]]
     answer = env.step(states, actions, rng)
-    np.testing.assert_allclose(answer.result.total, model[0].score(prompts, actions), rtol=1e-5)
+    np.testing.assert_allclose(answer.result.total, model[0].score(prompts, actions), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(answer.result.parts["task"], both(*actions))
     assert answer.result.rewards.shape == (2, 2) and (answer.result.rewards == answer.result.total[:, None]).all()
 
