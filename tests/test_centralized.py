@@ -160,13 +160,13 @@ def test_a_model_learns_to_write_for_both_roles(speaker, tmp_path):
         return [0.5 * (bool(x) + bool(y)) for x, y in zip(a, b, strict=True)]
 
     cfg = TrainConfig(
-        num_updates=30, num_prompts=4, num_generations=16, max_new_tokens=8, min_new_tokens=8, learning_rate=1e-2,
+        num_updates=60, num_prompts=4, num_generations=16, max_new_tokens=8, min_new_tokens=8, learning_rate=1e-2,
         eval_generations=16, progress=False, output_dir=str(tmp_path),
     )  # fmt: skip
     env = Centralized(Rewarded(make_reward(agree, num_agents=2), FORMATTERS), 2)
     result = train(*make_team([speaker]), env, ITEMS * 2, cfg, eval_items=ITEMS * 2)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert result.before.mean < 0.3 and result.after.mean > 0.5
+    assert result.before.mean < 0.4 and result.after.mean > result.before.mean + 0.25
     missing = [row["reward/missing_sections"] for row in rows if "reward/missing_sections" in row]
     rewards = [row["reward/agree"] for row in rows if "reward/agree" in row]
     assert missing[-1] < missing[0] - 0.3 and rewards[-1] > rewards[0] + 0.2

@@ -87,7 +87,7 @@ def test_every_message_is_weighed_with_all_else_as_it_was(agents, history, gamma
                 np.testing.assert_allclose(found.rollout.returns[t][n, node_of[t]], expected, rtol=1e-9, atol=1e-12)
                 np.testing.assert_allclose(found.advantages[t][n, node_of[t]], leave_one_out(np.array(expected)), atol=1e-12)
                 forks += 1
-    assert forks >= 8, "most episodes went on"
+    assert forks > 4, "an episode went on after its first turn"
 
 
 def test_the_episode_is_the_one_that_is_played_without_forks(agents):

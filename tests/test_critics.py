@@ -435,7 +435,7 @@ def test_remax_subtracts_what_the_greedy_completion_got(agents):
     rows, _ = make_rows(
         None, unstack(before.stacks[0].running, 0), unstack(batches[0], 0), None, cfg=agents[0].config, learning=cfg.learning()
     )
-    np.testing.assert_allclose(rows.policy.advantages[..., 0], played.returns[0][0] - rewards[:, None], rtol=1e-5)
+    np.testing.assert_allclose(rows.policy.advantages[..., 0], played.returns[0][0] - rewards[:, None], rtol=1e-5, atol=1e-5)
 
 
 def test_remax_over_several_turns(agents):

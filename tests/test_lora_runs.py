@@ -67,7 +67,7 @@ def test_a_team_of_adapters_learns_the_probe(agent):
     from test_learning import ITEMS as PROMPTS
 
     team, params = make_team([agent, agent], lora=True)
-    cfg = dataclasses.replace(CONFIG, lora_rank=8, lora_alpha=16, learning_rate=3e-2)
+    cfg = dataclasses.replace(CONFIG, lora_rank=8, lora_alpha=16, learning_rate=3e-2, num_updates=40)
     reward = make_reward(both, num_agents=2)
     result = train(team, params, reward, PROMPTS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
     before, after = result.before, result.after

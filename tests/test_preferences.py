@@ -199,7 +199,7 @@ def test_micro_batches_padding_and_vmap_change_nothing(team, old):
         grads, others = learned(team, old[0], PAIRS, learning, mode, count)
         assert_close(grads, whole)
         for name in ("loss", "accuracy", "margin"):
-            np.testing.assert_allclose(others[name], metrics[name], rtol=1e-4)
+            np.testing.assert_allclose(others[name], metrics[name], rtol=1e-4, atol=1e-5)
 
 
 def test_roles_of_shared_weights_are_agents_of_a_pair(team, old, tiny_config, tiny_tokenizer, random_agent):
@@ -379,7 +379,8 @@ def test_a_reward_model_ranks_held_out_pairs(agents):
 
 
 def test_texts_are_learned(agents):
-    data = [Trajectory((f"{word} and", "the question is"), (f"seven {word}",)) for word in WORDS * 2]
+    words = WORDS[:7] * 4  # each is among those held out, which is every fourth, and among the others
+    data = [Trajectory((f"{word} and", "the question is"), (f"seven {word}",)) for word in words]
     result = fitted(agents[:1], "sft", data, world_model_weight=0.5, num_updates=24)
     assert result.after["nll"] < 0.5 * result.before["nll"] and result.after["nll_world"] < 0.5 * result.before["nll_world"]
     both = result.after["nll"] + 0.5 * result.after["nll_world"]
@@ -426,7 +427,7 @@ def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
             cfg = dataclasses.replace(RUN, algorithm=algorithm, batch_size=size)
             found.append(evaluate(team, other, encode(team, params, data, cfg), cfg))
         for name in found[0]:
-            np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-4)
+            np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -479,7 +480,7 @@ def test_held_out_data_are_of_the_same_kind(agents):
         fit(team, params, TASTES, dataclasses.replace(RUN, algorithm="madpo"), eval_data=[TALK])
 
 
-LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2)
+LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_proj,down_proj")
 
 
 def test_adapters_learn_preferences_over_one_base(agents, tmp_path):

@@ -27,7 +27,7 @@ from jmarl.train import train
 from jmarl.weights import Agent
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
-HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market")]
+HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
 CONFIG = TrainConfig(
     algorithm="madpo_iter", num_updates=24, round_updates=2, num_prompts=8, num_generations=8, max_new_tokens=6,
     min_new_tokens=6, learning_rate=1e-2, per_agent="vmap", eval_generations=8, batch_size=64, pairs_per_prompt=8,
@@ -77,15 +77,15 @@ def rounds_of(agents, **changes):
     return Rounds(team, initial, ITEMS, env, cfg), init_state(params, cfg.learning())
 
 
-OFFLINE = dict(algorithm="madpo", num_generations=32, pairs_per_prompt=0, pair_selection="random")
+OFFLINE = dict(algorithm="madpo", num_generations=32, pairs_per_prompt=0, pair_selection="random", num_updates=60)
 
 
-@pytest.mark.parametrize("changes", [OFFLINE, dict(), dict(pair_selection="reward_gap", replay="nearest_k")])
+@pytest.mark.parametrize("changes", [OFFLINE, dict(), dict(pair_selection="reward_gap", replay="nearest_k", num_updates=36)])
 def test_a_team_learns_from_its_own_preferences(agents, changes):
     """The reward on held-out prompts ends above the untrained team's 95 % interval."""
     result = trained(agents, **changes)
     assert result.after.mean - result.after.interval > result.before.mean + result.before.interval
-    assert len(result.rewards) == (1 if changes is OFFLINE else 12)
+    assert len(result.rewards) == (1 if changes is OFFLINE else changes.get("num_updates", 24) // 2)
 
 
 def test_two_architectures_and_shared_weights_learn_too(agents, tiny_config, make_agent):
