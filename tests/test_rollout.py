@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import generate, scoring
+from jmarl import scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.evaluate import evaluate
@@ -294,4 +294,3 @@ def test_stacked_agents_are_their_own(pair, agents):
     for a, agent in enumerate(agents):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(unstack(pair[1][0], a)), agent.params)
     assert {x.dtype for x in jax.tree.leaves(pair[1])} == {jnp.dtype("float32")}
-    assert generate.TRAIN != generate.EVAL
