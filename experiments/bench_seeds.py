@@ -3,8 +3,9 @@
 Command: python -m experiments.bench_seeds                                  (flags: --help)
          python -m experiments.bench_seeds --model smollm2-135m-instruct --max-new-tokens 32 --updates 4
 Trains a team of two by `train_seeds`, on one seed and on `--seeds` of them, by turns, all in this process, and prints one JSON
-object: parameters of a model, the median seconds of a warm step (from the rewards of one update to those of the next, between
-which lie an update and a sampling) of each, and their ratio. Completions have their full length, rewards are random.
+object: parameters of a model; the median seconds of a warm step (from the rewards of one update to those of the next, between
+which lie an update and a sampling) of each, and their ratio; and the seconds of the first run of each with its compiling, and
+theirs. Completions have their full length, rewards are random.
 The model is by default a small Llama with random weights; its size is set by the flags.
 """
 
@@ -45,7 +46,7 @@ class Bench:
     group: int = 4
     max_new_tokens: int = 32
     """Length of all completions, forced."""
-    updates: int = 12
+    updates: int = 40
     """Of each run; the first two are not counted."""
     repeats: int = 3
     """Runs of one seed and of several, by turns."""
@@ -74,8 +75,8 @@ def small_model(layers: int, width: int) -> Agent:
     return Agent("random", cfg, params, PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>"))
 
 
-def seconds(agent: Agent, cfg: Bench, seeds: int) -> list[float]:
-    """Of each warm step."""
+def seconds(agent: Agent, cfg: Bench, seeds: int) -> tuple[list[float], float]:
+    """Of each warm step, and of the run."""
     learning = TrainConfig(
         algorithm=cfg.algorithm, num_updates=cfg.updates, num_prompts=cfg.prompts, num_generations=cfg.group,
         max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, lora_rank=cfg.lora_rank, learning_rate=1e-4,
@@ -89,20 +90,21 @@ def seconds(agent: Agent, cfg: Bench, seeds: int) -> list[float]:
 
     team, params = make_team([agent, agent], lora=True)
     items = [{"prompt": f"{topic:.24}".ljust(24, ".")} for topic in TOPICS]
-    train_seeds(team, params, make_reward(random, num_agents=2), items, learning, seeds=range(seeds))
-    return np.diff(times[::seeds])[2:].tolist()
+    began = time.perf_counter()
+    results = train_seeds(team, params, make_reward(random, num_agents=2), items, learning, seeds=range(seeds))
+    jax.block_until_ready(results[-1].state)
+    return np.diff(times[::seeds])[2:].tolist(), time.perf_counter() - began
 
 
 def main() -> None:
     cfg = tyro.cli(Bench)
     agent = load_agent(cfg.model) if cfg.model else small_model(cfg.layers, cfg.width)
-    found: dict[int, list[float]] = {1: [], cfg.seeds: []}
-    for _ in range(cfg.repeats):
-        for seeds, times in found.items():
-            times += seconds(agent, cfg, seeds)
-    one, several = (float(np.median(times)) for times in found.values())
-    parameters = sum(x.size for x in jax.tree.leaves(agent.params))
-    figures = {"parameters": parameters, "one_seed_s": one, "several_seeds_s": several, "ratio": several / one}
+    found = [[seconds(agent, cfg, seeds) for seeds in (1, cfg.seeds)] for _ in range(cfg.repeats)]
+    one, several = (float(np.median([s for times, _ in of for s in times])) for of in zip(*found, strict=True))
+    (_, run), (_, runs) = found[0]
+    figures = {"parameters": sum(x.size for x in jax.tree.leaves(agent.params))}
+    figures |= {"one_seed_step_s": one, "several_seeds_step_s": several, "step_ratio": several / one}
+    figures |= {"one_seed_run_s": run, "several_seeds_run_s": runs, "run_ratio": runs / run}
     print(json.dumps(dataclasses.asdict(cfg) | figures | {"device": jax.devices()[0].device_kind}))
 
 

@@ -50,8 +50,9 @@ def stacked(parts: Sequence[Batch]) -> Batch:
             return None
         most = np.max([x.shape for x in arrays], 0)[1:]
         missing = [[(0, 0), *zip([0] * most.size, most - x.shape[1:], strict=True)] for x in arrays]
+        how: Any = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
         fill = filled.get(name, 0)
-        wide = [jnp.pad(x, m, constant_values=fill) if np.any(m) else x for x, m in zip(arrays, missing, strict=True)]
-        return jnp.concatenate(wide)
+        wide = [how.pad(x, m, constant_values=fill) if np.any(m) else x for x, m in zip(arrays, missing, strict=True)]
+        return how.concatenate(wide)
 
     return Batch(*(together(name, arrays) for name, arrays in zip(Batch._fields, zip(*parts, strict=True), strict=True)))

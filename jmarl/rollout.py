@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from jmarl import replay
@@ -281,16 +280,16 @@ def batch_of(
     and perhaps values [A, P, G]; token axes are cut to `size`. The roles lie side by side on the prompt axis."""
     ids, lengths = encoded
     of_role = np.repeat(np.arange(roles), ids.shape[1] // roles)
-    return Batch(
-        prompts=jnp.asarray(ids),
-        prompt_lengths=jnp.asarray(lengths),
+    return Batch(  # arrays of the host stay there until the update takes them
+        prompts=ids,
+        prompt_lengths=lengths,
         tokens=done.tokens[..., :size],
         action_mask=done.action_mask[..., :size],
         old_logprobs=done.logprobs[..., :size],
         ended=done.ended,
-        rewards=jnp.asarray(returns, jnp.float32),
-        groups=jnp.broadcast_to(jnp.asarray(groups, jnp.int32)[:, None], returns.shape),
-        roles=jnp.broadcast_to(jnp.asarray(of_role, jnp.int32)[:, None], returns.shape),
+        rewards=np.asarray(returns, np.float32),
+        groups=np.broadcast_to(np.asarray(groups, np.int32)[:, None], returns.shape),
+        roles=np.broadcast_to(np.asarray(of_role, np.int32)[:, None], returns.shape),
         truncated_logprobs=done.truncated_logprobs[..., :size],
-        values=None if values is None else jnp.asarray(values, jnp.float32)[..., None],
+        values=None if values is None else np.asarray(values, np.float32)[..., None],
     )

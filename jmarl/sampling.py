@@ -100,8 +100,9 @@ def draw(logits: jax.Array, u: jax.Array, cfg: Sampling) -> tuple[jax.Array, jax
     return (i if ids is None else ids[i]), jnp.log(weights[i] / weights.sum())
 
 
-def choose(logits: jax.Array, key: jax.Array, t: jax.Array, seen: jax.Array | None, stop: jax.Array, cfg: Sampling):
-    """Token t of one row. logits [V]; seen [V] bool (None without a repetition penalty); stop [n] ids.
+def choose(logits: jax.Array, u: jax.Array, t: jax.Array, seen: jax.Array | None, ends: jax.Array, cfg: Sampling):
+    """Token t of one row. logits [V]; u uniform in [0, 1); seen [V] bool (None without a repetition penalty); ends [V] bool:
+    ids that end a row.
 
     Returns the token, its log-probability over the whole vocabulary at the sampling temperature, and the truncated one.
     """
@@ -111,10 +112,8 @@ def choose(logits: jax.Array, key: jax.Array, t: jax.Array, seen: jax.Array | No
         punished = jnp.where(logits > 0, logits / cfg.repetition_penalty, logits * cfg.repetition_penalty)
         processed = jnp.where(seen, punished, logits)
     if cfg.min_new_tokens:
-        allowed = processed.at[stop].set(-jnp.inf)
-        processed = jnp.where(t < cfg.min_new_tokens, allowed, processed)
+        processed = jnp.where(ends & (t < cfg.min_new_tokens), -jnp.inf, processed)
     processed = processed if cfg.greedy else processed / cfg.temperature
-    u = jax.random.uniform(jax.random.fold_in(key, t))
     token, truncated = draw(processed, u, cfg)
     return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
 
@@ -143,11 +142,14 @@ def sample(
     (a, p, _), g, new = prompts.shape, keys.shape[2], sampling.max_new_tokens
     step, cache, token, kept = _prepare(params, cfg, sampling, prompts, lengths, g, cut, past)
     seen = _seen_in_prompts(prompts, lengths, g, cfg.vocab_size) if sampling.repetition_penalty != 1 else None
+    # Random numbers and what a scatter makes are made once: in the loop XLA for CPUs makes loops of them, at every token.
+    u = uniforms(keys.reshape(-1), new)
+    ends = jnp.zeros(cfg.vocab_size, bool).at[stop].set(True)
 
     def choose_all(logits, t, seen):
         # All rows on one axis: XLA's top-k for CPUs knows one batch axis, and sorts the whole vocabulary for more.
-        logits, key, seen = jax.tree.map(lambda x: x.reshape(a * p * g, *x.shape[3:]), (logits, keys, seen))
-        chosen = jax.vmap(choose, (0, 0, None, 0, None, None))(logits, key, t, seen, stop, sampling)
+        logits, seen = jax.tree.map(lambda x: x.reshape(a * p * g, *x.shape[3:]), (logits, seen))
+        chosen = jax.vmap(choose, (0, 0, None, 0, None, None))(logits, u[t], t, seen, ends, sampling)
         return jax.tree.map(lambda x: x.reshape(a, p, g), chosen)
 
     def body(carry):
@@ -176,6 +178,12 @@ def sample(
     start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, out)
     steps, _, ended, cache, _, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
     return out._replace(ended=ended, steps=jnp.full(a, steps), kept=kept(cache, out.action_mask) if keep else None)
+
+
+def uniforms(keys: jax.Array, count: int) -> jax.Array:
+    """The numbers [T, R] in [0, 1) by which rows with keys [R] choose their tokens."""
+    of_rows = jax.vmap(lambda key, t: jax.random.uniform(jax.random.fold_in(key, t)), (0, None))
+    return jax.vmap(of_rows, (None, 0))(keys, jnp.arange(count))
 
 
 def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: int, cut: bool, past):

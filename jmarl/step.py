@@ -93,7 +93,7 @@ def learn_from(
     """One update of every stack and critic; the state is donated. Returns the metrics of each stack, [A] each, on the device,
     and behind them those of a central critic; those of a stack's own critics are among its, as `critic_…`."""
     stacks, judges, learned = [], [], []
-    held = held_at(cfg, team.num_agents, state.step)
+    held, done = held_at(cfg, team.num_agents, state.step), state.step + 1  # now: behind the update it would wait for it
     for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
         stack, metrics = learn(cfg, team, spec, stack, batch, learning=cfg.learning(), held=held, trains=trains(cfg))
         stacks.append(stack)
@@ -109,4 +109,4 @@ def learn_from(
             stack, metrics = learn(cfg, team, spec, stack, batch, **how, trains="values")
             learned.append(metrics)
         judges.append(stack)
-    return TeamState(state.step + 1, tuple(stacks), tuple(judges)), learned
+    return TeamState(done, tuple(stacks), tuple(judges)), learned

@@ -37,17 +37,20 @@ class Completions(NamedTuple):
     kept: Any = None  # keys and values that a later turn can go on from, [A, ...], where they were asked for
 
 
+Array = Any  # of a device, or of the host until an update takes it
+
+
 class Batch(NamedTuple):
     """What a stack learns from in one update."""
 
-    prompts: jax.Array  # [A, P, S] int32, padded on the right
-    prompt_lengths: jax.Array  # [A, P] int32
-    tokens: jax.Array  # [A, P, G, T] int32
-    action_mask: jax.Array  # [A, P, G, T] bool
-    old_logprobs: jax.Array  # [A, P, G, T] float32: the behaviour policy's, whole vocabulary
-    ended: jax.Array  # [A, P, G] bool: the agent ended the completion itself, it was not cut off
-    rewards: jax.Array  # [A, P, G] float32, the returns; NaN where invalid: the row is then masked
-    groups: jax.Array  # [A, P, G] int32: rows with one number are compared with each other by the baselines
+    prompts: Array  # [A, P, S] int32, padded on the right
+    prompt_lengths: Array  # [A, P] int32
+    tokens: Array  # [A, P, G, T] int32
+    action_mask: Array  # [A, P, G, T] bool
+    old_logprobs: Array  # [A, P, G, T] float32: the behaviour policy's, whole vocabulary
+    ended: Array  # [A, P, G] bool: the agent ended the completion itself, it was not cut off
+    rewards: Array  # [A, P, G] float32, the returns; NaN where invalid: the row is then masked
+    groups: Array  # [A, P, G] int32: rows with one number are compared with each other by the baselines
     roles: Any = None  # [A, P, G] int32: which of its parameter set's roles wrote the row; None: there is only one
     truncated_logprobs: Any = None  # [A, P, G, T] float32: of the distribution really sampled from
     values: Any = None  # [A, P, G, T or 1] float32, what a critic expected (or what the greedy completion got), if there is one

@@ -14,6 +14,7 @@ from jmarl import sampling, scoring
 from jmarl.config import Sampling
 from jmarl.models import decoder
 
+ENDS = jnp.zeros(320, bool).at[3:43].set(True)
 STOP = jnp.arange(3, 43)  # forty ids that end a row: about one token in eight, so rows end at different lengths
 NEW, GROUP = 12, 4
 LENGTHS = (5, 9, 14)
@@ -131,7 +132,7 @@ def test_next_token_frequencies_match_transformers(settings):
     seen = jnp.zeros(vocab, bool).at[jnp.array(SEEN)].set(True) if settings.repetition_penalty != 1 else None
 
     def one(key):
-        return sampling.choose(logits, key, jnp.int32(1), seen, STOP, settings)
+        return sampling.choose(logits, jax.random.uniform(key), jnp.int32(1), seen, ENDS, settings)
 
     keys = jax.random.split(jax.random.key(4), draws)
     tokens, logp, truncated = jax.device_get(jax.jit(lambda k: jax.lax.map(one, k, batch_size=2000))(keys))
@@ -152,10 +153,10 @@ def test_next_token_frequencies_match_transformers(settings):
 def test_tokens_of_a_row_are_drawn_independently():
     """One row's first and second token from a uniform distribution are equal once in V times, not always."""
 
-    def two(key):
-        return [sampling.choose(jnp.zeros(320), key, jnp.int32(t), None, STOP, Sampling())[0] for t in (0, 1)]
+    def two(u):
+        return [sampling.choose(jnp.zeros(320), u[t], jnp.int32(t), None, ENDS, Sampling())[0] for t in (0, 1)]
 
-    first, second = jax.vmap(two)(jax.random.split(jax.random.key(9), 3200))
+    first, second = jax.vmap(two)(sampling.uniforms(jax.random.split(jax.random.key(9), 3200), 2).T)
     assert int((first == second).sum()) < 30  # 10 are expected
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
 
