@@ -19,6 +19,7 @@ from jmarl.config import TrainConfig, check
 from jmarl.environment import Rewarded
 from jmarl.learners import check_agents
 from jmarl.rewards import make_reward, story_length_ratio
+from jmarl.seeds import check_seeds, train_seeds
 from jmarl.team import make_team
 from jmarl.train import TrainResult, check_settings, train
 from jmarl.weights import load_agent
@@ -56,6 +57,9 @@ class StoryConfig(TrainConfig):
     output_dir: str = "runs/story_length"
     held_out: int = len(HELD_OUT)
     """Held-out topics that are played before and after training; 0: none."""
+    seeds: tuple[int, ...] = ()
+    """Train from each of these seeds, all in one program (jmarl.seeds), in output_dir/seed_0, …; best with lora_rank, because
+    else every run has all weights. Empty: one run from `seed`."""
     centralized: bool = False
     """One model writes both texts, in tagged sections of one completion (jmarl.centralized): give it the tokens of both. The
     default model never wrote a section in 64 tries, so that it earns and learns nothing: choose a larger one."""
@@ -68,6 +72,8 @@ class StoryConfig(TrainConfig):
         check("held_out", self.held_out, 0 <= self.held_out <= len(HELD_OUT), f"in 0..{len(HELD_OUT)}")
         check("num_turns", self.num_turns, self.num_turns == 1, "1: a story has no later turns")
         check_settings(self)
+        if self.seeds:
+            check_seeds(self.seeds, self)
         check_agents(self, 1 if self.centralized else 2)
 
 
@@ -81,25 +87,28 @@ def story(item: dict) -> str:
     return f"Tell a story about {item['prompt']}."
 
 
-def run(cfg: StoryConfig) -> TrainResult:
+def run(cfg: StoryConfig) -> list[TrainResult]:
+    """One result a seed."""
     agent = load_agent(cfg.model)
     team, params = make_team([agent] if cfg.centralized else [agent, agent], lora=cfg.lora_rank > 0)
     items, held_out = ([{"prompt": topic} for topic in topics] for topics in (TOPICS, HELD_OUT[: cfg.held_out]))
     reward = make_reward(story_length_ratio, num_agents=2)
-    if cfg.centralized:
-        env = Centralized(Rewarded(reward, [setup, story]), num_agents=2)
-        return train(team, params, env, items, cfg, eval_items=held_out)
-    return train(team, params, reward, items, cfg, formatters=[setup, story], eval_items=held_out)
+    env = Rewarded(reward, [setup, story])
+    env = Centralized(env, num_agents=2) if cfg.centralized else env
+    if cfg.seeds:
+        return train_seeds(team, params, env, items, cfg, seeds=cfg.seeds, eval_items=held_out)
+    return [train(team, params, env, items, cfg, eval_items=held_out)]
 
 
 def main() -> None:
-    result = run(tyro.cli(StoryConfig))
-    last = result.rewards[-10:]
-    if result.before:  # not of a resumed run
-        print(f"held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}")
-    if result.after:
-        print(f"held-out reward after {result.after.mean:.3f} ± {result.after.interval:.3f}")
-    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+    cfg = tyro.cli(StoryConfig)
+    for seed, result in zip(cfg.seeds or [cfg.seed], run(cfg), strict=True):
+        which, last = f"seed {seed}: " if cfg.seeds else "", result.rewards[-10:]
+        if result.before:  # not of a resumed run
+            print(f"{which}held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}")
+        if result.after:
+            print(f"{which}held-out reward after {result.after.mean:.3f} ± {result.after.interval:.3f}")
+        print(f"{which}mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
 
 
 if __name__ == "__main__":

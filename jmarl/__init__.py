@@ -17,6 +17,7 @@ _HOME = {
     "make_team": "team",
     "save_team": "team",
     "TrainResult": "train",
+    "train_seeds": "seeds",
     "cross_play": "crossplay",
     "load_runs": "crossplay",
     "RewardFunction": "rewards",

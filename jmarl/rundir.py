@@ -35,6 +35,7 @@ MAY_CHANGE = frozenset(
         "eval_generations",
         "eval_temperature",
         "held_out",  # of experiments that evaluate
+        "seeds",  # of experiments that train several runs at once
         "output_dir",
         "progress",
     ]

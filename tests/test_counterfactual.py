@@ -92,13 +92,13 @@ def test_every_message_is_weighed_with_all_else_as_it_was(agents, history, gamma
 
 def test_the_episode_is_the_one_that_is_played_without_forks(agents):
     """Completion 0 of every message is token-equal to the chain of one completion a turn; forking costs no prompt: as many
-    tokens are prefilled for k = 2 and k = 5, with a history only what is new in it."""
+    tokens are prefilled for k = 3 and k = 5, with a history only what is new in it."""
     team, params = make_team(agents)
     env = LockStep(Story(), 2)
     prefilled = {}
     for history in ("none", "append"):
         episodes = Episodes(num_turns=3, history=history)
-        few, many = (message_credit(team, params, ITEMS, env, SETTINGS, episodes, k=k, seed=0).rollout for k in (2, 5))
+        few, many = (message_credit(team, params, ITEMS, env, SETTINGS, episodes, k=k, seed=0).rollout for k in (3, 5))
         chain = dataclasses.replace(episodes, branching="chain")
         alone = play(team, params, ITEMS, env, SETTINGS, chain, seed=0, step=0, group=1)
         for a, b, c in zip(few.turns, many.turns, alone.turns, strict=True):
