@@ -71,9 +71,10 @@ class StoryConfig(TrainConfig):
         super().__post_init__()
         check("held_out", self.held_out, 0 <= self.held_out <= len(HELD_OUT), f"in 0..{len(HELD_OUT)}")
         check("num_turns", self.num_turns, self.num_turns == 1, "1: a story has no later turns")
-        check_settings(self)
         if self.seeds:
             check_seeds(self.seeds, self)
+        else:
+            check_settings(self)
         check_agents(self, 1 if self.centralized else 2)
 
 

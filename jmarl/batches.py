@@ -18,8 +18,9 @@ def one_a_prompt(batch: Batch) -> Batch:
     """The batch with each completion [A, P, G] as one of a prompt of its own [A, P * G, 1]."""
     group = batch.rewards.shape[2]
     prompts, lengths = (jnp.repeat(x, group, 1) for x in batch[:2])
-    rest = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), batch._replace(prompts=None, prompt_lengths=None))
-    return rest._replace(prompts=prompts, prompt_lengths=lengths)
+    of_rows = batch._replace(prompts=None, prompt_lengths=None, dropout=None)
+    rest = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), of_rows)
+    return rest._replace(prompts=prompts, prompt_lengths=lengths, dropout=batch.dropout)
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

@@ -101,7 +101,7 @@ def nodes_of(rollout: Rollout, t: int, item: int) -> np.ndarray:
 
 
 def turn_of(team: Team, turns: Sequence[Turn | None], nodes: Nodes, parents: np.ndarray, items: np.ndarray, most: int) -> Turn:
-    """A turn of some nodes; padded as `rollout.play_turn` does it, where there could be `most` of them."""
+    """A turn of some nodes; padded as `rollout.playing_turn` does it, where there could be `most` of them."""
     played = {r: turn for r, turn in enumerate(turns) if turn is not None and r in {r for r, _ in nodes}}
     some = next(iter(played.values()))
     rewards = np.stack([played[r].rewards[n] for r, n in nodes])

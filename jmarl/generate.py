@@ -113,12 +113,13 @@ Asking = Generator[Ask, tuple[Completions, ...], T]  # asks for completions of e
 
 def answered(asking: Asking[T], sample: Callable[[Ask], tuple[Completions, ...]]) -> T:
     """What a generator returns, each of its asks answered by `sample`."""
-    try:
-        ask = next(asking)
-        while True:
-            ask = asking.send(sample(ask))
-    except StopIteration as end:
-        return end.value
+    done = None
+    while True:
+        try:
+            ask = asking.send(done)  # type: ignore[arg-type]  # None begins it
+        except StopIteration as end:
+            return end.value
+        done = sample(ask)
 
 
 def pad(team: Team, rows: Rows) -> Encoded:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-# Purposes of random numbers: no two uses of a seed and a step have one in common. The first three are of playing; COMPARE and
-# PROPOSE of what comparators and the team write for preferences, PAIRS and DRAW of choosing pairs, FIT of the training of a
-# round's reward model.
+# Purposes of random numbers: what is drawn for different ones at one seed and step has nothing in common. The first three are
+# of playing; COMPARE and PROPOSE of what comparators and the team write for preferences, PAIRS and DRAW of choosing pairs, FIT
+# of fitting reward models, FURTHER of dynamic sampling.
 TRAIN, EVAL, GREEDY, COMPARE, PAIRS, DRAW, PROPOSE, FURTHER, FIT = range(9)
 
 

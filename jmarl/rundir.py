@@ -35,7 +35,6 @@ MAY_CHANGE = frozenset(
         "eval_generations",
         "eval_temperature",
         "held_out",  # of experiments that evaluate
-        "seeds",  # of experiments that train several runs at once
         "output_dir",
         "progress",
     ]
@@ -89,11 +88,11 @@ def set_aside(directory: str) -> None:
 
 @contextlib.contextmanager
 def open_run(
-    cfg: TrainConfig, state: TeamState, about: dict[str, Any], wandb_config: dict | None
+    cfg: TrainConfig, state: TeamState, about: dict[str, Any], wandb_config: dict | None, step: int | None = None
 ) -> Iterator[tuple[TeamState, Checkpointer | None, dict[str, Any], MetricsWriter | None]]:
     """What a run begins with: the state (where it resumes, the newest checkpoint's), its checkpoints, what each says beside the
     state, and its logs; None where it keeps none. Checkpoints and logs are closed with it. about: team and critics, which must
-    not change where a run goes on."""
+    not change where a run goes on; step: of the checkpoint to resume, if not the newest."""
     meta = {"config": dataclasses.asdict(cfg), **about}
     with contextlib.ExitStack() as opened:
         saver = writer = None
@@ -102,7 +101,7 @@ def open_run(
         if saver or cfg.resume:
             meta["bases"] = bases(state)
         if cfg.resume:
-            state = resume(cfg, state, meta)
+            state = resume(cfg, state, meta, step)
         elif cfg.output_dir:
             set_aside(cfg.output_dir)
         if cfg.output_dir:
@@ -111,11 +110,11 @@ def open_run(
         yield state, saver, meta, writer
 
 
-def resume(cfg: TrainConfig, state: TeamState, meta: dict) -> TeamState:
-    """The newest checkpoint, on the devices and in the shapes of `state`, whose arrays are freed; refused where it was made by
-    another run."""
+def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = None) -> TeamState:
+    """The checkpoint of a step (None: the newest), on the devices and in the shapes of `state`, whose arrays are freed; refused
+    where it was made by another run."""
     with Checkpointer(checkpoints_of(cfg), read_only=True) as saved:
-        old, step = saved.read_meta()
+        old, step = saved.read_meta(step)
         new = json.loads(json.dumps(meta["config"]))  # as the other one was saved, tuples as lists
         changed = {k: f"{k}: {old['config'].get(k)!r} -> {new[k]!r}" for k in new if old["config"].get(k) != new[k]}
         differs = [text for name, text in changed.items() if name not in MAY_CHANGE]

@@ -239,7 +239,7 @@ def row_keys(seed, step, stack, agents, prompts, group: int, purpose: int = 0, t
     """Keys [A, P, G] for agents [A] and prompts [P] (integer ids): `fold_in` of step, purpose, turn, stack, agent, prompt and
     g, never a running split; so a row's key, and with it what the row writes, can be made again from the step alone. seed,
     stack: one number, or [A] of each agent where they come from several runs or teams."""
-    seeds, stacks, agents = jnp.broadcast_arrays(seed, stack, agents)
+    seeds, stacks, agents = jnp.broadcast_arrays(*map(jnp.asarray, (seed, stack, agents)))
     keys = jax.vmap(jax.random.key)(seeds)
     for number in (step, purpose, turn):
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)

@@ -125,15 +125,16 @@ def init_state(
 
 def without_gradients(state: TeamState) -> TeamState:
     """What a run returns of a state."""
-    return _each(state, lambda stack: stack._replace(grads=None))
+    return each_stack(state, lambda stack: stack._replace(grads=None))
 
 
 def to_checkpoint(state: TeamState) -> TeamState:
     """What a checkpoint keeps of a state: no gradients, and with LoRA no base."""
-    return _each(state, lambda stack: stack._replace(grads=None, base=None))
+    return each_stack(state, lambda stack: stack._replace(grads=None, base=None))
 
 
-def _each(state: TeamState, f: Callable[[StackState], StackState]) -> TeamState:
+def each_stack(state: TeamState, f: Callable[[StackState], StackState]) -> TeamState:
+    """A state with f of each stack, of agents and of critics."""
     return state._replace(stacks=tuple(map(f, state.stacks)), critics=tuple(map(f, state.critics)))
 
 

@@ -20,7 +20,7 @@ LAYERS = [
     | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights", "zeroshot"},
     {"algorithms", "sharding", "lora"},
     {"offline_objective", "objective", "update", "team", "generate", "rollout", "critics", "probes", "checkpoint", "dynamic"}
-    | {"learners", "preferences", "comparators", "counterfactual", "step"},
+    | {"learners", "preferences", "comparators", "counterfactual", "step", "runs"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"}
     | {"crossplay", "seeds"},
     {""},  # jmarl/__init__.py
@@ -54,7 +54,8 @@ SIDEWAYS = {
     "rounds": {"evaluate", "fit", "runlog"},
     "learned_reward": {"fit", "rounds", "rundir"},
     "step": {"critics", "dynamic", "generate", "learners", "rollout", "team"},
-    "seeds": {"train", "evaluate", "rundir", "runlog"},
+    "runs": {"critics", "generate", "rollout", "step", "team"},
+    "seeds": {"train", "evaluate", "programs", "rundir", "runlog"},
     "train": {"rounds", "learned_reward", "evaluate", "programs", "rundir", "runlog"},
     "trainers": {"train", "fit", "evaluate", "trainers"},
     "utils": {"utils"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.rewards import make_reward
-from jmarl.seeds import train_seeds
+from jmarl.seeds import configs_of, train_seeds
 from jmarl.team import make_team
 from jmarl.train import train
 from jmarl.types import TRACES
@@ -126,16 +127,48 @@ def test_runs_go_on_together_and_alone(agent, whole, tmp_path):
     """From checkpoints at update 2: bit for bit together; and one of them alone by `train`, but for rounding."""
     cfg = dataclasses.replace(CONFIG, num_updates=4, save_every=2, output_dir=str(tmp_path))
     run(agent, dataclasses.replace(cfg, num_updates=2), SEEDS)
-    alone = dataclasses.replace(cfg, output_dir=str(tmp_path / "seed_0"), resume=True)
+    shutil.copytree(tmp_path / "seed_0", tmp_path / "alone")
     again = run(agent, dataclasses.replace(cfg, resume=True), SEEDS)
     for one, other in zip(whole[1], again, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[2:] == other.rewards
     assert of_steps(rows(tmp_path / "seed_3")) == of_steps(rows(whole[0] / "seed_3"))
-    longer = dataclasses.replace(alone, num_updates=5)
-    with pytest.raises(ValueError, match="different numbers of updates .*seed_0: 5"):
-        run(agent, longer, 0)
-        run(agent, dataclasses.replace(cfg, resume=True, num_updates=6), SEEDS)
+    alone = run(agent, dataclasses.replace(cfg, output_dir=str(tmp_path / "alone"), resume=True), 0)
+    np.testing.assert_allclose(alone.rewards, again[1].rewards, rtol=1e-12)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, again[1].state)
+
+
+def test_runs_that_were_killed_between_their_saves_go_on(agent, whole, tmp_path):
+    """From the newest checkpoint that all have."""
+    where = tmp_path / "run"
+    shutil.copytree(whole[0], where)
+    shutil.rmtree(where / "seed_0" / "checkpoints" / "4")
+    cfg = dataclasses.replace(CONFIG, num_updates=4, save_every=2, output_dir=str(where), resume=True)
+    for one, other in zip(whole[1], run(agent, cfg, SEEDS), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
+        assert one.rewards[2:] == other.rewards
+    assert [len(of_steps(rows(where / f"seed_{seed}"))) for seed in SEEDS] == [4] * 3
+    shutil.rmtree(where / "seed_0" / "checkpoints" / "2")
+    shutil.rmtree(where / "seed_3" / "checkpoints" / "4")
+    with pytest.raises(ValueError, match=r"no checkpoint of one step in common .*seed_3: \[2\].*seed_0: \[4\]"):
+        run(agent, cfg, SEEDS)
+
+
+def test_the_story_takes_seeds(tmp_path):
+    """And refuses what train_seeds would, before it loads a model."""
+    from experiments.story_length import StoryConfig
+
+    cfg = StoryConfig(seeds=(0, 1), output_dir=str(tmp_path))
+    assert [(c.seed, c.output_dir, c.seeds) for c in configs_of(cfg.seeds, cfg)] == [
+        (seed, str(tmp_path / f"seed_{seed}"), ()) for seed in (0, 1)
+    ]
+    with pytest.raises(ValueError, match="each once"):
+        StoryConfig(seeds=(0, 0))
+    with pytest.raises(ValueError, match="no complete checkpoint in .*seed_0"):
+        StoryConfig(seeds=(0, 1), output_dir=str(tmp_path), resume=True)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match="holds the checkpoints of a single run"):
+        StoryConfig(seeds=(0, 1), output_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(
