@@ -47,11 +47,10 @@ def programs_of_run(
     eval_items: Sequence[dict],
     env: Environment,
     cfg: TrainConfig,
-    seed: Any = None,
 ) -> Iterator[Lowered]:
     """What a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are; of several
     turns the sampler of the first, because the later ones' lengths are not known. Left out for the same reason: a central
-    critic's; and programs that only give values, which are small. seed: as in `Ask`, where it is not that of cfg."""
+    critic's; and programs that only give values, which are small."""
     learning, row = cfg.learning(), algorithm(cfg.algorithm)
     params = [lora.model_of(s) for s in state.stacks]
 
@@ -59,16 +58,7 @@ def programs_of_run(
         _, prompts = env.reset(items, np.random.default_rng((cfg.seed, 0, purpose)))
         encoded, ids = encode(team, prompts, settings, cfg.chat), np.arange(len(items), dtype=np.uint32)
         keep = keeps(cfg.episodes(), settings, turn=0)
-        ask = Ask(
-            encoded,
-            settings,
-            seed=cfg.seed if seed is None else seed,
-            step=0,
-            group=group,
-            prompt_ids=ids,
-            purpose=purpose,
-            keep=keep,
-        )
+        ask = Ask(encoded, settings, seed=cfg.seed, step=0, group=group, prompt_ids=ids, purpose=purpose, keep=keep)
         return encoded, sample_team(team, params, ask, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)

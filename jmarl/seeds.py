@@ -33,7 +33,6 @@ from jmarl.environment import Environment, Formatter, Transition
 from jmarl.evaluate import evaluating
 from jmarl.learners import adapted
 from jmarl.metrics import MetricsWriter
-from jmarl.programs import compile_all, programs_of_run
 from jmarl.returns import mean_and_interval
 from jmarl.rewards import RewardFunction
 from jmarl.rollout import Rollout
@@ -196,9 +195,6 @@ def run_seeds(
         return results
 
     first = int(state.step)
-    if first < cfg.num_updates:
-        example, seeds = tasks_at(items, cfg, first), np.array([c.seed for c in cfgs])
-        compile_all(programs_of_run(runs.all, runs.critics_of_all, state, example, eval_items, env, cfg, seeds))
     before = after = evaluated(0) if first == 0 else None
     for step in range(first, cfg.num_updates):
         tasks = [partial(tasks_at, items, c, step) for c in cfgs]

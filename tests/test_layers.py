@@ -55,7 +55,7 @@ SIDEWAYS = {
     "learned_reward": {"fit", "rounds", "rundir"},
     "step": {"critics", "dynamic", "generate", "learners", "rollout", "team"},
     "runs": {"critics", "generate", "rollout", "step", "team"},
-    "seeds": {"train", "evaluate", "programs", "rundir", "runlog"},
+    "seeds": {"train", "evaluate", "rundir", "runlog"},
     "train": {"rounds", "learned_reward", "evaluate", "programs", "rundir", "runlog"},
     "trainers": {"train", "fit", "evaluate", "trainers"},
     "utils": {"utils"},
