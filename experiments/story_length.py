@@ -10,6 +10,7 @@ Expected: 0.89 to 0.94 in updates 31 to 40 and 0.89 to 0.94 on held-out topics (
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Self
 
 import tyro
 
@@ -76,6 +77,10 @@ class StoryConfig(TrainConfig):
         else:
             check_settings(self)
         check_agents(self, 1 if self.centralized else 2)
+
+    def of_seed(self, seed: int, **changes: Any) -> Self:
+        """Of a run alone, which has no other seeds."""
+        return super().of_seed(seed, seeds=(), **changes)
 
 
 def setup(item: dict) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from jmarl.settings import Episodes, Preferences, check
 
@@ -348,6 +348,12 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         Learning.__post_init__(self)
         Episodes.__post_init__(self)
         Preferences.__post_init__(self)
+
+    def of_seed(self, seed: int, **changes: Any) -> Self:
+        """The settings of one of several runs (`seeds.train_seeds`), as it would have them alone: its directory is `seed_S` in
+        theirs."""
+        where = self.output_dir and f"{self.output_dir}/seed_{seed}"
+        return dataclasses.replace(self, seed=seed, output_dir=where, progress=False, **changes)
 
     def sampling(self) -> Sampling:
         return Sampling(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Sampling)})

@@ -82,7 +82,8 @@ class Nodes(NamedTuple):
 
 
 def play(team: Team, params: Sequence[Any], *arguments: Any, **more: Any) -> Rollout:
-    """`playing` by one team's models, parameters [A, ...] of each stack; further arguments as there."""
+    """`playing` by one team's models. params: of each stack [A, ...]; further arguments as there: items, env, settings,
+    episodes and, by name, seed, step, group, …"""
     return answered(playing(team, *arguments, **more), partial(sample_team, team, params))
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,18 +35,16 @@ from jmarl.learners import adapted
 from jmarl.metrics import MetricsWriter
 from jmarl.returns import mean_and_interval
 from jmarl.rewards import RewardFunction
-from jmarl.rollout import Rollout
 from jmarl.rundir import checkpoints_of, open_run, set_aside
 from jmarl.runlog import RunLog, TrainResult
 from jmarl.runs import Runs, alone, of_run, play_together, together, update_together
 from jmarl.stack import map_own
-from jmarl.step import playing_step, tasks_at
+from jmarl.step import check_valid, playing_step, tasks_at
 from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
 from jmarl.train import check_run, check_settings, check_team, environment_of, start
 from jmarl.types import TeamState
 from jmarl.weights import Agent
 
-C = TypeVar("C", bound=TrainConfig)
 SUMMED, WITH_INTERVAL = ("tokens", "tokens_per_s"), ("reward/mean", "eval/reward")
 
 
@@ -71,7 +69,7 @@ def train_seeds(
     """
     env = environment_of(team, reward, formatters, external_transition, cfg)
     check_seeds(seeds, cfg)
-    cfgs = configs_of(seeds, cfg)
+    cfgs = tuple(cfg.of_seed(int(seed)) for seed in seeds)
     check_run(items, cfgs[0], None)
     check_team(team, cfg)
     where = [sharding.mesh_for(cfg.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
@@ -79,9 +77,11 @@ def train_seeds(
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
     runs = Runs(team, started[0][0], cfgs, *where)
     with contextlib.ExitStack() as opened:
-        state, logs, saved = open_runs(runs, [of_run for _, of_run in started], opened)
+        state, logs, saved = open_runs(runs, [of_seed for _, of_seed in started], opened)
         del started, params  # with the bases that lie elsewhere than that of all
         writer = None
+        if cfg.resume and cfg.progress:
+            print(f"resuming {cfg.output_dir} from step {int(state.step)} of {cfg.num_updates}", flush=True)
         if cfg.output_dir:
             how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(state.step), progress=cfg.progress)
             writer = opened.enter_context(MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **how))
@@ -107,15 +107,8 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
             f"output_dir={cfg.output_dir!r} holds the checkpoints of a single run, and runs of several seeds have theirs in "
             "seed_0, … there: choose another output_dir"
         )
-    for of_seed in configs_of(seeds, cfg):
-        check_settings(of_seed)
-
-
-def configs_of(seeds: Sequence[int], cfg: C) -> tuple[C, ...]:
-    """The settings of each run, as it would have them alone: those of an experiment may have a field for the seeds."""
-    where = {seed: cfg.output_dir and str(Path(cfg.output_dir) / f"seed_{seed}") for seed in seeds}
-    one: dict[str, Any] = {"seeds": ()} if hasattr(cfg, "seeds") else {}
-    return tuple(dataclasses.replace(cfg, seed=int(s), output_dir=where[s], progress=False, **one) for s in seeds)
+    for seed in seeds:
+        check_settings(cfg.of_seed(seed))
 
 
 def once(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
@@ -201,7 +194,8 @@ def run_seeds(
         asking = [playing_step(team, of(), env, c, step, of) for of, c in zip(tasks, cfgs, strict=True)]
         rollouts = play_together(runs, state, asking)
         if step == first:
-            check_valid(cfgs, rollouts)
+            for rollout in rollouts:
+                check_valid(rollout)
         played = time.monotonic()
         state, learned = update_together(runs, state, rollouts)
         flush()
@@ -220,13 +214,6 @@ def run_seeds(
         TrainResult(alone(without_gradients(state), i, runs), log.rewards, *of)
         for i, (log, of) in enumerate(zip(logs, evaluations, strict=True))
     ]
-
-
-def check_valid(cfgs: Sequence[TrainConfig], rollouts: Sequence[Rollout]) -> None:
-    for cfg, rollout in zip(cfgs, rollouts, strict=True):
-        if not np.isfinite(rollout.turns[0].rewards).any():
-            fault = rollout.turns[0].fault
-            raise ValueError(f"no joint action of the first update from seed {cfg.seed} has a valid reward: {fault}")
 
 
 def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from jmarl import lora
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig
@@ -65,6 +67,12 @@ def playing_step(
         expected = yield from playing_greedily(team, tasks, env, cfg, step, rollout)
         rollout = rollout._replace(expected=expected)
     return rollout
+
+
+def check_valid(first: Rollout) -> None:
+    """Refuse to train on a reward of which nothing is valid in the first update."""
+    if not np.isfinite(first.turns[0].rewards).any():
+        raise ValueError(f"no joint action of the first update has a valid reward: {first.turns[0].fault}")
 
 
 def update(

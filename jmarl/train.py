@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from jmarl import lora, sharding
@@ -40,7 +39,7 @@ from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_run
 from jmarl.runlog import RunLog, TrainResult
 from jmarl.stack import map_own, unstack
-from jmarl.step import play_step, tasks_at, update
+from jmarl.step import check_valid, play_step, tasks_at, update
 from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import init_stack
@@ -167,8 +166,8 @@ def run(
             log.about(rewarder.begin(step, state))
         tasks = partial(tasks_at, items, cfg, step)
         rollout = play_step(team, state, tasks(), env, cfg, step, tasks)
-        if step == first and not np.isfinite(rollout.turns[0].rewards).any():
-            raise ValueError(f"no joint action of the first update has a valid reward: {rollout.turns[0].fault}")
+        if step == first:
+            check_valid(rollout)
         played = time.monotonic()  # before the update, for which the call below may wait or not
         state, learned = update(team, critics, state, rollout, cfg)
         log.step(step, rollout, learned, played)

@@ -12,7 +12,7 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.rewards import make_reward
-from jmarl.seeds import configs_of, train_seeds
+from jmarl.seeds import train_seeds
 from jmarl.team import make_team
 from jmarl.train import train
 from jmarl.types import TRACES
@@ -159,7 +159,7 @@ def test_the_story_takes_seeds(tmp_path):
     from experiments.story_length import StoryConfig
 
     cfg = StoryConfig(seeds=(0, 1), output_dir=str(tmp_path))
-    assert [(c.seed, c.output_dir, c.seeds) for c in configs_of(cfg.seeds, cfg)] == [
+    assert [(c.seed, c.output_dir, c.seeds) for c in map(cfg.of_seed, cfg.seeds)] == [
         (seed, str(tmp_path / f"seed_{seed}"), ()) for seed in (0, 1)
     ]
     with pytest.raises(ValueError, match="each once"):
