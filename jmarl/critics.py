@@ -109,17 +109,29 @@ def _values(params, prompts, lengths, tokens, *, cfg, dtype, mode, mesh):
     return over_agents(per_agent(of_agent, how), mesh, agents)(params, prompts, lengths, tokens)
 
 
-def value_stack(params: Any, spec: StackSpec, prompts, lengths, tokens, cfg: TrainConfig) -> jax.Array:
-    """Values [A, P, G, T] by a stack of critics: before each of tokens [A, P, G, T] behind prompts [A, P, S]."""
+def check_context(spec: StackSpec, lengths: np.ndarray, tokens: jax.Array) -> None:
+    """Refuse more than a critic can read, which only one of another model than its agent's may be asked for."""
     longest, most = int(np.max(lengths)) + tokens.shape[-1] - 1, spec.config.max_positions
-    if longest > most:  # only a critic of another model than its agent's
+    if longest > most:
         raise ValueError(
             f"a critic reads up to {longest} tokens, more than its context of {most}: give one of a longer context"
         )
+
+
+def value_stack(params: Any, spec: StackSpec, prompts, lengths, tokens, cfg: TrainConfig) -> jax.Array:
+    """Values [A, P, G, T] by a stack of critics: before each of tokens [A, P, G, T] behind prompts [A, P, S]."""
+    check_context(spec, lengths, tokens)
     mesh, arrays = mesh_of(params), (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
     if mesh is not None:
         arrays = jax.device_put(arrays, batch_shardings(mesh, arrays))
     return _values(params, *arrays, cfg=spec.config, dtype=cfg.compute_dtype, mode=cfg.per_agent, mesh=mesh)
+
+
+def judges_as_it_learns(learning: Learning) -> bool:
+    """Whether the values of tokens are those of the pass in which their critic learns: where that is one step on the whole
+    batch, without dropout. Own critics then learn first, and their agents from the values that they gave."""
+    steps = learning.num_epochs * learning.num_minibatches * learning.micro_batches
+    return value_kind(learning) == "token" and steps == 1 and not learning.lora_dropout
 
 
 def penalises(learning: Learning) -> bool:
@@ -175,7 +187,8 @@ def playing_greedily(
 
 
 def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> tuple:
-    """Batches of the stacks and of the critics, with what was expected of every completion in them."""
+    """Batches of the stacks and of the critics, with what was expected of every completion in them; without it where critics
+    say so as they learn (`judges_as_it_learns`)."""
     row, learning = algorithm(cfg.algorithm), cfg.learning()
     if row.critic is None:
         return to_batches(team, rollout, row.grouping, rollout.expected), ()
@@ -186,8 +199,10 @@ def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg:
         batches = []
         each = zip(specs, judges, team.stacks, state.stacks, to_batches(team, rollout), strict=True)
         for judge_spec, of, spec, own, batch in each:
-            values = value_stack(lora.model_of(of), judge_spec, batch.prompts, batch.prompt_lengths, batch.tokens, cfg)
-            batch = batch._replace(values=values)
+            check_context(judge_spec, batch.prompt_lengths, batch.tokens)
+            if not judges_as_it_learns(learning):
+                read = batch.prompts, batch.prompt_lengths, batch.tokens
+                batch = batch._replace(values=value_stack(lora.model_of(of), judge_spec, *read, cfg))
             known = own.reference is not None or own.base is not None  # not of a frozen stack
             batches.append(penalised(batch, own, spec, cfg) if penalises(learning) and known else batch)
         return tuple(batches), () if shared else tuple(batches)

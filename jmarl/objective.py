@@ -7,6 +7,7 @@ All for one agent; `update` lifts it to a stack.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -283,8 +284,16 @@ def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learni
     return loss, metrics | {"loss": loss}
 
 
-def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning, base: Any = None) -> tuple[jax.Array, dict]:
-    """Loss of one agent's rows and its metrics, both additive over micro-batches. base: what params are adapters of."""
+def rows_loss(
+    params: Any,
+    rows: Rows,
+    cfg: ModelConfig,
+    learning: Learning,
+    base: Any = None,
+    judged: Callable[[jax.Array], tuple[Rows, dict]] | None = None,
+) -> tuple[jax.Array, dict]:
+    """Loss of one agent's rows and its metrics, both additive over micro-batches. base: what params are adapters of. judged:
+    makes the rows from the values [P, G, T] that this very pass gives; those given are then tokens alone."""
     params = lora.join(base, params)
     if rows.dropout is not None:
         params = lora.with_dropout(params, rows.dropout, learning.lora_dropout)
@@ -294,25 +303,33 @@ def rows_loss(params: Any, rows: Rows, cfg: ModelConfig, learning: Learning, bas
         return pairs_loss(numbers_of(params, weights, hidden, rows.tokens, learning), rows.pairs, learning)
     if rows.texts is not None:
         return score_loss(weights, hidden, rows.tokens, rows.texts, functools.partial(texts_loss, learning=learning))
-    loss, metrics, temperature = jnp.zeros(()), {}, learning.temperature or 1.0
+    values: Any = values_of(params, hidden).reshape(rows.tokens.shape) if judged or rows.values else None
+    loss, metrics = jnp.zeros(()), {}
+    if judged:
+        rows, metrics = judged(jax.lax.stop_gradient(values))
     if rows.policy is not None:
-        of_loss = functools.partial(token_loss, learning=learning)
-        row = algorithm(learning.algorithm)
-        if "level" in row.options and option("ratio_level", learning.ratio_level, row) != "token":
-            scores = token_scores(weights, hidden, rows.tokens.reshape(-1), temperature)
-            logp, entropy = (x.reshape(rows.tokens.shape) for x in scores)
-            loss, metrics = of_loss(logp, entropy, rows.policy)
-        else:
-            loss, metrics = score_loss(weights, hidden, rows.tokens, rows.policy, of_loss, temperature=temperature)
+        loss, of_policy = policy_loss(weights, hidden, rows.tokens, rows.policy, learning)
+        metrics |= of_policy
     if rows.values is not None:
         row, of = algorithm(learning.algorithm), rows.values
-        values = values_of(params, hidden).reshape(rows.tokens.shape)
         clip = option("value_clip", learning.value_clip, row)
         of_values, more = losses.value_loss(values, of.targets, of.old, of.weights, clip=clip)
         metrics |= {name: jnp.sum(of.weights * x) for name, x in more.items()} | {"value_loss": of_values}
         loss = loss + (1.0 if rows.policy is None else option("value_coef", learning.value_coef, row)) * of_values
         metrics["loss"] = loss
     return loss, metrics
+
+
+def policy_loss(weights: Any, hidden: jax.Array, tokens: jax.Array, of: Policy, learning: Learning) -> tuple[jax.Array, dict]:
+    """`token_loss` of all tokens [P, G, T] from their hidden states [P * G * T, D]: of some at a time, unless the ratio is of
+    whole completions. weights: the parameters in the compute dtype."""
+    of_loss, temperature = functools.partial(token_loss, learning=learning), learning.temperature or 1.0
+    row = algorithm(learning.algorithm)
+    if "level" in row.options and option("ratio_level", learning.ratio_level, row) != "token":
+        scores = token_scores(weights, hidden, tokens.reshape(-1), temperature)
+        logp, entropy = (x.reshape(tokens.shape) for x in scores)
+        return of_loss(logp, entropy, of)
+    return score_loss(weights, hidden, tokens, of, of_loss, temperature=temperature)
 
 
 def numbers_of(params: Any, weights: Any, hidden: jax.Array, tokens: jax.Array, learning: Learning) -> jax.Array:

@@ -21,7 +21,7 @@ from jmarl import lora
 from jmarl.algorithms import algorithm, value_kind
 from jmarl.batches import positions
 from jmarl.config import TrainConfig
-from jmarl.critics import Critics, penalises, trains
+from jmarl.critics import Critics, judges_as_it_learns, penalises, trains
 from jmarl.environment import Environment
 from jmarl.generate import Ask, encode, sample_stack, sample_team
 from jmarl.learners import held_at, of_stack
@@ -76,6 +76,7 @@ def programs_of_run(
             batch = example_batch(prompts, sampler, cfg, len(spec.members[0]))
             batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, 0, i, len(spec.members)))
             of_critic = batch if kind == "token" else positions(batch, kind, cut=not shared)
+            of_critic = of_critic._replace(values=None) if judges_as_it_learns(learning) else of_critic
             yield lower_update(state.stacks[i], of_critic if shared else batch, cfg=spec.config, **how)
             if row.critic == "own" and not shared:
                 mine, own = of_stack(cfg, critics.learning, spec.members, team.num_agents, held)

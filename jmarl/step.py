@@ -21,7 +21,7 @@ from jmarl.learners import held_at, learn
 from jmarl.order import tasks_of
 from jmarl.rollout import Rollout, playing
 from jmarl.team import Team
-from jmarl.types import Batch, TeamState
+from jmarl.types import Batch, StackState, TeamState
 
 
 def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:
@@ -100,21 +100,31 @@ def learn_from(
 ) -> tuple[TeamState, list[dict[str, Any]]]:
     """One update of every stack and critic; the state is donated. Returns the metrics of each stack, [A] each, on the device,
     and behind them those of a central critic; those of a stack's own critics are among its, as `critic_…`."""
-    stacks, judges, learned = [], [], []
     held, done = held_at(cfg, team.num_agents, state.step), state.step + 1  # now: behind the update it would wait for it
-    for spec, stack, batch in zip(team.stacks, state.stacks, batches, strict=True):
+    judges, judged = critics_learn(team, critics, state, of_critics, cfg, held)
+    own = algorithm(cfg.algorithm).critic == "own"
+    beside: list[dict[str, Any]] = judged if own and judged else [{} for _ in batches]
+    stacks, learned = [], []
+    for spec, stack, batch, of_critic in zip(team.stacks, state.stacks, batches, beside, strict=True):
+        if "values" in of_critic:  # of the pass in which the critic has learned
+            batch = batch._replace(values=of_critic.pop("values"))
         stack, metrics = learn(cfg, team, spec, stack, batch, learning=cfg.learning(), held=held, trains=trains(cfg))
         stacks.append(stack)
+        learned.append(metrics | {f"critic_{name}": x for name, x in of_critic.items() if name != "held"})
+    return TeamState(done, tuple(stacks), judges), learned if own else learned + judged
+
+
+def critics_learn(
+    team: Team, critics: Critics, state: TeamState, batches: list[Batch], cfg: TrainConfig, held: np.ndarray | None
+) -> tuple[tuple[StackState, ...], list[dict[str, Any]]]:
+    """One update of every critic beside the agents, and its metrics. held [N]: agents, and with them their own critics."""
+    stacks, learned = [], []
+    for spec, stack, batch in zip(critics.specs, state.critics, batches, strict=True):
+        learning = critics.learning
+        if algorithm(cfg.algorithm).critic == "central":  # its batch has other numbers of prompts than the agents'
+            parts, held = min(learning.micro_batches, batch.prompts.shape[1]), None
+            learning = dataclasses.replace(learning, micro_batches=parts)
+        stack, metrics = learn(cfg, team, spec, stack, batch, learning=learning, held=held, trains="values")
+        stacks.append(stack)
         learned.append(metrics)
-    for i, (spec, stack, batch) in enumerate(zip(critics.specs, state.critics, of_critics, strict=True)):
-        if algorithm(cfg.algorithm).critic == "own":
-            how: dict[str, Any] = dict(learning=critics.learning, held=held)
-            stack, metrics = learn(cfg, team, spec, stack, batch, **how, trains="values")
-            learned[i] |= {f"critic_{name}": x for name, x in metrics.items() if name != "held"}
-        else:  # its batch has other numbers of prompts than the agents'
-            parts = min(critics.learning.micro_batches, batch.prompts.shape[1])
-            how = dict(learning=dataclasses.replace(critics.learning, micro_batches=parts), held=None)
-            stack, metrics = learn(cfg, team, spec, stack, batch, **how, trains="values")
-            learned.append(metrics)
-        judges.append(stack)
-    return TeamState(done, tuple(stacks), tuple(judges)), learned
+    return tuple(stacks), learned

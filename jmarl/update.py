@@ -120,9 +120,18 @@ def agent_gradients(
     learning: Learning,
     trains: str = "policy",
 ) -> tuple[Any, dict]:
-    """Gradients and metrics of one agent from its batch (no agent axis)."""
-    model = lora.join(base, params)
-    rows, about_batch = make_rows(reference, running, batch, model, cfg=cfg, learning=learning, trains=trains)
+    """Gradients and metrics of one agent from its batch (no agent axis). A critic whose batch has no values learns from those
+    of this pass; one beside an agent returns them with the metrics."""
+    how: dict[str, Any] = dict(cfg=cfg, learning=learning, trains=trains)
+    if trains != "policy" and isinstance(batch, Batch) and batch.values is None:
+
+        def judged(values):
+            rows, metrics = make_rows(reference, running, batch._replace(values=values), lora.join(base, params), **how)
+            return rows, metrics | ({"values": values} if trains == "values" else {})
+
+        tokens = Rows(batch.prompts, batch.prompt_lengths, batch.tokens, None, None, batch.dropout)
+        return jax.grad(rows_loss, has_aux=True)(params, tokens, cfg, learning, base, judged)
+    rows, about_batch = make_rows(reference, running, batch, lora.join(base, params), **how)
     grads, metrics = gradients(params, rows, base, cfg, learning)
     return grads, metrics | about_batch
 

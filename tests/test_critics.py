@@ -20,7 +20,7 @@ from jmarl.returns import discounted
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
 from jmarl.stack import unstack
-from jmarl.step import play_step, update
+from jmarl.step import batches_of, learn_from, play_step, update
 from jmarl.team import make_team, without_gradients
 from jmarl.train import start, train
 from jmarl.update import updates_done
@@ -78,10 +78,11 @@ def believe(value):
 
 
 def shaped(state):
-    """Critics whose head is not 0, so that the layers under it have a gradient."""
-    critic = state.critics[0]
-    params = critic.params | {"value": critic.params["value"] + 0.1}
-    return state._replace(critics=(critic._replace(params=params),))
+    """Critics, or value heads, which are not 0, so that the layers under them have a gradient."""
+    field = "critics" if state.critics else "stacks"
+    first, *rest = getattr(state, field)
+    params = first.params | {"value": first.params["value"] + 0.1}
+    return state._replace(**{field: (first._replace(params=params), *rest)})
 
 
 def moved(before, after):
@@ -134,8 +135,9 @@ def test_ippo_has_an_advantage_for_each_token(agents, separate):
 
     for lam in (1.0, 0.95):
         cfg = dataclasses.replace(
-            BASE, algorithm="ippo", gae_lambda=lam, advantage_scale="none", separate_critic=separate, max_new_tokens=5
-        )
+            BASE, algorithm="ippo", gae_lambda=lam, advantage_scale="none", separate_critic=separate, max_new_tokens=5,
+            micro_batches=2,
+        )  # fmt: skip
         played, (batches, _), before, after, _ = one_step(agents, cfg, change=change)
         stack = (before.critics if separate else before.stacks)[0]
         for a in range(2):
@@ -245,7 +247,8 @@ def test_ippo_of_one_agent_is_ppo(agents):
 
 def test_a_value_head_shares_the_gradient(agents):
     """The gradient of an agent with a value head is the policy's plus value_coef times the value loss's, each made alone."""
-    cfg = dataclasses.replace(BASE, algorithm="ippo", separate_critic=False, value_coef=0.3, entropy_coef=0.01)
+    how = dict(separate_critic=False, value_coef=0.3, entropy_coef=0.01, micro_batches=2)
+    cfg = dataclasses.replace(BASE, algorithm="ippo", **how)
     _, (batches, _), before, _, _ = one_step(agents, cfg, change=believe(0.5))
     params, mine, running = (unstack(x, 0) for x in (before.stacks[0].params, batches[0], before.stacks[0].running))
     make = functools.partial(make_rows, None, running, mine, None, cfg=agents[0].config, learning=cfg.learning())
@@ -261,6 +264,32 @@ def test_a_value_head_shares_the_gradient(agents):
     expected = jax.tree.map(lambda a, b: a + 0.3 * b, policy, jax.grad(value_loss)(params))
     for got, want in zip(jax.tree.leaves(grad(params, rows)), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_values_of_the_pass_that_learns(agents, separate):
+    """A step with the values that critics give as they learn is the step with values of a pass of their own before it."""
+    how = dict(separate_critic=separate, gae_lambda=0.9, kl_coef=0.1, kl_in="reward", frozen_agents=(1,), num_generations=3)
+    cfg = dataclasses.replace(BASE, algorithm="ippo", **how)
+    results = []
+    for before in (False, True):
+        team, params = make_team(agents)
+        judges, state = start(team, params, cfg, None)
+        state = shaped(state)
+        played = play_step(team, state, ITEMS, environment(2), cfg, 0)
+        batches, of_critics = batches_of(team, judges, state, played, cfg)
+        assert batches[0].values is None
+        if before:
+            read = batches[0].prompts, batches[0].prompt_lengths, batches[0].tokens
+            values = critics.value_stack((state.critics if separate else state.stacks)[0].params, team.stacks[0], *read, cfg)
+            batches, of_critics = ([batch._replace(values=values) for batch in of] for of in (batches, of_critics))
+        results.append(jax.device_get(learn_from(team, judges, state, batches, of_critics, cfg)))
+    (after, metrics), (expected, wanted) = results
+    assert set(metrics[0]) == set(wanted[0])
+    for name, of_agent in wanted[0].items():
+        np.testing.assert_allclose(metrics[0][name], of_agent, rtol=1e-4, atol=1e-5, err_msg=name)
+    for got, want in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("row", ["iac", "maac", "ippo"])
@@ -386,7 +415,7 @@ def test_rewards_of_each_agent_and_a_central_critic(agents):
 
 def test_gae_is_scaled_by_role(agents):
     """Two roles of shared weights: the tokens' advantages of each have a standard deviation of 1."""
-    cfg = dataclasses.replace(BASE, algorithm="ippo")
+    cfg = dataclasses.replace(BASE, algorithm="ippo", micro_batches=2)
     _, (batches, _), before, *_ = one_step(agents[:1] * 2, cfg, shared_weights=True)
     mine = unstack(batches[0], 0)
     far = mine._replace(rewards=np.where(mine.roles == 1, 100 * mine.rewards, mine.rewards))

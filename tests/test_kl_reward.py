@@ -68,7 +68,7 @@ def gae_by_hand(rewards, values, lam):
 def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separate, kind):
     """By numpy: r_t = -coef * estimate_t, and the return on the last token; A by its sum over delta; targets = V + A, of
     critics beside the agents and of value heads. The invalid row counts nowhere."""
-    cfg = dataclasses.replace(BASE, separate_critic=separate, kl_estimator=kind)
+    cfg = dataclasses.replace(BASE, separate_critic=separate, kl_estimator=kind, micro_batches=2)  # values before the update
     head, coef = np.random.default_rng(0).normal(size=agents[0].config.hidden_size), 0.7
     team, params = make_team(agents)
     judges, state = start(team, params, cfg, None)
