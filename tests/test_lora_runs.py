@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
 BASE = TrainConfig(
     algorithm="magrpo", num_updates=1, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
-    lora_rank=2, progress=False, mesh="agent=1",
+    lora_rank=2, lora_targets="q_proj,down_proj", progress=False, mesh="agent=1",
 )  # fmt: skip
 
 
@@ -362,7 +362,7 @@ def test_a_model_that_fits_its_settings_keeps_its_adapters(agent):
 def test_a_base_without_lora_and_other_adapters_are_refused(agent):
     team, params = make_team([agent, agent], lora=True)
     with pytest.raises(ValueError, match=r"the agents of stack 0 share one base, and lora_rank=0 trains all weights"):
-        start(team, params, dataclasses.replace(BASE, lora_rank=0), None)
+        start(team, params, dataclasses.replace(BASE, lora_rank=0, lora_targets=None), None)
     state = init_state(lora.models(params, [(agent.config, 2)], BASE, 0), BASE)
     asked = dataclasses.replace(BASE, lora_rank=4, lora_targets="q_proj")
     with pytest.raises(ValueError, match=r"adapters of rank 2, alpha 2 for q_proj,.*ask for rank 4, alpha 4 for q_proj: set"):
