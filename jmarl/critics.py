@@ -36,7 +36,7 @@ from jmarl.scoring import hidden_states
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
 from jmarl.stack import COMPILER, map_own, per_agent, share_params, stack_params
 from jmarl.team import StackSpec, Team
-from jmarl.text import decode, encode_prompts
+from jmarl.text import by_agent, decode, encode_prompts
 from jmarl.types import TRACES, Batch, StackState, TeamState
 from jmarl.weights import Agent
 
@@ -192,39 +192,55 @@ def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg:
     row, learning = algorithm(cfg.algorithm), cfg.learning()
     if row.critic is None:
         return to_batches(team, rollout, row.grouping, rollout.expected), ()
-    shared, kind = shares_critic(learning), value_kind(learning)
-    judges = state.stacks if shared else state.critics
-    specs = team.stacks if shared else critics.specs
-    if kind == "token":
-        batches = []
-        each = zip(specs, judges, team.stacks, state.stacks, to_batches(team, rollout), strict=True)
-        for judge_spec, of, spec, own, batch in each:
-            check_context(judge_spec, batch.prompt_lengths, batch.tokens)
-            if not judges_as_it_learns(learning):
-                read = batch.prompts, batch.prompt_lengths, batch.tokens
-                batch = batch._replace(values=value_stack(lora.model_of(of), judge_spec, *read, cfg))
-            known = own.reference is not None or own.base is not None  # not of a frozen stack
-            batches.append(penalised(batch, own, spec, cfg) if penalises(learning) and known else batch)
-        return tuple(batches), () if shared else tuple(batches)
+    if value_kind(learning) == "token":
+        return judge_tokens(team, critics, state, rollout, cfg)
     if row.critic == "central":
-        texts = [joint_text(team, specs[0], turn, kind, cfg) for turn in rollout.turns]
-        of_joint = [joint_values(judges[0], specs[0], text, kind, cfg) for text in texts]
-        values, nodes = _of_team(rollout, of_joint)
-    else:
-        values = [own_values(team, judges, specs, turn, kind, cfg) for turn in rollout.turns]
-        nodes = [of_turn.mean(-1) for of_turn in values]  # [N, P]
+        return judge_jointly(team, critics.specs[0], state.critics[0], rollout, cfg)
+    shared, kind = shares_critic(learning), value_kind(learning)
+    judges, specs = (state.stacks, team.stacks) if shared else (state.critics, critics.specs)
+    values = [own_values(team, judges, specs, turn, kind, cfg) for turn in rollout.turns]
+    played, _ = with_returns(rollout, [of_turn.mean(-1) for of_turn in values], cfg)
+    batches = to_batches(team, played, values=values)
+    read = tuple(positions(batch, kind, cut=not shared) for batch in batches)
+    return (read, ()) if shared else (batches, read)
+
+
+def judge_tokens(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> tuple:
+    """`judge` for rows with a value of every token: critics and agents learn from the same batches."""
+    learning, batches = cfg.learning(), []
+    shared = shares_critic(learning)
+    judges, specs = (state.stacks, team.stacks) if shared else (state.critics, critics.specs)
+    each = zip(specs, judges, team.stacks, state.stacks, to_batches(team, rollout), strict=True)
+    for judge_spec, of, spec, own, batch in each:
+        check_context(judge_spec, batch.prompt_lengths, batch.tokens)
+        if not judges_as_it_learns(learning):
+            read = batch.prompts, batch.prompt_lengths, batch.tokens
+            batch = batch._replace(values=value_stack(lora.model_of(of), judge_spec, *read, cfg))
+        known = own.reference is not None or own.base is not None  # not of a frozen stack
+        batches.append(penalised(batch, own, spec, cfg) if penalises(learning) and known else batch)
+    return tuple(batches), () if shared else tuple(batches)
+
+
+def judge_jointly(team: Team, spec: StackSpec, of: StackState, rollout: Rollout, cfg: TrainConfig) -> tuple:
+    """`judge` for a central critic, which reads what all agents read."""
+    kind = value_kind(cfg.learning())
+    texts = [joint_text(team, spec, turn, kind, cfg) for turn in rollout.turns]
+    of_joint = [joint_values(of, spec, text, kind, cfg) for text in texts]
+    values, nodes = _of_team(rollout, of_joint)
+    played, targets = with_returns(rollout, nodes, cfg)
+    return to_batches(team, played, values=values), (central_batch(texts, targets, of_joint),)
+
+
+def with_returns(rollout: Rollout, nodes: Sequence[np.ndarray], cfg: TrainConfig) -> tuple[Rollout, list[np.ndarray]]:
+    """A rollout with lambda-returns over the values [N, P] of each turn's nodes, and the targets of its joint actions."""
+    row = algorithm(cfg.algorithm)
     lam = option("gae_lambda", cfg.gae_lambda, row)
     if row.critic == "central" and lam < 1:
         check_joint(rollout, lam)
     arrays = [turn.rewards for turn in rollout.turns], [turn.parents for turn in rollout.turns]
     targets = discounted(*arrays, cfg.gamma, [v.T for v in nodes], lam)
     returns = [credit(of, turn.joint, len(turn.texts[0][0])) for of, turn in zip(targets, rollout.turns, strict=True)]
-    played = rollout._replace(returns=tuple(returns))
-    batches = to_batches(team, played, values=values)
-    if row.critic == "central":
-        return batches, (central_batch(texts, targets, of_joint),)
-    read = tuple(positions(batch, kind, cut=not shared) for batch in batches)
-    return (read, ()) if shared else (batches, read)
+    return rollout._replace(returns=tuple(returns)), targets
 
 
 def check_joint(rollout: Rollout, lam: float) -> None:
@@ -269,15 +285,12 @@ def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, cfg: TrainCon
     """The prompts of all agents, and for a critic of type q their completions, as tokens of the central critic."""
     nodes, count = len(turn.items), bucket(len(turn.items), 1)
 
-    def lines(texts):
-        return "\n".join(f"[Agent {n}] {text}" for n, text in enumerate(texts))
-
     read = turn.prompts if cfg.history == "none" else conversations(team, turn)
-    texts = [lines(of_node) for of_node in zip(*read, strict=True)]
+    texts = [by_agent(of_node) for of_node in zip(*read, strict=True)]
     said: list[list[list[int]]] = [[[] for _ in turn.joint] for _ in range(nodes)]
     if kind == "q":
         for p in range(nodes):
-            joint = ["\n" + lines(turn.texts[n][p][g] for n, g in enumerate(action)) for action in turn.joint]
+            joint = ["\n" + by_agent(turn.texts[n][p][g] for n, g in enumerate(action)) for action in turn.joint]
             said[p] = [spec.tokenizer.encode(text, add_special_tokens=False) for text in joint]
     longest = max(len(row) for of_node in said for row in of_node)
     prompts = encode_prompts(spec.tokenizer, texts, 2**30)

@@ -38,6 +38,7 @@ from jmarl.rundir import checkpoints_of
 from jmarl.settings import Preferences
 from jmarl.stack import unstack
 from jmarl.team import Team, make_team
+from jmarl.text import by_agent
 from jmarl.types import TeamState
 from jmarl.weights import Agent, load_agent, save_pretrained
 
@@ -66,12 +67,12 @@ class RewardModel(NamedTuple):
 
 def joint_prompt(prompts: Sequence[Prompt]) -> str:
     """What a reward model reads of what N agents read."""
-    return "\n".join(f"[Agent {n}] {text_of(prompt)}" for n, prompt in enumerate(prompts))
+    return by_agent(map(text_of, prompts))
 
 
 def joint_answer(texts: Sequence[str]) -> str:
     """What it reads of what they wrote."""
-    return "\n" + "\n".join(f"[Agent {n}] {text}" for n, text in enumerate(texts))
+    return "\n" + by_agent(texts)
 
 
 def joint_pair(pair: Pair) -> Pair:

@@ -14,6 +14,11 @@ from typing import Any
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
 
 
+def by_agent(texts: Iterable[str]) -> str:
+    """What is of each agent as one text, a line each: what a team's critic or reward model reads."""
+    return "\n".join(f"[Agent {n}] {text}" for n, text in enumerate(texts))
+
+
 def chat_messages(tokenizer: Any, messages: Sequence[Any]) -> str:
     """Messages (dicts of role and content) in the tokenizer's chat template, up to where the assistant begins to write."""
     if tokenizer.chat_template is None:
