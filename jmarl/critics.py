@@ -212,8 +212,9 @@ def judge_tokens(team: Team, critics: Critics, state: TeamState, rollout: Rollou
     judges, specs = (state.stacks, team.stacks) if shared else (state.critics, critics.specs)
     each = zip(specs, judges, team.stacks, state.stacks, to_batches(team, rollout), strict=True)
     for judge_spec, of, spec, own, batch in each:
-        check_context(judge_spec, batch.prompt_lengths, batch.tokens)
-        if not judges_as_it_learns(learning):
+        if judges_as_it_learns(learning):
+            check_context(judge_spec, batch.prompt_lengths, batch.tokens)
+        else:
             read = batch.prompts, batch.prompt_lengths, batch.tokens
             batch = batch._replace(values=value_stack(lora.model_of(of), judge_spec, *read, cfg))
         known = own.reference is not None or own.base is not None  # not of a frozen stack

@@ -54,6 +54,7 @@ class Batch(NamedTuple):
     roles: Any = None  # [A, P, G] int32: which of its parameter set's roles wrote the row; None: there is only one
     truncated_logprobs: Any = None  # [A, P, G, T] float32: of the distribution really sampled from
     values: Any = None  # [A, P, G, T or 1] float32, what a critic expected (or what the greedy completion got), if there is one
+    # and it does not say so only as it learns (`critics.judges_as_it_learns`)
     ref_logprobs: Any = None  # [A, P, G, T] float32: the reference's, where agents and critics need them alike
     penalty: Any = None  # [A, P, G, T] float32, with them: what the KL term takes from the reward of each token
     dropout: Any = None  # [A] typed keys of the update's dropout (`lora`), if there is any
