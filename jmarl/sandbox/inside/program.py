@@ -1,0 +1,217 @@
+"""The side of the program: runs it, then does with its objects what the judge asks for.
+
+Nothing here is trusted, because the program can change all of it. It holds nothing worth having: no tests, no expected values.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import operator
+import random
+import sys
+import types
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Any
+
+from .wire import CONTAINERS, Channel, Gone, Unsupported, Violation, decode, encode, replace_contents
+
+NAME = "program"
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "getattr": getattr, "setattr": setattr, "delattr": delattr, "len": len, "iter": iter, "next": next, "str": str,
+    "repr": repr, "bool": bool, "int": int, "float": float, "complex": complex, "abs": abs, "round": round, "format": format,
+    "isinstance": isinstance, "issubclass": issubclass, "reversed": reversed, "divmod": divmod, "pow": pow, "hash": hash,
+    "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem, "index": operator.index,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv, "floordiv": operator.floordiv,
+    "mod": operator.mod, "matmul": operator.matmul, "and": operator.and_, "or": operator.or_, "xor": operator.xor,
+    "lshift": operator.lshift, "rshift": operator.rshift, "neg": operator.neg, "pos": operator.pos, "invert": operator.invert,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "enter": lambda x: x.__enter__(), "exit": lambda x, *error: x.__exit__(*error), "call": None, "names": None,
+    "replace": replace_contents, "main": None,
+}  # fmt: skip
+
+
+class Callback:
+    """A function of the judge's."""
+
+    def __init__(self, server: Server, number: int):
+        self._server, self._number = server, number
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._server.ask_back({"back": self._number, "args": list(arguments), "named": named})
+
+    def __iter__(self) -> Any:
+        while True:
+            found = self._server.ask_back({"back": self._number, "args": [], "named": {}, "next": True})
+            if found is None:
+                return
+            yield found[0]
+
+
+class Server:
+    """Answers the judge, one request at a time."""
+
+    def __init__(self, source: str, channel: Channel):
+        self.source, self.channel = source, channel
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}
+        self.module = types.ModuleType(NAME)
+
+    # Values
+
+    def export(self, x: Any) -> dict:
+        """An object of the program's that stays here."""
+        if type(x) is Callback:
+            return {"yours": x._number}
+        kind = type(x)
+        is_class = isinstance(x, type)
+        if is_class and x.__module__ in sys.stdlib_module_names and getattr(sys.modules[x.__module__], x.__name__, None) is x:
+            return {"object": self._number(x), "standard": [x.__module__, x.__name__]}
+        out: dict[str, Any] = {"object": self._number(x), "class": str(x.__name__ if is_class else kind.__name__)[:100]}
+        out["callable"], out["type"] = callable(x), is_class
+        if is_class and issubclass(x, BaseException):
+            out["error"] = [str(c.__name__) for c in x.__mro__]
+        for base in (tuple, list, dict, set, str, int, float, bytes):
+            if isinstance(x, base) and kind.__eq__ is base.__eq__ and kind.__hash__ is base.__hash__:
+                out["plain"] = encode(_as_base(base, x), self.export, 1)
+        return out
+
+    def _number(self, x: Any) -> int:
+        if id(x) not in self.numbers:
+            self.numbers[id(x)] = len(self.objects)
+            self.objects.append(x)
+        return self.numbers[id(x)]
+
+    def encode(self, x: Any) -> Any:
+        return encode(x, self.export)
+
+    def decode(self, data: Any) -> Any:
+        return decode(data, self.objects.__getitem__, lambda about: Callback(self, about["object"]))
+
+    # Requests
+
+    def load(self) -> dict:
+        """Run the program as a module."""
+        sys.modules[NAME] = self.module
+        return self._guarded(lambda: self._execute(self.module.__dict__))
+
+    def _execute(self, names: dict) -> None:
+        linecache.cache["<program>"] = (len(self.source), None, self.source.splitlines(keepends=True), "<program>")
+        exec(compile(self.source, "<program>", "exec", dont_inherit=True), names)
+
+    def _guarded(self, action: Callable[[], Any]) -> dict:
+        """The reply: what the action returns, or how it raised."""
+        try:
+            return {"value": self.encode(action())}
+        except (Gone, Violation):
+            raise
+        except BaseException as error:
+            return self._raised(error)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except Exception:  # the program may have closed or replaced it
+                    continue
+
+    def _raised(self, error: BaseException) -> dict:
+        try:
+            names = [c.__name__ for c in type(error).__mro__]
+            return {"raised": names, "args": self.encode(list(error.args)), "object": self.encode(error)}
+        except (Exception, RecursionError):
+            return {"raised": ["Exception"], "args": [], "object": None}
+
+    def answer(self, request: dict) -> dict:
+        """The reply to a request."""
+        operation = request.get("do", "")
+        if operation == "names":
+            return self._guarded(lambda: {name: vars(self.module)[name] for name in request["names"] if name in vars(self.module)})
+        if operation == "main":
+            return self._guarded(lambda: self._main(request["stdin"]))
+        arguments = [self.decode(x) for x in request["args"]]
+        if operation != "call":
+            reply = self._guarded(lambda: OPERATIONS[operation](*arguments))
+            if operation == "getattr" and "value" in reply:
+                reply |= self._kept(arguments)
+            return reply
+        named = {name: self.decode(x) for name, x in request.get("named", {}).items()}
+        before = [self._contents(x) for x in arguments[1:]]
+        reply = self._guarded(lambda: arguments[0](*arguments[1:], **named))
+        changed = [[i, now] for i, x in enumerate(arguments[1:]) if (now := self._contents(x)) != before[i] and now is not None]
+        return reply | {"changed": changed} if changed else reply
+
+    def _contents(self, x: Any) -> Any:
+        if type(x) not in CONTAINERS:
+            return None
+        try:
+            return self.encode(x)
+        except Unsupported:
+            return None
+
+    def _kept(self, arguments: list) -> dict:
+        """A container that was got from an object: what the judge does to its copy is done to this one, too."""
+        found = getattr(*arguments)
+        return {"kept": self._number(found)} if type(found) in CONTAINERS else {}
+
+    def _main(self, stdin: str) -> list:
+        """Run the program as a script: what it wrote."""
+        out, before = io.StringIO(), sys.stdin
+        sys.stdin = io.StringIO(stdin)
+        names: dict[str, Any] = {"__name__": "__main__"}
+        try:
+            with redirect_stdout(out):
+                self._execute(names)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        finally:
+            sys.stdin = before
+        return [out.getvalue()]
+
+    def ask_back(self, request: dict) -> Any:
+        """Call a function of the judge's, and serve what it asks for meanwhile."""
+        request["args"] = [self.encode(x) for x in request["args"]]
+        request["named"] = {name: self.encode(x) for name, x in request["named"].items()}
+        self.channel.send(request)
+        while "do" in (message := self.channel.receive()):
+            self.channel.send(self.answer(message))
+        if "raised" in message:
+            raise RuntimeError(f"a function of the tests raised {message['raised']}")
+        return self.decode(message["value"])
+
+    def serve(self, load: bool) -> None:
+        """Until the judge has gone."""
+        if load:
+            self.channel.send(self.load())
+        else:
+            self.channel.send({"value": None})
+        while True:
+            request = self.channel.receive()
+            try:
+                self.channel.send(self.answer(request))
+            except Unsupported as error:
+                self.channel.send({"raised": ["TypeError"], "args": [str(error)], "object": None})
+
+
+def _as_base(base: type, x: Any) -> Any:
+    if base is dict:
+        return dict(dict.items(x))
+    if base is list:
+        return list(list.__iter__(x))
+    return base(base.__iter__(x)) if base in (tuple, set) else base.__getnewargs__(x)[0] if base is not int else int.__int__(x)
+
+
+def main(source: bytes, channel: Channel, script: bool) -> None:
+    """Run as the program's process, confined already."""
+    random.seed(0)  # the same verdict every time
+    sys.argv = ["program"]
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(fd, mode, buffering=1 if fd else -1, errors="backslashreplace", closefd=False)
+        for fd, mode in ((0, "r"), (1, "w"), (2, "w"))
+    )
+    try:
+        Server(source.decode("utf-8", "surrogatepass"), channel).serve(not script)
+    except (Gone, Violation):
+        return

@@ -1,0 +1,254 @@
+"""Runs one program against its tests: two confined processes, a clock, and the result.
+
+    server ── runner ─┬─ program            namespaces of its own; sees its source and the judge's requests
+                      └─ keeper ── judge    other namespaces; sees the tests, reads them from the request itself
+
+Request (on the socket that the server was given): 3 lengths, then limits, program, tests. The runner reads limits and program and
+forks the program before anyone has read the tests, so that its memory never held them. Reply: one JSON object.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from . import confine, judge, program
+from .wire import Channel, read_exactly, write_all
+
+HEADER = struct.Struct("!III")
+JUDGE_MEMORY = 1 << 30
+JUDGE_TMP = 1 << 20
+JUDGE_PROCESSES = 8
+
+
+class Confined:
+    """How processes are confined at a level."""
+
+    def __init__(self, level: str, readable: list[str], tmp: str):
+        self.namespaces = level in ("S4", "S3")
+        self.landlock = level == "S2"
+        self.readable, self.tmp = readable, tmp
+
+    def enter(self, tmp_bytes: int) -> None:
+        """In the process that forks the confined one."""
+        if self.namespaces:
+            confine.isolate(tmp_bytes)
+        confine.die_with_parent()
+
+    def close(self, limits: dict, memory: int, directory: str) -> None:
+        """In the confined process itself, last."""
+        os.setsid()
+        confine.die_with_parent()
+        others = 0 if self.namespaces else processes_of_user()  # who has no namespace of his own is counted with them
+        confine.limit(memory, limits["cpu_s"], limits["processes"] + others, limits["file_bytes"])
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(HOME=directory, TMPDIR=directory, PATH="/usr/bin:/bin", LANG="C.UTF-8")
+        tempfile.tempdir = directory
+        if self.landlock:
+            confine.landlock(self.readable, [directory], ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"])
+        if self.namespaces or self.landlock:
+            confine.seal(alone=self.landlock)
+
+
+def processes_of_user() -> int:
+    return sum(os.stat(f"/proc/{name}").st_uid == os.getuid() for name in os.listdir("/proc") if name.isdigit())
+
+
+def keep_only(*fds: int) -> None:
+    """Close every other descriptor."""
+    low = 0
+    for fd in sorted({*fds, 0, 1, 2}):
+        if low < fd:  # an empty range would be all of them
+            os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 4096)
+
+
+def forked(action: Callable[[], None], report: int) -> int:
+    """A child that does `action` and ends. report: where it says so if it could not."""
+    if pid := os.fork():
+        return pid
+    try:
+        action()
+        os._exit(0)
+    except BaseException as error:
+        write_all(report, json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        os._exit(70)
+
+
+def run(request: int, confined: Confined) -> NoReturn:
+    """In a process of its own, which ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    gc.disable()
+    sizes = HEADER.unpack(read_exactly(request, HEADER.size))
+    limits, source = json.loads(read_exactly(request, sizes[0])), read_exactly(request, sizes[1])
+    try:
+        result = Run(confined, limits, request, source, sizes[2]).result()
+    except OSError as error:
+        result = {"outcome": "error", "kind": "infrastructure", "message": str(error)}
+    write_all(request, json.dumps(result).encode())
+    os._exit(0)
+
+
+class Run:
+    """One program, from its fork to its verdict."""
+
+    def __init__(self, confined: Confined, limits: dict, request: int, source: bytes, tests_size: int):
+        self.confined, self.limits, self.request, self.tests_size = confined, limits, request, tests_size
+        self.started = time.monotonic()
+        self.directory = "/tmp" if confined.namespaces else tempfile.mkdtemp(dir=confined.tmp)
+        self.out: dict[int, bytearray] = {}
+        self.stopped = ""
+        self.planned, self.tests, self.last, self.fault, self.unloaded, self.broken = 0, {}, {}, "", "", ""
+        self.start(source)
+
+    def start(self, source: bytes) -> None:
+        (down, ask), (answers, up) = os.pipe(), os.pipe()
+        (self.verdict, verdict), (out, out_w), (err, err_w) = os.pipe(), os.pipe(), os.pipe()
+        script = self.limits["script"]
+        nothing = os.open("/dev/null", os.O_RDWR)
+
+        def keep() -> None:
+            os.dup2(nothing, 0)
+            os.dup2(nothing, 1)
+            keep_only(self.request, answers, ask, verdict)
+            self.confined.enter(JUDGE_TMP)
+            os.waitpid(forked(weigh, verdict), 0)
+
+        def weigh() -> None:
+            tests = read_exactly(self.request, self.tests_size)
+            os.close(self.request)
+            limits = {"cpu_s": int(self.limits["wall_s"]) + 2, "file_bytes": JUDGE_TMP, "processes": JUDGE_PROCESSES}
+            self.confined.close(limits, JUDGE_MEMORY, self.directory)
+            judge.main(tests, Channel(answers, ask), verdict)
+
+        def execute() -> None:
+            for fd, end in ((0, nothing), (1, out_w), (2, err_w)):
+                os.dup2(end, fd)
+            keep_only(down, up)
+            self.confined.close(self.limits, self.limits["memory"], self.directory)
+            gc.enable()
+            program.main(source, Channel(down, up), script)
+
+        self.keeper = forked(keep, verdict)
+        self.confined.enter(self.limits["file_bytes"])
+        self.child = forked(execute, 2)
+        self.watch = os.pidfd_open(self.child)
+        for fd in (down, ask, answers, up, verdict, out_w, err_w, nothing):
+            os.close(fd)
+        self.out = {out: bytearray(), err: bytearray()}
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the verdict, end both processes, and say what came of it."""
+        try:
+            self.wait()
+        finally:
+            exited = self.end()
+        passed = sum(ok for ok, _ in self.tests.values())
+        outcome, kind, message, limit = self.outcome(passed, exited)
+        out, err = (bytes(x).decode("utf-8", "replace") for x in self.out.values())
+        return {
+            "outcome": outcome,
+            "kind": kind,
+            "message": message,
+            "passed": passed,
+            "total": max(self.planned, len(self.tests)),
+            "stdout": out,
+            "stderr": err,
+            "limit_hit": limit,
+            "wall_s": time.monotonic() - self.started,
+            "integrity": "weak" if self.last.get("weak") else "strong",
+            "tests": [[name, ok, text] for name, (ok, text) in self.tests.items()],
+        }
+
+    def outcome(self, passed: int, exited: int) -> tuple[str, str, str, str]:
+        """Outcome, kind of error, message, limit."""
+        total = max(self.planned, len(self.tests))
+        if self.stopped:
+            kind = "timeout" if self.stopped == "wall" else "limit"
+            return "error", kind, f"stopped at its limit: {self.stopped}", self.stopped
+        if self.fault:
+            return "error", "tests", self.fault, ""
+        if not self.last:
+            return "error", "infrastructure", self.broken or "the judge ended without a verdict", ""
+        if self.last["violation"]:
+            return "error", "sandbox", f"the program broke the protocol: {self.last['violation']}", ""
+        if total and passed == total and self.last["asked"]:
+            return "passed", "", "", ""
+        if self.last["gone"] and exited == -signal.SIGXCPU or exited == -signal.SIGKILL:
+            limit = "cpu" if exited == -signal.SIGXCPU or self.cpu_s >= self.limits["cpu_s"] else "memory"
+            return "error", "limit", f"stopped at its limit: {limit}", limit
+        if self.last["limit"]:
+            return "error", "limit", f"stopped at its limit: {self.last['limit']}", self.last["limit"]
+        if self.unloaded or (self.last["gone"] and self.planned):
+            return "failed", "", self.unloaded or "the program has ended", ""
+        if not self.tests or not self.last["asked"]:
+            return "error", "tests", "no test ran" if not self.tests else "the tests never asked the program anything", ""
+        return "failed", "", next(text for ok, text in self.tests.values() if not ok) if self.tests else "", ""
+
+    def wait(self) -> None:
+        """Until the verdict is complete, or a limit is reached."""
+        poll, lines = select.poll(), b""
+        for fd in (self.verdict, *self.out):
+            poll.register(fd, select.POLLIN)
+        while True:
+            left = self.started + self.limits["wall_s"] - time.monotonic()
+            ready = poll.poll(max(left, 0) * 1000)
+            if not ready:
+                self.stopped = "wall"
+                return
+            for fd, _ in ready:
+                data = os.read(fd, 1 << 16)
+                if fd == self.verdict:
+                    *whole, lines = (lines + data).split(b"\n")
+                    for line in whole:
+                        self.note(json.loads(line))
+                    if self.last or not data:
+                        return
+                elif not data:
+                    poll.unregister(fd)
+                else:
+                    self.out[fd] += data[: self.limits["output_bytes"] - len(self.out[fd])]
+                    if len(self.out[fd]) >= self.limits["output_bytes"]:
+                        self.stopped = "output"
+                        return
+
+    def note(self, line: dict) -> None:
+        self.planned = line.get("planned", self.planned)
+        self.fault, self.unloaded = line.get("fault", self.fault), line.get("unloaded", self.unloaded)
+        self.broken = line.get("broken", self.broken)
+        if "test" in line:
+            self.tests[line["test"]] = (line["passed"], line["message"])
+        if "done" in line:
+            self.last = line
+
+    def end(self) -> int:
+        """Kill what still runs, collect what was written, and leave nothing. Returns how the program's process had ended: its
+        exit status, or minus the signal; 0 if it was still running."""
+        over = bool(select.select([self.watch], [], [], 0)[0])
+        if not over:
+            signal.pidfd_send_signal(self.watch, signal.SIGKILL)
+        os.kill(self.keeper, signal.SIGKILL)
+        _, status, used = os.wait4(self.child, 0)
+        os.waitpid(self.keeper, 0)
+        self.cpu_s = used.ru_utime + used.ru_stime
+        for fd, text in self.out.items():
+            os.set_blocking(fd, False)
+            try:
+                text += os.read(fd, max(self.limits["output_bytes"] - len(text), 0))
+            except BlockingIOError:
+                continue
+        if not self.confined.namespaces:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        return os.waitstatus_to_exitcode(status) if over else 0
+

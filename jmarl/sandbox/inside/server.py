@@ -1,0 +1,48 @@
+"""The fork server: a warm interpreter that forks a runner for each request.
+
+It takes no text from anyone: a message is the name of modules to import first, and a socket on which the runner finds the rest.
+Ends when its control socket is closed.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+
+from . import confine, runner
+
+
+def main(control_fd: int, level: str, readable: list[str], tmp: str) -> None:
+    if level in ("S4", "S3"):  # elsewhere nobody may not be allowed to read the interpreter
+        confine.drop_root()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # runners that end leave nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
+    confined = runner.Confined(level, readable, tmp)
+    with socket.socket(fileno=control_fd) as control:
+        control.send(b"ready")
+        gc.freeze()
+        while True:
+            message, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
+            if not message:
+                return
+            warm(json.loads(message))
+            if os.fork() == 0:
+                control.close()
+                runner.run(fds[0], confined)
+            os.close(fds[0])
+
+
+def warm(modules: list[str]) -> None:
+    """Import what programs ask for once, before the fork."""
+    for name in modules:
+        if name not in sys.modules:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue
+            gc.freeze()

@@ -1,0 +1,189 @@
+"""How the helper is started at each level, and what a level has to show before it is believed.
+
+    S4  namespaces (bubblewrap outside, more inside) and a control group that caps memory and processes of all programs together
+    S3  namespaces, as root and as an ordinary user
+    S2  Landlock (ABI 4), seccomp and limits: no network, no new processes, one directory; the host's processes stay visible
+    S1  limits and an empty environment: asked for by name only (`unsafe-process`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from jmarl.sandbox.types import Limits, SandboxUnavailable
+
+INSIDE = Path(__file__).resolve().parent / "inside"
+MOUNTED = "/sandbox/inside"
+CGROUP_V1 = Path("/sys/fs/cgroup")
+# The package `inside` without the directory above it, and what is installed without any .pth file of it.
+BOOT = """
+import importlib.util as u, sys
+sys.path += {libraries!r}
+spec = u.spec_from_file_location("inside", {inside!r} + "/__init__.py", submodule_search_locations=[{inside!r}])
+sys.modules["inside"] = module = u.module_from_spec(spec)
+spec.loader.exec_module(module)
+from inside.server import main
+main({fd}, {level!r}, {readable!r}, {tmp!r})
+"""
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+REMEDY = {
+    "S4": "control groups are optional: S3 holds without them",
+    "S3": "install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap) and allow user namespaces (sysctl "
+    "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in Docker --security-opt seccomp=unconfined)",
+    "S2": "needs Linux 6.7 or later on x86-64 with Landlock",
+    "S1": "needs Linux",
+}
+
+
+def interpreter() -> tuple[str, list[str]]:
+    """The bare interpreter, and the directories that it and the installed libraries are in."""
+    executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    places = [sys.base_prefix, *libraries()]
+    return executable, [os.path.realpath(place) for place in places]
+
+
+def libraries() -> list[str]:
+    return sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
+
+
+@dataclasses.dataclass
+class Launched:
+    """A running helper."""
+
+    process: subprocess.Popen
+    control: socket.socket
+    errors: IO[bytes]  # what it wrote to stderr
+    groups: list[Path]
+    tmp: str
+
+    def close(self) -> None:
+        """End it and remove what it leaves."""
+        self.errors.close()
+        self.control.close()  # the server ends, and with it all that it has started
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.tmp:
+            shutil.rmtree(self.tmp, ignore_errors=True)
+        for group in self.groups:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+
+def launch(level: str, limits: Limits, workers: int) -> Launched:
+    """Start the helper at a level; raises `SandboxUnavailable` with what the kernel or bubblewrap said."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    groups, tmp = [], ""
+    try:
+        executable, places = interpreter()
+        bare = [executable, "-s", "-S", "-P", "-B", "-c"]
+        about = dict(fd=its.fileno(), level=level, libraries=libraries())
+        if level in ("S4", "S3"):
+            boot = BOOT.format(inside=MOUNTED, readable=[], tmp="", **about)
+            command = [*bubblewrap(places), *bare, boot]
+        else:
+            tmp = tempfile.mkdtemp(prefix="jmarl-sandbox-")
+            readable = [*places, str(INSIDE), "/usr", "/lib", "/lib64", "/bin"]
+            command = [*bare, BOOT.format(inside=str(INSIDE), readable=readable, tmp=tmp, **about)]
+        if level == "S4":
+            groups = control_groups(limits, workers)
+            enter = 'n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1/cgroup.procs" || exit 71; shift; n=$((n-1)); done; exec "$@"'
+            command = ["/bin/sh", "-c", enter, "sh", str(len(groups)), *map(str, groups), *command]
+        errors = tempfile.TemporaryFile()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, pass_fds=[its.fileno()],
+            env=ENVIRONMENT, cwd="/", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        mine.close()
+        raise SandboxUnavailable(f"{level}: {error}") from None
+    finally:
+        its.close()
+    launched = Launched(process, mine, errors, groups, tmp)
+    mine.settimeout(10)
+    try:
+        ready = mine.recv(16) == b"ready"
+    except OSError:
+        ready = False
+    if not ready:
+        process.kill()
+        process.wait()
+        errors.seek(0)
+        said = errors.read(4096).decode("utf-8", "replace").strip()
+        launched.close()
+        raise SandboxUnavailable(f"{level}: {said.splitlines()[-1] if said else 'the helper did not start'}")
+    mine.settimeout(None)
+    return launched
+
+
+def bubblewrap(places: Sequence[str]) -> list[str]:
+    """The command up to the interpreter: what is mounted, and nothing else is there."""
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxUnavailable(f"S3: bwrap is not installed: {REMEDY['S3']}")
+    command = [found, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    command += ["--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+    command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if os.getuid() == 0 else ["--unshare-user"]
+    command += ["--clearenv", *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value))]
+    command += ["--ro-bind", "/usr", "/usr"]
+    for name in ("/bin", "/sbin", "/lib", "/lib64"):
+        if os.path.islink(name):
+            command += ["--symlink", os.readlink(name), name]
+        elif os.path.isdir(name):
+            command += ["--ro-bind", name, name]
+    above = {"/dev", *(str(parent) for place in [*places, MOUNTED] for parent in Path(place).parents)} - {"/"}
+    for directory in sorted(directory for directory in above if not f"{directory}/".startswith("/usr/")):
+        command += ["--perms", "0755", "--dir", directory]  # bwrap itself would make them for their owner only
+    for place in places:
+        if not place.startswith("/usr/"):
+            command += ["--ro-bind", place, place]
+        if os.path.isdir(own := os.path.join(place, "jmarl")):
+            command += ["--tmpfs", own]
+    for name in ("null", "zero", "random", "urandom"):
+        command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    command += ["--ro-bind", str(INSIDE), MOUNTED, "--proc", "/proc", "--dir", "/tmp", "--remount-ro", "/"]
+    return [*command, "--chdir", "/", "--"]
+
+
+def control_groups(limits: Limits, workers: int) -> list[Path]:
+    """A group for the helper in each hierarchy: version 1 has one for memory and one for processes, version 2 has one for both."""
+    memory = workers * (limits.memory_mb + 256) + 512 << 20
+    processes = str(workers * (limits.processes + 16) + 64)
+    if (CGROUP_V1 / "memory/cgroup.procs").exists():
+        wanted = {
+            CGROUP_V1 / "memory": {"memory.limit_in_bytes": str(memory)},
+            CGROUP_V1 / "pids": {"pids.max": processes},
+        }
+    else:
+        wanted = {CGROUP_V1: {"memory.max": str(memory), "pids.max": processes}}
+    groups = []
+    for parent, files in wanted.items():
+        group = parent / f"jmarl-{os.getpid()}-{os.urandom(4).hex()}"
+        group.mkdir()
+        groups.append(group)
+        for name, value in files.items():
+            (group / name).write_text(value)
+    return groups
+
+
+def supported(level: str) -> str:
+    """Why a level cannot hold here, if that is known without trying; else empty."""
+    if platform.system() != "Linux":
+        return "the sandbox needs Linux"
+    if level in ("S4", "S3", "S2") and platform.machine() != "x86_64":
+        return f"the filter of system calls is for x86-64, this is {platform.machine()}"
+    return ""
