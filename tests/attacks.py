@@ -27,7 +27,9 @@ def forged(body: str, twin: str = "", **more) -> Attack:
 def tries(body: str, twin: str = "", **more) -> Attack:
     """An attack whose `won()` says whether it has worked; anything that it raises means that it has not."""
     lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
-    return Attack(f"def won():\n    try:\n{lines}\n    except Exception:\n        return False\n{WON}", twin + "\n" + ADD, **more)
+    return Attack(
+        f"def won():\n    try:\n{lines}\n    except Exception:\n        return False\n{WON}", twin + "\n" + ADD, **more
+    )
 
 
 SYSCALL = "import ctypes; call = ctypes.CDLL(None, use_errno=True).syscall\n"

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from jmarl.sandbox.launch import REMEDY, Launched, launch, supported
 from jmarl.sandbox.types import LEVELS, ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts
@@ -24,10 +25,11 @@ MAX_PROGRAM = 1 << 20
 GRACE_S = 10.0  # after its own limit the runner has this long to answer
 AUTO = ("S4", "S3", "S2")
 UNSAFE = "unsafe-process"
-WARM = sys.stdlib_module_names - {"antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "lib2to3", "pip"} | {"numpy"}
+COLD = {"antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "lib2to3"}
+WARM = sys.stdlib_module_names - COLD | {"numpy"}
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 
-CANARY = '''
+CANARY = """
 import os, socket
 def add(a, b):
     return a + b
@@ -57,7 +59,7 @@ def allocates(size):
     return True
 def number():
     return os.getpid()
-'''
+"""
 _CANARY_ASKS = "assert add(1, 2) == 3\nassert not allocates(1 << 40)\n"
 _CANARY_CONFINED = (
     "assert writes('own')\nassert not opens_a_socket()\n"
@@ -86,9 +88,9 @@ class _Job:
 class Sandbox:
     """A helper process that runs programs, at a level that is found once and then stays.
 
-    level: auto (S4, S3 or S2, whichever holds first; else `SandboxUnavailable`), one of them by name, or unsafe-process (S1, for
-    programs that you have read). limits: of programs that come without. workers: how many run at once. cache: how many results
-    are kept; the same program with the same tests and limits is not run again.
+    level: auto (S4, S3 or S2, whichever holds first; else `SandboxUnavailable`), one of them by name, or unsafe-process (S1,
+    for programs that you have read). limits: of programs that come without. workers: how many run at once. cache: how many
+    results are kept; the same program with the same tests and limits is not run again.
     Threads may use one sandbox together.
     """
 
@@ -178,7 +180,9 @@ class Sandbox:
         running.unregister(key.fileobj)
         key.fileobj.close()  # type: ignore[union-attr]
         job: _Job = key.data
-        said = json.loads(job.received) if job.received else {"outcome": "error", "kind": "infrastructure", "message": "no answer"}
+        said = (
+            json.loads(job.received) if job.received else {"outcome": "error", "kind": "infrastructure", "message": "no answer"}
+        )
         result = _result(said, self.level)
         if result.kind == "infrastructure" and job.tries < 2:
             waiting.append(job)
@@ -195,7 +199,7 @@ class Sandbox:
         job.tries += 1
         job.deadline = time.monotonic() + job.limits.wall_s + GRACE_S
         job.received.clear()
-        limits = json.dumps(job.limits.as_bytes() | {"script": job.tests.kind == "io"}).encode()
+        limits = json.dumps(job.limits.as_bytes() | {"kind": job.tests.kind}).encode()
         tests = job.tests.encoded()
         modules = [name for name in dict.fromkeys(_IMPORT.findall(job.program.decode("utf-8", "replace"))) if name in WARM]
         for again in (True, False):
@@ -205,9 +209,9 @@ class Sandbox:
                     self._send(json.dumps(modules[:50]).encode(), its)
                 mine.settimeout(GRACE_S)
                 mine.sendall(struct.pack("!III", len(limits), len(job.program), len(tests)) + limits + job.program + tests)
-            except OSError:
+            except BaseException as error:
                 mine.close()
-                if not again:
+                if not (again and isinstance(error, OSError)):
                     raise
                 self._restart()
             else:
@@ -261,10 +265,12 @@ def _key(source: bytes, tests: Tests, limits: Limits, level: str) -> bytes:
     return hashlib.sha256(b"".join(struct.pack("!Q", len(part)) + part for part in parts)).digest()
 
 
-def _result(said: dict, level: str) -> ExecutionResult:
-    tests = tuple(TestResult(*test) for test in said.pop("tests", ()))
-    empty = dict(outcome="failed", kind="", message="", passed=0, total=0, stdout="", stderr="", limit_hit="", wall_s=0.0)
-    return ExecutionResult(**empty | {"integrity": "strong"} | said | {"level": level, "tests": tests})
+def _result(said: dict[str, Any], level: str) -> ExecutionResult:
+    """A result from what a runner said; what it left out is empty."""
+    fields: dict[str, Any] = {name: "" for name in ("kind", "message", "stdout", "stderr", "limit_hit")}
+    fields.update(outcome="failed", passed=0, total=0, wall_s=0.0, integrity="strong")
+    fields.update(said, level=level, tests=tuple(TestResult(*test) for test in said.get("tests", ())))
+    return ExecutionResult(**fields)
 
 
 _default: Sandbox | None = None

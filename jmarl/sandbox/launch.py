@@ -1,9 +1,9 @@
 """How the helper is started at each level, and what a level has to show before it is believed.
 
-    S4  namespaces (bubblewrap outside, more inside) and a control group that caps memory and processes of all programs together
-    S3  namespaces, as root and as an ordinary user
-    S2  Landlock (ABI 4), seccomp and limits: no network, no new processes, one directory; the host's processes stay visible
-    S1  limits and an empty environment: asked for by name only (`unsafe-process`)
+S4  namespaces (bubblewrap outside, more inside) and a control group that caps memory and processes of all programs together
+S3  namespaces, as root and as an ordinary user
+S2  Landlock (ABI 4), seccomp and limits: no network, no new processes, one directory; the host's processes stay visible
+S1  limits and an empty environment: asked for by name only (`unsafe-process`)
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from jmarl.sandbox.types import Limits, SandboxUnavailable
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 MOUNTED = "/sandbox/inside"
-CGROUP_V1 = Path("/sys/fs/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
 # The package `inside` without the directory above it, and what is installed without any .pth file of it.
 BOOT = """
 import importlib.util as u, sys
@@ -37,7 +37,13 @@ spec.loader.exec_module(module)
 from inside.server import main
 main({fd}, {level!r}, {readable!r}, {tmp!r})
 """
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "LANG": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "PATH": "/usr/bin:/bin",
+}
 REMEDY = {
     "S4": "control groups are optional: S3 holds without them",
     "S3": "install bubblewrap (Debian, Ubuntu: apt-get install bubblewrap) and allow user namespaces (sysctl "
@@ -64,70 +70,63 @@ class Launched:
 
     process: subprocess.Popen
     control: socket.socket
-    errors: IO[bytes]  # what it wrote to stderr
-    groups: list[Path]
-    tmp: str
+    left: contextlib.ExitStack  # what it leaves on the host
 
     def close(self) -> None:
         """End it and remove what it leaves."""
-        self.errors.close()
         self.control.close()  # the server ends, and with it all that it has started
         try:
             self.process.wait(2)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.tmp:
-            shutil.rmtree(self.tmp, ignore_errors=True)
-        for group in self.groups:
-            with contextlib.suppress(OSError):
-                group.rmdir()
+        self.left.close()
 
 
 def launch(level: str, limits: Limits, workers: int) -> Launched:
     """Start the helper at a level; raises `SandboxUnavailable` with what the kernel or bubblewrap said."""
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    groups, tmp = [], ""
-    try:
-        executable, places = interpreter()
-        bare = [executable, "-s", "-S", "-P", "-B", "-c"]
-        about = dict(fd=its.fileno(), level=level, libraries=libraries())
-        if level in ("S4", "S3"):
-            boot = BOOT.format(inside=MOUNTED, readable=[], tmp="", **about)
-            command = [*bubblewrap(places), *bare, boot]
-        else:
-            tmp = tempfile.mkdtemp(prefix="jmarl-sandbox-")
-            readable = [*places, str(INSIDE), "/usr", "/lib", "/lib64", "/bin"]
-            command = [*bare, BOOT.format(inside=str(INSIDE), readable=readable, tmp=tmp, **about)]
-        if level == "S4":
-            groups = control_groups(limits, workers)
-            enter = 'n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1/cgroup.procs" || exit 71; shift; n=$((n-1)); done; exec "$@"'
-            command = ["/bin/sh", "-c", enter, "sh", str(len(groups)), *map(str, groups), *command]
-        errors = tempfile.TemporaryFile()
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, pass_fds=[its.fileno()],
-            env=ENVIRONMENT, cwd="/", start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        mine.close()
-        raise SandboxUnavailable(f"{level}: {error}") from None
-    finally:
-        its.close()
-    launched = Launched(process, mine, errors, groups, tmp)
-    mine.settimeout(10)
-    try:
-        ready = mine.recv(16) == b"ready"
-    except OSError:
-        ready = False
-    if not ready:
-        process.kill()
-        process.wait()
-        errors.seek(0)
-        said = errors.read(4096).decode("utf-8", "replace").strip()
-        launched.close()
-        raise SandboxUnavailable(f"{level}: {said.splitlines()[-1] if said else 'the helper did not start'}")
-    mine.settimeout(None)
-    return launched
+    with contextlib.ExitStack() as left:
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        left.enter_context(mine)
+        errors = left.enter_context(tempfile.TemporaryFile())
+        with its:
+            try:
+                process = subprocess.Popen(
+                    command_at(level, limits, workers, its.fileno(), left), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=errors, pass_fds=[its.fileno()], env=ENVIRONMENT, cwd="/", start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise SandboxUnavailable(f"{level}: {error}") from None
+        mine.settimeout(10)
+        try:
+            ready = mine.recv(16) == b"ready"
+        except OSError:
+            ready = False
+        mine.settimeout(None)
+        if not ready:
+            process.kill()
+            process.wait()
+            errors.seek(0)
+            said = errors.read(4096).decode("utf-8", "replace").strip()
+            raise SandboxUnavailable(f"{level}: {said.splitlines()[-1] if said else 'the helper did not start'}")
+        return Launched(process, mine, left.pop_all())
+
+
+def command_at(level: str, limits: Limits, workers: int, fd: int, left: contextlib.ExitStack) -> list[str]:
+    """The helper's command. left: takes what has to be removed when it has ended."""
+    executable, places = interpreter()
+    bare = [executable, "-s", "-S", "-P", "-B", "-c"]
+    about = dict(fd=fd, level=level, libraries=libraries())
+    if level in ("S2", "S1"):
+        tmp = left.enter_context(tempfile.TemporaryDirectory(prefix="jmarl-sandbox-", ignore_cleanup_errors=True))
+        readable = [*places, str(INSIDE), "/usr", "/lib", "/lib64", "/bin"]
+        return [*bare, BOOT.format(inside=str(INSIDE), readable=readable, tmp=tmp, **about)]
+    command = [*bubblewrap(places), *bare, BOOT.format(inside=MOUNTED, readable=[], tmp="", **about)]
+    if level == "S3":
+        return command
+    groups = control_groups(limits, workers, left)
+    enter = 'n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1/cgroup.procs" || exit 71; shift; n=$((n-1)); done; exec "$@"'
+    return ["/bin/sh", "-c", enter, "sh", str(len(groups)), *map(str, groups), *command]
 
 
 def bubblewrap(places: Sequence[str]) -> list[str]:
@@ -159,25 +158,35 @@ def bubblewrap(places: Sequence[str]) -> list[str]:
     return [*command, "--chdir", "/", "--"]
 
 
-def control_groups(limits: Limits, workers: int) -> list[Path]:
-    """A group for the helper in each hierarchy: version 1 has one for memory and one for processes, version 2 has one for both."""
+def control_groups(limits: Limits, workers: int, left: contextlib.ExitStack) -> list[Path]:
+    """A group for the helper in each hierarchy: version 1 has one for memory and one for processes, version 2 one for both."""
     memory = workers * (limits.memory_mb + 256) + 512 << 20
     processes = str(workers * (limits.processes + 16) + 64)
-    if (CGROUP_V1 / "memory/cgroup.procs").exists():
-        wanted = {
-            CGROUP_V1 / "memory": {"memory.limit_in_bytes": str(memory)},
-            CGROUP_V1 / "pids": {"pids.max": processes},
-        }
+    if (CGROUPS / "memory/cgroup.procs").exists():
+        wanted = {CGROUPS / "memory": {"memory.limit_in_bytes": str(memory)}, CGROUPS / "pids": {"pids.max": processes}}
     else:
-        wanted = {CGROUP_V1: {"memory.max": str(memory), "pids.max": processes}}
+        wanted = {CGROUPS: {"memory.max": str(memory), "pids.max": processes}}
     groups = []
     for parent, files in wanted.items():
+        for old in parent.glob("jmarl-*-*"):
+            if not os.path.exists(f"/proc/{old.name.split('-')[1]}"):  # of a client that was killed
+                _remove_group(old)
         group = parent / f"jmarl-{os.getpid()}-{os.urandom(4).hex()}"
         group.mkdir()
+        left.callback(_remove_group, group)
         groups.append(group)
         for name, value in files.items():
             (group / name).write_text(value)
     return groups
+
+
+def _remove_group(group: Path) -> None:
+    """The kernel needs a moment until it is empty."""
+    for _ in range(100):
+        try:
+            return group.rmdir()
+        except OSError:
+            time.sleep(0.02)
 
 
 def supported(level: str) -> str:

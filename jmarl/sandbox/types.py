@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -76,7 +77,9 @@ class Tests:
             raise ValueError("the tests are empty: no program could pass them")
         for name, code in (("tests", self.code), ("setup", self.setup)):
             try:
-                ast.parse(code)
+                with warnings.catch_warnings():  # of escapes in real data sets; the judge says them to nobody
+                    warnings.simplefilter("ignore")
+                    ast.parse(code)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 raise ValueError(f"the {name} are no Python: {error}") from None
         if self.entry_point and not self.entry_point.isidentifier():
@@ -87,8 +90,8 @@ class Tests:
 
 
 def asserts(code: str | Sequence[str], entry_point: str = "", setup: str = "") -> Tests:
-    """A script, or several pieces of one, in which every `assert` is a test (MBPP); or one that defines `check(candidate)`, which
-    is called with the program's `entry_point` (HumanEval)."""
+    """A script, or several pieces of one, in which every `assert` is a test (MBPP); or one that defines `check(candidate)`,
+    which is called with the program's `entry_point` (HumanEval)."""
     return Tests("asserts", code if isinstance(code, str) else "\n".join(code), entry_point, setup)
 
 

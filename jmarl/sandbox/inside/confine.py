@@ -1,6 +1,7 @@
 """What the kernel enforces on one process: namespaces, limits, Landlock and a filter of system calls, through libc.
 
-    isolate   own user, mount, process, IPC and host name namespaces; a small /tmp of its own, an empty /proc
+    own_files a small /tmp, seen by nobody else
+    isolate   own user, mount, process, IPC and host name namespaces; an empty /proc
     limit     memory, CPU time, processes, file size, descriptors; no core dumps
     landlock  only some directories can be read, one written (where namespaces are forbidden)
     seal      no capabilities, no new privileges, no system calls that reach out
@@ -60,17 +61,25 @@ def mount(kind: str, where: str, flags: int, data: str = "") -> None:
     call(f"mount {kind} on {where}", _libc.mount, kind.encode(), where.encode(), kind.encode(), flags, data.encode())
 
 
-def isolate(tmp_bytes: int, shared_tmp: bool = False) -> None:
+def own_files(tmp_bytes: int) -> None:
+    """A /tmp of its own, for this process and what it forks."""
+    _unshare(0)
+    mount("tmpfs", "/tmp", MS_NOSUID | MS_NODEV, f"size={tmp_bytes},mode=1777,nr_inodes=4096")
+
+
+def isolate() -> None:
     """New namespaces; processes forked from now on are in a process namespace of their own, the first as number 1. What is
-    mounted does not reach other namespaces. shared_tmp: /tmp is there already and stays."""
+    mounted does not reach other namespaces."""
+    _unshare(CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS)
+    mount("tmpfs", "/proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
+
+
+def _unshare(more: int) -> None:
     uid, gid = os.getuid(), os.getgid()
-    call("unshare", _libc.unshare, CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS)
+    call("unshare", _libc.unshare, CLONE_NEWUSER | CLONE_NEWNS | more)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    mount("tmpfs", "/proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
-    if not shared_tmp:
-        mount("tmpfs", "/tmp", MS_NOSUID | MS_NODEV, f"size={tmp_bytes},mode=1777,nr_inodes=4096")
 
 
 def limit(memory: int, cpu_s: int, processes: int, file_bytes: int) -> None:
@@ -89,6 +98,7 @@ def limit(memory: int, cpu_s: int, processes: int, file_bytes: int) -> None:
 
 _NET, _SCOPES = 0b11, 0b11
 _READ = 0b1101  # execute, read files, read directories
+_DEVICE = 0b110  # write, read
 _ON_FILES = 0b100000000000111  # of these, what means something for a file: execute, write, read, truncate
 
 
@@ -103,7 +113,9 @@ def landlock(readable: Sequence[str], writable: Sequence[str], devices: Sequence
     everything = (1 << (16 if abi >= 5 else 15)) - 1
     rules = struct.pack("QQQ", everything, _NET, _SCOPES)[: 24 if abi >= 6 else 16]
     ruleset = call("landlock", _libc.syscall, 444, rules, len(rules), 0)
-    both = [(path, _READ) for path in readable] + [(path, everything) for path in writable] + [(path, 0b110) for path in devices]
+    both = (
+        [(path, _READ) for path in readable] + [(path, everything) for path in writable] + [(path, 0b110) for path in devices]
+    )
     for path, rights in both:
         if not os.path.exists(path):
             continue

@@ -4,9 +4,9 @@ Verdict: lines of JSON on a descriptor that only this process has. {"planned": n
 "message": text} for each test that ran, last {"done": true, ...}. A fault of the tests themselves is {"fault": text}.
 
 Kinds of tests:
-    asserts    a script. Each `assert` of it is a test, in functions and loops too: passed if it held whenever it was reached, and
-               it was. `assert False` is one that must not be reached, `assert True` none. With an entry point, `check(candidate)`
-               is called if the script defines it. A script without asserts is one test.
+    asserts    a script. Each `assert` of it is a test, in functions and loops too: passed if it held whenever it was reached,
+               and it was. `assert False` is one that must not be reached, `assert True` none. With an entry point,
+               `check(candidate)` is called if the script defines it. A script without asserts is one test.
     unittest   classes with test methods, each a test
     io         pairs of what a script reads and writes; white space at the ends of lines does not count
 """
@@ -123,7 +123,9 @@ def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
 
     def report(number: int) -> None:
         name, unwanted = numbered.names[number], number in numbered.unwanted
-        message = found.get(number) or ended or ("" if (number in found) != unwanted else "reached" if unwanted else "not reached")
+        message = (
+            found.get(number) or ended or ("" if (number in found) != unwanted else "reached" if unwanted else "not reached")
+        )
         verdict.test(name, not message, message)
 
     class Reporting(Check):
@@ -204,10 +206,7 @@ def run_pairs(tests: dict, names: dict, verdict: Verdict) -> None:
     for number, (given, expected) in enumerate(tests["pairs"]):
 
         def compare(given: str = given, expected: str = expected) -> None:
-            written = verdict.judge.ask_raw("main", stdin=given)
-            if type(written) is not list or len(written) != 1 or type(written[0]) is not str:
-                raise AssertionError("no text")
-            if tidy(written[0]) != tidy(expected):
+            if tidy(verdict.judge.main(given)) != tidy(expected):
                 raise AssertionError("other text than expected")
 
         verdict.run(f"pair {number + 1}", compare)
@@ -277,9 +276,7 @@ def run(tests: dict, judge: Judge, verdict: Verdict) -> None:
     try:
         judge.value(judge.exchange(None))
         if wanted:
-            given = judge.ask_raw("names", names=wanted)
-            given = {name: x for name, x in given.items() if name in wanted} if type(given) is dict else {}
-            names.update(given)
+            names.update(given := judge.names(wanted))
         if tests["entry_point"] and tests["entry_point"] not in given:
             loaded = f"NameError: name {tests['entry_point']!r} is not defined"
     except BaseException as error:  # the program may raise anything

@@ -28,8 +28,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mod": operator.mod, "matmul": operator.matmul, "and": operator.and_, "or": operator.or_, "xor": operator.xor,
     "lshift": operator.lshift, "rshift": operator.rshift, "neg": operator.neg, "pos": operator.pos, "invert": operator.invert,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-    "enter": lambda x: x.__enter__(), "exit": lambda x, *error: x.__exit__(*error), "call": None, "names": None,
-    "replace": replace_contents, "main": None,
+    "enter": lambda x: x.__enter__(), "exit": lambda x, *error: x.__exit__(*error), "replace": replace_contents,
 }  # fmt: skip
 
 
@@ -69,8 +68,7 @@ class Server:
         is_class = isinstance(x, type)
         if is_class and x.__module__ in sys.stdlib_module_names and getattr(sys.modules[x.__module__], x.__name__, None) is x:
             return {"object": self._number(x), "standard": [x.__module__, x.__name__]}
-        out: dict[str, Any] = {"object": self._number(x), "class": str(x.__name__ if is_class else kind.__name__)[:100]}
-        out["callable"], out["type"] = callable(x), is_class
+        out: dict[str, Any] = {"object": self._number(x)}
         if is_class and issubclass(x, BaseException):
             out["error"] = [str(c.__name__) for c in x.__mro__]
         for base in (tuple, list, dict, set, str, int, float, bytes):
@@ -127,7 +125,9 @@ class Server:
         """The reply to a request."""
         operation = request.get("do", "")
         if operation == "names":
-            return self._guarded(lambda: {name: vars(self.module)[name] for name in request["names"] if name in vars(self.module)})
+            return self._guarded(
+                lambda: {name: vars(self.module)[name] for name in request["names"] if name in vars(self.module)}
+            )
         if operation == "main":
             return self._guarded(lambda: self._main(request["stdin"]))
         arguments = [self.decode(x) for x in request["args"]]
@@ -155,7 +155,7 @@ class Server:
         found = getattr(*arguments)
         return {"kept": self._number(found)} if type(found) in CONTAINERS else {}
 
-    def _main(self, stdin: str) -> list:
+    def _main(self, stdin: str) -> str:
         """Run the program as a script: what it wrote."""
         out, before = io.StringIO(), sys.stdin
         sys.stdin = io.StringIO(stdin)
@@ -168,7 +168,7 @@ class Server:
                 raise
         finally:
             sys.stdin = before
-        return [out.getvalue()]
+        return out.getvalue()
 
     def ask_back(self, request: dict) -> Any:
         """Call a function of the judge's, and serve what it asks for meanwhile."""
@@ -207,10 +207,8 @@ def main(source: bytes, channel: Channel, script: bool) -> None:
     """Run as the program's process, confined already."""
     random.seed(0)  # the same verdict every time
     sys.argv = ["program"]
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(fd, mode, buffering=1 if fd else -1, errors="backslashreplace", closefd=False)
-        for fd, mode in ((0, "r"), (1, "w"), (2, "w"))
-    )
+    how: dict[str, Any] = dict(errors="backslashreplace", closefd=False)
+    sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, **how) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))  # noqa: SIM115
     try:
         Server(source.decode("utf-8", "surrogatepass"), channel).serve(not script)
     except (Gone, Violation):

@@ -59,12 +59,12 @@ class Judge:
             return self.error_class([str(name) for name in about["error"]])
         if type(about["object"]) is not int:
             raise ValueError("an object without a number")
-        return Remote(self, about["object"], about, self.decode(about["plain"]) if "plain" in about else Remote)
+        return Remote(self, about["object"], self.decode(about["plain"]) if "plain" in about else Remote)
 
     def error_class(self, names: list[str]) -> type:
         """The exception of these names, most derived first: a builtin one, or one like the program's own."""
-        base = next((b for name in names if isinstance(b := getattr(builtins, name, None), type) and issubclass(b, BaseException)), None)
-        base = base or Exception
+        known = (getattr(builtins, name, None) for name in names)
+        base = next((x for x in known if isinstance(x, type) and issubclass(x, BaseException)), Exception)
         if names and names[0] == base.__name__:
             return base
         key = tuple(names)
@@ -90,9 +90,22 @@ class Judge:
             self.kept = [*self.kept[1 - MOST_KEPT :], (value, self.encode(value), reply["kept"])]
         return value
 
-    def ask_raw(self, operation: str, **fields: Any) -> Any:
+    def names(self, wanted: list[str]) -> dict[str, Any]:
+        """What the program calls by these names. Values are answers already, objects have yet to be asked."""
+        found = self.value(self.exchange({"do": "names", "args": [], "names": wanted}))
+        if type(found) is not dict:
+            self._broken("no names")
+        found = {name: x for name, x in found.items() if name in wanted and not _borrowed(name, x)}
+        self.asked += sum(type(x) is not Remote for x in found.values())
+        return found
+
+    def main(self, stdin: str) -> str:
+        """What the program writes as a script."""
         self.asked += 1
-        return self.value(self.exchange({"do": operation, "args": [], **fields}))
+        written = self.value(self.exchange({"do": "main", "args": [], "stdin": stdin}))
+        if type(written) is not str:
+            self._broken("no text")
+        return written
 
     def value(self, reply: dict) -> Any:
         """What a reply says, or raises."""
@@ -153,13 +166,21 @@ class Judge:
         raise Violation(what)
 
 
+def _borrowed(name: str, x: Any) -> bool:
+    """Whether this is a class of the standard library under the name of another."""
+    return isinstance(x, type) and not issubclass(x, BaseException) and x.__name__ != name
+
+
 class Remote:
     """An object of the program's."""
 
-    __slots__ = ("_judge", "_id", "_about", "_plain")
+    __slots__ = ("_judge", "_id", "_plain")
+    _judge: Judge
+    _id: int
+    _plain: Any  # what it holds as a value of a builtin type; the class `Remote` where there is nothing of the kind
 
-    def __init__(self, judge: Judge, number: int, about: dict, plain: Any):
-        for name, x in (("_judge", judge), ("_id", number), ("_about", about), ("_plain", plain)):
+    def __init__(self, judge: Judge, number: int, plain: Any):
+        for name, x in (("_judge", judge), ("_id", number), ("_plain", plain)):
             object.__setattr__(self, name, x)
 
     def __getattr__(self, name: str) -> Any:
@@ -228,19 +249,18 @@ class Remote:
         return self._judge.ask("format", self, how)
 
 
-def _forward(operation: str, names: tuple[str, ...]) -> None:
-    for name in names:
-        reflected = name.startswith("__r") and operation not in ("repr", "round", "reversed", "rshift") or name == "__rrshift__"
+def _forward(operation: str, name: str, reflected: bool = False) -> None:
+    def method(self: Remote, *arguments: Any) -> Any:
+        return self._judge.ask(operation, *arguments, self) if reflected else self._judge.ask(operation, self, *arguments)
 
-        def method(self: Remote, *arguments: Any) -> Any:
-            return self._judge.ask(operation, *arguments, self) if reflected else self._judge.ask(operation, self, *arguments)
-
-        setattr(Remote, name, method)
+    setattr(Remote, name, method)
 
 
-for _name in "len str repr bool int float complex abs round reversed getitem setitem delitem index neg pos invert".split():
-    _forward(_name, (f"__{_name}__",))
-for _name in "add sub mul truediv floordiv mod matmul and or xor lshift rshift divmod pow".split():
-    _forward(_name, (f"__{_name}__", f"__r{_name}__"))
-for _name in "lt le gt ge".split():
-    setattr(Remote, f"__{_name}__", lambda self, other, _name=_name: self._compare(_name, other, NotImplemented))
+_ONE = "len str repr bool int float complex abs round reversed getitem setitem delitem index neg pos invert"
+_TWO = "add sub mul truediv floordiv mod matmul and or xor lshift rshift divmod pow"
+for _operation in f"{_ONE} {_TWO}".split():
+    _forward(_operation, f"__{_operation}__")
+for _operation in _TWO.split():
+    _forward(_operation, f"__r{_operation}__", reflected=True)
+for _operation in ("lt", "le", "gt", "ge"):
+    setattr(Remote, f"__{_operation}__", lambda self, other, _how=_operation: self._compare(_how, other, NotImplemented))

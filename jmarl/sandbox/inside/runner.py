@@ -3,8 +3,8 @@
     server ── runner ─┬─ program            namespaces of its own; sees its source and the judge's requests
                       └─ keeper ── judge    other namespaces; sees the tests, reads them from the request itself
 
-Request (on the socket that the server was given): 3 lengths, then limits, program, tests. The runner reads limits and program and
-forks the program before anyone has read the tests, so that its memory never held them. Reply: one JSON object.
+Request (on the socket that the server was given): 3 lengths, then limits, program, tests. The runner reads limits and program
+and forks the program before anyone has read the tests, so that its memory never held them. Reply: one JSON object.
 """
 
 from __future__ import annotations
@@ -38,10 +38,16 @@ class Confined:
         self.landlock = level == "S2"
         self.readable, self.tmp = readable, tmp
 
-    def enter(self, tmp_bytes: int) -> None:
+    def directory(self, tmp_bytes: int) -> str:
+        """A directory for this process and what it forks."""
+        if self.namespaces:
+            confine.own_files(tmp_bytes)
+        return "/tmp" if self.namespaces else tempfile.mkdtemp(dir=self.tmp)
+
+    def enter(self) -> None:
         """In the process that forks the confined one."""
         if self.namespaces:
-            confine.isolate(tmp_bytes)
+            confine.isolate()
         confine.die_with_parent()
 
     def close(self, limits: dict, memory: int, directory: str) -> None:
@@ -106,29 +112,32 @@ class Run:
     def __init__(self, confined: Confined, limits: dict, request: int, source: bytes, tests_size: int):
         self.confined, self.limits, self.request, self.tests_size = confined, limits, request, tests_size
         self.started = time.monotonic()
-        self.directory = "/tmp" if confined.namespaces else tempfile.mkdtemp(dir=confined.tmp)
         self.out: dict[int, bytearray] = {}
         self.stopped = ""
         self.planned, self.tests, self.last, self.fault, self.unloaded, self.broken = 0, {}, {}, "", "", ""
         self.start(source)
 
     def start(self, source: bytes) -> None:
+        """Fork both. Tests of objects often leave files for the program, and read what it wrote: those share a directory."""
         (down, ask), (answers, up) = os.pipe(), os.pipe()
         (self.verdict, verdict), (out, out_w), (err, err_w) = os.pipe(), os.pipe(), os.pipe()
-        script = self.limits["script"]
+        kind = self.limits["kind"]
+        shared = self.directory = self.confined.directory(self.limits["file_bytes"]) if kind == "unittest" else ""
         nothing = os.open("/dev/null", os.O_RDWR)
 
         def keep() -> None:
             os.dup2(nothing, 0)
             os.dup2(nothing, 1)
             keep_only(self.request, answers, ask, verdict)
-            self.confined.enter(JUDGE_TMP)
+            self.directory = shared or self.confined.directory(JUDGE_TMP)
+            self.confined.enter()
             os.waitpid(forked(weigh, verdict), 0)
 
         def weigh() -> None:
             tests = read_exactly(self.request, self.tests_size)
             os.close(self.request)
-            limits = {"cpu_s": int(self.limits["wall_s"]) + 2, "file_bytes": JUDGE_TMP, "processes": JUDGE_PROCESSES}
+            size = self.limits["file_bytes"] if shared else JUDGE_TMP
+            limits = {"cpu_s": int(self.limits["wall_s"]) + 2, "file_bytes": size, "processes": JUDGE_PROCESSES}
             self.confined.close(limits, JUDGE_MEMORY, self.directory)
             judge.main(tests, Channel(answers, ask), verdict)
 
@@ -138,10 +147,11 @@ class Run:
             keep_only(down, up)
             self.confined.close(self.limits, self.limits["memory"], self.directory)
             gc.enable()
-            program.main(source, Channel(down, up), script)
+            program.main(source, Channel(down, up), kind == "io")
 
         self.keeper = forked(keep, verdict)
-        self.confined.enter(self.limits["file_bytes"])
+        self.directory = shared or self.confined.directory(self.limits["file_bytes"])
+        self.confined.enter()
         self.child = forked(execute, 2)
         self.watch = os.pidfd_open(self.child)
         for fd in (down, ask, answers, up, verdict, out_w, err_w, nothing):
@@ -235,7 +245,8 @@ class Run:
     def end(self) -> int:
         """Kill what still runs, collect what was written, and leave nothing. Returns how the program's process had ended: its
         exit status, or minus the signal; 0 if it was still running."""
-        over = bool(select.select([self.watch], [], [], 0)[0])
+        patience = 1 if self.last.get("gone") else 0  # its descriptors are closed a moment before it has ended
+        over = bool(select.select([self.watch], [], [], patience)[0])
         if not over:
             signal.pidfd_send_signal(self.watch, signal.SIGKILL)
         os.kill(self.keeper, signal.SIGKILL)
@@ -251,4 +262,3 @@ class Run:
         if not self.confined.namespaces:
             shutil.rmtree(self.directory, ignore_errors=True)
         return os.waitstatus_to_exitcode(status) if over else 0
-

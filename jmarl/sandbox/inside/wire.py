@@ -151,7 +151,8 @@ FLAT: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     type(...): ("ellipsis", lambda x: 0, lambda x: ...),
     type(NotImplemented): ("notimplemented", lambda x: 0, lambda x: NotImplemented),
 }
-CONTAINERS = (list, dict, set, bytearray, collections.OrderedDict, collections.Counter, collections.defaultdict, collections.deque)
+_MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+CONTAINERS = (list, set, bytearray, collections.deque, *_MAPPINGS)
 _UNNEST = {name: back for name, _, back in NESTED.values()}
 _UNFLAT = {name: back for name, _, back in FLAT.values()}
 
@@ -179,7 +180,22 @@ def encode(x: Any, export: Callable[[Any], dict], depth: int = 0) -> Any:
     if kind in FLAT and (not hasattr(x, "tzinfo") or _aware(x)):
         name, contents, _ = FLAT[kind]
         return {name: contents(x)}
-    return _encode_array(x) or export(x)
+    return _encode_array(x) or _encode_element(x) or export(x)
+
+
+def _encode_element(x: Any) -> dict | None:
+    """A tree of XML."""
+    trees = sys.modules.get("xml.etree.ElementTree")
+    return {"element": trees.tostring(x, "unicode")} if trees is not None and type(x) is trees.Element else None
+
+
+def _decode_element(text: str) -> Any:
+    from xml.etree.ElementTree import ParseError, fromstring
+
+    try:
+        return fromstring(text)
+    except ParseError as error:
+        raise ValueError(error) from None
 
 
 def _encode_array(x: Any) -> dict | None:
@@ -222,15 +238,18 @@ def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any]
         return float(x)
     if name == "yours":
         return mine(x)
+    if name == "element":
+        return _decode_element(x)
     if name == "array":
-        return _decode_array(*x, mine, theirs)
+        dtype, shape, values = x
+        return _decode_array(_decode(values, mine, theirs), dtype, shape)
     raise ValueError(f"unknown kind of value {name!r}")
 
 
-def _decode_array(dtype: str, shape: list | None, values: Any, mine: Callable, theirs: Callable) -> Any:
+def _decode_array(values: Any, dtype: str, shape: list | None) -> Any:
     import numpy
 
-    array = numpy.array(_decode(values, mine, theirs), dtype)
+    array = numpy.array(values, dtype)
     return array[()] if shape is None else array.reshape(shape)
 
 
