@@ -7,6 +7,7 @@ module must be added to LAYERS, and to DEVICE or HOST if it belongs to one of th
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,20 @@ MAX_LINES = 400
 LAYERS = [
     {"types", "settings", "order", "config", "masked", "models", "models.config", "models.decoder", "models.decoding"},
     {"advantages", "batches", "losses", "scoring", "sampling", "stack", "centralized", "pairs", "peft_format", "replay"}
-    | {"text", "metrics", "rewards", "returns", "environment", "hf_format", "gguf_weights", "weights", "zeroshot"},
+    | {
+        "sandbox.inside",
+        "sandbox",
+        "envs",
+        "text",
+        "metrics",
+        "rewards",
+        "returns",
+        "environment",
+        "hf_format",
+        "gguf_weights",
+        "weights",
+        "zeroshot",
+    },
     {"algorithms", "sharding", "lora"},
     {"offline_objective", "objective", "update", "team", "generate", "rollout", "critics", "probes", "checkpoint", "dynamic"}
     | {"learners", "preferences", "comparators", "counterfactual", "step", "runs"},
@@ -30,6 +44,8 @@ SIDEWAYS = {
     "models.decoder": {"models.config"},
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
+    "sandbox": {"sandbox"},
+    "envs": {"envs", "environment", "rewards", "sandbox"},
     "centralized": {"environment"},
     "sampling": {"stack"},
     "lora": {"stack"},
@@ -76,7 +92,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment",
-    "centralized", "pairs", "replay", "zeroshot",
+    "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"order", "config", "settings", "models.config"}
@@ -126,6 +142,13 @@ def violations(module: str, source: str, modules: set[str]) -> list[str]:
         return [f"jmarl.{module} is in no layer: add it to LAYERS (and to DEVICE or HOST) in tests/test_layers.py"]
     tree = ast.parse(source)
     found = imports(tree, modules)
+    if entry(module) == "sandbox.inside":  # all that is visible of the project where programs run
+        beyond = {name for name in found if not name.startswith(".")} - {"numpy"}
+        return [
+            f"is inside the sandbox and imports {name}"
+            for name in sorted(beyond)
+            if name.split(".")[0] not in sys.stdlib_module_names
+        ]
     wrong = [f"relative import {name}: write jmarl..." for name in found if name.startswith(".")]
     outside = {name.split(".")[0] for name in found} - {"jmarl", ""}
     inside = {name.removeprefix("jmarl").removeprefix(".") for name in found if name.split(".")[0] == "jmarl"}
@@ -139,9 +162,13 @@ def violations(module: str, source: str, modules: set[str]) -> list[str]:
         called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         wrong += [f"is device code and calls {name}()" for name in sorted(called & NOT_CALLED_ON_DEVICE)]
         wrong += [f"is device code and imports host code jmarl.{name}" for name in sorted(inside & HOST)]
-    if module in HOST:
+    if entry(module) in HOST:
         wrong += [f"is host code and imports {name}" for name in sorted(outside & NOT_ON_HOST)]
-        wrong += [f"is host code and imports jmarl.{name}, not one of it" for name in sorted(inside - HOST_MAY_USE)]
+        wrong += [
+            f"is host code and imports jmarl.{name}, not one of it"
+            for name in sorted(inside)
+            if entry(name) not in HOST_MAY_USE
+        ]
     if "flax" in outside and entry(module) not in FLAX_USERS:
         wrong.append("imports flax; only jmarl.models and jmarl.checkpoint do")
     wrong += [f"imports {name}, which the library never does" for name in sorted(outside & NEVER)]
@@ -181,6 +208,8 @@ def test_worlds_and_layers_do_not_overlap():
         ("train", "from flax import linen", "imports flax"),
         ("train", "import torch", "imports torch"),
         ("train", "from .config import x", "relative import .config"),
+        ("sandbox.inside.wire", "from jmarl.types import x", "is inside the sandbox and imports jmarl.types"),
+        ("envs.code_text", "import jax", "is host code and imports jax"),
         ("train", "import jmarl.novel", "imports jmarl.novel, which is in no layer"),
         ("novel", "", "jmarl.novel is in no layer: add it to LAYERS"),
     ],

@@ -100,7 +100,7 @@ def test_references_pass_and_their_mutants_fail(box, data_dir, items, count):
     outcomes = [[next(verdicts).outcome for _ in each] for each in found]
     not_caught = [entry for entry, each in zip(entries, outcomes, strict=True) if "failed" not in each]
     assert not_caught == []
-    assert sum(each.count("passed") for each in outcomes) <= 0.06 * len(flat)  # a return that no test reaches
+    assert sum(each.count("passed") for each in outcomes) <= 0.08 * len(flat)  # a return that no test reaches
 
 
 @pytest.mark.slow

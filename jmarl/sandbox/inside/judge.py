@@ -277,6 +277,7 @@ def run(tests: dict, judge: Judge, verdict: Verdict) -> None:
         judge.value(judge.exchange(None))
         if wanted:
             names.update(given := judge.names(wanted))
+            judge.asked += len(set(wanted) - set(given))  # that it has no such thing is an answer, too
         if tests["entry_point"] and tests["entry_point"] not in given:
             loaded = f"NameError: name {tests['entry_point']!r} is not defined"
     except BaseException as error:  # the program may raise anything

@@ -1,0 +1,271 @@
+"""Code generation: a team writes one function; the last agent the function itself, those before it helpers that it may call.
+
+Task: an item with a problem text, the name of the function (`entry_point`) and hidden tests. Data: HumanEval, CoopHumanEval and
+MBPP (`load_items`), or problems made by `jmarl.envs.code_problems`. Roles: with two agents, agent 0 writes `aux`, agent 1 the
+function; with more, agents 0, 1, … write `aux_1`, `aux_2`, …; one agent alone writes the function.
+
+Reward of a joint action, the same for all agents, at most 4 (2.1 for one agent), decided on the syntax tree and by running all
+tests in a sandbox:
+
+    level 1   + 0.4 aux is defined and returns (with several helpers, their share)
+              + 0.6 the function is defined and returns; else stop
+    level 2   + 0.5 the program of all agents together parses; else stop
+    level 3   + (tests passed) / (tests)
+    bonus     only if a test passed and aux is defined: + 0.5 the function calls aux; of those that do
+              + 1.0 it does more than hand its arguments on to aux, - 0.5 it makes nothing of what aux returns
+              (with several helpers, means over them)
+
+A program that is stopped at a limit keeps the tests that passed before. If nobody can say what a program is worth (the sandbox
+failed twice, the item's tests do not run), the joint action is masked. Metrics: `reward/level_1` to `level_3`, `reward/bonus`,
+`reward/solved` (all tests passed), `reward/limited` (stopped at a limit).
+
+Turns: in each, all agents write anew; what they read then is the problem, the code of all of the turn before, and feedback:
+
+    plain            no more than that
+    passed           whether all tests passed
+    level_passed     which levels were passed
+    level_feedback   what was wrong at each level, and with shown_tests=n the first n tests and what came of them
+    expert_edits     what `expert`, a function from prompt to text, proposes
+
+Only `level_feedback` with shown_tests above 0 shows tests; what the item's tests expect is in no other prompt.
+Left out: checking whether the problem text itself gives tests away (MBPP's original prompt does; ours does not).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from jmarl.environment import Answer
+from jmarl.envs import code_text
+from jmarl.rewards import Processor, RewardFunction
+from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, asserts, default_sandbox
+
+Feedback = Literal["plain", "passed", "level_passed", "level_feedback", "expert_edits"]
+
+AUX, MAIN, PARSES, TESTS, CALLS, MORE_THAN_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5
+
+
+class Score(NamedTuple):
+    """Of one joint action."""
+
+    level_1: float
+    level_2: float
+    level_3: float
+    bonus: float
+    problems: tuple[str, ...]  # what was wrong, for feedback; says nothing of what tests expect
+    result: ExecutionResult | None  # None if nothing was run
+
+    @property
+    def total(self) -> float:
+        masked = self.result is not None and self.result.masked
+        return float("nan") if masked else self.level_1 + self.level_2 + self.level_3 + self.bonus
+
+
+class Episode(NamedTuple):
+    """What was asked, and in the last turn written and scored."""
+
+    item: dict
+    codes: tuple[str, ...] = ()  # [N]
+    score: Score | None = None
+
+
+def helper_names(num_agents: int) -> list[str]:
+    """Of all agents but the last."""
+    return ["aux"] if num_agents == 2 else [f"aux_{i + 1}" for i in range(num_agents - 1)]
+
+
+def item_tests(item: dict) -> Tests:
+    """The hidden tests of an item; refuses a malformed one with what it lacks."""
+    missing = [
+        name for name in ("prompt", "entry_point", "test") if not isinstance(item.get(name), str) or not item[name].strip()
+    ]
+    if missing:
+        known = item.get("task_id", item)
+        raise ValueError(f"item {known!r:.80} has no text in {', '.join(missing)}: it needs prompt, entry_point and test")
+    return asserts(item["test"], item["entry_point"], item.get("setup", ""))
+
+
+def program_of(codes: Sequence[str], item: dict) -> str:
+    """The program of all agents together: nobody replaces what another was asked for."""
+    names = helper_names(len(codes))
+    parts = []
+    for agent, code in enumerate(codes):
+        own = names[agent] if agent < len(names) else item["entry_point"]
+        parts.append(code_text.without(code, [name for name in [*names, item["entry_point"]] if name != own]))
+    return "\n\n".join([item.get("setup_program", ""), *parts])
+
+
+def form(codes: Sequence[str], item: dict) -> tuple[float, float, tuple[str, ...]]:
+    """Levels 1 and 2, and what was wrong."""
+    names, entry, problems = helper_names(len(codes)), item["entry_point"], []
+    there = [code_text.returns(code, name) for code, name in zip(codes, names, strict=False)]
+    problems += [f"{name} is not defined or returns nothing" for name, ok in zip(names, there, strict=True) if not ok]
+    level_1 = AUX * sum(there) / len(names) if names else 0.0
+    if not code_text.returns(codes[-1], entry):
+        return level_1, 0.0, (*problems, f"{entry} is not defined or returns nothing")
+    if code_text.parsed(program_of(codes, item)) is None:
+        return level_1 + MAIN, 0.0, (*problems, "the program is no valid Python")
+    return level_1 + MAIN, PARSES, tuple(problems)
+
+
+def bonus_of(codes: Sequence[str], item: dict) -> float:
+    """For the way in which the function uses its helpers; means over them."""
+    main, total, names = code_text.function(codes[-1], item["entry_point"]), 0.0, helper_names(len(codes))
+    for code, name in zip(codes, names, strict=False):
+        if main is None or not code_text.returns(code, name) or not code_text.calls(main, name):
+            continue
+        total += CALLS + MORE_THAN_WRAPPER * (not code_text.is_wrapper(main, name)) + IGNORED * code_text.ignores(main, name)
+    return total / max(len(names), 1)
+
+
+def score_of(codes: Sequence[str], item: dict, result: ExecutionResult | None) -> Score:
+    """The reward in its parts. result: of the tests; None where the form stopped before them."""
+    level_1, level_2, problems = form(codes, item)
+    if result is None:
+        return Score(level_1, level_2, 0.0, 0.0, problems, None)
+    level_3 = TESTS * result.passed / result.total if result.total else 0.0
+    bonus = bonus_of(codes, item) if result.passed else 0.0
+    if result.outcome != "passed":
+        stopped = f"; it was stopped at its limit: {result.limit_hit}" if result.limit_hit else ""
+        problems += (f"{result.passed} of {result.total} tests pass{stopped}",)
+    return Score(level_1, level_2, level_3, bonus, problems, result)
+
+
+class CodeGeneration:
+    """The environment; see the module.
+
+    num_agents: writers. feedback: what later turns read; shown_tests: of level_feedback; expert: of expert_edits, from prompt
+    to text. processor: applied to the reward, such as RewardProcessors.shift(-4), with which an early_termination_threshold of
+    -0.2 means nearly perfect. sandbox: where programs run; by default the process's own, which is started now, so that a
+    machine without one is known before training.
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 2,
+        *,
+        feedback: Feedback = "level_feedback",
+        shown_tests: int = 0,
+        expert: Callable[[str], str] | None = None,
+        processor: Processor | None = None,
+        limits: Limits | None = None,
+        sandbox: Sandbox | None = None,
+    ):
+        if num_agents < 1:
+            raise ValueError(f"num_agents={num_agents}: at least one writes the function")
+        if feedback not in get_args(Feedback):
+            raise ValueError(f"feedback={feedback!r}: choose {', '.join(get_args(Feedback))}")
+        if (expert is not None) != (feedback == "expert_edits"):
+            raise ValueError(f"feedback={feedback!r} and {'an' if expert else 'no'} expert: they go together with expert_edits")
+        if shown_tests and feedback != "level_feedback":
+            raise ValueError(f"shown_tests={shown_tests} is for feedback='level_feedback', not {feedback!r}")
+        self.num_agents, self.feedback, self.shown_tests, self.expert = num_agents, feedback, shown_tests, expert
+        self.processor, self.limits, self.sandbox = processor, limits, sandbox or default_sandbox()
+        best = MAIN + PARSES + TESTS
+        self.reward_range = (0.0, best + (AUX + CALLS + MORE_THAN_WRAPPER if num_agents > 1 else 0.0))
+
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Episode], list[list[str]]]:
+        del rng
+        for item in items:
+            item_tests(item)
+        return [Episode(item) for item in items], self._prompts([self.ask(item) for item in items])
+
+    def step(self, states: Sequence[Episode], actions: Sequence[Sequence[str]], rng: np.random.Generator) -> Answer:
+        written = [tuple(map(code_text.extract_code, texts)) for texts in zip(*actions, strict=True)]
+        after = [
+            state._replace(codes=codes, score=score)
+            for state, codes, score in zip(states, written, self.scores([s.item for s in states], written), strict=True)
+        ]
+        scores = [state.score for state in after if state.score]
+
+        def code_generation(*texts: Any) -> list[float]:  # checked and counted as what a reward function returns
+            return [score.total for score in scores]
+
+        judge = RewardFunction(code_generation, num_agents=self.num_agents, processors=self.processor)
+        result = judge(actions, [state.item["prompt"] for state in states], [state.item for state in states], rng)
+        return Answer(result._replace(parts=parts_of(scores)), np.zeros(len(states), bool), after)
+
+    def observe(self, after: Sequence[Episode]) -> tuple[list[Episode], list[list[str]]]:
+        return list(after), self._prompts([self.ask_again(state) for state in after])
+
+    def scores(self, items: Sequence[dict], written: Sequence[Sequence[str]]) -> list[Score]:
+        """Of codes [B][N]; all programs that get so far run side by side."""
+        formed = [form(codes, item) for item, codes in zip(items, written, strict=True)]
+        run = [i for i, (_, level_2, _) in enumerate(formed) if level_2]
+        programs = [program_of(written[i], items[i]) for i in run]
+        results = self.sandbox.run_many(programs, [item_tests(items[i]) for i in run], self.limits)
+        found: dict[int, ExecutionResult] = dict(zip(run, results, strict=True))
+        return [score_of(codes, item, found.get(i)) for i, (item, codes) in enumerate(zip(items, written, strict=True))]
+
+    # What agents read
+
+    def ask(self, item: dict) -> list[str]:
+        """The first prompt of each agent."""
+        names, entry, problem = helper_names(self.num_agents), item["entry_point"], item["prompt"].strip()
+        out = []
+        for name in names:
+            out.append(
+                f"Help to solve this problem:\n\n{problem}\n\nWrite a Python function named {name} that does a useful part of "
+                f"the work. Another programmer writes {entry}, which may call {name}. Answer with the code of {name} only."
+            )
+        may = f" You may call {' and '.join(names)}, which other programmers write for you." if names else ""
+        out.append(f"Solve this problem:\n\n{problem}\n\nWrite the Python function {entry}.{may} Answer with its code only.")
+        return out
+
+    def ask_again(self, state: Episode) -> list[str]:
+        """The prompts of a later turn."""
+        said = self.feedback_on(state)
+        codes = "\n\n".join(f"```python\n{code}\n```" for code in state.codes)
+        return [
+            f"{first}\n\nThe code so far:\n\n{codes}\n\n{said}Write your part again, better." for first in self.ask(state.item)
+        ]
+
+    def feedback_on(self, state: Episode) -> str:
+        score, item = state.score, state.item
+        assert score is not None  # only asked for after a step
+        solved = score.result is not None and score.result.outcome == "passed"
+        if self.feedback == "plain":
+            return ""
+        if self.feedback == "passed":
+            return f"It {'passes all tests' if solved else 'does not pass all tests'}.\n\n"
+        if self.feedback == "level_passed":
+            reached = {"form": score.level_1 >= MAIN, "syntax": score.level_2 > 0, "tests": solved}
+            return "".join(f"{name}: {'passed' if ok else 'not passed'}\n" for name, ok in reached.items()) + "\n"
+        if self.feedback == "expert_edits":
+            assert self.expert is not None
+            question = f"{item['prompt']}\n\n```python\n{program_of(state.codes, item)}\n```\n\nPropose edits to this code."
+            return f"An expert says:\n{self.expert(question)}\n\n"
+        lines = [f"- {problem}" for problem in score.problems] or ["- all tests pass"]
+        for test, of in zip(shown(item)[: self.shown_tests], score.result.tests if score.result else (), strict=False):
+            lines.append(f"- {test}: {'passes' if of.passed else f'does not pass ({of.message})'}")
+        return "\n".join(lines) + "\n\n"
+
+    def _prompts(self, of_items: list[list[str]]) -> list[list[str]]:
+        """Prompts [P][N] as [N][P]."""
+        return [list(of_agent) for of_agent in zip(*of_items, strict=True)]
+
+
+def shown(item: dict) -> list[str]:
+    """The asserts of an item's tests, as they are counted."""
+    tree = code_text.parsed(item["test"])
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)] if tree else []
+    found.sort(key=lambda node: node.lineno)
+    return [ast.unparse(node.test) for node in found if not (isinstance(node.test, ast.Constant) and node.test.value)]
+
+
+def parts_of(scores: Sequence[Score]) -> dict[str, np.ndarray]:
+    """For the log: [J] of each level; NaN where masked."""
+    masked = np.array([score.result is not None and score.result.masked for score in scores])
+    columns = {
+        "level_1": [score.level_1 for score in scores],
+        "level_2": [score.level_2 for score in scores],
+        "level_3": [score.level_3 for score in scores],
+        "bonus": [score.bonus for score in scores],
+        "solved": [float(score.result is not None and score.result.outcome == "passed") for score in scores],
+        "limited": [float(score.result is not None and bool(score.result.limit_hit)) for score in scores],
+    }
+    return {name: np.where(masked, np.nan, values) for name, values in columns.items()}

@@ -1,0 +1,313 @@
+"""Rewards of code generation, each level and edge by a case worked by hand; data sets; what agents read."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from jmarl.envs import code_text
+from jmarl.envs.code_data import load_items
+from jmarl.envs.code_generation import CodeGeneration, form, item_tests, program_of, score_of
+from jmarl.rewards import RewardProcessors
+
+ITEM = {
+    "task_id": "t/0",
+    "prompt": "Add the squares of two numbers.",
+    "entry_point": "squares",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 5\n"
+    "    assert candidate(\n        3, 4\n    ) == (\n        25\n    )\n"
+    "    assert candidate(0, 0) == 0\n    assert candidate(2, 2) == 8, 'four'",
+}
+AUX = "def aux(x):\n    return x * x\n"
+MAIN = "def squares(a, b):\n    return aux(a) + aux(b)\n"
+ALONE = "def squares(a, b):\n    return a * a + b * b\n"
+FENCED = "Here it is:\n\n```python\n{code}```\n\nThis function adds."
+
+# aux's completion, the function's completion, level 1, level 2, level 3, bonus
+CASES = {
+    "perfect": (AUX, MAIN, 1.0, 0.5, 1.0, 1.5),
+    "markdown around both": (FENCED.format(code=AUX), FENCED.format(code=MAIN), 1.0, 0.5, 1.0, 1.5),
+    "no function": (AUX, "def other(a, b):\n    return 1", 0.4, 0.0, 0.0, 0.0),
+    "a function that returns nothing": (AUX, "def squares(a, b):\n    print(aux(a))", 0.4, 0.0, 0.0, 0.0),
+    "an inner function that returns": (AUX, "def squares(a, b):\n    def f():\n        return 1\n    f()", 0.4, 0.0, 0.0, 0.0),
+    "both empty": ("", "", 0.0, 0.0, 0.0, 0.0),
+    "prose": ("I cannot.", "I cannot, sorry.", 0.0, 0.0, 0.0, 0.0),
+    "no aux": ("", ALONE, 0.6, 0.5, 1.0, 0.0),
+    "no aux, which is called": ("", MAIN, 0.6, 0.5, 0.0, 0.0),
+    "aux that returns nothing": ("def aux(x):\n    x * x", ALONE, 0.6, 0.5, 1.0, 0.0),
+    "aux unused": (AUX, ALONE, 1.0, 0.5, 1.0, 0.0),
+    "a wrapper": ("def aux(a, b):\n    return a * a + b * b", "def squares(a, b):\n    return aux(a, b)", 1.0, 0.5, 1.0, 0.5),
+    "a wrapper by a variable": (
+        "def aux(a, b):\n    return a * a + b * b",
+        "def squares(a, b):\n    '''Doc.'''\n    c = aux(a, b)\n    return c",
+        1.0,
+        0.5,
+        1.0,
+        0.5,
+    ),
+    "a result ignored": (AUX, "def squares(a, b):\n    aux(a)\n    return a * a + b * b", 1.0, 0.5, 1.0, 1.0),
+    "a result in a variable that nobody reads": (
+        AUX,
+        "def squares(a, b):\n    c = aux(a)\n    return a * a + b * b",
+        1.0,
+        0.5,
+        1.0,
+        1.0,
+    ),
+    "one of two results used": (AUX, "def squares(a, b):\n    aux(b)\n    return aux(a) + b * b", 1.0, 0.5, 1.0, 1.5),
+    "a syntax error": (AUX, "def squares(a, b):\n    return aux(a +\n", 1.0, 0.0, 0.0, 0.0),
+    "a syntax error in aux": ("def aux(x:\n    return x", ALONE, 1.0, 0.0, 0.0, 0.0),
+    "three of four tests": (
+        AUX,
+        "def squares(a, b):\n    return aux(a) + aux(b) if a == b else 5 + aux(a) * 0",
+        1.0,
+        0.5,
+        0.75,
+        1.5,
+    ),
+    "two of four tests": (AUX, "def squares(a, b):\n    return aux(a) * 5", 1.0, 0.5, 0.5, 1.5),
+    "no test": (AUX, "def squares(a, b):\n    return aux(a) + 100", 1.0, 0.5, 0.0, 0.0),
+    "two functions of one name": (AUX, "def squares(a, b):\n    return 0\n\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
+    "two fences": (AUX, "```python\nimport math\n```\nand\n```python\n" + MAIN + "```", 1.0, 0.5, 1.0, 1.5),
+    "a fence that was cut off": (AUX, "```python\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
+    "a fence of another language": (AUX, "```bash\nls\n```\n```py\n" + MAIN + "```", 1.0, 0.5, 1.0, 1.5),
+    "words after the code": (AUX, MAIN + "\nThis function calls aux twice.", 1.0, 0.5, 1.0, 1.5),
+    "words before the code": (AUX, "Sure! Here is the code:\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
+    "aux replaced by the other agent": (AUX, "def aux(x):\n    return 0\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
+    "the function written by the wrong agent": (AUX + "\n" + ALONE, "x = 1", 0.4, 0.0, 0.0, 0.0),
+    "an endless loop": (
+        AUX,
+        "def squares(a, b):\n    while a == 3:\n        pass\n    return aux(a) + aux(b)",
+        1.0,
+        0.5,
+        0.25,
+        1.5,
+    ),
+    "an early exit": (AUX, "import os\ndef squares(a, b):\n    os._exit(0)\n    return 5", 1.0, 0.5, 0.0, 0.0),
+    "equal to everything": (
+        "class E:\n    def __eq__(self, o): return True\ndef aux():\n    return E()",
+        "def squares(a, b):\n    return aux()",
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def env():
+    from jmarl.sandbox import Limits
+
+    return CodeGeneration(2, limits=Limits(wall_s=1.5, cpu_s=2))
+
+
+def played(env, *texts, item=ITEM):
+    """The scores of one joint action."""
+    states, _ = env.reset([item], np.random.default_rng(0))
+    answer = env.step(states, [[text] for text in texts], np.random.default_rng(0))
+    return answer, answer.after[0].score
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_level_and_edge(env, name):
+    aux, main, *expected = CASES[name]
+    answer, score = played(env, aux, main)
+    assert (score.level_1, score.level_2, score.level_3, score.bonus) == pytest.approx(expected), score
+    assert answer.result.total == pytest.approx(sum(expected)) and answer.result.rewards.shape == (1, 2)
+    assert {k: v[0] for k, v in answer.result.parts.items()}["level_3"] == pytest.approx(expected[2])
+    assert env.reward_range[0] <= sum(expected) <= env.reward_range[1] == 4.0
+
+
+def test_one_agent_and_three():
+    one, three = CodeGeneration(1), CodeGeneration(3)
+    assert played(one, ALONE)[1].total == pytest.approx(2.1) == one.reward_range[1]
+    helpers = "def aux_1(x):\n    return x * x\n", "def aux_2(x):\n    return x + x\n"
+    assert played(three, *helpers, "def squares(a, b):\n    return aux_1(a) + aux_1(b) + aux_2(0)")[1].total == pytest.approx(
+        4.0
+    )
+    half = played(three, helpers[0], "nothing", "def squares(a, b):\n    return aux_1(a) + aux_1(b)")[1]
+    assert half.total == pytest.approx(0.2 + 0.6 + 0.5 + 1.0 + 1.5 / 2)
+
+
+def test_threshold_and_shift_belong_together():
+    shifted = CodeGeneration(2, processor=RewardProcessors.shift(-4))
+    assert played(shifted, AUX, MAIN)[0].result.total[0] == pytest.approx(0.0)
+    assert played(shifted, AUX, ALONE)[0].result.total[0] == pytest.approx(-1.5)
+
+
+def test_what_nobody_can_judge_is_masked(env):
+    """Tests that fail before they ask anything; and no such thing can be made of it by what a program does."""
+    item = ITEM | {"test": "import nothing_of_this_name\ndef check(candidate):\n    assert candidate(1, 2) == 5"}
+    answer, score = played(env, AUX, MAIN, item=item)
+    assert answer.result.invalid.tolist() == [True] and math.isnan(answer.result.total[0]) and score.result.kind == "tests"
+    assert math.isnan(answer.result.parts["level_3"][0])
+
+
+def test_a_batch_is_what_its_parts_are(env):
+    texts = [list(column) for column in zip(*[case[:2] for case in CASES.values()], strict=True)]
+    states, _ = env.reset([ITEM] * len(CASES), np.random.default_rng(0))
+    total = env.step(states, texts, np.random.default_rng(0)).result.total
+    assert total == pytest.approx([sum(case[2:]) for case in CASES.values()])
+
+
+@pytest.mark.parametrize("field", ["prompt", "entry_point", "test"])
+def test_malformed_items_are_refused_before_anything_is_written(env, field):
+    for value in (None, "", 3):
+        with pytest.raises(ValueError, match=f"t/0.* {field}"):
+            env.reset([ITEM | {field: value}], np.random.default_rng(0))
+    with pytest.raises(ValueError, match="no Python"):
+        env.reset([ITEM | {"test": "assert ("}], np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(num_agents=0), "num_agents=0"),
+        (dict(feedback="loud"), "plain, passed, level_passed"),
+        (dict(feedback="expert_edits"), "no expert"),
+        (dict(expert=str), "an expert"),
+        (dict(feedback="plain", shown_tests=2), "shown_tests=2"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        CodeGeneration(**options)
+
+
+# What agents read
+
+
+def read(env, *texts):
+    """The prompts of the second turn."""
+    answer, _ = played(env, *texts)
+    return [of_agent[0] for of_agent in env.observe(answer.after)[1]]
+
+
+def test_prompts_name_the_roles():
+    _, prompts = CodeGeneration(2).reset([ITEM], np.random.default_rng(0))
+    assert "function named aux" in prompts[0][0] and "function squares" in prompts[1][0] and "call aux" in prompts[1][0]
+    _, prompts = CodeGeneration(3).reset([ITEM], np.random.default_rng(0))
+    assert "aux_1 and aux_2" in prompts[2][0]
+    _, prompts = CodeGeneration(1).reset([ITEM], np.random.default_rng(0))
+    assert "aux" not in prompts[0][0]
+
+
+def test_feedback_modes():
+    wrong = "def squares(a, b):\n    return aux(a) + 7\n"
+    plain = read(CodeGeneration(2, feedback="plain"), AUX, wrong)
+    assert all(AUX.strip() in text and wrong.strip() in text and ITEM["prompt"] in text for text in plain)
+    assert "does not pass all tests" in read(CodeGeneration(2, feedback="passed"), AUX, wrong)[0]
+    assert "It passes all tests" in read(CodeGeneration(2, feedback="passed"), AUX, MAIN)[0]
+    levels = read(CodeGeneration(2, feedback="level_passed"), AUX, wrong)[1]
+    assert "form: passed\nsyntax: passed\ntests: not passed" in levels
+    assert "0 of 4 tests pass" in read(CodeGeneration(2), AUX, wrong)[1]
+    assert "squares is not defined or returns nothing" in read(CodeGeneration(2), AUX, "")[1]
+    assert "no valid Python" in read(CodeGeneration(2), AUX, "def squares(a, b):\n    return (")[1]
+    assert "all tests pass" in read(CodeGeneration(2), AUX, MAIN)[1]
+    asked = []
+    expert = CodeGeneration(2, feedback="expert_edits", expert=lambda prompt: asked.append(prompt) or "Use aux(b).")
+    assert "Use aux(b)." in read(expert, AUX, wrong)[0] and wrong.strip() in asked[0]
+
+
+@pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback", "expert_edits"])
+def test_hidden_tests_reach_no_prompt(mode):
+    item = ITEM | {
+        "test": "def check(candidate):\n    assert candidate(7919, 0) == 62710561\n    assert candidate(1, 0) == 7907"
+    }
+    asked = []
+    expert = {"expert": lambda prompt: asked.append(prompt) or "none"} if mode == "expert_edits" else {}
+    env = CodeGeneration(2, feedback=mode, **expert)
+    for main in (MAIN, "def squares(a, b):\n    raise ValueError(a)", "def squares(a, b):\n    print(a)\n    return a"):
+        answer, _ = played(env, AUX, main, item=item)
+        texts = [of_agent[0] for of_agent in env.observe(answer.after)[1]] + [of[0] for of in env.reset([item], None)[1]]
+        assert not any(secret in text for text in texts + asked for secret in ("62710561", "7907", "7919"))
+
+
+def test_level_feedback_shows_as_many_tests_as_it_is_told():
+    text = read(CodeGeneration(2, shown_tests=2), AUX, "def squares(a, b):\n    return 5")[1]
+    assert "- candidate(1, 2) == 5: passes" in text and "- candidate(3, 4) == 25: does not pass" in text
+    assert "candidate(0, 0)" not in text
+
+
+# Code in text
+
+
+def test_code_is_found_in_completions():
+    assert code_text.extract_code("```\nx = 1\n```") == "x = 1"
+    assert (
+        code_text.extract_code("@cache\ndef f():\n    return 1\n\nf = g(f)\nSo it is.")
+        == "@cache\ndef f():\n    return 1\n\nf = g(f)"
+    )
+    assert code_text.extract_code("no code at all") == ""
+    assert code_text.extract_code("```json\n{}\n```") == ""
+    assert code_text.without("import re\ndef f(): pass\ndef g(): pass", ["f"]) == "import re\n\ndef g():\n    pass"
+
+
+def test_programs_do_not_replace_each_other():
+    program = program_of([AUX + "def squares(a, b):\n    return 1", MAIN + "def aux(x):\n    return 2"], ITEM)
+    assert program.count("def aux") == program.count("def squares") == 1 and "x * x" in program
+
+
+# Data sets
+
+
+@pytest.mark.parametrize(
+    "name, path, count",
+    [
+        ("humaneval", "humaneval/test.jsonl.gz", 122),
+        ("coophumaneval", "coophumaneval/test.jsonl", 56),
+        ("mbpp", "mbpp/full/train.jsonl.gz", 261),
+        ("mbpp", "mbpp/full/test.jsonl.gz", 349),
+        ("mbpp_sanitized", "mbpp/sanitized/test.jsonl.gz", 180),
+        ("mbpp_openmlrl", "mbpp/openmlrl/sanitized.jsonl.gz", 179),
+    ],
+)
+def test_data_sets_become_items(data_dir, tmp_path, monkeypatch, name, path, count):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    items = load_items(name, path=data_dir / path)
+    assert len(items) == count
+    env = CodeGeneration(2)
+    _, prompts = env.reset(items, np.random.default_rng(0))
+    for item, *texts in zip(items, *prompts, strict=True):
+        assert item_tests(item).entry_point and all(item["entry_point"] in text for text in texts)
+        asserted = [line.strip() for line in item["test"].splitlines() if line.strip().startswith("assert")]
+        assert not any(line in text for line in asserted for text in texts)
+
+
+def test_references_earn_what_one_agent_can(data_dir, tmp_path, monkeypatch):
+    """The way of a completion, whole: HumanEval's and MBPP's solutions in markdown."""
+    import gzip
+    import json
+
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    env = CodeGeneration(1)
+    for name, path, code in (
+        ("humaneval", "humaneval/test.jsonl.gz", lambda row: row["prompt"] + row["canonical_solution"]),
+        ("mbpp_sanitized", "mbpp/sanitized/validation.jsonl.gz", lambda row: row["code"]),
+    ):
+        rows = [json.loads(line) for line in gzip.decompress((data_dir / path).read_bytes()).splitlines()][:30]
+        items = load_items(name, path=data_dir / path, limit=30)
+        states, _ = env.reset(items, np.random.default_rng(0))
+        texts = [f"Here:\n```python\n{code(row)}\n```" for row in rows]
+        assert env.step(states, [texts], np.random.default_rng(0)).result.total == pytest.approx(2.1)
+
+
+def test_bad_data_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="humaneval, coophumaneval"):
+        load_items("apps")
+    with pytest.raises(FileNotFoundError, match="entry_point"):
+        load_items("humaneval", path=tmp_path / "none.jsonl")
+    (tmp_path / "bad.jsonl").write_text('{"task_id": "a", "prompt": "p", "test": "t", "entry_point": ""}\n')
+    with pytest.raises(ValueError, match="row 0.*entry_point"):
+        load_items("humaneval", path=tmp_path / "bad.jsonl")
+
+
+def test_scores_without_running_say_so():
+    assert score_of(["", ""], ITEM, None).total == 0 and form(["", ""], ITEM)[2][0].startswith("aux")
