@@ -9,7 +9,7 @@ import pytest
 
 from jmarl.envs import code_text
 from jmarl.envs.code_data import load_items
-from jmarl.envs.code_generation import CodeGeneration, form, item_tests, program_of, score_of
+from jmarl.envs.code_generation import CodeGeneration, form, item_tests, program_of
 from jmarl.rewards import RewardProcessors
 
 ITEM = {
@@ -115,7 +115,7 @@ def played(env, *texts, item=ITEM):
 def test_each_level_and_edge(env, name):
     aux, main, *expected = CASES[name]
     answer, score = played(env, aux, main)
-    assert (score.level_1, score.level_2, score.level_3, score.bonus) == pytest.approx(expected), score
+    assert list(score.parts.values()) == pytest.approx(expected), score
     assert answer.result.total == pytest.approx(sum(expected)) and answer.result.rewards.shape == (1, 2)
     assert {k: v[0] for k, v in answer.result.parts.items()}["level_3"] == pytest.approx(expected[2])
     assert env.reward_range[0] <= sum(expected) <= env.reward_range[1] == 4.0
@@ -310,4 +310,4 @@ def test_bad_data_is_refused(tmp_path):
 
 
 def test_scores_without_running_say_so():
-    assert score_of(["", ""], ITEM, None).total == 0 and form(["", ""], ITEM)[2][0].startswith("aux")
+    assert CodeGeneration(2).score(["", ""], ITEM, None).total == 0 and form(["", ""], ITEM)[2][0].startswith("aux")

@@ -231,7 +231,7 @@ OBJECTS = textwrap.dedent(
     import collections, dataclasses, enum, contextlib
 
     class Broke(ValueError):
-        pass
+        def __str__(self): return f'broke: {self.args[0]}'
 
     class Box:
         made = 0
@@ -254,6 +254,12 @@ OBJECTS = textwrap.dedent(
         def fail(self, x): raise Broke(x)
 
     class Bag(Box): pass
+    class Listed(list): pass
+    Stack = collections.deque
+    import json
+    def parse(x): return json.loads(x)
+    def first(xs): return next(xs)
+    def only(xs, kind): return [x for x in xs if isinstance(x, kind)]
     Point = collections.namedtuple('Point', 'x y')
     class Color(enum.Enum): RED = 1
     class Level(enum.IntEnum): LOW = 1
@@ -269,19 +275,27 @@ OBJECTS = textwrap.dedent(
 )
 
 HANDLED = [
-    "b = Box(1, 2)\nassert len(b) == 2 and b[0] == 1 and b.first == 1 and list(b) == [1, 2] and 2 in b and 5 not in b",
+    "b = Box(1, 2)\nassert len(b) == 2 and b[0] == 1 and b.first == 1 and list(b) == [1, 2]",
+    "b = Box(1)\nassert Box(1) is not b and b.add(2) is b\nb += Box(3)\nassert b.items == [1, 2, 3]",
     "b = Box(1)\nb.add(2).add(3)\nassert b.items == [1, 2, 3]\nb[0] = 9\nassert b[0] == 9",
     "b = Box()\nb.items.append(4)\nb.items.append(5)\nassert len(b) == 2\nassert b.items == [4, 5]",
     "b = Box()\nb.items = [7]\nb.extra = 'x'\nassert b.first == 7 and b.extra == 'x'",
     "with Box(1) as b:\n    assert len(b) == 1\nassert len(b) == 0",
     "assert str(Box()) == 'box' and f'{Box()}' == 'box' and Box.zero() == 0",
-    "assert (Box(1) + Box(2)).items == (Box(1) + [2]).items == [1, 2]\nassert ([0] + Box(1)).items == [0, 1]",
+    "assert (Box(1) + Box(2)).items == [1, 2]",
     "assert isinstance(Bag(), Box) and not isinstance(Box(), Bag) and not isinstance(3, Box)",
-    "try:\n    Box().fail('why')\n    assert False\nexcept Broke as e:\n    s = str(e)\nassert s == 'why'",
+    "try:\n    Box().fail('why')\n    assert False\nexcept Broke as e:\n    s = str(e)\nassert s == 'broke: why'",
     "assert issubclass(Broke, ValueError)",
     "try:\n    Box().fail(1)\n    assert False\nexcept ValueError:\n    pass",
     "try:\n    Box()[3]\n    assert False\nexcept IndexError:\n    pass",
-    "assert Point(1, 2) == (1, 2) and Point(1, 2).x == 1 and Point(1, 2) == Point(1, 2)",
+    "assert Point(1, 2) == (1, 2) and Point(1, 2).x == 1 and Level.LOW == 1.0 and Level.LOW < 1.5",
+    "s = Stack([1])\ns.append(2)\nassert list(s) == [1, 2]\nl = Listed()\nl.append(3)\nassert list(l) == [3] and len(l) == 1",
+    "assert only((4, 'a', 7.5), int) == [4] and apply(len, ['ab']) == [2] and Color.RED is Color(1)",
+    "try:\n    Box().fail(1)\nexcept Broke as e:\n    code, text = e.args[0], str(e)\nassert code == 1 and text == 'broke: 1'",
+    "import json\ntry:\n    parse('{')\n    assert False\nexcept json.JSONDecodeError as e:\n    pass",
+    "i = iter([5, 6])\nassert first(i) == 5 and first(i) == 6\nassert first(x for x in 'ab') == 'a'",
+    "try:\n    apply(lambda x: [].pop(), [1])\n    assert False\nexcept IndexError:\n    pass",
+    "assert apply(Broke, [1])[0].args == (1,)",
     "assert Color.RED.value == 1 and Level.LOW == 1 and Data(a=3).a == 3",
     "assert list(count(3)) == [0, 1, 2] and next(count(1)) == 0 and sum(count(4)) == 6",
     "assert apply(lambda x: x * 2, [1, 2]) == [2, 4] and apply(str, [1]) == ['1']",
@@ -297,10 +311,49 @@ def test_objects_stay_where_they_are(box, code):
     assert result.outcome == "passed" and result.integrity == "strong", result
 
 
-def test_a_comparison_left_to_the_program_is_marked(box):
-    tests = asserts("assert Data(1) == Data(1)\nassert Data(1) != Data(2)")
-    result = box.run(OBJECTS, tests)
-    assert result.outcome == "passed" and result.integrity == "weak"
+LEFT_TO_IT = [
+    "assert Data(1) == Data(1)\nassert Data(1) != Data(2)",
+    "assert Point(1, 2) == Point(1, 2)",
+    "assert 2 in Box(1, 2)\nassert 5 not in Box()",
+    "assert (Box(1) + [2]).items == [1, 2]\nassert ([0] + Box(1)).items == [0, 1]",
+]
+
+
+@pytest.mark.parametrize("code", LEFT_TO_IT)
+def test_what_is_left_to_the_program_is_marked(box, code):
+    result = box.run(OBJECTS, asserts(code))
+    assert result.outcome == "passed" and result.integrity == "weak" and all(t.weak for t in result.tests), result
+
+
+SCRIPTS = {
+    "input": "print(input()[::-1])",
+    "sys.stdin": "import sys\nfor line in sys.stdin: print(line.strip()[::-1])",
+    "bytes": "import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read().strip()[::-1])",
+    "descriptors": "import os\nos.write(1, os.read(0, 99).strip()[::-1])",
+    "the file": "print(open(0).read().strip()[::-1])",
+    "exit": "print(input()[::-1])\nexit()",
+    "an atexit hook": "import atexit\natexit.register(lambda: print(text[::-1]))\ntext = input()",
+    "pickle": "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\nprint(input()[::-1])",
+    "the name of the file": "assert __file__ and __name__ == '__main__'\nprint(input()[::-1])",
+}
+
+
+@pytest.mark.parametrize("how", SCRIPTS)
+@pytest.mark.parametrize("level", ["S3", "S2"])
+def test_scripts_may_read_and_write_as_they_like(how, level):
+    try:
+        with Sandbox(level) as other:
+            result = other.run(SCRIPTS[how], pairs([("abc\n", "cba"), ("xy", "yx\n")]))
+    except SandboxUnavailable as error:
+        pytest.skip(f"level {level}: {error}")
+    assert result.outcome == "passed", result
+
+
+def test_tests_that_cannot_be_told_to_the_program_are_not_its_fault(box):
+    """A class of the tests themselves; masked, and only where that is the reason."""
+    code = "class Node:\n    def __init__(self, v): self.v = v\nassert value(Node(3)) == 3"
+    result = box.run("def value(n): return n.v", asserts(code))
+    assert result.kind == "tests" and "Node" in result.message
 
 
 def test_unittest_methods(box):

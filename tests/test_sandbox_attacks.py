@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from attacks import ADD, ATTACKS
 
-from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable, asserts
+from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable, asserts, pairs, unittests
 
 TESTS = asserts("assert add(1, 2) == 3\nassert add(20, 22) == 42\nassert add('expected-', '4242') == 'expected-4242'")
 FLOAT = asserts("assert add(1, 2) == 3\nassert add(2.5, 1) == 3.5\nassert add((), ()) == ()")
@@ -89,6 +91,156 @@ def test_there_are_enough_attacks():
         "reaches",
         "exhausts",
     }
+
+
+# Forgeries that need tests of a certain kind
+
+UNIT = unittests(
+    "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(add(1, 2), 3)\n"
+    "class U(unittest.TestCase):\n    def test_b(self): self.assertEqual(add(2, 2), 4)"
+)
+NEAR = asserts("assert abs(add(1, 2) - 3) < 1e-6")
+MAKES = (
+    "import inside.program as p\nclass Std:\n    def __init__(self, *names): self.names = list(names)\n"
+    "real = p.Server.export\n"
+    "p.Server.export = lambda s, x: {'object': 0, 'standard': x.names} if type(x) is Std else real(s, x)\n"
+)
+OTHER_TESTS = {
+    "a class of the judge's": (
+        MAKES + "def make(): return Std('builtins', 'type')\nclass Cart:\n    def add(self, t):\n"
+        "        self.e = t('E', (int,), {'__eq__': lambda s, o: True})(5)\n    def total(self): return self.e",
+        asserts("c = Cart()\nc.add(make())\nassert c.total() == 3"),
+    ),
+    "eval of the judge's": (
+        MAKES + "def make(): return Std('builtins', 'eval')\nclass Cart:\n    def add(self, f): self.f = f\n"
+        "    def total(self): return self.f('3')",
+        asserts("c = Cart()\nf = make()\nc.add(f)\nassert c.total() == 4"),
+    ),
+    "KeyboardInterrupt in a test method": ("def add(a, b): raise KeyboardInterrupt", UNIT),
+    "KeyboardInterrupt after a right answer": ("def add(a, b):\n    if a == 2: raise KeyboardInterrupt\n    return 3", UNIT),
+    "an error whose text exits": (
+        "class X:\n    def __str__(self): raise SystemExit\n    __repr__ = __str__\ndef add(a, b): raise ValueError(X())",
+        UNIT,
+    ),
+    "an error whose text ends the program": (
+        "import os\nclass X:\n    def __str__(self): os._exit(0)\n    __repr__ = __str__\nraise ValueError(X())",
+        TESTS,
+    ),
+    "the same in a script": (
+        "import os\nclass X:\n    def __str__(self): os._exit(0)\n    __repr__ = __str__\nraise ValueError(X())",
+        pairs([("", "1")]),
+    ),
+    "an exit whose text exits": (
+        "class X:\n    def __str__(self): raise SystemExit(X())\ndef add(a, b): raise SystemExit(X())",
+        TESTS,
+    ),
+    "StopIteration": ("def add(p): raise StopIteration", asserts("assert all(map(add, [1, 2]))")),
+    "a constructor that raises": (
+        "class C:\n    def __init__(self): raise ValueError",
+        unittests(
+            "import unittest\nclass T(unittest.TestCase):\n    @classmethod\n    def setUpClass(cls): cls.c = C()\n"
+            "    def test(self): self.assertEqual(self.c.x(), 1)"
+        ),
+    ),
+    "a constructor that ends the program": (
+        "import os\nclass C:\n    def __init__(self): os._exit(0)",
+        unittests("import unittest\nc = C()\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(c.x(), 1)"),
+    ),
+    "a base class that is missing": (
+        "x = 1",
+        unittests("import unittest\nclass S(Base): pass\nclass T(unittest.TestCase):\n    def test(self): S()"),
+    ),
+    "an index that is not there": (MAKES.replace("0, 'standard': x.names", "99") + "def add(a, b): return Std()", TESTS),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TESTS)
+def test_no_forgery_passes_or_is_masked(sandbox, name):
+    program, tests = OTHER_TESTS[name]
+    result = sandbox.run(program, tests, LIMITS)
+    assert result.outcome != "passed" and not result.masked, result
+    assert sandbox.run(f"# {name}\n{ADD}", TESTS).outcome == "passed"
+
+
+WEAK = {
+    "a difference": ("class E:\n    def __sub__(self, o): return 0.0\ndef add(a, b): return E()", NEAR),
+    "a difference from a float": (
+        "class E(float):\n    def __rsub__(self, o): return 0.0\n    __sub__ = __rsub__\ndef add(a, b): return E()",
+        asserts("import math\nassert abs(3 - add(1, 2)) < 1e-6"),
+    ),
+    "two objects": (
+        "class P:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True",
+        asserts("assert P(1) == P(2)"),
+    ),
+    "one object for all": (
+        "class P:\n    one = None\n    def __new__(cls, *a):\n        cls.one = cls.one or object.__new__(cls)\n"
+        "        return cls.one\n    def __init__(self, *a): pass\n    def __add__(self, o): return self",
+        asserts("assert P(1) + P(2) == P(3)"),
+    ),
+    "two empty tuples": (
+        "class P(tuple):\n    def __new__(cls, *a): return tuple.__new__(cls)",
+        asserts("assert P(1) == P(2)"),
+    ),
+    "a container of everything": (
+        "class E:\n    def __contains__(self, x): return True\ndef add(a, b): return E()",
+        asserts("assert 3 in add(1, 2)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_what_only_the_program_can_say_is_marked_as_weak(sandbox, name):
+    """There, a lie cannot be told from the truth: rewards do not count it (`jmarl.envs`)."""
+    result = sandbox.run(*WEAK[name], LIMITS)
+    assert result.outcome != "passed" or (result.integrity == "weak" and all(test.weak for test in result.tests)), result
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_processes_of_the_host_keep_their_limits_and_lives(sandbox, sleeper, tmp_path):
+    """By what Landlock leaves open: limits and file owners by process number, modes and times by path."""
+    victim = tmp_path / "victim"
+    victim.write_text("x")
+    for path in [tmp_path, *tmp_path.parents][:-1]:
+        path.chmod(path.stat().st_mode | 0o055)
+    victim.chmod(0o666)
+    before = victim.stat().st_mtime_ns
+    program = f"""
+import fcntl, os, resource, socket
+def tried(f, *a):
+    try: f(*a)
+    except Exception: pass
+def signal():
+    a, b = socket.socketpair()
+    fcntl.fcntl(a, fcntl.F_SETOWN, {sleeper.pid}); fcntl.fcntl(a, 10, 9)
+    fcntl.fcntl(a, fcntl.F_SETFL, os.O_ASYNC); b.send(b'x')
+def add(a, b):
+    tried(resource.prlimit, {sleeper.pid}, resource.RLIMIT_NOFILE, (7, 7))
+    tried(resource.prlimit, os.getppid(), resource.RLIMIT_NOFILE, (0, 0))
+    tried(os.chmod, '{victim}', 0); tried(os.utime, '{victim}', (0, 0)); tried(signal)
+    return a + b
+"""
+    assert sandbox.run(program, TESTS, LIMITS).outcome == "passed"
+    assert sleeper.poll() is None and resource.prlimit(sleeper.pid, resource.RLIMIT_NOFILE)[0] != 7
+    assert victim.stat().st_mode & 0o777 == 0o666 and victim.stat().st_mtime_ns == before
+
+
+def test_directories_in_directories_are_removed(sandbox):
+    program = "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')\n" + ADD
+    assert sandbox.run(program, TESTS, LIMITS).outcome == "passed"
+    time.sleep(0.3)
+    assert not [place for place in Path("/tmp").glob("jmarl-sandbox-*") if list(place.glob("*/*/d"))]
+
+
+def test_memory_without_a_path_is_not_to_be_had(sandbox):
+    program = "import os\nfor _ in range(20): os.write(os.memfd_create('m'), bytes(15 << 20))\n" + ADD
+    assert sandbox.run(program, TESTS, LIMITS).outcome == "failed"
 
 
 # What cannot be told from the attack's own result

@@ -52,17 +52,29 @@ AUX, MAIN, PARSES, TESTS, CALLS, MORE_THAN_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0
 class Score(NamedTuple):
     """Of one joint action."""
 
-    level_1: float
-    level_2: float
-    level_3: float
-    bonus: float
+    parts: dict[str, float]  # what the reward is the sum of
     problems: tuple[str, ...]  # what was wrong, for feedback; says nothing of what tests expect
     result: ExecutionResult | None  # None if nothing was run
 
     @property
+    def masked(self) -> bool:
+        return self.result is not None and self.result.masked
+
+    @property
     def total(self) -> float:
-        masked = self.result is not None and self.result.masked
-        return float("nan") if masked else self.level_1 + self.level_2 + self.level_3 + self.bonus
+        return float("nan") if self.masked else sum(self.parts.values())
+
+    @property
+    def solved(self) -> bool:
+        """All tests passed, and none of them because the program itself said so."""
+        return self.result is not None and self.result.outcome == "passed" and self.result.integrity == "strong"
+
+
+def share_passed(result: ExecutionResult | None) -> float:
+    """Of the tests; one that was left to the program does not count as passed."""
+    if result is None or not result.total:
+        return 0.0
+    return (result.passed - sum(test.passed and test.weak for test in result.tests)) / result.total
 
 
 class Episode(NamedTuple):
@@ -122,17 +134,12 @@ def bonus_of(codes: Sequence[str], item: dict) -> float:
     return total / max(len(names), 1)
 
 
-def score_of(codes: Sequence[str], item: dict, result: ExecutionResult | None) -> Score:
-    """The reward in its parts. result: of the tests; None where the form stopped before them."""
-    level_1, level_2, problems = form(codes, item)
-    if result is None:
-        return Score(level_1, level_2, 0.0, 0.0, problems, None)
-    level_3 = TESTS * result.passed / result.total if result.total else 0.0
-    bonus = bonus_of(codes, item) if result.passed else 0.0
-    if result.outcome != "passed":
-        stopped = f"; it was stopped at its limit: {result.limit_hit}" if result.limit_hit else ""
-        problems += (f"{result.passed} of {result.total} tests pass{stopped}",)
-    return Score(level_1, level_2, level_3, bonus, problems, result)
+def form_problems(problems: tuple[str, ...], result: ExecutionResult | None) -> tuple[str, ...]:
+    """With what the tests said, if that was not all well."""
+    if result is None or result.outcome == "passed":
+        return problems
+    stopped = f"; it was stopped at its limit: {result.limit_hit}" if result.limit_hit else ""
+    return (*problems, f"{result.passed} of {result.total} tests pass{stopped}")
 
 
 class CodeGeneration:
@@ -194,12 +201,23 @@ class CodeGeneration:
 
     def scores(self, items: Sequence[dict], written: Sequence[Sequence[str]]) -> list[Score]:
         """Of codes [B][N]; all programs that get so far run side by side."""
-        formed = [form(codes, item) for item, codes in zip(items, written, strict=True)]
-        run = [i for i, (_, level_2, _) in enumerate(formed) if level_2]
+        run = [i for i, (item, codes) in enumerate(zip(items, written, strict=True)) if form(codes, item)[1]]
         programs = [program_of(written[i], items[i]) for i in run]
         results = self.sandbox.run_many(programs, [item_tests(items[i]) for i in run], self.limits)
         found: dict[int, ExecutionResult] = dict(zip(run, results, strict=True))
-        return [score_of(codes, item, found.get(i)) for i, (item, codes) in enumerate(zip(items, written, strict=True))]
+        return [self.score(codes, item, found.get(i)) for i, (item, codes) in enumerate(zip(items, written, strict=True))]
+
+    def score(self, codes: Sequence[str], item: dict, result: ExecutionResult | None) -> Score:
+        """The reward in its parts. result: of the tests; None where the form stopped before them."""
+        level_1, level_2, problems = form(codes, item)
+        share = share_passed(result)
+        parts = {
+            "level_1": level_1,
+            "level_2": level_2,
+            "level_3": TESTS * share,
+            "bonus": bonus_of(codes, item) if share else 0.0,
+        }
+        return Score(parts, form_problems(problems, result), result)
 
     # What agents read
 
@@ -227,13 +245,15 @@ class CodeGeneration:
     def feedback_on(self, state: Episode) -> str:
         score, item = state.score, state.item
         assert score is not None  # only asked for after a step
-        solved = score.result is not None and score.result.outcome == "passed"
+        solved = score.solved
         if self.feedback == "plain":
             return ""
         if self.feedback == "passed":
             return f"It {'passes all tests' if solved else 'does not pass all tests'}.\n\n"
         if self.feedback == "level_passed":
-            reached = {"form": score.level_1 >= MAIN, "syntax": score.level_2 > 0, "tests": solved}
+            _, level_2, _ = form(state.codes, item)
+            there = code_text.returns(state.codes[-1], item["entry_point"])
+            reached = {"form": there, "syntax": level_2 > 0, "tests": solved}
             return "".join(f"{name}: {'passed' if ok else 'not passed'}\n" for name, ok in reached.items()) + "\n"
         if self.feedback == "expert_edits":
             assert self.expert is not None
@@ -258,14 +278,9 @@ def shown(item: dict) -> list[str]:
 
 
 def parts_of(scores: Sequence[Score]) -> dict[str, np.ndarray]:
-    """For the log: [J] of each level; NaN where masked."""
-    masked = np.array([score.result is not None and score.result.masked for score in scores])
-    columns = {
-        "level_1": [score.level_1 for score in scores],
-        "level_2": [score.level_2 for score in scores],
-        "level_3": [score.level_3 for score in scores],
-        "bonus": [score.bonus for score in scores],
-        "solved": [float(score.result is not None and score.result.outcome == "passed") for score in scores],
-        "limited": [float(score.result is not None and bool(score.result.limit_hit)) for score in scores],
-    }
+    """For the log: [J] of each part of the reward, and of what came of the tests; NaN where masked."""
+    columns = {name: [score.parts[name] for score in scores] for name in (scores[0].parts if scores else ())}
+    columns["solved"] = [float(score.solved) for score in scores]
+    columns["limited"] = [float(score.result is not None and bool(score.result.limit_hit)) for score in scores]
+    masked = np.array([score.masked for score in scores])
     return {name: np.where(masked, np.nan, values) for name, values in columns.items()}

@@ -180,15 +180,16 @@ class Sandbox:
         running.unregister(key.fileobj)
         key.fileobj.close()  # type: ignore[union-attr]
         job: _Job = key.data
-        said = (
-            json.loads(job.received) if job.received else {"outcome": "error", "kind": "infrastructure", "message": "no answer"}
-        )
+        try:
+            said = json.loads(job.received)
+        except ValueError:  # nothing, or a part: the runner was killed
+            said = {"outcome": "error", "kind": "infrastructure", "message": "no answer"}
         result = _result(said, self.level)
         if result.kind == "infrastructure" and job.tries < 2:
             waiting.append(job)
             return
         found[job.key] = result
-        if result.kind != "infrastructure":
+        if result.kind not in ("infrastructure", "timeout"):  # both may be the machine's doing
             with self._lock:
                 self._cache[job.key] = result
                 while len(self._cache) > self._cache_size:

@@ -118,7 +118,8 @@ def command_at(level: str, limits: Limits, workers: int, fd: int, left: contextl
     bare = [executable, "-s", "-S", "-P", "-B", "-c"]
     about = dict(fd=fd, level=level, libraries=libraries())
     if level in ("S2", "S1"):
-        tmp = left.enter_context(tempfile.TemporaryDirectory(prefix="jmarl-sandbox-", ignore_cleanup_errors=True))
+        tmp = tempfile.mkdtemp(prefix="jmarl-sandbox-")
+        left.callback(subprocess.run, ["/bin/rm", "-rf", "--", tmp])
         readable = [*places, str(INSIDE), "/usr", "/lib", "/lib64", "/bin"]
         return [*bare, BOOT.format(inside=str(INSIDE), readable=readable, tmp=tmp, **about)]
     command = [*bubblewrap(places), *bare, BOOT.format(inside=MOUNTED, readable=[], tmp="", **about)]

@@ -129,6 +129,8 @@ class TestResult:
     passed: bool
     message: str
     """Why it did not pass; may hold what the tests expect, so that it is not for prompts."""
+    weak: bool = False
+    """Something of it was left to the program, which could have lied."""
 
     __test__ = False  # not for pytest
 
@@ -154,7 +156,7 @@ class ExecutionResult:
     level: str
     """S4 to S0: how the program was confined."""
     integrity: Literal["strong", "weak"]
-    """weak: a comparison was left to the program, so that it could have lied."""
+    """weak: a test that passed is."""
     tests: tuple[TestResult, ...] = ()
 
     @property

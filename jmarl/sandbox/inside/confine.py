@@ -142,8 +142,16 @@ DENIED = {
     "shared memory": [29, 30, 31, 64, 65, 66, 67, 68, 69, 70, 71, 220, 240, 241, 242, 243, 244, 245],  # System V, queues
     "special files": [133, 259],  # mknod
     "personality": [135, 153, 154],  # also vhangup, modify_ldt
+    "files without a path": [319],  # memfd_create: memory that no limit counts
     "others' limits and order": [141, 142, 144, 203, 251, 314],  # priorities, schedulers, affinity
 }
+# Where there are no namespaces: what Landlock leaves open.
+DENIED_ALONE = {
+    "processes": [57, 58],  # fork, vfork
+    "modes and owners of files": [90, 91, 268, 452, 92, 93, 94, 260],
+    "times and attributes of files": [132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469],
+}
+_SIGNAL_OWNERS = [(72, 8), (72, 10), (72, 15), (16, 0x8901), (16, 0x8902)]  # of fcntl and ioctl: who gets a file's signals
 _KILLS = [62, 129, 200, 234, 297]  # kill, rt_sigqueueinfo, tkill, tgkill, rt_tgsigqueueinfo
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -170,7 +178,12 @@ def _program(alone: bool, pid: int) -> bytes:
     out += [step(_LOAD, fifth + 4), step(_EQUAL, 0, 1), deny, step(_LOAD, number)]
     if alone:
         out += [step(_EQUAL, 56, 0, 4), step(_LOAD, first), step(_ANY, CLONE_THREAD, 1), deny, step(_LOAD, number)]
-        out += [step(_EQUAL, 57, 0, 1), deny, step(_EQUAL, 58, 0, 1), deny]  # fork, vfork
+        for syscall in sorted(sum(DENIED_ALONE.values(), [])):
+            out += [step(_EQUAL, syscall, 0, 1), deny]
+        for syscall, how in _SIGNAL_OWNERS:
+            out += [step(_EQUAL, syscall, 0, 4), step(_LOAD, second), step(_EQUAL, how, 0, 1), deny, step(_LOAD, number)]
+        own = [step(_EQUAL, 0, 2), step(_EQUAL, pid, 1), deny]
+        out += [step(_EQUAL, 302, 0, 5), step(_LOAD, first), *own, step(_LOAD, number)]  # prlimit
         for syscall in _KILLS:
             out += [step(_EQUAL, syscall, 0, 4), step(_LOAD, first), step(_EQUAL, pid, 1), deny, step(_LOAD, number)]
     return b"".join([*out, step(_RETURN, _ALLOW)])

@@ -18,6 +18,7 @@ import builtins
 import importlib
 import json
 import os
+import random
 import sys
 import types
 import unittest
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .remote import Judge
-from .wire import Channel, Gone, Violation, write_all
+from .wire import Channel, Gone, write_all
 
 ALIASES = {"np": "numpy", "pd": "pandas"}
 NAME = "tests"
@@ -47,8 +48,8 @@ class Verdict:
     def test(self, name: str, passed: bool, message: str = "") -> None:
         """Nothing passes any more once the program has gone or broken the protocol."""
         passed = passed and not self.judge.gone and not self.judge.violation
-        self.write(test=name[:200], passed=passed, message="" if passed else message[:500] or "the program has ended")
-        self.judge.kept.clear()
+        message = "" if passed else message[:500] or "the program has ended"
+        self.write(test=name[:200], passed=passed, message=message, weak=self.judge.weak)
 
     def run(self, name: str, action: Callable[[], Any]) -> None:
         """One test: passed if it does not raise."""
@@ -61,12 +62,12 @@ class Verdict:
 
 
 def described(error: BaseException) -> str:
+    """An error in words, without asking the program for any of them."""
     if isinstance(error, Gone):
         return "the program has ended"
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # its text is the program's business, too
-        return type(error).__name__
+    plain = (str, int, float, bool, type(None))
+    said = [str(x)[:300] if type(x) in plain else f"({type(x).__name__})" for x in error.args[:5]]
+    return f"{type(error).__name__}: {', '.join(said)}"
 
 
 # --- Asserts
@@ -119,6 +120,7 @@ def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
     early = once(tree)
     code = compile(ast.fix_missing_locations(numbered.visit(tree)), "<tests>", "exec")
     found: dict[int, str] = {}
+    weak: set[int] = set()
     ended = ""
 
     def report(number: int) -> None:
@@ -131,6 +133,8 @@ def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
     class Reporting(Check):
         def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
             goes_on = super().__exit__(kind, error, trace)
+            if verdict.judge.weak:
+                weak.add(self.number)
             if not self.unwanted and numbered.lines[self.number] in early:
                 report(self.number)  # so that what has passed is known if a later one takes too long
             return goes_on
@@ -153,7 +157,7 @@ def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
 
 
 class Results(unittest.TestResult):
-    """Writes each test method's verdict when it is over."""
+    """Writes each test method's verdict when it is over. Only a test that is said to have succeeded has."""
 
     def __init__(self, verdict: Verdict):
         super().__init__()
@@ -161,14 +165,23 @@ class Results(unittest.TestResult):
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
-        self.message = ""
+        self.message, self.verdict.judge.weak = "it did not end", False
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
         self.verdict.test(test.id().removeprefix(f"{NAME}."), not self.message, self.message)
+        self.verdict.judge.kept.clear()
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        self.message = ""
+
+    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self.message = ""
 
     def addError(self, test: Any, err: Any) -> None:
-        self.message = self.message or described(err[1])
+        self.message = described(err[1])
+        if not isinstance(test, unittest.TestCase):  # what is done before or after all tests of a class
+            self.verdict.test(test.id(), False, self.message)
 
     addFailure = addError
 
@@ -184,6 +197,7 @@ class Results(unittest.TestResult):
 
 
 def run_unittest(tests: dict, names: dict, verdict: Verdict) -> None:
+    verdict.write(planned=planned(tests))
     exec(compile(tests["code"], "<tests>", "exec"), names)
     classes = [x for x in names.values() if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == NAME]
     loader = unittest.TestLoader()
@@ -193,8 +207,8 @@ def run_unittest(tests: dict, names: dict, verdict: Verdict) -> None:
         suite = unittest.TestSuite(of(name) for name in loader.getTestCaseNames(of))
         try:
             suite.run(Results(verdict))
-        except (Gone, Violation, KeyboardInterrupt, SystemExit, GeneratorExit):
-            continue  # what did not run counts as failed
+        except BaseException:  # the program may raise anything, and what did not run counts as failed
+            continue
 
 
 # --- Pairs
@@ -247,6 +261,8 @@ def free_names(code: str) -> list[str]:
 
 def namespace(tests: dict) -> dict[str, Any]:
     """The names of the tests before the program gives any: what trusted code makes, and modules that it takes for granted."""
+    unittest.main = lambda *arguments, **named: None  # type: ignore[assignment,misc]  # often the last line
+    random.seed(0)
     module = sys.modules[NAME] = types.ModuleType(NAME)
     names = module.__dict__
     exec(compile(tests["setup"], "<setup>", "exec"), names)
@@ -301,14 +317,15 @@ def planned(tests: dict) -> int:
 
 
 def main(tests: bytes, channel: Channel, verdict_fd: int) -> None:
-    """Run as the judge's process, confined already."""
+    """Run as the judge's process, confined already. From the first answer of the program on, nothing is the tests' fault alone:
+    a program that could make it so would not be reckoned with."""
     judge = Judge(channel)
     verdict = Verdict(verdict_fd, judge)
     try:
         run(json.loads(tests), judge, verdict)
-    except (BadTests, SyntaxError, RecursionError) as error:
-        verdict.write(fault=f"the tests do not run: {error}"[:500])
-    except Exception as error:  # of the tests' own code outside of any test
-        verdict.write(fault=f"the tests do not run: {described(error)}"[:500])
-    verdict.write(done=True, asked=judge.asked, weak=judge.weak, gone=judge.gone, violation=judge.violation, limit=judge.limit)
+    except BaseException as error:
+        text = f"the tests do not run: {described(error)}"[:500]
+        verdict.write(**{"unloaded" if judge.asked and not isinstance(error, BadTests) else "fault": text})
+    about = ("asked", "gone", "violation", "limit", "unsupported")
+    verdict.write(done=True, **{name: getattr(judge, name) for name in about})
     os.close(verdict_fd)

@@ -5,17 +5,20 @@ Nothing here is trusted, because the program can change all of it. It holds noth
 
 from __future__ import annotations
 
-import io
+import atexit
+import builtins
+import importlib
 import linecache
 import operator
+import os
 import random
 import sys
+import tempfile
 import types
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from typing import Any
 
-from .wire import CONTAINERS, Channel, Gone, Unsupported, Violation, decode, encode, replace_contents
+from .wire import CONTAINERS, Channel, Gone, Unsupported, Violation, by_name, decode, encode, named, replace_contents
 
 NAME = "program"
 
@@ -28,6 +31,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mod": operator.mod, "matmul": operator.matmul, "and": operator.and_, "or": operator.or_, "xor": operator.xor,
     "lshift": operator.lshift, "rshift": operator.rshift, "neg": operator.neg, "pos": operator.pos, "invert": operator.invert,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "contains": operator.contains, "iadd": operator.iadd, "isub": operator.isub, "imul": operator.imul, "iand": operator.iand,
+    "itruediv": operator.itruediv, "ifloordiv": operator.ifloordiv, "imod": operator.imod, "imatmul": operator.imatmul,
+    "ior": operator.ior, "ixor": operator.ixor, "ilshift": operator.ilshift, "irshift": operator.irshift, "ipow": operator.ipow,
     "enter": lambda x: x.__enter__(), "exit": lambda x, *error: x.__exit__(*error), "replace": replace_contents,
 }  # fmt: skip
 
@@ -42,11 +48,13 @@ class Callback:
         return self._server.ask_back({"back": self._number, "args": list(arguments), "named": named})
 
     def __iter__(self) -> Any:
-        while True:
-            found = self._server.ask_back({"back": self._number, "args": [], "named": {}, "next": True})
-            if found is None:
-                return
-            yield found[0]
+        return self
+
+    def __next__(self) -> Any:
+        found = self._server.ask_back({"back": self._number, "args": [], "named": {}, "next": True})
+        if found is None:
+            raise StopIteration
+        return found[0]
 
 
 class Server:
@@ -64,13 +72,11 @@ class Server:
         """An object of the program's that stays here."""
         if type(x) is Callback:
             return {"yours": x._number}
-        kind = type(x)
-        is_class = isinstance(x, type)
-        if is_class and x.__module__ in sys.stdlib_module_names and getattr(sys.modules[x.__module__], x.__name__, None) is x:
-            return {"object": self._number(x), "standard": [x.__module__, x.__name__]}
-        out: dict[str, Any] = {"object": self._number(x)}
-        if is_class and issubclass(x, BaseException):
-            out["error"] = [str(c.__name__) for c in x.__mro__]
+        kind, out = type(x), {"object": self._number(x)}
+        if (known := named(x)) is not None:
+            return out | {"standard": known}
+        if isinstance(x, type) and issubclass(x, BaseException):
+            return out | {"error": chain(x)}
         for base in (tuple, list, dict, set, str, int, float, bytes):
             if isinstance(x, base) and kind.__eq__ is base.__eq__ and kind.__hash__ is base.__hash__:
                 out["plain"] = encode(_as_base(base, x), self.export, 1)
@@ -86,7 +92,14 @@ class Server:
         return encode(x, self.export)
 
     def decode(self, data: Any) -> Any:
-        return decode(data, self.objects.__getitem__, lambda about: Callback(self, about["object"]))
+        return decode(data, self.objects.__getitem__, self._theirs)
+
+    def _theirs(self, about: dict) -> Any:
+        """A function of the judge's, or what both sides have; a module that only the tests use is loaded."""
+        if "standard" not in about:
+            return Callback(self, about["object"])
+        importlib.import_module(about["standard"][0])
+        return by_name(about["standard"])
 
     # Requests
 
@@ -97,6 +110,7 @@ class Server:
 
     def _execute(self, names: dict) -> None:
         linecache.cache["<program>"] = (len(self.source), None, self.source.splitlines(keepends=True), "<program>")
+        names["__file__"] = "program.py"
         exec(compile(self.source, "<program>", "exec", dont_inherit=True), names)
 
     def _guarded(self, action: Callable[[], Any]) -> dict:
@@ -108,29 +122,26 @@ class Server:
         except BaseException as error:
             return self._raised(error)
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                try:
-                    stream.flush()
-                except Exception:  # the program may have closed or replaced it
-                    continue
+            flush()
 
     def _raised(self, error: BaseException) -> dict:
         try:
-            names = [c.__name__ for c in type(error).__mro__]
-            return {"raised": names, "args": self.encode(list(error.args)), "object": self.encode(error)}
-        except (Exception, RecursionError):
-            return {"raised": ["Exception"], "args": [], "object": None}
+            return {"raised": chain(type(error)), "args": self.encode(list(error.args)), "object": self.encode(error)}
+        except BaseException:  # the error is the program's, and so is all that it does here
+            return {"raised": [["builtins", "Exception"]], "args": [], "object": None}
 
     def answer(self, request: dict) -> dict:
         """The reply to a request."""
         operation = request.get("do", "")
         if operation == "names":
-            return self._guarded(
-                lambda: {name: vars(self.module)[name] for name in request["names"] if name in vars(self.module)}
-            )
+            names = vars(self.module)
+            return {"value": {name: self.encode(names[name]) for name in request["names"] if name in names}}
         if operation == "main":
             return self._guarded(lambda: self._main(request["stdin"]))
-        arguments = [self.decode(x) for x in request["args"]]
+        try:
+            arguments = [self.decode(x) for x in request["args"]]
+        except Violation as error:
+            return {"raised": [["builtins", "TypeError"]], "args": [str(error)], "object": None}
         if operation != "call":
             reply = self._guarded(lambda: OPERATIONS[operation](*arguments))
             if operation == "getattr" and "value" in reply:
@@ -156,19 +167,42 @@ class Server:
         return {"kept": self._number(found)} if type(found) in CONTAINERS else {}
 
     def _main(self, stdin: str) -> str:
-        """Run the program as a script: what it wrote."""
-        out, before = io.StringIO(), sys.stdin
-        sys.stdin = io.StringIO(stdin)
-        names: dict[str, Any] = {"__name__": "__main__"}
+        """Run the program as a script: what it wrote. In a process of its own, so that it may end as it likes; where there are
+        no new processes (S2), in this one."""
+        with tempfile.TemporaryFile() as reads, tempfile.TemporaryFile() as writes:
+            reads.write(stdin.encode("utf-8", "surrogatepass"))
+            reads.seek(0)
+            try:
+                child = os.fork()
+            except PermissionError:
+                self._script(reads.fileno(), writes.fileno())
+            else:
+                if child == 0:
+                    os._exit(ended(lambda: self._script(reads.fileno(), writes.fileno())))
+                status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                if status:
+                    raise RuntimeError(f"the script ended with status {status}")
+            writes.seek(0)
+            return writes.read().decode("utf-8", "replace")
+
+    def _script(self, reads: int, writes: int) -> None:
+        """With these as standard input and output, whichever way it uses them."""
+        before, nothing = os.dup(1), os.open("/dev/null", os.O_RDONLY)
+        os.dup2(reads, 0)
+        os.dup2(writes, 1)
+        standard_streams()
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
         try:
-            with redirect_stdout(out):
-                self._execute(names)
+            self._execute(module.__dict__)
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
         finally:
-            sys.stdin = before
-        return out.getvalue()
+            atexit._run_exitfuncs()
+            flush()
+            for fd, back in ((0, nothing), (1, before)):
+                os.dup2(back, fd)
+                os.close(back)
 
     def ask_back(self, request: dict) -> Any:
         """Call a function of the judge's, and serve what it asks for meanwhile."""
@@ -178,7 +212,7 @@ class Server:
         while "do" in (message := self.channel.receive()):
             self.channel.send(self.answer(message))
         if "raised" in message:
-            raise RuntimeError(f"a function of the tests raised {message['raised']}")
+            raise getattr(builtins, message["raised"])(f"a function of the tests raised {message['raised']}")
         return self.decode(message["value"])
 
     def serve(self, load: bool) -> None:
@@ -192,7 +226,39 @@ class Server:
             try:
                 self.channel.send(self.answer(request))
             except Unsupported as error:
-                self.channel.send({"raised": ["TypeError"], "args": [str(error)], "object": None})
+                self.channel.send({"raised": [["builtins", "TypeError"]], "args": [str(error)], "object": None})
+
+
+def chain(kind: type) -> list[list[str]]:
+    """Module and name of a class and those that it comes from."""
+    return [[str(c.__module__), str(c.__qualname__)] for c in kind.__mro__]
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # the program may have closed or replaced it
+            continue
+
+
+def standard_streams() -> None:
+    """Over the descriptors as they are now."""
+    how: dict[str, Any] = dict(errors="backslashreplace", closefd=False)
+    streams = [open(fd, mode, **how) for fd, mode in ((0, "r"), (1, "w"), (2, "w"))]  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
+
+
+def ended(action: Callable[[], None]) -> int:
+    """The exit status of a process that does `action`."""
+    try:
+        action()
+        return 0
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    finally:
+        flush()
 
 
 def _as_base(base: type, x: Any) -> Any:
@@ -207,8 +273,8 @@ def main(source: bytes, channel: Channel, script: bool) -> None:
     """Run as the program's process, confined already."""
     random.seed(0)  # the same verdict every time
     sys.argv = ["program"]
-    how: dict[str, Any] = dict(errors="backslashreplace", closefd=False)
-    sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, **how) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))  # noqa: SIM115
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    standard_streams()
     try:
         Server(source.decode("utf-8", "surrogatepass"), channel).serve(not script)
     except (Gone, Violation):

@@ -1,23 +1,23 @@
 """The judge's view of a program: objects that live in the other process, and the requests about them.
 
-What decides a verdict is never asked of the program. An object of its own is equal to a plain value only if its plain contents
-are (`wire`), and what it contains is found by walking through it. Two of its objects can be compared only by itself: the run is
-then marked as weak.
+What decides a verdict is not asked of the program: an object of its own is equal to a plain value only if its plain contents
+are (`wire`). Where nothing else is possible than to ask (two of its objects are compared, one takes part in a calculation with
+a value of the tests, or is said to contain one), it is asked, and the test is marked as weak. What an object says about itself
+(`f(x).is_valid()`) is taken as a function's answer is.
 """
 
 from __future__ import annotations
 
-import builtins
-import importlib
+import operator
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .wire import CONTAINERS, Channel, Gone, Unsupported, Violation, decode, encode, replace_contents
+from .wire import CONTAINERS, Channel, Gone, Unsupported, Violation, by_name, decode, encode, named, replace_contents
 
 MOST_KEPT = 256
-_LIMITS = {"BlockingIOError": "processes"}
-_LIMIT_NUMBERS = {27: "file", 28: "file"}  # EFBIG, ENOSPC
+_LIMIT_NUMBERS = {27: "file", 28: "file", 11: "processes"}  # EFBIG, ENOSPC, EAGAIN
+_NOTHING = object()
 
 
 class Judge:
@@ -30,18 +30,31 @@ class Judge:
         self.gone = False
         self.violation = ""
         self.limit = ""
+        self.unsupported = ""
         self.mine: list[Any] = []
-        self.errors: dict[tuple[str, ...], type] = {}
+        self.remotes: dict[int, Remote] = {}
+        self.errors: dict[tuple, type] = {}
+        self.numbers: dict[type, int] = {}
         self.kept: list[tuple[Any, Any, int]] = []
 
+    # Values
+
     def export(self, x: Any) -> dict:
-        """A function, or an iterator, of the tests; nothing else of theirs can be reached from the program."""
+        """What the program gets for an object of the tests: what is in the standard library by name, of their own only
+        functions and iterators. Nothing else can be reached from there."""
         if type(x) is Remote:
-            return {"yours": object.__getattribute__(x, "_id")}
-        if callable(x) or hasattr(type(x), "__next__"):
+            return {"yours": x._jmarl_id}
+        if isinstance(x, type) and x in self.numbers:
+            return {"yours": self.numbers[x]}
+        if (known := named(x)) is not None:
+            return {"standard": known}
+        if not isinstance(x, type) and (callable(x) or hasattr(type(x), "__next__")):
             self.mine.append(x)
             return {"object": len(self.mine) - 1}
-        raise Unsupported(f"a {type(x).__name__} of the tests cannot be given to the program")
+        text = f"a {type(x).__name__} of the tests cannot be given to the program"
+        if not isinstance(x, BaseException):
+            self.unsupported = self.unsupported or text
+        raise Unsupported(text)
 
     def encode(self, x: Any) -> Any:
         return encode(x, self.export)
@@ -52,50 +65,73 @@ class Judge:
     def _theirs(self, about: dict) -> Any:
         """What stands for an object of the program's."""
         if "standard" in about:
-            module, name = about["standard"]
-            if module in sys.stdlib_module_names and type(found := getattr(importlib.import_module(module), name)) is type:
-                return found
+            found = by_name(about["standard"])
+            return found if type(found) is type else self.remote(about)
         if "error" in about:
-            return self.error_class([str(name) for name in about["error"]])
-        if type(about["object"]) is not int:
-            raise ValueError("an object without a number")
-        return Remote(self, about["object"], self.decode(about["plain"]) if "plain" in about else Remote)
+            found = self.error_class(about["error"])
+            self.numbers.setdefault(found, int(about["object"]))
+            return found
+        return self.remote(about)
 
-    def error_class(self, names: list[str]) -> type:
-        """The exception of these names, most derived first: a builtin one, or one like the program's own."""
-        known = (getattr(builtins, name, None) for name in names)
-        base = next((x for x in known if isinstance(x, type) and issubclass(x, BaseException)), Exception)
-        if names and names[0] == base.__name__:
-            return base
-        key = tuple(names)
+    def remote(self, about: dict) -> Remote:
+        """The same for the same object."""
+        number = int(about["object"])
+        if number not in self.remotes:
+            self.remotes[number] = Remote(self, number)
+        plain = self.decode(about["plain"]) if "plain" in about else _NOTHING
+        object.__setattr__(self.remotes[number], "_jmarl_plain", plain)
+        return self.remotes[number]
+
+    def error_class(self, names: list) -> type:
+        """The exception of these classes, each as module and name, most derived first: one of the standard library, or one like
+        the program's own."""
+        chain = [(str(module), str(name)) for module, name in names]
+        found = [standard_error(*each) for each in chain]
+        if found and found[0] is not None:
+            return found[0]
+        key = tuple(chain)
         if key not in self.errors:
-            self.errors[key] = type(names[0] if names else "Exception", (base,), {})
+            base = next((x for x in found if x is not None), Exception)
+            own = {"__getattr__": _of_error, "__str__": _text_of_error}
+            self.errors[key] = type(chain[0][1] if chain else "Exception", (base,), own)
         return self.errors[key]
 
-    def ask(self, operation: str, *arguments: Any, **named: Any) -> Any:
+    # Requests
+
+    def ask(self, operation: str, *arguments: Any, **named_arguments: Any) -> Any:
         """What an operation of the program's gives."""
         self.flush()
         self.asked += 1
         request: dict[str, Any] = {"do": operation, "args": [self.encode(x) for x in arguments]}
-        if named:
-            request["named"] = {name: self.encode(x) for name, x in named.items()}
+        if named_arguments:
+            request["named"] = {name: self.encode(x) for name, x in named_arguments.items()}
         reply = self.exchange(request)
         for i, data in reply.get("changed", ()):
             new, old = self.decode(data), arguments[1 + i]
             if type(new) is not type(old) or type(old) not in CONTAINERS:
                 self._broken("an argument changed its type")
             replace_contents(old, new)
-        value = self.value(reply)
+        try:
+            value = self.value(reply)
+        except StopIteration as error:
+            if operation == "next":
+                raise
+            raise RuntimeError("the program raised StopIteration") from error  # it would end a loop of the tests early
         if "kept" in reply and type(value) in CONTAINERS:
             self.kept = [*self.kept[1 - MOST_KEPT :], (value, self.encode(value), reply["kept"])]
         return value
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
-        """What the program calls by these names. Values are answers already, objects have yet to be asked."""
-        found = self.value(self.exchange({"do": "names", "args": [], "names": wanted}))
-        if type(found) is not dict:
+        """What the program calls by these names. Values are answers already, objects have yet to be asked. A class of the
+        standard library counts as that only under its own name: under another it could stand in for one that the tests mean."""
+        reply = self.exchange({"do": "names", "args": [], "names": wanted})
+        if "raised" in reply or type(reply.get("value")) is not dict:
             self._broken("no names")
-        found = {name: x for name, x in found.items() if name in wanted and not _borrowed(name, x)}
+        found = {}
+        for name, about in reply["value"].items():
+            borrowed = type(about) is dict and "standard" in about and list(about["standard"])[1:] != [name]
+            if name in wanted:
+                found[name] = self.remote(about) if borrowed else self.decode(about)
         self.asked += sum(type(x) is not Remote for x in found.values())
         return found
 
@@ -113,17 +149,22 @@ class Judge:
             if "value" not in reply:
                 self._broken("a reply without a value")
             return self.decode(reply["value"])
-        names, arguments = [str(name) for name in reply["raised"]], self.decode(reply["args"])
-        kind = self.error_class(names)
-        number = arguments[0] if arguments and type(arguments[0]) is int else 0
-        if issubclass(kind, OSError):
-            self.limit = self.limit or _LIMITS.get(kind.__name__) or _LIMIT_NUMBERS.get(number, "")
+        try:
+            kind, arguments = self.error_class(reply["raised"]), self.decode(reply["args"])
+            about = self.decode(reply["object"])
+        except (TypeError, ValueError, KeyError):
+            self._broken("an error that is none")
+        number = arguments[0] if type(arguments) is list and arguments and type(arguments[0]) is int else 0
+        if issubclass(kind, OSError) and number in _LIMIT_NUMBERS:
+            self.limit = _LIMIT_NUMBERS[number]
         elif issubclass(kind, MemoryError):
             self.limit = "memory"
         try:
             error = kind(*arguments)
-        except (TypeError, ValueError):
-            error = self.error_class([f"{kind.__name__}", "Exception"])(*arguments)
+        except Exception:  # a constructor that wants something else
+            error = kind.__new__(kind, *arguments)
+        if type(error) in self.errors.values():
+            error.__dict__["_jmarl_remote"] = about
         raise error
 
     def exchange(self, request: dict | None) -> dict:
@@ -146,13 +187,14 @@ class Judge:
         try:
             function = self.mine[message["back"]]
             if "next" in message:
-                found = next(function, self)
-                return {"value": None if found is self else self.encode([found])}
+                found = next(function, _NOTHING)
+                return {"value": None if found is _NOTHING else self.encode([found])}
             arguments = [self.decode(x) for x in message["args"]]
-            named = {str(name): self.decode(x) for name, x in message["named"].items()}
-            return {"value": self.encode(function(*arguments, **named))}
+            by_keyword = {str(name): self.decode(x) for name, x in message["named"].items()}
+            return {"value": self.encode(function(*arguments, **by_keyword))}
         except Exception as error:
-            return {"raised": type(error).__name__}
+            kind = type(error) if type(error).__module__ == "builtins" else Exception
+            return {"raised": kind.__name__}
 
     def flush(self) -> None:
         """Bring the program's containers up to date with the tests' copies of them."""
@@ -161,106 +203,128 @@ class Judge:
                 self.value(self.exchange({"do": "replace", "args": [{"yours": number}, now]}))
                 self.kept[i] = (value, now, number)
 
-    def _broken(self, what: str) -> None:
+    def _broken(self, what: str) -> Any:
         self.violation = what
         raise Violation(what)
 
 
-def _borrowed(name: str, x: Any) -> bool:
-    """Whether this is a class of the standard library under the name of another."""
-    return isinstance(x, type) and not issubclass(x, BaseException) and x.__name__ != name
+def standard_error(module: str, name: str) -> type | None:
+    """An exception of the standard library, loaded already; not those that unittest steers by."""
+    root = module.partition(".")[0]
+    if root not in sys.stdlib_module_names or root == "unittest":
+        return None
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _of_error(self: BaseException, name: str) -> Any:
+    remote = self.__dict__.get("_jmarl_remote")
+    if remote is None or name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(remote, name)
+
+
+def _text_of_error(self: BaseException) -> str:
+    remote = self.__dict__.get("_jmarl_remote")
+    return BaseException.__str__(self) if remote is None else str(remote)
 
 
 class Remote:
     """An object of the program's."""
 
-    __slots__ = ("_judge", "_id", "_plain")
-    _judge: Judge
-    _id: int
-    _plain: Any  # what it holds as a value of a builtin type; the class `Remote` where there is nothing of the kind
+    __slots__ = ("_jmarl_judge", "_jmarl_id", "_jmarl_plain")
+    _jmarl_judge: Judge
+    _jmarl_id: int
+    _jmarl_plain: Any  # what it holds as a value of a builtin type, if it compares as that does
 
-    def __init__(self, judge: Judge, number: int, plain: Any):
-        for name, x in (("_judge", judge), ("_id", number), ("_plain", plain)):
+    def __init__(self, judge: Judge, number: int):
+        for name, x in (("_jmarl_judge", judge), ("_jmarl_id", number), ("_jmarl_plain", _NOTHING)):
             object.__setattr__(self, name, x)
 
     def __getattr__(self, name: str) -> Any:
-        return self._judge.ask("getattr", self, name)
+        return self._jmarl_judge.ask("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._judge.ask("setattr", self, name, value)
+        self._jmarl_judge.ask("setattr", self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self._judge.ask("delattr", self, name)
+        self._jmarl_judge.ask("delattr", self, name)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._judge.ask("call", self, *arguments, **named)
+    def __call__(self, *arguments: Any, **named_arguments: Any) -> Any:
+        return self._jmarl_judge.ask("call", self, *arguments, **named_arguments)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._plain is not Remote:
-            yield from self._plain
-            return
-        walk = self._judge.ask("iter", self)
+        walk = self._jmarl_judge.ask("iter", self)
         while True:
             try:
-                found = self._judge.ask("next", walk)
+                found = self._jmarl_judge.ask("next", walk)
             except StopIteration:
                 return
             yield found
 
     def __next__(self) -> Any:
-        return self._judge.ask("next", self)
+        return self._jmarl_judge.ask("next", self)
 
     def __contains__(self, x: Any) -> bool:
-        return any(y is x or y == x for y in self)
+        if self._jmarl_plain is not _NOTHING:
+            return x in self._jmarl_plain
+        return self._left_to_it("contains", self, x)
 
     def __eq__(self, other: Any) -> bool:
-        return self._compare("eq", other, False)
+        return self._compare(operator.eq, other, False)
 
     def __ne__(self, other: Any) -> bool:
-        return self._compare("ne", other, True)
+        return self._compare(operator.ne, other, True)
 
     def __hash__(self) -> int:
-        return hash(self._plain) if self._plain is not Remote else self._id
+        return hash(self._jmarl_plain) if self._jmarl_plain is not _NOTHING else self._jmarl_id
 
-    def _compare(self, operation: str, other: Any, unlike: Any) -> Any:
-        if type(other) is Remote and other._id == self._id and operation in ("eq", "ne"):
-            return operation == "eq"
-        mine, others = self._plain, other._plain if type(other) is Remote else other
-        if mine is not Remote and others is not Remote:
-            return getattr(mine, f"__{operation}__")(others)
+    def _left_to_it(self, operation: str, *arguments: Any) -> Any:
+        """Ask what a verdict may hang on."""
+        self._jmarl_judge.weak = True
+        return self._jmarl_judge.ask(operation, *arguments)
+
+    def _compare(self, how: Any, other: Any, unlike: Any) -> Any:
+        mine = self._jmarl_plain
         if type(other) is not Remote:
-            return unlike
-        self._judge.weak = True
-        return self._judge.ask(operation, self, other)
+            return unlike if mine is _NOTHING else how(mine, other)
+        self._jmarl_judge.weak = True  # both are the program's
+        if mine is not _NOTHING and other._jmarl_plain is not _NOTHING:
+            return how(mine, other._jmarl_plain)
+        return self._jmarl_judge.ask(how.__name__, self, other)
+
+    def _calculate(self, operation: str, other: Any, reflected: bool) -> Any:
+        pair = (other, self) if reflected else (self, other)
+        if type(other) is Remote:
+            return self._jmarl_judge.ask(operation, *pair)
+        return self._left_to_it(operation, *pair)
 
     def __instancecheck__(self, x: Any) -> bool:
-        return type(x) is Remote and self._judge.ask("isinstance", x, self)
+        return type(x) is Remote and self._jmarl_judge.ask("isinstance", x, self)
 
     def __subclasscheck__(self, x: Any) -> bool:
-        return type(x) is Remote and self._judge.ask("issubclass", x, self)
+        known = type(x) is Remote or x in self._jmarl_judge.numbers
+        return known and self._jmarl_judge.ask("issubclass", x, self)
 
     def __enter__(self) -> Any:
-        return self._judge.ask("enter", self)
+        return self._jmarl_judge.ask("enter", self)
 
     def __exit__(self, *error: Any) -> Any:
-        return self._judge.ask("exit", self, None, None, None)
-
-    def __format__(self, how: str) -> str:
-        return self._judge.ask("format", self, how)
+        return self._jmarl_judge.ask("exit", self, None, None, None)
 
 
-def _forward(operation: str, name: str, reflected: bool = False) -> None:
-    def method(self: Remote, *arguments: Any) -> Any:
-        return self._judge.ask(operation, *arguments, self) if reflected else self._judge.ask(operation, self, *arguments)
-
+def _set(name: str, method: Any) -> None:
     setattr(Remote, name, method)
 
 
-_ONE = "len str repr bool int float complex abs round reversed getitem setitem delitem index neg pos invert"
-_TWO = "add sub mul truediv floordiv mod matmul and or xor lshift rshift divmod pow"
-for _operation in f"{_ONE} {_TWO}".split():
-    _forward(_operation, f"__{_operation}__")
-for _operation in _TWO.split():
-    _forward(_operation, f"__r{_operation}__", reflected=True)
-for _operation in ("lt", "le", "gt", "ge"):
-    setattr(Remote, f"__{_operation}__", lambda self, other, _how=_operation: self._compare(_how, other, NotImplemented))
+_ABOUT = "len str repr bool int float complex abs round reversed getitem setitem delitem index neg pos invert format"
+_WITH = "add sub mul truediv floordiv mod matmul and or xor lshift rshift pow"
+for _name in _ABOUT.split(" "):
+    _set(f"__{_name}__", lambda self, *more, _how=_name: self._jmarl_judge.ask(_how, self, *more))
+for _name in ["divmod", *_WITH.split(" ")]:
+    _set(f"__{_name}__", lambda self, other, _how=_name: self._calculate(_how, other, False))
+    _set(f"__r{_name}__", lambda self, other, _how=_name: self._calculate(_how, other, True))
+for _name in _WITH.split(" "):
+    _set(f"__i{_name}__", lambda self, other, _how=f"i{_name}": self._calculate(_how, other, False))
+for _order in (operator.lt, operator.le, operator.gt, operator.ge):
+    _set(f"__{_order.__name__}__", lambda self, other, _how=_order: self._compare(_how, other, NotImplemented))

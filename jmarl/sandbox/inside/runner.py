@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import select
-import shutil
 import signal
 import struct
 import tempfile
@@ -37,12 +36,15 @@ class Confined:
         self.namespaces = level in ("S4", "S3")
         self.landlock = level == "S2"
         self.readable, self.tmp = readable, tmp
+        self.own = ""  # of one run, where there are no namespaces: all of its directories are in it
 
     def directory(self, tmp_bytes: int) -> str:
         """A directory for this process and what it forks."""
         if self.namespaces:
             confine.own_files(tmp_bytes)
-        return "/tmp" if self.namespaces else tempfile.mkdtemp(dir=self.tmp)
+            return "/tmp"
+        self.own = self.own or tempfile.mkdtemp(dir=self.tmp)
+        return tempfile.mkdtemp(dir=self.own)
 
     def enter(self) -> None:
         """In the process that forks the confined one."""
@@ -77,7 +79,7 @@ def keep_only(*fds: int) -> None:
         if low < fd:  # an empty range would be all of them
             os.closerange(low, fd)
         low = fd + 1
-    os.closerange(low, 4096)
+    os.closerange(low, (1 << 31) - 1)
 
 
 def forked(action: Callable[[], None], report: int) -> int:
@@ -88,7 +90,8 @@ def forked(action: Callable[[], None], report: int) -> int:
         action()
         os._exit(0)
     except BaseException as error:
-        write_all(report, json.dumps({"broken": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        said = f": {error}" if isinstance(error, OSError) else ""
+        write_all(report, json.dumps({"broken": f"{type(error).__name__}{said}"}).encode() + b"\n")
         os._exit(70)
 
 
@@ -100,10 +103,13 @@ def run(request: int, confined: Confined) -> NoReturn:
     limits, source = json.loads(read_exactly(request, sizes[0])), read_exactly(request, sizes[1])
     try:
         result = Run(confined, limits, request, source, sizes[2]).result()
-    except OSError as error:
-        result = {"outcome": "error", "kind": "infrastructure", "message": str(error)}
+    except Exception as error:
+        result = {"outcome": "error", "kind": "infrastructure", "message": f"{type(error).__name__}: {error}"}
     write_all(request, json.dumps(result).encode())
-    os._exit(0)
+    if confined.namespaces:
+        os._exit(0)
+    os.close(request)  # its client need not wait for this; and a program may leave more than a function could walk through
+    os.execv("/bin/rm", ["rm", "-rf", "--", confined.own])
 
 
 class Run:
@@ -123,13 +129,14 @@ class Run:
         (self.verdict, verdict), (out, out_w), (err, err_w) = os.pipe(), os.pipe(), os.pipe()
         kind = self.limits["kind"]
         shared = self.directory = self.confined.directory(self.limits["file_bytes"]) if kind == "unittest" else ""
+        own = "" if self.confined.namespaces else self.confined.directory(0)
         nothing = os.open("/dev/null", os.O_RDWR)
 
         def keep() -> None:
             os.dup2(nothing, 0)
             os.dup2(nothing, 1)
             keep_only(self.request, answers, ask, verdict)
-            self.directory = shared or self.confined.directory(JUDGE_TMP)
+            self.directory = shared or own or self.confined.directory(JUDGE_TMP)
             self.confined.enter()
             os.waitpid(forked(weigh, verdict), 0)
 
@@ -164,7 +171,7 @@ class Run:
             self.wait()
         finally:
             exited = self.end()
-        passed = sum(ok for ok, _ in self.tests.values())
+        passed = sum(ok for ok, _, _ in self.tests.values())
         outcome, kind, message, limit = self.outcome(passed, exited)
         out, err = (bytes(x).decode("utf-8", "replace") for x in self.out.values())
         return {
@@ -177,8 +184,8 @@ class Run:
             "stderr": err,
             "limit_hit": limit,
             "wall_s": time.monotonic() - self.started,
-            "integrity": "weak" if self.last.get("weak") else "strong",
-            "tests": [[name, ok, text] for name, (ok, text) in self.tests.items()],
+            "integrity": "weak" if any(ok and weak for ok, _, weak in self.tests.values()) else "strong",
+            "tests": [[name, *test] for name, test in self.tests.items()],
         }
 
     def outcome(self, passed: int, exited: int) -> tuple[str, str, str, str]:
@@ -187,12 +194,12 @@ class Run:
         if self.stopped:
             kind = "timeout" if self.stopped == "wall" else "limit"
             return "error", kind, f"stopped at its limit: {self.stopped}", self.stopped
-        if self.fault:
-            return "error", "tests", self.fault, ""
         if not self.last:
             return "error", "infrastructure", self.broken or "the judge ended without a verdict", ""
         if self.last["violation"]:
             return "error", "sandbox", f"the program broke the protocol: {self.last['violation']}", ""
+        if self.fault:
+            return "error", "tests", self.fault, ""
         if total and passed == total and self.last["asked"]:
             return "passed", "", "", ""
         if self.last["gone"] and exited == -signal.SIGXCPU or exited == -signal.SIGKILL:
@@ -200,11 +207,13 @@ class Run:
             return "error", "limit", f"stopped at its limit: {limit}", limit
         if self.last["limit"]:
             return "error", "limit", f"stopped at its limit: {self.last['limit']}", self.last["limit"]
-        if self.unloaded or (self.last["gone"] and self.planned):
+        if self.unloaded or self.last["gone"]:
             return "failed", "", self.unloaded or "the program has ended", ""
-        if not self.tests or not self.last["asked"]:
-            return "error", "tests", "no test ran" if not self.tests else "the tests never asked the program anything", ""
-        return "failed", "", next(text for ok, text in self.tests.values() if not ok) if self.tests else "", ""
+        if self.last["unsupported"]:
+            return "error", "tests", self.last["unsupported"], ""
+        if not self.last["asked"]:
+            return "error", "tests", "the tests never asked the program anything", ""
+        return "failed", "", next((text for ok, text, _ in self.tests.values() if not ok), "not all tests ran"), ""
 
     def wait(self) -> None:
         """Until the verdict is complete, or a limit is reached."""
@@ -238,7 +247,7 @@ class Run:
         self.fault, self.unloaded = line.get("fault", self.fault), line.get("unloaded", self.unloaded)
         self.broken = line.get("broken", self.broken)
         if "test" in line:
-            self.tests[line["test"]] = (line["passed"], line["message"])
+            self.tests[line["test"]] = (line["passed"], line["message"], line["weak"])
         if "done" in line:
             self.last = line
 
@@ -259,6 +268,4 @@ class Run:
                 text += os.read(fd, max(self.limits["output_bytes"] - len(text), 0))
             except BlockingIOError:
                 continue
-        if not self.confined.namespaces:
-            shutil.rmtree(self.directory, ignore_errors=True)
         return os.waitstatus_to_exitcode(status) if over else 0

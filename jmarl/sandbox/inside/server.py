@@ -18,7 +18,10 @@ from . import confine, runner
 
 
 def main(control_fd: int, level: str, readable: list[str], tmp: str) -> None:
-    if level in ("S4", "S3"):  # elsewhere nobody may not be allowed to read the interpreter
+    if level in ("S4", "S3"):
+        confine.drop_root()
+    elif nobody_reads(readable):
+        os.chown(tmp, confine.NOBODY, confine.NOBODY)
         confine.drop_root()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # runners that end leave nothing
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
@@ -29,12 +32,29 @@ def main(control_fd: int, level: str, readable: list[str], tmp: str) -> None:
         while True:
             message, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
             if not message:
-                return
+                break
             warm(json.loads(message))
             if os.fork() == 0:
                 control.close()
                 runner.run(fds[0], confined)
             os.close(fds[0])
+
+    if tmp:  # also if the client was killed
+        os.execv("/bin/rm", ["rm", "-rf", "--", tmp])
+
+
+def nobody_reads(places: list[str]) -> bool:
+    """Whether the interpreter and its libraries are there for a user without rights."""
+    if os.getuid() != 0:
+        return False
+    there = [place for place in places if os.path.exists(place)]
+    os.setegid(confine.NOBODY)
+    os.seteuid(confine.NOBODY)
+    try:
+        return all(os.access(place, os.R_OK | os.X_OK, effective_ids=True) for place in there)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 def warm(modules: list[str]) -> None:

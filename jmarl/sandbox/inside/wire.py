@@ -5,6 +5,7 @@
               {"tuple": [...]}, {"set": [...]}, ...    other types whose behaviour nobody can change: `PLAIN`
               {"object": id, ...}                      an object of the sender, which stays where it is
               {"yours": id}                            an object of the receiver
+    {"standard": [module, name]}              a class or function of the standard library, which both sides have
 
 A type counts only if it is that type exactly (`type(x) is int`): a subclass may have an `__eq__` of its own, and with it the
 verdict. An object of a subclass that compares as its base does crosses as an object that carries its plain value.
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from json import dumps, loads  # now, because a program may change the module
 from typing import Any
 
-MAX_MESSAGE = 4 << 20
+MAX_MESSAGE = 16 << 20
 MAX_DEPTH = 100
 
 
@@ -157,6 +158,9 @@ _UNNEST = {name: back for name, _, back in NESTED.values()}
 _UNFLAT = {name: back for name, _, back in FLAT.values()}
 
 
+_FUNCTIONS = (type(len), type(_aware))
+
+
 def _fraction(numerator: str, denominator: str) -> fractions.Fraction:
     return fractions.Fraction(int(numerator, 16), int(denominator, 16))
 
@@ -216,7 +220,16 @@ def decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any])
     """A value of a message. mine: id -> object of this side; theirs: what stands here for an object of the other."""
     try:
         return _decode(data, mine, theirs)
-    except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError, RecursionError, ImportError) as error:
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+        ImportError,
+    ) as error:
         raise Violation(f"no value: {error!s:.100}") from None
 
 
@@ -225,7 +238,7 @@ def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any]
         return [_decode(x, mine, theirs) for x in data]
     if type(data) is not dict:
         return data
-    if "object" in data:
+    if "object" in data or "standard" in data:
         return theirs(data)
     ((name, x),) = data.items()
     if name in _UNNEST:
@@ -251,6 +264,22 @@ def _decode_array(values: Any, dtype: str, shape: list | None) -> Any:
 
     array = numpy.array(values, dtype)
     return array[()] if shape is None else array.reshape(shape)
+
+
+def named(x: Any) -> list[str] | None:
+    """Module and name of a class or function of the standard library; None for everything else."""
+    module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
+    if type(module) is not str or type(name) is not str or not (type(x) is type or type(x) in _FUNCTIONS):
+        return None
+    known = module.partition(".")[0] in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is x
+    return [module, name] if known else None
+
+
+def by_name(known: Any) -> Any:
+    """What `named` means by a name; None if its module is not loaded here, or it is not to be had."""
+    module, name = known
+    found = getattr(sys.modules.get(module), name, None) if module.partition(".")[0] in sys.stdlib_module_names else None
+    return found if found is not None and named(found) == [module, name] else None
 
 
 def replace_contents(x: Any, new: Any) -> None:
