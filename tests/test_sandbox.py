@@ -252,9 +252,13 @@ OBJECTS = textwrap.dedent(
         @staticmethod
         def zero(): return 0
         def fail(self, x): raise Broke(x)
+        def _calculate(self, x): return x + self.first
+        _compare = 7
 
     class Bag(Box): pass
     class Listed(list): pass
+    class Words:
+        def __contains__(self, word): return True
     Stack = collections.deque
     import json
     def parse(x): return json.loads(x)
@@ -275,7 +279,8 @@ OBJECTS = textwrap.dedent(
 )
 
 HANDLED = [
-    "b = Box(1, 2)\nassert len(b) == 2 and b[0] == 1 and b.first == 1 and list(b) == [1, 2]",
+    "b = Box(1, 2)\nassert len(b) == 2 and b[0] == 1 and b.first == 1 and list(b) == [1, 2] and 2 in b and 5 not in b",
+    "b = Box(3)\nassert b._calculate(2) == 5 and b._compare == 7",
     "b = Box(1)\nassert Box(1) is not b and b.add(2) is b\nb += Box(3)\nassert b.items == [1, 2, 3]",
     "b = Box(1)\nb.add(2).add(3)\nassert b.items == [1, 2, 3]\nb[0] = 9\nassert b[0] == 9",
     "b = Box()\nb.items.append(4)\nb.items.append(5)\nassert len(b) == 2\nassert b.items == [4, 5]",
@@ -314,7 +319,7 @@ def test_objects_stay_where_they_are(box, code):
 LEFT_TO_IT = [
     "assert Data(1) == Data(1)\nassert Data(1) != Data(2)",
     "assert Point(1, 2) == Point(1, 2)",
-    "assert 2 in Box(1, 2)\nassert 5 not in Box()",
+    "assert 'ab' in Words()\nassert 'c' in Words()",
     "assert (Box(1) + [2]).items == [1, 2]\nassert ([0] + Box(1)).items == [0, 1]",
 ]
 

@@ -1,6 +1,6 @@
 """Code execution: problems with test cases and MRLM's simple reward.
 
-Task, roles, prompts, turns and feedback are those of `code_generation`; problems by default those of `code_problems`. Reward of a
+Task, roles, prompts, turns and feedback are those of `code_generation`; problems are best made by `code_problems`. Reward of a
 joint action, from -0.5 to 2, the same for all agents:
 
     (tests passed) / (tests)  + 1 if all passed  - 0.5 if any test raised

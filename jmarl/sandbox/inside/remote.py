@@ -8,6 +8,7 @@ a value of the tests, or is said to contain one), it is asked, and the test is m
 
 from __future__ import annotations
 
+import itertools
 import operator
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 from .wire import CONTAINERS, Channel, Gone, Unsupported, Violation, by_name, decode, encode, named, replace_contents
 
 MOST_KEPT = 256
+MOST_WALKED = 10_000
 _LIMIT_NUMBERS = {27: "file", 28: "file", 11: "processes"}  # EFBIG, ENOSPC, EAGAIN
 _NOTHING = object()
 
@@ -266,38 +268,16 @@ class Remote:
         return self._jmarl_judge.ask("next", self)
 
     def __contains__(self, x: Any) -> bool:
-        if self._jmarl_plain is not _NOTHING:
-            return x in self._jmarl_plain
-        return self._left_to_it("contains", self, x)
+        return _contains(self, x)
 
     def __eq__(self, other: Any) -> bool:
-        return self._compare(operator.eq, other, False)
+        return _compare(self, operator.eq, other, False)
 
     def __ne__(self, other: Any) -> bool:
-        return self._compare(operator.ne, other, True)
+        return _compare(self, operator.ne, other, True)
 
     def __hash__(self) -> int:
         return hash(self._jmarl_plain) if self._jmarl_plain is not _NOTHING else self._jmarl_id
-
-    def _left_to_it(self, operation: str, *arguments: Any) -> Any:
-        """Ask what a verdict may hang on."""
-        self._jmarl_judge.weak = True
-        return self._jmarl_judge.ask(operation, *arguments)
-
-    def _compare(self, how: Any, other: Any, unlike: Any) -> Any:
-        mine = self._jmarl_plain
-        if type(other) is not Remote:
-            return unlike if mine is _NOTHING else how(mine, other)
-        self._jmarl_judge.weak = True  # both are the program's
-        if mine is not _NOTHING and other._jmarl_plain is not _NOTHING:
-            return how(mine, other._jmarl_plain)
-        return self._jmarl_judge.ask(how.__name__, self, other)
-
-    def _calculate(self, operation: str, other: Any, reflected: bool) -> Any:
-        pair = (other, self) if reflected else (self, other)
-        if type(other) is Remote:
-            return self._jmarl_judge.ask(operation, *pair)
-        return self._left_to_it(operation, *pair)
 
     def __instancecheck__(self, x: Any) -> bool:
         return type(x) is Remote and self._jmarl_judge.ask("isinstance", x, self)
@@ -313,6 +293,46 @@ class Remote:
         return self._jmarl_judge.ask("exit", self, None, None, None)
 
 
+# Not methods of `Remote`, where they would stand in front of the program's attributes.
+
+
+def _left_to_it(remote: Remote, operation: str, *arguments: Any) -> Any:
+    """Ask what a verdict may hang on."""
+    remote._jmarl_judge.weak = True
+    return remote._jmarl_judge.ask(operation, *arguments)
+
+
+def _contains(self: Remote, x: Any) -> bool:
+    """What a walk through it finds, which is as good as a list of its contents; if it says something else, that."""
+    if self._jmarl_plain is not _NOTHING:
+        return x in self._jmarl_plain
+    try:
+        found = any(y is x or y == x for y in itertools.islice(iter(self), MOST_WALKED))
+    except TypeError:  # it has no iterator
+        found = None
+    said = self._jmarl_judge.ask("contains", self, x)
+    if said is not found:
+        self._jmarl_judge.weak = True
+    return said
+
+
+def _compare(self: Remote, how: Any, other: Any, unlike: Any) -> Any:
+    mine = self._jmarl_plain
+    if type(other) is not Remote:
+        return unlike if mine is _NOTHING else how(mine, other)
+    self._jmarl_judge.weak = True  # both are the program's
+    if mine is not _NOTHING and other._jmarl_plain is not _NOTHING:
+        return how(mine, other._jmarl_plain)
+    return self._jmarl_judge.ask(how.__name__, self, other)
+
+
+def _calculate(self: Remote, operation: str, other: Any, reflected: bool) -> Any:
+    pair = (other, self) if reflected else (self, other)
+    if type(other) is Remote:
+        return self._jmarl_judge.ask(operation, *pair)
+    return _left_to_it(self, operation, *pair)
+
+
 def _set(name: str, method: Any) -> None:
     setattr(Remote, name, method)
 
@@ -322,9 +342,9 @@ _WITH = "add sub mul truediv floordiv mod matmul and or xor lshift rshift pow"
 for _name in _ABOUT.split(" "):
     _set(f"__{_name}__", lambda self, *more, _how=_name: self._jmarl_judge.ask(_how, self, *more))
 for _name in ["divmod", *_WITH.split(" ")]:
-    _set(f"__{_name}__", lambda self, other, _how=_name: self._calculate(_how, other, False))
-    _set(f"__r{_name}__", lambda self, other, _how=_name: self._calculate(_how, other, True))
+    _set(f"__{_name}__", lambda self, other, _how=_name: _calculate(self, _how, other, False))
+    _set(f"__r{_name}__", lambda self, other, _how=_name: _calculate(self, _how, other, True))
 for _name in _WITH.split(" "):
-    _set(f"__i{_name}__", lambda self, other, _how=f"i{_name}": self._calculate(_how, other, False))
+    _set(f"__i{_name}__", lambda self, other, _how=f"i{_name}": _calculate(self, _how, other, False))
 for _order in (operator.lt, operator.le, operator.gt, operator.ge):
-    _set(f"__{_order.__name__}__", lambda self, other, _how=_order: self._compare(_how, other, NotImplemented))
+    _set(f"__{_order.__name__}__", lambda self, other, _how=_order: _compare(self, _how, other, NotImplemented))
