@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -478,11 +477,11 @@ def test_a_killed_helper_is_back_and_its_programs_run_again(box):
         thread = threading.Thread(target=lambda: found.extend(other.run_many([program, program + "#"], [SUM, SUM], workers=2)))
         thread.start()
         time.sleep(0.3)
-        os.kill(other._helper.process.pid, signal.SIGKILL)
+        other.kill_helper()
         began = time.monotonic()
         thread.join()
         assert [r.outcome for r in found] == ["passed", "passed"] and time.monotonic() - began < 1 + 0.7
-        os.kill(other._helper.process.pid, signal.SIGKILL)
+        other.kill_helper()
         began = time.monotonic()
         assert other.run(ADD, SUM).outcome == "passed" and time.monotonic() - began < 1
 

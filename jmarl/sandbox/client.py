@@ -10,12 +10,14 @@ import json
 import os
 import re
 import selectors
+import signal
 import socket
 import struct
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jmarl.sandbox.launch import REMEDY, Launched, launch, supported
@@ -234,6 +236,12 @@ class Sandbox:
             helper.process.kill()
             helper.close()
 
+    def kill_helper(self) -> None:
+        """End the fork server at once, for tests of what happens then."""
+        if self._helper:
+            for pid in (*children(self._helper.process.pid), self._helper.process.pid):
+                os.kill(pid, signal.SIGKILL)
+
     def _kept(self, key: bytes) -> ExecutionResult | None:
         with self._lock:
             if key in self._cache:
@@ -252,6 +260,11 @@ class Sandbox:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def children(pid: int) -> list[int]:
+    """Of a process; bubblewrap's is the fork server."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _read(sock) -> bytes:

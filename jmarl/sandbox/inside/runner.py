@@ -9,6 +9,7 @@ and forks the program before anyone has read the tests, so that its memory never
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -69,7 +70,11 @@ class Confined:
 
 
 def processes_of_user() -> int:
-    return sum(os.stat(f"/proc/{name}").st_uid == os.getuid() for name in os.listdir("/proc") if name.isdigit())
+    found = 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            found += name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid()
+    return found
 
 
 def keep_only(*fds: int) -> None:
@@ -129,6 +134,7 @@ class Run:
         (self.verdict, verdict), (out, out_w), (err, err_w) = os.pipe(), os.pipe(), os.pipe()
         kind = self.limits["kind"]
         shared = self.directory = self.confined.directory(self.limits["file_bytes"]) if kind == "unittest" else ""
+        self.ready, ready = os.pipe()  # told of by the program's process once it is confined, before it runs anything
         own = "" if self.confined.namespaces else self.confined.directory(0)
         nothing = os.open("/dev/null", os.O_RDWR)
 
@@ -151,8 +157,10 @@ class Run:
         def execute() -> None:
             for fd, end in ((0, nothing), (1, out_w), (2, err_w)):
                 os.dup2(end, fd)
-            keep_only(down, up)
+            keep_only(down, up, ready)
             self.confined.close(self.limits, self.limits["memory"], self.directory)
+            os.write(ready, b"1")
+            os.close(ready)
             gc.enable()
             program.main(source, Channel(down, up), kind == "io")
 
@@ -161,9 +169,9 @@ class Run:
         self.confined.enter()
         self.child = forked(execute, 2)
         self.watch = os.pidfd_open(self.child)
-        for fd in (down, ask, answers, up, verdict, out_w, err_w, nothing):
+        for fd in (down, ask, answers, up, verdict, out_w, err_w, nothing, ready):
             os.close(fd)
-        self.out = {out: bytearray(), err: bytearray()}
+        self.out, self.stderr = {out: bytearray(), err: bytearray()}, err
 
     def result(self) -> dict[str, Any]:
         """Wait for the verdict, end both processes, and say what came of it."""
@@ -191,6 +199,8 @@ class Run:
     def outcome(self, passed: int, exited: int) -> tuple[str, str, str, str]:
         """Outcome, kind of error, message, limit."""
         total = max(self.planned, len(self.tests))
+        if not self.confined_at_all:
+            return "error", "infrastructure", bytes(self.out[self.stderr]).decode("utf-8", "replace")[:300], ""
         if self.stopped:
             kind = "timeout" if self.stopped == "wall" else "limit"
             return "error", kind, f"stopped at its limit: {self.stopped}", self.stopped
@@ -261,6 +271,7 @@ class Run:
         os.kill(self.keeper, signal.SIGKILL)
         _, status, used = os.wait4(self.child, 0)
         os.waitpid(self.keeper, 0)
+        self.confined_at_all = os.read(self.ready, 1) == b"1"
         self.cpu_s = used.ru_utime + used.ru_stime
         for fd, text in self.out.items():
             os.set_blocking(fd, False)

@@ -1,0 +1,106 @@
+"""Two language models learn to write programs together: agent 0 a helper, agent 1 the function that may call it.
+
+Claim: rewards come from real executions of all tests in a sandbox, and the team's reward rises.
+Command: python -m experiments.code_team            (flags: --help)
+Reward: `jmarl.envs.code_generation`, from 0 to 4, or with `--reward simple` `jmarl.envs.code_execution`, from -0.5 to 2.
+Problems: made from templates at difficulty 1 (`jmarl.envs.code_problems`, `eval` held out), or `--dataset humaneval`, …
+Expected: with the default model, which is small, forms are learned, not solutions: see experiments/README.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tyro
+
+from jmarl.config import TrainConfig, check
+from jmarl.envs import code_problems
+from jmarl.envs.code_data import SOURCES, load_items
+from jmarl.envs.code_execution import CodeExecution
+from jmarl.envs.code_generation import CodeGeneration
+from jmarl.learners import check_agents
+from jmarl.sandbox import Limits
+from jmarl.team import make_team
+from jmarl.train import TrainResult, check_settings, train
+from jmarl.weights import load_agent
+
+REWARDS = {"levels": CodeGeneration, "simple": CodeExecution}
+PROBLEMS = 500  # made, for training
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeConfig(TrainConfig):
+    """A team writes programs."""
+
+    model: str = "smollm2-135m-instruct"
+    """Model of all agents: a name, a directory, a .gguf file or a hub id."""
+    agents: int = 2
+    """Writers: the last writes the function, those before it helpers."""
+    reward: str = "levels"
+    """levels (0 to 4) or simple (-0.5 to 2)."""
+    dataset: str = "problems"
+    """problems (made from templates), or humaneval, coophumaneval, mbpp, mbpp_sanitized, mbpp_openmlrl."""
+    data_path: str = ""
+    """A JSON Lines file with the data set's fields, in place of the hub."""
+    eval_path: str = ""
+    """The same for held-out items; empty: the last ones of those above are held out."""
+    difficulty: int = 1
+    """Of made problems, 1 to 3."""
+    feedback: str = "level_feedback"
+    """What later turns read: plain, passed, level_passed or level_feedback."""
+    held_out: int = 16
+    """Held-out items that are played before and after training; 0: none."""
+    wall_s: float = 2.0
+    """Seconds that a program may take with all its tests."""
+    num_updates: int = 30
+    num_prompts: int = 2
+    num_generations: int = 8
+    max_new_tokens: int = 96
+    chat: bool = True
+    learning_rate: float = 2e-5
+    output_dir: str = "runs/code_team"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check("reward", self.reward, self.reward in REWARDS, " or ".join(REWARDS))
+        check("dataset", self.dataset, self.dataset in ("problems", *SOURCES), ", ".join(("problems", *SOURCES)))
+        check("difficulty", self.difficulty, self.difficulty in (1, 2, 3), "1, 2 or 3")
+        check("held_out", self.held_out, self.held_out >= 0, "0 or more")
+        check_settings(self)
+        check_agents(self, self.agents)
+
+
+def items_of(cfg: CodeConfig) -> tuple[list[dict], list[dict]]:
+    """To train on, and held out."""
+    if cfg.dataset == "problems":
+        grade = (cfg.difficulty, cfg.difficulty)
+        made = code_problems.generate(PROBLEMS, seed=cfg.seed, difficulty=grade)
+        return made, code_problems.generate(cfg.held_out, split="eval", difficulty=grade) if cfg.held_out else []
+    items = load_items(cfg.dataset, path=cfg.data_path or None)
+    if cfg.eval_path:
+        return items, load_items(cfg.dataset, path=cfg.eval_path, limit=cfg.held_out)
+    return items[: len(items) - cfg.held_out], items[len(items) - cfg.held_out :]
+
+
+def run(cfg: CodeConfig) -> TrainResult:
+    env = REWARDS[cfg.reward](cfg.agents, feedback=cfg.feedback, limits=Limits(wall_s=cfg.wall_s))
+    print(f"programs are confined at level {env.sandbox.level}")
+    items, held_out = items_of(cfg)
+    agent = load_agent(cfg.model)
+    team, params = make_team([agent] * cfg.agents, lora=cfg.lora_rank > 0)
+    return train(team, params, env, items, cfg, eval_items=held_out)
+
+
+def main() -> None:
+    cfg = tyro.cli(CodeConfig)
+    result = run(cfg)
+    if result.before:  # not of a resumed run
+        print(f"held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}")
+    if result.after:
+        print(f"held-out reward after {result.after.mean:.3f} ± {result.after.interval:.3f}")
+    last = result.rewards[-10:]
+    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+
+
+if __name__ == "__main__":
+    main()
