@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -446,19 +447,27 @@ def test_a_thousand_runs_leave_nothing(box):
         other.run_many(mixed(50), [SUM] * 50, workers=8)
         time.sleep(0.3)
         pid = other._helper.process.pid
-        before = (descriptors(), threading.active_count(), processes_below(pid), sorted(Path("/tmp").glob("jmarl-sandbox-*")))
+        before = (descriptors(), threading.active_count(), processes_below(pid))
         kb = resident_kb(os.getpid())
         other.run_many(mixed(1000), [SUM] * 1000, workers=8)
         time.sleep(0.3)
-        assert (
-            descriptors(),
-            threading.active_count(),
-            processes_below(pid),
-            sorted(Path("/tmp").glob("jmarl-sandbox-*")),
-        ) == before
+        assert (descriptors(), threading.active_count(), processes_below(pid)) == before
         assert resident_kb(os.getpid()) < kb + 8_000
     assert not Path(f"/proc/{pid}").exists()
     assert not list(Path("/sys/fs/cgroup").glob(f"**/jmarl-{os.getpid()}-*")) or box.level == "S4"  # that of `box`
+
+
+def test_without_namespaces_directories_go_too():
+    try:
+        with Sandbox("S2", cache=0) as other:
+            command = Path(f"/proc/{other._helper.process.pid}/cmdline").read_text()
+            directory = Path(re.findall(r"/[\w/.]*jmarl-sandbox-\w+", command)[0])
+            other.run_many(mixed(30), [SUM] * 30, workers=4)
+            time.sleep(0.3)
+            assert directory.is_dir() and not list(directory.iterdir())
+    except SandboxUnavailable as error:
+        pytest.skip(f"level S2: {error}")
+    assert not directory.exists()
 
 
 def test_results_are_kept_by_content(box):

@@ -1,4 +1,30 @@
-"""Runs programs that a model wrote, and says whether they pass their tests."""
+"""Runs programs that a model wrote, and says whether they pass their tests.
+
+The verdict is formed in a process the program never ran in: the judge has the tests, calls the program through messages of
+exact builtin types, and compares. Both are confined (`launch` says at which levels, `inside.confine` how), for each program
+anew. A helper process forks them; it is started by exec, so that JAX may run beside it, and started again if it is killed.
+
+    from jmarl.sandbox import asserts, run_program
+
+    result = run_program("def add(a, b): return a + b", asserts("assert add(1, 2) == 3"))
+    result.outcome, result.passed, result.total   # "passed", 1, 1
+
+Covered, by tests with an attack each (tests/attacks.py): forged verdicts, reading tests or secrets, the network, other
+processes, files outside a small directory, state for the next program, loops, floods, memory, disk, processes.
+
+Not covered:
+- Faults of the kernel, of bubblewrap, or of the interpreter that the judge runs: a program that breaks one of these is outside.
+- Side channels: time, caches, how busy the machine is. Level S2 also shows whether a file exists, and its size and owner.
+- Memory of all processes together is capped at S4 only (elsewhere each process for itself), disk at S2 only file by file,
+  processes at S2 for root only by the filter (no new processes; threads are not counted).
+- Tests of objects (`unittests`) share a directory with the program: what they read from files there it may have written, and a
+  library of theirs that reads such a file (sqlite, XML) reads what a model wrote.
+- What an object says about itself is believed as a function's answer is. Where a verdict would hang on its own comparison, the
+  test is marked as weak, and rewards do not count it.
+- Objects of the tests' own classes that the program is to use, `isinstance` of its subclasses of builtins, patched builtins and
+  captured output: such tests do not get through, and say so or fail.
+- Machines other than Linux on x86-64.
+"""
 
 from jmarl.sandbox.client import Sandbox, default_sandbox, levels, run_program, run_programs
 from jmarl.sandbox.types import ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts, calls, pairs, unittests
