@@ -34,8 +34,8 @@ ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fr
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
 CONFIG = TrainConfig(
     algorithm="marlhf", num_updates=24, num_prompts=8, num_generations=16, max_new_tokens=6, min_new_tokens=6,
-    learning_rate=2e-2, per_agent="vmap", eval_generations=16, batch_size=32, pairs_per_prompt=0, reward_updates=120,
-    reward_learning_rate=3e-3, progress=False,
+    learning_rate=2e-2, per_agent="vmap", eval_generations=16, batch_size=32, pairs_per_prompt=0, reward_updates=60,
+    reward_learning_rate=1e-3, progress=False,
 )  # fmt: skip
 ROUNDS = dict(algorithm="marlhf_iter", round_updates=2, num_updates=4, reward_updates=5, replay="all")
 ITER = ROUNDS | dict(rl_algorithm="maac")
@@ -178,7 +178,7 @@ def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
     result = trained(agents, HELD_OUT, output_dir=str(tmp_path))
     assert result.after.mean - result.after.interval > result.before.mean + result.before.interval
     found = [row for row in rows(tmp_path) if "reward/task" in row]
-    assert found[0]["pairs"] > 100 and 0 < found[0]["reward_model/accuracy"] < 1
+    assert found[0]["pairs"] > 100 and found[0]["reward_model/accuracy"] > 0.55, "on pairs of prompts it never read"
     scores = load_reward_model(tmp_path / "reward_model").score(*SOME)
     assert np.isfinite(scores).all() and scores[0] > scores[1], "the first has more vowels"
     assert np.mean([r["reward/task"] for r in found[-4:]]) > np.mean([r["reward/task"] for r in found[:4]])
