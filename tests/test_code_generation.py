@@ -86,6 +86,76 @@ CASES = {
         1.5,
     ),
     "an early exit": (AUX, "import os\ndef squares(a, b):\n    os._exit(0)\n    return 5", 1.0, 0.5, 0.0, 0.0),
+    "a call that is never reached": (
+        AUX,
+        "def squares(a, b):\n    if 0:\n        return aux(a) + 1\n    return a * a + b * b\n    return aux(b)",
+        1.0,
+        0.5,
+        1.0,
+        0.0,
+    ),
+    "an aux of its own inside": (
+        AUX,
+        "def squares(a, b):\n    def aux(x):\n        return x * x\n    return aux(a) + aux(b)",
+        1.0,
+        0.5,
+        1.0,
+        0.0,
+    ),
+    "an aux of its own beside": (
+        "def aux(x):\n    return 'useless'",
+        "if True:\n    def aux(x):\n        return x * x\n" + MAIN,
+        1.0,
+        0.5,
+        1.0,
+        0.0,
+    ),
+    "an aux that is assigned": ("def aux(x):\n    return 0", "aux = lambda x: x * x\n" + MAIN, 1.0, 0.5, 0.25, 1.5),
+    "deep sums and long numbers beside": (
+        AUX,
+        "y = 0x" + "f" * 4000 + "\nz = " + "1+" * 550 + "1\n" + AUX + MAIN,
+        1.0,
+        0.5,
+        1.0,
+        1.5,
+    ),
+    "a constant before the function": (
+        AUX,
+        "Of course.\n\nTWO = 2\n\ndef squares(a, b):\n    return aux(a) + aux(b) + TWO - 2",
+        1.0,
+        0.5,
+        1.0,
+        1.5,
+    ),
+    "words that look like code": (
+        AUX,
+        "from the problem we see it.\n" + MAIN + "Time complexity: T(n) = O(1).",
+        1.0,
+        0.5,
+        1.0,
+        1.5,
+    ),
+    "a second fence with output": (
+        AUX,
+        f"```python\n{MAIN}```\nprints\n```\n5\n```\nas in\n```\n>>> squares(1, 2)\n5\n```",
+        1.0,
+        0.5,
+        1.0,
+        1.5,
+    ),
+    "a fence that closes on the last line": (AUX, f"```python\n{MAIN.rstrip()}```", 1.0, 0.5, 1.0, 1.5),
+    "a fence in a list": (
+        AUX,
+        "1. So:\n\n   ```python\n   def squares(a, b):\n       return aux(a) + aux(b)\n   ```",
+        1.0,
+        0.5,
+        1.0,
+        1.5,
+    ),
+    "other line ends": (AUX, f"```python\n{MAIN}```".replace("\n", "\r\n"), 1.0, 0.5, 1.0, 1.5),
+    "a wrong test of its own": (AUX, f"```python\n{MAIN}assert squares(1, 1) == 7\nprint(squares(2))\n```", 1.0, 0.5, 1.0, 1.5),
+    "annotations from the future": (AUX, "from __future__ import annotations\n" + MAIN, 1.0, 0.5, 1.0, 1.5),
+    "a lambda": (AUX, "squares = lambda a, b: a * a + b * b", 1.0, 0.5, 1.0, 0.0),
     "equal to everything": (
         "class E:\n    def __eq__(self, o): return True\ndef aux():\n    return E()",
         "def squares(a, b):\n    return aux()",
@@ -119,6 +189,18 @@ def test_each_level_and_edge(env, name):
     assert answer.result.total == pytest.approx(sum(expected)) and answer.result.rewards.shape == (1, 2)
     assert {k: v[0] for k, v in answer.result.parts.items()}["level_3"] == pytest.approx(expected[2])
     assert env.reward_range[0] <= sum(expected) <= env.reward_range[1] == 4.0
+
+
+def test_feedback_says_which_test_failed():
+    test = "def check(f):\n    for x in (1, 10):\n        assert f(x, x) == 2\n    assert f(0, 0) == 2"
+    item = ITEM | {"test": test}
+    env = CodeGeneration(2, shown_tests=2)
+    answer, _ = played(env, AUX, "def squares(a, b):\n    return 2", item=item)
+    text = env.observe(answer.after)[1][1][0]
+    assert "- f(x, x) == 2: passes" in text and "- f(0, 0) == 2: passes" in text
+    answer, _ = played(env, AUX, "def squares(a, b):\n    return 2 if a < 9 else 1", item=item)
+    text = env.observe(answer.after)[1][1][0]
+    assert "- f(x, x) == 2: does not pass" in text and "- f(0, 0) == 2: passes" in text
 
 
 def test_one_agent_and_three():
@@ -243,7 +325,7 @@ def test_code_is_found_in_completions():
     )
     assert code_text.extract_code("no code at all") == ""
     assert code_text.extract_code("```json\n{}\n```") == ""
-    assert code_text.without("import re\ndef f(): pass\ndef g(): pass", ["f"]) == "import re\n\ndef g():\n    pass"
+    assert code_text.without("import re\n@c\ndef f(): pass\ndef g(): pass  # g", ["f"]) == "import re\n\n\ndef g(): pass  # g"
 
 
 def test_programs_do_not_replace_each_other():

@@ -94,6 +94,7 @@ REWARDS = {
     "right in markdown": ("```python\ndef half(x):\n    return x // 2\n```", 1 + 1),
     "half of the tests": ("def half(x):\n    return x // 2 if x < 1 else 7", 0.5),
     "three, and one raises": ("def half(x):\n    return 8 // x * 0 + x // 2", 0.75 - 0.5),
+    "an assertion of its own": ("def half(x):\n    assert x == 2\n    return x // 2", 0.25 - 0.5),
     "all raise": ("def half(x):\n    raise ValueError", -0.5),
     "no function": ("x = 1", -0.5),
     "a syntax error": ("def half(x) return 1", -0.5),

@@ -45,7 +45,7 @@ SIDEWAYS = {
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
     "sandbox": {"sandbox"},
-    "envs": {"envs", "environment", "rewards", "sandbox"},
+    "envs": {"envs", "environment", "rewards", "sandbox", "sandbox.inside"},
     "centralized": {"environment"},
     "sampling": {"stack"},
     "lora": {"stack"},

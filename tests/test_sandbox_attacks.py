@@ -150,6 +150,32 @@ OTHER_TESTS = {
         "x = 1",
         unittests("import unittest\nclass S(Base): pass\nclass T(unittest.TestCase):\n    def test(self): S()"),
     ),
+    "a class that runs text": (
+        "import timeit\nEVIL = \"import sys; sys.modules['inside.judge'].Verdict.test = lambda self, name, number, *a: "
+        "self.write(test=name, number=number, message='', weak=False)\"\n"
+        "PAY = 'pass\\r' + EVIL + '\\rdef g():\\r    if 1:\\r        pass'\n"
+        "class Codec:\n    decode = timeit.Timer\n    def encode(self, s): return PAY\n    def length(self, s): return None",
+        asserts("c = Codec()\nassert c.decode(c.encode('hello')) == 'hello'\nassert c.length('abc') == 3"),
+    ),
+    "anything, by the mock library": (
+        "import unittest.mock\nclass Cart: total = unittest.mock._ANY",
+        unittests(
+            "import unittest\nfrom unittest import mock\nclass T(unittest.TestCase):\n"
+            "    def test(self): self.assertEqual(Cart().total(), 11)"
+        ),
+    ),
+    "an error with a huge number": ("raise ValueError(10 ** 5000)", TESTS),
+    "a value that cannot go back": (
+        "import inside.program as p\nclass Raw: pass\nreal = p.encode\n"
+        "p.encode = lambda x, *a: {'array': ['<M8[s]', None, 5]} if type(x) is Raw else real(x, *a)\n"
+        "def enc(s): return Raw()\ndef dec(s): return None",
+        asserts("assert dec(enc('a')) == 'a'"),
+    ),
+    "an address for numpy": (
+        "class E:\n    @property\n    def __array_interface__(self):\n"
+        "        return {'data': (8, False), 'shape': (1000,), 'typestr': '<f8', 'version': 3}\ndef add(a, b): return E()",
+        asserts("import numpy as np\nassert np.allclose(add(1, 2), 3)"),
+    ),
     "an index that is not there": (MAKES.replace("0, 'standard': x.names", "99") + "def add(a, b): return Std()", TESTS),
 }
 
@@ -176,6 +202,18 @@ WEAK = {
         "class P:\n    one = None\n    def __new__(cls, *a):\n        cls.one = cls.one or object.__new__(cls)\n"
         "        return cls.one\n    def __init__(self, *a): pass\n    def __add__(self, o): return self",
         asserts("assert P(1) + P(2) == P(3)"),
+    ),
+    "one object in lists": (
+        "class P:\n    one = None\n    def __new__(cls, *a):\n        cls.one = cls.one or object.__new__(cls)\n"
+        "        return cls.one\n    def __add__(self, o): return self",
+        asserts("assert [P(1) + P(2)] == [P(3)]\nassert P(4) in [P(5)]"),
+    ),
+    "between tests": (
+        "class P:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True",
+        unittests(
+            "import unittest\nclass T(unittest.TestCase):\n    @classmethod\n    def setUpClass(cls): cls.same = P(1) == P(2)\n"
+            "    def test(self): self.assertTrue(self.same)"
+        ),
     ),
     "two empty tuples": (
         "class P(tuple):\n    def __new__(cls, *a): return tuple.__new__(cls)",

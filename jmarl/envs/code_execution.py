@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from jmarl.envs.code_generation import CodeGeneration, Score, form, form_problems, share_passed
 from jmarl.sandbox import ExecutionResult
+from jmarl.sandbox.inside.judge import RAISED as RAISED_TEST
 
 ALL_PASSED, RAISED = 1.0, -0.5
 
@@ -24,7 +25,7 @@ def raised(result: ExecutionResult | None) -> bool:
     """Whether any test ended in something else than its comparison."""
     if result is None or not result.tests or len(result.tests) < result.total:
         return True
-    return any(not test.passed and not test.message.startswith(("AssertionError", "not reached")) for test in result.tests)
+    return any(test.message.startswith(RAISED_TEST) for test in result.tests)
 
 
 class CodeExecution(CodeGeneration):

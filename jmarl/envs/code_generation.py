@@ -43,6 +43,7 @@ from jmarl.environment import Answer
 from jmarl.envs import code_text
 from jmarl.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, asserts, default_sandbox
+from jmarl.sandbox.inside.judge import Numbered
 
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback", "expert_edits"]
 
@@ -108,7 +109,7 @@ def program_of(codes: Sequence[str], item: dict) -> str:
     for agent, code in enumerate(codes):
         own = names[agent] if agent < len(names) else item["entry_point"]
         parts.append(code_text.without(code, [name for name in [*names, item["entry_point"]] if name != own]))
-    return "\n\n".join([item.get("setup_program", ""), *parts])
+    return code_text.joined([item.get("setup_program", ""), *parts])
 
 
 def form(codes: Sequence[str], item: dict) -> tuple[float, float, tuple[str, ...]]:
@@ -119,7 +120,7 @@ def form(codes: Sequence[str], item: dict) -> tuple[float, float, tuple[str, ...
     level_1 = AUX * sum(there) / len(names) if names else 0.0
     if not code_text.returns(codes[-1], entry):
         return level_1, 0.0, (*problems, f"{entry} is not defined or returns nothing")
-    if code_text.parsed(program_of(codes, item)) is None:
+    if not code_text.compiles(program_of(codes, item)):
         return level_1 + MAIN, 0.0, (*problems, "the program is no valid Python")
     return level_1 + MAIN, PARSES, tuple(problems)
 
@@ -129,6 +130,9 @@ def bonus_of(codes: Sequence[str], item: dict) -> float:
     main, total, names = code_text.function(codes[-1], item["entry_point"]), 0.0, helper_names(len(codes))
     for code, name in zip(codes, names, strict=False):
         if main is None or not code_text.returns(code, name) or not code_text.calls(main, name):
+            continue
+        own = code_text.tops(code_text.without(codes[-1], [name]))
+        if any(code_text.binds(node, name) for node in own):  # then it may be that one which is called
             continue
         total += CALLS + MORE_THAN_WRAPPER * (not code_text.is_wrapper(main, name)) + IGNORED * code_text.ignores(main, name)
     return total / max(len(names), 1)
@@ -270,11 +274,10 @@ class CodeGeneration:
 
 
 def shown(item: dict) -> list[str]:
-    """The asserts of an item's tests, as they are counted."""
-    tree = code_text.parsed(item["test"])
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)] if tree else []
-    found.sort(key=lambda node: node.lineno)
-    return [ast.unparse(node.test) for node in found if not (isinstance(node.test, ast.Constant) and node.test.value)]
+    """What the tests of an item assert, in the order of their results."""
+    numbered = Numbered()
+    numbered.visit(ast.parse(item["test"]))
+    return [ast.unparse(node.test) for node in numbered.asserts]
 
 
 def parts_of(scores: Sequence[Score]) -> dict[str, np.ndarray]:

@@ -138,6 +138,10 @@ class Sandbox:
         self, programs: Sequence[str], tests: Sequence[Tests], limits: Limits | None = None, workers: int | None = None
     ) -> list[ExecutionResult]:
         """Run each program against its tests; the results are in the same order whatever `workers` is."""
+        if isinstance(programs, str) or not all(isinstance(of, Tests) for of in tests):
+            raise TypeError("give a list of programs, and as many tests, made by asserts, unittests, pairs or calls")
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers={workers}: give at least 1")
         if len(programs) != len(tests):
             raise ValueError(f"{len(programs)} programs and {len(tests)} tests: give one of each")
         limits = limits or self.limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import keyword
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -36,8 +37,8 @@ class Limits:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if type(value) not in (int, float) or not 0 < value < 1e6 or (field.name != "wall_s" and value != int(value)):
-                raise ValueError(f"{field.name}={value!r}: give a number above 0, and whole ones but for wall_s")
+            if type(value) not in (int, float) or not 0.01 <= value < 1e6 or (field.name != "wall_s" and value != int(value)):
+                raise ValueError(f"{field.name}={value!r}: give a number from 0.01 on, and whole ones but for wall_s")
 
     def as_bytes(self) -> dict[str, Any]:
         """As the runner reads them."""
@@ -82,7 +83,7 @@ class Tests:
                     ast.parse(code)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 raise ValueError(f"the {name} are no Python: {error}") from None
-        if self.entry_point and not self.entry_point.isidentifier():
+        if self.entry_point and (not self.entry_point.isidentifier() or keyword.iskeyword(self.entry_point)):
             raise ValueError(f"entry_point={self.entry_point!r} is no name of a function")
 
     def encoded(self) -> bytes:
@@ -111,7 +112,10 @@ def pairs(pairs: Sequence[tuple[str, str]]) -> Tests:
 def calls(entry_point: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> Tests:
     """Arguments of a function, and what it then has to return; both must be literals (numbers, texts, lists, …)."""
     lines = []
-    for arguments, expected in cases:
+    for case in cases:
+        if not isinstance(case, tuple | list) or len(case) != 2 or not isinstance(case[0], tuple | list):
+            raise ValueError(f"{case!r:.80} is no case: give (arguments, expected), the arguments as a tuple or list")
+        arguments, expected = case
         for value in (list(arguments), expected):
             try:
                 ast.literal_eval(repr(value))
@@ -128,7 +132,8 @@ class TestResult:
     name: str
     passed: bool
     message: str
-    """Why it did not pass; may hold what the tests expect, so that it is not for prompts."""
+    """Why it did not pass; begins with `raised ` if it ended in something else than its own comparison. May hold what the tests
+    expect, so that it is not for prompts."""
     weak: bool = False
     """Something of it was left to the program, which could have lied."""
 

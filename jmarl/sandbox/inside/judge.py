@@ -25,11 +25,12 @@ import unittest
 from collections.abc import Callable
 from typing import Any
 
+from .remote import TESTS as NAME
 from .remote import Judge
 from .wire import Channel, Gone, write_all
 
+RAISED = "raised "  # begins what is said of a test that ended in something else than its own comparison
 ALIASES = {"np": "numpy", "pd": "pandas"}
-NAME = "tests"
 
 
 class BadTests(Exception):
@@ -45,29 +46,32 @@ class Verdict:
     def write(self, **fields: Any) -> None:
         write_all(self.fd, json.dumps(fields).encode() + b"\n")
 
-    def test(self, name: str, passed: bool, message: str = "") -> None:
-        """Nothing passes any more once the program has gone or broken the protocol."""
-        passed = passed and not self.judge.gone and not self.judge.violation
-        message = "" if passed else message[:500] or "the program has ended"
-        self.write(test=name[:200], passed=passed, message=message, weak=self.judge.weak)
+    def test(self, name: str, number: int, problem: str = "", weak: bool = False) -> None:
+        """The verdict on test `number`: passed if there was no problem. Nothing passes any more once the program has gone or
+        broken the protocol."""
+        if self.judge.gone or self.judge.violation:
+            problem = problem or "the program has ended"
+        self.write(test=name[:200], number=number, message=problem[:500], weak=weak)
 
-    def run(self, name: str, action: Callable[[], Any]) -> None:
+    def run(self, name: str, number: int, action: Callable[[], Any]) -> None:
         """One test: passed if it does not raise."""
         try:
             action()
         except BaseException as error:  # also SystemExit and KeyboardInterrupt, which the program may raise
-            self.test(name, False, described(error))
+            self.test(name, number, described(error))
         else:
-            self.test(name, True)
+            self.test(name, number)
 
 
 def described(error: BaseException) -> str:
     """An error in words, without asking the program for any of them."""
     if isinstance(error, Gone):
-        return "the program has ended"
-    plain = (str, int, float, bool, type(None))
-    said = [str(x)[:300] if type(x) in plain else f"({type(x).__name__})" for x in error.args[:5]]
-    return f"{type(error).__name__}: {', '.join(said)}"
+        return f"{RAISED}the program has ended"
+    plain = (str, float, bool, type(None))
+    small = [type(x) in plain or type(x) is int and abs(x) < 1 << 63 for x in error.args[:5]]
+    said = [str(x)[:300] if ok else f"({type(x).__name__})" for x, ok in zip(error.args, small, strict=False)]
+    text = f"{type(error).__name__}: {', '.join(said)}"
+    return f"{RAISED}{text}" if "_jmarl_raised" in error.__dict__ or not isinstance(error, AssertionError) else text
 
 
 # --- Asserts
@@ -77,17 +81,18 @@ class Numbered(ast.NodeTransformer):
     """Puts each assert into `with __check__(number):`."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self.lines: list[int] = []
+        self.asserts: list[ast.Assert] = []
         self.unwanted: set[int] = set()  # must not be reached
+
+    def name(self, number: int) -> str:
+        return f"assert {number + 1} (line {self.asserts[number].lineno})"
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         constant = isinstance(node.test, ast.Constant)
         if constant and node.test.value:  # type: ignore[attr-defined]
             return node
-        number = len(self.names)
-        self.lines.append(node.lineno)
-        self.names.append(f"assert {number + 1} (line {node.lineno})")
+        number = len(self.asserts)
+        self.asserts.append(node)
         if constant:
             self.unwanted.add(number)
         check = ast.Call(ast.Name("__check__", ast.Load()), [ast.Constant(number)], [])
@@ -116,7 +121,7 @@ def once(tree: ast.Module) -> set[int]:
 
 
 def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
-    tree, numbered = ast.parse(tests["code"]), Numbered()
+    tree, numbered, judge = ast.parse(tests["code"]), Numbered(), verdict.judge
     early = once(tree)
     code = compile(ast.fix_missing_locations(numbered.visit(tree)), "<tests>", "exec")
     found: dict[int, str] = {}
@@ -124,33 +129,37 @@ def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
     ended = ""
 
     def report(number: int) -> None:
-        name, unwanted = numbered.names[number], number in numbered.unwanted
-        message = (
-            found.get(number) or ended or ("" if (number in found) != unwanted else "reached" if unwanted else "not reached")
-        )
-        verdict.test(name, not message, message)
+        problem = found.get(number) or ended
+        if not problem and (number in found) == (number in numbered.unwanted):
+            problem = "not reached" if number not in found else "reached"
+        verdict.test(numbered.name(number), number, problem, number in weak)
 
     class Reporting(Check):
+        def __enter__(self) -> None:
+            super().__enter__()
+            self.before = judge.weak  # what was left to the program outside of asserts, all later ones may hang on
+
         def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
             goes_on = super().__exit__(kind, error, trace)
-            if verdict.judge.weak:
+            if judge.weak:
                 weak.add(self.number)
-            if not self.unwanted and numbered.lines[self.number] in early:
+            judge.weak = self.before
+            if not self.unwanted and numbered.asserts[self.number].lineno in early:
                 report(self.number)  # so that what has passed is known if a later one takes too long
             return goes_on
 
     names["__check__"] = lambda number: Reporting(found, number, number in numbered.unwanted)
-    verdict.write(planned=max(len(numbered.names), 1))
+    verdict.write(planned=max(len(numbered.asserts), 1))
     try:
         exec(code, names)
         if tests["entry_point"] and isinstance(names.get("check"), types.FunctionType):
             names["check"](names[tests["entry_point"]])
     except BaseException as error:  # the program may raise anything in here
         ended = described(error)
-    for number in range(len(numbered.names)):
+    for number in range(len(numbered.asserts)):
         report(number)
-    if not numbered.names:
-        verdict.test("script", not ended, ended)
+    if not numbered.asserts:
+        verdict.test("script", 0, ended, judge.weak)
 
 
 # --- unittest
@@ -161,16 +170,23 @@ class Results(unittest.TestResult):
 
     def __init__(self, verdict: Verdict):
         super().__init__()
-        self.verdict, self.message = verdict, ""
+        self.verdict, self.message, self.number, self.weak = verdict, "", 0, False
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
-        self.message, self.verdict.judge.weak = "it did not end", False
+        self.message = "it did not end"
+        self.weak |= self.verdict.judge.weak  # what was left to the program between tests, all later ones hang on
+        self.verdict.judge.weak = False
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
-        self.verdict.test(test.id().removeprefix(f"{NAME}."), not self.message, self.message)
+        weak, self.verdict.judge.weak = self.verdict.judge.weak or self.weak, False
+        self._report(test.id().removeprefix(f"{NAME}."), self.message, weak)
         self.verdict.judge.kept.clear()
+
+    def _report(self, name: str, problem: str, weak: bool = False) -> None:
+        self.verdict.test(name, self.number, problem, weak)
+        self.number += 1
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         self.message = ""
@@ -181,7 +197,7 @@ class Results(unittest.TestResult):
     def addError(self, test: Any, err: Any) -> None:
         self.message = described(err[1])
         if not isinstance(test, unittest.TestCase):  # what is done before or after all tests of a class
-            self.verdict.test(test.id(), False, self.message)
+            self._report(test.id(), self.message)
 
     addFailure = addError
 
@@ -203,10 +219,11 @@ def run_unittest(tests: dict, names: dict, verdict: Verdict) -> None:
     loader = unittest.TestLoader()
     each = [(of, name) for of in classes for name in loader.getTestCaseNames(of)]
     verdict.write(planned=len(each))
+    results = Results(verdict)
     for of in classes:
         suite = unittest.TestSuite(of(name) for name in loader.getTestCaseNames(of))
         try:
-            suite.run(Results(verdict))
+            suite.run(results)
         except BaseException:  # the program may raise anything, and what did not run counts as failed
             continue
 
@@ -223,7 +240,7 @@ def run_pairs(tests: dict, names: dict, verdict: Verdict) -> None:
             if tidy(verdict.judge.main(given)) != tidy(expected):
                 raise AssertionError("other text than expected")
 
-        verdict.run(f"pair {number + 1}", compare)
+        verdict.run(f"pair {number + 1}", number, compare)
 
 
 def tidy(text: str) -> list[str]:
@@ -311,7 +328,7 @@ def planned(tests: dict) -> int:
     tree = ast.parse(tests["code"])
     if tests["kind"] == "asserts":
         (numbered := Numbered()).visit(tree)
-        return max(len(numbered.names), 1)
+        return max(len(numbered.asserts), 1)
     methods = [node for of in tree.body if isinstance(of, ast.ClassDef) for node in of.body]
     return sum(isinstance(node, ast.FunctionDef) and node.name.startswith("test") for node in methods)
 
@@ -324,8 +341,8 @@ def main(tests: bytes, channel: Channel, verdict_fd: int) -> None:
     try:
         run(json.loads(tests), judge, verdict)
     except BaseException as error:
-        text = f"the tests do not run: {described(error)}"[:500]
-        verdict.write(**{"unloaded" if judge.asked and not isinstance(error, BadTests) else "fault": text})
+        fault = isinstance(error, BadTests) or not (judge.asked or judge.gone)
+        verdict.write(**{"fault" if fault else "unloaded": f"the tests do not run: {described(error)}"[:500]})
     about = ("asked", "gone", "violation", "limit", "unsupported")
     verdict.write(done=True, **{name: getattr(judge, name) for name in about})
     os.close(verdict_fd)

@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "ior": operator.ior, "ixor": operator.ixor, "ilshift": operator.ilshift, "irshift": operator.irshift, "ipow": operator.ipow,
     "enter": lambda x: x.__enter__(), "exit": lambda x, *error: x.__exit__(*error), "replace": replace_contents,
 }  # fmt: skip
+
+
+_VIEWS = (type({}.keys()), type({}.items()))
 
 
 class Callback:
@@ -77,6 +81,8 @@ class Server:
             return out | {"standard": known}
         if isinstance(x, type) and issubclass(x, BaseException):
             return out | {"error": chain(x)}
+        if isinstance(x, _VIEWS):
+            out["plain"] = encode(set(x), self.export, 1)
         for base in (tuple, list, dict, set, str, int, float, bytes):
             if isinstance(x, base) and kind.__eq__ is base.__eq__ and kind.__hash__ is base.__hash__:
                 out["plain"] = encode(_as_base(base, x), self.export, 1)
@@ -147,10 +153,12 @@ class Server:
             if operation == "getattr" and "value" in reply:
                 reply |= self._kept(arguments)
             return reply
-        named = {name: self.decode(x) for name, x in request.get("named", {}).items()}
-        before = [self._contents(x) for x in arguments[1:]]
-        reply = self._guarded(lambda: arguments[0](*arguments[1:], **named))
-        changed = [[i, now] for i, x in enumerate(arguments[1:]) if (now := self._contents(x)) != before[i] and now is not None]
+        by_keyword = {name: self.decode(x) for name, x in request.get("named", {}).items()}
+        given: dict[Any, Any] = {**dict(enumerate(arguments[1:])), **by_keyword}
+        before = {which: self._contents(x) for which, x in given.items()}
+        reply = self._guarded(lambda: arguments[0](*arguments[1:], **by_keyword))
+        after = {which: self._contents(x) for which, x in given.items()}
+        changed = [[which, now] for which, now in after.items() if now is not None and now != before[which]]
         return reply | {"changed": changed} if changed else reply
 
     def _contents(self, x: Any) -> Any:
@@ -198,6 +206,7 @@ class Server:
             if end.code not in (None, 0):
                 raise
         finally:
+            join_threads()
             atexit._run_exitfuncs()
             flush()
             for fd, back in ((0, nothing), (1, before)):
@@ -232,6 +241,13 @@ class Server:
 def chain(kind: type) -> list[list[str]]:
     """Module and name of a class and those that it comes from."""
     return [[str(c.__module__), str(c.__qualname__)] for c in kind.__mro__]
+
+
+def join_threads() -> None:
+    """Wait for those that are not daemons, as Python does at its end."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
 
 
 def flush() -> None:

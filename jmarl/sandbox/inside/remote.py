@@ -14,10 +14,38 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .wire import CONTAINERS, Channel, Gone, Unsupported, Violation, by_name, decode, encode, named, replace_contents
+from .wire import (
+    CONTAINERS,
+    FLAT,
+    NESTED,
+    Channel,
+    Gone,
+    Unsupported,
+    Violation,
+    by_name,
+    decode,
+    encode,
+    named,
+    replace_contents,
+)
 
 MOST_KEPT = 256
 MOST_WALKED = 10_000
+TESTS = "tests"  # the module that the tests are
+ASKABLE = ("__name__", "__qualname__", "__doc__", "__module__", "__dict__", "__class__", "__wrapped__", "__annotations__")
+INERT = {
+    int,
+    float,
+    complex,
+    str,
+    bool,
+    bytes,
+    bytearray,
+    list,
+    type(None),
+    *NESTED,
+    *FLAT,
+}  # classes that do no more than hold
 _LIMIT_NUMBERS = {27: "file", 28: "file", 11: "processes"}  # EFBIG, ENOSPC, EAGAIN
 _NOTHING = object()
 
@@ -34,7 +62,6 @@ class Judge:
         self.limit = ""
         self.unsupported = ""
         self.mine: list[Any] = []
-        self.remotes: dict[int, Remote] = {}
         self.errors: dict[tuple, type] = {}
         self.numbers: dict[type, int] = {}
         self.kept: list[tuple[Any, Any, int]] = []
@@ -54,7 +81,7 @@ class Judge:
             self.mine.append(x)
             return {"object": len(self.mine) - 1}
         text = f"a {type(x).__name__} of the tests cannot be given to the program"
-        if not isinstance(x, BaseException):
+        if type(x).__module__ == TESTS:  # the program cannot have made it
             self.unsupported = self.unsupported or text
         raise Unsupported(text)
 
@@ -68,7 +95,7 @@ class Judge:
         """What stands for an object of the program's."""
         if "standard" in about:
             found = by_name(about["standard"])
-            return found if type(found) is type else self.remote(about)
+            return found if found in INERT else self.remote(about)
         if "error" in about:
             found = self.error_class(about["error"])
             self.numbers.setdefault(found, int(about["object"]))
@@ -76,13 +103,8 @@ class Judge:
         return self.remote(about)
 
     def remote(self, about: dict) -> Remote:
-        """The same for the same object."""
-        number = int(about["object"])
-        if number not in self.remotes:
-            self.remotes[number] = Remote(self, number)
-        plain = self.decode(about["plain"]) if "plain" in about else _NOTHING
-        object.__setattr__(self.remotes[number], "_jmarl_plain", plain)
-        return self.remotes[number]
+        """A new one even for the same object, because containers find one and the same thing equal to itself without asking."""
+        return Remote(self, int(about["object"]), self.decode(about["plain"]) if "plain" in about else _NOTHING)
 
     def error_class(self, names: list) -> type:
         """The exception of these classes, each as module and name, most derived first: one of the standard library, or one like
@@ -108,8 +130,8 @@ class Judge:
         if named_arguments:
             request["named"] = {name: self.encode(x) for name, x in named_arguments.items()}
         reply = self.exchange(request)
-        for i, data in reply.get("changed", ()):
-            new, old = self.decode(data), arguments[1 + i]
+        for which, data in reply.get("changed", ()):
+            new, old = self.decode(data), named_arguments[which] if type(which) is str else arguments[1 + which]
             if type(new) is not type(old) or type(old) not in CONTAINERS:
                 self._broken("an argument changed its type")
             replace_contents(old, new)
@@ -167,6 +189,7 @@ class Judge:
             error = kind.__new__(kind, *arguments)
         if type(error) in self.errors.values():
             error.__dict__["_jmarl_remote"] = about
+        error.__dict__["_jmarl_raised"] = True  # by the program
         raise error
 
     def exchange(self, request: dict | None) -> dict:
@@ -239,11 +262,13 @@ class Remote:
     _jmarl_id: int
     _jmarl_plain: Any  # what it holds as a value of a builtin type, if it compares as that does
 
-    def __init__(self, judge: Judge, number: int):
-        for name, x in (("_jmarl_judge", judge), ("_jmarl_id", number), ("_jmarl_plain", _NOTHING)):
+    def __init__(self, judge: Judge, number: int, plain: Any):
+        for name, x in (("_jmarl_judge", judge), ("_jmarl_id", number), ("_jmarl_plain", plain)):
             object.__setattr__(self, name, x)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__") and name not in ASKABLE:
+            raise AttributeError(name)  # libraries look these up on their own, and believe what they find (numpy: an address)
         return self._jmarl_judge.ask("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -277,7 +302,7 @@ class Remote:
         return _compare(self, operator.ne, other, True)
 
     def __hash__(self) -> int:
-        return hash(self._jmarl_plain) if self._jmarl_plain is not _NOTHING else self._jmarl_id
+        return hash(self._jmarl_plain) if self._jmarl_plain is not _NOTHING else self._jmarl_judge.ask("hash", self)
 
     def __instancecheck__(self, x: Any) -> bool:
         return type(x) is Remote and self._jmarl_judge.ask("isinstance", x, self)

@@ -179,7 +179,8 @@ class Run:
             self.wait()
         finally:
             exited = self.end()
-        passed = sum(ok for ok, _, _ in self.tests.values())
+        self.tests = dict(sorted(self.tests.items(), key=lambda test: test[1][0]))
+        passed = sum(not problem for _, problem, _ in self.tests.values())
         outcome, kind, message, limit = self.outcome(passed, exited)
         out, err = (bytes(x).decode("utf-8", "replace") for x in self.out.values())
         return {
@@ -192,8 +193,8 @@ class Run:
             "stderr": err,
             "limit_hit": limit,
             "wall_s": time.monotonic() - self.started,
-            "integrity": "weak" if any(ok and weak for ok, _, weak in self.tests.values()) else "strong",
-            "tests": [[name, *test] for name, test in self.tests.items()],
+            "integrity": "weak" if any(weak and not problem for _, problem, weak in self.tests.values()) else "strong",
+            "tests": [[name, not problem, problem, weak] for name, (_, problem, weak) in self.tests.items()],
         }
 
     def outcome(self, passed: int, exited: int) -> tuple[str, str, str, str]:
@@ -204,8 +205,10 @@ class Run:
         if self.stopped:
             kind = "timeout" if self.stopped == "wall" else "limit"
             return "error", kind, f"stopped at its limit: {self.stopped}", self.stopped
-        if not self.last:
-            return "error", "infrastructure", self.broken or "the judge ended without a verdict", ""
+        if self.broken:
+            return "error", "infrastructure", self.broken, ""
+        if not self.last:  # it was confined and began: what ended it came from the program
+            return "error", "sandbox", "the judge ended without a verdict", ""
         if self.last["violation"]:
             return "error", "sandbox", f"the program broke the protocol: {self.last['violation']}", ""
         if self.fault:
@@ -223,7 +226,7 @@ class Run:
             return "error", "tests", self.last["unsupported"], ""
         if not self.last["asked"]:
             return "error", "tests", "the tests never asked the program anything", ""
-        return "failed", "", next((text for ok, text, _ in self.tests.values() if not ok), "not all tests ran"), ""
+        return "failed", "", next((text for _, text, _ in self.tests.values() if text), "not all tests ran"), ""
 
     def wait(self) -> None:
         """Until the verdict is complete, or a limit is reached."""
@@ -257,7 +260,7 @@ class Run:
         self.fault, self.unloaded = line.get("fault", self.fault), line.get("unloaded", self.unloaded)
         self.broken = line.get("broken", self.broken)
         if "test" in line:
-            self.tests[line["test"]] = (line["passed"], line["message"], line["weak"])
+            self.tests[line["test"]] = (line["number"], line["message"], line["weak"])
         if "done" in line:
             self.last = line
 

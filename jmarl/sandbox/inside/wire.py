@@ -184,7 +184,27 @@ def encode(x: Any, export: Callable[[Any], dict], depth: int = 0) -> Any:
     if kind in FLAT and (not hasattr(x, "tzinfo") or _aware(x)):
         name, contents, _ = FLAT[kind]
         return {name: contents(x)}
-    return _encode_array(x) or _encode_element(x) or export(x)
+    return _encode_array(x) or _encode_element(x) or _encode_path(x) or export(x)
+
+
+def _encode_path(x: Any) -> dict | None:
+    """A path, or a UUID."""
+    paths, uuids = sys.modules.get("pathlib"), sys.modules.get("uuid")
+    if paths is not None and type(x) in (paths.PosixPath, paths.PurePosixPath):
+        return {"path": [type(x).__name__, str(x)]}
+    return {"uuid": x.hex} if uuids is not None and type(x) is uuids.UUID else None
+
+
+def _decode_path(kind: str, text: str) -> Any:
+    import pathlib
+
+    return {"PosixPath": pathlib.PosixPath, "PurePosixPath": pathlib.PurePosixPath}[kind](text)
+
+
+def _decode_uuid(text: str) -> Any:
+    import uuid
+
+    return uuid.UUID(hex=text)
 
 
 def _encode_element(x: Any) -> dict | None:
@@ -251,6 +271,10 @@ def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any]
         return float(x)
     if name == "yours":
         return mine(x)
+    if name == "path":
+        return _decode_path(*x)
+    if name == "uuid":
+        return _decode_uuid(x)
     if name == "element":
         return _decode_element(x)
     if name == "array":
@@ -262,7 +286,12 @@ def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any]
 def _decode_array(values: Any, dtype: str, shape: list | None) -> Any:
     import numpy
 
-    array = numpy.array(values, dtype)
+    kind = numpy.dtype(dtype)
+    if kind.kind not in "biufU" or kind.itemsize > 8 and kind.kind != "U":
+        raise ValueError(f"an array of {dtype}")
+    array = numpy.array(values, kind)
+    if kind.kind in "iuf":  # in fewer bits, numbers of the tests that are compared with them would be cut to size
+        array = array.astype(f"{kind.kind}8")
     return array[()] if shape is None else array.reshape(shape)
 
 
