@@ -15,6 +15,7 @@ import tyro
 
 from jmarl.config import TrainConfig, check
 from jmarl.envs import code_problems
+from jmarl.envs.code_completion import CodeCompletion
 from jmarl.envs.code_data import SOURCES, load_items
 from jmarl.envs.code_execution import CodeExecution
 from jmarl.envs.code_generation import CodeGeneration
@@ -39,7 +40,8 @@ class CodeConfig(TrainConfig):
     reward: str = "levels"
     """levels (0 to 4) or simple (-0.5 to 2)."""
     dataset: str = "problems"
-    """problems (made from templates), or humaneval, coophumaneval, mbpp, mbpp_sanitized, mbpp_openmlrl."""
+    """problems (made from templates), humaneval, coophumaneval, mbpp, mbpp_sanitized, mbpp_openmlrl, or classeval, whose classes
+    the agents complete and whose reward is from 0 to 6."""
     data_path: str = ""
     """A JSON Lines file with the data set's fields, in place of the hub."""
     eval_path: str = ""
@@ -64,6 +66,8 @@ class CodeConfig(TrainConfig):
         super().__post_init__()
         check("reward", self.reward, self.reward in REWARDS, " or ".join(REWARDS))
         check("dataset", self.dataset, self.dataset in ("problems", *SOURCES), ", ".join(("problems", *SOURCES)))
+        kinds = ("plain", "passed", "level_passed", "level_feedback")
+        check("feedback", self.feedback, self.feedback in kinds, ", ".join(kinds))
         check("difficulty", self.difficulty, self.difficulty in (1, 2, 3), "1, 2 or 3")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
         check_settings(self)
@@ -83,7 +87,8 @@ def items_of(cfg: CodeConfig) -> tuple[list[dict], list[dict]]:
 
 
 def run(cfg: CodeConfig) -> TrainResult:
-    env = REWARDS[cfg.reward](cfg.agents, feedback=cfg.feedback, limits=Limits(wall_s=cfg.wall_s))
+    kind = CodeCompletion if cfg.dataset == "classeval" else REWARDS[cfg.reward]
+    env = kind(cfg.agents, feedback=cfg.feedback, limits=Limits(wall_s=cfg.wall_s))
     print(f"programs are confined at level {env.sandbox.level}")
     items, held_out = items_of(cfg)
     agent = load_agent(cfg.model)

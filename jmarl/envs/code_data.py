@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ class Source(NamedTuple):
 
 
 def load_items(name: str, split: str | None = None, path: str | Path | None = None, limit: int | None = None) -> list[dict]:
-    """The items of a data set: humaneval, coophumaneval, mbpp, mbpp_sanitized or mbpp_openmlrl.
+    """The items of a data set: humaneval, coophumaneval, mbpp, mbpp_sanitized or mbpp_openmlrl, and classeval for
+    `code_completion`.
 
     split: one of the hub's; path: a JSON Lines file (also .gz) to read instead of the hub; a features.json beside it says the
     types of columns that are empty in whole files.
@@ -94,6 +96,24 @@ def of_mbpp(row: dict) -> dict:
     }
 
 
+def of_classeval(row: dict) -> dict:
+    """ClassEval: the skeleton of a class, its constructor, and what its methods take. Solutions and tests of single methods,
+    which the rows have too, stay out."""
+    methods = []
+    for method in row["methods_info"]:
+        takes = re.search(r"def\s+\w+\(([^)]*)\)", method["method_description"])
+        arguments = [x.strip() for x in (takes.group(1) if takes else "").split(",") if x.strip()]
+        methods.append({"name": method["method_name"], "only_self": arguments == ["self"]})
+    return {
+        "task_id": str(row["task_id"]),
+        "prompt": row["skeleton"].strip().removeprefix("'''").strip(),
+        "methods": methods,
+        "constructor": row["class_constructor"].rstrip() + ("" if "def " in row["class_constructor"] else "\n    pass"),
+        "imports": "\n".join(row["import_statement"]),
+        "test": row["test"],
+    }
+
+
 def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
     """The head of a function or class, without what it does."""
     if isinstance(node, ast.FunctionDef):
@@ -103,6 +123,9 @@ def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
 
 
 SOURCES = {
+    "classeval": Source(
+        "FudanSELab/ClassEval", None, "test", ("task_id", "skeleton", "test", "class_constructor", "methods_info"), of_classeval
+    ),
     "humaneval": Source("openai/openai_humaneval", None, "test", ("task_id", "prompt", "test", "entry_point"), of_check),
     "coophumaneval": Source("OpenMLRL/CoopHumanEval", None, "test", ("task_id", "prompt", "test", "entry_point"), of_check),
     "mbpp": Source("google-research-datasets/mbpp", "full", "train", ("task_id", "text", "code", "test_list"), of_mbpp),

@@ -182,11 +182,11 @@ class CodeGeneration:
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Episode], list[list[str]]]:
         del rng
         for item in items:
-            item_tests(item)
+            self.tests(item)
         return [Episode(item) for item in items], self._prompts([self.ask(item) for item in items])
 
     def step(self, states: Sequence[Episode], actions: Sequence[Sequence[str]], rng: np.random.Generator) -> Answer:
-        written = [tuple(map(code_text.extract_code, texts)) for texts in zip(*actions, strict=True)]
+        written = [tuple(map(self.written, texts)) for texts in zip(*actions, strict=True)]
         after = [
             state._replace(codes=codes, score=score)
             for state, codes, score in zip(states, written, self.scores([s.item for s in states], written), strict=True)
@@ -203,11 +203,23 @@ class CodeGeneration:
     def observe(self, after: Sequence[Episode]) -> tuple[list[Episode], list[list[str]]]:
         return list(after), self._prompts([self.ask_again(state) for state in after])
 
+    # What other environments of code do in their own way
+
+    def tests(self, item: dict) -> Tests:
+        return item_tests(item)
+
+    def written(self, completion: str) -> str:
+        """What is kept of a completion."""
+        return code_text.extract_code(completion)
+
+    def program(self, codes: Sequence[str], item: dict) -> str:
+        return program_of(codes, item)
+
     def scores(self, items: Sequence[dict], written: Sequence[Sequence[str]]) -> list[Score]:
         """Of codes [B][N]; all programs that get so far run side by side."""
         run = [i for i, (item, codes) in enumerate(zip(items, written, strict=True)) if form(codes, item)[1]]
-        programs = [program_of(written[i], items[i]) for i in run]
-        results = self.sandbox.run_many(programs, [item_tests(items[i]) for i in run], self.limits)
+        programs = [self.program(written[i], items[i]) for i in run]
+        results = self.sandbox.run_many(programs, [self.tests(items[i]) for i in run], self.limits)
         found: dict[int, ExecutionResult] = dict(zip(run, results, strict=True))
         return [self.score(codes, item, found.get(i)) for i, (item, codes) in enumerate(zip(items, written, strict=True))]
 
@@ -222,6 +234,12 @@ class CodeGeneration:
             "bonus": bonus_of(codes, item) if share else 0.0,
         }
         return Score(parts, form_problems(problems, result), result)
+
+    def levels(self, state: Episode) -> dict[str, bool]:
+        """Which levels an answer has passed."""
+        there = code_text.returns(state.codes[-1], state.item["entry_point"])
+        level_2 = form(state.codes, state.item)[1]
+        return {"form": there, "syntax": level_2 > 0, "tests": state.score is not None and state.score.solved}
 
     # What agents read
 
@@ -255,13 +273,11 @@ class CodeGeneration:
         if self.feedback == "passed":
             return f"It {'passes all tests' if solved else 'does not pass all tests'}.\n\n"
         if self.feedback == "level_passed":
-            _, level_2, _ = form(state.codes, item)
-            there = code_text.returns(state.codes[-1], item["entry_point"])
-            reached = {"form": there, "syntax": level_2 > 0, "tests": solved}
-            return "".join(f"{name}: {'passed' if ok else 'not passed'}\n" for name, ok in reached.items()) + "\n"
+            reached = self.levels(state).items()
+            return "".join(f"{name}: {'passed' if ok else 'not passed'}\n" for name, ok in reached) + "\n"
         if self.feedback == "expert_edits":
             assert self.expert is not None
-            question = f"{item['prompt']}\n\n```python\n{program_of(state.codes, item)}\n```\n\nPropose edits to this code."
+            question = f"{item['prompt']}\n\n```python\n{self.program(state.codes, item)}\n```\n\nPropose edits to this code."
             return f"An expert says:\n{self.expert(question)}\n\n"
         lines = [f"- {problem}" for problem in score.problems] or ["- all tests pass"]
         for test, of in zip(shown(item)[: self.shown_tests], score.result.tests if score.result else (), strict=False):
