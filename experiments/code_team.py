@@ -40,8 +40,8 @@ class CodeConfig(TrainConfig):
     reward: str = "levels"
     """levels (0 to 4) or simple (-0.5 to 2)."""
     dataset: str = "problems"
-    """problems (made from templates), humaneval, coophumaneval, mbpp, mbpp_sanitized, mbpp_openmlrl, or classeval, whose classes
-    the agents complete and whose reward is from 0 to 6."""
+    """problems (made from templates), humaneval, coophumaneval, mbpp, mbpp_sanitized, mbpp_openmlrl, or classeval, of which the
+    agents complete classes for a reward from 0 to 6."""
     data_path: str = ""
     """A JSON Lines file with the data set's fields, in place of the hub."""
     eval_path: str = ""
