@@ -14,9 +14,10 @@ Reward of a joint action, from 0 to 6, the same for all agents:
 
 A snippet is valid if it parses, has the method's name, and does something; one that takes neither `self` nor `cls` is static.
 The class is put together from the given constructor, one snippet a method (of several, one chosen by a hash of task and texts),
-and other methods that agents have added; imports come first. If that is no program, the reward is 0. Metrics:
-`reward/snippets`, `reward/tests`, `reward/overlap`, `reward/solved`, `reward/limited`. Turns and feedback are those of `code_generation`.
-Left out: functions outside of the class, and showing tests in feedback.
+and other methods that agents have added; imports come first. If that is no program, the reward is 0.
+
+Metrics: `reward/snippets`, `reward/tests`, `reward/overlap`, `reward/solved`, `reward/limited`. Turns and feedback are those of
+`code_generation`. Left out: functions outside of the class, and showing tests in feedback.
 """
 
 from __future__ import annotations
