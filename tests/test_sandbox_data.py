@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,7 @@ CANNOT = {
     "ClassEval_48": "expects the host name LAPTOP-2CS86KUM",
     "ClassEval_52": "needs nltk's corpora, which are downloaded when it runs",
 }
+NEWER = {"ClassEval_31": "a sum of floats that Python rounds otherwise from 3.12 on"} if sys.version_info >= (3, 12) else {}
 WRONG = (
     "\ndef _wrong(x):\n"
     "    if type(x) is bool: return not x\n"
@@ -111,7 +113,7 @@ def test_classeval_references_pass(box, data_dir):
     tests = [unittests(item["test"], setup) for setup, item in zip(setups, items, strict=True)]
     results = box.run_many(programs, tests)
     failed = {item["task_id"] for item, r in zip(items, results, strict=True) if r.outcome != "passed"}
-    assert failed <= set(CANNOT) and len(failed) <= 0.05 * len(items)
+    assert failed <= {*CANNOT, *NEWER} and len(failed - set(NEWER)) <= 0.05 * len(items)
     assert all(r.integrity == "strong" for r in results)
     empty = [ast.unparse(NoBodies().visit(ast.parse(item["solution_code"]))) for item in items]
     assert [r.outcome for r in box.run_many(empty, tests)].count("passed") == 0
