@@ -572,6 +572,21 @@ def test_the_default_sandbox_is_one():
 # Levels
 
 
+@pytest.mark.parametrize("level", ["S4", "S3", "S2"])
+def test_installed_libraries_can_be_imported_wherever_they_lie(monkeypatch, tmp_path, level):
+    """Environments are often made in /tmp, where programs see a directory of their own."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "installed_there.py").write_text("def three():\n    return 3\n")
+    monkeypatch.setattr(launch, "libraries", lambda: [str(tmp_path)])
+    try:
+        with Sandbox(level) as other:
+            assert str(tmp_path).startswith("/tmp/")
+            result = other.run("import installed_there\ndef f(): return installed_there.three()", asserts("assert f() == 3"))
+    except SandboxUnavailable as error:
+        pytest.skip(f"level {level}: {error}")
+    assert result.outcome == "passed", result
+
+
 def test_what_each_level_says(box):
     found = api.levels()
     assert list(found) == ["S4", "S3", "S2", "S1"]

@@ -19,13 +19,13 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from jmarl.sandbox.types import Limits, SandboxUnavailable
 
 INSIDE = Path(__file__).resolve().parent / "inside"
-MOUNTED = "/sandbox/inside"
+MOUNTED, LIBRARIES = "/sandbox/inside", "/sandbox/libraries"
 CGROUPS = Path("/sys/fs/cgroup")
 # The package `inside` without the directory above it, and what is installed without any .pth file of it.
 BOOT = """
@@ -53,11 +53,10 @@ REMEDY = {
 }
 
 
-def interpreter() -> tuple[str, list[str]]:
-    """The bare interpreter, and the directories that it and the installed libraries are in."""
+def interpreter() -> tuple[str, str]:
+    """The bare interpreter, and the directory that it and its library are in."""
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    places = [sys.base_prefix, *libraries()]
-    return executable, [os.path.realpath(place) for place in places]
+    return executable, os.path.realpath(sys.base_prefix)
 
 
 def libraries() -> list[str]:
@@ -114,15 +113,21 @@ def launch(level: str, limits: Limits, workers: int) -> Launched:
 
 def command_at(level: str, limits: Limits, workers: int, fd: int, left: contextlib.ExitStack) -> list[str]:
     """The helper's command. left: takes what has to be removed when it has ended."""
-    executable, places = interpreter()
+    executable, prefix = interpreter()
     bare = [executable, "-s", "-S", "-P", "-B", "-c"]
-    about = dict(fd=fd, level=level, libraries=libraries())
+    about = dict(fd=fd, level=level)
     if level in ("S2", "S1"):
         tmp = tempfile.mkdtemp(prefix="jmarl-sandbox-")
         left.callback(subprocess.run, ["/bin/rm", "-rf", "--", tmp])
-        readable = [*places, str(INSIDE), "/usr", "/lib", "/lib64", "/bin"]
-        return [*bare, BOOT.format(inside=str(INSIDE), readable=readable, tmp=tmp, **about)]
-    command = [*bubblewrap(places), *bare, BOOT.format(inside=MOUNTED, readable=[], tmp="", **about)]
+        readable = [prefix, *libraries(), str(INSIDE), "/usr", "/lib", "/lib64", "/bin"]
+        return [*bare, BOOT.format(inside=str(INSIDE), libraries=libraries(), readable=readable, tmp=tmp, **about)]
+    if prefix.startswith("/tmp/"):
+        raise SandboxUnavailable(
+            f"{level}: Python lies in {prefix}, and programs have a /tmp of their own: install it elsewhere"
+        )
+    seen = {place: f"{LIBRARIES}/{i}" for i, place in enumerate(libraries())}  # they may well lie in /tmp
+    boot = BOOT.format(inside=MOUNTED, libraries=list(seen.values()), readable=[], tmp="", **about)
+    command = [*bubblewrap({prefix: prefix, **seen}), *bare, boot]
     if level == "S3":
         return command
     groups = control_groups(limits, workers, left)
@@ -130,8 +135,9 @@ def command_at(level: str, limits: Limits, workers: int, fd: int, left: contextl
     return ["/bin/sh", "-c", enter, "sh", str(len(groups)), *map(str, groups), *command]
 
 
-def bubblewrap(places: Sequence[str]) -> list[str]:
-    """The command up to the interpreter: what is mounted, and nothing else is there."""
+def bubblewrap(places: Mapping[str, str]) -> list[str]:
+    """The command up to the interpreter: what is mounted, and nothing else is there. places: directories, and where they are
+    seen."""
     found = shutil.which("bwrap")
     if found is None:
         raise SandboxUnavailable(f"S3: bwrap is not installed: {REMEDY['S3']}")
@@ -145,14 +151,14 @@ def bubblewrap(places: Sequence[str]) -> list[str]:
             command += ["--symlink", os.readlink(name), name]
         elif os.path.isdir(name):
             command += ["--ro-bind", name, name]
-    above = {"/dev", *(str(parent) for place in [*places, MOUNTED] for parent in Path(place).parents)} - {"/"}
+    above = {"/dev", *(str(parent) for place in [*places.values(), MOUNTED] for parent in Path(place).parents)} - {"/"}
     for directory in sorted(directory for directory in above if not f"{directory}/".startswith("/usr/")):
         command += ["--perms", "0755", "--dir", directory]  # bwrap itself would make them for their owner only
-    for place in places:
-        if not place.startswith("/usr/"):
-            command += ["--ro-bind", place, place]
-        if os.path.isdir(own := os.path.join(place, "jmarl")):
-            command += ["--tmpfs", own]
+    for place, seen in places.items():
+        if not seen.startswith("/usr/"):
+            command += ["--ro-bind", place, seen]
+        if os.path.isdir(os.path.join(place, "jmarl")):
+            command += ["--tmpfs", os.path.join(seen, "jmarl")]
     for name in ("null", "zero", "random", "urandom"):
         command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     command += ["--ro-bind", str(INSIDE), MOUNTED, "--proc", "/proc", "--dir", "/tmp", "--remount-ro", "/"]
