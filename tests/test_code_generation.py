@@ -228,6 +228,15 @@ def test_what_nobody_can_judge_is_masked(env):
     assert math.isnan(answer.result.parts["level_3"][0])
 
 
+def test_what_was_left_to_the_program_earns_nothing(env):
+    """Two of its own objects are equal if it says so."""
+    item = ITEM | {"test": "def check(f):\n    assert f(1, 2) == f(2, 1)\n    assert f(1, 1) is not None"}
+    equal = "class E:\n    def __eq__(self, o): return True\n" + "def squares(a, b):\n    aux(a)\n    return E()"
+    answer, score = played(env, AUX, f"```python\n{equal}\n```", item=item)
+    assert score.result.outcome == "passed" and score.result.integrity == "weak"
+    assert score.parts["level_3"] == pytest.approx(0.5) and not score.solved and answer.result.parts["solved"] == [0.0]
+
+
 def test_a_batch_is_what_its_parts_are(env):
     texts = [list(column) for column in zip(*[case[:2] for case in CASES.values()], strict=True)]
     states, _ = env.reset([ITEM] * len(CASES), np.random.default_rng(0))
@@ -392,4 +401,6 @@ def test_bad_data_is_refused(tmp_path):
 
 
 def test_scores_without_running_say_so():
-    assert CodeGeneration(2).score(["", ""], ITEM, None).total == 0 and form(["", ""], ITEM)[2][0].startswith("aux")
+    assert CodeGeneration(2).score(["", ""], ITEM, form(["", ""], ITEM), None).total == 0 and form(["", ""], ITEM)[2][
+        0
+    ].startswith("aux")

@@ -22,6 +22,7 @@ from jmarl.sandbox import (
     SandboxUnavailable,
     asserts,
     calls,
+    client,
     launch,
     pairs,
     run_program,
@@ -513,6 +514,17 @@ def test_without_namespaces_directories_go_too():
     except SandboxUnavailable as error:
         pytest.skip(f"level S2: {error}")
     assert not directory.exists()
+
+
+def test_no_import_ends_the_server(box):
+    """It imports what programs ask for, before it forks."""
+    with Sandbox(box.level, cache=0) as other:
+        pid = other._helper.process.pid
+        names = sorted(client.WARM)
+        for start in range(0, len(names), 40):
+            text = "".join(f"    import {name}\n" for name in names[start : start + 40])
+            assert other.run(f"if 0:\n{text}{ADD}", SUM).outcome == "passed", names[start : start + 40]
+        assert other._helper.process.pid == pid
 
 
 def test_results_are_kept_by_content(box):

@@ -1,4 +1,4 @@
-"""Code completion: a team fills in the methods of one class (ClassEval).
+"""Code completion: a team fills in the methods of one class (ClassEval, arXiv 2308.01861).
 
 Task: an item with the skeleton of a class (every method with its description, none with its body) and hidden unittest classes.
 Data: `jmarl.envs.code_data.load_items("classeval", ...)`. Roles: every agent reads the skeleton and is told its methods:

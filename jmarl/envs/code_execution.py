@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jmarl.envs.code_generation import CodeGeneration, Score, form, form_problems, share_passed
+from jmarl.envs.code_generation import CodeGeneration, Formed, Score, form_problems, share_passed
 from jmarl.sandbox import ExecutionResult
 from jmarl.sandbox.inside.judge import RAISED as RAISED_TEST
 
@@ -35,8 +35,7 @@ class CodeExecution(CodeGeneration):
         super().__init__(num_agents, **options)
         self.reward_range = (RAISED, 1 + ALL_PASSED)
 
-    def score(self, codes: Sequence[str], item: dict, result: ExecutionResult | None) -> Score:
-        _, _, problems = form(codes, item)
-        score = Score({"passed": share_passed(result)}, form_problems(problems, result), result)
+    def score(self, codes: Sequence[str], item: dict, formed: Formed, result: ExecutionResult | None) -> Score:
+        score = Score({"passed": share_passed(result)}, form_problems(formed[2], result), result)
         score.parts.update(all_passed=ALL_PASSED * score.solved, raised=RAISED * raised(result))
         return score

@@ -1,8 +1,9 @@
 """Code generation: a team writes one function; the last agent the function itself, those before it helpers that it may call.
 
-Task: an item with a problem text, the name of the function (`entry_point`) and hidden tests. Data: HumanEval, CoopHumanEval and
-MBPP (`load_items`), or problems made by `jmarl.envs.code_problems`. Roles: with two agents, agent 0 writes `aux`, agent 1 the
-function; with more, agents 0, 1, … write `aux_1`, `aux_2`, …; one agent alone writes the function.
+Task: an item with a problem text, the name of the function (`entry_point`) and hidden tests. Data: HumanEval (arXiv 2107.03374),
+CoopHumanEval (arXiv 2508.04652) and MBPP (arXiv 2108.07732) by `load_items`, or problems made by `jmarl.envs.code_problems`.
+Roles: with two agents, agent 0 writes `aux`, agent 1 the function; with more, agents 0, 1, … write `aux_1`, `aux_2`, …; one
+agent alone writes the function.
 
 Reward of a joint action, the same for all agents, at most 4 (2.1 for one agent), decided on the syntax tree and by running all
 tests in a sandbox:
@@ -45,6 +46,7 @@ from jmarl.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, asserts, default_sandbox
 from jmarl.sandbox.inside.judge import Numbered
 
+Formed = tuple[float, float, tuple[str, ...]]
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback", "expert_edits"]
 
 AUX, MAIN, PARSES, TESTS, CALLS, MORE_THAN_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5
@@ -112,7 +114,7 @@ def program_of(codes: Sequence[str], item: dict) -> str:
     return code_text.joined([item.get("setup_program", ""), *parts])
 
 
-def form(codes: Sequence[str], item: dict) -> tuple[float, float, tuple[str, ...]]:
+def form(codes: Sequence[str], item: dict) -> Formed:
     """Levels 1 and 2, and what was wrong."""
     names, entry, problems = helper_names(len(codes)), item["entry_point"], []
     there = [code_text.returns(code, name) for code, name in zip(codes, names, strict=False)]
@@ -217,15 +219,17 @@ class CodeGeneration:
 
     def scores(self, items: Sequence[dict], written: Sequence[Sequence[str]]) -> list[Score]:
         """Of codes [B][N]; all programs that get so far run side by side."""
-        run = [i for i, (item, codes) in enumerate(zip(items, written, strict=True)) if form(codes, item)[1]]
+        formed = [form(codes, item) for item, codes in zip(items, written, strict=True)]
+        run = [i for i, (_, level_2, _) in enumerate(formed) if level_2]
         programs = [self.program(written[i], items[i]) for i in run]
         results = self.sandbox.run_many(programs, [self.tests(items[i]) for i in run], self.limits)
         found: dict[int, ExecutionResult] = dict(zip(run, results, strict=True))
-        return [self.score(codes, item, found.get(i)) for i, (item, codes) in enumerate(zip(items, written, strict=True))]
+        each = enumerate(zip(written, items, formed, strict=True))
+        return [self.score(codes, item, of, found.get(i)) for i, (codes, item, of) in each]
 
-    def score(self, codes: Sequence[str], item: dict, result: ExecutionResult | None) -> Score:
-        """The reward in its parts. result: of the tests; None where the form stopped before them."""
-        level_1, level_2, problems = form(codes, item)
+    def score(self, codes: Sequence[str], item: dict, formed: Formed, result: ExecutionResult | None) -> Score:
+        """The reward in its parts. formed: what `form` says; result: of the tests, None where the form stopped before them."""
+        level_1, level_2, problems = formed
         share = share_passed(result)
         parts = {
             "level_1": level_1,

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-LEVELS = ("S4", "S3", "S2", "S1", "S0")
+LEVELS = ("S4", "S3", "S2", "S1")
 
 
 class SandboxUnavailable(RuntimeError):
@@ -159,7 +159,7 @@ class ExecutionResult:
     """wall, cpu, memory, processes, file, output or empty; of memory, processes and file as the program says."""
     wall_s: float
     level: str
-    """S4 to S0: how the program was confined."""
+    """S4 to S1: how the program was confined."""
     integrity: Literal["strong", "weak"]
     """weak: a test that passed is."""
     tests: tuple[TestResult, ...] = ()

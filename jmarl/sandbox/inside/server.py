@@ -34,11 +34,14 @@ def main(control_fd: int, level: str, readable: list[str], tmp: str) -> None:
             if not message:
                 break
             warm(json.loads(message))
-            if os.fork() == 0:
+            try:
+                child = os.fork()
+            except BlockingIOError:  # no room for a process: the client sees that nobody answers, and tries again
+                child = -1
+            if child == 0:
                 control.close()
                 runner.run(fds[0], confined)
             os.close(fds[0])
-
     if tmp:  # also if the client was killed
         os.execv("/bin/rm", ["rm", "-rf", "--", tmp])
 
@@ -63,6 +66,6 @@ def warm(modules: list[str]) -> None:
         if name not in sys.modules:
             try:
                 importlib.import_module(name)
-            except ImportError:
+            except Exception:  # whatever it is, the program that asks for the module gets it itself
                 continue
             gc.freeze()
