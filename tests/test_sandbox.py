@@ -516,6 +516,23 @@ def test_without_namespaces_directories_go_too():
     assert not directory.exists()
 
 
+def test_a_library_that_cannot_be_imported_does_not_end_the_server(box, monkeypatch, tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "numpy.py").write_text("raise RuntimeError('built for another machine')\n")
+    monkeypatch.setattr(launch, "libraries", lambda: [str(tmp_path)])
+    with Sandbox(box.level, cache=0) as other:
+        pid = other._helper.process.pid
+        result = other.run(f"import numpy\n{ADD}", SUM)
+        assert result.outcome == "failed" and "built for another machine" in result.message
+        assert other.run(ADD, SUM).outcome == "passed" and other._helper.process.pid == pid
+
+
+def test_a_program_whose_process_could_not_be_set_up_is_not_judged(box):
+    """Here because a mebibyte is not enough for Python itself."""
+    result = box.run(ADD, SUM, Limits(memory_mb=1))
+    assert result.kind == "infrastructure" and result.masked
+
+
 def test_no_import_ends_the_server(box):
     """It imports what programs ask for, before it forks."""
     with Sandbox(box.level, cache=0) as other:

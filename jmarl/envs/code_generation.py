@@ -1,9 +1,9 @@
 """Code generation: a team writes one function; the last agent the function itself, those before it helpers that it may call.
 
-Task: an item with a problem text, the name of the function (`entry_point`) and hidden tests. Data: HumanEval (arXiv 2107.03374),
-CoopHumanEval (arXiv 2508.04652) and MBPP (arXiv 2108.07732) by `load_items`, or problems made by `jmarl.envs.code_problems`.
-Roles: with two agents, agent 0 writes `aux`, agent 1 the function; with more, agents 0, 1, … write `aux_1`, `aux_2`, …; one
-agent alone writes the function.
+Task: an item with a problem text, the name of the function (`entry_point`) and hidden tests. Data: HumanEval (arXiv
+2107.03374), CoopHumanEval (arXiv 2508.04652) and MBPP (arXiv 2108.07732) by `load_items`, or problems made by
+`jmarl.envs.code_problems`. Roles: with two agents, agent 0 writes `aux`, agent 1 the function; with more, agents 0, 1, … write
+`aux_1`, `aux_2`, …; one agent alone writes the function.
 
 Reward of a joint action, the same for all agents, at most 4 (2.1 for one agent), decided on the syntax tree and by running all
 tests in a sandbox:
