@@ -9,8 +9,11 @@ anew. A helper process forks them; it is started by exec, so that JAX may run be
     result = run_program("def add(a, b): return a + b", asserts("assert add(1, 2) == 3"))
     result.outcome, result.passed, result.total   # "passed", 1, 1
 
-Covered, by tests with an attack each (tests/attacks.py): forged verdicts, reading tests or secrets, the network, other
-processes, files outside a small directory, state for the next program, loops, floods, memory, disk, processes.
+`Session` is for agents that use tools: Python code and files that stay from call to call, confined the same way.
+
+Covered, by tests with an attack each (tests/attacks.py, tests/test_sandbox_sessions.py): forged verdicts, reading tests or
+secrets, the network, other processes, files outside a small directory, state for the next program, loops, floods, memory, disk,
+processes.
 
 Not covered:
 - Faults of the kernel, of bubblewrap, or of the interpreter that the judge runs: a program that breaks one of these is outside.
@@ -23,13 +26,16 @@ Not covered:
   test is marked as weak, and rewards do not count it.
 - Objects of the tests' own classes that the program is to use, `isinstance` of its subclasses of builtins, patched builtins and
   captured output: such tests do not get through, and say so or fail.
+- A session's own words: its code can change what it says of its values and files. It can start no process, so that no library
+  that needs one works there.
 - Machines other than Linux on x86-64.
 """
 
 from jmarl.sandbox.client import Sandbox, default_sandbox, levels, run_program, run_programs
+from jmarl.sandbox.session import Reply, Session
 from jmarl.sandbox.types import ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts, calls, pairs, unittests
 
 __all__ = [
-    "ExecutionResult", "Limits", "Sandbox", "SandboxUnavailable", "TestResult", "Tests", "asserts", "calls", "default_sandbox",
-    "levels", "pairs", "run_program", "run_programs", "unittests",
+    "ExecutionResult", "Limits", "Reply", "Sandbox", "SandboxUnavailable", "Session", "TestResult", "Tests", "asserts", "calls",
+    "default_sandbox", "levels", "pairs", "run_program", "run_programs", "unittests",
 ]  # fmt: skip

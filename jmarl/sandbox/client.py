@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ class Sandbox:
         self._helper: Launched | None = None
         self._cache: collections.OrderedDict[bytes, ExecutionResult] = collections.OrderedDict()
         self._cache_size = cache
+        self.sessions: weakref.WeakSet = weakref.WeakSet()
         self.reasons: dict[str, str] = {}
         for choice in AUTO if level == "auto" else ["S1" if level == UNSAFE else level]:
             if not (reason := self._try(choice)):
@@ -208,21 +210,25 @@ class Sandbox:
         job.received.clear()
         limits = json.dumps(job.limits.as_bytes() | {"kind": job.tests.kind}).encode()
         tests = job.tests.encoded()
-        modules = [name for name in dict.fromkeys(_IMPORT.findall(job.program.decode("utf-8", "replace"))) if name in WARM]
+        sock = self.connect(limits, job.program, tests, imported(job.program.decode("utf-8", "replace")))
+        sock.setblocking(False)
+        return sock
+
+    def connect(self, limits: bytes, program: bytes, tests: bytes, modules: Sequence[str]) -> socket.socket:
+        """A runner of its own, which was given these."""
         for again in (True, False):
             mine, its = socket.socketpair()
             try:
                 with its:
                     self._send(json.dumps(modules[:50]).encode(), its)
                 mine.settimeout(GRACE_S)
-                mine.sendall(struct.pack("!III", len(limits), len(job.program), len(tests)) + limits + job.program + tests)
+                mine.sendall(struct.pack("!III", len(limits), len(program), len(tests)) + limits + program + tests)
             except BaseException as error:
                 mine.close()
                 if not (again and isinstance(error, OSError)):
                     raise
                 self._restart()
             else:
-                mine.setblocking(False)
                 return mine
         raise AssertionError
 
@@ -269,6 +275,11 @@ class Sandbox:
 def children(pid: int) -> list[int]:
     """Of a process; bubblewrap's is the fork server."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def imported(program: str) -> list[str]:
+    """Modules that a program asks for and the fork server may load for all of them."""
+    return [name for name in dict.fromkeys(_IMPORT.findall(program)) if name in WARM]
 
 
 def _read(sock) -> bytes:

@@ -27,6 +27,8 @@ from jmarl.sandbox.types import Limits, SandboxUnavailable
 INSIDE = Path(__file__).resolve().parent / "inside"
 MOUNTED, LIBRARIES = "/sandbox/inside", "/sandbox/libraries"
 CGROUPS = Path("/sys/fs/cgroup")
+MAX_SESSIONS = 32  # that have a process at a time
+SESSIONS_AT_ONCE = 4  # that may use all of their memory
 # The package `inside` without the directory above it, and what is installed without any .pth file of it.
 BOOT = """
 import importlib.util as u, sys
@@ -167,8 +169,8 @@ def bubblewrap(places: Mapping[str, str]) -> list[str]:
 
 def control_groups(limits: Limits, workers: int, left: contextlib.ExitStack) -> list[Path]:
     """A group for the helper in each hierarchy: version 1 has one for memory and one for processes, version 2 one for both."""
-    memory = workers * (limits.memory_mb + 256) + 512 << 20
-    processes = str(workers * (limits.processes + 16) + 64)
+    memory = (workers + SESSIONS_AT_ONCE) * (limits.memory_mb + 256) + 512 << 20
+    processes = str((workers + MAX_SESSIONS) * (limits.processes + 16) + 64)
     if (CGROUPS / "memory/cgroup.procs").exists():
         wanted = {CGROUPS / "memory": {"memory.limit_in_bytes": str(memory)}, CGROUPS / "pids": {"pids.max": processes}}
     else:

@@ -145,9 +145,9 @@ DENIED = {
     "files without a path": [319],  # memfd_create: memory that no limit counts
     "others' limits and order": [141, 142, 144, 203, 251, 314],  # priorities, schedulers, affinity
 }
+FORKS = [57, 58]  # fork, vfork
 # Where there are no namespaces: what Landlock leaves open.
 DENIED_ALONE = {
-    "processes": [57, 58],  # fork, vfork
     "modes and owners of files": [90, 91, 268, 452, 92, 93, 94, 260],
     "times and attributes of files": [132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469],
 }
@@ -158,8 +158,8 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _ABOVE, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 
 
-def _program(alone: bool, pid: int) -> bytes:
-    """alone: refuses new processes, and signals to others, as well."""
+def _program(alone: bool, single: bool, pid: int) -> bytes:
+    """alone: refuses new processes, and signals to others, as well. single: only new processes."""
 
     def step(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("HBBI", code, yes, no, k)
@@ -176,8 +176,11 @@ def _program(alone: bool, pid: int) -> bytes:
     out += [step(_EQUAL, 56, 0, 4), step(_LOAD, first), step(_ANY, CLONE_ANY_NAMESPACE, 0, 1), deny, step(_LOAD, number)]
     out += [step(_EQUAL, 44, 0, 6), step(_LOAD, fifth), step(_EQUAL, 0, 0, 2)]  # sendto: only without an address
     out += [step(_LOAD, fifth + 4), step(_EQUAL, 0, 1), deny, step(_LOAD, number)]
-    if alone:
+    if alone or single:
         out += [step(_EQUAL, 56, 0, 4), step(_LOAD, first), step(_ANY, CLONE_THREAD, 1), deny, step(_LOAD, number)]
+        for syscall in FORKS:
+            out += [step(_EQUAL, syscall, 0, 1), deny]
+    if alone:
         for syscall in sorted(sum(DENIED_ALONE.values(), [])):
             out += [step(_EQUAL, syscall, 0, 1), deny]
         for syscall, how in _SIGNAL_OWNERS:
@@ -189,12 +192,12 @@ def _program(alone: bool, pid: int) -> bytes:
     return b"".join([*out, step(_RETURN, _ALLOW)])
 
 
-def seal(alone: bool = False) -> None:
+def seal(alone: bool = False, single: bool = False) -> None:
     """No capabilities and no way to get any, and the filter, for this process and all that it starts."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
     call("capset", _libc.syscall, 126, header, nothing)
-    program = _program(alone, os.getpid())
+    program = _program(alone, single, os.getpid())
     buffer = ctypes.create_string_buffer(program, len(program))
     filter_ = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_)

@@ -1,0 +1,305 @@
+"""A process that stays: Python code and files of one session, call after call.
+
+    server ── keeper ── shell     namespaces of its own; runs the calls, and is stopped between them
+
+The keeper passes calls on, watches time and output, and answers with texts only. The shell is one process that can start no
+other, so that its CPU limit is the session's, and nothing of it runs while nobody waits for it. Calls and replies are frames:
+4 bytes length, JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import gc
+import json
+import linecache
+import os
+import random
+import select
+import signal
+import stat
+import struct
+import sys
+import time
+import traceback
+import types
+
+from .process import Confined, forked, keep_only
+from .program import flush, standard_streams
+from .wire import Channel, Gone, Violation, read_exactly, write_all
+
+MAX_CALL = 2 << 20
+MAX_LISTED = 500
+TEXTS = ("value", "error")
+NOTE = 100  # characters, of how much was cut off
+JSON_BYTES = 26  # of one character at most, in two texts
+
+
+class Keeper:
+    """The side of the keeper: starts a shell and serves its client until one of the two has gone."""
+
+    def __init__(self, confined: Confined, limits: dict, request: int):
+        self.limits, self.request = limits, request
+        self.cap = limits["output_bytes"]
+        (down, self.ask), (self.answers, up), (self.out, out_w), (ready, told) = os.pipe(), os.pipe(), os.pipe(), os.pipe()
+        nothing = os.open("/dev/null", os.O_RDWR)
+        directory = confined.directory(limits["file_bytes"])
+
+        def execute() -> None:
+            for fd, end in ((0, nothing), (1, out_w), (2, out_w)):
+                os.dup2(end, fd)
+            keep_only(down, up, told)
+            confined.close(limits, limits["memory"], directory, single=True)
+            os.write(told, b"1")
+            os.close(told)
+            gc.enable()
+            main(Channel(down, up), directory, self.cap)
+
+        confined.enter()
+        self.child = forked(execute, 2)
+        self.watch = os.pidfd_open(self.child)
+        for fd in (down, up, out_w, nothing, told):
+            os.close(fd)
+        if os.read(ready, 1) != b"1":
+            raise OSError("the session could not be confined")
+        for fd in (self.ask, self.answers, self.out):
+            os.set_blocking(fd, False)
+
+    def serve(self) -> None:
+        signal.pidfd_send_signal(self.watch, signal.SIGSTOP)
+        lost = ""
+        with contextlib.suppress(EOFError, OSError):  # the client has gone
+            while not lost:
+                size = read_exactly(self.request, 4)
+                if struct.unpack("!I", size)[0] > MAX_CALL:
+                    break
+                reply, lost = self.exchange(size + read_exactly(self.request, struct.unpack("!I", size)[0]))
+                data = json.dumps(reply | {"lost": lost}).encode()
+                write_all(self.request, struct.pack("!I", len(data)) + data)
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.watch, signal.SIGKILL)
+
+    def exchange(self, call: bytes) -> tuple[dict, str]:
+        """One call: the reply, and why the session has ended if it has."""
+        drain(self.answers, 1 << 30)  # what it said that nobody had asked for
+        signal.pidfd_send_signal(self.watch, signal.SIGCONT)
+        output, frame = bytearray(), bytearray()
+        lost = self.pass_on(call, frame, output)
+        if lost == "gone":
+            lost = self.ended()
+        else:
+            signal.pidfd_send_signal(self.watch, signal.SIGSTOP)
+        if len(output) <= self.cap:
+            output += drain(self.out, self.cap + 1 - len(output))
+        said = {"output": bytes(output[: self.cap]).decode("utf-8", "replace")}
+        if len(output) > self.cap:
+            lost = lost or "output"
+        if not lost:
+            said |= texts(bytes(frame[4:]), self.cap)
+        return said, lost
+
+    def pass_on(self, call: bytes, frame: bytearray, output: bytearray) -> str:
+        """Write the call, and read the frame of the reply; empty, or what ended it: wall, output, gone, client, frame."""
+        end, poll = time.monotonic() + self.limits["wall_s"], select.poll()
+        poll.register(self.ask, select.POLLOUT)
+        poll.register(self.request, select.POLLRDHUP)
+        for fd in (self.answers, self.out):
+            poll.register(fd, select.POLLIN)
+        while len(frame) < 4 or len(frame) < 4 + struct.unpack("!I", frame[:4])[0]:
+            ready = poll.poll(max(end - time.monotonic(), 0) * 1000)
+            if not ready:
+                return "wall"
+            for fd, _ in ready:
+                if fd == self.request:
+                    return "client"
+                if fd == self.ask:
+                    try:
+                        call = call[os.write(fd, call) :]
+                    except BlockingIOError:
+                        continue
+                    except BrokenPipeError:
+                        call = b""
+                    if not call:
+                        poll.unregister(fd)
+                elif data := drain(fd, 1 << 16):
+                    of = frame if fd == self.answers else output
+                    of += data
+                    if len(of) > (JSON_BYTES * self.cap + 4096 if fd == self.answers else self.cap):
+                        return "frame" if fd == self.answers else "output"
+                elif fd == self.answers:
+                    return "gone"
+                else:
+                    poll.unregister(fd)
+        return ""
+
+    def ended(self) -> str:
+        """What a shell that closed its end of the channel died of."""
+        if not select.select([self.watch], [], [], 1)[0]:
+            signal.pidfd_send_signal(self.watch, signal.SIGKILL)
+        _, status, used = os.wait4(self.child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGXCPU or code == -signal.SIGKILL and used.ru_utime + used.ru_stime >= self.limits["cpu_s"]:
+            return "cpu"
+        return "memory" if code == -signal.SIGKILL else f"status {code}"
+
+
+def drain(fd: int, most: int) -> bytes:
+    """What is there; b"" also if the other end is closed."""
+    parts = []
+    with contextlib.suppress(BlockingIOError):
+        while most > 0 and (part := os.read(fd, min(most, 1 << 16))):
+            parts.append(part)
+            most -= len(part)
+    return b"".join(parts)
+
+
+def texts(frame: bytes, cap: int) -> dict[str, str]:
+    """The texts of a reply; whatever else is in it is not passed on."""
+    try:
+        said = json.loads(frame)
+    except (ValueError, RecursionError):
+        return {"error": "the session answered with something that is no reply"}
+    said = said if type(said) is dict else {}
+    found = {name: cut(said[name], cap + NOTE) for name in TEXTS if type(said.get(name)) is str}
+    return {name: text.encode("utf-8", "backslashreplace").decode() for name, text in found.items()}  # no lone surrogates
+
+
+def cut(text: str, cap: int) -> str:
+    return text if len(text) <= cap else f"{text[:cap]} … ({len(text) - cap} more characters)"
+
+
+class Refused(Exception):
+    """Of a path: what is wrong with it, for whoever gave it."""
+
+
+class Shell:
+    """The side of the session. Its code can change all of this; what it says is believed as its own words are."""
+
+    def __init__(self, root: str, cap: int):
+        self.root, self.cap, self.cells = os.path.realpath(root), cap, 0
+        self.module = sys.modules["__main__"] = types.ModuleType("__main__")
+
+    def answer(self, call: dict) -> dict[str, str]:
+        try:
+            return {"value": getattr(self, "do_" + call["do"])(*call["with"])}
+        except Refused as error:
+            return {"error": str(error)}
+        except OSError as error:
+            return {"error": error.strerror or str(error)}
+        except Problem as problem:
+            return {"error": cut(str(problem), self.cap)}
+
+    def do_python(self, code: str) -> str:
+        """Run a cell: the repr of its last expression, which is made here."""
+        self.cells += 1
+        name = f"<cell {self.cells}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        try:
+            tree = ast.parse(code, name)
+            last = tree.body[-1] if tree.body else None
+            shown = ast.Expression(tree.body.pop().value) if isinstance(last, ast.Expr) else None  # type: ignore[attr-defined]
+            names = self.module.__dict__
+            exec(compile(tree, name, "exec", dont_inherit=True), names)
+            value = shown and eval(compile(shown, name, "eval", dont_inherit=True), names)
+            if value is None:
+                return ""
+            names["_"] = value
+            return cut(repr(value), self.cap)
+        except BaseException as error:  # also an exit, which must not end the session
+            raise Problem(told(error)) from None
+        finally:
+            flush()
+
+    def place(self, path: str) -> str:
+        """A path below the root, whatever links lead there."""
+        if not path or "\0" in path:
+            raise Refused("a path without null bytes is needed, relative to the session's directory; '.' is the directory")
+        full = os.path.realpath(os.path.join(self.root, path))
+        if os.path.isabs(path) or os.path.commonpath([full, self.root]) != self.root:
+            raise Refused("the path leads out of the session's directory: give one relative to it, without '..' above it")
+        return full
+
+    def do_read(self, path: str) -> str:
+        full = self.place(path)
+        if os.path.isdir(full):
+            raise Refused("this is a directory: use list")
+        fd = regular(full, os.O_RDONLY)
+        try:
+            data, size = os.read(fd, self.cap), os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+        more = f" … ({size - len(data)} more bytes)" if size > len(data) else ""
+        return data.decode("utf-8", "backslashreplace") + more
+
+    def do_write(self, path: str, text: str) -> str:
+        full = self.place(path)
+        if full == self.root or os.path.isdir(full):
+            raise Refused("this is a directory: give the path of a file")
+        data = text.encode("utf-8", "backslashreplace")
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        fd = regular(full, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.ftruncate(fd, 0)
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+        return f"{len(data)} bytes"
+
+    def do_list(self, path: str) -> str:
+        """A line each: directories end with /, others have a size or what they are."""
+        full = self.place(path)
+        if not os.path.isdir(full):
+            raise Refused("this is no directory" if os.path.lexists(full) else "no such directory")
+        with os.scandir(full) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        lines = [line(entry) for entry in entries[:MAX_LISTED]]
+        if len(entries) > MAX_LISTED:
+            lines.append(f"… and {len(entries) - MAX_LISTED} more")
+        return cut("\n".join(lines), self.cap)
+
+
+class Problem(Exception):
+    """What a cell raised, as text."""
+
+
+def regular(path: str, flags: int) -> int:
+    """A descriptor of a regular file; pipes and devices would block, or never end."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Refused("this is no regular file")
+    return fd
+
+
+def line(entry: os.DirEntry) -> str:
+    name = entry.name if entry.name.isprintable() else repr(entry.name)
+    if entry.is_dir(follow_symlinks=False):
+        return f"{name}/"
+    mode = entry.stat(follow_symlinks=False)
+    kinds = ((stat.S_ISREG, f"{mode.st_size} bytes"), (stat.S_ISLNK, "link"), (stat.S_ISFIFO, "pipe"))
+    return f"{name}  {next((what for holds, what in kinds if holds(mode.st_mode)), 'special')}"
+
+
+def told(error: BaseException) -> str:
+    """As Python shows it, from the first frame of a cell on."""
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
+        trace = trace.tb_next
+    try:
+        return "".join(traceback.format_exception(type(error), error.with_traceback(trace), trace, limit=-20)).rstrip()
+    except Exception:  # whatever the cell's own class makes of it
+        return f"{type(error).__name__} that cannot be shown"
+
+
+def main(channel: Channel, root: str, cap: int) -> None:
+    """Run as the session's process, confined already."""
+    random.seed(0)  # the same every time it is replayed
+    sys.argv = ["session"]
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    standard_streams()
+    shell = Shell(root, cap)
+    with contextlib.suppress(Gone, Violation):
+        while True:
+            channel.send(shell.answer(channel.receive()))
