@@ -46,6 +46,12 @@ class Environment(Protocol):
         ...
 
 
+def describe(env: Environment) -> dict[str, Any]:
+    """What a run's metadata say of an environment, and must not change where the run goes on: what its own `describe` returns,
+    if it has one."""
+    return env.describe() if callable(getattr(env, "describe", None)) else {}  # type: ignore[attr-defined]
+
+
 def prompt_of(item: dict) -> str:
     """The formatter used when none is given."""
     return item["prompt"]

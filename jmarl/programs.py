@@ -26,6 +26,7 @@ from jmarl.environment import Environment
 from jmarl.generate import Ask, encode, sample_stack, sample_team
 from jmarl.learners import held_at, of_stack
 from jmarl.order import EVAL, GREEDY, TRAIN
+from jmarl.parts import cut_prompts, parts_of
 from jmarl.rollout import batch_of, keeps
 from jmarl.team import Team
 from jmarl.types import Batch, Completions, TeamState
@@ -58,7 +59,9 @@ def programs_of_run(
         _, prompts = env.reset(items, np.random.default_rng((cfg.seed, 0, purpose)))
         encoded, ids = encode(team, prompts, settings, cfg.chat), np.arange(len(items), dtype=np.uint32)
         keep = keeps(cfg.episodes(), settings, turn=0)
-        ask = Ask(encoded, settings, seed=cfg.seed, step=0, group=group, prompt_ids=ids, purpose=purpose, keep=keep)
+        size = len(items) // parts_of(len(items), cfg.episodes())
+        part = cut_prompts(team, encoded, slice(0, size))
+        ask = Ask(part, settings, seed=cfg.seed, step=0, group=group, prompt_ids=ids[:size], purpose=purpose, keep=keep)
         return encoded, sample_team(team, params, ask, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)
@@ -88,7 +91,7 @@ def programs_of_run(
 
 def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int) -> Batch:
     """A batch of the shapes of a first turn, with values where the algorithm has them."""
-    done, row = example_completions(sampler), algorithm(cfg.algorithm)
+    done, row = example_completions(sampler, prompts[0].shape[1] // sampler.out_info.tokens.shape[1]), algorithm(cfg.algorithm)
     of_rows = np.zeros(done.tokens.shape[:3])
     values = of_rows if row.advantage in ("value_baseline", "greedy_baseline") else None
     batch = batch_of(prompts, done, of_rows, of_rows[0, :, 0], done.tokens.shape[-1], roles=roles, values=values)
@@ -97,7 +100,9 @@ def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int
     return batch._replace(ref_logprobs=zeros, penalty=zeros) if penalises(cfg.learning()) else batch
 
 
-def example_completions(sampler: Lowered) -> Completions:
-    """What a sampler returns: zeros, of full length."""
-    done = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sampler.out_info._replace(kept=None))
+def example_completions(sampler: Lowered, parts: int = 1) -> Completions:
+    """What a sampler returns in so many parts: zeros, of full length."""
+    about = sampler.out_info._replace(kept=None, steps=None)
+    done = jax.tree.map(lambda x: jnp.zeros((x.shape[0], x.shape[1] * parts, *x.shape[2:]), x.dtype), about)
+    done = done._replace(steps=jnp.zeros(done.tokens.shape[0], jnp.int32))
     return done._replace(steps=done.steps + done.tokens.shape[-1])

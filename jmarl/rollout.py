@@ -35,6 +35,7 @@ from jmarl.generate import (
     tokens_of,
 )
 from jmarl.order import TRAIN
+from jmarl.parts import InTurn, cut_prompts, joined_answers, joined_completions, parts_of
 from jmarl.returns import credit, discounted, joint_actions
 from jmarl.team import StackSpec, Team
 from jmarl.types import Batch, Completions
@@ -141,23 +142,40 @@ def keeps(episodes: Episodes, settings: Sampling, turn: int) -> bool:
 
 
 def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: int, rng, **how) -> Asking[tuple]:
-    """Sample the nodes of a turn and ask the environment: the turn, its answer and the token ids [N][P][G] that were chosen."""
+    """Sample the nodes of a turn and ask the environment: the turn, its answer and the token ids [N][P][G] that were chosen.
+    The environment answers one part of the nodes while the next is sampled, in a thread of its own, part after part."""
     count = len(nodes.states)
     padded = np.concatenate([np.arange(count), np.zeros(min(bucket(count, 1), nodes.most) - count, int)])
     encoded = pad(team, [[row[p] for p in padded] for row in nodes.rows])
     fresh = pad(team, [[row[p] for p in padded] for row in nodes.fresh]) if nodes.past else encoded
     past = nodes.past and nodes.past.padded(padded)
-    done = yield Ask(fresh, settings, group=group, prompt_ids=nodes.ids[padded], past=past, **how)
-    tokens = tokens_of(team, done, count)
-    texts = texts_of(team, tokens)
     joint = joint_actions(episodes.joint_mode, team.num_agents, group)
-    actions = [[texts[n][p][g] for p in range(count) for g in joint[:, n]] for n in range(team.num_agents)]
-    answer = env.step([state for state in nodes.states for _ in joint], actions, rng)
-    result = answer.result
+    parts = parts_of(len(padded), episodes)
+    size = len(padded) // parts
+
+    def answer(first: int, tokens: list) -> tuple:
+        texts = texts_of(team, tokens)
+        actions = [[texts[n][p][g] for p in range(len(texts[n])) for g in joint[:, n]] for n in range(team.num_agents)]
+        states = [state for state in nodes.states[first : first + size] for _ in joint]
+        return texts, env.step(states, actions, rng)
+
+    done, tokens = [], []
+    with InTurn(beside=parts > 1 and episodes.overlap_rewards) as rewarding:
+        for first in range(0, len(padded), size):
+            part, ids = slice(first, first + size), nodes.ids[padded[first : first + size]]
+            of_part = fresh if parts == 1 else cut_prompts(team, fresh, part)
+            done.append((yield Ask(of_part, settings, group=group, prompt_ids=ids, past=past, **how)))
+            if first < count:  # what comes behind is padding
+                tokens.append(tokens_of(team, done[-1], min(size, count - first)))
+                rewarding.call(answer, first, tokens[-1])
+        texts, answers = zip(*rewarding.results(), strict=True)
+    answer_, chosen = joined_answers(answers), [sum(of_agent, []) for of_agent in zip(*tokens, strict=True)]
+    result = answer_.result
     rewards = result.rewards.reshape(count, len(joint), team.num_agents)
     fault = next(iter(result.faults.values()), "")
     about = (result.parts, int(result.invalid.sum()), fault, nodes.parents, nodes.items)
-    return Turn(nodes.prompts, texts, joint, rewards, *about, encoded, done), answer, tokens
+    said = [sum(of_agent, []) for of_agent in zip(*texts, strict=True)]
+    return Turn(nodes.prompts, said, joint, rewards, *about, encoded, joined_completions(team, done)), answer_, chosen
 
 
 def played_on(answer: Answer, rewards: np.ndarray, episodes: Episodes) -> np.ndarray:

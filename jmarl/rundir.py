@@ -91,8 +91,8 @@ def open_run(
     cfg: TrainConfig, state: TeamState, about: dict[str, Any], wandb_config: dict | None, step: int | None = None
 ) -> Iterator[tuple[TeamState, Checkpointer | None, dict[str, Any], MetricsWriter | None]]:
     """What a run begins with: the state (where it resumes, the newest checkpoint's), its checkpoints, what each says beside the
-    state, and its logs; None where it keeps none. Checkpoints and logs are closed with it. about: team and critics, which must
-    not change where a run goes on; step: of the checkpoint to resume, if not the newest."""
+    state, and its logs; None where it keeps none. Checkpoints and logs are closed with it. about: team, critics and
+    environment, which must not change where a run goes on; step: of the checkpoint to resume, if not the newest."""
     meta = {"config": dataclasses.asdict(cfg), **about}
     with contextlib.ExitStack() as opened:
         saver = writer = None
@@ -106,7 +106,8 @@ def open_run(
             set_aside(cfg.output_dir)
         if cfg.output_dir:
             how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(state.step), progress=cfg.progress)
-            writer = opened.enter_context(MetricsWriter(cfg.output_dir, meta["config"], wandb_config=wandb_config, **how))
+            hparams = meta["config"] | meta.get("environment", {})
+            writer = opened.enter_context(MetricsWriter(cfg.output_dir, hparams, wandb_config=wandb_config, **how))
         yield state, saver, meta, writer
 
 
@@ -122,6 +123,8 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = No
             differs.append("team: other models, tokenizers or roles")
         if old.get("critics", []) != meta["critics"]:
             differs.append("critics: other models or tokenizers")
+        if old.get("environment", meta.get("environment")) != meta.get("environment"):
+            differs.append(f"environment: {old['environment']} -> {meta.get('environment')}")
         if old.get("bases", []) != meta["bases"]:
             differs.append("bases: LoRA's frozen weights are others than those that the adapters were trained on")
         if differs:

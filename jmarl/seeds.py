@@ -29,7 +29,7 @@ from jmarl import lora, sharding
 from jmarl.algorithms import algorithm
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
-from jmarl.environment import Environment, Formatter, Transition
+from jmarl.environment import Environment, Formatter, Transition, describe
 from jmarl.evaluate import evaluating
 from jmarl.learners import adapted
 from jmarl.metrics import MetricsWriter
@@ -77,7 +77,7 @@ def train_seeds(
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
     runs = Runs(team, started[0][0], cfgs, *where)
     with contextlib.ExitStack() as opened:
-        state, logs, saved = open_runs(runs, [of_seed for _, of_seed in started], opened)
+        state, logs, saved = open_runs(runs, [of_seed for _, of_seed in started], describe(env), opened)
         del started, params  # with the bases that lie elsewhere than that of all
         writer = None
         if cfg.resume and cfg.progress:
@@ -121,11 +121,12 @@ def once(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None)
 
 
 def open_runs(
-    runs: Runs, states: Sequence[TeamState], opened: contextlib.ExitStack
+    runs: Runs, states: Sequence[TeamState], environment: dict, opened: contextlib.ExitStack
 ) -> tuple[TeamState, list[RunLog], list[tuple[Checkpointer, dict]]]:
     """The state of all runs, which go on from the newest step that all have if they resume, and of each its log and, where it
     has them, its checkpoints with what they say of it. opened: closes them."""
-    cfg, about = runs.cfgs[0], {"team": runs.team.describe(), "critics": Team(runs.critics.specs).describe()}
+    cfg, critics = runs.cfgs[0], Team(runs.critics.specs)
+    about: dict[str, Any] = {"team": runs.team.describe(), "critics": critics.describe(), "environment": environment}
     step = common_step(runs.cfgs) if cfg.resume else None
     if cfg.output_dir and not cfg.resume:
         set_aside(str(Path(cfg.output_dir).parent))

@@ -33,6 +33,11 @@ class Episodes:
     """Discount of the next turn's return."""
     early_termination_threshold: float | None = None
     """A node whose mean reward is above this is not played on; None: all are."""
+    sample_parts: int = 1
+    """Sample the prompts of a turn in so many parts (as far as they can be divided), and compute the rewards of one part while
+    the next is sampled: for rewards that take long, such as those of programs."""
+    overlap_rewards: bool = True
+    """False: wait for the rewards of a part before the next is sampled. The numbers are the same."""
 
     def __post_init__(self):
         check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")
@@ -43,6 +48,9 @@ class Episodes:
         check("gamma", self.gamma, 0 <= self.gamma <= 1, "in [0, 1]")
         threshold = self.early_termination_threshold
         check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
+        check("sample_parts", self.sample_parts, self.sample_parts >= 1, ">= 1")
+        whole = self.sample_parts == 1 or self.history == "none" or self.num_turns == 1
+        check("sample_parts", self.sample_parts, whole, "1 where history='append', whose turns go on from whole batches")
         object.__setattr__(self, "joint_mode", JOINT_MODES[self.joint_mode])
         if self.num_turns > 1:
             allowed = ("aligned", "counterfactual") if self.branching == "chain" else ("aligned", "cross")

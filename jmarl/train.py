@@ -27,7 +27,7 @@ from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_optio
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, make_critics
-from jmarl.environment import Environment, Formatter, Rewarded, Transition, prompt_of
+from jmarl.environment import Environment, Formatter, Rewarded, Transition, describe, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.learners import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
@@ -84,7 +84,7 @@ def train(
     if rounds is not None and row.learned:
         policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), cfg)
     critics, state = start(team, params, policy, critic)
-    about = {"team": team.describe(), "critics": Team(critics.specs).describe()}
+    about = {"team": team.describe(), "critics": Team(critics.specs).describe(), "environment": describe(env)}
     with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
         if rounds is None or rewarder is not None:
             log = RunLog(team, cfg, writer)

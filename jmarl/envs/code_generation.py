@@ -181,6 +181,10 @@ class CodeGeneration:
         best = MAIN + PARSES + TESTS
         self.reward_range = (0.0, best + (AUX + CALLS + MORE_THAN_WRAPPER if num_agents > 1 else 0.0))
 
+    def describe(self) -> dict[str, str]:
+        """The level at which programs are confined: verdicts of one run are all of one."""
+        return {"sandbox": self.sandbox.level}
+
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Episode], list[list[str]]]:
         del rng
         for item in items:

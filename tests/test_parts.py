@@ -1,0 +1,137 @@
+"""Turns that are sampled in parts, with the rewards of one part computed while the next is sampled: the same numbers."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.environment import Rewarded, prompt_of
+from jmarl.generate import answered, sample_team
+from jmarl.rewards import make_reward
+from jmarl.rollout import playing
+from jmarl.team import make_team
+from jmarl.train import train
+from jmarl.types import TRACES
+
+SETTINGS = Sampling(max_new_tokens=6)
+ITEMS = [{"prompt": text} for text in ("The answer", "seven apples and three pears", "def add", "two agents")]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(tie_embeddings=False), tiny_tokenizer, seed) for seed in (0, 1)]
+
+
+def answer(agent_completions, num_agents, **_):
+    return [f"and {agent_completions[1 - i]}" for i in range(num_agents)]
+
+
+def lengths(a, b, rng):
+    """With a random part, and now and then not valid."""
+    return [len(x) - 2 * len(y) + rng.random() if len(x) % 7 else float("nan") for x, y in zip(a, b, strict=True)]
+
+
+def environment(reward=lengths, transition=None, **more):
+    return Rewarded(make_reward(reward, num_agents=2, **more), [prompt_of] * 2, transition)
+
+
+def played(pair, env, sample=None, **episodes):
+    team, params = pair
+    how = dict(seed=0, step=0, group=2)
+    asking = playing(team, ITEMS, env, SETTINGS, Episodes(**episodes), **how)
+    return answered(asking, sample or partial(sample_team, team, params))
+
+
+def same(first, second):
+    left, right = jax.tree.leaves(first), jax.tree.leaves(second)
+    assert len(left) == len(right)
+    for x, y in zip(left, right, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["two models", "one model, two roles"])
+@pytest.mark.parametrize("branching", ["tree", "chain"])
+def test_parts_and_overlap_change_no_number(agents, shared, branching):
+    """All that a rollout of two turns holds, for two agents of a stack and for two roles of one: in this size the sampler's
+    rows do not depend on how many there are."""
+    pair = make_team(agents[:1] * 2, shared_weights=True) if shared else make_team(agents)
+    how = dict(num_turns=2, branching=branching)
+    rollouts = [
+        played(pair, environment(transition=answer), **how, **parts)
+        for parts in ({}, dict(sample_parts=2), dict(sample_parts=2, overlap_rewards=False), dict(sample_parts=4))
+    ]
+    same(rollouts[1], rollouts[2])  # with the overlap and without
+    for rollout in rollouts[1:]:
+        assert [turn.texts for turn in rollout.turns] == [turn.texts for turn in rollouts[0].turns]
+        assert [turn.invalid for turn in rollout.turns] == [turn.invalid for turn in rollouts[0].turns]
+        same([turn.rewards for turn in rollout.turns], [turn.rewards for turn in rollouts[0].turns])
+
+
+@pytest.mark.filterwarnings("ignore:update")
+@pytest.mark.parametrize("algorithm", ["magrpo", "remax", "ippo"])
+def test_parameters_are_bit_equal_with_the_overlap_and_without(agents, algorithm):
+    cfg = dict(algorithm=algorithm, num_updates=3, num_prompts=2, num_generations=2, max_new_tokens=4, learning_rate=1e-2)
+    states = []
+    for overlap in (True, False):
+        env, pair = make_reward(lengths, num_agents=2), make_team(agents)
+        settings = TrainConfig(**cfg, sample_parts=2, overlap_rewards=overlap, progress=False)
+        states.append(train(*pair, env, ITEMS, settings).state)
+    same(*states)
+    assert not np.array_equal(jax.tree.leaves(states[0].stacks[0].params)[0], jax.tree.leaves(make_team(agents)[1][0])[0])
+
+
+def test_rewards_are_computed_while_the_next_part_is_sampled(agents):
+    """The reward of the first part waits until the second part is asked for, which without an overlap would be never."""
+    team, params = make_team(agents)
+    second, asked = threading.Event(), []
+
+    def sample(ask):
+        asked.append(ask)
+        if len(asked) == 2:
+            second.set()
+        return sample_team(team, params, ask)
+
+    def reward(a, b):
+        return [float(second.wait(20))] * len(a)
+
+    assert (played((team, params), environment(reward), sample, sample_parts=2).turns[0].rewards == 1).all()
+    assert len(asked) == 2 and asked[0].encoded[0][0].shape[1] == 2
+
+
+def test_faults_are_numbered_through_and_errors_come_out(agents):
+    def broken(a, b, batch_items):
+        bad = [item["prompt"] == "two agents" for item in batch_items]
+        return [float("nan") if one else 1.0 for one in bad]
+
+    turn = played(make_team(agents), environment(broken), sample_parts=2).turns[0]
+    assert turn.invalid == 2 and "joint action" in turn.fault and np.isnan(turn.rewards[3]).all()
+
+    def raises(a, b):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        played(make_team(agents), environment(raises), sample_parts=2)
+
+
+def test_the_sampler_of_parts_is_compiled_ahead(agents):
+    cfg = TrainConfig(num_updates=2, num_prompts=4, num_generations=2, max_new_tokens=5, min_new_tokens=5, sample_parts=2)
+    before, seen = dict(TRACES), []
+
+    def reward(a, b):
+        seen.append((TRACES["sample"] - before["sample"], TRACES["update"] - before["update"]))
+        return [float(len(x)) for x in a]
+
+    train(*make_team(agents), make_reward(reward, num_agents=2), ITEMS, cfg)
+    assert seen == [(1, 1)] * 4
+
+
+def test_parts_that_do_not_divide_are_fewer_and_histories_whole():
+    with pytest.raises(ValueError, match="sample_parts=2 is not allowed: sample_parts must be 1 where history='append'"):
+        TrainConfig(num_turns=2, history="append", sample_parts=2)
+    with pytest.raises(ValueError, match="sample_parts=0"):
+        Episodes(sample_parts=0)
