@@ -1,0 +1,102 @@
+"""Rewards of programs computed while the next part of the prompts is sampled, against one after the other.
+
+Claim: the same parameters bit for bit, and of the time that rewards take only the last part's is left in a step.
+Command: python -m experiments.bench_overlap            (flags: --help)
+Prints a JSON object for each way to play a step: its seconds (median of warm steps), and those of its rewards. Ways: prompts
+all at once, in parts one after the other, in parts with the overlap; the last two must end in equal parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+
+from jmarl.config import TrainConfig, check
+from jmarl.envs import code_problems
+from jmarl.envs.code_generation import CodeGeneration
+from jmarl.metrics import read_rows
+from jmarl.sandbox import Limits, Sandbox
+from jmarl.team import make_team
+from jmarl.train import train
+from jmarl.types import TeamState
+from jmarl.weights import load_agent
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Step times with and without the overlap of sampling and rewards."""
+
+    model: str = "smollm2-135m-instruct"
+    """Model of both agents: a name, a directory, a .gguf file or a hub id."""
+    num_prompts: int = 4
+    num_generations: int = 8
+    max_new_tokens: int = 64
+    parts: int = 2
+    """Parts that the prompts are sampled in."""
+    slow_s: float = 0.0
+    """Seconds that the tests of each program wait, as slow tests would."""
+    updates: int = 4
+    """Steps, of which the first is not counted."""
+
+    def __post_init__(self):
+        check("updates", self.updates, self.updates >= 2, ">= 2")
+        check("parts", self.parts, self.num_prompts % self.parts == 0 and self.parts > 1, "a divisor of num_prompts above 1")
+
+
+class Timed(CodeGeneration):
+    """Tells how long its answers took."""
+
+    seconds = 0.0
+
+    def step(self, states, actions, rng):
+        began = time.monotonic()
+        answer = super().step(states, actions, rng)
+        self.seconds += time.monotonic() - began
+        return answer
+
+
+def steps(cfg: Overlap, parts: int, overlap: bool) -> tuple[dict[str, Any], TeamState]:
+    """Train for a few steps; every way has a sandbox of its own, which remembers no program."""
+    items = code_problems.generate(64, difficulty=(1, 1))
+    items = [item | {"test": f"import time\ntime.sleep({cfg.slow_s})\n{item['test']}"} for item in items]
+    team, params = make_team([load_agent(cfg.model)] * 2)
+    with Sandbox() as box, tempfile.TemporaryDirectory() as out:
+        env = Timed(2, sandbox=box, limits=Limits(wall_s=5 + cfg.slow_s))
+        fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if hasattr(TrainConfig, f.name)}
+        run = TrainConfig(
+            **fields,
+            num_updates=cfg.updates,
+            chat=True,
+            output_dir=out,
+            progress=False,
+            sample_parts=parts,
+            overlap_rewards=overlap,
+        )
+        state = train(team, params, env, items, run).state
+        times = [row["time/step_s"] for row in read_rows(Path(out) / "metrics.jsonl")]
+    named = {"parts": parts, "overlap": overlap and parts > 1}
+    return named | {"step_s": round(median(times[1:]), 2), "rewards_s": round(env.seconds / cfg.updates, 2)}, state
+
+
+def main() -> None:
+    cfg = tyro.cli(Overlap)
+    states = []
+    for parts, overlap in ((1, False), (cfg.parts, False), (cfg.parts, True)):
+        told, state = steps(cfg, parts, overlap)
+        print(json.dumps(told), flush=True)
+        states.append(jax.device_get(state.stacks[0].params))
+    pairs = zip(*map(jax.tree.leaves, states[1:]), strict=True)
+    print(json.dumps({"parameters_equal": all(np.array_equal(x, y) for x, y in pairs)}))
+
+
+if __name__ == "__main__":
+    main()
