@@ -179,7 +179,7 @@ CONTAINED = {
     "mounts": Tried("import ctypes\nctypes.CDLL(None).mount(b'x', b'.', b'tmpfs', 0, None) == 0", "import ctypes\nctypes.sizeof(ctypes.c_int) == 4"),
     "raises its limits": Tried(
         "import resource\nnot bad(resource.setrlimit, resource.RLIMIT_AS, (-1, -1))",
-        "import resource\nresource.getrlimit(resource.RLIMIT_AS)[0] == 512 << 20",
+        "import resource\nresource.getrlimit(resource.RLIMIT_AS)[0] >= 512 << 20",
     ),
     "fills memory": Tried("not bad(bytearray, 1 << 33)", "not bad(bytearray, 1 << 24)"),
     "a hard link to the host": Tried("not bad(os.link, 'SECRET', 'l')", "open('a', 'w').close(); os.link('a', 'b'); os.path.exists('b')"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jmarl.sandbox.canary import CANARY, CANARY_TESTS
 from jmarl.sandbox.launch import REMEDY, Launched, launch, supported
 from jmarl.sandbox.types import LEVELS, ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts
 
@@ -31,50 +33,6 @@ UNSAFE = "unsafe-process"
 COLD = {"antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "lib2to3"}
 WARM = sys.stdlib_module_names - COLD | {"numpy"}
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
-
-CANARY = """
-import os, socket
-def add(a, b):
-    return a + b
-def opens_a_socket():
-    try:
-        socket.socket().close()
-    except OSError:
-        return False
-    return True
-def reads(path):
-    try:
-        open(path).close()
-    except OSError:
-        return False
-    return True
-def writes(path):
-    try:
-        open(path, "w").close()
-    except OSError:
-        return False
-    return True
-def allocates(size):
-    try:
-        bytearray(size)
-    except MemoryError:
-        return False
-    return True
-def number():
-    return os.getpid()
-"""
-_CANARY_ASKS = "assert add(1, 2) == 3\nassert not allocates(1 << 40)\n"
-_CANARY_CONFINED = (
-    "assert writes('own')\nassert not opens_a_socket()\n"
-    "assert not any(reads(p) for p in ('/etc/passwd', '/proc/1/environ', '/etc/hostname'))\n"
-    "assert not any(writes(p) for p in ('/jmarl', '/usr/jmarl', '/dev/jmarl', '/sandbox/inside/jmarl', '/var/tmp/jmarl'))\n"
-)
-CANARY_TESTS = {
-    "S4": _CANARY_ASKS + _CANARY_CONFINED + "assert number() == 1\n",
-    "S3": _CANARY_ASKS + _CANARY_CONFINED + "assert number() == 1\n",
-    "S2": _CANARY_ASKS + _CANARY_CONFINED,
-    "S1": _CANARY_ASKS,
-}
 
 
 @dataclasses.dataclass
@@ -107,6 +65,7 @@ class Sandbox:
         self._helper: Launched | None = None
         self._cache: collections.OrderedDict[bytes, ExecutionResult] = collections.OrderedDict()
         self._cache_size = cache
+        self._room = (self.limits, self.workers)
         self.sessions: weakref.WeakSet = weakref.WeakSet()
         self.reasons: dict[str, str] = {}
         for choice in AUTO if level == "auto" else ["S1" if level == UNSAFE else level]:
@@ -160,15 +119,19 @@ class Sandbox:
                 found[key] = _result({"message": f"a program of {len(source)} bytes: at most {MAX_PROGRAM}"}, self.level)
             elif key not in jobs:
                 jobs[key] = _Job(source, of_program, limits, key)
+        self._make_room(limits, workers or self.workers)
         found |= self._run_all(list(jobs.values()), workers or self.workers)
         return [found[key] for key in order]
 
     def _run_all(self, waiting: list[_Job], workers: int) -> dict[bytes, ExecutionResult]:
-        """At most `workers` at once, as they come."""
+        """At most `workers` at once, as they come; behind them, one by one, those that another may have harmed."""
         found: dict[bytes, ExecutionResult] = {}
+        alone: list[_Job] = []
         waiting.reverse()
         with selectors.DefaultSelector() as running:
-            while waiting or running.get_map():
+            while waiting or alone or running.get_map():
+                if not waiting and not running.get_map():
+                    waiting, alone, workers = alone, [], 1
                 while waiting and len(running.get_map()) < workers:
                     job = waiting.pop()
                     running.register(self._start(job), selectors.EVENT_READ, job)
@@ -177,14 +140,17 @@ class Sandbox:
                     if data := _read(key.fileobj):
                         key.data.received += data
                     else:
-                        self._over(running, key, found, waiting)
+                        self._over(running, key, found, waiting, alone)
                 for key in [key for key in running.get_map().values() if key.data.deadline < time.monotonic()]:
                     self._restart()  # it does not answer at all
-                    self._over(running, key, found, waiting)
+                    self._over(running, key, found, waiting, alone)
         return found
 
-    def _over(self, running: selectors.BaseSelector, key: selectors.SelectorKey, found: dict, waiting: list[_Job]) -> None:
-        """A runner has ended: keep its result, or try once more if it has none."""
+    def _over(
+        self, running: selectors.BaseSelector, key: selectors.SelectorKey, found: dict, waiting: list, alone: list
+    ) -> None:
+        """A runner has ended: keep its result, or try once more if it has none; alone if another program may have used up the
+        memory of all."""
         running.unregister(key.fileobj)
         key.fileobj.close()  # type: ignore[union-attr]
         job: _Job = key.data
@@ -195,6 +161,9 @@ class Sandbox:
         result = _result(said, self.level)
         if result.kind == "infrastructure" and job.tries < 2:
             waiting.append(job)
+            return
+        if self.level == "S4" and (result.limit_hit == "memory" or result.kind == "sandbox") and job.tries < 2:
+            alone.append(job)
             return
         found[job.key] = result
         if result.kind not in ("infrastructure", "timeout"):  # both may be the machine's doing
@@ -208,35 +177,49 @@ class Sandbox:
         job.tries += 1
         job.deadline = time.monotonic() + job.limits.wall_s + GRACE_S
         job.received.clear()
-        limits = json.dumps(job.limits.as_bytes() | {"kind": job.tests.kind}).encode()
-        tests = job.tests.encoded()
-        sock = self.connect(limits, job.program, tests, imported(job.program.decode("utf-8", "replace")))
+        modules = imported(job.program.decode("utf-8", "replace"))
+        sock = self.connect(job.limits, job.tests.kind, modules, job.program, job.tests.encoded())
         sock.setblocking(False)
         return sock
 
-    def connect(self, limits: bytes, program: bytes, tests: bytes, modules: Sequence[str]) -> socket.socket:
+    def connect(
+        self, limits: Limits, kind: str, modules: Sequence[str], program: bytes = b"", tests: bytes = b""
+    ) -> socket.socket:
         """A runner of its own, which was given these."""
+        about = json.dumps(limits.as_bytes() | {"kind": kind}).encode()
         for again in (True, False):
             mine, its = socket.socketpair()
             try:
                 with its:
                     self._send(json.dumps(modules[:50]).encode(), its)
-                mine.settimeout(GRACE_S)
-                mine.sendall(struct.pack("!III", len(limits), len(program), len(tests)) + limits + program + tests)
             except BaseException as error:
                 mine.close()
                 if not (again and isinstance(error, OSError)):
                     raise
                 self._restart()
-            else:
-                return mine
+                continue
+            mine.settimeout(GRACE_S)
+            with contextlib.suppress(
+                OSError
+            ):  # a runner that is stopped at a limit may end before it has read all, and says so
+                mine.sendall(struct.pack("!III", len(about), len(program), len(tests)) + about + program + tests)
+            return mine
         raise AssertionError
 
     def _send(self, message: bytes, end: socket.socket) -> None:
         with self._lock:
             if self._helper is None:
-                self._helper = launch(self.level, self.limits, self.workers)
+                self._helper = launch(self.level, *self._room)
             socket.send_fds(self._helper.control, [message], [end.fileno()])
+
+    def _make_room(self, limits: Limits, workers: int) -> None:
+        """In the control group, for the largest programs of all calls so far."""
+        with self._lock:
+            most, before = self._room
+            more = {name: max(getattr(limits, name), getattr(most, name)) for name in ("memory_mb", "processes")}
+            self._room = dataclasses.replace(most, **more), max(workers, before)
+            if self._helper:
+                self._helper.make_room(*self._room)
 
     def _restart(self) -> None:
         """End the helper; the next job starts another."""

@@ -72,6 +72,14 @@ class Launched:
     process: subprocess.Popen
     control: socket.socket
     left: contextlib.ExitStack  # what it leaves on the host
+    groups: list[Path]
+
+    def make_room(self, limits: Limits, workers: int) -> None:
+        """For so many programs at once, and no less than there was."""
+        for name, value in group_limits(limits, workers).items():
+            for group in self.groups:
+                if (file := group / name).exists() and int(file.read_text()) < value:
+                    file.write_text(str(value))
 
     def close(self) -> None:
         """End it and remove what it leaves."""
@@ -90,10 +98,13 @@ def launch(level: str, limits: Limits, workers: int) -> Launched:
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         left.enter_context(mine)
         errors = left.enter_context(tempfile.TemporaryFile())
+        groups: list[Path] = []
         with its:
             try:
+                if level == "S4":
+                    groups = control_groups(limits, workers, left)
                 process = subprocess.Popen(
-                    command_at(level, limits, workers, its.fileno(), left), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    command_at(level, its.fileno(), groups, left), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                     stderr=errors, pass_fds=[its.fileno()], env=ENVIRONMENT, cwd="/", start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
@@ -110,11 +121,11 @@ def launch(level: str, limits: Limits, workers: int) -> Launched:
             errors.seek(0)
             said = errors.read(4096).decode("utf-8", "replace").strip()
             raise SandboxUnavailable(f"{level}: {said.splitlines()[-1] if said else 'the helper did not start'}")
-        return Launched(process, mine, left.pop_all())
+        return Launched(process, mine, left.pop_all(), groups)
 
 
-def command_at(level: str, limits: Limits, workers: int, fd: int, left: contextlib.ExitStack) -> list[str]:
-    """The helper's command. left: takes what has to be removed when it has ended."""
+def command_at(level: str, fd: int, groups: list[Path], left: contextlib.ExitStack) -> list[str]:
+    """The helper's command. groups: those that it enters; left: takes what has to be removed when it has ended."""
     executable, prefix = interpreter()
     bare = [executable, "-s", "-S", "-P", "-B", "-c"]
     about = dict(fd=fd, level=level)
@@ -132,7 +143,6 @@ def command_at(level: str, limits: Limits, workers: int, fd: int, left: contextl
     command = [*bubblewrap({prefix: prefix, **seen}), *bare, boot]
     if level == "S3":
         return command
-    groups = control_groups(limits, workers, left)
     enter = 'n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1/cgroup.procs" || exit 71; shift; n=$((n-1)); done; exec "$@"'
     return ["/bin/sh", "-c", enter, "sh", str(len(groups)), *map(str, groups), *command]
 
@@ -167,14 +177,19 @@ def bubblewrap(places: Mapping[str, str]) -> list[str]:
     return [*command, "--chdir", "/", "--"]
 
 
+def group_limits(limits: Limits, workers: int) -> dict[str, int]:
+    """Names of files, in the two versions of control groups, and what they hold."""
+    memory = (workers + SESSIONS_AT_ONCE) * (limits.memory_mb + 256) + 512 << 20
+    processes = (workers + MAX_SESSIONS) * (limits.processes + 16) + 64
+    return {"memory.limit_in_bytes": memory, "memory.max": memory, "pids.max": processes}
+
+
 def control_groups(limits: Limits, workers: int, left: contextlib.ExitStack) -> list[Path]:
     """A group for the helper in each hierarchy: version 1 has one for memory and one for processes, version 2 one for both."""
-    memory = (workers + SESSIONS_AT_ONCE) * (limits.memory_mb + 256) + 512 << 20
-    processes = str((workers + MAX_SESSIONS) * (limits.processes + 16) + 64)
     if (CGROUPS / "memory/cgroup.procs").exists():
-        wanted = {CGROUPS / "memory": {"memory.limit_in_bytes": str(memory)}, CGROUPS / "pids": {"pids.max": processes}}
+        wanted = {CGROUPS / "memory": ["memory.limit_in_bytes"], CGROUPS / "pids": ["pids.max"]}
     else:
-        wanted = {CGROUPS: {"memory.max": str(memory), "pids.max": processes}}
+        wanted = {CGROUPS: ["memory.max", "pids.max"]}
     groups = []
     for parent, files in wanted.items():
         for old in parent.glob("jmarl-*-*"):
@@ -184,8 +199,8 @@ def control_groups(limits: Limits, workers: int, left: contextlib.ExitStack) -> 
         group.mkdir()
         left.callback(_remove_group, group)
         groups.append(group)
-        for name, value in files.items():
-            (group / name).write_text(value)
+        for name in files:
+            (group / name).write_text(str(group_limits(limits, workers)[name]))
     return groups
 
 

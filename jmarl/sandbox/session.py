@@ -136,8 +136,7 @@ class _Process:
         idle = [other for other in sandbox.sessions if other.close.alive and not other.lock.locked()]
         if len(idle) >= MAX_SESSIONS:
             min(idle, key=lambda other: other.used).close()  # its session goes on in another when it is needed
-        about = json.dumps(limits.as_bytes() | {"kind": "session"}).encode()
-        self.socket = sandbox.connect(about, b"", b"", modules)
+        self.socket = sandbox.connect(limits, "session", modules)
         self.close = weakref.finalize(self, self.socket.close)
         sandbox.sessions.add(self)
 

@@ -26,7 +26,7 @@ class Limits:
     cpu_s: int = 5
     """Seconds of processor time of the program."""
     memory_mb: int = 512
-    """MiB of address space of each of its processes."""
+    """MiB of address space that each of its processes may add to what it begins with."""
     processes: int = 16
     """Processes and threads."""
     file_mb: int = 16

@@ -143,6 +143,7 @@ DENIED = {
     "special files": [133, 259],  # mknod
     "personality": [135, 153, 154],  # also vhangup, modify_ldt
     "files without a path": [319],  # memfd_create: memory that no limit counts
+    "everybody's files": [162, 306],  # sync, syncfs
     "others' limits and order": [141, 142, 144, 203, 251, 314],  # priorities, schedulers, affinity
 }
 FORKS = [57, 58]  # fork, vfork

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ class Confined:
         self.namespaces = level in ("S4", "S3")
         self.landlock = level == "S2"
         self.readable, self.tmp = readable, tmp
+        self.size = 0  # bytes of address space that a process begins with
         self.own = ""  # of one run, where there are no namespaces: all of its directories are in it
 
     def directory(self, tmp_bytes: int) -> str:
@@ -31,6 +33,7 @@ class Confined:
 
     def enter(self) -> None:
         """In the process that forks the confined one."""
+        self.size = address_space()
         if self.namespaces:
             confine.isolate()
         confine.die_with_parent()
@@ -40,7 +43,7 @@ class Confined:
         os.setsid()
         confine.die_with_parent()
         others = 0 if self.namespaces else processes_of_user()  # who has no namespace of his own is counted with them
-        confine.limit(memory, limits["cpu_s"], limits["processes"] + others, limits["file_bytes"])
+        confine.limit(memory + self.size, limits["cpu_s"], limits["processes"] + others, limits["file_bytes"])
         os.chdir(directory)
         os.environ.clear()
         os.environ.update(HOME=directory, TMPDIR=directory, PATH="/usr/bin:/bin", LANG="C.UTF-8")
@@ -57,6 +60,18 @@ def processes_of_user() -> int:
         with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
             found += name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid()
     return found
+
+
+def address_space() -> int:
+    """Bytes that this process has: of a fork server that has loaded libraries many more than of a new one."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def pipe() -> tuple[int, int]:
+    """As os.pipe, but of sockets: nobody can open those a second time by a name in /proc."""
+    reads, writes = socket.socketpair()
+    return reads.detach(), writes.detach()
 
 
 def keep_only(*fds: int) -> None:

@@ -19,7 +19,7 @@ import time
 from typing import Any, NoReturn
 
 from . import judge, program, session
-from .process import Confined, forked, keep_only
+from .process import Confined, forked, keep_only, pipe
 from .wire import Channel, read_exactly, write_all
 
 HEADER = struct.Struct("!III")
@@ -65,8 +65,8 @@ class Run:
 
     def start(self, source: bytes) -> None:
         """Fork both. Tests of objects often leave files for the program, and read what it wrote: those share a directory."""
-        (down, ask), (answers, up) = os.pipe(), os.pipe()
-        (self.verdict, verdict), (out, out_w), (err, err_w) = os.pipe(), os.pipe(), os.pipe()
+        (down, ask), (answers, up), (self.verdict, verdict) = pipe(), pipe(), pipe()
+        (out, out_w), (err, err_w) = os.pipe(), os.pipe()
         kind = self.limits["kind"]
         shared = self.directory = self.confined.directory(self.limits["file_bytes"]) if kind == "unittest" else ""
         self.ready, ready = os.pipe()  # told of by the program's process once it is confined, before it runs anything
@@ -74,8 +74,8 @@ class Run:
         nothing = os.open("/dev/null", os.O_RDWR)
 
         def keep() -> None:
-            os.dup2(nothing, 0)
-            os.dup2(nothing, 1)
+            for fd in (0, 1, 2):
+                os.dup2(nothing, fd)
             keep_only(self.request, answers, ask, verdict)
             self.directory = shared or own or self.confined.directory(JUDGE_TMP)
             self.confined.enter()
