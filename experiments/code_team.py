@@ -19,8 +19,10 @@ from jmarl.envs.code_completion import CodeCompletion
 from jmarl.envs.code_data import SOURCES, load_items
 from jmarl.envs.code_execution import CodeExecution
 from jmarl.envs.code_generation import CodeGeneration
+from jmarl.evaluate import Evaluation, numbers
 from jmarl.learners import check_agents
-from jmarl.sandbox import Limits
+from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable
+from jmarl.sandbox.client import AUTO, UNSAFE
 from jmarl.team import make_team
 from jmarl.train import TrainResult, check_settings, train
 from jmarl.weights import load_agent
@@ -52,6 +54,8 @@ class CodeConfig(TrainConfig):
     """What later turns read: plain, passed, level_passed or level_feedback."""
     held_out: int = 16
     """Held-out items that are played before and after training; 0: none."""
+    sandbox: str = "auto"
+    """How programs are confined: auto (S4, S3 or S2, whichever holds first), one of these, or unsafe-process."""
     wall_s: float = 2.0
     """Seconds that a program may take with all its tests."""
     num_updates: int = 30
@@ -69,6 +73,8 @@ class CodeConfig(TrainConfig):
         kinds = ("plain", "passed", "level_passed", "level_feedback")
         check("feedback", self.feedback, self.feedback in kinds, ", ".join(kinds))
         check("difficulty", self.difficulty, self.difficulty in (1, 2, 3), "1, 2 or 3")
+        levels = ("auto", *AUTO, UNSAFE)
+        check("sandbox", self.sandbox, self.sandbox in levels, ", ".join(levels))
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
         check_settings(self)
         check_agents(self, self.agents)
@@ -88,21 +94,32 @@ def items_of(cfg: CodeConfig) -> tuple[list[dict], list[dict]]:
 
 def run(cfg: CodeConfig) -> TrainResult:
     kind = CodeCompletion if cfg.dataset == "classeval" else REWARDS[cfg.reward]
-    env = kind(cfg.agents, feedback=cfg.feedback, limits=Limits(wall_s=cfg.wall_s))
-    print(f"programs are confined at level {env.sandbox.level}")
-    items, held_out = items_of(cfg)
-    agent = load_agent(cfg.model)
-    team, params = make_team([agent] * cfg.agents, lora=cfg.lora_rank > 0)
-    return train(team, params, env, items, cfg, eval_items=held_out)
+    with Sandbox(cfg.sandbox) as box:
+        print(f"programs are confined at level {box.level}")
+        env = kind(cfg.agents, feedback=cfg.feedback, limits=Limits(wall_s=cfg.wall_s), sandbox=box)
+        items, held_out = items_of(cfg)
+        agent = load_agent(cfg.model)
+        team, params = make_team([agent] * cfg.agents, lora=cfg.lora_rank > 0)
+        return train(team, params, env, items, cfg, eval_items=held_out)
+
+
+def told(result: Evaluation) -> str:
+    """Reward and pass@k with their intervals."""
+    found = numbers(result)
+    shown = [name for name in found if f"{name}_ci95" in found]
+    return ", ".join(f"{name.removeprefix('eval/')} {found[name]:.3f} ± {found[f'{name}_ci95']:.3f}" for name in shown)
 
 
 def main() -> None:
     cfg = tyro.cli(CodeConfig)
-    result = run(cfg)
+    try:
+        result = run(cfg)
+    except SandboxUnavailable as error:
+        raise SystemExit(str(error)) from None
     if result.before:  # not of a resumed run
-        print(f"held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}")
+        print(f"held-out before: {told(result.before)}")
     if result.after:
-        print(f"held-out reward after {result.after.mean:.3f} ± {result.after.interval:.3f}")
+        print(f"held-out after: {told(result.after)}")
     last = result.rewards[-10:]
     print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
 

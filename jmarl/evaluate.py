@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import Asking, answered, sample_team
 from jmarl.order import EVAL
-from jmarl.returns import mean_and_interval, valid_mean
+from jmarl.returns import mean_and_interval, pass_at_k, valid_mean
 from jmarl.rollout import Rollout, playing
 from jmarl.team import Team
 
@@ -19,6 +21,30 @@ class Evaluation(NamedTuple):
     mean: float  # return, which with one turn is the reward, over valid joint actions
     interval: float  # half of the 95 % interval of the mean, over prompts
     rollout: Rollout
+
+
+def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Of episodes that do not branch [P, J], the value in the last turn that each had. values: of each turn [P * J]."""
+    last = [np.array(of_turn, float) for of_turn in values]
+    for t in range(len(last) - 1, 0, -1):
+        last[t - 1][rollout.turns[t].parents] = last[t]
+    return last[0].reshape(rollout.turns[0].rewards.shape[:2])
+
+
+def numbers(result: Evaluation) -> dict[str, float]:
+    """What is logged of an evaluation: the return; of each part of the reward the mean in the episodes' last turns; and where
+    one of them is called `solved`, pass@k for k = 1, 2, 4, … and all samples, with 95 % intervals over prompts."""
+    row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
+    turns = result.rollout.turns
+    for name in turns[0].parts:
+        last = in_last_turn(result.rollout, [turn.parts[name] for turn in turns])
+        row[f"eval/reward/{name.strip('<>')}"] = float(valid_mean(last.reshape(-1)))
+        if name == "solved":
+            samples = last.shape[1]
+            for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
+                mean, interval = mean_and_interval(pass_at_k(last, k))
+                row |= {f"eval/pass@{k}": float(mean), f"eval/pass@{k}_ci95": float(interval)}
+    return row
 
 
 def evaluate(team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Evaluation:

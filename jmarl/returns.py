@@ -7,6 +7,7 @@ agent and node, J joint actions a node. A joint action may have a child: a node 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,6 +66,15 @@ def credit(returns: np.ndarray, joint: np.ndarray, group: int, how: str = "mean"
     count = np.einsum("pjn,jng->npg", valid.astype(float), member.astype(float))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(count > 0, total if how == "sum" else total / count, np.nan)
+
+
+def pass_at_k(solved: np.ndarray, k: int) -> np.ndarray:
+    """Of each prompt [P] the chance that one of k of its samples [P, n] is solved, without bias: 1 - C(n - c, k) / C(n, k) for
+    c solved ones (arXiv 2107.03374). solved: 1, 0, or NaN where nobody knows, which does not count; NaN where fewer than k do.
+    """
+    count, right = np.isfinite(solved).sum(-1), np.nansum(solved, -1).astype(int)
+    each = [1 - math.comb(n - c, k) / math.comb(n, k) if n >= k else math.nan for n, c in zip(count, right, strict=True)]
+    return np.array(each)
 
 
 def valid_mean(x: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jmarl.checkpoint import Checkpointer, CheckpointError
 from jmarl.config import TrainConfig
-from jmarl.evaluate import Evaluation
+from jmarl.evaluate import Evaluation, numbers
 from jmarl.metrics import MetricsWriter, joint_actions_table
 from jmarl.rollout import Rollout, Turn
 from jmarl.team import Team
@@ -110,8 +110,7 @@ class RunLog(StepLog):
         since it began (by `time.monotonic`) does not count as training time."""
         step = max(updates - 1, 0)
         if self.writer is not None:
-            row = {"eval/updates": updates, "eval/reward": result.mean, "eval/reward_ci95": result.interval}
-            self.writer.write(step, row)
+            self.writer.write(step, {"eval/updates": updates} | numbers(result))
             for name, turn in named_turns(result.rollout):
                 self.writer.text(step, f"eval/{name}joint_actions", self._table(step, turn))
         self._started += time.monotonic() - began

@@ -86,6 +86,7 @@ class Episode(NamedTuple):
     item: dict
     codes: tuple[str, ...] = ()  # [N]
     score: Score | None = None
+    turn: int = 0
 
 
 def helper_names(num_agents: int) -> list[str]:
@@ -192,9 +193,10 @@ class CodeGeneration:
         return [Episode(item) for item in items], self._prompts([self.ask(item) for item in items])
 
     def step(self, states: Sequence[Episode], actions: Sequence[Sequence[str]], rng: np.random.Generator) -> Answer:
-        written = [tuple(map(self.written, texts)) for texts in zip(*actions, strict=True)]
+        each = zip(states, zip(*actions, strict=True), strict=True)
+        written = [self.codes(state, texts) for state, texts in each]
         after = [
-            state._replace(codes=codes, score=score)
+            state._replace(codes=codes, score=score, turn=state.turn + 1)
             for state, codes, score in zip(states, written, self.scores([s.item for s in states], written), strict=True)
         ]
         scores = [state.score for state in after if state.score]
@@ -213,6 +215,10 @@ class CodeGeneration:
 
     def tests(self, item: dict) -> Tests:
         return item_tests(item)
+
+    def codes(self, state: Episode, texts: Sequence[str]) -> tuple[str, ...]:
+        """Of all agents [N], after they have answered."""
+        return tuple(map(self.written, texts))
 
     def written(self, completion: str) -> str:
         """What is kept of a completion."""
