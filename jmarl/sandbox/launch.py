@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from jmarl.sandbox.inside.confine import NOBODY, is_root
 from jmarl.sandbox.types import Limits, SandboxUnavailable
 
 INSIDE = Path(__file__).resolve().parent / "inside"
@@ -155,7 +156,9 @@ def bubblewrap(places: Mapping[str, str]) -> list[str]:
         raise SandboxUnavailable(f"S3: bwrap is not installed: {REMEDY['S3']}")
     command = [found, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     command += ["--new-session", "--as-pid-1", "--cap-drop", "ALL"]
-    command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if os.getuid() == 0 else ["--unshare-user"]
+    nobody = str(NOBODY)  # without rights a namespace cannot make another in which its root is mapped
+    as_user = ["--unshare-user", "--uid", nobody, "--gid", nobody]
+    command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if is_root() else as_user
     command += ["--clearenv", *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value))]
     command += ["--ro-bind", "/usr", "/usr"]
     for name in ("/bin", "/sbin", "/lib", "/lib64"):

@@ -48,9 +48,18 @@ def die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, 9)
 
 
+def is_root() -> bool:
+    """Whether this is a root that can become nobody: in a rootless container it is an ordinary user by another name."""
+    if os.getuid() != 0:
+        return False
+    with open("/proc/self/uid_map") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= NOBODY < first + count for first, _, count in ranges)
+
+
 def drop_root() -> None:
     """Become nobody. Limits on the number of processes do not hold for root."""
-    if os.getuid() == 0:
+    if is_root():
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)

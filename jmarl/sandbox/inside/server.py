@@ -48,7 +48,7 @@ def main(control_fd: int, level: str, readable: list[str], tmp: str) -> None:
 
 def nobody_reads(places: list[str]) -> bool:
     """Whether the interpreter and its libraries are there for a user without rights."""
-    if os.getuid() != 0:
+    if not confine.is_root():
         return False
     there = [place for place in places if os.path.exists(place)]
     os.setegid(confine.NOBODY)
