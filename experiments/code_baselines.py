@@ -14,15 +14,15 @@ pass@k with 95 % intervals over held-out problems, and tokens written for one pr
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
 from experiments.code_team import CodeConfig, items_of
-from jmarl.config import check
+from jmarl.config import TrainConfig, check
 from jmarl.envs.code_generation import CodeGeneration
 from jmarl.envs.code_pipeline import CodePipeline
 from jmarl.evaluate import evaluate, in_last_turn, numbers
@@ -33,7 +33,7 @@ from jmarl.sharding import mesh_for, place
 from jmarl.team import make_team
 from jmarl.weights import Agent, load_agent
 
-COLUMNS = ("way", "reward", "tests passed", "pass@1", "pass@k", "tokens", "seconds")
+COLUMNS = ("way", "reward", "tests passed", "pass@1", "pass@k", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Baselines(CodeConfig):
         super().__post_init__()
         check("agents", self.agents, self.agents >= 2, "2 or more: a single agent is one of the rows")
         check("held_out", self.held_out, self.held_out >= 1, "1 or more")
+        check("reward", self.reward, self.reward == "levels", "levels: the table shows them")
+        check("num_turns", self.num_turns, self.num_turns == 1, "1: each way has its own")
         check("dataset", self.dataset, self.dataset != "classeval", "one of single functions")
 
 
@@ -66,19 +68,23 @@ def ways(cfg: Baselines, agent: Agent, sandbox: Sandbox) -> Iterator[tuple[str, 
         yield "trained team", trained, CodeGeneration(n, **how), {}
 
 
-def row_of(name: str, agents: list[Agent], env: CodeGeneration, items: Sequence[dict], cfg: Baselines) -> list[str]:
+def row_of(name: str, agents: list[Agent], env: CodeGeneration, items: Sequence[dict], cfg: TrainConfig) -> list[str]:
     """A row of the table."""
     team, params = make_team(agents)
     mesh = mesh_for(cfg.mesh, [len(spec.members) for spec in team.stacks])
-    began = time.monotonic()
     found = evaluate(team, [place(of_stack, mesh) for of_stack in params], items, env, cfg)
-    seconds, played, told = time.monotonic() - began, found.rollout, numbers(found)
+    played, told = found.rollout, numbers(found)
     rewards = in_last_turn(played, [turn.rewards.mean(-1).reshape(-1) for turn in played.turns])
     mean, interval = mean_and_interval(valid_mean(rewards))
-    tokens = sum(counts.sum() for turn in played.turns for counts in token_counts(team, turn)) / rewards.size
+    tokens = sum(used(env, t, token_counts(team, turn)) for t, turn in enumerate(played.turns)) / rewards.size
     passes = [f"{told[f'eval/pass@{k}']:.3f} ± {told[f'eval/pass@{k}_ci95']:.3f}" for k in (1, cfg.eval_generations)]
     tests = told["eval/reward/level_3"]
-    return [name, f"{mean:.2f} ± {interval:.2f}", f"{tests:.3f}", *passes, f"{tokens:.0f}", f"{seconds:.0f}"]
+    return [name, f"{mean:.2f} ± {interval:.2f}", f"{tests:.3f}", *passes, f"{tokens:.0f}"]
+
+
+def used(env: CodeGeneration, turn: int, counts: Sequence[np.ndarray]) -> int:
+    """Tokens of a turn; those of agents that only wait are not counted."""
+    return sum(of_agent.sum() for i, of_agent in enumerate(counts) if i == turn or not isinstance(env, CodePipeline))
 
 
 def table(rows: Sequence[Sequence[str]], k: int) -> str:
@@ -91,7 +97,9 @@ def main() -> None:
     items, rows = items_of(cfg)[1], []
     with Sandbox(cfg.sandbox) as sandbox:
         for name, agents, env, changes in ways(cfg, load_agent(cfg.model), sandbox):
-            rows.append(row_of(name, agents, env, items, dataclasses.replace(cfg, branching="chain", **changes)))
+            fields: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(TrainConfig)}
+            fields |= {"branching": "chain"} | changes
+            rows.append(row_of(name, agents, env, items, TrainConfig(**fields)))
             print(f"{name}: {', '.join(rows[-1][1:])}", flush=True)
     print(f"\n{len(items)} held-out items of {cfg.dataset}, {cfg.eval_generations} samples each\n")
     print(table(rows, cfg.eval_generations))

@@ -61,6 +61,7 @@ class CodeConfig(TrainConfig):
     num_updates: int = 30
     num_prompts: int = 2
     num_generations: int = 8
+    sample_parts: int = 2
     max_new_tokens: int = 96
     chat: bool = True
     learning_rate: float = 2e-5

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -48,8 +49,9 @@ class Environment(Protocol):
 
 def describe(env: Environment) -> dict[str, Any]:
     """What a run's metadata say of an environment, and must not change where the run goes on: what its own `describe` returns,
-    if it has one."""
-    return env.describe() if callable(getattr(env, "describe", None)) else {}  # type: ignore[attr-defined]
+    if it has one, as JSON gives it back."""
+    own = getattr(env, "describe", None)
+    return json.loads(json.dumps(own())) if callable(own) else {}
 
 
 def prompt_of(item: dict) -> str:

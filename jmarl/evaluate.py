@@ -33,13 +33,14 @@ def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
 
 def numbers(result: Evaluation) -> dict[str, float]:
     """What is logged of an evaluation: the return; of each part of the reward the mean in the episodes' last turns; and where
-    one of them is called `solved`, pass@k for k = 1, 2, 4, … and all samples, with 95 % intervals over prompts."""
+    one that is 0 or 1 is called `solved`, pass@k for k = 1, 2, 4, … and all samples, with 95 % intervals over prompts."""
     row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
     turns = result.rollout.turns
-    for name in turns[0].parts:
-        last = in_last_turn(result.rollout, [turn.parts[name] for turn in turns])
+    for name in dict.fromkeys(name for turn in turns for name in turn.parts):
+        each = [turn.parts.get(name, np.full(turn.rewards[..., 0].size, np.nan)) for turn in turns]
+        last = in_last_turn(result.rollout, each)
         row[f"eval/reward/{name.strip('<>')}"] = float(valid_mean(last.reshape(-1)))
-        if name == "solved":
+        if name == "solved" and set(last[np.isfinite(last)]) <= {0.0, 1.0}:
             samples = last.shape[1]
             for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
                 mean, interval = mean_and_interval(pass_at_k(last, k))

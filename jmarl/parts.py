@@ -20,8 +20,9 @@ from jmarl.types import Completions
 
 
 def parts_of(count: int, episodes: Episodes) -> int:
-    """In how many equal parts `count` prompts are sampled."""
-    return math.gcd(count, episodes.sample_parts)
+    """In how many equal parts `count` prompts are sampled. Turns that go on from caches go on from whole batches."""
+    whole = episodes.history == "append" and episodes.num_turns > 1
+    return 1 if whole else math.gcd(count, episodes.sample_parts)
 
 
 class InTurn:
@@ -80,12 +81,19 @@ def joined_answers(answers: Sequence[Answer]) -> Answer:
     results = [answer.result for answer in answers]
     starts = np.cumsum([0, *(len(of.total) for of in results)])
     total, invalid, rewards = (np.concatenate(x) for x in zip(*((r.total, r.invalid, r.rewards) for r in results), strict=True))
+    names = dict.fromkeys(name for of in results for name in of.parts)
     result = RewardResult(
         total,
-        {name: np.concatenate([of.parts[name] for of in results]) for name in results[0].parts},
+        {name: np.concatenate([part_of(of, name) for of in results]) for name in names},
         invalid,
         rewards,
         {int(start) + j: why for of, start in zip(results, starts, strict=False) for j, why in of.faults.items()},
         sum(of.num_raised for of in results),
     )
-    return Answer(result, np.concatenate([answer.done for answer in answers]), sum((answer.after for answer in answers), []))
+    after = [state for answer in answers for state in answer.after]
+    return Answer(result, np.concatenate([answer.done for answer in answers]), after)
+
+
+def part_of(result: RewardResult, name: str) -> np.ndarray:
+    """A part of the reward [J]; NaN where there is none of this name."""
+    return result.parts.get(name, np.full(len(result.total), np.nan))

@@ -106,7 +106,7 @@ def open_run(
             set_aside(cfg.output_dir)
         if cfg.output_dir:
             how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(state.step), progress=cfg.progress)
-            hparams = meta["config"] | meta.get("environment", {})
+            hparams = meta["config"] | {"environment": meta.get("environment", {})}
             writer = opened.enter_context(MetricsWriter(cfg.output_dir, hparams, wandb_config=wandb_config, **how))
         yield state, saver, meta, writer
 

@@ -30,7 +30,7 @@ from jmarl.algorithms import algorithm
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment, Formatter, Transition, describe
-from jmarl.evaluate import evaluating
+from jmarl.evaluate import evaluating, numbers
 from jmarl.learners import adapted
 from jmarl.metrics import MetricsWriter
 from jmarl.returns import mean_and_interval
@@ -161,7 +161,8 @@ def run_seeds(
     saved: Sequence[tuple[Checkpointer, dict]],
 ) -> list[TrainResult]:
     """The loop from `state` on, as `train.run` for one run. saved: of each run its checkpoints and what they say of it."""
-    team, cfgs, cfg = runs.team, runs.cfgs, runs.cfgs[0]
+    team, cfg = runs.team, runs.cfgs[0]
+    cfgs = [dataclasses.replace(c, overlap_rewards=False) for c in runs.cfgs]  # all of them ask one environment
     kept: list[tuple] = []  # the step that is not logged yet, so that the device works on while the host logs
 
     def flush() -> None:
@@ -184,7 +185,8 @@ def run_seeds(
         for log, result in zip(logs, results, strict=True):
             log.evaluation(step, result, began)
         if writer:
-            found = [{"eval/reward": result.mean} for result in results]
+            rows = [numbers(result) for result in results]
+            found = [{name: x for name, x in row.items() if not name.endswith("_ci95")} for row in rows]
             writer.write(max(step - 1, 0), {"eval/updates": step} | over_runs(found))
         return results
 
@@ -225,6 +227,6 @@ def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
             values = np.array([row[name] for row in rows])
             mean, interval = mean_and_interval(values)
             found[name] = float(values.sum() if name in SUMMED else mean)
-            if name in WITH_INTERVAL:
+            if name in WITH_INTERVAL or name.startswith("eval/pass@"):
                 found[f"{name}_ci95"] = float(interval)
     return found

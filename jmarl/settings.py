@@ -34,10 +34,12 @@ class Episodes:
     early_termination_threshold: float | None = None
     """A node whose mean reward is above this is not played on; None: all are."""
     sample_parts: int = 1
-    """Sample the prompts of a turn in so many parts (as far as they can be divided), and compute the rewards of one part while
-    the next is sampled: for rewards that take long, such as those of programs."""
+    """Sample the prompts of a turn in so many parts (as far as they can be divided; 1 where history is append), and compute the
+    rewards of one part while the next is sampled: for rewards that take long, such as those of programs. The environment is
+    then asked once for each part, in a thread of its own."""
     overlap_rewards: bool = True
-    """False: wait for the rewards of a part before the next is sampled. The numbers are the same."""
+    """False: wait for the rewards of a part before the next is sampled, all in one thread, as several seeds in one program do.
+    The numbers are the same."""
 
     def __post_init__(self):
         check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")
@@ -49,8 +51,6 @@ class Episodes:
         threshold = self.early_termination_threshold
         check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
         check("sample_parts", self.sample_parts, self.sample_parts >= 1, ">= 1")
-        whole = self.sample_parts == 1 or self.history == "none" or self.num_turns == 1
-        check("sample_parts", self.sample_parts, whole, "1 where history='append', whose turns go on from whole batches")
         object.__setattr__(self, "joint_mode", JOINT_MODES[self.joint_mode])
         if self.num_turns > 1:
             allowed = ("aligned", "counterfactual") if self.branching == "chain" else ("aligned", "cross")

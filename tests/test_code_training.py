@@ -196,5 +196,5 @@ def test_the_table_of_baselines(tiny_dir, monkeypatch, capsys, tmp_path):
         "single agent", "naive concatenation", "sequential pipeline", "one-round discussion", "trained team",
     ]  # fmt: skip
     assert rows[0][3:5] == ["pass@1", "pass@2"] and all(row[3] == "0.000 ± 0.000" for row in rows[2:])
-    tokens = [float(row[5]) for row in rows[2:]]
+    tokens = [float(row[5].strip("| ")) for row in rows[2:]]
     assert tokens[0] <= 8 and tokens[1] <= 8 and tokens[3] > tokens[1]

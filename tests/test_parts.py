@@ -12,6 +12,7 @@ import pytest
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.environment import Rewarded, prompt_of
 from jmarl.generate import answered, sample_team
+from jmarl.parts import parts_of
 from jmarl.rewards import make_reward
 from jmarl.rollout import playing
 from jmarl.team import make_team
@@ -131,7 +132,7 @@ def test_the_sampler_of_parts_is_compiled_ahead(agents):
 
 
 def test_parts_that_do_not_divide_are_fewer_and_histories_whole():
-    with pytest.raises(ValueError, match="sample_parts=2 is not allowed: sample_parts must be 1 where history='append'"):
-        TrainConfig(num_turns=2, history="append", sample_parts=2)
+    assert [parts_of(count, Episodes(sample_parts=4)) for count in (1, 2, 3, 6, 8)] == [1, 2, 1, 2, 4]
+    assert parts_of(8, Episodes(sample_parts=4, num_turns=2, history="append")) == 1
     with pytest.raises(ValueError, match="sample_parts=0"):
         Episodes(sample_parts=0)

@@ -4,6 +4,7 @@ Each attack has a benign twin that uses the same thing and works."""
 from __future__ import annotations
 
 import copy
+import signal
 import threading
 import time
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from test_sandbox_attacks import host, processes_below, put, sandbox  # noqa: F401
 
-from jmarl.sandbox import Limits, Sandbox, Session
+from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable, Session
 
 LIMITS = Limits(wall_s=1.5, cpu_s=3)
 
@@ -88,7 +89,7 @@ def test_copies_go_their_own_way(sandbox):  # noqa: F811
     [
         ("while True: pass", "wall"),
         ("import time; time.sleep(60)", "wall"),
-        ("while True: print('x' * 1000)", "output"),
+        ("while True: print('x' * 1000)", "wall"),
         ("class A:\n    def __repr__(self):\n        while True: pass\nA()", "wall"),
         ("import os; os._exit(0)", ""),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", ""),
@@ -302,3 +303,68 @@ def test_files_have_a_limit(session):
     else:
         assert "No space left" in reply.error and i in range(15, 19)
     assert session.python("1").value == "1"
+
+
+def test_long_texts_are_cut_and_come_whole(session):
+    """Also those that no socket holds at once."""
+    session.python("x = 1")
+    for code, shown, more in (
+        ("'日' * 60_000", 60_000, 0),
+        ("'😀' * 70_000", 65_535, 4466),
+        ("'\\0' * 20_000", 16_383, 3617 * 4),
+    ):
+        value = session.python(code).value
+        assert value.count(eval(code)[0]) in (shown, 0) and ("more characters" in value) == bool(more), (
+            value[:20],
+            value[-40:],
+        )
+    reply = session.python("print('y' * 100_000); x")
+    assert reply.value == "1" and reply.output.endswith("y … (34465 more bytes)") and not reply.lost
+    with Session(session.sandbox, Limits(output_kb=2000)) as long:
+        assert len(long.python("print('a' * 1_500_000); 'b' * 1_000_000").text) > 2_400_000
+
+
+def test_what_cannot_be_shown_or_named_costs_no_state(session):
+    session.python(
+        "x = 1\nclass M(type):\n    __name__ = property(lambda c: 1 / 0)\nclass E(Exception, metaclass=M):\n    def __str__(self): return 1 / 0"
+    )
+    assert session.python("raise E").error
+    session.python("import os\nos.symlink('end', 'l0')\nfor i in range(1500): os.symlink(f'l{i}', f'l{i + 1}')")
+    for reply in (session.read("\ud83d"), session.write("\ud83d", "x"), session.list("\ud83d"), session.read("l1500")):
+        assert reply.error and not reply.lost
+    assert session.write("a", "x").error == "" and "one itself" in session.write("a/b", "x").error
+    assert "directory" in session.write("c/", "x").error and session.python("x").value == "1"
+
+
+def test_an_interrupted_call_is_not_answered_by_the_next(session):
+    """As by Ctrl-C in a notebook."""
+    session.python("x = 1")
+    before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            session.python("import time; time.sleep(1); 'slept'")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [session.python(f"x + {i}").value for i in range(3)] == ["1", "2", "3"]
+
+
+def test_threads_may_share_a_session(session):
+    session.python("n = 0")
+    threads = [threading.Thread(target=lambda: [session.python("n += 1") for _ in range(10)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert session.python("n").value == "40"
+
+
+def test_a_session_may_use_more_than_programs():
+    try:
+        with (
+            Sandbox("S4", workers=1, limits=Limits(memory_mb=64)) as box,
+            Session(box, Limits(wall_s=30, cpu_s=30, memory_mb=6000)) as session,
+        ):
+            assert session.python("x = bytearray(b'x') * (4700 << 20); len(x)").value == str(4700 << 20)
+    except SandboxUnavailable as error:
+        pytest.skip(f"level S4: {error}")

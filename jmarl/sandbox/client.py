@@ -127,6 +127,7 @@ class Sandbox:
         """At most `workers` at once, as they come; behind them, one by one, those that another may have harmed."""
         found: dict[bytes, ExecutionResult] = {}
         alone: list[_Job] = []
+        workers = min(workers, len(waiting))
         waiting.reverse()
         with selectors.DefaultSelector() as running:
             while waiting or alone or running.get_map():
@@ -140,14 +141,14 @@ class Sandbox:
                     if data := _read(key.fileobj):
                         key.data.received += data
                     else:
-                        self._over(running, key, found, waiting, alone)
+                        self._over(running, key, found, waiting, alone if workers > 1 else None)
                 for key in [key for key in running.get_map().values() if key.data.deadline < time.monotonic()]:
                     self._restart()  # it does not answer at all
-                    self._over(running, key, found, waiting, alone)
+                    self._over(running, key, found, waiting, alone if workers > 1 else None)
         return found
 
     def _over(
-        self, running: selectors.BaseSelector, key: selectors.SelectorKey, found: dict, waiting: list, alone: list
+        self, running: selectors.BaseSelector, key: selectors.SelectorKey, found: dict, waiting: list, alone: list | None
     ) -> None:
         """A runner has ended: keep its result, or try once more if it has none; alone if another program may have used up the
         memory of all."""
@@ -162,7 +163,7 @@ class Sandbox:
         if result.kind == "infrastructure" and job.tries < 2:
             waiting.append(job)
             return
-        if self.level == "S4" and (result.limit_hit == "memory" or result.kind == "sandbox") and job.tries < 2:
+        if said.get("killed") and job.tries < 2 and alone is not None:
             alone.append(job)
             return
         found[job.key] = result
@@ -186,6 +187,7 @@ class Sandbox:
         self, limits: Limits, kind: str, modules: Sequence[str], program: bytes = b"", tests: bytes = b""
     ) -> socket.socket:
         """A runner of its own, which was given these."""
+        self._make_room(limits)
         about = json.dumps(limits.as_bytes() | {"kind": kind}).encode()
         for again in (True, False):
             mine, its = socket.socketpair()
@@ -212,7 +214,7 @@ class Sandbox:
                 self._helper = launch(self.level, *self._room)
             socket.send_fds(self._helper.control, [message], [end.fileno()])
 
-    def _make_room(self, limits: Limits, workers: int) -> None:
+    def _make_room(self, limits: Limits, workers: int = 1) -> None:
         """In the control group, for the largest programs of all calls so far."""
         with self._lock:
             most, before = self._room
@@ -280,8 +282,9 @@ def _key(source: bytes, tests: Tests, limits: Limits, level: str) -> bytes:
 def _result(said: dict[str, Any], level: str) -> ExecutionResult:
     """A result from what a runner said; what it left out is empty."""
     fields: dict[str, Any] = {name: "" for name in ("kind", "message", "stdout", "stderr", "limit_hit")}
-    fields.update(outcome="failed", passed=0, total=0, wall_s=0.0, integrity="strong")
+    fields.update(outcome="failed", killed=False, passed=0, total=0, wall_s=0.0, integrity="strong")
     fields.update(said, level=level, tests=tuple(TestResult(*test) for test in said.get("tests", ())))
+    del fields["killed"]
     return ExecutionResult(**fields)
 
 

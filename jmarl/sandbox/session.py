@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import socket
 import struct
 import threading
 import time
-import weakref
 
 from jmarl.sandbox.client import GRACE_S, Sandbox, default_sandbox, imported
 from jmarl.sandbox.launch import MAX_SESSIONS
@@ -27,7 +25,7 @@ LIMITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What came of one call. Texts are cut at `Limits.output_kb`."""
+    """What came of one call. Texts are cut at `Limits.output_kb`, and say how much was left out."""
 
     output: str
     """What the code wrote to stdout and stderr."""
@@ -36,7 +34,7 @@ class Reply:
     error: str
     """Why it did not work, for whoever made the call; else empty."""
     limit_hit: str = ""
-    """wall, cpu, memory, output or empty."""
+    """wall, cpu or empty; what runs out of memory raises MemoryError."""
     lost: bool = False
     """The session was ended by this call: variables and files are gone, the next call begins anew."""
 
@@ -54,8 +52,8 @@ class Session:
             session.python("x + 1").value        # "3"
             session.read("a.txt").value          # "hello"
 
-    limits: wall_s and output_kb are of each call, the others of the whole session. Its code can start threads, but no process.
-    Nothing is known of other sessions, and nothing runs between calls.
+    limits: wall_s and output_kb are of each call, the others of the whole session. Its code can start threads, but no process,
+    and `await` is for functions. Nothing is known of other sessions, and nothing runs between calls.
 
     A session is what was called in it so far. A copy (`copy.copy`, `copy.deepcopy`) goes its own way from there: the first to
     go on keeps the process, for others the calls are made again in a new one. So they are where the process was killed from
@@ -67,6 +65,7 @@ class Session:
         self.limits = limits or self.sandbox.limits
         self.calls: tuple[bytes, ...] = ()
         self._process: _Process | None = None
+        self._lock = threading.Lock()  # of its copies, too
 
     def python(self, code: str) -> Reply:
         """Run code; the value is the repr of a last expression, made inside."""
@@ -90,14 +89,15 @@ class Session:
         call = json.dumps({"do": do, "with": given}).encode()
         if len(call) > MAX_CALL:
             return Reply("", "", f"a call of {len(call)} bytes: at most {MAX_CALL}")
-        said = self._exchange(call, imported(given[0]) if do == "python" else [])
-        limit = said["lost"] if said["lost"] in LIMITS else ""
-        if not said["lost"]:
-            self.calls = (*self.calls, call)
+        with self._lock:
+            said = self._exchange(call, imported(given[0]) if do == "python" else [])
+            lost = said["lost"]
+            self.calls, self._process = ((), None) if lost else ((*self.calls, call), self._process)
+        if not lost:
             return Reply(said["output"], said["value"], said["error"])
-        self.calls, self._process = (), None
-        why = f"stopped at a limit: {LIMITS[limit]}" if limit else f"the session ended: {said['lost']}"
-        return Reply(said["output"], "", f"{why}; its variables and files are gone", limit, lost=True)
+        why = f"stopped at a limit: {LIMITS[lost]}" if lost in LIMITS else f"the session ended: {lost}"
+        text = f"{why}; its variables and files are gone"
+        return Reply(said["output"], "", text, lost if lost in LIMITS else "", lost=True)
 
     def _exchange(self, call: bytes, modules: list[str]) -> dict[str, str]:
         """Make a call in the process, or in a new one where all calls so far were made."""
@@ -110,12 +110,12 @@ class Session:
                 return NOTHING | {"lost": "a call that had worked did not when it was made again"}
             if all(replies) and (said := process.go_on(self.calls, call)):
                 return said
-        return NOTHING | {"lost": "its process was killed from outside, twice"}
+        return NOTHING | {"lost": "its process did not answer, twice"}
 
     def close(self) -> None:
         """End the process. The session can be used again, and is then where it was."""
         if self._process:
-            self._process.close()
+            self._process.socket.close()
 
     def __deepcopy__(self, memo: dict) -> Session:
         return copy.copy(self)  # calls never change, and a process serves one of those that have it
@@ -132,33 +132,37 @@ class _Process:
 
     def __init__(self, sandbox: Sandbox, limits: Limits, modules: list[str]):
         self.wall_s, self.calls, self.used = limits.wall_s, (), time.monotonic()
-        self.lock = threading.Lock()
-        idle = [other for other in sandbox.sessions if other.close.alive and not other.lock.locked()]
-        if len(idle) >= MAX_SESSIONS:
-            min(idle, key=lambda other: other.used).close()  # its session goes on in another when it is needed
+        alive = [other for other in sandbox.sessions if other.socket.fileno() >= 0]
+        if len(alive) >= MAX_SESSIONS:
+            min(alive, key=lambda other: other.used).socket.close()  # its session goes on in another when it is needed
         self.socket = sandbox.connect(limits, "session", modules)
-        self.close = weakref.finalize(self, self.socket.close)
         sandbox.sessions.add(self)
+
+    def __del__(self):
+        if hasattr(self, "socket"):
+            self.socket.close()
 
     def go_on(self, before: tuple[bytes, ...], call: bytes) -> dict[str, str] | None:
         """Make a call, if these were made before it; None if not, or if the process is no more."""
-        with self.lock:
-            if self.calls != before:
-                return None
-            try:
-                self.socket.settimeout(self.wall_s + GRACE_S)
-                self.socket.sendall(struct.pack("!I", len(call)) + call)
-                said = NOTHING | json.loads(self._read(struct.unpack("!I", self._read(4))[0]))
-            except (OSError, EOFError, ValueError):
-                self.close()
-                return None
-            self.used, self.calls = time.monotonic(), (*before, call)
-            if said["lost"]:
-                self.close()
+        if self.calls != before:
+            return None
+        whole, self.used = False, time.monotonic()
+        try:
+            self.socket.settimeout(self.wall_s + GRACE_S)
+            self.socket.sendall(struct.pack("!I", len(call)) + call)
+            said = NOTHING | json.loads(self._read(struct.unpack("!I", self._read(4))[0]))
+            whole, self.calls = not said["lost"], (*before, call)
             return said
+        except (OSError, EOFError, ValueError):
+            return None
+        finally:
+            if not whole:  # also where the call was interrupted: its reply would be taken for the next one's
+                self.socket.close()
 
     def _read(self, size: int) -> bytes:
-        data = self.socket.recv(size, socket.MSG_WAITALL)
-        if len(data) < size:
-            raise EOFError
-        return data
+        data = bytearray()
+        while len(data) < size:
+            if not (part := self.socket.recv(size - len(data))):
+                raise EOFError
+            data += part
+        return bytes(data)

@@ -36,7 +36,7 @@ def run(request: int, confined: Confined) -> NoReturn:
     limits, source = json.loads(read_exactly(request, sizes[0])), read_exactly(request, sizes[1])
     try:
         if limits["kind"] == "session":
-            session.Keeper(confined, limits, request).serve()
+            session.keep(confined, limits, request)
             leave(request, confined)
         result = Run(confined, limits, request, source, sizes[2]).result()
     except Exception as error:
@@ -117,6 +117,7 @@ class Run:
         self.tests = dict(sorted(self.tests.items(), key=lambda test: test[1][0]))
         passed = sum(not problem for _, problem, _ in self.tests.values())
         outcome, kind, message, limit = self.outcome(passed, exited)
+        judge_gone = not (self.last or self.stopped or self.broken)
         out, err = (bytes(x).decode("utf-8", "replace") for x in self.out.values())
         return {
             "outcome": outcome,
@@ -127,6 +128,7 @@ class Run:
             "stdout": out,
             "stderr": err,
             "limit_hit": limit,
+            "killed": judge_gone or (exited == -signal.SIGKILL and limit == "memory"),
             "wall_s": time.monotonic() - self.started,
             "integrity": "weak" if any(weak and not problem for _, problem, weak in self.tests.values()) else "strong",
             "tests": [[name, not problem, problem, weak] for name, (_, problem, weak) in self.tests.items()],

@@ -33,6 +33,7 @@ from .wire import Channel, Gone, Violation, read_exactly, write_all
 MAX_CALL = 2 << 20
 MAX_LISTED = 500
 TEXTS = ("value", "error")
+GONE = "gone"
 NOTE = 100  # characters, of how much was cut off
 JSON_BYTES = 26  # of one character at most, in two texts
 
@@ -75,9 +76,8 @@ class Keeper:
                 size = read_exactly(self.request, 4)
                 if struct.unpack("!I", size)[0] > MAX_CALL:
                     break
-                reply, lost = self.exchange(size + read_exactly(self.request, struct.unpack("!I", size)[0]))
-                data = json.dumps(reply | {"lost": lost}).encode()
-                write_all(self.request, struct.pack("!I", len(data)) + data)
+                said, lost = self.exchange(size + read_exactly(self.request, struct.unpack("!I", size)[0]))
+                reply(self.request, said | {"lost": lost})
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self.watch, signal.SIGKILL)
 
@@ -86,63 +86,80 @@ class Keeper:
         drain(self.answers, 1 << 30)  # what it said that nobody had asked for
         signal.pidfd_send_signal(self.watch, signal.SIGCONT)
         output, frame = bytearray(), bytearray()
+        self.passed_over = 0
         lost = self.pass_on(call, frame, output)
-        if lost == "gone":
+        if lost == GONE:
             lost = self.ended()
         else:
             signal.pidfd_send_signal(self.watch, signal.SIGSTOP)
-        if len(output) <= self.cap:
-            output += drain(self.out, self.cap + 1 - len(output))
-        said = {"output": bytes(output[: self.cap]).decode("utf-8", "replace")}
-        if len(output) > self.cap:
-            lost = lost or "output"
-        if not lost:
-            said |= texts(bytes(frame[4:]), self.cap)
-        return said, lost
+        self.take(output, drain(self.out, 1 << 20))
+        text = bytes(output).decode("utf-8", "replace")
+        said = {"output": f"{text} … ({self.passed_over} more bytes)" if self.passed_over else text}
+        return said if lost else said | texts(bytes(frame[4:]), self.cap), lost
+
+    def take(self, output: bytearray, data: bytes) -> None:
+        """What was written, up to the limit; the rest is only counted."""
+        room = self.cap - len(output)
+        output += data[:room]
+        self.passed_over += len(data[room:])
 
     def pass_on(self, call: bytes, frame: bytearray, output: bytearray) -> str:
-        """Write the call, and read the frame of the reply; empty, or what ended it: wall, output, gone, client, frame."""
+        """Write the call, and read the frame of the reply; empty, or what ended it."""
         end, poll = time.monotonic() + self.limits["wall_s"], select.poll()
         poll.register(self.ask, select.POLLOUT)
         poll.register(self.request, select.POLLRDHUP)
         for fd in (self.answers, self.out):
             poll.register(fd, select.POLLIN)
         while len(frame) < 4 or len(frame) < 4 + struct.unpack("!I", frame[:4])[0]:
-            ready = poll.poll(max(end - time.monotonic(), 0) * 1000)
+            left = end - time.monotonic()
+            ready = poll.poll(left * 1000) if left > 0 else []
             if not ready:
                 return "wall"
             for fd, _ in ready:
                 if fd == self.request:
-                    return "client"
+                    return "nobody waits for it any more"
                 if fd == self.ask:
-                    try:
+                    with contextlib.suppress(BlockingIOError, BrokenPipeError):
                         call = call[os.write(fd, call) :]
-                    except BlockingIOError:
-                        continue
-                    except BrokenPipeError:
-                        call = b""
                     if not call:
                         poll.unregister(fd)
-                elif data := drain(fd, 1 << 16):
-                    of = frame if fd == self.answers else output
-                    of += data
-                    if len(of) > (JSON_BYTES * self.cap + 4096 if fd == self.answers else self.cap):
-                        return "frame" if fd == self.answers else "output"
-                elif fd == self.answers:
-                    return "gone"
-                else:
+                elif not (data := drain(fd, 1 << 16)):
+                    if fd == self.answers:
+                        return GONE
                     poll.unregister(fd)
+                elif fd == self.out:
+                    self.take(output, data)
+                else:
+                    frame += data
+                    if len(frame) > JSON_BYTES * self.cap + 4096:
+                        return "its answer was too long"
         return ""
 
     def ended(self) -> str:
         """What a shell that closed its end of the channel died of."""
         if not select.select([self.watch], [], [], 1)[0]:
             signal.pidfd_send_signal(self.watch, signal.SIGKILL)
+            return "it closed what it answers through"
         _, status, used = os.wait4(self.child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGXCPU or code == -signal.SIGKILL and used.ru_utime + used.ru_stime >= self.limits["cpu_s"]:
             return "cpu"
-        return "memory" if code == -signal.SIGKILL else f"status {code}"
+        return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+
+
+def keep(confined: Confined, limits: dict, request: int) -> None:
+    """Run as the keeper's process, until its client has gone."""
+    try:
+        keeper = Keeper(confined, limits, request)
+    except OSError as error:
+        reply(request, {"lost": f"it could not be begun: {error}"})
+    else:
+        keeper.serve()
+
+
+def reply(request: int, said: dict[str, str]) -> None:
+    data = json.dumps(said).encode()
+    write_all(request, struct.pack("!I", len(data)) + data)
 
 
 def drain(fd: int, most: int) -> bytes:
@@ -171,7 +188,7 @@ def cut(text: str, cap: int) -> str:
 
 
 class Refused(Exception):
-    """Of a path: what is wrong with it, for whoever gave it."""
+    """What went wrong, as a text for whoever made the call."""
 
 
 class Shell:
@@ -185,11 +202,11 @@ class Shell:
         try:
             return {"value": getattr(self, "do_" + call["do"])(*call["with"])}
         except Refused as error:
-            return {"error": str(error)}
+            return {"error": cut(str(error), self.cap)}
         except OSError as error:
             return {"error": error.strerror or str(error)}
-        except Problem as problem:
-            return {"error": cut(str(problem), self.cap)}
+        except Exception as error:  # of a file, such as one too large for the memory
+            return {"error": type(error).__name__}
 
     def do_python(self, code: str) -> str:
         """Run a cell: the repr of its last expression, which is made here."""
@@ -208,12 +225,16 @@ class Shell:
             names["_"] = value
             return cut(repr(value), self.cap)
         except BaseException as error:  # also an exit, which must not end the session
-            raise Problem(told(error)) from None
+            raise Refused(told(error)) from None
         finally:
             flush()
 
     def place(self, path: str) -> str:
         """A path below the root, whatever links lead there."""
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            raise Refused("the path has characters that no name has") from None
         if not path or "\0" in path:
             raise Refused("a path without null bytes is needed, relative to the session's directory; '.' is the directory")
         full = os.path.realpath(os.path.join(self.root, path))
@@ -235,10 +256,12 @@ class Shell:
 
     def do_write(self, path: str, text: str) -> str:
         full = self.place(path)
-        if full == self.root or os.path.isdir(full):
+        if path.endswith("/") or os.path.isdir(full):
             raise Refused("this is a directory: give the path of a file")
-        data = text.encode("utf-8", "backslashreplace")
-        os.makedirs(os.path.dirname(full), exist_ok=True)
+        data, above = text.encode("utf-8", "backslashreplace"), os.path.dirname(full)
+        if os.path.lexists(above) and not os.path.isdir(above):
+            raise Refused("what should be the directory of this file is one itself")
+        os.makedirs(above, exist_ok=True)
         fd = regular(full, os.O_WRONLY | os.O_CREAT)
         try:
             os.ftruncate(fd, 0)
@@ -258,10 +281,6 @@ class Shell:
         if len(entries) > MAX_LISTED:
             lines.append(f"… and {len(entries) - MAX_LISTED} more")
         return cut("\n".join(lines), self.cap)
-
-
-class Problem(Exception):
-    """What a cell raised, as text."""
 
 
 def regular(path: str, flags: int) -> int:
@@ -289,8 +308,8 @@ def told(error: BaseException) -> str:
         trace = trace.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error.with_traceback(trace), trace, limit=-20)).rstrip()
-    except Exception:  # whatever the cell's own class makes of it
-        return f"{type(error).__name__} that cannot be shown"
+    except BaseException:  # whatever the cell's own class makes of it
+        return "an error that cannot be shown"
 
 
 def main(channel: Channel, root: str, cap: int) -> None:
