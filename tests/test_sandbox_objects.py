@@ -37,6 +37,10 @@ import os
 os.rename('colorsys.py', 'NAME')
 def f(x): return None
 """  # fmt: skip
+BY_PATH = (
+    "s = u.spec_from_file_location('s', 'solution.py')\ntry:\n    s.loader.exec_module(u.module_from_spec(s))\n"
+    "except OSError:\n    pass"
+)
 DOUBLE = "def f(x): return 2 * x"
 REPLACES = (
     "import inside.program as p\nreal = p.Server.answer\ndone = []\n"
@@ -55,6 +59,8 @@ FORGED = {
         ("sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))", "colorsys.py", "import colorsys"),
         ("sys.path.insert(0, os.getcwd())", "colorsys.py", "import colorsys"),
         ("sys.path.insert(0, '')", "colorsys.py", "import colorsys"),
+        ("import importlib.util as u", "solution.py", BY_PATH),
+        ("import runpy", "solution.py", "try:\n    runpy.run_path('solution.py')\nexcept OSError:\n    pass"),
         ("sys.path.append('.')", "solution.py", "try:\n    from solution import f as g\nexcept ImportError:\n    pass"),
     )
 } | {
@@ -135,6 +141,10 @@ SAID = {
     ),
     "a generator": ("import types\nassert isinstance(f(1), types.GeneratorType)", "def f(x): yield x"),
     "an exception": ("assert isinstance(f(1), (int, ValueError))", "def f(x): return ValueError(x)"),
+    "what a function of the tests finds wrong": (
+        "def check(x): raise AssertionError(2)\nassert f(check) is None",
+        "def f(check):\n    try:\n        check(1)\n    except AssertionError as e:\n        return e.args or None",
+    ),
     "an error that goes away": (
         "with f(1):\n    raise KeyError\nassert f(1).n == 1",
         "class R:\n    n = 1\n    def __enter__(self): pass\n    def __exit__(self, *e): return True\ndef f(x): return R()",

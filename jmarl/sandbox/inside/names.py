@@ -22,7 +22,7 @@ ALIASES = {"np": "numpy", "pd": "pandas"}
 
 def trust_only_what_was_there() -> None:
     """Modules are imported only from below the directories that they came from before the tests ran. Tests of objects share
-    theirs with the program, which may have left a file there with the name of a module that they import."""
+    theirs with the program, which may have left a file there with the name of a module that they import, or run by its path."""
     shared = os.path.realpath(os.getcwd())
     places = {os.path.realpath(path) for path in sys.path if os.path.isabs(path)}
     trusted = tuple(f"{place}/" for place in places if not f"{shared}/".startswith(f"{place}/"))
@@ -36,7 +36,14 @@ def trust_only_what_was_there() -> None:
 
         return finder
 
+    def no_code(event: str, about: tuple) -> None:
+        if event != "open" or not str(about[0]).endswith((".py", ".pyc")) or about[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        if any(path.startswith(f"{shared}/") for path in (os.path.abspath(about[0]), os.path.realpath(about[0]))):
+            raise PermissionError(f"no code is read from {about[0]}")
+
     sys.path_hooks[:] = [guarded(hook) for hook in sys.path_hooks]
+    sys.addaudithook(no_code)
 
 
 def free_names(code: str) -> list[str]:

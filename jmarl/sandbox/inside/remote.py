@@ -74,7 +74,8 @@ class Judge:
         kind = x if isinstance(x, type) else type(x)
         if issubclass(kind, BaseException):
             about = {"object": self.number(x), "error": tree(kind, self.number)}
-            return about if kind is x else about | {"args": self.encode(list(x.args))}
+            told = [] if kind is x or issubclass(kind, AssertionError) else list(x.args)  # not what was expected
+            return about if kind is x else about | {"args": self.encode(told)}
         walk = hasattr(kind, "__next__") and not isinstance(x, io.IOBase)  # a file is more than its lines
         if kind is not x and (walk or callable(x)):
             known = self._key(x) in self.given
@@ -175,7 +176,9 @@ class Judge:
             if name in wanted:
                 found[name] = self.remote(about) if borrowed else self.decode(about)
         self.asked += sum(type(x) is not Remote for x in found.values())
-        self.tested = {x._jmarl_id for name, x in found.items() if type(x) is Remote and name[0].isupper()}
+        self.tested = {
+            x._jmarl_id for name, x in found.items() if type(x) is Remote and name[0].isupper() and not name.isupper()
+        }
         return found
 
     def main(self, stdin: str) -> str:
@@ -243,6 +246,7 @@ class Judge:
             by_keyword = {str(name): self.decode(x) for name, x in message["named"].items()}
             return {"value": self.encode(function(*arguments, **by_keyword))}
         except Exception as error:
+            self.weak |= isinstance(error, AssertionError)  # the program could make it go away
             return {"raised": self.encode(error)}
 
     # The program's containers, and the tests' copies of them
