@@ -45,11 +45,12 @@ def host(tmp_path_factory):
     secret.write_text("secret")
     listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
     listeners[1].bind(str(directory / "socket"))
-    listeners[2].bind("\0jmarl-test")
+    listeners[2].bind(f"\0jmarl-test-{os.getpid()}")  # other workers have theirs
     for listener in listeners:
         listener.listen()
         threading.Thread(target=_accept, args=(listener, reached), daemon=True).start()
     names = {"PORT": str(listeners[0].getsockname()[1]), "SECRET": str(secret), "SOCKET": str(directory / "socket")}
+    names["jmarl-test"] = f"jmarl-test-{os.getpid()}"
     yield names | {"HOST": str(Path(__file__).parent)}, reached, directory
     for listener in listeners:
         listener.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
 import os
 import random
+import re
 import symtable
 import sys
 import types
@@ -46,6 +48,7 @@ def trust_only_what_was_there() -> None:
     sys.addaudithook(no_code)
 
 
+@functools.cache
 def free_names(code: str) -> list[str]:
     """Names of the module that a script reads and does not make itself."""
     top = symtable.symtable(code, "<tests>", "exec")
@@ -91,6 +94,9 @@ def wanted_names(tests: dict, names: dict) -> list[str]:
     return entry + [name for name in free if not (name.startswith("__") and name.endswith("__"))]
 
 
+_IS = re.compile(r"\bis\b")
+
+
 class Same(ast.NodeTransformer):
     """Asks whether two objects are one by `handles.same`: what stands for one is another thing each time it crosses."""
 
@@ -106,6 +112,7 @@ class Same(ast.NodeTransformer):
         return ast.copy_location(call if isinstance(node.ops[0], ast.Is) else ast.UnaryOp(ast.Not(), call), node)
 
 
-def compiled(code: str | ast.Module, name: str) -> types.CodeType:
-    tree = Same().visit(ast.parse(code) if isinstance(code, str) else code)
-    return compile(ast.fix_missing_locations(tree), name, "exec")
+def compiled(code: str, name: str, tree: ast.Module | None = None) -> types.CodeType:
+    """tree: of the code, if it has been changed."""
+    tree = ast.parse(code) if tree is None else tree
+    return compile(ast.fix_missing_locations(Same().visit(tree) if _IS.search(code) else tree), name, "exec")
