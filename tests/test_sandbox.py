@@ -30,7 +30,7 @@ from jmarl.sandbox import (
     run_programs,
     unittests,
 )
-from jmarl.sandbox.inside import confine, judge, wire
+from jmarl.sandbox.inside import confine, names, wire
 
 ADD = "def add(a, b):\n    return a + b\n"
 SUM = asserts("assert add(1, 2) == 3\nassert add(2, 2) == 4")
@@ -691,7 +691,7 @@ def test_as_an_ordinary_user(tmp_path):
 def test_names_that_the_program_has_to_give():
     code = "import math\nfrom os import path as p\nx = 1\ndef g(a):\n    b = f(a)\n    return b\n"
     code += "for i in range(x): g(i)\nassert C(x).y"
-    assert judge.free_names(code) == ["f", "C"]
+    assert sorted(names.free_names(code)) == ["C", "f"]
 
 
 def test_messages_are_capped():

@@ -166,6 +166,15 @@ OTHER_TESTS = {
             "    def test(self): self.assertEqual(Cart().total(), 11)"
         ),
     ),
+    "a module in the directory that the tests share": (
+        "open('colorsys.py', 'w').write('import sys\\nof = sys.modules[\"inside.judge\"].Verdict\\n'\n"
+        "    'of.test = lambda self, name, number, *a: self.write(test=name, number=number, message=\"\", weak=False)')\n"
+        "def add(a, b): return None",
+        unittests(
+            "import os, sys, unittest\nsys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))\nimport colorsys\n"
+            "class T(unittest.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)"
+        ),
+    ),
     "an error with a huge number": ("raise ValueError(10 ** 5000)", TESTS),
     "a value that cannot go back": (
         "import inside.program as p\nclass Raw: pass\nreal = p.encode\n"

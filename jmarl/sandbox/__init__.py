@@ -21,11 +21,14 @@ Not covered:
 - Memory of all processes together is capped at S4 only (elsewhere each process for itself), disk at S2 only file by file,
   processes at S2 for root only by the filter (no new processes; threads are not counted).
 - Tests of objects (`unittests`) share a directory with the program: what they read from files there it may have written, and a
-  library of theirs that reads such a file (sqlite, XML) reads what a model wrote.
+  library of theirs that reads such a file (sqlite, XML, pickle) reads what a model wrote. No module is imported from there.
 - What an object says about itself is believed as a function's answer is. Where a verdict would hang on its own comparison, the
-  test is marked as weak, and rewards do not count it.
-- Objects of the tests' own classes that the program is to use, `isinstance` of its subclasses of builtins, patched builtins and
-  captured output: such tests do not get through, and say so or fail.
+  test is weak, and rewards do not count it: `==` and `is` of two of its objects, calculations, `isinstance` of classes
+  that are not its own, `callable`, methods as `startswith` or `issubset` of what is no object of a class that the tests name.
+- Objects of the tests' own classes that the program is to use, classes of theirs that come from its classes, and values too
+  large or too deep: such tests say nothing, and are masked. Patched builtins, captured output, `type(x)` and `inspect` of its
+  objects, mocks with attributes, `async with` and `async for`, arrays of complex numbers or dates: such tests fail.
+- Functions of the tests that the program calls while they ask it nothing (a timer's) wait until they do.
 - A session's own words: its code can change what it says of its values and files. It can start no process, so that no library
   that needs one works there.
 - Machines other than Linux on x86-64.

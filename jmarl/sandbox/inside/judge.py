@@ -14,23 +14,19 @@ Kinds of tests:
 from __future__ import annotations
 
 import ast
-import builtins
-import importlib
 import json
 import os
-import random
-import sys
 import types
 import unittest
 from collections.abc import Callable
 from typing import Any
 
-from .remote import TESTS as NAME
+from .handles import TESTS as NAME
+from .names import compiled, namespace, trust_only_what_was_there, wanted_names
 from .remote import Judge
 from .wire import Channel, Gone, write_all
 
 RAISED = "raised "  # begins what is said of a test that ended in something else than its own comparison
-ALIASES = {"np": "numpy", "pd": "pandas"}
 
 
 class BadTests(Exception):
@@ -48,9 +44,9 @@ class Verdict:
 
     def test(self, name: str, number: int, problem: str = "", weak: bool = False) -> None:
         """The verdict on test `number`: passed if there was no problem. Nothing passes any more once the program has gone or
-        broken the protocol."""
-        if self.judge.gone or self.judge.violation:
-            problem = problem or "the program has ended"
+        broken the protocol, or could not be told what the tests give."""
+        if self.judge.gone or self.judge.violation or self.judge.uncrossed:
+            problem = problem or self.judge.uncrossed or "the program has ended"
         self.write(test=name[:200], number=number, message=problem[:500], weak=weak)
 
     def run(self, name: str, number: int, action: Callable[[], Any]) -> None:
@@ -123,7 +119,7 @@ def once(tree: ast.Module) -> set[int]:
 def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
     tree, numbered, judge = ast.parse(tests["code"]), Numbered(), verdict.judge
     early = once(tree)
-    code = compile(ast.fix_missing_locations(numbered.visit(tree)), "<tests>", "exec")
+    code = compiled(tests["code"], "<tests>", numbered.visit(tree))
     found: dict[int, str] = {}
     weak: set[int] = set()
     ended = ""
@@ -155,6 +151,8 @@ def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
         if tests["entry_point"] and isinstance(names.get("check"), types.FunctionType):
             names["check"](names[tests["entry_point"]])
     except BaseException as error:  # the program may raise anything in here
+        if its_own(error, judge):
+            raise
         ended = described(error)
     for number in range(len(numbered.asserts)):
         report(number)
@@ -214,18 +212,25 @@ class Results(unittest.TestResult):
 
 def run_unittest(tests: dict, names: dict, verdict: Verdict) -> None:
     verdict.write(planned=planned(tests))
-    exec(compile(tests["code"], "<tests>", "exec"), names)
-    classes = [x for x in names.values() if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == NAME]
-    loader = unittest.TestLoader()
-    each = [(of, name) for of in classes for name in loader.getTestCaseNames(of)]
-    verdict.write(planned=len(each))
+    exec(compiled(tests["code"], "<tests>"), names)
+    found = [x for x in names.values() if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == NAME]
+    may_skip = not verdict.judge.asked  # else the program could have had a say in which tests there are
+    each = {
+        of: [name for name in unittest.TestLoader().getTestCaseNames(of) if not (may_skip and skipped(of, name))]
+        for of in found
+    }
+    verdict.write(planned=sum(map(len, each.values())))
     results = Results(verdict)
-    for of in classes:
-        suite = unittest.TestSuite(of(name) for name in loader.getTestCaseNames(of))
+    for of, methods in each.items():
         try:
-            suite.run(results)
+            unittest.TestSuite(map(of, methods)).run(results)
         except BaseException:  # the program may raise anything, and what did not run counts as failed
             continue
+
+
+def skipped(of: type, name: str) -> bool:
+    """By a decorator of the tests."""
+    return any(getattr(x, "__unittest_skip__", False) for x in (of, getattr(of, name)))
 
 
 # --- Pairs
@@ -256,50 +261,9 @@ KINDS = {"asserts": run_asserts, "unittest": run_unittest, "io": run_pairs}
 # --- All
 
 
-def free_names(code: str) -> list[str]:
-    """Names that a script reads and does not make itself."""
-    read: dict[str, None] = {}
-    made = set(dir(builtins))
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Name):
-            read[node.id] = None
-            if not isinstance(node.ctx, ast.Load):
-                made.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            made.add(node.name)
-        elif isinstance(node, ast.arg):
-            made.add(node.arg)
-        elif isinstance(node, ast.alias):
-            made.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            made.add(node.name)
-    return [name for name in read if name not in made]
-
-
-def namespace(tests: dict) -> dict[str, Any]:
-    """The names of the tests before the program gives any: what trusted code makes, and modules that it takes for granted."""
-    unittest.main = lambda *arguments, **named: None  # type: ignore[assignment,misc]  # often the last line
-    random.seed(0)
-    module = sys.modules[NAME] = types.ModuleType(NAME)
-    names = module.__dict__
-    exec(compile(tests["setup"], "<setup>", "exec"), names)
-    for name in free_names(tests["code"]):
-        target = ALIASES.get(name, name)
-        if name not in names and (target in sys.stdlib_module_names or name in ALIASES):
-            try:
-                names[name] = importlib.import_module(target)
-            except ImportError:
-                continue
-    return names
-
-
-def wanted_names(tests: dict, names: dict) -> list[str]:
-    """What the program has to give."""
-    entry = [tests["entry_point"]] if tests["entry_point"] else []
-    return entry + [name for name in free_names(tests["code"]) if name not in names and name not in entry]
-
-
 def run(tests: dict, judge: Judge, verdict: Verdict) -> None:
+    if tests["kind"] == "unittest":  # others have a directory of their own
+        trust_only_what_was_there()
     try:
         names = namespace(tests)
         wanted = wanted_names(tests, names) if tests["kind"] != "io" else []
@@ -319,6 +283,12 @@ def run(tests: dict, judge: Judge, verdict: Verdict) -> None:
         verdict.write(unloaded=loaded[:500], planned=planned(tests))
         return
     KINDS[tests["kind"]](tests, names, verdict)
+
+
+def its_own(error: BaseException, judge: Judge) -> bool:
+    """Whether an error that ended the tests is theirs: the program has had no part in it. That they use what it has given them
+    counts as a part, but for a library that they miss."""
+    return not (judge.asked or judge.gone) and (not judge.wanted or isinstance(error, ImportError))
 
 
 def planned(tests: dict) -> int:
@@ -341,8 +311,8 @@ def main(tests: bytes, channel: Channel, verdict_fd: int) -> None:
     try:
         run(json.loads(tests), judge, verdict)
     except BaseException as error:
-        fault = isinstance(error, BadTests) or not (judge.asked or judge.gone)
+        fault = isinstance(error, BadTests) or its_own(error, judge)
         verdict.write(**{"fault" if fault else "unloaded": f"the tests do not run: {described(error)}"[:500]})
-    about = ("asked", "gone", "violation", "limit", "unsupported")
+    about = ("asked", "wanted", "gone", "violation", "limit", "unsupported")
     verdict.write(done=True, **{name: getattr(judge, name) for name in about})
     os.close(verdict_fd)

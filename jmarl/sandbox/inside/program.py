@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import copy
 import importlib
 import linecache
 import operator
@@ -19,7 +20,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .wire import CONTAINERS, Channel, Gone, Unsupported, Violation, by_name, decode, encode, named, replace_contents
+from .crossing import built, instance, stand_in, tree
+from .wire import CONTAINERS, SLACK, Channel, Gone, Unsupported, Violation, by_name, decode, encode, named, replace_contents
 
 NAME = "program"
 
@@ -35,21 +37,21 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "contains": operator.contains, "iadd": operator.iadd, "isub": operator.isub, "imul": operator.imul, "iand": operator.iand,
     "itruediv": operator.itruediv, "ifloordiv": operator.ifloordiv, "imod": operator.imod, "imatmul": operator.imatmul,
     "ior": operator.ior, "ixor": operator.ixor, "ilshift": operator.ilshift, "irshift": operator.irshift, "ipow": operator.ipow,
-    "enter": lambda x: x.__enter__(), "exit": lambda x, *error: x.__exit__(*error), "replace": replace_contents,
+    "enter": lambda x: x.__enter__(), "exit": lambda x, error: x.__exit__(*_of(error)),
+    "replace": replace_contents, "copy": copy.copy, "deepcopy": copy.deepcopy, "callable": callable, "hasattr": hasattr,
+    "await": lambda x: awaited(x),
 }  # fmt: skip
 
 
-_VIEWS = (type({}.keys()), type({}.items()))
+def _of(error: BaseException | None) -> tuple:
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-class Callback:
-    """A function of the judge's."""
+class Walk:
+    """An iterator of the judge's."""
 
     def __init__(self, server: Server, number: int):
         self._server, self._number = server, number
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._server.ask_back({"back": self._number, "args": list(arguments), "named": named})
 
     def __iter__(self) -> Any:
         return self
@@ -62,50 +64,66 @@ class Callback:
 
 
 class Server:
-    """Answers the judge, one request at a time."""
+    """Answers the judge, one request at a time. Who talks has the turn, which is free while the program's own code runs: its
+    threads, too, may call functions of the tests."""
 
     def __init__(self, source: str, channel: Channel):
         self.source, self.channel = source, channel
+        self.turn, self.numbering = threading.Lock(), threading.Lock()
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}
+        self.theirs: dict[int, Any] = {}  # what stands for the judge's, by number
+        self.borrowed: dict[int, int] = {}  # and back
+        self.seen: dict[int, Any] = {}  # containers that the judge has copies of, as it saw them last
         self.module = types.ModuleType(NAME)
 
     # Values
 
     def export(self, x: Any) -> dict:
         """An object of the program's that stays here."""
-        if type(x) is Callback:
-            return {"yours": x._number}
+        if id(x) in self.borrowed:
+            return {"yours": self.borrowed[id(x)]}
         kind, out = type(x), {"object": self._number(x)}
         if (known := named(x)) is not None:
             return out | {"standard": known}
         if isinstance(x, type) and issubclass(x, BaseException):
-            return out | {"error": chain(x)}
-        if isinstance(x, _VIEWS):
-            out["plain"] = encode(set(x), self.export, 1)
+            return out | {"error": tree(x, self._number)}
         for base in (tuple, list, dict, set, str, int, float, bytes):
             if isinstance(x, base) and kind.__eq__ is base.__eq__ and kind.__hash__ is base.__hash__:
-                out["plain"] = encode(_as_base(base, x), self.export, 1)
+                out["plain"] = encode(_as_base(base, x), self.export, SLACK + 1)
         return out
 
     def _number(self, x: Any) -> int:
-        if id(x) not in self.numbers:
-            self.numbers[id(x)] = len(self.objects)
-            self.objects.append(x)
-        return self.numbers[id(x)]
+        with self.numbering:
+            if id(x) not in self.numbers:
+                self.numbers[id(x)] = len(self.objects)
+                self.objects.append(x)
+            return self.numbers[id(x)]
 
     def encode(self, x: Any) -> Any:
-        return encode(x, self.export)
+        return encode(x, self.export, SLACK)
 
     def decode(self, data: Any) -> Any:
         return decode(data, self.objects.__getitem__, self._theirs)
 
     def _theirs(self, about: dict) -> Any:
-        """A function of the judge's, or what both sides have; a module that only the tests use is loaded."""
-        if "standard" not in about:
-            return Callback(self, about["object"])
-        importlib.import_module(about["standard"][0])
-        return by_name(about["standard"])
+        """What stands for the judge's, the same each time; or what both sides have, of which a module that only the tests use
+        is loaded."""
+        if "standard" in about:
+            importlib.import_module(about["standard"][0])
+            return by_name(about["standard"])
+        number = about["object"]
+        if "error" in about:
+            found = built(about["error"], self.theirs, {})
+            found = instance(found, self.decode(about["args"])) if "args" in about else found
+        else:
+            found = Walk(self, number) if "walk" in about else stand_in(about, lambda a, n: self._call_back(number, a, n))
+        found = self.theirs.setdefault(number, found)
+        self.borrowed[id(found)] = number
+        return found
+
+    def _call_back(self, number: int, arguments: tuple, by_keyword: dict) -> Any:
+        return self.ask_back({"back": number, "args": list(arguments), "named": by_keyword})
 
     # Requests
 
@@ -131,10 +149,14 @@ class Server:
             flush()
 
     def _raised(self, error: BaseException) -> dict:
+        if id(error) in self.borrowed:
+            return {"raised": self.borrowed[id(error)]}
         try:
-            return {"raised": chain(type(error)), "args": self.encode(list(error.args)), "object": self.encode(error)}
+            return {
+                "raised": tree(type(error), self._number), "args": self.encode(list(error.args)), "object": self.encode(error),
+            }  # fmt: skip
         except BaseException:  # the error is the program's, and so is all that it does here
-            return {"raised": [["builtins", "Exception"]], "args": [], "object": None}
+            return failure("Exception")
 
     def answer(self, request: dict) -> dict:
         """The reply to a request."""
@@ -146,20 +168,31 @@ class Server:
             return self._guarded(lambda: self._main(request["stdin"]))
         try:
             arguments = [self.decode(x) for x in request["args"]]
+            by_keyword = {name: self.decode(x) for name, x in request.get("named", {}).items()}
         except Violation as error:
-            return {"raised": [["builtins", "TypeError"]], "args": [str(error)], "object": None}
-        if operation != "call":
-            reply = self._guarded(lambda: OPERATIONS[operation](*arguments))
-            if operation == "getattr" and "value" in reply:
-                reply |= self._kept(arguments)
-            return reply
-        by_keyword = {name: self.decode(x) for name, x in request.get("named", {}).items()}
-        given: dict[Any, Any] = {**dict(enumerate(arguments[1:])), **by_keyword}
-        before = {which: self._contents(x) for which, x in given.items()}
-        reply = self._guarded(lambda: arguments[0](*arguments[1:], **by_keyword))
-        after = {which: self._contents(x) for which, x in given.items()}
-        changed = [[which, now] for which, now in after.items() if now is not None and now != before[which]]
-        return reply | {"changed": changed} if changed else reply
+            return failure("TypeError", str(error))
+        reply = self._do(operation, arguments, by_keyword)
+        kept = {number: self._contents(self.objects[number]) for number in request.get("kept", ())}
+        changed = {number: now for number, now in kept.items() if now is not None and now != self.seen.get(number)}
+        self.seen.update(changed)
+        return reply | {"kept": list(changed.items())} if changed else reply
+
+    def _do(self, operation: str, arguments: list, by_keyword: dict) -> dict:
+        """The reply, with what became of arguments that are containers, and whether the value is one that stays here."""
+        if operation == "call":
+            given: dict[Any, Any] = {**dict(enumerate(arguments[1:])), **by_keyword}
+            before = {which: self._contents(x) for which, x in given.items()}
+            reply = self._guarded(lambda: arguments[0](*arguments[1:], **by_keyword))
+            after = {which: self._contents(x) for which, x in given.items()}
+            changed = [[which, now] for which, now in after.items() if now is not None and now != before[which]]
+            return reply | {"changed": changed} if changed else reply
+        found: list[Any] = []
+        reply = self._guarded(lambda: found.append(OPERATIONS[operation](*arguments)) or found[0])
+        if operation == "getattr" and "value" in reply and type(found[0]) in CONTAINERS:
+            number = self._number(found[0])
+            self.seen[number] = reply["value"]
+            reply["keep"] = number
+        return reply
 
     def _contents(self, x: Any) -> Any:
         if type(x) not in CONTAINERS:
@@ -168,11 +201,6 @@ class Server:
             return self.encode(x)
         except Unsupported:
             return None
-
-    def _kept(self, arguments: list) -> dict:
-        """A container that was got from an object: what the judge does to its copy is done to this one, too."""
-        found = getattr(*arguments)
-        return {"kept": self._number(found)} if type(found) in CONTAINERS else {}
 
     def _main(self, stdin: str) -> str:
         """Run the program as a script: what it wrote. In a process of its own, so that it may end as it likes; where there are
@@ -209,38 +237,63 @@ class Server:
             join_threads()
             atexit._run_exitfuncs()
             flush()
+            module.__dict__.clear()  # files that it has left open are written
             for fd, back in ((0, nothing), (1, before)):
                 os.dup2(back, fd)
                 os.close(back)
 
     def ask_back(self, request: dict) -> Any:
         """Call a function of the judge's, and serve what it asks for meanwhile."""
-        request["args"] = [self.encode(x) for x in request["args"]]
-        request["named"] = {name: self.encode(x) for name, x in request["named"].items()}
-        self.channel.send(request)
-        while "do" in (message := self.channel.receive()):
-            self.channel.send(self.answer(message))
+        with self.turn:
+            request["args"] = [self.encode(x) for x in request["args"]]
+            request["named"] = {name: self.encode(x) for name, x in request["named"].items()}
+            self.channel.send(request)
+            while "do" in (message := self.channel.receive()):
+                self._serve(message)
         if "raised" in message:
-            raise getattr(builtins, message["raised"])(f"a function of the tests raised {message['raised']}")
+            raise self.decode(message["raised"])
         return self.decode(message["value"])
+
+    def _serve(self, request: dict) -> None:
+        """With the turn, which is given away meanwhile."""
+        self.turn.release()
+        try:
+            reply = self.answer(request)
+        except Unsupported as error:
+            reply = failure("TypeError", str(error))
+        finally:
+            self.turn.acquire()
+        try:
+            self.channel.send(reply)
+        except Unsupported as error:
+            self.channel.send(failure("TypeError", str(error)))
 
     def serve(self, load: bool) -> None:
         """Until the judge has gone."""
-        if load:
-            self.channel.send(self.load())
-        else:
-            self.channel.send({"value": None})
-        while True:
-            request = self.channel.receive()
-            try:
-                self.channel.send(self.answer(request))
-            except Unsupported as error:
-                self.channel.send({"raised": [["builtins", "TypeError"]], "args": [str(error)], "object": None})
+        with self.turn:
+            self.channel.send(self.load() if load else {"value": None})
+            while True:
+                self._serve(self.channel.receive())
 
 
-def chain(kind: type) -> list[list[str]]:
-    """Module and name of a class and those that it comes from."""
-    return [[str(c.__module__), str(c.__qualname__)] for c in kind.__mro__]
+def failure(kind: str, *arguments: str) -> dict:
+    """A reply that raises an exception of Python's."""
+    return {"raised": tree(getattr(builtins, kind), id), "args": list(arguments), "object": None}
+
+
+def awaited(x: Any) -> Any:
+    """What a coroutine of the program's comes to, always in the same loop."""
+    import asyncio
+
+    async def result() -> Any:
+        return await x
+
+    if not _RUNNER:
+        _RUNNER.append(asyncio.Runner())
+    return _RUNNER[0].run(result())
+
+
+_RUNNER: list[Any] = []
 
 
 def join_threads() -> None:
@@ -251,9 +304,9 @@ def join_threads() -> None:
 
 
 def flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for stream in dict.fromkeys((sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
         try:
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]
         except Exception:  # the program may have closed or replaced it
             continue
 

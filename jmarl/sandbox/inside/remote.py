@@ -1,26 +1,26 @@
-"""The judge's view of a program: objects that live in the other process, and the requests about them.
-
-What decides a verdict is not asked of the program: an object of its own is equal to a plain value only if its plain contents
-are (`wire`). Where nothing else is possible than to ask (two of its objects are compared, one takes part in a calculation with
-a value of the tests, or is said to contain one), it is asked, and the test is marked as weak. What an object says about itself
-(`f(x).is_valid()`) is taken as a function's answer is.
-"""
+"""The judge's view of a program: the requests about objects that live in the other process, and what comes back."""
 
 from __future__ import annotations
 
-import itertools
-import operator
+import builtins
+import io
 import sys
-from collections.abc import Iterator
-from typing import Any
+import threading
+import types
+from typing import Any, NoReturn
 
+from .crossing import built, described, instance, tree
+from .handles import NOTHING, Remote
 from .wire import (
     CONTAINERS,
     FLAT,
+    MAX_DEPTH,
     NESTED,
+    SLACK,
     Channel,
     Gone,
     Unsupported,
+    Untold,
     Violation,
     by_name,
     decode,
@@ -30,124 +30,143 @@ from .wire import (
 )
 
 MOST_KEPT = 256
-MOST_WALKED = 10_000
-TESTS = "tests"  # the module that the tests are
-ASKABLE = ("__name__", "__qualname__", "__doc__", "__module__", "__dict__", "__class__", "__wrapped__", "__annotations__")
-INERT = {
-    int,
-    float,
-    complex,
-    str,
-    bool,
-    bytes,
-    bytearray,
-    list,
-    type(None),
-    *NESTED,
-    *FLAT,
-}  # classes that do no more than hold
+MOST_HEARD = 1 << 20  # what is too large to be sent, after the program sent this much, may be of its making
+PLAIN = {int, float, complex, str, bool, bytes, bytearray, list, type(None), *NESTED, *FLAT}
+ERRORS = {x for x in vars(builtins).values() if isinstance(x, type) and issubclass(x, BaseException)}
+INERT = PLAIN | ERRORS  # classes that do no more than hold
 _LIMIT_NUMBERS = {27: "file", 28: "file", 11: "processes"}  # EFBIG, ENOSPC, EAGAIN
-_NOTHING = object()
 
 
 class Judge:
-    """Asks the program on behalf of the tests."""
+    """Asks the program on behalf of the tests; their threads one after the other."""
 
     def __init__(self, channel: Channel):
         self.channel = channel
+        self.turn = threading.RLock()
         self.asked = 0
+        self.wanted = False
         self.weak = False
         self.gone = False
         self.violation = ""
         self.limit = ""
-        self.unsupported = ""
+        self.unsupported = ""  # what of the tests' own could not be told to the program
+        self.uncrossed = ""  # the same, also if the program may have made it so
         self.mine: list[Any] = []
-        self.errors: dict[tuple, type] = {}
+        self.given: dict[Any, int] = {}  # by what it is: its place in `mine`
+        self.errors: dict[int, type] = {}
         self.numbers: dict[type, int] = {}
-        self.kept: list[tuple[Any, Any, int]] = []
+        self.tested: set[int] = set()  # what the tests name as a class, and its objects: their methods are what is tested
+        self.kept: dict[int, tuple[Any, Any]] = {}  # copies of the program's containers, and as what they were last seen
 
     # Values
 
     def export(self, x: Any) -> dict:
         """What the program gets for an object of the tests: what is in the standard library by name, of their own only
-        functions and iterators. Nothing else can be reached from there."""
+        functions, iterators and exceptions. Nothing else can be reached from there."""
         if type(x) is Remote:
             return {"yours": x._jmarl_id}
+        if isinstance(x, BaseException) and type(x.__dict__.get("_jmarl_remote")) is Remote:
+            return {"yours": x.__dict__["_jmarl_remote"]._jmarl_id}
         if isinstance(x, type) and x in self.numbers:
             return {"yours": self.numbers[x]}
         if (known := named(x)) is not None:
             return {"standard": known}
-        if not isinstance(x, type) and (callable(x) or hasattr(type(x), "__next__")):
-            self.mine.append(x)
-            return {"object": len(self.mine) - 1}
-        text = f"a {type(x).__name__} of the tests cannot be given to the program"
-        if type(x).__module__ == TESTS:  # the program cannot have made it
+        kind = x if isinstance(x, type) else type(x)
+        if issubclass(kind, BaseException):
+            about = {"object": self.number(x), "error": tree(kind, self.number)}
+            told = [] if kind is x or issubclass(kind, AssertionError) else list(x.args)  # not what was expected
+            return about if kind is x else about | {"args": self.encode(told)}
+        walk = hasattr(kind, "__next__") and not isinstance(x, io.IOBase)  # a file is more than its lines
+        if kind is not x and (walk or callable(x)):
+            known = self._key(x) in self.given
+            return {"object": self.number(x)} | ({} if known else {"walk": True} if walk else described(x))
+        root = kind.__module__.partition(".")[0]  # an array of what the program gave, and what stands for its objects
+        raise self.untold(f"a {kind.__name__} of the tests cannot be given to the program", root not in ("numpy", "inside"))
+
+    def untold(self, text: str, of_tests: bool = True) -> Untold:
+        """The error to raise where something cannot be told to the program; no test passes any more. of_tests: the program
+        cannot have made it so."""
+        self.uncrossed = self.uncrossed or text
+        if of_tests:
             self.unsupported = self.unsupported or text
-        raise Unsupported(text)
+        return Untold(text)
+
+    def number(self, x: Any) -> int:
+        """Of an object of the tests, the same each time."""
+        key = self._key(x)
+        if key not in self.given:
+            self.given[key] = len(self.mine)
+            self.mine.append(x)
+        return self.given[key]
+
+    @staticmethod
+    def _key(x: Any) -> Any:
+        """A method is made anew each time."""
+        return (id(x.__self__), id(x.__func__)) if type(x) is types.MethodType else id(x)
 
     def encode(self, x: Any) -> Any:
-        return encode(x, self.export)
+        try:
+            return encode(x, self.export)
+        except Unsupported as error:
+            raise self.untold(str(error)) from None
 
     def decode(self, data: Any) -> Any:
-        return decode(data, self.mine.__getitem__, self._theirs)
+        return decode(data, self.mine.__getitem__, self._theirs, MAX_DEPTH - SLACK)
 
     def _theirs(self, about: dict) -> Any:
         """What stands for an object of the program's."""
         if "standard" in about:
             found = by_name(about["standard"])
             return found if found in INERT else self.remote(about)
-        if "error" in about:
-            found = self.error_class(about["error"])
-            self.numbers.setdefault(found, int(about["object"]))
-            return found
-        return self.remote(about)
+        return self.error_class(about["error"]) if "error" in about else self.remote(about)
 
     def remote(self, about: dict) -> Remote:
         """A new one even for the same object, because containers find one and the same thing equal to itself without asking."""
-        return Remote(self, int(about["object"]), self.decode(about["plain"]) if "plain" in about else _NOTHING)
+        return Remote(self, int(about["object"]), self.decode(about["plain"]) if "plain" in about else NOTHING)
 
-    def error_class(self, names: list) -> type:
-        """The exception of these classes, each as module and name, most derived first: one of the standard library, or one like
-        the program's own."""
-        chain = [(str(module), str(name)) for module, name in names]
-        found = [standard_error(*each) for each in chain]
-        if found and found[0] is not None:
-            return found[0]
-        key = tuple(chain)
-        if key not in self.errors:
-            base = next((x for x in found if x is not None), Exception)
-            own = {"__getattr__": _of_error, "__str__": _text_of_error}
-            self.errors[key] = type(chain[0][1] if chain else "Exception", (base,), own)
-        return self.errors[key]
+    def error_class(self, entries: list) -> type:
+        """The exception that a `tree` tells of: one of the standard library, or one like the program's own."""
+        known = len(self.errors)
+        found = built(entries, self.errors, {"__getattr__": _of_error, "__str__": _text_of_error})
+        if len(self.errors) != known:
+            self.numbers = {kind: number for number, kind in self.errors.items()}
+        return found
 
     # Requests
 
-    def ask(self, operation: str, *arguments: Any, **named_arguments: Any) -> Any:
+    def ask(self, operation: str, /, *arguments: Any, **by_keyword: Any) -> Any:
         """What an operation of the program's gives."""
-        self.flush()
-        self.asked += 1
-        request: dict[str, Any] = {"do": operation, "args": [self.encode(x) for x in arguments]}
-        if named_arguments:
-            request["named"] = {name: self.encode(x) for name, x in named_arguments.items()}
-        reply = self.exchange(request)
-        for which, data in reply.get("changed", ()):
-            new, old = self.decode(data), named_arguments[which] if type(which) is str else arguments[1 + which]
-            if type(new) is not type(old) or type(old) not in CONTAINERS:
-                self._broken("an argument changed its type")
-            replace_contents(old, new)
-        try:
-            value = self.value(reply)
-        except StopIteration as error:
-            if operation == "next":
-                raise
-            raise RuntimeError("the program raised StopIteration") from error  # it would end a loop of the tests early
-        if "kept" in reply and type(value) in CONTAINERS:
-            self.kept = [*self.kept[1 - MOST_KEPT :], (value, self.encode(value), reply["kept"])]
-        return value
+        with self.turn:
+            self.flush()
+            self.asked += 1
+            request: dict[str, Any] = {"do": operation, "args": [self.encode(x) for x in arguments]}
+            if by_keyword:
+                request["named"] = {name: self.encode(x) for name, x in by_keyword.items()}
+            if self.kept:
+                request["kept"] = list(self.kept)
+            reply = self.exchange(request)
+            try:
+                for which, data in reply.get("changed", ()):
+                    self._update(by_keyword[which] if type(which) is str else arguments[1 + which], data)
+                for number, data in reply.get("kept", ()):
+                    value = self._update(self.kept[number][0], data)
+                    self.kept[number] = (value, self.encode(value))
+            except (TypeError, ValueError, LookupError):
+                self._broken("no changes")
+            try:
+                value = self.value(reply)
+            except StopIteration as error:
+                if operation == "next":
+                    raise
+                raise RuntimeError("the program raised StopIteration") from error  # it would end a loop of the tests early
+            if "keep" in reply and operation == "getattr" and type(value) in CONTAINERS:
+                return self._keep(int(reply["keep"]), value)
+            return value
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
         """What the program calls by these names. Values are answers already, objects have yet to be asked. A class of the
         standard library counts as that only under its own name: under another it could stand in for one that the tests mean."""
+        self.wanted = True
         reply = self.exchange({"do": "names", "args": [], "names": wanted})
         if "raised" in reply or type(reply.get("value")) is not dict:
             self._broken("no names")
@@ -157,6 +176,9 @@ class Judge:
             if name in wanted:
                 found[name] = self.remote(about) if borrowed else self.decode(about)
         self.asked += sum(type(x) is not Remote for x in found.values())
+        self.tested = {
+            x._jmarl_id for name, x in found.items() if type(x) is Remote and name[0].isupper() and not name.isupper()
+        }
         return found
 
     def main(self, stdin: str) -> str:
@@ -169,28 +191,32 @@ class Judge:
 
     def value(self, reply: dict) -> Any:
         """What a reply says, or raises."""
-        if "raised" not in reply:
-            if "value" not in reply:
-                self._broken("a reply without a value")
-            return self.decode(reply["value"])
+        if "raised" in reply:
+            raise self._raised(reply)
+        if "value" not in reply:
+            self._broken("a reply without a value")
+        return self.decode(reply["value"])
+
+    def _raised(self, reply: dict) -> BaseException:
+        """The program's error, or the tests' own that came through it."""
+        about, error, arguments = None, None, []
         try:
-            kind, arguments = self.error_class(reply["raised"]), self.decode(reply["args"])
-            about = self.decode(reply["object"])
-        except (TypeError, ValueError, KeyError):
+            if type(reply["raised"]) is int:
+                error = self.mine[reply["raised"]]
+            else:
+                kind, arguments = self.error_class(reply["raised"]), self.decode(reply["args"])
+                about, error = self.decode(reply["object"]), instance(kind, arguments)
+        except (TypeError, ValueError, LookupError):
+            self._broken("an error that is none")
+        if not isinstance(error, BaseException):
             self._broken("an error that is none")
         number = arguments[0] if type(arguments) is list and arguments and type(arguments[0]) is int else 0
-        if issubclass(kind, OSError) and number in _LIMIT_NUMBERS:
+        if isinstance(error, OSError) and number in _LIMIT_NUMBERS:
             self.limit = _LIMIT_NUMBERS[number]
-        elif issubclass(kind, MemoryError):
+        elif isinstance(error, MemoryError):
             self.limit = "memory"
-        try:
-            error = kind(*arguments)
-        except Exception:  # a constructor that wants something else
-            error = kind.__new__(kind, *arguments)
-        if type(error) in self.errors.values():
-            error.__dict__["_jmarl_remote"] = about
-        error.__dict__["_jmarl_raised"] = True  # by the program
-        raise error
+        error.__dict__.update(_jmarl_raised=True, _jmarl_remote=about)  # by the program
+        return error
 
     def exchange(self, request: dict | None) -> dict:
         """Send a request, if there is one, and serve the program's calls until its reply is there."""
@@ -206,40 +232,69 @@ class Judge:
         except Violation as error:
             self.violation = str(error)
             raise
+        except Unsupported as error:
+            raise self.untold(str(error), self.channel.received < MOST_HEARD) from None
 
     def _called(self, message: dict) -> dict:
         """The program calls a function of the tests."""
         try:
             function = self.mine[message["back"]]
             if "next" in message:
-                found = next(function, _NOTHING)
-                return {"value": None if found is _NOTHING else self.encode([found])}
+                found = next(function, NOTHING)
+                return {"value": None if found is NOTHING else self.encode([found])}
             arguments = [self.decode(x) for x in message["args"]]
             by_keyword = {str(name): self.decode(x) for name, x in message["named"].items()}
             return {"value": self.encode(function(*arguments, **by_keyword))}
         except Exception as error:
-            kind = type(error) if type(error).__module__ == "builtins" else Exception
-            return {"raised": kind.__name__}
+            self.weak |= isinstance(error, AssertionError)  # the program could make it go away
+            return {"raised": self.encode(error)}
+
+    # The program's containers, and the tests' copies of them
+
+    def _keep(self, number: int, value: Any) -> Any:
+        """What an attribute is: the copy that is there already, if there is one, as it is the same thing for the program."""
+        if number in self.kept and type(self.kept[number][0]) is type(value):
+            replace_contents(self.kept[number][0], value)
+            value = self.kept[number][0]
+        elif len(self.kept) >= MOST_KEPT:
+            del self.kept[next(iter(self.kept))]
+        self.kept[number] = (value, self.encode(value))
+        return value
+
+    def _update(self, old: Any, data: Any) -> Any:
+        """Make a container of the tests hold what the program's does now."""
+        new = self.decode(data)
+        if type(new) is not type(old) or type(old) not in CONTAINERS:
+            self._broken("a container changed its type")
+        replace_contents(old, new)
+        return old
 
     def flush(self) -> None:
-        """Bring the program's containers up to date with the tests' copies of them."""
-        for i, (value, was, number) in enumerate(self.kept):
-            if (now := self.encode(value)) != was:
-                self.value(self.exchange({"do": "replace", "args": [{"yours": number}, now]}))
-                self.kept[i] = (value, now, number)
+        """Bring the program's containers up to date with the copies that the tests have changed; forget those that they do not
+        have any more."""
+        for number in list(self.kept):
+            self._bring_back(number)
+            if holders(self.kept[number]) <= ALONE:
+                del self.kept[number]
 
-    def _broken(self, what: str) -> Any:
+    def _bring_back(self, number: int) -> None:
+        value, was = self.kept[number]
+        if (now := self.encode(value)) != was:
+            if "raised" in self.exchange({"do": "replace", "args": [{"yours": number}, now]}):
+                self._broken("a container that cannot be changed")
+            self.kept[number] = (value, self.encode(value))
+
+    def _broken(self, what: str) -> NoReturn:
         self.violation = what
         raise Violation(what)
 
 
-def standard_error(module: str, name: str) -> type | None:
-    """An exception of the standard library, loaded already; not those that unittest steers by."""
-    root = module.partition(".")[0]
-    if root not in sys.stdlib_module_names or root == "unittest":
-        return None
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+def holders(kept: tuple) -> int:
+    """How many references there are to what is kept; versions of Python count them differently."""
+    return sys.getrefcount(kept[0])
+
+
+ALONE = holders(([], None))
 
 
 def _of_error(self: BaseException, name: str) -> Any:
@@ -252,124 +307,3 @@ def _of_error(self: BaseException, name: str) -> Any:
 def _text_of_error(self: BaseException) -> str:
     remote = self.__dict__.get("_jmarl_remote")
     return BaseException.__str__(self) if remote is None else str(remote)
-
-
-class Remote:
-    """An object of the program's."""
-
-    __slots__ = ("_jmarl_judge", "_jmarl_id", "_jmarl_plain")
-    _jmarl_judge: Judge
-    _jmarl_id: int
-    _jmarl_plain: Any  # what it holds as a value of a builtin type, if it compares as that does
-
-    def __init__(self, judge: Judge, number: int, plain: Any):
-        for name, x in (("_jmarl_judge", judge), ("_jmarl_id", number), ("_jmarl_plain", plain)):
-            object.__setattr__(self, name, x)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__") and name not in ASKABLE:
-            raise AttributeError(name)  # libraries look these up on their own, and believe what they find (numpy: an address)
-        return self._jmarl_judge.ask("getattr", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._jmarl_judge.ask("setattr", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._jmarl_judge.ask("delattr", self, name)
-
-    def __call__(self, *arguments: Any, **named_arguments: Any) -> Any:
-        return self._jmarl_judge.ask("call", self, *arguments, **named_arguments)
-
-    def __iter__(self) -> Iterator[Any]:
-        walk = self._jmarl_judge.ask("iter", self)
-        while True:
-            try:
-                found = self._jmarl_judge.ask("next", walk)
-            except StopIteration:
-                return
-            yield found
-
-    def __next__(self) -> Any:
-        return self._jmarl_judge.ask("next", self)
-
-    def __contains__(self, x: Any) -> bool:
-        return _contains(self, x)
-
-    def __eq__(self, other: Any) -> bool:
-        return _compare(self, operator.eq, other, False)
-
-    def __ne__(self, other: Any) -> bool:
-        return _compare(self, operator.ne, other, True)
-
-    def __hash__(self) -> int:
-        return hash(self._jmarl_plain) if self._jmarl_plain is not _NOTHING else self._jmarl_judge.ask("hash", self)
-
-    def __instancecheck__(self, x: Any) -> bool:
-        return type(x) is Remote and self._jmarl_judge.ask("isinstance", x, self)
-
-    def __subclasscheck__(self, x: Any) -> bool:
-        known = type(x) is Remote or x in self._jmarl_judge.numbers
-        return known and self._jmarl_judge.ask("issubclass", x, self)
-
-    def __enter__(self) -> Any:
-        return self._jmarl_judge.ask("enter", self)
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._jmarl_judge.ask("exit", self, None, None, None)
-
-
-# Not methods of `Remote`, where they would stand in front of the program's attributes.
-
-
-def _left_to_it(remote: Remote, operation: str, *arguments: Any) -> Any:
-    """Ask what a verdict may hang on."""
-    remote._jmarl_judge.weak = True
-    return remote._jmarl_judge.ask(operation, *arguments)
-
-
-def _contains(self: Remote, x: Any) -> bool:
-    """What a walk through it finds, which is as good as a list of its contents; if it says something else, that."""
-    if self._jmarl_plain is not _NOTHING:
-        return x in self._jmarl_plain
-    try:
-        found = any(y is x or y == x for y in itertools.islice(iter(self), MOST_WALKED))
-    except TypeError:  # it has no iterator
-        found = None
-    said = self._jmarl_judge.ask("contains", self, x)
-    if said is not found:
-        self._jmarl_judge.weak = True
-    return said
-
-
-def _compare(self: Remote, how: Any, other: Any, unlike: Any) -> Any:
-    mine = self._jmarl_plain
-    if type(other) is not Remote:
-        return unlike if mine is _NOTHING else how(mine, other)
-    self._jmarl_judge.weak = True  # both are the program's
-    if mine is not _NOTHING and other._jmarl_plain is not _NOTHING:
-        return how(mine, other._jmarl_plain)
-    return self._jmarl_judge.ask(how.__name__, self, other)
-
-
-def _calculate(self: Remote, operation: str, other: Any, reflected: bool) -> Any:
-    pair = (other, self) if reflected else (self, other)
-    if type(other) is Remote:
-        return self._jmarl_judge.ask(operation, *pair)
-    return _left_to_it(self, operation, *pair)
-
-
-def _set(name: str, method: Any) -> None:
-    setattr(Remote, name, method)
-
-
-_ABOUT = "len str repr bool int float complex abs round reversed getitem setitem delitem index neg pos invert format"
-_WITH = "add sub mul truediv floordiv mod matmul and or xor lshift rshift pow"
-for _name in _ABOUT.split(" "):
-    _set(f"__{_name}__", lambda self, *more, _how=_name: self._jmarl_judge.ask(_how, self, *more))
-for _name in ["divmod", *_WITH.split(" ")]:
-    _set(f"__{_name}__", lambda self, other, _how=_name: _calculate(self, _how, other, False))
-    _set(f"__r{_name}__", lambda self, other, _how=_name: _calculate(self, _how, other, True))
-for _name in _WITH.split(" "):
-    _set(f"__i{_name}__", lambda self, other, _how=f"i{_name}": _calculate(self, _how, other, False))
-for _order in (operator.lt, operator.le, operator.gt, operator.ge):
-    _set(f"__{_order.__name__}__", lambda self, other, _how=_order: _compare(self, _how, other, NotImplemented))

@@ -14,6 +14,7 @@ Left out: shared and cyclic references; cycles are refused by depth.
 
 from __future__ import annotations
 
+import abc
 import base64
 import collections
 import datetime
@@ -22,12 +23,14 @@ import fractions
 import os
 import struct
 import sys
+import types
 from collections.abc import Callable
 from json import dumps, loads  # now, because a program may change the module
 from typing import Any
 
 MAX_MESSAGE = 16 << 20
 MAX_DEPTH = 100
+SLACK = 10  # of it: what the program may not use, so that what tests make of its values can go back
 
 
 class Gone(BaseException):
@@ -42,16 +45,21 @@ class Unsupported(TypeError):
     """A value that cannot cross."""
 
 
+class Untold(BaseException):
+    """The same where the tests gave it. They cannot take it for an error of the program's."""
+
+
 class Channel:
     """One end of a two-way channel."""
 
     def __init__(self, reads: int, writes: int):
         self.reads, self.writes = reads, writes
+        self.received = 0
 
     def send(self, message: dict) -> None:
         try:
             data = dumps(message, separators=(",", ":"), allow_nan=False).encode()
-        except (RecursionError, ValueError) as error:
+        except ValueError as error:
             raise Unsupported(f"a value that is no message: {error}") from None
         if len(data) > MAX_MESSAGE:
             raise Unsupported(f"a message of {len(data)} bytes: at most {MAX_MESSAGE}")
@@ -64,6 +72,7 @@ class Channel:
         size = struct.unpack("!I", self._read(4))[0]
         if size > MAX_MESSAGE:
             raise Violation(f"a message of {size} bytes")
+        self.received += size
         try:
             message = loads(self._read(size))
         except (ValueError, RecursionError) as error:
@@ -139,6 +148,10 @@ NESTED: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     range: ("range", lambda x: [x.start, x.stop, x.step], lambda x: range(*x)),
     complex: ("complex", lambda x: [x.real, x.imag], lambda x: complex(*x)),
 }
+for _of in ({}, collections.OrderedDict()):  # views, as of a dictionary that is there for them only
+    NESTED[type(_of.keys())] = ("keys", list, lambda x: dict.fromkeys(x).keys())
+    NESTED[type(_of.values())] = ("values", list, lambda x: dict(enumerate(x)).values())
+    NESTED[type(_of.items())] = ("items", list, lambda x: dict(x).items())
 FLAT: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda x: base64.b85encode(x).decode(), base64.b85decode),
     bytearray: ("bytearray", lambda x: base64.b85encode(x).decode(), lambda x: bytearray(base64.b85decode(x))),
@@ -159,6 +172,9 @@ _UNFLAT = {name: back for name, _, back in FLAT.values()}
 
 
 _FUNCTIONS = (type(len), type(_aware))
+_CLASSES = (type, abc.ABCMeta)
+_UNNAMED = {x: name for name, x in vars(types).items() if type(x) is type and x.__qualname__ != name}  # types.GeneratorType
+_NO_VALUE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, ImportError)
 
 
 def _fraction(numerator: str, denominator: str) -> fractions.Fraction:
@@ -236,33 +252,26 @@ def _nothing(x: Any) -> dict:
     raise Unsupported(f"a {type(x).__name__} in an array")
 
 
-def decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any]) -> Any:
+def decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any], deepest: int = MAX_DEPTH) -> Any:
     """A value of a message. mine: id -> object of this side; theirs: what stands here for an object of the other."""
     try:
-        return _decode(data, mine, theirs)
-    except (
-        TypeError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        AttributeError,
-        RecursionError,
-        MemoryError,
-        ImportError,
-    ) as error:
+        return _decode(data, mine, theirs, deepest)
+    except _NO_VALUE as error:
         raise Violation(f"no value: {error!s:.100}") from None
 
 
-def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any]) -> Any:
+def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any], left: int) -> Any:
+    if left < 0:
+        raise ValueError("a value that is nested too deep")
     if type(data) is list:
-        return [_decode(x, mine, theirs) for x in data]
+        return [_decode(x, mine, theirs, left - 1) for x in data]
     if type(data) is not dict:
         return data
     if "object" in data or "standard" in data:
         return theirs(data)
     ((name, x),) = data.items()
     if name in _UNNEST:
-        return _UNNEST[name](_decode(x, mine, theirs))
+        return _UNNEST[name](_decode(x, mine, theirs, left - 1))
     if name in _UNFLAT:
         return _UNFLAT[name](x)
     if name == "int":
@@ -279,7 +288,7 @@ def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any]
         return _decode_element(x)
     if name == "array":
         dtype, shape, values = x
-        return _decode_array(_decode(values, mine, theirs), dtype, shape)
+        return _decode_array(_decode(values, mine, theirs, left - 1), dtype, shape)
     raise ValueError(f"unknown kind of value {name!r}")
 
 
@@ -298,8 +307,10 @@ def _decode_array(values: Any, dtype: str, shape: list | None) -> Any:
 def named(x: Any) -> list[str] | None:
     """Module and name of a class or function of the standard library; None for everything else."""
     module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
-    if type(module) is not str or type(name) is not str or not (type(x) is type or type(x) in _FUNCTIONS):
+    if type(module) is not str or type(name) is not str or type(x) not in (*_CLASSES, *_FUNCTIONS):
         return None
+    if module == "builtins" and type(x) is type and x in _UNNAMED:
+        module, name = "types", _UNNAMED[x]
     known = module.partition(".")[0] in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is x
     return [module, name] if known else None
 
