@@ -30,6 +30,8 @@ from jmarl.train import train
 from jmarl.types import TeamState
 from jmarl.weights import load_agent
 
+ITEMS = code_problems.generate(64, difficulty=(1, 1))
+
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
@@ -53,9 +55,13 @@ class Overlap:
 
 
 class Timed(CodeGeneration):
-    """Tells how long its answers took."""
+    """Tells how long its answers took. Every text becomes a program, so that there are as many to run from the first step on."""
 
     seconds = 0.0
+
+    def written(self, completion):
+        functions = [f"def {item['entry_point']}(x):\n    return {len(completion)}" for item in ITEMS]
+        return "\n".join(functions)
 
     def step(self, states, actions, rng):
         began = time.monotonic()
@@ -66,8 +72,7 @@ class Timed(CodeGeneration):
 
 def steps(cfg: Overlap, parts: int, overlap: bool) -> tuple[dict[str, Any], TeamState]:
     """Train for a few steps; every way has a sandbox of its own, which remembers no program."""
-    items = code_problems.generate(64, difficulty=(1, 1))
-    items = [item | {"test": f"import time\ntime.sleep({cfg.slow_s})\n{item['test']}"} for item in items]
+    items = [item | {"test": f"import time\ntime.sleep({cfg.slow_s})\n{item['test']}"} for item in ITEMS]
     team, params = make_team([load_agent(cfg.model)] * 2)
     with Sandbox() as box, tempfile.TemporaryDirectory() as out:
         env = Timed(2, sandbox=box, limits=Limits(wall_s=5 + cfg.slow_s))

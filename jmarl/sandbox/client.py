@@ -219,9 +219,10 @@ class Sandbox:
         with self._lock:
             most, before = self._room
             more = {name: max(getattr(limits, name), getattr(most, name)) for name in ("memory_mb", "processes")}
-            self._room = dataclasses.replace(most, **more), max(workers, before)
-            if self._helper:
-                self._helper.make_room(*self._room)
+            room = dataclasses.replace(most, **more), max(workers, before)
+            if room != self._room and self._helper:
+                self._helper.make_room(*room)
+            self._room = room
 
     def _restart(self) -> None:
         """End the helper; the next job starts another."""
