@@ -55,7 +55,7 @@ class Overlap:
 
 
 class Timed(CodeGeneration):
-    """Tells how long its answers took. Every text becomes a program, so that there are as many to run from the first step on."""
+    """Tells how long its answers took. Every text becomes a program, so that there is one to run for each joint action."""
 
     seconds = 0.0
 
