@@ -42,8 +42,6 @@ class Baselines(CodeConfig):
 
     team: str = ""
     """Directory of a trained team's models (agent_0, agent_1, …), such as runs/code_team/models; empty: only baselines."""
-    held_out: int = 32
-    eval_generations: int = 8
     output_dir: str = ""
 
     def __post_init__(self):

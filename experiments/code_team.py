@@ -4,7 +4,7 @@ Claim: rewards come from real executions of all tests in a sandbox, and the team
 Command: python -m experiments.code_team            (flags: --help)
 Reward: `jmarl.envs.code_generation`, from 0 to 4, or with `--reward simple` `jmarl.envs.code_execution`, from -0.5 to 2.
 Problems: made from templates at difficulty 1 (`jmarl.envs.code_problems`, `eval` held out), or `--dataset humaneval`, …
-Expected: with the default model, which is small, forms are learned, not solutions: see experiments/README.md.
+Expected: in 20 minutes on two cores from 1.0 to 1.6 on held-out problems, pass@1 from 0.01 to 0.12: see experiments/README.md.
 """
 
 from __future__ import annotations
@@ -52,18 +52,20 @@ class CodeConfig(TrainConfig):
     """Of made problems, 1 to 3."""
     feedback: str = "level_feedback"
     """What later turns read: plain, passed, level_passed or level_feedback."""
-    held_out: int = 16
+    held_out: int = 32
     """Held-out items that are played before and after training; 0: none."""
     sandbox: str = "auto"
     """How programs are confined: auto (S4, S3 or S2, whichever holds first), one of these, or unsafe-process."""
     wall_s: float = 2.0
     """Seconds that a program may take with all its tests."""
-    num_updates: int = 30
+    num_updates: int = 120
     num_prompts: int = 2
     num_generations: int = 8
     sample_parts: int = 2
     max_new_tokens: int = 96
     chat: bool = True
+    temperature: float = 0.7
+    eval_temperature: float = 0.2
     learning_rate: float = 2e-5
     output_dir: str = "runs/code_team"
 

@@ -25,12 +25,24 @@ class Plot:
     """Run directories, each with a metrics.jsonl."""
     out: Path = Path("curves.png")
     """Picture to write."""
+    parts: tuple[str, ...] = ()
+    """Columns to draw at the right in place of lengths, such as reward/level_3."""
 
 
 def column(rows: list[dict], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Updates done and values of the rows that have this column."""
     found = [(row.get("eval/updates", row["step"] + 1), row[name]) for row in rows if name in row]
     return np.array([updates for updates, _ in found]), np.array([value for _, value in found], float)
+
+
+def draw(axes, rows: list[dict], name: str, **how) -> None:
+    """A column, its mean of ten updates, and points of held-out prompts."""
+    updates, values = column(rows, name)
+    window = min(10, len(values))
+    axes.plot(updates, values, alpha=0.25, linewidth=0.8, color=how["color"])
+    axes.plot(updates[window - 1 :], np.convolve(values, np.ones(window) / window, "valid"), **how)
+    held_out = "eval/reward" if name == "reward/mean" else f"eval/{name}"
+    axes.plot(*column(rows, held_out), "o", color=how["color"], markersize=5)
 
 
 def main() -> None:
@@ -43,17 +55,20 @@ def main() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
     for i, run in enumerate(cfg.runs):
         rows = read_rows(run / "metrics.jsonl")
-        updates, reward = column(rows, "reward/mean")
-        left.plot(updates, reward, color=f"C{i}", alpha=0.25, linewidth=0.8)
-        window = min(10, len(reward))
-        left.plot(updates[window - 1 :], np.convolve(reward, np.ones(window) / window, "valid"), color=f"C{i}", label=run.name)
-        left.plot(*column(rows, "eval/reward"), "o", color=f"C{i}", markersize=5)
+        draw(left, rows, "reward/mean", color=f"C{i}", label=run.name)
+        for j, (part, style) in enumerate(zip(cfg.parts, ("-", "--", ":", "-.") * len(cfg.parts), strict=False)):
+            draw(right, rows, part, color=f"C{i + j}", linestyle=style, label=part)
+        if cfg.parts:
+            continue
         for agent, style in enumerate(("-", "--", ":", "-.")):
             updates, length = column(rows, f"agent_{agent}/length")
             if len(updates):
                 right.plot(updates, length, style, color=f"C{i}", linewidth=1, label=f"agent {agent}" if i == 0 else None)
-    left.set(xlabel="update", ylabel="reward", title="Reward: mean of ten updates; points: held-out prompts", ylim=(0, 1.02))
-    right.set(xlabel="update", ylabel="tokens", title="Length of completions")
+    left.set(xlabel="update", ylabel="reward", title="Reward: mean of ten updates; points: held-out prompts", ylim=(0, None))
+    if cfg.parts:
+        right.set(xlabel="update", ylabel="part of the reward", title="Its parts: the same", ylim=(0, None))
+    else:
+        right.set(xlabel="update", ylabel="tokens", title="Length of completions")
     left.legend(loc="lower right", fontsize=8)
     right.legend(fontsize=8)
     figure.savefig(cfg.out, dpi=130)
