@@ -4,7 +4,7 @@ Claim: rewards come from real executions of all tests in a sandbox, and the team
 Command: python -m experiments.code_team            (flags: --help)
 Reward: `jmarl.envs.code_generation`, from 0 to 4, or with `--reward simple` `jmarl.envs.code_execution`, from -0.5 to 2.
 Problems: made from templates at difficulty 1 (`jmarl.envs.code_problems`, `eval` held out), or `--dataset humaneval`, …
-Expected: in 20 minutes on two cores from 1.0 to 1.6 on held-out problems, pass@1 from 0.01 to 0.12: see experiments/README.md.
+Expected: from 1.0 to 1.6 on held-out problems, pass@1 from 0.01 to 0.12, 20 s an update: see experiments/README.md.
 """
 
 from __future__ import annotations

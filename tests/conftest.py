@@ -9,11 +9,15 @@ import gc
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
+
+from jmarl.sandbox import Sandbox, SandboxUnavailable
 
 # Before jax is imported, and inherited by subprocesses: compiled programs are kept between test runs. Each worker has its own:
 # jax does not write a program in one go, so that another process could read a part of it.
@@ -182,3 +186,54 @@ def smollm2():
     if importlib.util.find_spec(weights.SMOLLM2_PACKAGE) is None:
         pytest.skip(f"SmolLM2 is not installed: {weights.SMOLLM2_INSTALL}")
     return weights.load_agent()
+
+
+@pytest.fixture(scope="module")
+def box():
+    """The best sandbox that this machine has; on CI it has to be S3 at least."""
+    with Sandbox() as found:
+        if needed := os.environ.get("JMARL_SANDBOX_AT_LEAST"):
+            assert found.level >= needed, found.reasons
+        yield found
+
+
+@pytest.fixture(scope="module", params=["S4", "S3", "S2"])
+def sandbox(request):
+    """A sandbox at each level that this machine has."""
+    os.environ["JMARL_TEST_SECRET"] = "1"
+    try:
+        with Sandbox(request.param, workers=2) as found:
+            yield found
+    except SandboxUnavailable as error:
+        needed = os.environ.get("JMARL_SANDBOX_AT_LEAST", "S9")  # on CI S3: S2 may then be missing, S3 may not
+        assert request.param != needed, error
+        pytest.skip(f"level {request.param}: {error}")
+    finally:
+        del os.environ["JMARL_TEST_SECRET"]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """What an attack must not reach: texts that stand for it in programs, and a list of who connected."""
+    directory, reached = tmp_path_factory.mktemp("host"), []
+    secret = directory / "secret.txt"
+    secret.write_text("secret")
+    listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
+    listeners[1].bind(str(directory / "socket"))
+    port = str(listeners[0].getsockname()[1])
+    listeners[2].bind(f"\0jmarl-{port}")
+    for listener in listeners:
+        listener.listen()
+        threading.Thread(target=_accept, args=(listener, reached), daemon=True).start()
+    names = {"PORT": port, "SECRET": str(secret), "SOCKET": str(directory / "socket")}
+    yield names | {"HOST": str(Path(__file__).parent)}, reached, directory
+    for listener in listeners:
+        listener.close()
+
+
+def _accept(listener, reached):
+    while True:
+        try:
+            reached.append(listener.accept())
+        except OSError:
+            return

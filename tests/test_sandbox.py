@@ -36,15 +36,6 @@ ADD = "def add(a, b):\n    return a + b\n"
 SUM = asserts("assert add(1, 2) == 3\nassert add(2, 2) == 4")
 
 
-@pytest.fixture(scope="module")
-def box():
-    """The best sandbox that this machine has; on CI it has to be S3 at least."""
-    with Sandbox() as found:
-        if needed := os.environ.get("JMARL_SANDBOX_AT_LEAST"):
-            assert found.level >= needed, found.reasons
-        yield found
-
-
 # Kinds of tests and what is counted
 
 COUNTED = {

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
-import socket
 import subprocess
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,53 +12,11 @@ from pathlib import Path
 import pytest
 from attacks import ADD, ATTACKS
 
-from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable, asserts, pairs, unittests
+from jmarl.sandbox import Limits, asserts, pairs, unittests
 
 TESTS = asserts("assert add(1, 2) == 3\nassert add(20, 22) == 42\nassert add('expected-', '4242') == 'expected-4242'")
 FLOAT = asserts("assert add(1, 2) == 3\nassert add(2.5, 1) == 3.5\nassert add((), ()) == ()")
 LIMITS = Limits(wall_s=2, cpu_s=2)
-
-
-@pytest.fixture(scope="module", params=["S4", "S3", "S2"])
-def sandbox(request):
-    """A sandbox at each level that this machine has."""
-    os.environ["JMARL_TEST_SECRET"] = "1"
-    try:
-        with Sandbox(request.param, workers=2) as found:
-            yield found
-    except SandboxUnavailable as error:
-        needed = os.environ.get("JMARL_SANDBOX_AT_LEAST", "S9")  # on CI S3: S2 may then be missing, S3 may not
-        assert request.param != needed, error
-        pytest.skip(f"level {request.param}: {error}")
-    finally:
-        del os.environ["JMARL_TEST_SECRET"]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    """What an attack must not reach: texts that stand for it in programs, and a list of who connected."""
-    directory, reached = tmp_path_factory.mktemp("host"), []
-    secret = directory / "secret.txt"
-    secret.write_text("secret")
-    listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
-    listeners[1].bind(str(directory / "socket"))
-    port = str(listeners[0].getsockname()[1])
-    listeners[2].bind(f"\0jmarl-{port}")
-    for listener in listeners:
-        listener.listen()
-        threading.Thread(target=_accept, args=(listener, reached), daemon=True).start()
-    names = {"PORT": port, "SECRET": str(secret), "SOCKET": str(directory / "socket")}
-    yield names | {"HOST": str(Path(__file__).parent)}, reached, directory
-    for listener in listeners:
-        listener.close()
-
-
-def _accept(listener, reached):
-    while True:
-        try:
-            reached.append(listener.accept())
-        except OSError:
-            return
 
 
 def put(program: str, names: dict[str, str]) -> str:

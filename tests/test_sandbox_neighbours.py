@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from test_sandbox_attacks import sandbox  # noqa: F401
 
 from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable, asserts, unittests
 
@@ -14,7 +13,7 @@ RIGHT = "def f(x): return 2 * x\n"
 
 
 @pytest.mark.parametrize("kilobytes", [300, 5000])
-def test_a_flood_beside_many_tests_costs_the_neighbours_nothing(sandbox, kilobytes):  # noqa: F811
+def test_a_flood_beside_many_tests_costs_the_neighbours_nothing(sandbox, kilobytes):
     """A program that is stopped before its judge has read the tests."""
     long = asserts(f"text = {'x' * (kilobytes << 10)!r}\nassert f(1) == 2")
     floods = [f"import os\nwhile True: os.write(1, b'{i:05}' * 13000)" for i in range(40)]
@@ -67,7 +66,7 @@ def f(x):
         pytest.skip(f"level S4: {error}")
 
 
-def test_judges_write_to_nothing_that_others_share(sandbox):  # noqa: F811
+def test_judges_write_to_nothing_that_others_share(sandbox):
     """More than the largest file that a judge may make."""
     loud = asserts("import sys\nsys.stderr.write('x' * 300_000)\nassert f(1) == 2")
     results = sandbox.run_many([f"{RIGHT}# {i}" for i in range(8)], [loud] * 8)

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from jmarl.sandbox import Limits, Sandbox, asserts, pairs, unittests
+from jmarl.sandbox import Limits, asserts, pairs, unittests
 
 LIMITS = Limits(wall_s=5)
-
-
-@pytest.fixture(scope="module")
-def box():
-    with Sandbox() as found:
-        if needed := os.environ.get("JMARL_SANDBOX_AT_LEAST"):
-            assert found.level >= needed, found.reasons
-        yield found
 
 
 def unit(*lines: str, before: str = ""):

@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 import pytest
-from test_sandbox_attacks import host, processes_below, put, sandbox  # noqa: F401
+from test_sandbox_attacks import processes_below, put
 
 from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable, Session
 
@@ -18,7 +18,7 @@ LIMITS = Limits(wall_s=1.5, cpu_s=3)
 
 
 @pytest.fixture
-def session(sandbox):  # noqa: F811
+def session(sandbox):
     with Session(sandbox, LIMITS) as found:
         yield found
 
@@ -55,7 +55,7 @@ def test_an_error_is_shown_from_the_first_line_of_the_cell_on(session):
     assert "RecursionError" in session.python("def g(): return g()\ng()").error
 
 
-def test_state_never_crosses_sessions(sandbox):  # noqa: F811
+def test_state_never_crosses_sessions(sandbox):
     leave = (
         "import builtins, os, sys, json, random\nx = 1; builtins.print = None; builtins.secret = 1; sys.path.append('here')\n"
         "json.dumps = None; os.environ['LEFT'] = '1'; random.random = lambda: 4; sys.modules['left'] = os\nopen('left', 'w').close()"
@@ -73,7 +73,7 @@ def test_state_never_crosses_sessions(sandbox):  # noqa: F811
         assert first.python(look).value == str([True] * 9)
 
 
-def test_copies_go_their_own_way(sandbox):  # noqa: F811
+def test_copies_go_their_own_way(sandbox):
     with Session(sandbox, LIMITS) as first:
         first.python("import random\nx = [random.random()]")
         first.write("a.txt", "one")
@@ -105,7 +105,7 @@ def test_a_session_that_was_ended_begins_anew(session, code, limit):
     assert "NameError" in session.python("x").error and session.python("y = 2; y").value == "2"
 
 
-def test_its_time_is_its_own_and_its_processor_time_the_sessions(sandbox):  # noqa: F811
+def test_its_time_is_its_own_and_its_processor_time_the_sessions(sandbox):
     spin = "import time\nend = time.process_time() + 0.7\nwhile time.process_time() < end: pass"
     with Session(sandbox, Limits(wall_s=5, cpu_s=1)) as session:
         replies = [session.python(spin) for _ in range(4)]
@@ -122,7 +122,7 @@ def test_nothing_runs_between_calls(session):
     assert float(session.python("time.process_time()").value) - first < 0.2
 
 
-def test_a_killed_helper_costs_no_state(sandbox):  # noqa: F811
+def test_a_killed_helper_costs_no_state(sandbox):
     with Session(sandbox, LIMITS) as session:
         session.python("x = 1")
         session.write("a.txt", "a")
@@ -190,7 +190,7 @@ CONTAINED = {
 
 
 @pytest.mark.parametrize("name", CONTAINED)
-def test_nothing_gets_out_of_a_session(session, host, name):  # noqa: F811
+def test_nothing_gets_out_of_a_session(session, host, name):
     names, reached, directory = host
     before = sorted(directory.iterdir())
     session.python(PRELUDE)
@@ -213,7 +213,7 @@ REPRS = {
 
 
 @pytest.mark.parametrize("name", REPRS)
-def test_the_repr_is_made_inside(session, host, name):  # noqa: F811
+def test_the_repr_is_made_inside(session, host, name):
     body, shown = REPRS[name]
     reply = session.python(put(f"class A:\n    def __repr__(self):\n        {body}\nA()", host[0]))
     assert shown in reply.value + reply.error and len(reply.text) < 70_000 and reply.value != "secret"
@@ -256,7 +256,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_paths_lead_nowhere_else(session, host, name):  # noqa: F811
+def test_paths_lead_nowhere_else(session, host, name):
     names, _, directory = host
     session.python(
         "import os\nos.symlink('/etc/passwd', 'link'); os.symlink('/', 'up'); os.symlink('/dev/zero', 'zero'); os.symlink('loop', 'loop')"
