@@ -47,6 +47,10 @@ class Candidates(NamedTuple):
 def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
     """Of a rollout of one turn by the team."""
     turn = rollout.turns[0]
+    if not turn.acts.all():
+        raise ValueError(
+            "pairs are made of what all agents write, and here not all of them act in the first turn: choose a row of rollouts"
+        )
     prompt_ids = tokenize(team, turn.prompts, cfg.sampling(), cfg.chat)
     ids = tokens_of(team, turn.completions, len(turn.items))
     return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)

@@ -31,7 +31,7 @@ from jmarl.models import decoder
 from jmarl.objective import kl_penalty, logprobs_of, values_of, with_value_head
 from jmarl.order import GREEDY
 from jmarl.returns import credit, discounted
-from jmarl.rollout import Rollout, Turn, playing, to_batches
+from jmarl.rollout import Rollout, Turn, credited, playing, to_batches
 from jmarl.scoring import hidden_states
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
 from jmarl.stack import COMPILER, map_own, per_agent, share_params, stack_params
@@ -180,8 +180,9 @@ def playing_greedily(
     for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.returns, strict=True)):
         of_item = np.tile(invalid, (team.num_agents, 1))
         if t < len(greedy.turns):
-            of_item[:, greedy.turns[t].items] = greedy.returns[t][..., 0]
-            invalid = np.where(np.isfinite(of_item).all(0), 0, np.nan)  # also of the turns that it would have had
+            of_turn, lost = greedy.turns[t], ~np.isfinite(greedy.returns[t][..., 0])
+            of_item[:, of_turn.items] = greedy.returns[t][..., 0]  # of an agent that does not act there, none
+            invalid[of_turn.items] = np.where((lost & of_turn.acts).any(0), np.nan, 0)  # also of the turns it would have had
         expected.append(np.broadcast_to(of_item[:, turn.items, None], returns.shape))
     return tuple(expected)
 
@@ -233,14 +234,17 @@ def judge_jointly(team: Team, spec: StackSpec, of: StackState, rollout: Rollout,
 
 
 def with_returns(rollout: Rollout, nodes: Sequence[np.ndarray], cfg: TrainConfig) -> tuple[Rollout, list[np.ndarray]]:
-    """A rollout with lambda-returns over the values [N, P] of each turn's nodes, and the targets of its joint actions."""
+    """A rollout with lambda-returns over the values [N, P] of each turn's nodes, and the targets of its joint actions. Where an
+    agent does not act its values say nothing."""
     row = algorithm(cfg.algorithm)
     lam = option("gae_lambda", cfg.gae_lambda, row)
     if row.critic == "central" and lam < 1:
         check_joint(rollout, lam)
     arrays = [turn.rewards for turn in rollout.turns], [turn.parents for turn in rollout.turns]
+    if row.critic == "own":
+        nodes = [np.where(turn.acts, v, np.nan) for v, turn in zip(nodes, rollout.turns, strict=True)]
     targets = discounted(*arrays, cfg.gamma, [v.T for v in nodes], lam)
-    returns = [credit(of, turn.joint, len(turn.texts[0][0])) for of, turn in zip(targets, rollout.turns, strict=True)]
+    returns = [credited(of, turn) for of, turn in zip(targets, rollout.turns, strict=True)]
     return rollout._replace(returns=tuple(returns)), targets
 
 

@@ -112,6 +112,7 @@ def turn_of(team: Team, turns: Sequence[Turn | None], nodes: Nodes, parents: np.
     padded = nodes + nodes[:1] * (min(bucket(len(nodes), 1), most) - len(nodes))
     return Turn(
         prompts=[[played[r].prompts[agent][n] for r, n in nodes] for agent in range(team.num_agents)],
+        acts=np.stack([played[r].acts[:, n] for r, n in nodes], 1),
         texts=[[played[r].texts[agent][n] for r, n in nodes] for agent in range(team.num_agents)],
         joint=some.joint,
         rewards=rewards,

@@ -1,13 +1,12 @@
 """What answers a team's joint actions: rewards, and what the agents read in the next turn (host world, no jax).
 
-`play` knows one interface, `Environment`: many episodes in lock-step. Two things implement it here. `Rewarded` is a reward
-function, with a function that writes the next prompts (`external_transition`) where there are several turns. `LockStep` plays
-an environment of one episode, with state of any kind, many times side by side.
+`play` knows one interface, `Environment`: many episodes in lock-step. `Rewarded` makes it of a reward function, with a function
+that writes the next prompts (`external_transition`) where there are several turns; `lockstep.LockStep` of an environment of one
+episode, with state of any kind, which it plays many times side by side.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -32,9 +31,9 @@ class Answer(NamedTuple):
 
 class Environment(Protocol):
     """Episodes in lock-step. A state may be of any kind; it is never changed, because in a tree several joint actions go on
-    from one state."""
+    from one state. A prompt that is None is of an agent that does not act in that turn: it learns nothing there."""
 
-    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[str]]]:
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
         """Items [P] -> the episodes' states [P] and first prompts [N][P]. Changes nothing: it is also called to compile."""
         ...
 
@@ -42,7 +41,7 @@ class Environment(Protocol):
         """States [B] and what the agents wrote there [N][B] -> rewards and whatever follows."""
         ...
 
-    def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[str]]]:
+    def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
         """Of the answers that are played on: states [B] and the next prompts [N][B]. Not asked for after a last turn."""
         ...
 
@@ -135,45 +134,9 @@ class Rewarded:
         return [f(dict(state.item), external_prompts=text) if takes else text for f, text, takes in each]
 
 
-class LockStep:
-    """An environment of one episode, played many times side by side.
-
-    env.reset(item, rng) -> state, N texts; env.step(state, N texts, rng) -> state, N texts, reward, done: what each agent
-    reads next, a number or one for each agent, and whether the episode is over. `step` may change the state: it gets a copy.
-    """
-
-    def __init__(self, env: Any, num_agents: int):
-        self.env, self.num_agents = env, num_agents
-
-    def reset(self, items, rng):
-        starts = [self.env.reset(item, rng) for item in items]
-        return [state for state, _ in starts], _rows([texts for _, texts in starts], self.num_agents)
-
-    def step(self, states, actions, rng):
-        played = [self.env.step(copy.deepcopy(s), list(texts), rng) for s, texts in _columns(states, actions)]
-
-        def environment(*texts):  # checked and counted as what a reward function returns
-            return [reward for _, _, reward, _ in played]
-
-        judge = RewardFunction(environment, num_agents=self.num_agents)
-        result = judge(actions, [None] * len(played), [{}] * len(played), rng)
-        return Answer(result, np.array([done for *_, done in played], bool), [(s, texts) for s, texts, *_ in played])
-
-    def observe(self, after):
-        return [state for state, _ in after], _rows([texts for _, texts in after], self.num_agents)
-
-
 def _columns(states: Sequence[Any], texts: Texts):
     """Pairs (state, its N texts)."""
     return zip(states, zip(*texts, strict=True), strict=True)
-
-
-def _rows(texts: Sequence[Sequence[str]], num_agents: int) -> list[list[str]]:
-    """Texts [B][N] as [N][B]."""
-    for row in texts:
-        if isinstance(row, str) or len(row) != num_agents:
-            raise ValueError(f"the environment wrote {row!r:.80} for {num_agents} agents: give one text an agent")
-    return [list(of_agent) for of_agent in zip(*texts, strict=True)]
 
 
 def _said(state: Dialogue, texts: Sequence[str]) -> Dialogue:

@@ -33,7 +33,8 @@ def discounted(
 ) -> list[np.ndarray]:
     """Returns of joint actions, each turn's [P, J, N] like its rewards: r + gamma times what follows, and r where there is no
     child. What follows is the mean return of the child's joint actions; with a critic's values [P, N] of each turn's nodes it
-    is lam times that and 1 - lam times the child's value: lambda-returns (arXiv 1506.02438), with lam = 0 TD(0) targets.
+    is lam times that and 1 - lam times the child's value: lambda-returns (arXiv 1506.02438), with lam = 0 TD(0) targets. A
+    value that is NaN (of an agent that does not act there) is none, and lam is 1.
 
     parents: of each turn [P], the joint action of the turn before that a node is the child of, as an index into [P * J] (not
     read of the first). A reward that is NaN (invalid) counts nowhere; a child with nothing else makes its parent NaN too.
@@ -46,7 +47,8 @@ def discounted(
         total = np.where(valid, returns[0], 0).sum(1)
         follows = np.where(count > 0, total / np.maximum(count, 1), np.nan) if gamma else np.zeros(total.shape)
         if values is not None:
-            follows = lam * follows + (1 - lam) * values[t + 1]
+            known = np.isfinite(values[t + 1])
+            follows = np.where(known, lam * follows + (1 - lam) * np.where(known, values[t + 1], 0), follows)
         future = np.zeros((now.shape[0] * now.shape[1], now.shape[2]))
         future[below] = follows
         returns.insert(0, now + gamma * future.reshape(now.shape))

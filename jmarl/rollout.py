@@ -40,12 +40,15 @@ from jmarl.returns import credit, discounted, joint_actions
 from jmarl.team import StackSpec, Team
 from jmarl.types import Batch, Completions
 
+WAITING = "-"  # what an agent reads in a turn in which it does not act
+
 
 class Turn(NamedTuple):
     """One turn as the host sees it. N agents, P nodes, G completions, J joint actions a node."""
 
-    prompts: list[list[str]]  # [N][P] what the agents read now
-    texts: list[list[list[str]]]  # [N][P][G]
+    prompts: list[list[str]]  # [N][P] what the agents read now; empty of those that do not act
+    acts: np.ndarray  # [N, P] bool: these agents act in this turn; the others' completions are nobody's
+    texts: list[list[list[str]]]  # [N][P][G]; empty of agents that do not act
     joint: np.ndarray  # [J, N] which completion g of each agent; every node has J of them
     rewards: np.ndarray  # [P, J, N] after processing; NaN where invalid
     parts: dict[str, np.ndarray]  # reward function -> [P * J] raw values
@@ -63,7 +66,8 @@ class Rollout(NamedTuple):
     num_turns: int  # that there could have been
     turns: tuple[Turn, ...]
     joint_returns: tuple[np.ndarray, ...]  # of each turn [P, J, N]: what its joint actions led to; NaN where invalid
-    returns: tuple[np.ndarray, ...]  # of each turn [N, P, G] credited to each completion; NaN where invalid
+    returns: tuple[np.ndarray, ...]  # of each turn [N, P, G] credited to each completion; NaN where invalid, or
+    # where the agent does not act
     expected: tuple[np.ndarray, ...] | None = None  # of each turn [N, P, G]: what the greedy completions got, where asked for
     notes: Mapping[str, float] = {}  # more for the log
 
@@ -72,7 +76,7 @@ class Nodes(NamedTuple):
     """What a turn starts from."""
 
     states: list[Any]  # [P] of the environment
-    prompts: list[list[str]]  # [N][P]
+    prompts: list[list[str | None]]  # [N][P]; None of agents that do not act
     rows: Rows  # [N][P] token ids of prompts with their history
     fresh: Rows  # the same, or where `past` has the keys and values of their beginning, only what comes after it
     parents: np.ndarray  # [P]
@@ -107,7 +111,7 @@ def playing(
     rng = rng or np.random.default_rng((seed, step, purpose, draw))  # of draw 0 the same as without it
     states, prompts = env.reset(items, rng)
     first = np.arange(len(items))
-    rows = tokenize(team, prompts, settings, episodes.chat)
+    rows = tokenize(team, asked(prompts), settings, episodes.chat)
     ids = (first + draw * len(items)).astype(np.uint32)
     nodes = Nodes(states, prompts, rows, rows, first, first, ids, len(items))
     turns: list[Turn] = []
@@ -130,10 +134,19 @@ def playing(
     else:
         joint_returns = discounted([turn.rewards for turn in turns], [turn.parents for turn in turns], episodes.gamma)
         how_credited = episodes.cross_credit
-    pairs = zip(turns, joint_returns, strict=True)
-    returns = [credit(of, turn.joint, len(turn.texts[0][0]), how_credited) for turn, of in pairs]
+    returns = [credited(of, turn, how_credited) for turn, of in zip(turns, joint_returns, strict=True)]
     notes = {"prefilled_tokens": float(computed)}
     return Rollout(episodes.num_turns, tuple(turns), tuple(joint_returns), tuple(returns), notes=notes)
+
+
+def credited(returns: np.ndarray, turn: Turn, how: str = "mean") -> np.ndarray:
+    """Returns [N, P, G] of a turn's completions from those of its joint actions [P, J, N]; NaN of agents that do not act."""
+    return np.where(turn.acts[..., None], credit(returns, turn.joint, len(turn.texts[0][0]), how), np.nan)
+
+
+def asked(prompts: Sequence[Sequence[str | None]]) -> list[list[str]]:
+    """Prompts with something to read for the agents that do not act: they are sampled with the others."""
+    return [[WAITING if text is None else text for text in of_agent] for of_agent in prompts]
 
 
 def keeps(episodes: Episodes, settings: Sampling, turn: int) -> bool:
@@ -153,8 +166,12 @@ def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: i
     parts = parts_of(len(padded), episodes)
     size = len(padded) // parts
 
+    acts = np.array([[text is not None for text in of_agent] for of_agent in nodes.prompts])
+
     def answer(first: int, tokens: list) -> tuple:
         texts = texts_of(team, tokens)
+        for n, p in np.argwhere(~acts[:, first : first + size]):
+            texts[n][p] = [""] * group
         actions = [[texts[n][p][g] for p in range(len(texts[n])) for g in joint[:, n]] for n in range(team.num_agents)]
         states = [state for state in nodes.states[first : first + size] for _ in joint]
         return texts, env.step(states, actions, rng)
@@ -175,7 +192,8 @@ def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: i
     fault = next(iter(result.faults.values()), "")
     about = (result.parts, int(result.invalid.sum()), fault, nodes.parents, nodes.items)
     said = [sum(of_agent, []) for of_agent in zip(*texts, strict=True)]
-    return Turn(nodes.prompts, said, joint, rewards, *about, encoded, joined_completions(team, done)), answer_, chosen
+    prompts = [[text or "" for text in of_agent] for of_agent in nodes.prompts]
+    return Turn(prompts, acts, said, joint, rewards, *about, encoded, joined_completions(team, done)), answer_, chosen
 
 
 def played_on(answer: Answer, rewards: np.ndarray, episodes: Episodes) -> np.ndarray:
@@ -210,8 +228,12 @@ def children(
     ways = 1 if episodes.forks else len(turn.joint)  # of alternatives none goes on
     ids = (nodes.ids[node].astype(np.uint64) * ways + joint).astype(np.uint32)
     about = (going, nodes.items[node], ids, nodes.most * ways)
+    if episodes.history == "append" and any(text is None for of_agent in [*nodes.prompts, *prompts] for text in of_agent):
+        raise ValueError(
+            "history='append' needs agents that act in every turn, and here they act in turns: set history to 'none'"
+        )
     if episodes.history == "none":
-        rows = tokenize(team, prompts, settings, episodes.chat)
+        rows = tokenize(team, asked(prompts), settings, episodes.chat)
         return Nodes(states, prompts, rows, rows, *about)
     chosen = [turn.joint[joint, n] for n in range(team.num_agents)]  # [N][P] completion of each agent
     said = [[row[p] + ids[p][g] for p, g in zip(node, chosen[n], strict=True)] for n, (row, ids) in _pairs(nodes.rows, tokens)]

@@ -142,12 +142,12 @@ def mean_return(played: Rollout) -> float:
 
 
 def token_counts(team: Team, played: Turn) -> list[np.ndarray]:
-    """Tokens of each completion [P, G], for every agent."""
+    """Tokens of each completion [P, G], for every agent; 0 where it did not act."""
     counts: list[Any] = [None] * team.num_agents
     for spec, done in zip(team.stacks, played.completions, strict=True):
         lengths = jax.device_get(done.action_mask).sum(-1)
         for agent, of_agent in zip(spec.order, lengths.reshape(len(spec.order), -1, lengths.shape[-1]), strict=True):
-            counts[agent] = of_agent[: len(played.items)]
+            counts[agent] = of_agent[: len(played.items)] * played.acts[agent][:, None]
     return counts
 
 
@@ -176,8 +176,11 @@ def turn_metrics(team: Team, played: Turn, credited: np.ndarray) -> dict[str, fl
     for spec, done in zip(team.stacks, played.completions, strict=True):
         ended = jax.device_get(done.ended).reshape(len(spec.order), -1, done.ended.shape[-1])
         for i, agent in enumerate(spec.order):
-            row[f"agent_{agent}/length"] = counts[agent].mean()
-            row[f"agent_{agent}/ended"] = ended[i, : len(played.items)].mean()
+            acts = played.acts[agent]
+            if not acts.any():
+                continue
+            row[f"agent_{agent}/length"] = counts[agent][acts].mean()
+            row[f"agent_{agent}/ended"] = ended[i, : len(played.items)][acts].mean()
             returns = credited[agent][np.isfinite(credited[agent])]
             row[f"agent_{agent}/return"] = returns.mean() if returns.size else float("nan")
     row["tokens"] = sum(c.sum() for c in counts)

@@ -31,6 +31,7 @@ from jmarl.environment import Environment, Formatter, Rewarded, Transition, desc
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.learners import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
+from jmarl.lockstep import LockStep, TextEnvironment
 from jmarl.objective import with_value_head
 from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
@@ -49,7 +50,7 @@ from jmarl.weights import Agent
 def train(
     team: Team,
     params: Sequence[Any],
-    reward: RewardFunction | Environment,
+    reward: RewardFunction | Environment | TextEnvironment,
     items: Sequence[dict],
     cfg: TrainConfig,
     *,
@@ -231,18 +232,20 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
 
 def environment_of(
     team: Team,
-    reward: RewardFunction | Environment,
+    reward: RewardFunction | Environment | TextEnvironment,
     formatters: Sequence[Formatter] | None,
     transition: Transition | None,
     cfg: TrainConfig,
 ) -> Environment:
     """The environment that a run is played in."""
+    reward = LockStep(reward) if isinstance(reward, TextEnvironment) else reward
     if not isinstance(reward, RewardFunction):
         missing = [name for name in ("reset", "step", "observe") if not callable(getattr(reward, name, None))]
         if missing:
             raise TypeError(
                 f"reward is a {type(reward).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
-                f"{team.num_agents}) or an environment; one of a single episode goes into LockStep(env, {team.num_agents})"
+                f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
+                f"LockStep(env, {team.num_agents})"
             )
         if formatters or transition:
             raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")

@@ -10,7 +10,8 @@ import pytest
 
 from jmarl.centralized import Centralized, joint_prompt, parse
 from jmarl.config import TrainConfig
-from jmarl.environment import LockStep, Rewarded
+from jmarl.environment import Rewarded
+from jmarl.lockstep import LockStep
 from jmarl.models import decoder
 from jmarl.rewards import make_reward, story_length_ratio
 from jmarl.team import make_team

@@ -10,7 +10,8 @@ import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.counterfactual import leave_one_out, message_credit
-from jmarl.environment import LockStep, Rewarded, prompt_of
+from jmarl.environment import Rewarded, prompt_of
+from jmarl.lockstep import LockStep
 from jmarl.returns import credit, joint_actions
 from jmarl.rewards import make_reward
 from jmarl.rollout import play

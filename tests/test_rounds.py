@@ -15,8 +15,9 @@ import pytest
 from jmarl import comparators
 from jmarl.comparators import History
 from jmarl.config import TrainConfig
-from jmarl.environment import LockStep, Rewarded, prompt_of
+from jmarl.environment import Rewarded, prompt_of
 from jmarl.generate import tokens_of
+from jmarl.lockstep import LockStep
 from jmarl.models import decoder
 from jmarl.pairs import Pair, load_pairs
 from jmarl.rewards import make_reward

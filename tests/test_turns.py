@@ -10,8 +10,9 @@ import pytest
 
 from jmarl import scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.environment import LockStep, Rewarded
+from jmarl.environment import Rewarded
 from jmarl.evaluate import evaluate
+from jmarl.lockstep import LockStep
 from jmarl.returns import credit, discounted, joint_actions
 from jmarl.rewards import make_reward
 from jmarl.rollout import play, to_batches

@@ -1,1 +1,28 @@
-"""Environments: what a team is asked, and what its answers earn. Each in a file of its own, host side, without jax."""
+"""Environments: what a team is asked, and what its answers earn. Each in a file of its own, host side, without jax.
+
+`ENVIRONMENTS` has them all by name. A new one is a class (`lockstep.TextEnvironment`) and a line there, and the tests that hold
+for every environment then hold for it too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+ENVIRONMENTS: dict[str, str] = {  # name -> module:class
+}
+
+
+def make(name: str, **options: Any) -> Any:
+    """An environment by its name, or a class of one's own as "module:Class"; options go to its constructor."""
+    if name not in ENVIRONMENTS and ":" not in name:
+        near = difflib.get_close_matches(name, ENVIRONMENTS, 1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown environment {name!r}: {meant}choose {', '.join(ENVIRONMENTS)}, or a class as 'module:Class'")
+    module, _, cls = ENVIRONMENTS.get(name, name).partition(":")
+    try:
+        found = getattr(importlib.import_module(module), cls)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    return found(**options)

@@ -8,13 +8,13 @@ no prompt: of MBPP, whose problems do not name their function, the prompt gives 
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.envs import code_text
+from jmarl.envs.data import load_rows
 
 
 class Source(NamedTuple):
@@ -37,29 +37,8 @@ def load_items(name: str, split: str | None = None, path: str | Path | None = No
     if name not in SOURCES:
         raise ValueError(f"unknown data set {name!r}: choose {', '.join(SOURCES)}")
     source = SOURCES[name]
-    rows = _rows(source, split or source.split, path)
-    out = []
-    for number, row in enumerate(rows if limit is None else rows.select(range(min(limit, len(rows))))):
-        missing = [field for field in source.fields if row.get(field) in (None, "")]
-        if missing:
-            raise ValueError(f"row {number} of {path or source.hub} has no {', '.join(missing)}: {name} needs {source.fields}")
-        out.append(source.item(row))
-    return out
-
-
-def _rows(source: Source, split: str, path: str | Path | None) -> Any:
-    import datasets
-
-    if path is None:
-        return datasets.load_dataset(source.hub, source.config, split=split)
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}: give a JSON Lines file with the fields {', '.join(source.fields)}")
-    beside = path.with_name("features.json")
-    above = path.parent.parent / "features.json"
-    described = next((file for file in (beside, above) if file.is_file()), None)
-    features = datasets.Features.from_dict(json.loads(described.read_text())) if described else None
-    return datasets.load_dataset("json", data_files=str(path), features=features, split="train")
+    how: dict[str, Any] = dict(config=source.config, split=split or source.split, path=path, limit=limit)
+    return [source.item(row) for row in load_rows(source.hub, source.fields, **how)]
 
 
 def of_check(row: dict) -> dict:

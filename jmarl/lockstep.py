@@ -1,0 +1,206 @@
+"""Environments of one episode, and how many of them are played side by side (host world, no jax).
+
+A new environment is a class with `reset` and `step`:
+
+    class Guess(TextEnvironment):
+        roles, reward_range = ("guesser",), (0.0, 1.0)
+
+        def tasks(self, split="train", count=100, seed=0):
+            return [{"number": n} for n in range(count)]
+
+        def reset(self, task, rng):
+            return task, ["Guess a number below 100."]
+
+        def step(self, state, messages, rng):
+            right = messages[0].strip() == str(state["number"])
+            return Step(state, ["Guess again."], float(right), done=right, info={"right": float(right)})
+
+It is a function of (state, messages, rng): what happens to an episode depends on nothing else, so the steps of a batch may be
+computed in any order, in any process, and again. Who computes them is an `Engine`: `InProcess` here, `pool.Pool` beside it.
+`LockStep` makes of one of them what the training loop plays (`environment.Environment`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jmarl.environment import Answer, describe
+from jmarl.rewards import Processor, RewardFunction
+
+SPLITS = ("train", "eval")
+Observations = Sequence[str | None]  # [N] what each agent reads; None: it does not act in the coming step
+
+
+class Step(NamedTuple):
+    """What came of one joint action."""
+
+    state: Any
+    observations: Observations  # of the next step; not read where the episode is over
+    reward: float | Sequence[float]  # of the whole team, or one an agent; NaN masks the joint action
+    done: bool
+    info: Mapping[str, float] = {}  # parts of the reward and other numbers for the log; NaN where there is none
+
+
+class Fault(NamedTuple):
+    """In place of an answer: there is none, and why."""
+
+    why: str
+
+
+class Unanswered(RuntimeError):
+    """Raised by a `step` that cannot say what a joint action is worth, through no fault of the agents (a judge that cannot be
+    reached). The joint action is masked and counted, and its episode is over."""
+
+
+class TextEnvironment:
+    """An environment of one episode. Override `reset` and `step`, and `tasks` if it has tasks of its own.
+
+    roles: names of the agents [N]; reward_range: of each reward of a step, from and to; max_turns: steps after which every
+    episode is over; splits of tasks have none in common.
+    """
+
+    roles: tuple[str, ...] = ("agent",)
+    reward_range: tuple[float, float] = (-math.inf, math.inf)
+    max_turns: int = 1
+
+    @property
+    def num_agents(self) -> int:
+        return len(self.roles)
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        """So many tasks of a split (as far as there are), the same for the same seed; dicts that JSON can hold."""
+        raise NotImplementedError(f"{type(self).__name__} has no tasks of its own: give train(...) items")
+
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[Any, Observations]:
+        """A task -> the state of an episode and what each agent reads [N]. A task that lacks something is a ValueError."""
+        raise NotImplementedError
+
+    def step(self, state: Any, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        """What each agent wrote [N] ("" if it did not act) -> what comes of it. No text may raise. The state may be changed: it
+        is a copy."""
+        raise NotImplementedError
+
+    def render(self, state: Any) -> str:
+        """A picture of a state in text."""
+        return repr(state)
+
+    def describe(self) -> dict[str, Any]:
+        """What a run that is resumed must find unchanged."""
+        return {"class": type(self).__name__, "roles": list(self.roles)}
+
+
+class Engine(Protocol):
+    """Computes many calls of one environment, in their order. Each call has a seed of its own, so results depend on neither
+    where nor when it is made. What is lost or takes too long is a `Fault`."""
+
+    env: TextEnvironment
+
+    def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]: ...
+
+    def step(self, states: Sequence[Any], messages: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[Step | Fault]:
+        """messages [B][N]"""
+        ...
+
+
+def reset_once(env: TextEnvironment, task: dict, seed: int) -> tuple[Any, Observations] | Fault:
+    """A call of `Engine.reset`."""
+    try:
+        return env.reset(task, np.random.default_rng(seed))
+    except Unanswered as error:
+        return Fault(str(error))
+
+
+def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: int) -> Step | Fault:
+    """A call of `Engine.step`."""
+    try:
+        return Step(*env.step(copy.deepcopy(state), list(messages), np.random.default_rng(seed)))
+    except Unanswered as error:
+        return Fault(str(error))
+
+
+class InProcess:
+    """One after the other, here."""
+
+    def __init__(self, env: TextEnvironment):
+        self.env = env
+
+    def reset(self, tasks, seeds):
+        return [reset_once(self.env, task, seed) for task, seed in zip(tasks, seeds, strict=True)]
+
+    def step(self, states, messages, seeds):
+        return [step_once(self.env, *call) for call in zip(states, messages, seeds, strict=True)]
+
+
+class LockStep:
+    """An environment of one episode, played many times side by side, for `train` and `play`.
+
+    env: a `TextEnvironment` (anything with `reset` and `step` as there), or an engine that has one. num_agents: how many agents
+    it has, if it does not say so. processor: applied to rewards, as `RewardProcessors` make them.
+    """
+
+    def __init__(self, env: Any, num_agents: int | None = None, processor: Processor | None = None):
+        self.engine: Engine = env if hasattr(env, "env") else InProcess(env)
+        self.env = self.engine.env
+        if num_agents is None and not isinstance(self.env, TextEnvironment):
+            raise TypeError(f"how many agents has {type(self.env).__name__}? It is no TextEnvironment: say num_agents=")
+        self.num_agents = self.env.num_agents if num_agents is None else num_agents
+        self.range = self.env.reward_range if isinstance(self.env, TextEnvironment) else (-math.inf, math.inf)
+        self.processor = processor
+
+    def describe(self) -> dict[str, Any]:
+        return describe(self.env)
+
+    def reset(self, items, rng):
+        starts = []
+        for item, start in zip(items, self.engine.reset(items, _seeds(rng, len(items))), strict=True):
+            if isinstance(start, Fault):
+                raise RuntimeError(f"the episode of task {item!r:.80} could not begin: {start.why}")
+            starts.append(start)
+        return [state for state, _ in starts], _rows([texts for _, texts in starts], self.num_agents)
+
+    def step(self, states, actions, rng):
+        found = self.engine.step(states, list(zip(*actions, strict=True)), _seeds(rng, len(states)))
+        faults = {j: f"joint action {j}: {step.why}" for j, step in enumerate(found) if isinstance(step, Fault)}
+        rewards = [math.nan if isinstance(step, Fault) else self._checked(step.reward) for step in found]
+
+        def environment(*texts):  # checked and counted as what a reward function returns
+            return rewards
+
+        judge = RewardFunction(environment, num_agents=self.num_agents, processors=self.processor)
+        result = judge(actions, [None] * len(found), [{}] * len(found), rng)
+        parts = result.parts if self.processor else {}
+        infos = [{} if isinstance(step, Fault) else step.info for step in found]
+        for name in dict.fromkeys(name for info in infos for name in info):
+            parts[name] = np.array([float(info.get(name, math.nan)) for info in infos])
+        done = np.array([isinstance(step, Fault) or bool(step.done) for step in found], bool)
+        result = result._replace(parts=parts, faults=result.faults | faults, num_raised=len(faults))
+        return Answer(result, done, [None if isinstance(s, Fault) else (s.state, s.observations) for s in found])
+
+    def observe(self, after):
+        return [state for state, _ in after], _rows([texts for _, texts in after], self.num_agents)
+
+    def _checked(self, reward: float | Sequence[float]) -> Any:
+        low, high = self.range
+        for value in np.ravel(reward):
+            if value < low - 1e-9 or value > high + 1e-9:
+                raise ValueError(f"{type(self.env).__name__} gave the reward {value}, and its reward_range is {self.range}")
+        return reward
+
+
+def _seeds(rng: np.random.Generator, count: int) -> list[int]:
+    return rng.integers(2**63, size=count).tolist()
+
+
+def _rows(texts: Sequence[Observations], num_agents: int) -> list[list[Any]]:
+    """Observations [B][N] as [N][B]."""
+    for row in texts:
+        if isinstance(row, str) or len(row) != num_agents:
+            raise ValueError(f"the environment wrote {row!r:.80} for {num_agents} agents: give one text an agent")
+        if all(text is None for text in row):
+            raise ValueError("the environment asks no agent to act, and its episode is not over: end it with done=True")
+    return [list(of_agent) for of_agent in zip(*texts, strict=True)]

@@ -1,0 +1,82 @@
+"""Environments in processes of their own: several at once, each call with a time limit, lost calls made again.
+
+The processes are spawned, never forked: this one may have started JAX. So the environment is pickled to them, and a script
+that trains with a pool has its work under `if __name__ == "__main__":`, as `multiprocessing` says.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from jmarl.lockstep import Fault, Observations, Step, TextEnvironment, reset_once, step_once
+
+_env: Any = None  # of a process of the pool
+
+
+def _begin(env: TextEnvironment) -> None:
+    global _env
+    _env = env
+
+
+def _reset(task: dict, seed: int) -> Any:
+    return reset_once(_env, task, seed)
+
+
+def _step(state: Any, messages: Sequence[str], seed: int) -> Any:
+    return step_once(_env, state, messages, seed)
+
+
+class Pool:
+    """An engine (`lockstep.Engine`): `LockStep(Pool(env, workers=4, timeout=10))`. Close it, or use it as a context.
+
+    workers: processes. timeout: seconds a call may take; its process is then killed and another one started. retries: how often
+    a call is made again that took too long or lost its process; then it is a `Fault`, which masks the joint action. An error
+    that the environment raises is raised here.
+    """
+
+    def __init__(self, env: TextEnvironment, workers: int = 2, timeout: float = 60.0, retries: int = 1):
+        if workers < 1 or timeout <= 0 or retries < 0:
+            raise ValueError(
+                f"workers={workers}, timeout={timeout}, retries={retries}: needs workers >= 1, timeout > 0, retries >= 0"
+            )
+        self.env, self.timeout, self.retries = env, timeout, retries
+        spawn = multiprocessing.get_context("spawn")
+        self._pool = ProcessPool(workers, context=spawn, initializer=_begin, initargs=(env,))
+
+    def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]:
+        return self._all(_reset, list(zip(tasks, seeds, strict=True)))
+
+    def step(self, states: Sequence[Any], messages: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[Step | Fault]:
+        return self._all(_step, list(zip(states, messages, seeds, strict=True)))
+
+    def _all(self, call: Callable, calls: Sequence[tuple]) -> list[Any]:
+        found: list[Any] = [None] * len(calls)
+        lost = list(range(len(calls)))
+        for _ in range(1 + self.retries):
+            asked = {i: self._pool.schedule(call, args=calls[i], timeout=self.timeout) for i in lost}
+            lost = []
+            for i, future in asked.items():
+                try:
+                    found[i] = future.result()
+                except (TimeoutError, ProcessExpired) as error:
+                    lost.append(i)
+                    slow = isinstance(error, TimeoutError)
+                    why = f"did not answer within {self.timeout:g} s" if slow else f"lost its process (code {error.exitcode})"
+                    found[i] = Fault(f"{type(self.env).__name__} {why}, {1 + self.retries} times")
+        return found
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.stop()
+        self._pool.join()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
