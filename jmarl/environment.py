@@ -46,7 +46,7 @@ class Environment(Protocol):
         ...
 
 
-def describe(env: Environment) -> dict[str, Any]:
+def describe(env: Any) -> dict[str, Any]:
     """What a run's metadata say of an environment, and must not change where the run goes on: what its own `describe` returns,
     if it has one, as JSON gives it back."""
     own = getattr(env, "describe", None)

@@ -107,6 +107,12 @@ class Engine(Protocol):
         ...
 
 
+def check_split(split: str) -> None:
+    """Refuse a split that there is not."""
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r}: choose {' or '.join(SPLITS)}")
+
+
 def reset_once(env: TextEnvironment, task: dict, seed: int) -> tuple[Any, Observations] | Fault:
     """A call of `Engine.reset`."""
     try:

@@ -11,6 +11,8 @@ import importlib
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
+    "grid": "jmarl.envs.grid:GridPlanning",
+    "sudoku": "jmarl.envs.sudoku:Sudoku",
 }
 
 

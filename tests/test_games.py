@@ -1,0 +1,167 @@
+"""Grid planning and Sudoku: rewards by hand, and players that make no mistake."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from jmarl.envs.grid import GridPlanning, distances
+from jmarl.envs.sudoku import Sudoku, filled_squares, solutions, units
+
+RNG = np.random.default_rng(0)
+# W . . .     The walker at the upper left, the goal below it behind a wall: 5 moves.
+# # . . .
+# G . . .
+TASK = {"size": 4, "walls": [[1, 2]], "walker": [1, 1], "goal": [1, 3]}
+
+
+@pytest.mark.parametrize(
+    "messages, reward, solved, bumps",
+    [
+        (["right down left", "down left stay"], 1.0, 1, 0),  # right, down, down, left: the rest is not made
+        (["right down left", "down down stay"], 0.5 * (1 - 1 / 4), 0, 0),  # past the goal's row, then left
+        (["", ""], 0.0, 0, 0),
+        (["down down down", "left up left"], 0.0, 0, 6),  # against the wall and the border: stays where it is
+        (["Right!", "DOWN."], 0.5 * (1 - 2 / 4), 0, 0),
+        (["rightdown", "downs"], 0.0, 0, 0),  # no words of the game
+        (["right right right", "stay stay stay"], 0.0, 0, 0),  # farther away than at first: not below 0
+        (["right down left up", "down left"], 1.0, 1, 0),  # the fourth word is not read
+    ],
+)
+def test_grid_rewards_by_hand(messages, reward, solved, bumps):
+    env = GridPlanning(2, moves=3)
+    state, _ = env.reset(TASK, RNG)
+    step = env.step(state, messages, RNG)
+    assert step.reward == pytest.approx(reward) and step.done
+    assert (step.info["solved"], step.info["bumps"]) == (solved, bumps)
+
+
+def test_grid_rewards_of_an_episode_add_up():
+    env = GridPlanning(2, moves=1, max_turns=3)
+    state, _ = env.reset(TASK, RNG)
+    rewards = []
+    for messages in (["right", "down"], ["up", "stay"], ["down", "down"]):
+        step = env.step(state, messages, RNG)
+        state, rewards = step.state, [*rewards, step.reward]
+    assert rewards == pytest.approx([0.25, -0.125, 0.25]) and step.done  # 2, 3 and 1 of 4 moves are left
+    assert env.render(state) == "· · . .\n# · . .\nG W . .\n. . . ."
+
+
+@pytest.mark.parametrize("num_agents, size, walls", [(2, 4, 2), (1, 4, 2), (3, 6, 9)])
+def test_a_solver_reaches_every_goal(num_agents, size, walls):
+    env = GridPlanning(num_agents, moves=6 // num_agents, size=size, walls=walls)
+    for task in env.tasks("train", 200):
+        state, _ = env.reset(task, RNG)
+        assert env.step(state, env.solve(state), RNG).reward == 1.0
+
+
+def test_agents_that_plan_alone_overshoot():
+    """Each one's best plan as if alone, made by turns: the goal is reached less often than together."""
+    alone, env = GridPlanning(1, moves=3), GridPlanning(2, moves=3)
+    rewards = []
+    for task in alone.tasks("train", 200):
+        state, _ = env.reset(task, RNG)
+        rewards.append(env.step(state, alone.solve(state) * 2, RNG).reward)
+    assert np.mean(np.array(rewards) == 1) < 0.8
+
+
+def test_distances_are_shortest_ways():
+    """Against powers of the adjacency matrix."""
+    walls, size = frozenset({(1, 2), (2, 2), (3, 3)}), 3
+    places = [p for p in itertools.product((1, 2, 3), repeat=2) if p not in walls]
+    near = np.array([[abs(a - c) + abs(b - d) == 1 for c, d in places] for a, b in places])
+    found = distances((1, 1), size, walls)
+    for i, place in enumerate(places):
+        ways = [k for k in range(9) if np.linalg.matrix_power(near.astype(int), k)[places.index((1, 1)), i]]
+        assert found.get(place) == (min(ways) if ways else None)
+
+
+# 1 2 | 3 4      A = 4 at row 1, B = 1 at row 2, C = 4 at row 4
+# 3 4 | 1 2
+# 2 1 | 4 3
+# 4 3 | 2 1
+PUZZLE = {"puzzle": "1230340221430321"}
+
+
+def test_sudoku_by_hand():
+    env = Sudoku()
+    state, read = env.reset(PUZZLE, RNG)
+    assert read[1] is None and "A B C" in read[0]
+    step = env.step(state, ["4 2 4", ""], RNG)
+    assert step.reward == pytest.approx(0.5 * 2 / 3) and not step.done and step.observations[0] is None
+    assert "A = 4, B = 2, C = 4" in step.observations[1]
+    step = env.step(step.state, ["", "B is wrong"], RNG)
+    assert step.reward == 0 and not step.done
+    assert step.info["flagged_wrong"] == 1.0 and step.info["flagged_right"] == 0.0
+    last = env.step(step.state, ["1 3 3", ""], RNG)
+    assert last.reward == pytest.approx(0.5 / 3 + 0.5) and last.done and last.info["solved"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "first, check, again, rewards",
+    [
+        ("4 1 4", "ok", None, [1.0, 0.0]),
+        ("4 1", "C", "4", [0.5 * 2 / 3, 0.0, 0.5 / 3 + 0.5]),  # a missing digit is wrong
+        ("4 1 4", "A", "3", [1.0, 0.0, 0.5 * 2 / 3 - 1]),  # a right one made wrong
+        ("4 1 4", "Z P 7", None, [1.0, 0.0]),  # no blanks of this puzzle
+        ("9 5 0", "ABC", None, [0.0, 0.0]),  # neither digits nor names of one character
+        ("41 4", "A B C", "4 1 4 4", [0.5 * 0, 0.0, 1.0]),  # 41 is no digit, so 4 is the first and only one
+    ],
+)
+def test_sudoku_rewards(first, check, again, rewards):
+    env = Sudoku()
+    state, _ = env.reset(PUZZLE, RNG)
+    found = []
+    for t, said in enumerate([first, check, again][: len(rewards)]):
+        step = env.step(state, ["", said] if t == 1 else [said, ""], RNG)
+        state, found = step.state, [*found, step.reward]
+    expected = rewards if first != "41 4" else [0.5 / 3, 0.0, 0.5 * 2 / 3 + 0.5]
+    assert found == pytest.approx(expected) and step.done
+
+
+def test_there_are_288_squares_and_every_puzzle_has_one_solution():
+    assert len(set(filled_squares())) == 288 == len(filled_squares())
+    assert Counter(map(len, units())) == {4: 12} and Counter(i for unit in units() for i in unit) == dict.fromkeys(range(16), 3)
+    env = Sudoku(blanks=(6, 8))
+    for task in env.tasks("eval", 50):
+        puzzle = tuple(map(int, task["puzzle"]))
+        assert len(solutions(puzzle)) == 1 and 6 <= puzzle.count(0) <= 8
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_perfect_pair_solves_what_chance_began(single):
+    env, rng = Sudoku(single=single), np.random.default_rng(1)
+    for task in env.tasks("train", 100):
+        state, _ = env.reset(task, rng)
+        said, total = " ".join(map(str, rng.integers(1, 5, len(state.filled)))), 0.0
+        for _ in range(env.max_turns):
+            step = env.step(state, [said] * env.num_agents, rng)
+            state, total = step.state, total + step.reward
+            if step.done:
+                break
+            said = env.solve(state)
+        assert total == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("text", ["12", "0" * 16, "1" * 16, "12303402214303x1", None])
+def test_bad_puzzles_are_refused(text):
+    with pytest.raises(ValueError, match="puzzle"):
+        Sudoku().reset({"puzzle": text}, RNG)
+
+
+def test_bad_options_are_refused():
+    for make in (
+        lambda: Sudoku(blanks=(0, 2)),
+        lambda: Sudoku(max_turns=0),
+        lambda: GridPlanning(0),
+        lambda: GridPlanning(size=1),
+    ):
+        with pytest.raises(ValueError, match="give from and to|at least|a grid is"):
+            make()
+    with pytest.raises(ValueError, match="at its goal or cannot reach it"):
+        GridPlanning().reset(TASK | {"walls": [[1, 2], [2, 1]]}, RNG)
+    with pytest.raises(ValueError, match="has no goal"):
+        GridPlanning().reset({k: v for k, v in TASK.items() if k != "goal"}, RNG)
