@@ -87,4 +87,6 @@ class Centralized:
 
     def _read(self, prompts: Sequence[Sequence[str]]) -> list[list[str]]:
         """Prompts [N][P] of the roles as [1][P]."""
+        if any(text is None for of_agent in prompts for text in of_agent):
+            raise ValueError("one model writes for all roles at once, and in this environment they act in turns")
         return [[self.write(of_item) for of_item in zip(*prompts, strict=True)]]

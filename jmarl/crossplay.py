@@ -66,6 +66,8 @@ def cross_play(
     states, prompts = env.reset(items, rng)
     if len(prompts) != n:
         raise ValueError(f"the environment writes prompts for {len(prompts)} agents and the teams have {n}: give them as many")
+    if any(text is None for of_agent in prompts for text in of_agent):
+        raise ValueError("cross-play is of agents that all act in one turn, and in this environment they act in turns")
     texts = write(teams, names, prompts, settings, episodes.chat, seed=seed, group=group, mesh=mesh)
     pairings = list(itertools.product(range(len(teams)), repeat=n))
     joint = joint_actions(episodes.joint_mode, n, group)

@@ -25,6 +25,7 @@ from jmarl.text import decode, encode_prompts, follow_ups
 from jmarl.types import TRACES, Completions
 
 FEW_ROWS = 8  # up to so many, agents that have a CPU core each decode faster from panels of weights
+WAITING = "-"
 Rows = list[list[list[int]]]  # [N][P] token ids
 Encoded = tuple[tuple[np.ndarray, np.ndarray], ...]  # per stack: prompts [A, roles * P, S] and their lengths [A, roles * P]
 
@@ -136,17 +137,19 @@ def pad(team: Team, rows: Rows) -> Encoded:
     return tuple(encoded)
 
 
-def tokenize(team: Team, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool) -> Rows:
-    """Token ids [N][P] of prompts [N][P]; one that leaves no room for a completion is an error."""
+def tokenize(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, chat: bool) -> Rows:
+    """Token ids [N][P] of prompts [N][P]; one that leaves no room for a completion is an error. In place of None, of an agent
+    that does not act, it reads something short: it is sampled with the others, and what it writes is nobody's."""
     rows: list[Any] = [None] * team.num_agents
     for spec in team.stacks:
         for i in spec.order:
             of, limits = f"prompt {{}} of agent {i}", (spec.config.max_positions, settings.max_new_tokens)
-            rows[i] = encode_prompts(spec.tokenizer, prompts[i], *limits, chat, named=of)
+            texts = [WAITING if text is None else text for text in prompts[i]]
+            rows[i] = encode_prompts(spec.tokenizer, texts, *limits, chat, named=of)
     return rows
 
 
-def encode(team: Team, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool) -> Encoded:
+def encode(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, chat: bool) -> Encoded:
     """Each stack's prompts [A, roles * P, S] and lengths [A, roles * P], padded on the right to a bucket."""
     return pad(team, tokenize(team, prompts, settings, chat))
 

@@ -25,14 +25,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from jmarl.core import Message, Observation, SimulatedEnvironment
 from jmarl.environment import Answer, describe
 from jmarl.rewards import Processor, RewardFunction
 
-SPLITS = ("train", "eval")
 Observations = Sequence[str | None]  # [N] what each agent reads; None: it does not act in the coming step
 
 
@@ -94,6 +94,42 @@ class TextEnvironment:
         return {"class": type(self).__name__, "roles": list(self.roles)}
 
 
+class Simulated(TextEnvironment):
+    """A `SimulatedEnvironment` as a `TextEnvironment`, whose states are copies of it."""
+
+    def __init__(self, env: SimulatedEnvironment):
+        self.simulated = env
+        self.roles, self.reward_range, self.max_turns = env.roles, env.reward_range, env.max_turns
+
+    def tasks(self, split="train", count=100, seed=0):
+        return self.simulated.tasks(split, count, seed)
+
+    def reset(self, task, rng):
+        env = copy.deepcopy(self.simulated)
+        number = task.get("seed")
+        env.task, env.rng = task, rng if number is None else np.random.default_rng(number)
+        return env, self._texts(env.reset())
+
+    def step(self, state, messages, rng):
+        actions = [Message("assistant", text) for text in messages]
+        read, reward = state.step(actions[0] if len(self.roles) == 1 else actions)
+        done = any(o is not None and o.done for o in ([read] if isinstance(read, Observation) else read))
+        return Step(state, self._texts(read), reward.value, done, reward.components)
+
+    def _texts(self, read: Any) -> list[str | None]:
+        observations = [read] if isinstance(read, Observation) or read is None else list(read)
+        return [None if o is None else o.text for o in observations]
+
+    def describe(self):
+        return {"class": type(self.simulated).__name__, "roles": list(self.roles)}
+
+
+def text_environment(env: Any) -> Any:
+    """A `SimulatedEnvironment` as a `TextEnvironment`; anything else as it is."""
+    return Simulated(env) if isinstance(env, SimulatedEnvironment) else env
+
+
+@runtime_checkable
 class Engine(Protocol):
     """Computes many calls of one environment, in their order. Each call has a seed of its own, so results depend on neither
     where nor when it is made. What is lost or takes too long is a `Fault`."""
@@ -105,12 +141,6 @@ class Engine(Protocol):
     def step(self, states: Sequence[Any], messages: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[Step | Fault]:
         """messages [B][N]"""
         ...
-
-
-def check_split(split: str) -> None:
-    """Refuse a split that there is not."""
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r}: choose {' or '.join(SPLITS)}")
 
 
 def reset_once(env: TextEnvironment, task: dict, seed: int) -> tuple[Any, Observations] | Fault:
@@ -150,7 +180,7 @@ class LockStep:
     """
 
     def __init__(self, env: Any, num_agents: int | None = None, processor: Processor | None = None):
-        self.engine: Engine = env if hasattr(env, "env") else InProcess(env)
+        self.engine: Engine = env if isinstance(env, Engine) else InProcess(text_environment(env))
         self.env = self.engine.env
         if num_agents is None and not isinstance(self.env, TextEnvironment):
             raise TypeError(f"how many agents has {type(self.env).__name__}? It is no TextEnvironment: say num_agents=")

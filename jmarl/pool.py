@@ -13,12 +13,12 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from jmarl.lockstep import Fault, Observations, Step, TextEnvironment, reset_once, step_once
+from jmarl.lockstep import Fault, Observations, Step, reset_once, step_once, text_environment
 
 _env: Any = None  # of a process of the pool
 
 
-def _begin(env: TextEnvironment) -> None:
+def _begin(env: Any) -> None:
     global _env
     _env = env
 
@@ -39,14 +39,14 @@ class Pool:
     that the environment raises is raised here.
     """
 
-    def __init__(self, env: TextEnvironment, workers: int = 2, timeout: float = 60.0, retries: int = 1):
+    def __init__(self, env: Any, workers: int = 2, timeout: float = 60.0, retries: int = 1):
         if workers < 1 or timeout <= 0 or retries < 0:
             raise ValueError(
                 f"workers={workers}, timeout={timeout}, retries={retries}: needs workers >= 1, timeout > 0, retries >= 0"
             )
-        self.env, self.timeout, self.retries = env, timeout, retries
+        self.env, self.timeout, self.retries = text_environment(env), timeout, retries
         spawn = multiprocessing.get_context("spawn")
-        self._pool = ProcessPool(workers, context=spawn, initializer=_begin, initargs=(env,))
+        self._pool = ProcessPool(workers, context=spawn, initializer=_begin, initargs=(self.env,))
 
     def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]:
         return self._all(_reset, list(zip(tasks, seeds, strict=True)))

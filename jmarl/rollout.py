@@ -40,8 +40,6 @@ from jmarl.returns import credit, discounted, joint_actions
 from jmarl.team import StackSpec, Team
 from jmarl.types import Batch, Completions
 
-WAITING = "-"  # what an agent reads in a turn in which it does not act
-
 
 class Turn(NamedTuple):
     """One turn as the host sees it. N agents, P nodes, G completions, J joint actions a node."""
@@ -111,7 +109,7 @@ def playing(
     rng = rng or np.random.default_rng((seed, step, purpose, draw))  # of draw 0 the same as without it
     states, prompts = env.reset(items, rng)
     first = np.arange(len(items))
-    rows = tokenize(team, asked(prompts), settings, episodes.chat)
+    rows = tokenize(team, prompts, settings, episodes.chat)
     ids = (first + draw * len(items)).astype(np.uint32)
     nodes = Nodes(states, prompts, rows, rows, first, first, ids, len(items))
     turns: list[Turn] = []
@@ -142,11 +140,6 @@ def playing(
 def credited(returns: np.ndarray, turn: Turn, how: str = "mean") -> np.ndarray:
     """Returns [N, P, G] of a turn's completions from those of its joint actions [P, J, N]; NaN of agents that do not act."""
     return np.where(turn.acts[..., None], credit(returns, turn.joint, len(turn.texts[0][0]), how), np.nan)
-
-
-def asked(prompts: Sequence[Sequence[str | None]]) -> list[list[str]]:
-    """Prompts with something to read for the agents that do not act: they are sampled with the others."""
-    return [[WAITING if text is None else text for text in of_agent] for of_agent in prompts]
 
 
 def keeps(episodes: Episodes, settings: Sampling, turn: int) -> bool:
@@ -233,7 +226,7 @@ def children(
             "history='append' needs agents that act in every turn, and here they act in turns: set history to 'none'"
         )
     if episodes.history == "none":
-        rows = tokenize(team, asked(prompts), settings, episodes.chat)
+        rows = tokenize(team, prompts, settings, episodes.chat)
         return Nodes(states, prompts, rows, rows, *about)
     chosen = [turn.joint[joint, n] for n in range(team.num_agents)]  # [N][P] completion of each agent
     said = [[row[p] + ids[p][g] for p, g in zip(node, chosen[n], strict=True)] for n, (row, ids) in _pairs(nodes.rows, tokens)]

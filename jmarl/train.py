@@ -26,6 +26,7 @@ from jmarl import lora, sharding
 from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, makes_pairs, shares_critic
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
+from jmarl.core import SimulatedEnvironment
 from jmarl.critics import Critics, make_critics
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, describe, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
@@ -50,7 +51,7 @@ from jmarl.weights import Agent
 def train(
     team: Team,
     params: Sequence[Any],
-    reward: RewardFunction | Environment | TextEnvironment,
+    reward: RewardFunction | Environment | TextEnvironment | SimulatedEnvironment,
     items: Sequence[dict],
     cfg: TrainConfig,
     *,
@@ -232,13 +233,13 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
 
 def environment_of(
     team: Team,
-    reward: RewardFunction | Environment | TextEnvironment,
+    reward: RewardFunction | Environment | TextEnvironment | SimulatedEnvironment,
     formatters: Sequence[Formatter] | None,
     transition: Transition | None,
     cfg: TrainConfig,
 ) -> Environment:
     """The environment that a run is played in."""
-    reward = LockStep(reward) if isinstance(reward, TextEnvironment) else reward
+    reward = LockStep(reward) if isinstance(reward, TextEnvironment | SimulatedEnvironment) else reward
     if not isinstance(reward, RewardFunction):
         missing = [name for name in ("reset", "step", "observe") if not callable(getattr(reward, name, None))]
         if missing:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jmarl.core import SPLITS
 from jmarl.envs import ENVIRONMENTS, make
-from jmarl.lockstep import SPLITS, LockStep
+from jmarl.lockstep import LockStep
 
 NASTY = [
     "",

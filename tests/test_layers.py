@@ -27,6 +27,7 @@ LAYERS = [
         "rewards",
         "returns",
         "environment",
+        "core",
         "lockstep",
         "pool",
         "hf_format",
@@ -58,10 +59,10 @@ SIDEWAYS = {
     "models.decoder": {"models.config"},
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
-    "lockstep": {"environment", "rewards"},
+    "lockstep": {"core", "environment", "rewards"},
     "pool": {"lockstep"},
     "sandbox": {"sandbox", "sandbox.inside"},
-    "envs": {"envs", "environment", "lockstep", "rewards", "sandbox", "sandbox.inside"},
+    "envs": {"envs", "core", "environment", "lockstep", "rewards", "sandbox", "sandbox.inside"},
     "centralized": {"environment"},
     "sampling": {"stack"},
     "lora": {"stack"},
@@ -109,7 +110,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment",
-    "lockstep", "pool", "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
+    "core", "lockstep", "pool", "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"order", "config", "settings", "models.config"}

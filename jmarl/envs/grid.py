@@ -24,7 +24,8 @@ import zlib
 from collections import deque
 from typing import NamedTuple
 
-from jmarl.lockstep import Step, TextEnvironment, check_split
+from jmarl.core import check_split
+from jmarl.lockstep import Step, TextEnvironment
 
 Place = tuple[int, int]  # column from the left, row from the top, both from 1
 MOVES = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0), "stay": (0, 0)}
@@ -141,8 +142,8 @@ class GridPlanning(TextEnvironment):
         at = ", ".join(f"column {x} row {y}" for x, y in walls) or "nowhere"
         text = (
             f"A walker is on a grid of {state.size} columns (1 is left) and {state.size} rows (1 is at the top). It is at "
-            f"column {state.way[-1][0]} row {state.way[-1][1]}, its goal at column {state.goal[0]} row {state.goal[1]}, walls at "
-            f"{at}."
+            f"column {state.way[-1][0]} row {state.way[-1][1]}, its goal at column {state.goal[0]} row {state.goal[1]}, walls "
+            f"at {at}."
         )
         return [f"{text} {self._share(n)}" for n in range(self.num_agents)]
 

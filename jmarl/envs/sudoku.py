@@ -30,7 +30,8 @@ import zlib
 from functools import cache
 from typing import NamedTuple
 
-from jmarl.lockstep import Step, TextEnvironment, check_split
+from jmarl.core import check_split
+from jmarl.lockstep import Step, TextEnvironment
 
 Square = tuple[int, ...]  # 16 digits in reading order; 0 is a blank
 WORDS = re.compile(r"(?<!\w)(?:([1-4])|([A-P]))(?!\w)")
