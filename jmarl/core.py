@@ -1,0 +1,90 @@
+"""Environments in MRLM's words: objects with a state of their own, messages in and out (host world, no jax).
+
+    class Double(SimulatedEnvironment):
+        def reset(self) -> Observation:
+            self.number = int(self.rng.integers(100))
+            return Observation([Message("user", f"Double {self.number}.")])
+
+        def step(self, action: Message) -> tuple[Observation, Reward]:
+            right = action.content.strip() == str(2 * self.number)
+            return Observation([], done=True), Reward(float(right), {"right": float(right)})
+
+`train`, `LockStep` and `Pool` take such an object like any `TextEnvironment`: every episode is played on a copy of it. With
+several `roles`, `reset` returns a list of observations, and `step` takes a list of messages; an observation that is None is of
+an agent that does not act in the coming step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+SPLITS = ("train", "eval")
+
+
+def check_split(split: str) -> None:
+    """Refuse a split that there is not."""
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r}: choose {' or '.join(SPLITS)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """role: system, user or assistant, as in chats."""
+
+    role: str
+    content: str
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What an agent reads: the contents of its messages, one below the other."""
+
+    messages: Sequence[Message]
+    done: bool = False
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(message.content for message in self.messages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+    """value: of the team, or one an agent; components: numbers for the log."""
+
+    value: float | Sequence[float]
+    components: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+class SimulatedEnvironment:
+    """Override `reset` and `step`. Before `reset`, `task` is the task of the episode and `rng` its random numbers, which
+    follow from the task alone; use no others.
+
+    roles, reward_range, max_turns: as in `lockstep.TextEnvironment`.
+    """
+
+    roles: tuple[str, ...] = ("agent",)
+    reward_range: tuple[float, float] = (-math.inf, math.inf)
+    max_turns: int = 1
+    task: dict
+    rng: np.random.Generator
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        """Numbers that episodes are drawn from, unless overridden; those of `eval` are odd."""
+        check_split(split)
+        numbers = np.random.default_rng(seed).choice(2**20, count, replace=False)
+        return [{"seed": int(2 * number + (split == "eval"))} for number in numbers]
+
+    def reset(self) -> Any:
+        """-> Observation, or a list of one an agent."""
+        raise NotImplementedError
+
+    def step(self, action: Any) -> tuple[Any, Reward]:
+        """Message, or a list of one an agent -> observation(s) and reward. The episode is over when one is done."""
+        raise NotImplementedError

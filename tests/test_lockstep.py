@@ -1,0 +1,292 @@
+"""Environments of one episode: side by side, in processes, mixed, in MRLM's words, and with agents that act in turns."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.core import Message, Observation, Reward, SimulatedEnvironment
+from jmarl.envs import make
+from jmarl.envs.mixture import Mixture
+from jmarl.lockstep import LockStep, Step, TextEnvironment, Unanswered
+from jmarl.pool import Pool
+from jmarl.returns import discounted
+from jmarl.rollout import play, to_batches
+from jmarl.runlog import rollout_metrics
+from jmarl.team import make_team
+from jmarl.train import train
+
+SETTINGS = Sampling(max_new_tokens=4)
+
+
+class Troubled(TextEnvironment):
+    """Does what its message says."""
+
+    reward_range = (0.0, 1.0)
+
+    def reset(self, task, rng):
+        if task.get("lost"):
+            raise Unanswered("no judge")
+        return {"drawn": rng.random()}, ["go"]
+
+    def step(self, state, messages, rng):
+        said = messages[0]
+        if said == "sleep":
+            time.sleep(60)
+        if said == "die":
+            os._exit(3)
+        if said == "unanswered":
+            raise Unanswered("the judge does not answer")
+        if said == "bug":
+            raise KeyError("a mistake")
+        if said == "once" and not os.path.exists(os.environ["TROUBLED_FILE"]):
+            open(os.environ["TROUBLED_FILE"], "w").close()
+            os._exit(4)
+        return Step(state, ["again"], 7.0 if said == "much" else 0.5, True, {"drawn": state["drawn"], "more": rng.random()})
+
+
+class Count(SimulatedEnvironment):
+    """MRLM's way: state in the object."""
+
+    reward_range = (0.0, 1.0)
+    max_turns = 3
+
+    def reset(self):
+        self.said, self.number = [], int(self.rng.integers(1000))
+        return Observation([Message("system", "Count."), Message("user", f"From {self.number}.")])
+
+    def step(self, action):
+        self.said.append(action.content)
+        return Observation([Message("user", str(len(self.said)))], done=len(self.said) == 3), Reward(0.5, {"n": len(self.said)})
+
+
+class Relay(TextEnvironment):
+    """Agents act in turns: the first, the second, then both. Agent a earns a + 1 in every step, whoever acts."""
+
+    roles, reward_range, max_turns = ("a", "b"), (1.0, 2.0), 3
+
+    def tasks(self, split="train", count=100, seed=0):
+        return [{"id": i} for i in range(count)]
+
+    def reset(self, task, rng):
+        return 0, ["you first", None]
+
+    def step(self, state, messages, rng):
+        assert [bool(m) for m in messages] == [[True, False], [False, True], [True, True]][state] or "" in messages
+        idle = [1, 0, None][state]
+        assert idle is None or messages[idle] == "", "an agent that does not act says nothing"
+        return Step(state + 1, [[None, "now you"], ["both", "both"], ["", ""]][state], [1.0, 2.0], state == 2)
+
+
+def world(env, said, tasks=None, seed=0):
+    lock, rng = LockStep(env), np.random.default_rng(seed)
+    tasks = tasks or [{}] * len(said)
+    states, _ = lock.reset(tasks, rng)
+    return lock.step(states, [said], rng)
+
+
+# --- faults, in process and in the pool ----------------------------------------------------------------------------------
+
+
+def test_an_unanswered_joint_action_is_masked_and_counted():
+    answer = world(Troubled(), ["fine", "unanswered", "fine"])
+    assert answer.result.invalid.tolist() == [False, True, False] and answer.done.all()
+    assert np.isnan(answer.result.total[1]) and answer.result.num_raised == 1
+    assert answer.result.faults == {1: "joint action 1: the judge does not answer"}
+    assert np.isnan(answer.result.parts["more"][1]) and np.isfinite(answer.result.parts["more"][[0, 2]]).all()
+
+
+def test_mistakes_of_an_environment_are_errors():
+    with pytest.raises(KeyError, match="a mistake"):
+        world(Troubled(), ["bug"])
+    with pytest.raises(ValueError, match=r"Troubled gave the reward 7.0, and its reward_range is \(0.0, 1.0\)"):
+        world(Troubled(), ["much"])
+    with pytest.raises(RuntimeError, match="task {'lost': 1} could not begin: no judge"):
+        world(Troubled(), ["fine"], [{"lost": 1}])
+    with pytest.raises(TypeError, match="how many agents has object"):
+        LockStep(object())
+
+
+@pytest.mark.slow
+def test_the_pool_kills_what_hangs_and_asks_again_for_what_was_lost(tmp_path, monkeypatch):
+    monkeypatch.setenv("TROUBLED_FILE", str(tmp_path / "file"))
+    said = ["fine", "sleep", "die", "once", "unanswered", "fine"]
+    with Pool(Troubled(), workers=2, timeout=1.5, retries=1) as pool:
+        began = time.monotonic()
+        answer = world(pool, said)
+        assert time.monotonic() - began < 30
+        faults = answer.result.faults
+        assert answer.result.invalid.tolist() == [False, True, True, False, True, False]
+        assert "did not answer within 1.5 s, 2 times" in faults[1] and "lost its process (code 3), 2 times" in faults[2]
+        assert faults[4] == "joint action 4: the judge does not answer"
+        with pytest.raises(KeyError, match="a mistake"):
+            world(pool, ["bug"])
+        local = world(Troubled(), ["fine"] * 6)
+        assert answer.result.parts["more"][[0, 3, 5]].tolist() == local.result.parts["more"][[0, 3, 5]].tolist()
+
+
+@pytest.mark.slow
+def test_equal_trajectories_in_the_pool_and_here():
+    """Also of environments in MRLM's words, whose states are objects."""
+    for env, words in ((make("sudoku"), "1 2 3 4 A B"), (make("grid"), "up left down"), (Count(), "1")):
+        found = []
+        with Pool(env, workers=2, timeout=60) as pool:
+            for engine in (env, pool):
+                lock, rng = LockStep(engine), np.random.default_rng(5)
+                states, read = lock.reset(lock.env.tasks("train", 7), rng)
+                seen = [read]
+                for _ in range(lock.env.max_turns):
+                    answer = lock.step(states, [[words] * len(states)] * lock.num_agents, rng)
+                    seen += [answer.result.total.tolist(), {k: str(v.tolist()) for k, v in answer.result.parts.items()}]
+                    going = np.flatnonzero(~answer.done)
+                    if not going.size:
+                        break
+                    states, read = lock.observe([answer.after[i] for i in going])
+                    seen.append(read)
+                found.append(seen)
+        assert found[0] == found[1]
+
+
+def test_bad_pools_are_refused():
+    with pytest.raises(ValueError, match="needs workers >= 1"):
+        Pool(Troubled(), workers=0)
+
+
+# --- mixtures and MRLM's words -------------------------------------------------------------------------------------------
+
+
+def test_a_mixture_shares_tasks_by_weight_and_names_metrics():
+    both = Mixture({"easy": make("grid", walls=0), "hard": make("grid", size=5, walls=4)}, {"easy": 1, "hard": 3})
+    tasks = both.tasks("train", 30)
+    assert [sum(t["environment"] == name for t in tasks) for name in ("easy", "hard")] in ([8, 22], [7, 23])
+    assert tasks == both.tasks("train", 30) and tasks != both.tasks("train", 30, seed=1)
+    lock, rng = LockStep(both), np.random.default_rng(0)
+    states, _ = lock.reset(tasks, rng)
+    result = lock.step(states, [["up"] * 30] * 2, rng).result
+    of_easy = np.array([t["environment"] == "easy" for t in tasks])
+    assert (np.isfinite(result.parts["easy/solved"]) == of_easy).all()
+    assert (np.isfinite(result.parts["hard/reward"]) == ~of_easy).all()
+    np.testing.assert_array_equal(result.parts["easy/reward"][of_easy], result.total[of_easy])
+
+
+def test_bad_mixtures_are_refused():
+    with pytest.raises(ValueError, match="teams of one size"):
+        Mixture({"a": make("grid"), "b": make("grid", num_agents=3)})
+    with pytest.raises(ValueError, match="give a number above 0 for each of a"):
+        Mixture({"a": make("grid")}, {"a": 0})
+    with pytest.raises(ValueError, match="of no environment of this mixture: a"):
+        Mixture({"a": make("grid")}).reset({"environment": "b", "task": {}}, np.random.default_rng(0))
+
+
+def test_mrlm_words(tiny_pair):
+    """Copies of the object are the episodes' states; the task alone decides what `reset` draws."""
+    team, params = make_team(tiny_pair[:1])
+    env = Count()
+    lock = LockStep(env)
+    tasks = lock.env.tasks("train", 3)
+    assert not {t["seed"] for t in lock.env.tasks("train", 50)} & {t["seed"] for t in lock.env.tasks("eval", 50)}
+    _, first = lock.reset(tasks, np.random.default_rng(0))
+    _, again = lock.reset(tasks, np.random.default_rng(1))
+    assert first == again and first[0][0].startswith("Count.\n\nFrom ")
+    got = play(team, params, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
+    assert [len(turn.items) for turn in got.turns] == [3, 6, 12] and got.turns[1].prompts == [["1"] * 6]
+    assert got.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "said")
+    result = train(team, params, env, tasks, TrainConfig(num_updates=1, num_generations=2, max_new_tokens=2, progress=False))
+    assert result.rewards == [0.5]
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("sudoko", "unknown environment 'sudoko': did you mean 'sudoku'"),
+        ("nowhere.at_all:Class", "'nowhere.at_all:Class' cannot be imported: No module named 'nowhere'"),
+        ("jmarl.envs.grid:Nothing", "'jmarl.envs.grid:Nothing' cannot be imported: .* has no attribute 'Nothing'"),
+    ],
+)
+def test_unknown_environments_are_named(name, message):
+    with pytest.raises(ValueError, match=message):
+        make(name)
+    assert type(make("tests.test_lockstep:Relay")).__name__ == "Relay"
+
+
+# --- agents that act in turns --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
+    cfg = tiny_config(tie_embeddings=False)
+    return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(2)]
+
+
+@pytest.mark.parametrize("branching", ["chain", "tree"])
+def test_agents_learn_only_from_turns_in_which_they_act(tiny_pair, branching):
+    team, params = make_team(tiny_pair)
+    how = Episodes(num_turns=3, branching=branching)
+    got = play(team, params, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
+    first, second, third = got.turns
+    assert first.acts.tolist() == [[True] * 2, [False] * 2] and third.acts.all()
+    assert set(sum(first.texts[1], [])) == {""} and first.prompts == [["you first"] * 2, [""] * 2]
+    assert not second.acts[0].any() and second.acts[1].all()
+    # What followed counts for those who acted: 3 steps of 1 each, 2 of 2 each, and the last.
+    assert (got.returns[0][0] == 3.0).all() and np.isnan(got.returns[0][1]).all()
+    assert np.isnan(got.returns[1][0]).all() and (got.returns[1][1] == 4.0).all()
+    assert (got.returns[2][0] == 1.0).all() and (got.returns[2][1] == 2.0).all()
+    row = rollout_metrics(team, got)
+    assert "turn_0/agent_0/length" in row and "turn_0/agent_1/length" not in row
+    batch = to_batches(team, got)[0]
+    rows = np.isfinite(np.asarray(batch.rewards)).reshape(2, -1).sum(1)
+    assert rows.tolist() == ([8, 8] if branching == "chain" else [4 + 16, 8 + 16])
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "iac", "maac", "ippo", "remax"])
+def test_rows_train_agents_that_act_in_turns(tiny_pair, algorithm):
+    """An agent's parameters move by its own turns; of an agent that never acts they stay."""
+    team, params = make_team(tiny_pair)
+    options = dict(num_updates=1, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
+    cfg = TrainConfig(algorithm=algorithm, learning_rate=1e-2, **options)
+    result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
+    assert result.rewards == [4.5] and result.state.stacks[0].skipped.tolist() == [0, 0]
+
+
+class Silent(Relay):
+    """Agent 1 never acts."""
+
+    max_turns = 1
+
+    def step(self, state, messages, rng):
+        return Step(1, ["", None], float(len(messages[0])) / 1000 + 1, True)
+
+
+def test_an_agent_that_never_acts_stays_as_it_is(tiny_pair):
+    team, params = make_team(tiny_pair)
+    before = np.array(params[0]["embed"]) if "embed" in params[0] else None
+    cfg = TrainConfig(num_updates=2, num_generations=4, max_new_tokens=3, learning_rate=1e-2, progress=False)
+    result = train(team, params, Silent(), Silent().tasks(count=2), cfg)
+    after = np.array(result.state.stacks[0].params["embed"])
+    assert before is not None and (after[1] == before[1]).all() and (after[0] != before[0]).any()
+
+
+def test_what_does_not_go_with_turns_is_refused(tiny_pair):
+    team, params = make_team(tiny_pair)
+    how = Episodes(num_turns=3, history="append")
+    with pytest.raises(ValueError, match="history='append' needs agents that act in every turn"):
+        play(team, params, Relay().tasks(count=1), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
+    with pytest.raises(ValueError, match="not all of them act in the first turn"):
+        train(
+            team,
+            params,
+            Relay(),
+            Relay().tasks(count=2),
+            TrainConfig(algorithm="madpo_iter", max_new_tokens=3, num_updates=1, progress=False),
+        )
+
+
+def test_values_of_agents_that_do_not_act_are_passed_over():
+    """lambda-returns by hand: with lam = 0 the child's value counts, and where it is NaN what really followed."""
+    rewards = [np.array([[[1.0, 1.0]]]), np.array([[[4.0, 4.0]]])]
+    got = discounted(rewards, [np.array([0])] * 2, 1.0, [np.zeros((1, 2)), np.array([[10.0, np.nan]])], lam=0.0)
+    assert got[0].tolist() == [[[11.0, 5.0]]]
