@@ -11,6 +11,9 @@ import importlib
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
+    "str_build": "jmarl.envs.str_build:StrBuild",
+    "house_build": "jmarl.envs.house_build:HouseBuild",
+    "function_calling": "jmarl.envs.function_calling:FunctionCalling",
 }
 
 
