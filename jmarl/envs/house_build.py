@@ -19,9 +19,9 @@ Reward of a turn, the same for both (-2 to 2 in the first turn):
 Nothing written: -0.5. The house shared out without an overlap: 2. Both put blocks only into the same cells of air and ask for
 too many: -2. With several turns see `blocks`; stocks are of the whole episode, and what is used up stays so.
 
-Data: `tasks` makes houses of 4 to 6 by 4 to 6 cells, 5 to 7 high, or draws from a JSON file (`data=`, rows with inventory and
-target_spec, as the published ten have them). Metrics: the five parts in points, `worth`, `solved` (all cells right, air too),
-`iou` (the match alone), `accepted` and `refused` commands.
+Data: `tasks` makes houses of 4 to 6 by 4 to 6 cells, 4 to 7 high, or draws from a JSON file (`data=`, rows with inventory and
+target_spec, as the published ten have them, which are five plans: equal ones are one task). Metrics: the five parts in points,
+`worth`, `solved` (all cells right, air too), `accepted` and `refused` commands.
 Left out: which way stairs and doors face; the published variant's enemies, and its reward, which is the share of right cells of
 the whole box, air included: there an empty answer earns up to 0.5.
 """
