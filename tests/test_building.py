@@ -401,3 +401,17 @@ def test_the_published_houses(data_dir):
         assert Counter(plan.values()) == counts
         assert once(env, task, *env.solve(task)).reward == pytest.approx(2)
         assert len(env.reset(task, RNG)[1][0]) < 2500
+
+
+@pytest.mark.parametrize(("name", "turns"), [("str_build", 2), ("house_build", 1), ("function_calling", 1)])
+def test_the_experiment_trains(name, turns, tiny_dir, tmp_path):
+    """On a tiny model: one update, and held-out tasks before and after it."""
+    from experiments.building import BuildingConfig, run
+
+    model = tiny_dir("llama", max_position_embeddings=4096)
+    cfg = BuildingConfig(
+        environment=name, model=str(model), num_turns=turns, num_updates=1, num_prompts=1, num_generations=2, held_out=1,
+        max_new_tokens=4, output_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    result = run(cfg)
+    assert len(result.rewards) == 1 and math.isfinite(result.rewards[0]) and result.after is not None

@@ -28,7 +28,7 @@ MONEY = _list("USD|EUR|GBP|JPY|CHF|NOK|INR|BRL")
 LANGUAGES = _list("French|German|Spanish|Polish|Turkish|Swahili|Welsh|Hindi")
 
 
-class Optional(NamedTuple):
+class Default(NamedTuple):
     """An argument with a default, and how a request names another value."""
 
     name: str
@@ -41,21 +41,21 @@ class Function(NamedTuple):
     description: str
     arguments: dict[str, Any]  # name -> values that it may have
     words: tuple[str, ...]  # ways to ask for it
-    optional: Optional | None = None
+    optional: Default | None = None
 
 
 FUNCTIONS = {
-    "get_weather": Function("weather forecast of a city", {"city": CITIES, "days": range(1, 11)}, ("get the forecast of {city} for {days} days", "check the weather in {city} over {days} days"), Optional("unit", ["celsius", "fahrenheit"], "celsius", "in {unit}")),
+    "get_weather": Function("weather forecast of a city", {"city": CITIES, "days": range(1, 11)}, ("get the forecast of {city} for {days} days", "check the weather in {city} over {days} days"), Default("unit", ["celsius", "fahrenheit"], "celsius", "in {unit}")),
     "convert_money": Function("amount of money in another currency", {"amount": range(5, 995, 5), "source": MONEY, "target": MONEY}, ("convert {amount} {source} to {target}", "work out what {amount} {source} are in {target}")),
-    "send_message": Function("sends a text to a person", {"person": PEOPLE, "text": [f"see you at {hour}" for hour in HOURS]}, ('send {person} the message "{text}"', 'write "{text}" to {person}'), Optional("urgent", [True], False, "as urgent")),
-    "set_alarm": Function("sets an alarm", {"time": HOURS}, ("set an alarm for {time}", "wake me at {time}"), Optional("repeat", ["once", "daily", "weekly"], "once", "and repeat it {repeat}")),
+    "send_message": Function("sends a text to a person", {"person": PEOPLE, "text": [f"see you at {hour}" for hour in HOURS]}, ('send {person} the message "{text}"', 'write "{text}" to {person}'), Default("urgent", [True], False, "as urgent")),
+    "set_alarm": Function("sets an alarm", {"time": HOURS}, ("set an alarm for {time}", "wake me at {time}"), Default("repeat", ["once", "daily", "weekly"], "once", "and repeat it {repeat}")),
     "book_table": Function("books a table in a restaurant", {"city": CITIES, "date": DATES, "guests": range(2, 13)}, ("book a table in {city} for {guests} guests on {date}", "reserve a table for {guests} on {date} in {city}")),
-    "find_flights": Function("flights between two cities", {"origin": CITIES, "destination": CITIES, "date": DATES}, ("find flights from {origin} to {destination} on {date}", "look for a flight on {date} from {origin} to {destination}"), Optional("max_stops", [0, 1, 3], 2, "with at most {max_stops} stops")),
+    "find_flights": Function("flights between two cities", {"origin": CITIES, "destination": CITIES, "date": DATES}, ("find flights from {origin} to {destination} on {date}", "look for a flight on {date} from {origin} to {destination}"), Default("max_stops", [0, 1, 3], 2, "with at most {max_stops} stops")),
     "translate_word": Function("a word in another language", {"word": WORDS, "language": LANGUAGES}, ('translate "{word}" into {language}', 'say what "{word}" is in {language}')),
-    "order_item": Function("orders things from the shop", {"item": THINGS, "count": range(1, 40)}, ("order {count} packs of {item}", "buy {count} packs of {item}"), Optional("express", [True], False, "by express")),
+    "order_item": Function("orders things from the shop", {"item": THINGS, "count": range(1, 40)}, ("order {count} packs of {item}", "buy {count} packs of {item}"), Default("express", [True], False, "by express")),
     "set_temperature": Function("sets the heating of a room", {"room": ROOMS, "degrees": [d / 2 for d in range(30, 50)]}, ("set the {room} to {degrees} degrees", "heat the {room} to {degrees} degrees")),
     "switch_light": Function("switches the light of a room", {"room": ROOMS, "on": [True, False]}, ("switch the light in the {room} {on}", "turn the {room} light {on}")),
-    "play_song": Function("plays a song", {"title": SONGS}, ('play "{title}"', 'put on the song "{title}"'), Optional("volume", list(range(1, 11)), 5, "at volume {volume}")),
+    "play_song": Function("plays a song", {"title": SONGS}, ('play "{title}"', 'put on the song "{title}"'), Default("volume", list(range(1, 11)), 5, "at volume {volume}")),
     "area_of_rectangle": Function("area of a rectangle", {"width": range(2, 60), "height": range(2, 60)}, ("compute the area of a rectangle of width {width} and height {height}",)),
     "greatest_divisor": Function("greatest common divisor of two numbers", {"first": range(10, 400), "second": range(10, 400)}, ("find the greatest common divisor of {first} and {second}",)),
     "loan_payment": Function("monthly payment of a loan", {"amount": range(1000, 50000, 500), "years": range(1, 31), "rate": [r / 4 for r in range(2, 33)]}, ("work out the payment for a loan of {amount} over {years} years at {rate} percent",)),
