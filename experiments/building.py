@@ -3,7 +3,7 @@
 Claim: games that need two agents and no data run with one command; tasks are made, held-out ones apart, rewards are exact.
 Command: python -m experiments.building --environment str_build        (or house_build, function_calling; flags: --help)
 Reward: `jmarl.envs.str_build` (-3 to 2), `jmarl.envs.house_build` (-2 to 2), `jmarl.envs.function_calling` (-0.25 to 1.10).
-Seen so far: only that it runs (2 updates of 4 joint actions with 48 tokens, 3 minutes on 2 shared cores with `--max-letters 1`).
+Seen so far: only that it runs (2 updates of 4 joint actions, 48 tokens, `--max-letters 1`: 3 minutes on 2 shared cores).
 Before them SmolLM2-135M earned -0.39 on the held-out letters; an empty wall earns -0.5. There is no learning curve yet.
 """
 

@@ -14,7 +14,7 @@ What the wall is worth, from -3 to 2, the same for both:
     - 0.25 · palette      builders of whom not all kinds of the palette stand on the wall, 0 to 2
 
 So an empty wall is worth 0 - 0 - 0 - 0.5 = -0.5. The letter I all of one kind, stone of builder 1, is worth 2 - 0 - 1 - 0.5 =
-0.5: its builder did not use its other kind, and the other builder used nothing. 2 needs both: a builder alone leaves 0.25.
+0.5: its builder did not use its other kind, and the other builder used nothing. 2 needs both: a builder alone reaches 1.75.
 -3 is a wall with all cells filled but those of the letters, in one kind.
 
 Data: any string can be a task; `tasks` draws from all strings of 1 to 4 letters (475,254), or from a file (`data=`) with a
