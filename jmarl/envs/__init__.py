@@ -13,6 +13,9 @@ from typing import Any
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
     "grid": "jmarl.envs.grid:GridPlanning",
     "sudoku": "jmarl.envs.sudoku:Sudoku",
+    "str_build": "jmarl.envs.str_build:StrBuild",
+    "house_build": "jmarl.envs.house_build:HouseBuild",
+    "function_calling": "jmarl.envs.function_calling:FunctionCalling",
 }
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from jmarl.core import check_split
+
+EVAL_SHARE = 0.2
 
 
 def load_rows(
@@ -51,3 +56,16 @@ def _read(hub: str, config: str | None, split: str, path: str | Path | None, fie
     described = next((file for file in (beside, above) if file.is_file()), None)
     features = datasets.Features.from_dict(json.loads(described.read_text())) if described else None
     return datasets.load_dataset("json", data_files=str(path), features=features, split="train")
+
+
+def split_of(key: str) -> str:
+    """The split that a task is in, from what the task is."""
+    return "eval" if zlib.crc32(key.encode()) / (1 << 32) < EVAL_SHARE else "train"
+
+
+def split_rows(rows: Sequence[Any], split: str, key: Callable[[Any], str] = str) -> list[Any]:
+    """Those of a file's rows that are of a split: about a fifth are eval, one at least, drawn by what they are (`key`)."""
+    check_split(split)
+    ranked = sorted({key(row): row for row in rows}.items(), key=lambda pair: (zlib.crc32(pair[0].encode()), pair[0]))
+    held_out = max(1, round(EVAL_SHARE * len(ranked)))
+    return [row for _, row in (ranked[:held_out] if split == "eval" else ranked[held_out:])]

@@ -26,11 +26,10 @@ from __future__ import annotations
 import itertools
 import random
 import re
-import zlib
 from functools import cache
 from typing import NamedTuple
 
-from jmarl.core import check_split
+from jmarl.envs.data import check_split, split_of
 from jmarl.lockstep import Step, TextEnvironment
 
 Square = tuple[int, ...]  # 16 digits in reading order; 0 is a blank
@@ -112,8 +111,7 @@ class Sudoku(TextEnvironment):
             solution = rng.choice(filled_squares())
             blanks = set(rng.sample(range(16), rng.randint(*self.blanks)))
             puzzle = tuple(0 if i in blanks else digit for i, digit in enumerate(solution))
-            eval_ = zlib.crc32(repr(puzzle).encode()) % 5 == 0
-            if eval_ == (split == "eval") and len(solutions(puzzle)) == 1:
+            if split_of(repr(puzzle)) == split and len(solutions(puzzle)) == 1:
                 found[puzzle] = {"puzzle": "".join(map(str, puzzle))}
         return list(found.values())
 
