@@ -1,0 +1,247 @@
+"""Small teams learn small games from nothing: guiding a walker together, and Sudoku with a proposer and a checker.
+
+Claim: a team that is trained together does better than before, and better than agents that were each trained alone and then
+teamed; a single agent that writes as many tokens is the other thing to compare with.
+Command: python -m experiments.games grid            (or sudoku; flags: --help; --write keeps picture and table here)
+Games: `jmarl.envs.grid` (two agents with 3 moves each, or one with 6) and `jmarl.envs.sudoku` (4 blanks; one agent in both
+roles, or a proposer and a checker that were trained alone). Model: two layers of random weights, a word a token.
+Expected and time: see experiments/README.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import numpy as np
+import tyro
+
+from jmarl.config import TrainConfig, check
+from jmarl.envs.grid import MOVES, GridPlanning
+from jmarl.envs.sudoku import NAMES, Sudoku
+from jmarl.evaluate import evaluate, numbers
+from jmarl.lockstep import LockStep, Step, TextEnvironment
+from jmarl.models.config import ModelConfig
+from jmarl.models.decoder import init_params
+from jmarl.returns import mean_and_interval
+from jmarl.team import agents_of, make_team, policies
+from jmarl.train import train
+from jmarl.weights import Agent
+
+HERE = Path(__file__).parent
+WAYS = {"team": "a team, trained together", "single": "one agent, as many tokens", "apart": "each trained alone, then teamed"}
+BLANKS = 4
+
+
+class CheckerAlone(TextEnvironment):
+    """Sudoku's checker on squares that chance filled: 1 minus the share of the blanks that it judges wrongly."""
+
+    roles, reward_range = ("checker",), (0.0, 1.0)
+
+    def __init__(self, game: Sudoku):
+        self.game = game
+
+    def reset(self, task, rng):
+        state, _ = self.game.reset(task, rng)
+        drawn = [str(digit if rng.random() < 0.5 else rng.integers(1, 5)) for digit in self.game.solve(state).split()]
+        step = self.game.step(state, [" ".join(drawn), ""], rng)
+        return step.state, [step.observations[1]]
+
+    def step(self, state, messages, rng):
+        after = self.game.step(state, ["", messages[0]], rng).state
+        fair = [(i in after.open) != right for i, right in enumerate(after.right)]
+        return Step(after, [""], sum(fair) / len(fair), True)
+
+
+class Game(NamedTuple):
+    """A game for two agents, for one in their place, and for each of them alone."""
+
+    together: TextEnvironment
+    single: TextEnvironment
+    alone: tuple[TextEnvironment, TextEnvironment]
+    words: tuple[str, ...]  # of the tokenizer
+    tokens: tuple[int, int]  # a message of an agent of the two may have, and one of the single agent
+
+
+def grid() -> Game:
+    alone = GridPlanning(1, moves=3, brief=True)
+    words = ("walker", "goal", "wall", *MOVES, "1", "2", "3", "4")
+    return Game(GridPlanning(2, moves=3, brief=True), GridPlanning(1, moves=6, brief=True), (alone, alone), words, (3, 6))
+
+
+def sudoku() -> Game:
+    how: dict[str, Any] = dict(blanks=(BLANKS, BLANKS), brief=True)
+    both = Sudoku(**how)
+    words = ("1", "2", "3", "4", *NAMES[:BLANKS], "fill", "check", "ok")
+    alone = Sudoku(**how, single=True, max_turns=1), CheckerAlone(both)
+    return Game(both, Sudoku(**how, single=True), alone, words, (BLANKS, BLANKS))
+
+
+GAMES = {"grid": grid, "sudoku": sudoku}
+
+
+@dataclasses.dataclass(frozen=True)
+class GamesConfig:
+    """Which game, and how long it is learned."""
+
+    game: Annotated[str, tyro.conf.Positional]
+    """grid or sudoku."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of weights and training."""
+    ways: tuple[str, ...] = tuple(WAYS)
+    """team, single, apart."""
+    num_updates: int = 1500
+    """Updates of every run; agents that are trained alone have as many each."""
+    learning_rate: float = 1e-3
+    """Of all agents."""
+    width: int = 64
+    """Of the models."""
+    write: bool = False
+    """Write experiments/games_GAME.png, and the table into experiments/README.md."""
+
+    def __post_init__(self):
+        check("game", self.game, self.game in GAMES, " or ".join(GAMES))
+        check("ways", self.ways, 0 < len(set(self.ways) & set(WAYS)) == len(self.ways), f"some of {', '.join(WAYS)}")
+        check("seeds", self.seeds, len(self.seeds) > 0, "at least one number")
+
+
+def tokenizer(words: tuple[str, ...]) -> Any:
+    """A word a token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {word: i for i, word in enumerate((*words, "-", "<stop>"))}
+    made = Tokenizer(models.WordLevel(ids, unk_token="<stop>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<stop>")
+
+
+def fresh(cfg: GamesConfig, game: Game, count: int, seed: int) -> list[Agent]:
+    """Agents of random weights."""
+    words = tokenizer(game.words)
+    model = ModelConfig("llama", len(words), cfg.width, 2 * cfg.width, 2, 4, 4, cfg.width // 4, 64)
+    keys = jax.random.split(jax.random.key(seed), count)
+    return [Agent(f"{cfg.game}-{i}", model, jax.device_get(init_params(model, key)), words) for i, key in enumerate(keys)]
+
+
+def settings(cfg: GamesConfig, env: TextEnvironment, tokens: int, seed: int) -> TrainConfig:
+    return TrainConfig(
+        algorithm="grpo", seed=seed, num_updates=cfg.num_updates, num_prompts=16, num_generations=16, max_new_tokens=tokens,
+        learning_rate=cfg.learning_rate, entropy_coef=0.01, num_turns=env.max_turns,
+        branching="chain" if env.max_turns > 1 else "tree", eval_generations=1, per_agent="vmap", mesh="agent=1",
+    )  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """Of one way and seed."""
+
+    curve: np.ndarray  # mean reward of each update; empty where nothing was trained together
+    before: float  # held-out return
+    after: float
+    solved: float  # share of held-out tasks
+    seconds: float
+
+
+def learned(cfg: GamesConfig, game: Game, way: str, seed: int) -> Outcome:
+    """Train one way from one seed, and play held-out tasks."""
+    began = time.monotonic()
+    tasks, held_out = game.together.tasks("train", 5000), game.together.tasks("eval", 500)
+    env = game.single if way == "single" else game.together
+    how = settings(cfg, env, game.tokens[way == "single"], seed)
+    agents = fresh(cfg, game, env.num_agents, seed)
+    if way == "apart":
+        before = played(agents, env, held_out, how)
+        agents = [trained_alone(cfg, game, tasks, agent, i, seed) for i, agent in enumerate(agents)]
+        after = played(agents, env, held_out, how)
+        return Outcome(
+            np.zeros(0), before["eval/reward"], after["eval/reward"], after["eval/reward/solved"], time.monotonic() - began
+        )
+    team, params = make_team(agents)
+    result = train(team, params, env, tasks, how, eval_items=held_out)
+    assert result.before and result.after
+    solved = numbers(result.after)["eval/reward/solved"]
+    return Outcome(np.array(result.rewards), result.before.mean, result.after.mean, solved, time.monotonic() - began)
+
+
+def trained_alone(cfg: GamesConfig, game: Game, tasks: list[dict], agent: Agent, number: int, seed: int) -> Agent:
+    """An agent after it learned its part without a partner."""
+    team, params = make_team([agent])
+    how = settings(cfg, game.alone[number], game.tokens[0], seed + 1000 * number)
+    return agents_of(team, policies(train(team, params, game.alone[number], tasks, how).state))[0]
+
+
+def played(agents: list[Agent], env: TextEnvironment, items: list[dict], how: TrainConfig) -> dict[str, float]:
+    team, params = make_team(agents)
+    return numbers(evaluate(team, params, items, LockStep(env), how))
+
+
+def table(found: dict[str, list[Outcome]]) -> str:
+    """Markdown: means over seeds with 95 % intervals."""
+
+    def told(values: list[float]) -> str:
+        mean, interval = mean_and_interval(np.array(values))
+        return f"{mean:.3f} ± {interval:.3f}"
+
+    lines = ["| way | held-out return before | after | solved | time of a run |", "|---|---|---|---|---|"]
+    for way, of in found.items():
+        columns = ([o.before for o in of], [o.after for o in of], [o.solved for o in of])
+        lines.append(f"| {WAYS[way]} | {' | '.join(map(told, columns))} | {np.mean([o.seconds for o in of]):.0f} s |")
+    return "\n".join(lines)
+
+
+def draw(found: dict[str, list[Outcome]], path: Path) -> None:
+    """Curves of all seeds, and held-out returns at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3.8), constrained_layout=True)
+    for i, (way, of) in enumerate(found.items()):
+        after = [o.after for o in of]
+        if not of[0].curve.size:
+            axes.axhline(float(np.mean(after)), color=f"C{i}", linestyle="--", label=f"{WAYS[way]} (held-out)")
+            continue
+        window = max(1, len(of[0].curve) // 50)
+        curves = np.stack([np.convolve(o.curve, np.ones(window) / window, "valid") for o in of])
+        updates = np.arange(window, len(of[0].curve) + 1)
+        axes.plot(updates, curves.T, color=f"C{i}", alpha=0.3, linewidth=0.8)
+        axes.plot(updates, curves.mean(0), color=f"C{i}", label=WAYS[way])
+        axes.plot([updates[-1]] * len(after), after, "o", color=f"C{i}", markersize=5)
+    axes.set(xlabel="updates", ylabel="return", ylim=(0, 1))
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def write(cfg: GamesConfig, text: str) -> None:
+    """Put a table between its marks in experiments/README.md."""
+    path = HERE / "README.md"
+    marks = rf"(<!-- {cfg.game} -->\n).*(<!-- end of {cfg.game} -->)"
+    old = path.read_text()
+    if not re.search(marks, old, re.DOTALL):
+        raise ValueError(f"{path} has no lines '<!-- {cfg.game} -->' and '<!-- end of {cfg.game} -->' to put the table between")
+    path.write_text(re.sub(marks, lambda m: m[1] + text + "\n" + m[2], old, flags=re.DOTALL))
+
+
+def run(cfg: GamesConfig) -> dict[str, list[Outcome]]:
+    game = GAMES[cfg.game]()
+    return {way: [learned(cfg, game, way, seed) for seed in cfg.seeds] for way in cfg.ways}
+
+
+def main() -> None:
+    cfg = tyro.cli(GamesConfig)
+    found = run(cfg)
+    text = table(found)
+    print(text)
+    if cfg.write:
+        draw(found, HERE / f"games_{cfg.game}.png")
+        write(cfg, text)
+
+
+if __name__ == "__main__":
+    main()
