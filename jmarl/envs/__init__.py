@@ -11,6 +11,9 @@ import importlib
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
+    "arxiv": "jmarl.envs.writing:Arxiv",
+    "story": "jmarl.envs.story:Story",
+    "tldr": "jmarl.envs.writing:Tldr",
 }
 
 
