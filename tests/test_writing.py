@@ -364,6 +364,16 @@ def test_real_data_sets(name, folder, file, data_dir):
     pickle.loads(pickle.dumps(env))
 
 
+@pytest.mark.parametrize(
+    "name, hub, field", [("tldr", "trl-lib/tldr", "prompt"), ("arxiv", "OpenMLRL/arXiv_abstract", "abstract_text")]
+)
+def test_the_hub_is_asked_for_by_name(name, hub, field, monkeypatch):
+    asked = []
+    monkeypatch.setattr("jmarl.envs.writing.load_rows", lambda *of, **how: asked.append((of, how)) or [{field: "a text"}])
+    tasks = [task for split in SPLITS for task in make(name, data="hub").tasks(split)]
+    assert asked == [((hub, (field,)), {"path": None})] * 2 and tasks == [{field: "a text"}]
+
+
 def test_rows_of_the_data_set_are_tasks():
     """With the marker behind which the data set wants a summary, which is not part of the post."""
     row = {"prompt": "SUBREDDIT: r/test\n\nTITLE: x\n\nPOST: y\n\nTL;DR:", "completion": " hidden"}
@@ -406,6 +416,15 @@ def test_render_shows_source_and_texts():
     step = played(Tldr(), "short one", "longer one")
     shown = Tldr().render(step.state)
     assert "TITLE:" in shown and "summary:\nshort one" in shown and "elaboration:\nlonger one" in shown
+
+
+def test_the_experiment_refuses_what_does_not_fit():
+    from experiments.writing import WritingConfig
+
+    assert WritingConfig(environment="arxiv", single=True, output_dir="").num_turns == 1
+    for wrong in ({"environment": "poem"}, {"environment": "story", "data": "hub"}, {"held_out": -1}, {"num_turns": 2}):
+        with pytest.raises(ValueError, match="is not allowed"):
+            WritingConfig(output_dir="", **wrong)
 
 
 # Hostile texts
