@@ -18,26 +18,13 @@ from jmarl.algorithms import algorithm
 from jmarl.centralized import Centralized
 from jmarl.config import TrainConfig, check
 from jmarl.environment import Rewarded
+from jmarl.envs.story import HELD_OUT, TOPICS, setup, story
 from jmarl.learners import check_agents
 from jmarl.rewards import make_reward, story_length_ratio
 from jmarl.seeds import check_seeds, train_seeds
 from jmarl.team import make_team
 from jmarl.train import TrainResult, check_settings, train
 from jmarl.weights import load_agent
-
-TOPICS = """a city in the clouds|a new holiday|a bedtime for a dragon|a teleporter that went wrong|a joke about dinosaurs
-a world without electricity|a hero with an odd power|the night the moon spoke|a new type of fruit|a playground on Mars
-a lighthouse keeper|a lost umbrella|the last library|a robot that dreams|a village under the sea|a clock that runs backwards
-a talking river|the baker's secret|a letter from the future|a cat who paints|a storm in a bottle|an honest thief
-a garden on the roof|the longest train ride|a map with no names|a violin without strings|a door in the forest
-a snowman in summer|the smallest giant|a market at midnight|a ship that flies|a school for shadows""".replace("\n", "|").split(
-    "|"
-)
-HELD_OUT = """a bridge made of glass|a fox who tells lies|the island that moves|a king with no crown|a mirror that listens
-a desert full of flowers|the quiet volcano|a train to the stars|a dog who reads|a song nobody knows|a tower of books
-the winter that stayed|a pocket full of rain|a whale in the sky|the candle maker|a town of twins""".replace("\n", "|").split(
-    "|"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +68,6 @@ class StoryConfig(TrainConfig):
     def of_seed(self, seed: int, **changes: Any) -> Self:
         """Of a run alone, which has no other seeds."""
         return super().of_seed(seed, seeds=(), **changes)
-
-
-def setup(item: dict) -> str:
-    """Agent 0's prompt."""
-    return f"Write one short sentence that sets up a story about {item['prompt']}."
-
-
-def story(item: dict) -> str:
-    """Agent 1's prompt."""
-    return f"Tell a story about {item['prompt']}."
 
 
 def run(cfg: StoryConfig) -> list[TrainResult]:

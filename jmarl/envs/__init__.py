@@ -16,6 +16,9 @@ ENVIRONMENTS: dict[str, str] = {  # name -> module:class
     "str_build": "jmarl.envs.str_build:StrBuild",
     "house_build": "jmarl.envs.house_build:HouseBuild",
     "function_calling": "jmarl.envs.function_calling:FunctionCalling",
+    "arxiv": "jmarl.envs.writing:Arxiv",
+    "story": "jmarl.envs.story:Story",
+    "tldr": "jmarl.envs.writing:Tldr",
 }
 
 

@@ -60,12 +60,16 @@ def _read(hub: str, config: str | None, split: str, path: str | Path | None, fie
 
 def split_of(key: str) -> str:
     """The split that a task is in, from what the task is."""
-    return "eval" if zlib.crc32(key.encode()) / (1 << 32) < EVAL_SHARE else "train"
+    return "eval" if _hash(key) / (1 << 32) < EVAL_SHARE else "train"
+
+
+def _hash(key: str) -> int:
+    return zlib.crc32(key.encode(errors="surrogatepass"))
 
 
 def split_rows(rows: Sequence[Any], split: str, key: Callable[[Any], str] = str) -> list[Any]:
     """Those of a file's rows that are of a split: about a fifth are eval, one at least, drawn by what they are (`key`)."""
     check_split(split)
-    ranked = sorted({key(row): row for row in rows}.items(), key=lambda pair: (zlib.crc32(pair[0].encode()), pair[0]))
+    ranked = sorted({key(row): row for row in rows}.items(), key=lambda pair: (_hash(pair[0]), pair[0]))
     held_out = max(1, round(EVAL_SHARE * len(ranked)))
     return [row for _, row in (ranked[:held_out] if split == "eval" else ranked[held_out:])]
