@@ -184,9 +184,13 @@ class LockStep:
         self.env = self.engine.env
         if num_agents is None and not isinstance(self.env, TextEnvironment):
             raise TypeError(f"how many agents has {type(self.env).__name__}? It is no TextEnvironment: say num_agents=")
-        self.num_agents = self.env.num_agents if num_agents is None else num_agents
-        self.range = self.env.reward_range if isinstance(self.env, TextEnvironment) else (-math.inf, math.inf)
+        declared = self.env if isinstance(self.env, TextEnvironment) else TextEnvironment()
+        self.num_agents = declared.num_agents if num_agents is None else num_agents
+        self.roles, self.reward_range, self.max_turns = declared.roles, declared.reward_range, declared.max_turns
         self.processor = processor
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        return self.env.tasks(split, count, seed)
 
     def describe(self) -> dict[str, Any]:
         return describe(self.env)
@@ -221,10 +225,12 @@ class LockStep:
         return [state for state, _ in after], _rows([texts for _, texts in after], self.num_agents)
 
     def _checked(self, reward: float | Sequence[float]) -> Any:
-        low, high = self.range
+        low, high = self.reward_range
         for value in np.ravel(reward):
             if value < low - 1e-9 or value > high + 1e-9:
-                raise ValueError(f"{type(self.env).__name__} gave the reward {value}, and its reward_range is {self.range}")
+                raise ValueError(
+                    f"{type(self.env).__name__} gave the reward {value}, and its reward_range is {self.reward_range}"
+                )
         return reward
 
 

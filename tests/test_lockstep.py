@@ -164,13 +164,48 @@ def test_a_mixture_shares_tasks_by_weight_and_names_metrics():
     tasks = both.tasks("train", 30)
     assert [sum(t["environment"] == name for t in tasks) for name in ("easy", "hard")] in ([8, 22], [7, 23])
     assert tasks == both.tasks("train", 30) and tasks != both.tasks("train", 30, seed=1)
-    lock, rng = LockStep(both), np.random.default_rng(0)
-    states, _ = lock.reset(tasks, rng)
-    result = lock.step(states, [["up"] * 30] * 2, rng).result
+    rng = np.random.default_rng(0)
+    states, read = both.reset(tasks, rng)
+    answer = both.step(states, [["up"] * 30] * 2, rng)
+    result = answer.result
     of_easy = np.array([t["environment"] == "easy" for t in tasks])
     assert (np.isfinite(result.parts["easy/solved"]) == of_easy).all()
     assert (np.isfinite(result.parts["hard/reward"]) == ~of_easy).all()
     np.testing.assert_array_equal(result.parts["easy/reward"][of_easy], result.total[of_easy])
+
+
+def test_an_environment_in_a_mixture_plays_as_alone():
+    """Prompts, rewards and later turns of one of two; the other has turns of one agent only."""
+    long = make("grid", moves=1, max_turns=2, walls=0)
+    both, alone = Mixture({"long": long, "sudoku": make("sudoku")}), LockStep(long)
+    tasks = both.tasks("train", 8)
+    of_long = [i for i, task in enumerate(tasks) if task["environment"] == "long"]
+    states, read = both.reset(tasks, np.random.default_rng(0))
+    own, own_read = alone.reset([tasks[i]["task"] for i in of_long], np.random.default_rng(0))
+    assert [[texts[i] for i in of_long] for texts in read] == own_read
+    assert all((read[1][i] is None) == (i not in of_long) for i in range(8))
+    said = [["right" if n == 0 else "down"] * 8 for n in range(2)]
+    for _ in range(2):
+        answer = both.step(states, [texts[: len(states)] for texts in said], np.random.default_rng(1))
+        own_answer = alone.step(own, [texts[: len(own)] for texts in said], np.random.default_rng(1))
+        mine = [i for i, (name, _) in enumerate(states) if name == "long"]
+        np.testing.assert_array_equal(answer.result.total[mine], own_answer.result.total)
+        np.testing.assert_array_equal(answer.result.parts["long/closeness"][mine], own_answer.result.parts["closeness"])
+        going, own_going = np.flatnonzero(~answer.done), np.flatnonzero(~own_answer.done)
+        assert [i for i in going if states[i][0] == "long"] == [mine[i] for i in own_going]
+        if not own_going.size:
+            break
+        states, _ = both.observe([answer.after[i] for i in going])
+        own, _ = alone.observe([own_answer.after[i] for i in own_going])
+
+
+def test_a_team_trains_on_a_mixture_of_a_mixture(tiny_pair):
+    team, params = make_team(tiny_pair)
+    inner = Mixture({"grid": make("grid", brief=True), "sudoku": make("sudoku", brief=True)})
+    both = Mixture({"games": inner, "relay": Relay()}, {"games": 2, "relay": 1})
+    options = dict(num_updates=1, num_prompts=6, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain")
+    result = train(team, params, both, both.tasks("train", 6), TrainConfig(**options, progress=False))
+    assert len(result.rewards) == 1 and np.isfinite(result.rewards[0])
 
 
 def test_bad_mixtures_are_refused():
@@ -179,7 +214,7 @@ def test_bad_mixtures_are_refused():
     with pytest.raises(ValueError, match="give a number above 0 for each of a"):
         Mixture({"a": make("grid")}, {"a": 0})
     with pytest.raises(ValueError, match="of no environment of this mixture: a"):
-        Mixture({"a": make("grid")}).reset({"environment": "b", "task": {}}, np.random.default_rng(0))
+        Mixture({"a": make("grid")}).reset([{"environment": "b", "task": {}}], np.random.default_rng(0))
 
 
 def test_mrlm_words(tiny_pair):

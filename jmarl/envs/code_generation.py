@@ -41,7 +41,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from jmarl.environment import Answer
-from jmarl.envs import code_text
+from jmarl.envs import code_problems, code_text
 from jmarl.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, asserts, default_sandbox
 from jmarl.sandbox.inside.judge import Numbered
@@ -181,6 +181,14 @@ class CodeGeneration:
         self.processor, self.limits, self.sandbox = processor, limits, sandbox or default_sandbox()
         best = MAIN + PARSES + TESTS
         self.reward_range = (0.0, best + (AUX + CALLS + MORE_THAN_WRAPPER if num_agents > 1 else 0.0))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (*helper_names(self.num_agents), "main")
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        """Made problems of all difficulties."""
+        return code_problems.generate(count, split=split, seed=seed)
 
     def describe(self) -> dict[str, str]:
         """The level at which programs are confined: verdicts of one run are all of one."""
