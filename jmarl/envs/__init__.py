@@ -11,6 +11,8 @@ import importlib
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
+    "debate": "jmarl.envs.debate:Debate",
+    "debate_scripted": "jmarl.envs.debate:DebateScripted",
 }
 
 
