@@ -29,6 +29,7 @@ LAYERS = [
         "environment",
         "lockstep",
         "pool",
+        "chat_api",
         "hf_format",
         "gguf_weights",
         "weights",
@@ -48,7 +49,7 @@ LAYERS = [
         "checkpoint",
         "dynamic",
     }
-    | {"learners", "preferences", "comparators", "counterfactual", "step", "runs"},
+    | {"learners", "preferences", "comparators", "counterfactual", "step", "runs", "text_model"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"}
     | {"crossplay", "seeds"},
     {""},  # jmarl/__init__.py
@@ -61,7 +62,7 @@ SIDEWAYS = {
     "lockstep": {"environment", "rewards"},
     "pool": {"lockstep"},
     "sandbox": {"sandbox", "sandbox.inside"},
-    "envs": {"envs", "environment", "lockstep", "rewards", "sandbox", "sandbox.inside"},
+    "envs": {"chat_api", "envs", "environment", "lockstep", "rewards", "sandbox", "sandbox.inside"},
     "centralized": {"environment"},
     "sampling": {"stack"},
     "lora": {"stack"},
@@ -86,6 +87,7 @@ SIDEWAYS = {
     "comparators": {"generate", "preferences", "rollout", "team"},
     "rounds": {"evaluate", "fit", "runlog"},
     "learned_reward": {"fit", "rounds", "rundir"},
+    "text_model": {"generate", "team"},
     "step": {"critics", "dynamic", "generate", "learners", "rollout", "team"},
     "runs": {"critics", "generate", "rollout", "step", "team"},
     "seeds": {"train", "evaluate", "rundir", "runlog"},
@@ -109,7 +111,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment",
-    "lockstep", "pool", "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
+    "lockstep", "pool", "chat_api", "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"order", "config", "settings", "models.config"}

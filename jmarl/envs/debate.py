@@ -1,24 +1,24 @@
 """Debate: two agents argue for and against a motion, and a judge scores both sides when all speeches are made.
 
-Task: `motion` and perhaps `background`, `pro_points` and `con_points` (key points of both sides) and `swapped`. A side reads the
-motion, its background, its own key points as notes, and all that was said so far. It does not read the other side's notes.
-Roles: pro speaks first, then con, `speeches` times each, so every episode has exactly max_turns = 2 * speeches turns; the side
-that waits reads None. With `simultaneous` both speak in every turn, knowing the turns before, and there are `speeches` turns.
+Task: `motion` and perhaps `background`, `pro_points` and `con_points` (key points of both sides) and `swapped`. A side reads
+the motion, its background, its own key points as notes, and all that was said so far; not the other side's notes.
+Roles: pro speaks first, then con, `speeches` times each, so every episode has exactly max_turns = 2 * speeches turns; the
+side that waits reads None. With `simultaneous` both speak in each of `speeches` turns, knowing the turns before.
 Reward: 0 until the last turn, then
     separate (default)  each side's own score, in [0, 1]
     zero_sum            own score minus the other's, in [-1, 1]: the two rewards sum to 0
-by the judge: `RuleBasedJudge` (`debate_rules`, the default) or `LLMJudge` (`debate_llm`). What a judge cannot answer for (it was
-not reached, or could not be understood) is masked and counted.
-info, in the last turn: `pro_score`, `con_score`, `pro_wins`, `con_wins`, `draw` (scores within 0.01), `agent_0_wins`, and the
-judge's own numbers.
+by the judge: `RuleBasedJudge` (`debate_rules`, the default) or `LLMJudge` (`debate_llm`). What a judge cannot answer for (it
+was not reached, or could not be understood) is masked and counted.
+info, in the last turn: `pro_score`, `con_score`, `pro_wins`, `con_wins`, `draw` (scores less than 0.01 apart),
+`agent_0_wins`, and the judge's own numbers.
 
 Who plays whom. Two trained policies: `Debate`. Against a frozen policy: `Debate`, and `frozen_agents=(1,)` in the settings of
-training. Against a script: `DebateScripted`, for a team of one. Self-play: `Debate(swap=True)`, where each motion is two tasks,
-with agent 0 as pro in one and as con (`swapped`) in the other, and a team with shared weights, if it is to be one policy; rewards
-are the agents', whatever side they are on.
+training. Against a script: `DebateScripted`, for a team of one. Self-play: `Debate(swap=True)`, where each motion is two
+tasks, with agent 0 as pro in one and as con (`swapped`) in the other, and a team with shared weights, if it is to be one
+policy; rewards are the agents', whatever side they are on.
 
-Data: 70 motions of this project (`debate_motions.json`), split by a hash of the motion: a fifth is `eval`. Or `data=`, a JSON
-Lines file with the field `motion`, and perhaps the others above; where key points are missing, coverage is left out of the score.
+Data: 70 motions of this project (`debate_motions.json`), split by a hash of the motion: about a fifth is `eval`. Or `data=`, a
+JSON Lines file with the field `motion`, and perhaps the others above; without key points, coverage is left out of the score.
 Left out: more than two sides, a vote before and after, and texts beyond 2,000 characters a speech, which nobody reads.
 """
 
@@ -117,8 +117,8 @@ DebateEnvironment = Debate
 
 class DebateScripted(Debate):
     """One trained agent against a script (`script`) that argues from its side's key points; both speak `speeches` times, which
-    is as many turns. Agent 0, the only one, is con where the task says `swapped`; a task that does not say it is drawn. `solved`
-    in info is that it won."""
+    is as many turns. Agent 0, the only one, is con where the task says `swapped`; a task that does not say it is drawn.
+    `solved` in info is that it won."""
 
     def __init__(self, speeches: int = 2, judge: Judge | None = None, zero_sum: bool = False, data: str | Path | None = None):
         super().__init__(speeches, judge, zero_sum, swap=True, data=data)
@@ -179,7 +179,7 @@ def begin(task: Mapping[str, Any], simultaneous: bool) -> Transcript:
     for side in SIDES:
         given = task.get(f"{side}_points") or ()
         if isinstance(given, str) or not all(isinstance(point, str) and point.strip() for point in given):
-            raise ValueError(f"{side}_points={given!r:.60} of the motion {motion!r:.40}: give a list of texts, or leave it out")
+            raise ValueError(f"{side}_points={given!r:.60} of the motion {motion!r:.40}: give a list of texts, or none")
         points[side] = tuple(given)
     return Transcript(motion, background, points, swapped=bool(task.get("swapped", False)), at_once=simultaneous)
 
@@ -214,9 +214,8 @@ def prompt(state: Transcript, side: str, speeches: int) -> str:
     if state.speeches:
         lines += ["What was said so far:", transcript(state)]
     number = len(state.said_by(side)) + 1
-    lines += [
-        f"Give your speech {number} of {speeches}: new reasons and evidence in a few full sentences, answering the other side."
-    ]
+    asked = "new reasons and evidence in a few full sentences, answering the other side"
+    lines += [f"Give your speech {number} of {speeches}: {asked}."]
     return "\n".join(lines)
 
 
@@ -234,10 +233,11 @@ ENDS = (
 
 
 def script(state: Transcript, side: str, speeches: int) -> str:
-    """A speech of the scripted opponent, the same whatever was said: its share of the key points, each with a reason, and an end.
-    With more than three speeches it repeats its ends."""
+    """A speech of the scripted opponent, the same whatever was said: its share of the key points, each with more about it, and
+    an end. With more than three speeches it repeats its ends."""
     number = len(state.said_by(side))
-    points = state.points[side] or (f"this motion would {'help' if side == 'pro' else 'harm'} most of those whom it concerns",)
+    does = "help" if side == "pro" else "harm"
+    points = state.points[side] or (f"this motion would {does} most of those whom it concerns",)
     own = [AROUND[k % 3].format(_inside(point)) for k, point in enumerate(points) if k % speeches == number]
     wish, end = "accept" if side == "pro" else "reject", ENDS[number % 3]
     quoted = (_inside(state.motion), wish) if number % 3 == 0 else (wish, _inside(state.motion))

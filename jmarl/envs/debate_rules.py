@@ -5,24 +5,24 @@ A sentence *counts* if it is prose and new:
   at least 15 % of its words are function words (a list has hardly any) and at most a third are markers;
   fewer than 3/4 of its content words stand together in one earlier sentence, and fewer than half of its runs of three words
   occurred before. Earlier is what the speaker could read: motion, background, own key points, all that both sides said.
-Everything below is of the sentences that count, so what is copied, repeated or listed is worth nothing; and it costs, because an
-argument is multiplied by min(1, share / 0.8), `share` being that of the speech's characters which count.
+Everything below is of the sentences that count, so what is copied, repeated or listed is worth nothing. And it costs: an
+argument is multiplied by min(1, share / .8), `share` being that of the speech's characters which count.
 
     argument = min(1, share / .8) * (.2 length + .25 evidence + .25 reasoning + .15 structure + .15 relevance)
       length      characters / 100 below 100; 1 from 100 to 500; then down to .5 at 2,000, where speeches are cut
-      evidence    min(1, sentences / 2) with a marker of evidence (a study, an example, a number) not used before in the speech
-      reasoning   the same with a marker of reasoning (because, therefore, …)
-      structure   half: min(1, sentences / 3); half: min(1, sentences with a new marker of order (first, finally, …) / 2)
+      evidence    min(1, n / 2), n sentences with a marker of evidence (a study, an example, a number) new in the speech
+      reasoning   the same with markers of reasoning (because, therefore, …)
+      structure   .5 min(1, sentences / 3) + .5 min(1, n / 2), n of markers of order (first, finally, …)
       relevance   min(1, used / half of them, rounded up), of the motion's content words
     debate = .6 mean argument + .2 consistency + .2 coverage
       consistency mean over the speeches from the second on of link(share of its content words that the side used before);
                   link rises from 0 to 1 at .1, and falls from 1 at .7 to 0 at 1 (the same again is no debate). Of a single
-                  speech 1 if a sentence counts. 0 if the side gives up: "I agree with my opponent", or the other side's stance.
-      coverage    mean over the side's own key points of min(1, share / .6), of the point's content words those that one speech
-                  has. A side without key points has none: its score is then (.6 argument + .2 consistency) / .8.
+                  speech 1 if a sentence counts. 0 if the side gives up ("I agree with my opponent") or changes sides.
+      coverage    mean over the side's own key points of min(1, share / .6), of the point's content words in one speech. A
+                  side without key points has none: its score is then (.6 argument + .2 consistency) / .8.
 
 Left out: whether anything is true, what is good English, and other languages than English (their sentences do not count).
-Content words are compared by crude stems. All of it takes time linear in a speech times the sentences before it.
+Content words are compared by crude stems. The time it takes is that of a speech's sentences times those before it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ REPEATED_WORDS, REPEATED_RUNS = 3 / 4, 1 / 2
 FREE = 0.8  # share of a speech that has to count
 ARGUMENT = {"length": 0.2, "evidence": 0.25, "reasoning": 0.25, "structure": 0.15, "relevance": 0.15}
 DEBATE = {"argument": 0.6, "consistency": 0.2, "coverage": 0.2}
+
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 EVIDENCE = (
     *("study", "studies", "research", "data", "survey", "surveys", "evidence", "statistics", "according to", "for example"),
@@ -63,38 +65,20 @@ STANCE = {
     "con": ("i support the motion", "i am for the motion", "i argue for the motion", "i speak for the motion"),
 }
 FUNCTION = frozenset(
-    "a an the this that these those some any each every all both no not nor none such other another same own "
-    "i me my we us our you your he him his she her it its they them their who whom whose which what when where why how "
-    "and or but so if than then as at by for from in into of off on onto out over under up down to with without within about "
-    "above after again against before below between through during until while since too very more most much many few less "
-    "least only just also even still yet ever never always often here there now "
-    "is are was were be been being am do does did done doing have has had having will would shall should can could may might "
-    "must let get gets got one ones because although though unless whereas however therefore thus hence otherwise "
-    "don't doesn't didn't isn't aren't wasn't can't cannot won't it's that's i'm we're they're".split()
-)
-MARKERS = frozenset(word for marker in (*EVIDENCE, *REASONING, *ORDER) for word in marker.split()) - {
-    *(
-        "the",
-        "a",
-        "to",
-        "for",
-        "in",
-        "if",
-        "on",
-        "so",
-        "that",
-        "this",
-        "which",
-        "as",
-        "up",
-        "other",
-        "all",
-        "above",
-        "with",
-        "even",
+    _WORD.findall(
+        "a an the this that these those some any each every all both no not nor none such other another same own "
+        "i me my we us our you your he him his she her it its they them their who whom whose which what when where why how "
+        "and or but so if than then as at by for from in into of off on onto out over under up down to with without within "
+        "about above after again against before below between through during until while since too very more most much many "
+        "few less least only just also even still yet ever never always often here there now is are was were be been being "
+        "am do does did done doing have has had having will would shall should can could may might must let get gets got one "
+        "ones because although though unless whereas however therefore thus hence otherwise "
+        "don't doesn't didn't isn't aren't wasn't can't cannot won't it's that's i'm we're they're"
     )
-}
-_WORD = re.compile(r"\w+(?:['’]\w+)*")
+)
+MARKERS = frozenset(word for marker in (*EVIDENCE, *REASONING, *ORDER) for word in marker.split()) - frozenset(
+    _WORD.findall("the a to for in if on so that this which as up other all above with even")
+)
 _END = re.compile(r"(?<=[.!?])\s+|\n+")
 _NUMBER = re.compile(r"\d\d|\d+ ?%")
 
