@@ -1,12 +1,13 @@
 """A judge of debates by rules: what it counts in a speech, and why stuffing and repeating earn nothing.
 
-A sentence *counts* if it is prose and new:
+A sentence *counts* if it is prose, new and to the point:
   it has 5 words or more, and 3 or more different content words (neither function words nor markers);
   at least 15 % of its words are function words (a list has hardly any) and at most a third are markers;
   fewer than 3/4 of its content words stand together in one earlier sentence, and fewer than half of its runs of three words
-  occurred before. Earlier is what the speaker could read: motion, background, own key points, all that both sides said.
-Everything below is of the sentences that count, so what is copied, repeated or listed is worth nothing. And it costs: an
-argument is multiplied by min(1, share / .8), `share` being that of the speech's characters which count.
+  occurred before. Earlier is what the speaker could read: motion, background, own key points, all that both sides said;
+  it, or the sentence before it, has a content word of motion, background or either side's key points.
+Everything below is of the sentences that count: what is copied, repeated, listed or beside the point is worth nothing. And it
+costs: an argument is multiplied by min(1, share / .8), `share` being that of the speech's characters which count.
 
     argument = min(1, share / .8) * (.2 length + .25 evidence + .25 reasoning + .15 structure + .15 relevance)
       length      characters / 100 below 100; 1 from 100 to 500; then down to .5 at 2,000, where speeches are cut
@@ -173,13 +174,14 @@ def is_prose(sentence: Sentence) -> bool:
     return sum(word in FUNCTION for word in words) >= MIN_FUNCTION * len(words) and markers <= MAX_MARKERS * len(words)
 
 
-def new_sentences(sentences: Sequence[Sentence], memory: Memory) -> list[Sentence]:
-    """Those that count; all of them are remembered."""
-    counting = []
+def that_count(sentences: Sequence[Sentence], memory: Memory, subject: frozenset[str]) -> list[Sentence]:
+    """Sentences of a speech; all of them are remembered. subject: content words."""
+    counting, before = [], frozenset[str]()
     for sentence in sentences:
-        if is_prose(sentence) and not memory.has(sentence):
+        if subject & (sentence.content | before) and is_prose(sentence) and not memory.has(sentence):
             counting.append(sentence)
         memory.add(sentence)
+        before = sentence.content
     return counting
 
 
@@ -264,10 +266,12 @@ class RuleBasedJudge:
         known = [debate.motion, debate.background, *debate.points.get(side, ())]
         memory = Memory(sentence for text in known for sentence in sentences_of(text))
         topic = content(_WORD.findall(debate.motion.lower()))
+        about = (debate.background, *(point for points in debate.points.values() for point in points))
+        subject = topic | content(_WORD.findall(" ".join(about).lower()))
         said, contents, arguments = list[Sentence](), [], []
         for of, text in heard(debate, side):
             sentences = sentences_of(text)
-            counting = new_sentences(sentences, memory)
+            counting = that_count(sentences, memory, subject)
             if of == side:
                 said += sentences
                 contents.append(frozenset[str]().union(*(sentence.content for sentence in counting)))
