@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jmarl.envs import debate as debate_module
 from jmarl.envs.debate import (
     Debate,
     DebateEnvironment,
@@ -49,19 +51,19 @@ TASK = {
 RNG = np.random.default_rng(0)
 PRO = [
     "First, trees cool a street, because leaves give off water all day. A study of nine towns found the shade under them eight "
-    "degrees cooler, so that old and healthy people alike went out in the hot weather. For example, a square near my school is "
-    "full in August. Finally, planting costs a town little, therefore even poor districts can afford it.",
-    "To begin with, my opponent fears roots, although good planning puts trees where no pipe lies. Research by gardeners shows "
-    "which kinds stay small. According to their lists, limes and maples suit narrow streets. In conclusion, a town that plants "
-    "now has shade in ten years, whereas waiting only means another decade of heat.",
+    "degrees cooler, so that old and healthy people alike went out in the hot weather. For example, a square near my school "
+    "is full in August. Finally, planting costs a town little, therefore even poor districts can afford it.",
+    "To begin with, my opponent fears roots, although good planning puts trees where no pipe lies. Research by gardeners "
+    "shows which kinds stay small. According to their lists, limes and maples suit narrow streets. In conclusion, a town that "
+    "plants now has shade in ten years, whereas waiting only means another decade of heat.",
 ]
 CON = [
-    "First, roots lift stones and damage the old pavements, because they look for water in pipes below. Data from insurers count "
-    "thousands of broken drains. For example, my street was dug up twice within 12 months. Finally, somebody must sweep the "
-    "leaves, therefore each tree is a bill that never ends.",
-    "Secondly, watering young trees in dry summers takes lorries, although reservoirs are low. According to our town hall, half "
-    "of them die within a year. Even if they live, they shade no one for decades. To sum up, awnings cool people today, whereas "
-    "a survey found most new trees useless for a whole generation of roots.",
+    "First, roots lift stones and damage the old pavements, because they look for water in pipes below. Data from insurers "
+    "count thousands of broken drains. For example, my street was dug up twice within 12 months. Finally, the town must sweep "
+    "the leaves, therefore each tree is a bill that never ends.",
+    "Secondly, watering young trees in dry summers takes lorries, although reservoirs are low. According to our town hall, "
+    "half of them die within a year. Even if they live, they shade no one for decades. To sum up, awnings cool people today, "
+    "whereas a survey found most new trees useless for a whole generation of roots.",
 ]
 
 
@@ -139,7 +141,7 @@ def test_the_weights_of_an_argument_and_of_a_debate():
     assert found["argument"] == pytest.approx(0.2 * 0.58 + 0.15 / 6 + 0.15)
     assert found["consistency"] == 1  # one speech, which counts
     covered = 1 / 6 / 0.6  # shade keep old people healthy hot weather -> 7 words, of which 2 are said
-    assert len(content("shade keeps old people healthy in hot weather".split())) == 7
+    assert len(content(["shade", "keeps", "old", "people", "healthy", "in", "hot", "weather"])) == 7
     assert found["coverage"] == pytest.approx(2 / 7 / 0.6) != pytest.approx(covered)
     assert found["score"] == pytest.approx(0.6 * found["argument"] + 0.2 + 0.2 * found["coverage"])
     two = parts([PLAIN, ""])
@@ -162,10 +164,16 @@ def test_consistency_of_speeches():
     second = "A town with shade has shops where families and tourists linger."
     assert parts([PLAIN, second])["consistency"] == 1
     assert parts([PLAIN, "July in our streets means noise from lorries, motors and horns."])["consistency"] == 0
-    for said_, side in (("I agree with my opponent.", "pro"), ("I oppose the motion.", "pro"), ("I support the motion!", "con")):
+    for said_, side in (
+        ("I agree with my opponent.", "pro"),
+        ("I oppose the motion.", "pro"),
+        ("I support the motion!", "con"),
+    ):
         pair = [PLAIN, f"{second} {said_}"]
         assert RuleBasedJudge().parts(debate(pair, pair[:0] + ["", ""]), "pro")["consistency"] == float(side == "con")
-        assert RuleBasedJudge().parts(debate(["", ""], pair), "con")["consistency"] == float("agree" not in said_ and side == "pro")
+        assert RuleBasedJudge().parts(debate(["", ""], pair), "con")["consistency"] == float(
+            "agree" not in said_ and side == "pro"
+        )
 
 
 def test_coverage_is_of_one_speech_and_full_at_three_fifths():
@@ -183,19 +191,18 @@ def test_coverage_is_of_one_speech_and_full_at_three_fifths():
         ("Trees cool the streets.", False),  # four words
         ("Trees are good and so are trees.", False),  # two content words
         ("Trees cool streets squares gardens shops.", False),  # no function word
-        ("Trees cool streets squares gardens the shops.", True),  # 1 of 7 is below .15, and 1 of 6 is not
+        ("Trees cool streets squares gardens the shops.", False),  # 1 of 7, below .15
+        ("Trees cool streets squares the shops.", True),  # 1 of 6
         ("Because research data therefore shows trees of the town cool streets.", False),  # 4 markers of 11 words
         ("Because research therefore shows trees of the town cool streets.", True),  # 3 of 10
     ],
 )
 def test_what_is_prose(text, prose):
-    if "the shops" in text:
-        assert not is_prose(sentences_of("Trees cool streets squares gardens benches the shops.")[0])
     assert is_prose(sentences_of(text)[0]) == prose
 
 
 def test_what_was_said_before():
-    """Three quarters of its content words in one sentence, or half of its runs of three words anywhere."""
+    """Three quarters of its content words in one sentence, or two fifths of its runs of three words anywhere."""
     (old,) = sentences_of("The trees of a town give a cool shade.")
     memory = Memory([old])
     for text, known in (
@@ -203,6 +210,7 @@ def test_what_was_said_before():
         ("A cool town gives light to a visitor.", False),
         ("The trees of a town were once planted by monks of the abbey nearby.", False),  # 3 of 12 runs
         ("The trees of a town give monks joy and honey.", True),  # 4 of 8
+        ("The trees of a town make monks and bees hum.", False),  # 3 of 8
         ("Bees hum well here bees hum well here bees hum well here.", True),  # itself
     ):
         (sentence,) = sentences_of(text)
@@ -268,7 +276,9 @@ def test_saying_it_again_never_helps(texts, i):
 
 def test_the_opponents_words_earn_nothing():
     copied = parts([PRO[0], PRO[1]], [PRO[0], PRO[1]], "con")
-    assert copied["score"] == 0 and parts([PRO[0], CON[0]], CON)["argument"] == pytest.approx(parts([PRO[0], ""], CON)["argument"])
+    assert copied["score"] == 0 and parts([PRO[0], CON[0]], CON)["argument"] == pytest.approx(
+        parts([PRO[0], ""], CON)["argument"]
+    )
     both = begin(TASK, True)
     for text in PRO:
         both = said(said(both, "pro", text), "con", text)  # at once: neither could read the other
@@ -302,7 +312,11 @@ def test_pro_and_con_speak_in_turns_and_are_rewarded_at_the_end():
     assert TASK["con_points"][0] not in read[0] and "speech 1 of 2" in read[0]
     steps = play(env, TASK, [PRO, CON])
     assert len(steps) == env.max_turns == 4 and [step.done for step in steps] == [False] * 3 + [True]
-    assert [[text is not None for text in step.observations] for step in steps[:3]] == [[False, True], [True, False], [False, True]]
+    assert [[text is not None for text in step.observations] for step in steps[:3]] == [
+        [False, True],
+        [True, False],
+        [False, True],
+    ]
     assert f"FOR: {PRO[0]}" in steps[0].observations[1] and f"AGAINST: {CON[0]}" in steps[1].observations[0]
     assert all(step.reward == [0, 0] for step in steps[:3]) and steps[3].reward == pytest.approx([1, 1])
     assert steps[3].info["draw"] == 1 and steps[3].info["pro_wins"] == steps[3].info["con_wins"] == 0
@@ -349,7 +363,7 @@ def test_tasks_have_each_motion_from_both_sides():
 
 def test_the_motions():
     """At least 60 over many subjects; each with a background and three prose points a side, none twice."""
-    rows = json.loads(open(__import__("jmarl.envs.debate", fromlist=["x"]).__file__.replace(".py", "_motions.json")).read())
+    rows = json.loads(Path(debate_module.__file__).with_name("debate_motions.json").read_text(encoding="utf-8"))
     assert len(rows) == len(load_motions()) >= 60 and len({row["subject"] for row in rows}) >= 12
     points = [point for row in rows for side in ("pro", "con") for point in row[f"{side}_points"]]
     assert len(points) == 6 * len(rows) == len(set(points))
@@ -406,7 +420,7 @@ def test_other_settings_are_refused():
 
 
 def test_the_scripted_opponent_argues_from_its_points():
-    """On every motion and side it scores above .7 against silence, and below what can be reached; the agent may be either side."""
+    """On every motion and side it scores above .7 against silence, and below what can be reached."""
     scores = []
     for task in load_motions():
         for swapped in (False, True):

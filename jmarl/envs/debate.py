@@ -222,13 +222,18 @@ def prompt(state: Transcript, side: str, speeches: int) -> str:
 # What the script says around a key point, by its number, and at the end of a speech: more words than what it quotes.
 AROUND = (
     "First, {}, and anyone who has looked at this closely for a few years has seen it happen with their own eyes.",
-    "Moreover, {}, and waiting would only make a familiar trouble larger and harder to mend later on.",
-    "Finally, {}, and the other speaker would rather look at rare exceptions and old habits than at daily life.",
+    "Moreover, {}, and waiting would only make a familiar trouble larger, dearer and harder to mend for everyone who has to "
+    "deal with it later on.",
+    "Finally, {}, and the other speaker would rather look at rare exceptions and old habits than at the daily life of those "
+    "who are waiting for an answer.",
 )
 ENDS = (
-    "For example, neighbours of mine thought hard about the claim that {}, and each of them came to {} it in the end.",
-    "The other bench makes large promises, however, whoever weighs them against the plain facts will {} the claim that {}.",
-    "According to those who live with the results, the balance is clear, so careful listeners should {} the claim that {}.",
+    "For example, neighbours of mine thought hard about the claim that {}, and each of them came to {} it in the end after "
+    "long talks over the kitchen table.",
+    "The other bench makes large promises with great warmth, however, whoever weighs them against the plain facts on this "
+    "paper will {} the claim that {}.",
+    "According to those who live with the results, the balance is clear, so careful listeners in this hall should all {} the "
+    "claim that {}.",
 )
 
 

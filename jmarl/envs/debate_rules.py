@@ -3,7 +3,7 @@
 A sentence *counts* if it is prose, new and to the point:
   it has 5 words or more, and 3 or more different content words (neither function words nor markers);
   at least 15 % of its words are function words (a list has hardly any) and at most a third are markers;
-  fewer than 3/4 of its content words stand together in one earlier sentence, and fewer than half of its runs of three words
+  fewer than 3/4 of its content words stand together in one earlier sentence, and fewer than 2/5 of its runs of three words
   occurred before. Earlier is what the speaker could read: motion, background, own key points, all that both sides said;
   it, or the sentence before it, has a content word of motion, background or either side's key points.
 Everything below is of the sentences that count: what is copied, repeated, listed or beside the point is worth nothing. And it
@@ -39,7 +39,7 @@ import numpy as np
 SIDES = ("pro", "con")
 SPEECH_CHARS = 2000
 MIN_WORDS, MIN_CONTENT, MIN_FUNCTION, MAX_MARKERS = 5, 3, 0.15, 1 / 3
-REPEATED_WORDS, REPEATED_RUNS = 3 / 4, 1 / 2
+REPEATED_WORDS, REPEATED_RUNS = 3 / 4, 2 / 5
 FREE = 0.8  # share of a speech that has to count
 ARGUMENT = {"length": 0.2, "evidence": 0.25, "reasoning": 0.25, "structure": 0.15, "relevance": 0.15}
 DEBATE = {"argument": 0.6, "consistency": 0.2, "coverage": 0.2}
@@ -48,8 +48,7 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 EVIDENCE = (
     *("study", "studies", "research", "data", "survey", "surveys", "evidence", "statistics", "according to", "for example"),
-    *("for instance", "percent", "per cent", "experiment", "experiments", "measured", "found that", "history shows"),
-    "in practice",
+    *("for instance", "percent", "per cent", "experiment", "experiments", "found that"),
 )
 REASONING = (
     *("because", "therefore", "thus", "hence", "consequently", "as a result", "so that", "which means", "this means"),
@@ -78,7 +77,10 @@ FUNCTION = frozenset(
     )
 )
 MARKERS = frozenset(word for marker in (*EVIDENCE, *REASONING, *ORDER) for word in marker.split()) - frozenset(
-    _WORD.findall("the a to for in if on so that this which as up other all above with even")
+    _WORD.findall(
+        "the a to for in if on so that this which as up other all above with even by "
+        "found means leads follows reason result hand begin sum"
+    )
 )
 _END = re.compile(r"(?<=[.!?])\s+|\n+")
 _NUMBER = re.compile(r"\d\d|\d+ ?%")
@@ -116,7 +118,7 @@ class Sentence(NamedTuple):
 def stem(word: str) -> str:
     """voting, votes and vote are vot; families and family famil."""
     word = word.replace("’", "'").removesuffix("'s")
-    for ending in ("ings", "ing", "ies", "ied", "ed", "es", "s", "ly"):
+    for ending in ("ings", "ing", "ies", "ied", "ed", "es", "s"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word[: -len(ending)]
             word = word[:-1] if word[-1] == word[-2] else word
