@@ -3,6 +3,7 @@ answer well, badly, late or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pickle
@@ -11,26 +12,23 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import jax
 import numpy as np
 import pytest
 
 from jmarl.chat_api import ChatAPI, ChatModel, Unavailable
 from jmarl.config import TrainConfig
 from jmarl.envs.debate import Debate, begin, said
-from jmarl.envs.debate_llm import LLMJudge, question, scores_in
+from jmarl.envs.debate_llm import LLMJudge, question, scores_in, vote_in
 from jmarl.fit import fit
 from jmarl.lockstep import LockStep, Unanswered
 from jmarl.pairs import Trajectory
 from jmarl.pool import Pool
-from jmarl.rewards import make_reward
 from jmarl.team import agents_of, make_team, policies
 from jmarl.text_model import AgentModel
 from jmarl.train import train
 
 TASK = {"motion": "Towns should plant more trees.", "swapped": False}
 DEBATE = said(said(begin(TASK, False), "pro", "Shade is a good.\nReally."), "con", "Roots break pipes.")
-RUN = TrainConfig(num_updates=60, learning_rate=1e-2, per_agent="vmap", progress=False, batch_size=8)
 
 
 def judged(judge, count=1):
@@ -59,6 +57,10 @@ class Server(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+    def handle(self):
+        with contextlib.suppress(ConnectionError):  # who asked may have gone
+            super().handle()
 
 
 @pytest.fixture
@@ -112,7 +114,15 @@ def prefers(side):
     ],
 )
 def test_samples_are_read_strictly(text, scores):
-    assert scores_in(text) == scores
+    assert scores_in(text) == (scores and tuple(score / 10 for score in scores))
+
+
+@pytest.mark.parametrize(
+    ("text", "vote"),
+    [("A", (1, 0)), (" B.\n", (0, 1)), ("A or B", None), ("A\nB", None), ("a", None), ("", None), ("A=1 B=0", None)],
+)
+def test_votes_are_read_strictly(text, vote):
+    assert vote_in(text) == vote
 
 
 def test_what_the_judge_reads():
@@ -120,7 +130,8 @@ def test_what_the_judge_reads():
     for order, stance in ((("pro", "con"), "for"), (("con", "pro"), "against")):
         text = question(DEBATE, order)
         assert f"Debater A, who argues {stance} the motion" in text and "1. Shade is a good. Really.\n" in text
-        assert text.index("Debater A") < text.index("Debater B") and (text.index("Shade") < text.index("Roots")) == (order[0] == "pro")
+        assert text.index("Debater A") < text.index("Debater B")
+        assert (text.index("Shade") < text.index("Roots")) == (order[0] == "pro")
 
 
 def test_scores_are_means_over_samples_and_orders():
@@ -134,8 +145,14 @@ def test_scores_are_means_over_samples_and_orders():
     assert (found.pro, found.con) == (pytest.approx((0.7 + 0.5) / 2), pytest.approx((0.3 + 0.3) / 2))
     expected = {"position_bias": (0.4 - 0.2) / 2, "order_agreement": 1, "judge_samples": 6, "judge_parse_errors": 1}
     assert found.info == pytest.approx(expected)
+    votes = LLMJudge(lambda prompts, samples, seed: [["A", "A", "B"], ["A", "B", "?"]], asks="winner")
+    found = votes(DEBATE, np.random.default_rng(0))  # pro: two of three, then one of two; A: 1/3 ahead, then nothing
+    assert (found.pro, found.con) == (pytest.approx((2 / 3 + 1 / 2) / 2), pytest.approx((1 / 3 + 1 / 2) / 2))
+    assert found.info["position_bias"] == pytest.approx(1 / 6) and found.info["order_agreement"] == 0
     with pytest.raises(ValueError, match="samples=0"):
         LLMJudge(model, 0)
+    with pytest.raises(ValueError, match="asks='loser': choose scores or winner"):
+        LLMJudge(model, asks="loser")
 
 
 def test_one_order_alone_is_no_score():
@@ -270,28 +287,38 @@ def speaker(tiny_config, tiny_tokenizer, random_agent):
 def judge_agent(speaker):
     """One that was taught the form: it likes whoever comes first."""
     orders = [question(DEBATE, order) for order in (("pro", "con"), ("con", "pro"))]
-    data = [Trajectory((text,), ("A=7 B=3",)) for text in orders] * 4
+    data = [Trajectory((text,), ("A=7 B=3",)) for text in orders]
+    cfg = TrainConfig(algorithm="sft", num_updates=30, learning_rate=1e-2, batch_size=1, chat=True, progress=False)
     team, params = make_team([speaker])
-    result = fit(team, params, data, dataclasses.replace(RUN, algorithm="sft", chat=True))
+    result = fit(team, params, data, cfg)
     (agent,) = agents_of(team, policies(result.state))
     return agent
 
 
-def test_a_jmarl_agent_is_a_judge(judge_agent):
-    """That it always likes the first is seen, and gives no side an advantage. Equal seeds, equal texts."""
-    model = AgentModel(judge_agent, max_new_tokens=12, temperature=0.2)
-    found = LLMJudge(model, 4)(DEBATE, np.random.default_rng(0))
+@pytest.fixture(scope="module")
+def judge_model(judge_agent):
+    return AgentModel(judge_agent, max_new_tokens=12, temperature=0.2)
+
+
+@pytest.fixture(scope="module")
+def random_model(speaker):
+    return AgentModel(speaker, max_new_tokens=8)
+
+
+def test_a_jmarl_agent_is_a_judge(judge_model):
+    """That it always likes the first is seen, and gives no side an advantage."""
+    found = LLMJudge(judge_model)(DEBATE, np.random.default_rng(0))
     assert found.info["judge_parse_errors"] <= 2 and found.info["position_bias"] == pytest.approx(0.4, abs=0.1)
     assert found.pro == pytest.approx(0.5, abs=0.1) and found.con == pytest.approx(0.5, abs=0.1)
-    hot = AgentModel(judge_agent, max_new_tokens=12, temperature=2.0)
-    texts = [hot(["one", "two"], 3, seed) for seed in (5, 5, 6)]
+    assert json.dumps(Debate(judge=LLMJudge(judge_model)).describe())
+
+
+def test_an_agent_that_does_not_know_the_form_masks(random_model):
+    """Equal seeds give equal texts."""
+    found = judged(LLMJudge(random_model))
+    assert found.result.num_raised == 1 and "0 of 6 samples could be read" in found.result.faults[0]
+    texts = [random_model(["one", "two"], 3, seed) for seed in (5, 5, 6)]
     assert texts[0] == texts[1] != texts[2] and [len(of) for of in texts[0]] == [3, 3]
-    assert json.dumps(Debate(judge=LLMJudge(model)).describe())
-
-
-def test_an_agent_that_does_not_know_the_form_masks(speaker):
-    found = judged(LLMJudge(AgentModel(speaker, max_new_tokens=8), 2))
-    assert found.result.num_raised == 1 and "0 of 4 samples could be read" in found.result.faults[0]
 
 
 def test_a_debate_too_long_for_the_judge_masks(tiny_config, tiny_tokenizer, random_agent):
@@ -300,34 +327,30 @@ def test_a_debate_too_long_for_the_judge_masks(tiny_config, tiny_tokenizer, rand
     assert found.result.num_raised == 1 and "more than the context of 128" in found.result.faults[0]
 
 
-def test_an_agent_goes_into_no_pool(speaker):
+def test_an_agent_goes_into_no_pool(random_model):
     with pytest.raises(TypeError, match="cannot be pickled: play the environment .* with LockStep"):
-        pickle.dumps(Debate(judge=LLMJudge(AgentModel(speaker))))
+        pickle.dumps(Debate(judge=LLMJudge(random_model)))
 
 
-def test_a_server_that_serves_a_jmarl_agent(server, judge_agent, speaker):
+def test_a_server_that_serves_a_jmarl_agent(server, judge_model, random_model):
     """The whole way: debate, HTTP, an agent that samples, back again; the same as without the server. An agent that does not
     know the form costs the joint actions, not the run."""
-    model = AgentModel(judge_agent, max_new_tokens=12, temperature=0.2)
-    lock = threading.Lock()
 
-    def answer(body, model=model):
-        with lock:
-            return model([body["messages"][0]["content"]], body["n"], body["seed"])[0]
+    def answer(body, model=judge_model):
+        return model([body["messages"][0]["content"]], body["n"], body["seed"])[0]
 
     server.answer = answer
     found = judged(LLMJudge(model_at(server, timeout_s=60)), 2).result
     assert found.num_raised == 0 and found.parts["position_bias"] == pytest.approx(0.4, abs=0.1)
     assert found.rewards == pytest.approx(np.full((2, 2), 0.5), abs=0.1)
-    other = AgentModel(speaker, max_new_tokens=8)
-    server.answer = lambda body: answer(body, other)
+    server.answer = lambda body: answer(body, random_model)
     assert judged(LLMJudge(model_at(server, timeout_s=60)), 2).result.num_raised == 2
 
 
 # --- in training ----------------------------------------------------------------------------------------------------------
 
 SHORT = TrainConfig(
-    num_updates=2, num_prompts=2, num_generations=2, num_turns=2, branching="chain", max_new_tokens=4, per_agent="vmap",
+    num_updates=2, num_prompts=1, num_generations=2, num_turns=2, branching="chain", max_new_tokens=4, per_agent="vmap",
     progress=False,
 )  # fmt: skip
 
@@ -338,26 +361,23 @@ def test_a_team_is_trained_under_a_judge_that_goes_away(server, speaker, tmp_pat
 
     def answer(body):
         calls.append(body)
-        return prefers("for")(body) if len(calls) <= 8 else 500
+        return prefers("for")(body) if len(calls) <= 4 else 500
 
     server.answer = answer
     env = Debate(1, judge=LLMJudge(model_at(server), 1), zero_sum=True)
     team, params = make_team([speaker] * 2)
-    train(team, params, env, env.tasks("train", 4), dataclasses.replace(SHORT, output_dir=str(tmp_path)))
+    with pytest.warns(UserWarning, match="update 1: 2 of 2 joint actions have no valid reward; .*refused with 500"):
+        train(team, params, env, [TASK], dataclasses.replace(SHORT, output_dir=str(tmp_path)))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    first, second = (row for row in rows if "compiles" in row)
-    assert len(calls) == 8 + 8 * 3
-    assert first["reward/pro_wins"] == 1 and first["reward/position_bias"] == 0
-    print({k: v for k, v in first.items()}, "\n", second)
+    assert len(calls) == 4 + 4 * 3
+    assert rows[0]["turn_1/reward/pro_wins"] == 1 and rows[0]["turn_1/reward/position_bias"] == 0
+    assert (rows[0]["turn_0/agent_0/return"], rows[0]["turn_1/agent_1/return"]) == (0.5, -0.5)
+    assert [row["turn_1/reward/invalid"] for row in rows] == [0, 2]
+    assert rows[1]["agent_0/grad_norm"] == rows[1]["agent_1/grad_norm"] == 0
 
 
 def test_a_run_whose_judge_was_never_there_says_so(speaker):
     env = Debate(1, judge=LLMJudge(model_at(unused_port()), 1))
     team, params = make_team([speaker] * 2)
     with pytest.raises(ValueError, match="no joint action of the first update has a valid reward: .*the judge gave no answer"):
-        train(team, params, env, env.tasks("train", 4), SHORT)
-
-
-def test_invalid_later_turns_are_not_the_first_turns_matter():
-    """The check of the first update still takes rewards of one turn as they are."""
-    assert make_reward(lambda a: [1.0] * len(a), num_agents=1) is not None and jax.device_count() >= 1
+        train(team, params, env, [TASK], SHORT)
