@@ -253,6 +253,17 @@ def test_lists_copies_and_what_is_beside_the_point_score_nothing(text):
     assert beaten([text, ""]) == 0
 
 
+def test_notes_that_are_read_out_score_nothing():
+    """Of every motion; what is made of them in one's own words does (`test_the_scripted_opponent_argues_from_its_points`)."""
+    prose = 0
+    for task in load_motions():
+        for side in ("pro", "con"):
+            notes = " ".join(task[f"{side}_points"])
+            prose += sum(map(is_prose, sentences_of(notes)))
+            assert parts([notes, f"{task['motion']} {notes}"], [notes, notes], side, task)["score"] == 0
+    assert prose > 100
+
+
 def test_a_repeated_paragraph_loses():
     """Within a speech, as the next speech, with words put around, in another order; without full stops too."""
     once = parts([PRO[0], ""])["score"]
