@@ -6,10 +6,10 @@ Command: python -m experiments.debate            (flags: --help)
     --opponent trained | scripted | frozen      frozen: agent 1 stays as it was loaded
     --judge rules | agent | http://host:8000/v1 agent: --judge-model in this process; an address: its name there
     --swap                                      every motion from both sides; with --shared one policy plays itself
-Seen, with smollm2-135m-instruct on two cores that others used too: against the script and by rules, untrained, 0.48 ± 0.04 on
-    four held-out tasks (the script 0.76; spread within a group 0.06), 18 s an update of 2 x 4 speeches. The same model as judge,
-    asked for a winner, names whoever comes first (position_bias 1.0, so that every debate is a draw) and could not be read in 2.5
-    answers of 6; asked for scores, in none. As a judge it teaches nothing: use a larger model.
+Seen, with smollm2-135m-instruct on two cores that others used too: against the script and by rules, untrained, 0.48 ± 0.04
+    on four held-out tasks (the script 0.76; spread within a group 0.06), 18 s an update of 2 x 4 speeches. The same model as
+    judge, asked for a winner, names whoever comes first (position_bias 1.0, every debate a draw), and 2.5 answers of 6 could
+    not be read; asked for scores, none could. As a judge it teaches nothing: use a larger model.
 Reward: `jmarl.envs.debate`, 0 until the last turn, then from 0 to 1, or with --zero-sum from -1 to 1.
 """
 
