@@ -6,11 +6,6 @@ Left out: services without an OpenAI-compatible address, and streaming.
 
 from __future__ import annotations
 
-import json
-import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jmarl.chat_api import AT_ONCE, WAIT_S, ChatAPI
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import Rows, tokenize, tokens_of
@@ -30,7 +26,6 @@ from jmarl.sharding import mesh_of, place
 from jmarl.team import Team, make_team
 from jmarl.weights import load_agent
 
-TRIES, WAIT_S, TIMEOUT_S, AT_ONCE = 3, 0.5, 120.0, 8
 KEY = "COMPARATOR_API_KEY"
 
 
@@ -183,38 +178,6 @@ class Comparator:
 def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]]:
     """`count` completions of a prompt by an OpenAI-compatible service, and whether each was ended, not cut off: as chat where
     the team's prompts are chats."""
-    base = (cfg.comparator_url or "").rstrip("/")
-    body: dict[str, Any] = dict(n=count, max_tokens=cfg.max_new_tokens, temperature=cfg.temperature, top_p=cfg.top_p)
-    body |= {"model": cfg.comparator_model} if cfg.comparator_model else {}
-    body |= {"messages": [{"role": "user", "content": prompt}]} if cfg.chat else {"prompt": prompt}
-    found = post(base + ("/chat/completions" if cfg.chat else "/completions"), body)
-    try:
-        texts = [choice["message"]["content"] if cfg.chat else choice["text"] for choice in found["choices"]]
-        ended = [choice.get("finish_reason") != "length" for choice in found["choices"]]
-    except (KeyError, TypeError) as error:
-        raise RuntimeError(
-            f"comparator at {base} answered {str(found)[:120]!r}, without choices: is the address right?"
-        ) from error
-    if len(texts) != count or not all(isinstance(text, str) for text in texts):
-        raise RuntimeError(f"comparator at {base} was asked for {count} completions and gave {len(texts)}")
-    return list(zip(texts, ended, strict=True))
-
-
-def post(url: str, body: dict[str, Any]) -> Any:
-    """The JSON that answers a JSON request. Tried again where the service is busy or away; refusals are errors at once."""
-    key = os.environ.get(KEY)
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    for left in reversed(range(TRIES)):
-        try:
-            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                return json.loads(response.read())
-        except urllib.error.HTTPError as error:
-            if left == 0 or error.code not in (429, 500, 502, 503, 504):
-                told = error.read()[:200].decode(errors="replace")
-                raise RuntimeError(f"comparator at {url} refused with {error.code}: {told}") from error
-        except (OSError, ValueError) as error:  # URLError, time-outs, an answer that is no JSON
-            if left == 0:
-                raise RuntimeError(f"comparator at {url} cannot be used: {error}; tried {TRIES} times") from error
-        time.sleep(WAIT_S * (TRIES - left))
-    raise AssertionError("unreachable")
+    model, url = cfg.comparator_model or "", cfg.comparator_url or ""
+    service = ChatAPI(url, model, cfg.chat, KEY, wait_s=WAIT_S, called="comparator")
+    return service.complete(prompt, count, max_tokens=cfg.max_new_tokens, temperature=cfg.temperature, top_p=cfg.top_p)

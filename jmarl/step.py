@@ -71,8 +71,9 @@ def playing_step(
 
 def check_valid(first: Rollout) -> None:
     """Refuse to train on a reward of which nothing is valid in the first update."""
-    if not np.isfinite(first.turns[0].rewards).any():
-        raise ValueError(f"no joint action of the first update has a valid reward: {first.turns[0].fault}")
+    if not np.isfinite(first.joint_returns[0]).any():  # a reward of a later turn counts for the turns before
+        fault = next((turn.fault for turn in first.turns if turn.fault), "")
+        raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
 
 
 def update(

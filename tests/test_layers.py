@@ -30,6 +30,7 @@ LAYERS = [
         "core",
         "lockstep",
         "pool",
+        "chat_api",
         "hf_format",
         "gguf_weights",
         "weights",
@@ -49,7 +50,7 @@ LAYERS = [
         "checkpoint",
         "dynamic",
     }
-    | {"learners", "preferences", "comparators", "counterfactual", "step", "runs"},
+    | {"learners", "preferences", "comparators", "counterfactual", "step", "runs", "text_model"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"}
     | {"crossplay", "seeds"},
     {""},  # jmarl/__init__.py
@@ -62,7 +63,7 @@ SIDEWAYS = {
     "lockstep": {"core", "environment", "rewards"},
     "pool": {"lockstep"},
     "sandbox": {"sandbox", "sandbox.inside"},
-    "envs": {"envs", "core", "environment", "lockstep", "rewards", "sandbox", "sandbox.inside"},
+    "envs": {"chat_api", "envs", "core", "environment", "lockstep", "rewards", "sandbox", "sandbox.inside"},
     "centralized": {"environment"},
     "sampling": {"stack"},
     "lora": {"stack"},
@@ -87,6 +88,7 @@ SIDEWAYS = {
     "comparators": {"generate", "preferences", "rollout", "team"},
     "rounds": {"evaluate", "fit", "runlog"},
     "learned_reward": {"fit", "rounds", "rundir"},
+    "text_model": {"generate", "team"},
     "step": {"critics", "dynamic", "generate", "learners", "rollout", "team"},
     "runs": {"critics", "generate", "rollout", "step", "team"},
     "seeds": {"train", "evaluate", "rundir", "runlog"},
@@ -110,7 +112,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment",
-    "core", "lockstep", "pool", "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
+    "core", "lockstep", "pool", "chat_api", "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"order", "config", "settings", "models.config"}

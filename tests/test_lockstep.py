@@ -213,7 +213,7 @@ def test_bad_mixtures_are_refused():
         Mixture({"a": make("grid"), "b": make("grid", num_agents=3)})
     with pytest.raises(ValueError, match="give a number above 0 for each of a"):
         Mixture({"a": make("grid")}, {"a": 0})
-    with pytest.raises(ValueError, match="of no environment of this mixture: a"):
+    with pytest.raises(ValueError, match=r"of no environment of this mixture: give environment \(a\)"):
         Mixture({"a": make("grid")}).reset([{"environment": "b", "task": {}}], np.random.default_rng(0))
 
 

@@ -11,13 +11,15 @@ import importlib
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
-    "grid": "jmarl.envs.grid:GridPlanning",
-    "sudoku": "jmarl.envs.sudoku:Sudoku",
-    "str_build": "jmarl.envs.str_build:StrBuild",
-    "house_build": "jmarl.envs.house_build:HouseBuild",
-    "function_calling": "jmarl.envs.function_calling:FunctionCalling",
     "arxiv": "jmarl.envs.writing:Arxiv",
+    "debate": "jmarl.envs.debate:Debate",
+    "debate_scripted": "jmarl.envs.debate:DebateScripted",
+    "function_calling": "jmarl.envs.function_calling:FunctionCalling",
+    "grid": "jmarl.envs.grid:GridPlanning",
+    "house_build": "jmarl.envs.house_build:HouseBuild",
     "story": "jmarl.envs.story:Story",
+    "str_build": "jmarl.envs.str_build:StrBuild",
+    "sudoku": "jmarl.envs.sudoku:Sudoku",
     "tldr": "jmarl.envs.writing:Tldr",
 }
 

@@ -62,7 +62,7 @@ class Mixture:
     def step(self, states, actions, rng):
         count, parts, faults, raised = len(states), dict[str, np.ndarray](), dict[int, str](), 0
         total, invalid, done = np.full(count, np.nan), np.zeros(count, bool), np.zeros(count, bool)
-        rewards, after = np.full((count, self.num_agents), np.nan), [None] * count
+        rewards, after = np.full((count, self.num_agents), np.nan), _empty(count)
         for name, of in _by_name([name for name, _ in states]).items():
             chosen = [[texts[i] for i in of] for texts in actions]
             answer = self.environments[name].step([states[i][1] for i in of], chosen, rng)
@@ -81,7 +81,7 @@ class Mixture:
 
     def _begun(self, names: Sequence[str], ask: Callable[[Any, list[int]], tuple[list, list]]) -> tuple[list, list]:
         """States [B] and prompts [N][B] of what each environment answers for its own ones."""
-        states, prompts = [None] * len(names), [[None] * len(names) for _ in range(self.num_agents)]
+        states, prompts = _empty(len(names)), [_empty(len(names)) for _ in range(self.num_agents)]
         for name, of in _by_name(names).items():
             found, texts = ask(self.environments[name], of)
             for j, i in enumerate(of):
@@ -89,6 +89,10 @@ class Mixture:
                 for n in range(self.num_agents):
                     prompts[n][i] = texts[n][j]
         return states, prompts
+
+
+def _empty(count: int) -> list[Any]:
+    return [None] * count
 
 
 def _by_name(names: Sequence[str]) -> dict[str, list[int]]:
