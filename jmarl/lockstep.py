@@ -61,19 +61,21 @@ class TextEnvironment:
     """An environment of one episode. Override `reset` and `step`, and `tasks` if it has tasks of its own.
 
     roles: names of the agents [N]; reward_range: of each reward of a step, from and to; max_turns: steps after which every
-    episode is over; splits of tasks have none in common.
+    episode is over; data_sets: of the hub, that its tasks can also be drawn from.
     """
 
     roles: tuple[str, ...] = ("agent",)
     reward_range: tuple[float, float] = (-math.inf, math.inf)
     max_turns: int = 1
+    data_sets: tuple[str, ...] = ()
 
     @property
     def num_agents(self) -> int:
         return len(self.roles)
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
-        """So many tasks of a split (as far as there are), the same for the same seed; dicts that JSON can hold."""
+        """So many tasks of a split (as far as there are), the same for the same seed; dicts that JSON can hold. `train` and
+        `eval` have none in common."""
         raise NotImplementedError(f"{type(self).__name__} has no tasks of its own: give train(...) items")
 
     def reset(self, task: dict, rng: np.random.Generator) -> tuple[Any, Observations]:

@@ -115,6 +115,7 @@ class Sentence(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
     """voting, votes and vote are vot; families and family famil."""
     word = word.replace("’", "'").removesuffix("'s")
@@ -130,14 +131,15 @@ def content(words: Iterable[str]) -> frozenset[str]:
     return frozenset(stem(w) for w in words if len(w) > 2 and w not in FUNCTION and w not in MARKERS)
 
 
-def sentences_of(text: str) -> list[Sentence]:
+@lru_cache(maxsize=1 << 10)  # motions and notes are read at every judgement, a speech several times
+def sentences_of(text: str) -> tuple[Sentence, ...]:
     """What ends with a full stop and a space, an exclamation or question mark, or a line."""
     found = []
     for piece in _END.split(text[:SPEECH_CHARS]):
         if piece := " ".join(piece.split()):
             words = tuple(_WORD.findall(piece.lower()))
             found.append(Sentence(piece, words, content(words)))
-    return found
+    return tuple(found)
 
 
 class Memory:

@@ -109,7 +109,6 @@ class Writing(TwoTexts):
 
     gates: Gates
     own: str  # texts of `writing_texts.json`
-    hub: str
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class Writing(TwoTexts):
     def _rows(self) -> Sequence[dict]:
         if self.data is None:
             return [{self.field: text} for text in json.loads(TEXTS.read_text(encoding="utf-8"))[self.own]]
-        return load_rows(self.hub, (self.field,), path=None if self.data == "hub" else self.data)
+        return load_rows(self.data_sets[0], (self.field,), path=None if self.data == "hub" else self.data)
 
     def judge(self, first, second):
         found = measure(first, second, self.gates, self.lists, self.substring)
@@ -153,7 +152,8 @@ class Writing(TwoTexts):
 class Tldr(Writing):
     """Two summaries of a post, a concise one and a longer one; see the module."""
 
-    writers, field, own, hub, gates = ("summary", "elaboration"), "prompt", "tldr", "trl-lib/tldr", TLDR
+    writers, field, own, gates = ("summary", "elaboration"), "prompt", "tldr", TLDR
+    data_sets = ("trl-lib/tldr",)
 
     def source(self, task):
         """A post, without the marker behind which the data set wants its summary."""
@@ -174,7 +174,8 @@ class Tldr(Writing):
 class Arxiv(Writing):
     """Two paragraphs of an introduction, written from an abstract; see the module."""
 
-    writers, field, own, hub, gates = ("background", "method"), "abstract_text", "arxiv", "OpenMLRL/arXiv_abstract", ARXIV
+    writers, field, own, gates = ("background", "method"), "abstract_text", "arxiv", ARXIV
+    data_sets = ("OpenMLRL/arXiv_abstract",)
 
     def ask(self, source):
         begin = "The introduction of a paper is written from its abstract."
