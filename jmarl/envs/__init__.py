@@ -11,6 +11,9 @@ import importlib
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
+    "tools": "jmarl.envs.tool_use:ToolUse",
+    "tools_team": "jmarl.envs.tool_use:ToolTeam",
+    "tools_sandbox": "jmarl.envs.tool_use:ToolSandbox",
 }
 
 
