@@ -22,7 +22,7 @@ Number = int | float
 
 WRITTEN = str.maketrans({"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-", "\n": " ", "\t": " ", "\r": " "})
 FOREIGN = re.compile(r"[^0-9A-Za-z_.+\-*/%(), ]")
-GLUED = re.compile(r"(?<![\w.])[0-9.]++(?:[eE][-+]?[0-9]++)?+[A-Za-z_]")  # 2pi, 0x1f, 1_000: Python would warn of some
+GLUED = re.compile(r"(?<![\w.])(?=\.?[0-9])[0-9.]++(?:[eE][-+]?[0-9]++)?+[A-Za-z_]")  # 2pi, 0x1f, 1_000: Python would warn of some
 
 
 class Function(NamedTuple):
@@ -82,10 +82,10 @@ FUNCTIONS = {
     "sqrt": Function(root), "exp": Function(math.exp), "log": Function(math.log, 1, 2), "ln": Function(math.log),
     "log2": Function(math.log2), "log10": Function(math.log10), "sin": Function(math.sin), "cos": Function(math.cos),
     "tan": Function(math.tan), "asin": Function(math.asin), "acos": Function(math.acos), "atan": Function(math.atan),
-    "degrees": Function(math.degrees), "radians": Function(math.radians), "abs": Function(absolute), "floor": Function(math.floor),
-    "ceil": Function(math.ceil), "round": Function(rounded, 1, 2), "min": Function(min, 2, MANY), "max": Function(max, 2, MANY),
-    "gcd": Function(math.gcd, 2, MANY), "lcm": Function(math.lcm, 2, MANY), "factorial": Function(factorial),
-    "comb": Function(choices, 2, 2),
+    "degrees": Function(math.degrees), "radians": Function(math.radians), "abs": Function(absolute),
+    "floor": Function(math.floor), "ceil": Function(math.ceil), "round": Function(rounded, 1, 2),
+    "min": Function(min, 2, MANY), "max": Function(max, 2, MANY), "gcd": Function(math.gcd, 2, MANY),
+    "lcm": Function(math.lcm, 2, MANY), "factorial": Function(factorial), "comb": Function(choices, 2, 2),
 }  # fmt: skip
 CONSTANTS = {"pi": math.pi, "e": math.e, "tau": math.tau}
 OPERATORS: dict[type, Callable[..., Any]] = {

@@ -104,5 +104,7 @@ def problem_of(tool: Tool, parameters: Any) -> str:
     if error is None:
         return ""
     where = ".".join(map(str, error.absolute_path))
-    message = error.message if len(error.message) <= MAX_MESSAGE else f"{error.message[:MAX_MESSAGE]} …"
+    message = error.message  # begins with the value, and ends with what is wrong with it
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:50]} … {message[50 - MAX_MESSAGE :]}"
     return f"{where}: {message}" if where else message
