@@ -295,13 +295,19 @@ def test_tags_in_tags(name):
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<answer>", "</answer>", "{", "}", '"', "\\", "[", "name", ":", "1"])))
+@given(
+    st.lists(
+        st.sampled_from(["<tool_call>", "</tool_call>", "<answer>", "</answer>", "{", "}", '"', "\\", "[", "name", ":", "1"])
+    )
+)
 def test_any_order_of_tags_can_be_read(parts):
     said = read("".join(parts), 2)
     assert len(said.calls) <= 2 and all(call.problem or call.name for call in said.calls if call.name or call.problem)
 
 
-@pytest.mark.parametrize("text", ["[" * 9000, '"' * 9000, '"\\' * 4000, "\\" * 9000, '{"a":' * 1500, '{"a":1,' + '"a":1,' * 990 + '"b":1}'])
+@pytest.mark.parametrize(
+    "text", ["[" * 9000, '"' * 9000, '"\\' * 4000, "\\" * 9000, '{"a":' * 1500, '{"a":1,' + '"a":1,' * 990 + '"b":1}']
+)
 def test_reading_takes_no_time(text):
     began = time.process_time()
     for _ in range(5):
@@ -385,7 +391,9 @@ def test_python_and_files_share_a_place(confined):
     place.leave(going=False)
 
 
-@pytest.mark.parametrize("path", ["..", "../../etc/passwd", "/etc/passwd", "/", "a/../../x", "link", "up/etc/passwd", "\0", "x" * 5000])
+@pytest.mark.parametrize(
+    "path", ["..", "../../etc/passwd", "/etc/passwd", "/", "a/../../x", "link", "up/etc/passwd", "\0", "x" * 5000]
+)
 def test_files_lead_nowhere_else(confined, path):
     place = Workspace({"a/b": "1"})
     python(place, "import os; os.symlink('/etc/passwd', 'link'); os.symlink('/', 'up')")

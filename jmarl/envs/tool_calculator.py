@@ -22,7 +22,9 @@ Number = int | float
 
 WRITTEN = str.maketrans({"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-", "\n": " ", "\t": " ", "\r": " "})
 FOREIGN = re.compile(r"[^0-9A-Za-z_.+\-*/%(), ]")
-GLUED = re.compile(r"(?<![\w.])(?=\.?[0-9])[0-9.]++(?:[eE][-+]?[0-9]++)?+[A-Za-z_]")  # 2pi, 0x1f, 1_000: Python would warn of some
+GLUED = re.compile(
+    r"(?<![\w.])(?=\.?[0-9])[0-9.]++(?:[eE][-+]?[0-9]++)?+[A-Za-z_]"
+)  # 2pi, 0x1f, 1_000: Python would warn of some
 
 
 class Function(NamedTuple):
@@ -176,4 +178,6 @@ CALCULATOR = Tool(
     },
     calculate,
     {"expression": "(3 + 4) * 2^5"},
+    question="What is 2 to the power of 5, times the sum of 3 and 4?",
+    answer="224",
 )

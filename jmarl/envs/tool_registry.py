@@ -38,6 +38,8 @@ class Tool(NamedTuple):
     parameters: Mapping[str, Any]  # a JSON schema of type object
     run: Callable[..., str]  # takes the parameters by name; before them the `Workspace`, if it needs one
     example: Mapping[str, Any]  # parameters of a call, for the prompt
+    question: str = ""  # that the example is a good call for
+    answer: str = ""  # to that question; also what the call returns
     sandboxed: bool = False  # whether it needs the workspace: a Python session and files in the sandbox
 
     def signature(self) -> str:

@@ -113,7 +113,8 @@ PYTHON_REPL = Tool(
         "additionalProperties": False,
     },
     python_repl,
-    {"code": "x = 2\nprint(x + 1)"},
+    {"code": "n = 7\nprint(sum(range(n, 100, n)))"},
+    question="What is the sum of the numbers below 100 that are divisible by 7?",
     sandboxed=True,
 )
 FILE_SYSTEM = Tool(
@@ -133,5 +134,6 @@ FILE_SYSTEM = Tool(
     },
     file_system,
     {"action": "list", "path": "."},
+    question="How many files are there?",
     sandboxed=True,
 )

@@ -99,4 +99,5 @@ def web_search(backend: Backend = search_corpus, k: int = 3) -> Tool:
         "additionalProperties": False,
     }
     what = f"finds the {k} documents that fit the words of a query best"
-    return Tool("web_search", what, schema, functools.partial(search, backend=backend, k=k), {"query": "height of Mount Ilvar"})
+    run, example = functools.partial(search, backend=backend, k=k), {"query": "height of Mount Etna"}
+    return Tool("web_search", what, schema, run, example, question="How high is Mount Etna?")

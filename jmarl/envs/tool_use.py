@@ -209,33 +209,43 @@ class ToolUse(TextEnvironment):
     # What agents read
 
     def ask(self, state: Episode) -> str:
-        return f"{self.manual()}\n{HOW}\n\n{self.story(state)}"
+        """The question and what was done so far stand last, right behind the examples and in their form."""
+        return f"{self.manual()}\n{HOW}\n{self.about(state)}\n\n{self.examples()}{story(state)}\n"
 
     def manual(self) -> str:
-        lines = ["You answer a question with the help of tools:"]
-        for tool in self.registry.tools.values():
-            example = json.dumps({"name": tool.name, "parameters": dict(tool.example)}, ensure_ascii=False)
-            lines.append(f"- {tool.signature()}: {tool.description}\n  {tool_calls.OPEN}{example}{tool_calls.CLOSE}")
-        return "\n".join(lines)
+        tools = [f"- {tool.signature()}: {tool.description}" for tool in self.registry.tools.values()]
+        return "\n".join(["You answer questions with tools:", *tools])
 
-    def story(self, state: Episode) -> str:
-        """The question, and what was done so far."""
-        lines = [f"Question: {state.task['question']}", ""]
-        if state.records:
-            lines += ["Calls so far, and what they returned:", *history(state.records), ""]
+    def examples(self) -> str:
+        """Questions of no task, and what to write: without them a small model makes no call at all."""
+        lines = []
+        for tool in self.registry.tools.values():
+            call = json.dumps({"name": tool.name, "parameters": dict(tool.example)}, ensure_ascii=False)
+            asked = [f"Question: {tool.question}"] if tool.question else []
+            lines += [*asked, f"{tool_calls.OPEN}{call}{tool_calls.CLOSE}", ""]
+        for tool in self.registry.tools.values():
+            if tool.answer:
+                record = Record(f"{tool.name} {json.dumps(dict(tool.example))}", tool.answer)
+                answer = f"{tool_calls.ANSWER}{tool.answer}{tool_calls.END}"
+                lines += [f"Question: {tool.question}", *history([record]), answer, ""]
+        return "".join(f"{line}\n" for line in lines)
+
+    def about(self, state: Episode) -> str:
+        """Which turn it is, and what was wrong with the last message."""
         rounds, now = self.max_turns // len(self.roles), state.turn // len(self.roles) + 1
         last = " It is the last one: answer now." if now == rounds else ""
         turn = f"Turn {now} of {rounds}.{last}" if now <= rounds else "There are no turns left."
-        return "\n".join([*lines, *state.notes, turn])
+        return "\n".join([turn, *state.notes])
 
     def render(self, state: Any) -> str:
-        lines = [self.story(state), f"needed: {', '.join(state.task['tools'])}; used: {', '.join(state.used)}"]
+        lines = [self.about(state), story(state), f"needed: {', '.join(state.task['tools'])}; used: {', '.join(state.used)}"]
         return "\n".join(lines + [f"answer: {state.task['answer']}", f"calls earned {state.gained + state.lost:.1f}"])
 
 
 HOW = (
-    f"Write calls like these, at most {MAX_CALLS} a message; then you read what they return. As soon as you know the answer, "
-    f"write only it, a number or a name, as {tool_calls.ANSWER}...{tool_calls.END}."
+    f"Write calls between {tool_calls.OPEN} and {tool_calls.CLOSE}, at most {MAX_CALLS} a message, and read in the next turn "
+    "what they return. When you know the answer, a number or a name, write only that between "
+    f"{tool_calls.ANSWER} and {tool_calls.END}."
 )
 
 
@@ -249,6 +259,11 @@ def notes_on(said: tool_calls.Said, silent: bool) -> tuple[str, ...]:
     if said.refused:
         notes.append(f"{said.refused} more calls were not made: at most {MAX_CALLS} a message.")
     return tuple(notes)
+
+
+def story(state: Episode) -> str:
+    """The question, and what was done so far."""
+    return "\n".join([f"Question: {state.task['question']}", *history(state.records)])
 
 
 def history(records: Sequence[Record]) -> list[str]:
@@ -266,7 +281,8 @@ def history(records: Sequence[Record]) -> list[str]:
 def shown_call(call: tool_calls.Call) -> str:
     if call.problem:
         return "a call that cannot be read"
-    return cut(clean(f"{call.name} {json.dumps(call.parameters, ensure_ascii=False)}"), MAX_SHOWN_CALL)
+    text = clean(f"{call.name} {json.dumps(call.parameters, ensure_ascii=False)}")
+    return cut(text.replace("\n", " "), MAX_SHOWN_CALL)  # a name may be anything
 
 
 def indented(text: str) -> str:
@@ -306,12 +322,13 @@ class ToolTeam(ToolUse):
     def ask_planner(self, state: Episode) -> str:
         return (
             f"{self.manual()}\nYou plan, and another agent makes the calls and answers: it reads what you write now. Say in "
-            f"one or two sentences which call to make next, with what, or what the answer is.\n\n{self.story(state)}"
+            "one or two sentences which call to make next, with what, or what the answer is.\n"
+            f"{self.about(state)}\n\n{story(state)}\nPlan:"
         )
 
-    def ask(self, state: Episode) -> str:
-        plan = f"\nThe planner says:\n{indented(state.plan or '(nothing)')}"
-        return super().ask(state) + plan
+    def about(self, state: Episode) -> str:
+        plan = [] if state.plan is None else ["Plan for this turn:", indented(state.plan or "(nothing)")]
+        return "\n".join([super().about(state), *plan])
 
 
 METRICS = ("calls", "correct", "coverage", "speed", "solved", "num_calls", "num_failed")
