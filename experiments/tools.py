@@ -3,9 +3,10 @@
 Claim: tools, tasks and rewards run with one command and nothing downloaded; what a call returns is read in the next turn.
 Command: python -m experiments.tools --environment tools        (or tools_team, tools_sandbox; flags: --help)
 Reward: `jmarl.envs.tool_use`, from -1 to 1.6 an episode. Tasks: made (`jmarl.envs.tool_tasks`, `eval` held out).
-Seen so far: only that it runs (tools, 2 updates of 4 episodes of 2 turns with 24 tokens, 3.5 minutes on 2 shared cores). Untrained,
-SmolLM2-135M earns 0.02 ± 0.07 on 10 held-out tasks (4 episodes of 2 turns with 48 tokens each), where an answer at once that is
-wrong earns 0.2, and looking it up 1.2 to 1.5; with its chat template it makes hardly a call. A learning curve is not yet there.
+Seen so far: only that it runs (tools, 2 updates of 4 episodes of 2 turns with 24 tokens, 3.5 minutes on 2 shared cores).
+Untrained, SmolLM2-135M earns 0.02 ± 0.07 on 10 held-out tasks (4 episodes of 2 turns with 48 tokens each) and solves none; with
+its chat template it makes hardly a call. A wrong answer at once earns 0.2, a right one that was looked up at least 1.2. A
+learning curve is not yet there.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from jmarl.lockstep import Unanswered
 from jmarl.sandbox import Limits, Reply, SandboxUnavailable, Session, default_sandbox
 
 LIMITS = Limits(wall_s=2.0, cpu_s=10, memory_mb=256, file_mb=4, output_kb=4)
-MAX_ALIVE = 16
+MAX_ALIVE = 32  # as many as a sandbox has processes for
 Calls = tuple[bytes, ...]
 
 _alive: OrderedDict[tuple[Limits, Calls], Session] = OrderedDict()  # of this process: to save time, and nothing else

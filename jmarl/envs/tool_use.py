@@ -21,10 +21,11 @@ Reward of a turn, the same for all agents:
 The two limits are over the episode, so no number of calls is worth more than the tools that were needed. A call that is refused
 (wrong parameters) or fails (division by zero) earns nothing. Coverage is the share of needed tools that have succeeded once, 1
 where none is needed; turn counts from 0, in a team by pairs of messages. So a turn's reward is from -1 to 1.6, and an episode's
-too; who looks a fact up before answering gets 1.25 of 4 turns. An episode without an answer is over after max_turns, and gets
-nothing for one. Answers: `tool_tasks.is_correct`; of several in a message the first counts.
+too; with one tool, used before answering, and 4 turns it is 1.25, for a wrong answer at once 0.2. An episode without an answer
+is over after max_turns, and gets nothing for one. Answers: `tool_tasks.is_correct`; of several in a message the first counts.
 
-What agents read is written from the calls as they were understood and from what the tools returned, indented, never from their
+Prompts show an example of each tool, and end with the question in the same form: small models copy that best without a chat
+template. What agents read is written from the calls as they were understood and from what the tools returned, indented, never from their
 own text: a result that they make up goes nowhere. Results are cut at 800 characters, all of them at 3000, older ones left out,
 and both say so. If a tool cannot be had (a sandbox, a service) the joint action is masked. Metrics: `calls` (what the reward
 had for them), `correct`, `coverage`, `speed` (parts of the reward), `solved` (correct, with all needed tools), `num_calls`,
