@@ -25,11 +25,11 @@ too; with one tool, used before answering, and 4 turns it is 1.25, for a wrong a
 is over after max_turns, and gets nothing for one. Answers: `tool_tasks.is_correct`; of several in a message the first counts.
 
 Prompts show an example of each tool, and end with the question in the same form: small models copy that best without a chat
-template. What agents read is written from the calls as they were understood and from what the tools returned, indented, never from their
-own text: a result that they make up goes nowhere. Results are cut at 800 characters, all of them at 3000, older ones left out,
-and both say so. If a tool cannot be had (a sandbox, a service) the joint action is masked. Metrics: `calls` (what the reward
-had for them), `correct`, `coverage`, `speed` (parts of the reward), `solved` (correct, with all needed tools), `num_calls`,
-`num_failed`.
+template. What agents read is written from the calls as they were understood and from what the tools returned, indented, never
+from their own text: a result that they make up goes nowhere. Results are cut at 800 characters, all of them at 3000, older ones
+left out, and both say so. If a tool cannot be had (a sandbox, a service) the joint action is masked. Metrics: `calls` (what the
+reward had for them), `correct`, `coverage`, `speed` (parts of the reward), `solved` (correct, with all needed tools),
+`num_calls`, `num_failed`.
 Left out: judging whether an answer follows from the results (an agent that knows it may give it at once, with the calls); what
 agents write to files is theirs, no task asks for it; what Python programs read from clocks and random numbers is not repeated
 where an episode is played on elsewhere (`tool_sandbox`).
