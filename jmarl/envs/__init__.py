@@ -21,6 +21,9 @@ ENVIRONMENTS: dict[str, str] = {  # name -> module:class
     "str_build": "jmarl.envs.str_build:StrBuild",
     "sudoku": "jmarl.envs.sudoku:Sudoku",
     "tldr": "jmarl.envs.writing:Tldr",
+    "tools": "jmarl.envs.tool_use:ToolUse",
+    "tools_sandbox": "jmarl.envs.tool_use:ToolSandbox",
+    "tools_team": "jmarl.envs.tool_use:ToolTeam",
 }
 
 

@@ -15,6 +15,8 @@ from jmarl.sandbox.types import Limits
 
 MAX_CALL = 1 << 20
 NOTHING = {"output": "", "value": "", "error": "", "lost": ""}
+NOT_AGAIN, SILENT = "a call that had worked did not when it was made again", "its process did not answer, twice"
+FAULTS = (NOT_AGAIN, SILENT, "it could not be begun")  # the machine's doing
 LIMITS = {
     "wall": "time of one call",
     "cpu": "processor time of the session",
@@ -37,6 +39,8 @@ class Reply:
     """wall, cpu or empty; what runs out of memory raises MemoryError."""
     lost: bool = False
     """The session was ended by this call: variables and files are gone, the next call begins anew."""
+    fault: bool = False
+    """It was ended, and that says nothing about the call: the machine failed."""
 
     @property
     def text(self) -> str:
@@ -97,7 +101,7 @@ class Session:
             return Reply(said["output"], said["value"], said["error"])
         why = f"stopped at a limit: {LIMITS[lost]}" if lost in LIMITS else f"the session ended: {lost}"
         text = f"{why}; its variables and files are gone"
-        return Reply(said["output"], "", text, lost if lost in LIMITS else "", lost=True)
+        return Reply(said["output"], "", text, lost if lost in LIMITS else "", lost=True, fault=lost.startswith(FAULTS))
 
     def _exchange(self, call: bytes, modules: list[str]) -> dict[str, str]:
         """Make a call in the process, or in a new one where all calls so far were made."""
@@ -107,10 +111,10 @@ class Session:
             process = self._process = _Process(self.sandbox, self.limits, modules)
             replies = [process.go_on(self.calls[:i], old) for i, old in enumerate(self.calls)]
             if any(said and said["lost"] for said in replies):
-                return NOTHING | {"lost": "a call that had worked did not when it was made again"}
+                return NOTHING | {"lost": NOT_AGAIN}
             if all(replies) and (said := process.go_on(self.calls, call)):
                 return said
-        return NOTHING | {"lost": "its process did not answer, twice"}
+        return NOTHING | {"lost": SILENT}
 
     def close(self) -> None:
         """End the process. The session can be used again, and is then where it was."""
