@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from jmarl import advantages
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.core import Message, Observation, Reward, SimulatedEnvironment
 from jmarl.envs import make
@@ -325,3 +326,40 @@ def test_values_of_agents_that_do_not_act_are_passed_over():
     rewards = [np.array([[[1.0, 1.0]]]), np.array([[[4.0, 4.0]]])]
     got = discounted(rewards, [np.array([0])] * 2, 1.0, [np.zeros((1, 2)), np.array([[10.0, np.nan]])], lam=0.0)
     assert got[0].tolist() == [[[11.0, 5.0]]]
+
+
+# --- joint rewards and one an agent --------------------------------------------------------------------------------------
+
+
+class Scaled(TextEnvironment):
+    """Each agent earns what its own text is worth, on scales of its own: agent 1 a thousand times as much, and upside down."""
+
+    roles, reward_range = ("a", "b"), (-1e6, 1e6)
+
+    def reset(self, task, rng):
+        return None, ["go", "go"]
+
+    def step(self, state, messages, rng):
+        worth = [sum(map(ord, text)) % 97 / 97 for text in messages]
+        return Step(None, [None, None], [worth[0], 500 - 1000 * worth[1]], True)
+
+
+@pytest.mark.parametrize("estimator", ["group_mean", "leave_one_out"])
+def test_rewards_of_each_agent_are_centred_for_each_agent(tiny_pair, estimator):
+    """Advantages have mean zero in every group of every agent, whatever the scales; divided by their std, one scale is as
+    good as another. A joint reward is the same for all."""
+    team, params = make_team(tiny_pair)
+    lock = LockStep(Scaled())
+    got = play(team, params, [{}, {"more": 1}], lock, SETTINGS, Episodes(), seed=0, step=0, group=6)
+    assert (got.returns[0][0] <= 1).all() and np.abs(got.returns[0][1]).max() > 10
+    batch = to_batches(team, got)[0]
+    plain, scaled = [], []
+    for agent in range(2):
+        returns, groups = np.asarray(batch.rewards)[agent].ravel(), np.asarray(batch.groups)[agent].ravel()
+        same = advantages.members(returns, groups)
+        plain.append(np.asarray(getattr(advantages, estimator)(returns, same)).reshape(2, 6))
+        scaled.append(np.asarray(advantages.divide(plain[-1].ravel(), advantages.spread(returns, same))).reshape(2, 6))
+    for of_agent, size in zip(plain, (1.0, 1000.0), strict=True):
+        np.testing.assert_allclose(of_agent.mean(-1), 0, atol=1e-5 * size)
+    assert np.abs(plain[1]).max() > 30 * np.abs(plain[0]).max()
+    assert 0.5 < np.abs(scaled[0]).max() / np.abs(scaled[1]).max() < 2
