@@ -11,6 +11,9 @@ import importlib
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
+    "math": "jmarl.envs.math_reasoning:MathReasoning",
+    "math_verifier": "jmarl.envs.math_reasoning:MathVerifier",
+    "math_planner": "jmarl.envs.math_reasoning:MathPlanner",
 }
 
 
