@@ -1,31 +1,31 @@
 r"""Is an answer right? It is found in a completion, read as what was asked for, and compared exactly.
 
 Where the answer is: at the last mark in the text that is followed by a digit or infinity; marks are `\boxed{…}`, `####`,
-`<answer>`, and `answer is`, `answer:` or `answer =`. After a boxed it is what is in the braces, after the others the rest of the
-line (of the next one if that is empty), up to the end of the sentence. Without a mark it is the last line with a number, if it
-reads as one number, else the last number in it; for other kinds the last line with a digit. The last `TAIL` characters are read,
-and an answer has at most `LONGEST`.
+`<answer>`, and `answer is`, `answer:` or `answer =`. After a boxed it is what is in the braces, after the others the rest of
+the line (of the next one if that is empty), up to the end of the sentence. Without a mark it is the last line with a number, if
+it reads as one number, else the last number in it; for other kinds the last line with a digit. The last `TAIL` characters are
+read, and an answer has at most `LONGEST`.
 
 Kinds, with the answer in its standard form, and what else is read as the same:
 
-    number        "42", "-3/4", "3\sqrt{2}"   1,234  6/8  1 1/2  \frac{3}{4}  1.5e3  1.5 \times 10^3  2 million  $5  x = 5
-    set           "2, 3"                     {3, 2}  x = 2 or x = 3  2 and 3  3 \pm \sqrt{2}
-    interval      "x < 2 or x >= 5"          5 <= x or 2 > x  (-oo, 2) \cup [5, oo)  x \in [1, 2)  1 <= x and x < 2
-    assignments   "x = 2, y = 3"             y = 3 and x = 2  (x, y) = (2, 3)  (2, 3)
+    number        "42", "-3/4", "3\sqrt{2}"   1,234  6/8  1 1/2  \frac{3}{4}  1.5e3  1.5 \times 10^3  $5  x = 5
+    set           "2, 3"                      {3, 2}  x = 2 or x = 3  2 and 3  3 \pm \sqrt{2}
+    interval      "x < 2 or x >= 5"           5 <= x or 2 > x  (-oo, 2) \cup [5, oo)  x \in [1, 2)  1 <= x and x < 2
+    assignments   "x = 2, y = 3"              y = 3 and x = 2  (x, y) = (2, 3)  (2, 3)
 
 Words and units may stand around a number and are not checked ("42 apples"). Percent: 5% is 0.05, and where the task's unit is
-"%" both 5 and 5% are 5 (and 0.05 is wrong). Numbers are equal if they are exactly equal: 0.33 is not 1/3. A value may not be left
-to be worked out, so that no question is answered by writing it down again: where the right answer is rational, 12 + 7 and
+"%" both 5 and 5% are 5 (and 0.05 is wrong). Numbers are equal if they are exactly equal: 0.33 is not 1/3. A value may not be
+left to be worked out, so that no question is answered by writing it down again: where the right answer is rational, 12 + 7 and
 \sqrt{49} are wrong, and with `lowest_terms` 6/8 is too.
 
 A verdict is `correct`, `wrong`, or `unparsable`: no answer of that kind can be read. Several numbers where one was asked for
 ("41 or 42", "1 2 3") are unparsable; of several boxed answers the last one counts. Why it is not correct is said in words that
 depend on the answer's text alone, never on what would be right.
 
-Rational numbers are compared as fractions, roots and pi by math-verify (see `math_expressions`). Its own readings of sets and the
-like are not used: it takes (3, 2) for x = 2, y = 3, the range from 2 to 3 for the set of both, and 9% for 9.
+Rational numbers are compared as fractions, roots and pi by math-verify (see `math_expressions`). Its own readings of sets and
+the like are not used: it takes (3, 2) for x = 2, y = 3, the range from 2 to 3 for the set of both, and 9% for 9.
 Left out: variables in answers, functions other than the square root, numbers in words, recurring decimals, complex numbers, the
-empty set, thousands commas in sets, checking of units and of the variable's name in sets and ranges.
+empty set, thousands commas in sets, checking of units, and of the variable's name in sets and ranges.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from jmarl.envs.math_expressions import is_rational
 from jmarl.envs.math_forms import LONGEST, Reading, read, same
 from jmarl.envs.math_numbers import NUMERAL, Unreadable, number, spelled
 
-KINDS = ("number", "set", "interval", "assignments")
 TAIL = 4000
 
 WRONG = "That is not the right answer."
 NOT_WORKED_OUT = "That is not the right answer, or it is not worked out (a fraction goes in lowest terms)."
-UNREADABLE = {
-    "number": 'No single number could be read as the answer: end with a line "Answer: " and one number.',
-    "set": 'No solutions could be read as the answer: end with a line like "Answer: x = 1 or x = 2".',
-    "interval": 'No range could be read as the answer: end with a line like "Answer: x < 1 or x >= 2".',
-    "assignments": 'No values could be read as the answer: end with a line like "Answer: x = 1, y = 2".',
+FORMS = {
+    "number": 'a line "Answer: ..." with one number, a fraction in lowest terms',
+    "set": 'a line "Answer: x = ... or x = ..." with all solutions',
+    "interval": 'a line like "Answer: x < ...", "Answer: ... <= x < ..." or "Answer: x < ... or x >= ..."',
+    "assignments": 'a line "Answer: x = ..., y = ..."',
 }
+KINDS = tuple(FORMS)
+UNREADABLE = {kind: f"No answer could be read (or several, where one is asked for): end with {FORMS[kind]}." for kind in FORMS}
 
 
 class Verdict(NamedTuple):

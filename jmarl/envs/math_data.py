@@ -1,9 +1,9 @@
 """GSM8K (arXiv 2110.14168) and SVAMP (arXiv 2103.07191) as tasks of `math_reasoning`, from the hub or a local file.
 
-GSM8K's answer is what stands after `####`, without thousands commas; the worked solution before it is not used. SVAMP's question
-is its body and its question. Where the question at the end asks for a percentage, the task's unit is "%", so that 25 and 25% are
-the same answer. `Rows` splits tasks by a hash of their question into train and eval; GSM8K's own test split is another file:
-`load_tasks("gsm8k", split="test")`.
+GSM8K's answer is what stands after `####`, without thousands commas; the worked solution before it is not used. SVAMP's
+question is its body and its question. Where the question at the end asks for a percentage, the task's unit is "%", so that 25
+and 25% are the same answer. `Rows` splits tasks by a hash of their question into train and eval; GSM8K's own test split is
+another file: `load_tasks("gsm8k", split="test")`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 r"""Numbers with roots, pi and operations in them, such as 3\sqrt{2} or (6 - \pi)/4, for `math_numbers`.
 
-What an agent wrote is first taken apart by a small grammar (numbers, \frac, \sqrt, \pi, + - * / ^ and brackets; few and short
-numbers, one digit as exponent) and computed in floating point. Only if that is nearly the right answer, `math-verify` says with
-sympy whether it is the right answer. So what takes sympy long cannot be reached by guessing, and what comes to it is small: its
-own time limit, which works in the main thread only, is off. Nothing is ever given to `eval`, here or there.
+What an agent wrote is taken apart by a small grammar (numbers, \frac, \sqrt, \pi, + - * / ^ and brackets; few and short numbers,
+one digit as exponent) and computed in floating point. Only if that is nearly the right answer, `math-verify` says with sympy
+whether it is the right answer. So what takes sympy long cannot be reached by guessing, and what comes to it is small: its own time
+limit, which works in the main thread only, is off. It gets expressions that are made here, number by number: its reader of LaTeX,
+left out for that, ends in sympy's `sympify`, which gives digits to `eval`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import math
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
-_TOKEN = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|div)(?![a-zA-Z])|[0-9]{1,9}(?:\.[0-9]{1,12})?|[-+*/^(){}]| ")
+_TOKEN = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|div)(?![a-zA-Z])|[0-9]{1,9}(?:\.[0-9]{1,12})?(?![0-9.])|[-+*/^(){}]| ")
 _LONGEST, _NUMBERS, _ROOTS, _POWERS, DEPTH = 60, 8, 3, 2, 5
 _CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
 _NEAR = 1e-9
@@ -46,11 +48,22 @@ def depth(brackets: Sequence[str]) -> float:
     return math.inf if open_now else deepest
 
 
+class _Arithmetic(NamedTuple):
+    """What numbers are while an expression is read."""
+
+    number: Callable[[str], Any]
+    root: Callable[[Any], Any]
+    pi: Any
+
+
+_FLOATS = _Arithmetic(float, math.sqrt, math.pi)
+
+
 @functools.lru_cache(maxsize=4096)
 def nearly(text: str) -> float:
     """The value of an expression; NaN if it is none or has none."""
     try:
-        value, rest = _sum(tokens(text))
+        value, rest = _sum(tokens(text), _FLOATS)
     except (ArithmeticError, ValueError, IndexError):  # no real number, or the grammar asks for more than there is
         return math.nan
     return value if not rest and math.isfinite(value) else math.nan
@@ -58,94 +71,95 @@ def nearly(text: str) -> float:
 
 # One function a line of the grammar: from tokens to a value and the tokens that are left.
 
-Read = tuple[float, list[str]]
+_Read = tuple[Any, list[str]]
 
 
-def _sum(left: list[str]) -> Read:
-    value, left = _product(left)
+def _sum(left: list[str], how: _Arithmetic) -> _Read:
+    value, left = _product(left, how)
     while left and left[0] in "+-":
-        more, rest = _product(left[1:])
+        more, rest = _product(left[1:], how)
         value, left = (value + more if left[0] == "+" else value - more), rest
     return value, left
 
 
-def _product(left: list[str]) -> Read:
-    value, left = _signed(left)
+def _product(left: list[str], how: _Arithmetic) -> _Read:
+    value, left = _signed(left, how)
     while left and left[0] not in "+-)}":
         divide = left[0] in ("/", r"\div")
-        more, left = _signed(left[1:]) if divide or left[0] in ("*", r"\cdot", r"\times") else _power(left)
+        more, left = _signed(left[1:], how) if divide or left[0] in ("*", r"\cdot", r"\times") else _power(left, how)
         value = value / more if divide else value * more
     return value, left
 
 
-def _signed(left: list[str]) -> Read:
+def _signed(left: list[str], how: _Arithmetic) -> _Read:
     if left[0] in "+-":
-        value, rest = _signed(left[1:])
+        value, rest = _signed(left[1:], how)
         return (-value if left[0] == "-" else value), rest
-    return _power(left)
+    return _power(left, how)
 
 
-def _power(left: list[str]) -> Read:
-    value, left = _atom(left)
+def _power(left: list[str], how: _Arithmetic) -> _Read:
+    value, left = _atom(left, how)
     if left and left[0] == "^":
-        exponent, left = _atom(left[1:])
-        value = math.pow(value, exponent)
+        exponent, left = _atom(left[1:], how)
+        value = value**exponent
     return value, left
 
 
-def _atom(left: list[str]) -> Read:
+def _atom(left: list[str], how: _Arithmetic) -> _Read:
     first, rest = left[0], left[1:]
     if first in ("(", "{"):
-        value, rest = _sum(rest)
+        value, rest = _sum(rest, how)
         if rest[0] != _CLOSED_BY[first]:
             raise ValueError(rest[0])
         return value, rest[1:]
     if first == r"\pi":
-        return math.pi, rest
+        return how.pi, rest
     if first == r"\sqrt":
-        return _of(math.sqrt, rest)
+        value, rest = _braced(rest, how)
+        return how.root(value), rest
     if first == r"\frac":
-        above, rest = _of(float, rest)
-        below, rest = _of(float, rest)
+        above, rest = _braced(rest, how)
+        below, rest = _braced(rest, how)
         return above / below, rest
-    return float(first), rest
+    return how.number(first), rest
 
 
-def _of(function: Callable[[float], float], left: list[str]) -> Read:
-    """Of what is in braces."""
+def _braced(left: list[str], how: _Arithmetic) -> _Read:
     if left[0] != "{":
         raise ValueError(left[0])
-    value, left = _atom(left)
-    return function(value), left
+    return _atom(left, how)
 
 
 # ---- the library
 
-_ONE_AT_A_TIME = threading.Lock()  # parsers share tables that they fill as they go
+_ONE_AT_A_TIME = threading.Lock()  # sympy promises nothing of threads
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(text: str) -> list[Any]:
-    import math_verify
+def _exactly(text: str) -> Any:
+    """An expression of sympy."""
+    import sympy
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the limit is off
-    how = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
-    with _ONE_AT_A_TIME:
-        return math_verify.parse(rf"\boxed{{{text}}}", how, fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]
+    def number(digits: str) -> Any:
+        return sympy.Rational(*Fraction(digits).as_integer_ratio())
+
+    return _sum(tokens(text), _Arithmetic(number, sympy.sqrt, sympy.pi))[0]
 
 
 @functools.lru_cache(maxsize=4096)
 def equal(gold: str, text: str) -> bool:
     """Of two expressions."""
-    import math_verify
-
     if not abs(nearly(gold) - nearly(text)) <= _NEAR * max(1.0, abs(nearly(gold))):
         return False
-    gold_parsed, parsed = _parsed(gold), _parsed(text)
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the limit is off
     with _ONE_AT_A_TIME:
-        return math_verify.verify(gold_parsed, parsed, timeout_seconds=None)
+        return math_verify.verify(_exactly(gold), _exactly(text), timeout_seconds=None)
 
 
 def is_rational(text: str) -> bool:
     """Of an expression that has a value: once roots are drawn and operations done."""
-    return any(bool(found.doit().is_rational) for found in _parsed(text))
+    with _ONE_AT_A_TIME:
+        return bool(_exactly(text).simplify().is_rational)

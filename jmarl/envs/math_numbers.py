@@ -6,6 +6,7 @@ compared in `math_expressions`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from fractions import Fraction
@@ -46,6 +47,8 @@ _SPELLINGS = [
         (r"\\?[$€£¥₹]", " "),
         (r"\\%|\bper ?cent\b", "%"),
         (r"\\[dt]frac", r"\\frac"),
+        (r"\\frac ?([0-9])", r"\\frac{\1}"),
+        (r"(\\frac ?\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
         (r"\\leq?(?:slant)?(?![a-z])", "<="),
         (r"\\geq?(?:slant)?(?![a-z])", ">="),
         (r"\\lt(?![a-z])", "<"),
@@ -75,8 +78,8 @@ _DEC = rf"(?:{_INT}(?:\.[0-9]++)?|\.[0-9]++)"
 NUMERAL = re.compile(
     rf"""(?<![0-9A-Za-z.^_{{\\+-])(?<![0-9][.,])(?P<sign>[-+])?
     (?:(?:(?P<whole1>{_INT})\ ?)?\\frac\ ?
-        (?:\{{\ ?(?P<n1>-?[0-9]++)\ ?\}}|(?P<n2>[0-9]))\ ?(?:\{{\ ?(?P<d1>[0-9]++)\ ?\}}|(?P<d2>[0-9]))
-    |(?:(?P<whole2>{_INT})\ )?(?P<n3>{_INT})\ ?/\ ?(?P<d3>{_INT})
+        \{{\ ?(?P<n1>-?[0-9]++)\ ?\}}\ ?\{{\ ?(?P<d1>[0-9]++)\ ?\}}
+    |(?:(?P<whole2>{_INT})\ )?(?P<n2>{_INT})\ ?/\ ?(?P<d2>{_INT})
     |(?P<m1>{_DEC})
         (?:\ ?(?:\\times|\\cdot|[x*])\ ?10\ ?\^\ ?(?:\{{\ ?(?P<e1>[-+]?[0-9]{{1,2}})\ ?\}}|(?P<e2>[-+]?[0-9]{{1,2}}))
         |[eE](?P<e3>[-+]?[0-9]{{1,2}}))
@@ -87,7 +90,7 @@ NUMERAL = re.compile(
 _SCALES = {None: 1, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 # Words that change what a number is, letters that are rather variables, and what may be a minus.
 CHANGES = re.compile(
-    r"\b(?:not|minus|negative|plus|times|twice|squared|cubed|trillion|(?:a|an|one|and) (?:half|third|quarter))\b", re.I
+    r"(?<!\\)\b(?:not|minus|negative|plus|times|twice|squared|cubed|trillion|(?:a|an|one|and) (?:half|third|quarter))\b", re.I
 )
 _UNCLEAR = re.compile(r"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#")
 _AROUND = re.compile(r"[A-Za-z\s.,;:!?'\"()\[\]*_~≈/’“”#-]*+")
@@ -115,12 +118,23 @@ def number(text: str, unit: str = "") -> Value:
         text = last
     text = re.sub(r"^ ?([-+]) ", r"\1", text)
     matches, around = list(NUMERAL.finditer(text)), NUMERAL.sub("#", text)
-    if matches and _AROUND.fullmatch(around) and not CHANGES.search(around) and not _UNCLEAR.search(around):
+    if CHANGES.search(around):
+        raise Unreadable
+    if matches and _AROUND.fullmatch(around) and not _UNCLEAR.search(around):
         values = [_value(match, unit) for match in matches]
         if len({value.exact for value in values}) > 1:
             raise Unreadable
         return values[-1]
     return _expression(text)
+
+
+def numbers(text: str) -> set[Fraction]:
+    """All plain numbers in a text."""
+    found = set()
+    for match in NUMERAL.finditer(text):
+        with contextlib.suppress(Unreadable):  # too long, or divided by 0
+            found.add(_value(match, "").exact)
+    return found
 
 
 def plain(text: str, unit: str = "") -> Value:
@@ -133,7 +147,7 @@ def plain(text: str, unit: str = "") -> Value:
 def _expression(text: str) -> Value:
     """Words around it are left out."""
     text = re.sub(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?![a-zA-Z])", " ", text).strip(" .,;:!")
-    if math.isnan(nearly(text)):
+    if re.fullmatch("[0-9. ]*", text) or math.isnan(nearly(text)):
         raise Unreadable
     return Value(None, text, False)
 

@@ -8,23 +8,23 @@ Task: a question and its exact answer, made by `math_problems` (the default, not
     -0.3    no answer of the kind that is asked for can be read
 
 `MathReasoning` (`math`), one solver with max_turns attempts: the reward of each attempt is its s; the episode is over with a
-correct one. With `steps_bonus`, a correct attempt gets 0.2 more if it shows its steps: a true equation of two numbers ("12 + 5 =
-17") that begins with a number of the question or with the result of such an equation before it. It is off by default. What
-later attempts read is the question, the attempt before and that it is wrong, or what kind of answer could not be read: never
-what is right, nor how near the attempt is.
+correct one. With `steps_bonus` (off by default), a correct attempt gets 0.2 more if it shows its steps: a true equation of two
+numbers ("12 + 5 = 17") that begins with a number of the question. What later attempts read is the question, the attempt before
+and that it is wrong, or what kind of answer could not be read: never what is right, nor how near the attempt is.
 
-`MathVerifier` (`math_verifier`), a solver and a verifier, by turns: the solver answers, the verifier reads the solution and says
-CORRECT or WRONG and why, then, unless it said CORRECT, the solver reads that and answers anew; `rounds` times. Rewards, one an
-agent: the solver gets s for its first answer, and for a later one what it is better than the one before, s - s', so that the sum
-is the last s; the verifier gets 1 for a verdict that is right, 0 for one that is not, and -0.3 where it said neither. The verdict
-is the last of the two words, in capital letters. The verifier's reward does not depend on what the solver makes of it.
+`MathVerifier` (`math_verifier`), a solver and a verifier, by turns: the solver answers, the verifier reads the solution and
+says CORRECT or WRONG and why, then, unless it said CORRECT, the solver reads that and answers anew; `rounds` times. Rewards,
+one an agent: the solver gets s for its first answer, and for a later one what it is better than the one before, s - s', so that
+the sum is the last s; the verifier gets 1 for a verdict that is right, 0 for one that is not, and -0.3 where it said neither. The
+verdict is the last of the two words, in capital letters (INCORRECT and NOT CORRECT are WRONG). Its reward does not depend on
+what the solver makes of it. As long as hardly any solution is right, WRONG is nearly always the right verdict.
 
 `MathPlanner` (`math_planner`), a planner and a solver: the planner reads the question and writes a plan, then the solver reads
 both and answers; both get s of the answer. A planner may just write the answer: that is allowed, and measured.
 
-Metrics: `solved` (the standing answer is correct), `unparsable`; `steps` where there is a bonus for them; of the verifier
-`verdict_right`, `verdict_read`, `revised` (1 better, -1 worse; NaN where not asked); of the planner `plan_has_answer` (the right
-answer is the plan's, or one of its numbers).
+Metrics: `solved` (the standing answer is correct), `unparsable`; `steps` where there is a bonus for them; of the verifier's
+last verdict `verdict_right` and `verdict_read`, of the solver's last revision `revised` (1 better, 0, -1 worse), NaN before there is
+one; of the planner `plan_has_answer` (the right answer is the plan's, or one of its numbers).
 Left out: partial credit, judging the steps of a solution, answers with variables, proofs.
 """
 
@@ -32,24 +32,19 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from jmarl.envs.math_answers import KINDS, Verdict, check, read_gold, verdict
+from jmarl.envs.math_answers import FORMS, KINDS, Verdict, check, read_gold
 from jmarl.envs.math_data import Rows, load_tasks
-from jmarl.envs.math_numbers import NUMERAL, Unreadable, number, spelled
+from jmarl.envs.math_numbers import Unreadable, number, numbers, spelled
 from jmarl.envs.math_problems import MathProblemGenerator
 from jmarl.lockstep import Step, TextEnvironment
 
 SCORES = {"correct": 1.0, "wrong": 0.0, "unparsable": -0.3}
 STEPS_BONUS = 0.2
 QUOTED = 1200  # characters of what another wrote
-ASKED = {
-    "number": 'End with a line "Answer: " and one number (a fraction in lowest terms).',
-    "set": 'End with a line like "Answer: x = 1 or x = 2" with all solutions.',
-    "interval": 'End with a line like "Answer: x < 1", "Answer: 1 < x <= 2" or "Answer: x < 1 or x >= 2".',
-    "assignments": 'End with a line like "Answer: x = 1, y = 2".',
-}
 
 
 class Problems(Protocol):
@@ -68,6 +63,7 @@ class Episode(NamedTuple):
     solution: str = ""  # the solver's last
     status: str = ""  # of its answer: correct, wrong or unparsable
     said: str = ""  # by the verifier or the planner
+    facts: tuple[float, float, float] = (math.nan, math.nan, math.nan)  # verdict_right, verdict_read, revised
 
 
 def quoted(text: str) -> str:
@@ -78,7 +74,7 @@ def quoted(text: str) -> str:
 
 def ask(task: dict) -> str:
     percent = " The number is in percent." if task.get("unit") == "%" else ""
-    return f"{task['question'].strip()}\n\nSolve it step by step. {ASKED[task.get('kind', 'number')]}{percent}"
+    return f"{task['question'].strip()}\n\nSolve it step by step. End with {FORMS[task.get('kind', 'number')]}.{percent}"
 
 
 def judged(text: str, task: dict) -> Verdict:
@@ -86,30 +82,34 @@ def judged(text: str, task: dict) -> Verdict:
     return check(text, task["answer"], kind, unit, bool(task.get("lowest_terms")))
 
 
-_EQUATION = re.compile(r"(?<![0-9.,])([0-9][0-9.,]{0,15}+) ?([-+*/x×÷−]) ?([0-9][0-9.,]{0,15}+) ?= ?(-?[0-9][0-9.,]{0,15}+)")
+_TERM = r"([0-9][0-9.,]{0,15}+)"
+_EQUATION = re.compile(rf"(?<![0-9.,]){_TERM} ?([-+*/x×÷−]) ?{_TERM} ?= ?(-?{_TERM})")
 
 
 def shows_steps(text: str, question: str) -> bool:
-    """Is there a true equation that begins with a number of the question (or what follows from such equations)?"""
-    known = {number(match.group()).exact for match in NUMERAL.finditer(question)}
-    for match in _EQUATION.finditer(re.sub(r"[$*]|\\(?=[$%])", "", text[-4 * QUOTED :])):
+    """Is there a true equation of two numbers that begins with a number of the question?"""
+    given = numbers(question)
+    for a, sign, b, c, _ in _EQUATION.findall(re.sub(r"[$*]{2}|[$\\]", "", text[-4 * QUOTED :])):
         try:
-            a, b, c = (number(spelled(match[i].rstrip(".,"))).exact for i in (1, 3, 4))
+            left, right, result = (number(spelled(part.rstrip(".,"))).exact for part in (a, b, c))
         except Unreadable:
             continue
-        if a is None or b is None or c is None or (match[2] in "/÷" and not b):
-            continue
-        results = {"+": a + b, "-": a - b, "−": a - b}.get(match[2], a / b if match[2] in "/÷" else a * b)
-        if results == c and a in known:
+        if left in given and right is not None and result == _computed(left, sign, right):
             return True
     return False
+
+
+def _computed(a: Fraction | None, sign: str, b: Fraction) -> Fraction | None:
+    if a is None or (sign in "/÷" and not b):
+        return None
+    return a + b if sign == "+" else a - b if sign in "-−" else a / b if sign in "/÷" else a * b
 
 
 class MathReasoning(TextEnvironment):
     """One solver; see the module.
 
-    generator: where tasks come from, by default `MathProblemGenerator(difficulty_range)`. data: gsm8k or svamp instead, data_path:
-    from a JSON Lines file with their fields instead of the hub. max_turns: attempts. steps_bonus: 0.2 for shown steps.
+    generator: where tasks come from, by default `MathProblemGenerator(difficulty_range)`. data: gsm8k or svamp instead;
+    data_path: from a JSON Lines file with their fields instead of the hub. max_turns: attempts. steps_bonus: 0.2 for shown steps.
     """
 
     roles = ("solver",)
@@ -194,35 +194,36 @@ class MathVerifier(MathReasoning):
         return [ask(task), None]
 
     def step(self, state, messages, rng):
-        if state.turn % 2:
-            return self._verified(state, messages[1])
-        found, before = judged(messages[0], state.task), SCORES.get(state.status)
-        better = 0.0 if before is None else SCORES[found.status] - before
-        gain = SCORES[found.status] if before is None else better
-        state = state._replace(turn=state.turn + 1, solution=messages[0], status=found.status)
+        return self._verdict(state, messages[1]) if state.turn % 2 else self._solution(state, messages[0])
+
+    def _solution(self, state: Episode, message: str) -> Step:
+        found, before = judged(message, state.task), SCORES.get(state.status)
+        gain, facts = SCORES[found.status] - (before or 0.0), state.facts
+        if before is not None:
+            facts = (*facts[:2], float(gain > 0) - float(gain < 0))
+        state = state._replace(turn=state.turn + 1, solution=message, status=found.status, facts=facts)
         read = (
-            f"A student was asked:\n{state.task['question']}\n\nThe student wrote:\n{quoted(messages[0])}\n\n"
+            f"A student was asked:\n{state.task['question']}\n\nThe student wrote:\n{quoted(message)}\n\n"
             "Is the student's answer right? Check it step by step, say what is wrong if anything is, and end with the word "
             "CORRECT or the word WRONG."
         )
-        info = self._info(state) | {"revised": math.nan if before is None else float(better > 0) - float(better < 0)}
-        return Step(state, [None, read], [gain, 0.0], state.turn >= self.max_turns, info)
+        return Step(state, [None, read], [gain, 0.0], state.turn >= self.max_turns, self._info(state))
 
-    def _verified(self, state: Episode, message: str) -> Step:
-        words = re.findall(r"\b(?:CORRECT|WRONG|INCORRECT)\b", message)
-        says = words[-1] if words else None
-        right = says is not None and (says == "CORRECT") == (state.status == "correct")
-        state = state._replace(turn=state.turn + 1, said=message)
+    def _verdict(self, state: Episode, message: str) -> Step:
+        words = re.findall(r"\b(?:NOT CORRECT|INCORRECT|CORRECT|WRONG)\b", message)
+        right = bool(words) and (words[-1] == "CORRECT") == (state.status == "correct")
+        facts = (float(right), float(bool(words)), state.facts[2])
+        state = state._replace(turn=state.turn + 1, said=message, facts=facts)
         read = (
             f"{ask(state.task)}\n\nYour solution:\n{quoted(state.solution)}\n\nA verifier says:\n{quoted(message)}\n\n"
             "The verifier may be mistaken. Write your solution again, better if it can be."
         )
-        info = self._info(state) | {"verdict_right": float(right), "verdict_read": float(says is not None)}
-        return Step(state, [read, None], [0.0, -0.3 if says is None else float(right)], says == "CORRECT", info)
+        reward = float(right) if words else SCORES["unparsable"]
+        return Step(state, [read, None], [0.0, reward], words[-1:] == ["CORRECT"], self._info(state))
 
     def _info(self, state: Episode) -> dict[str, float]:
-        nothing = dict.fromkeys(("verdict_right", "verdict_read", "revised"), math.nan)
-        return {"solved": float(state.status == "correct"), "unparsable": float(state.status == "unparsable")} | nothing
+        facts = dict(zip(("verdict_right", "verdict_read", "revised"), state.facts, strict=True))
+        return {"solved": float(state.status == "correct"), "unparsable": float(state.status == "unparsable")} | facts
 
 
 class MathPlanner(MathReasoning):
@@ -257,7 +258,7 @@ class MathPlanner(MathReasoning):
 
 def has_answer(plan: str, task: dict) -> bool:
     """Is the right answer in a plan: as its answer, or for one number as any of its numbers?"""
-    if judged(plan, task).status == "correct":
-        return True
-    numbers = NUMERAL.finditer(spelled(plan[-QUOTED:])) if task.get("kind", "number") == "number" else ()
-    return any(verdict(match.group(), task["answer"], unit=task.get("unit", "")).status == "correct" for match in numbers)
+    if task.get("kind", "number") != "number":
+        return judged(plan, task).status == "correct"
+    [(_, (gold,))] = read_gold(task["answer"], "number", task.get("unit", ""))
+    return gold.exact in numbers(plan[-QUOTED:]) or judged(plan, task).status == "correct"

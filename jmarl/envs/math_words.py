@@ -72,7 +72,8 @@ STORIES = {
              lambda a, b, c, d: a * b + c * d),
         Part("{A} pays with {e} dollars.", "How many dollars does {A} get back?", lambda a, b, c, d, e: e - a * b - c * d))),
     "train": Story(((30, 160), (2, 12), (2, 9), (40, 200), (500, 4000)), (
-        Part("A train travels {a} kilometres an hour for {b} hours.", "How many kilometres does it travel?", lambda a, b: a * b),
+        Part("A train travels {a} kilometres an hour for {b} hours.", "How many kilometres does it travel?",
+             lambda a, b: a * b),
         Part("Then it travels {c} more hours at {d} kilometres an hour.", "How many kilometres does it travel in all?",
              lambda a, b, c, d: a * b + c * d),
         Part("The whole way is {e} kilometres long.", "How many kilometres are left?",
