@@ -32,17 +32,22 @@ def assert_all(status, answers, gold, kind="number", **how):
 
 SAME = {
     "1234": (
-        "1234", "1,234", "+1234", "1234.0", "1,234.00", "1234/1", "2468/2", r"\frac{1234}{1}", r"\frac{2468}{2}", "1.234e3", "1.234 × 10^3",
-        r"1.234 \times 10^{3}", "12.34 x 10^2", "1.234 thousand", "123400%", r"123400\%", r"\boxed{1234}", r"$\boxed{1{,}234}$", r"1\,234",
+        "1234", "1,234", "+1234", "1234.0", "1,234.00", "1234/1", "2468/2", r"\frac{1234}{1}", r"\frac{2468}{2}", "1.234e3",
+        "1.234 × 10^3",
+        r"1.234 \times 10^{3}", "12.34 x 10^2", "1.234 thousand", "123400%", r"123400\%", r"\boxed{1234}",
+        r"$\boxed{1{,}234}$", r"1\,234",
         "#### 1,234", "The answer is 1,234.", "Answer: $1,234", "Answer: **1234** apples", "**Answer:** 1234", "Answer:\n1234",
         "<answer>1234</answer>", "1234 km/h", "1234 cm^2", r"1234 \text{ km}", "x = 1234", "Answer: 600 + 634 = 1234", "(1234)",
         r"\[ 1234 \]", "1234!", "The final answer is: \\boxed{1234}. Is this answer right? I think the answer is right.",
         "So 1000+234 = 1234 apples.\nI am sure.", "Answer: 1234 (that is, 1,234)", "She has 5 bags, so in all 1234",
     ),
-    "0.05": ("5%", "0.05", ".05", "1/20", r"\frac{1}{20}", r"\frac1{20}", "5e-2", r"5 \times 10^{-2}", "5 percent", "5 per cent", "0.050"),
-    "-3/2": ("-3/2", "-1.5", r"-\frac{3}{2}", "-1 1/2", r"-1\frac{1}{2}", r"-\frac32", r"\frac{-3}{2}", "−1.5", "- 3/2", "x = -3/2", "-$1.50",
+    "0.05": ("5%", "0.05", ".05", "1/20", r"\frac{1}{20}", r"\frac1{20}", "5e-2", r"5 \times 10^{-2}", "5 percent",
+    "5 per cent", "0.050"),
+    "-3/2": ("-3/2", "-1.5", r"-\frac{3}{2}", "-1 1/2", r"-1\frac{1}{2}", r"-\frac32", r"\frac{-3}{2}", "−1.5", "- 3/2",
+    "x = -3/2", "-$1.50",
              "(-1.5)", "-150%"),
-    r"3\sqrt{2}": (r"3\sqrt{2}", "3√2", "3 sqrt(2)", r"\sqrt{18}", r"6/\sqrt{2}", r"\sqrt2*3", r"\boxed{3\sqrt{2}}", r"Answer: 3\sqrt{2} cm"),
+    r"3\sqrt{2}": (r"3\sqrt{2}", "3√2", "3 sqrt(2)", r"\sqrt{18}", r"6/\sqrt{2}", r"\sqrt2*3", r"\boxed{3\sqrt{2}}",
+    r"Answer: 3\sqrt{2} cm"),
     r"\frac{\pi}{4}": (r"\pi/4", "π/4", "pi/4", r"\frac{\pi}{4}", r"\frac14\pi"),
 }  # fmt: skip
 
@@ -119,28 +124,33 @@ def test_where_an_answer_is():
 
 FORMS = [
     ("set", "2, 3",
-     ["2, 3", "3, 2", "x = 2 or x = 3", "x=3, x=2", "{2, 3}", r"\{2,3\}", "$x = 2$ and $x = 3$", "x_1 = 2, x_2 = 3", r"x \in \{2, 3\}", "2.0, 6/2",
+     ["2, 3", "3, 2", "x = 2 or x = 3", "x=3, x=2", "{2, 3}", r"\{2,3\}", "$x = 2$ and $x = 3$", "x_1 = 2, x_2 = 3",
+      r"x \in \{2, 3\}", "2.0, 6/2",
       "Answer: the solutions are 2 and 3.", r"\boxed{2, 3}", "2, 3, 3"],
      ["2", "3", "2, 3, 4", "2, -3", "-2, -3", r"\sqrt{4}, 3", "1, 2, 3, 4, 5"],
      ["(2, 3)", "2 < x < 3", "x = 2, y = 3", "x", "2 3", "", "x^2 - 5x + 6 = 0", "no solution", "not 2, 3", "2 million, 3"]),
     ("set", "-3, 3", ["±3", r"x = \pm 3", "3, -3"], ["3", "-3", "±4"], ["± 3 ± 4"]),
     ("set", r"3 - \sqrt{2}, 3 + \sqrt{2}",
-     ["3 ± √2", r"x = 3 + sqrt(2) or x = 3 - sqrt(2)", r"\frac{6 \pm \sqrt{8}}{2}", "(6 ± √8)/2"], ["3 + √2", "3 ± √3", "4.41, 1.59"], ["√"]),
+     ["3 ± √2", r"x = 3 + sqrt(2) or x = 3 - sqrt(2)", r"\frac{6 \pm \sqrt{8}}{2}", "(6 ± √8)/2"], ["3 + √2", "3 ± √3",
+      "4.41, 1.59"], ["√"]),
     ("assignments", "x = 2, y = -3",
      ["x = 2, y = -3", "y=-3, x=2", "(2, -3)", "(x, y) = (2, -3)", "(y, x) = (-3, 2)", "x=2 and y=−3", "x = 4/2 = 2; y = -3"],
      ["(-3, 2)", "x = 2", "x = 2, y = 3", "x = -3, y = 2", "x = 2, y = -3, z = 1", "a = 2, b = -3"],
      ["2, -3", "x = 2, x = 3, y = -3", "x + y = -1, x - y = 5", "(2, -3, 1)", "2 = x, y = -3", "x = y"]),
     ("interval", "x > 3",
-     ["x > 3", "3 < x", r"(3, \infty)", "(3, ∞)", r"x \in (3,\infty)", "x∈(3,+∞)", "(3, oo)", "x > 3.0", r"x \gt 3", "x > 3 or x > 5"],
+     ["x > 3", "3 < x", r"(3, \infty)", "(3, ∞)", r"x \in (3,\infty)", "x∈(3,+∞)", "(3, oo)", "x > 3.0", r"x \gt 3",
+      "x > 3 or x > 5"],
      ["x >= 3", "x < 3", r"[3, \infty)", "x > 4", "x > -3", "3 > x", "x < 3 or x > 3", "(3, 4)"],
      ["2x > 6", "x + 1 > 4", "3", "x > 3, x > 2", "1 < x > 3", "x = 3", "x >", r"(\infty, 3)", "x > y"]),
     ("interval", "x < 2 or x >= 5",
-     ["x ≥ 5 or x < 2", r"(-\infty, 2) \cup [5, \infty)", "(-oo,2)U[5,oo)", "2 > x or 5 <= x"], ["x <= 2 or x >= 5", "x < 2", "x < 5"],
+     ["x ≥ 5 or x < 2", r"(-\infty, 2) \cup [5, \infty)", "(-oo,2)U[5,oo)", "2 > x or 5 <= x"], ["x <= 2 or x >= 5", "x < 2",
+      "x < 5"],
      ["x < 2 and x >= 5", "x < 2, x >= 5"]),
     ("interval", "-1 <= x < 4",
      ["[-1, 4)", "x >= -1 and x < 4", "4 > x >= -1", r"-1 \leq x < 4", "[-1, 2) or [1, 4)", "[-1, 2) or [2, 4)"],
      ["[-1, 4]", "(-1, 4)", "[-1, 2) or (2, 4)", "-1 <= x < 5"], ["[-1; 4)", "-1 <= x > 4"]),
-    ("interval", r"-\sqrt{2} < x < \sqrt{2}", [r"(-\sqrt{2}, √2)"], [r"[-\sqrt{2}, \sqrt{2}]", "-1.41 < x < 1.41"], [r"\sqrt{2}"]),
+    ("interval", r"-\sqrt{2} < x < \sqrt{2}", [r"(-\sqrt{2}, √2)"], [r"[-\sqrt{2}, \sqrt{2}]", "-1.41 < x < 1.41"],
+     [r"\sqrt{2}"]),
 ]  # fmt: skip
 
 
@@ -180,8 +190,10 @@ def forms(gold: Fraction):
     n, digits = str(gold), str(abs(gold))
     e, mantissa = len(digits) - 1, ("-" if gold < 0 else "") + f"{digits[0]}.{digits[1:] or 0}"
     return [
-        n, f"{int(gold):,}", f"{n}.0", f"{n}/1", rf"\frac{{{n}}}{{1}}", f"{gold * 100}%", rf"Thus \boxed{{{n}}} is it.", f"#### {int(gold):,}",
-        f"{n} apples", f"$ {n}".replace("$ -", "-$"), f"{mantissa}e{e}", rf"{mantissa} \times 10^{{{e}}}", f"The answer is {n}.",
+        n, f"{int(gold):,}", f"{n}.0", f"{n}/1", rf"\frac{{{n}}}{{1}}", f"{gold * 100}%", rf"Thus \boxed{{{n}}} is it.",
+        f"#### {int(gold):,}",
+        f"{n} apples", f"$ {n}".replace("$ -", "-$"), f"{mantissa}e{e}", rf"{mantissa} \times 10^{{{e}}}",
+        f"The answer is {n}.",
         f"We have 3 bags.\n**Answer:** {n} km/h",
     ]  # fmt: skip
 
@@ -195,7 +207,8 @@ def near_misses(gold: Fraction):
 
 
 @pytest.mark.parametrize(("name", "file", "rows"), [
-    ("gsm8k", "gsm8k/main/train.jsonl.gz", 5206), ("gsm8k", "gsm8k/main/test.jsonl.gz", 936), ("svamp", "svamp/train.jsonl.gz", 705),
+    ("gsm8k", "gsm8k/main/train.jsonl.gz", 5206), ("gsm8k", "gsm8k/main/test.jsonl.gz", 936), ("svamp", "svamp/train.jsonl.gz",
+     705),
 ])  # fmt: skip
 def test_all_gold_answers_in_many_forms_and_no_near_miss(data_dir, name, file, rows):
     tasks = load_tasks(name, data_dir / file)
@@ -227,8 +240,10 @@ def test_plain_numbers_are_what_math_verify_reads(data_dir):
 # ---- hostile texts
 
 PIECES = [
-    "9**9**9**9", "9^9^9", "9!!!!!", "(" * 40, r"\sqrt{", r"\frac{1}{", r"\boxed{", "}", "{", "####", "answer is ", "Answer:", "1,", "1.", "-", "+", " ",
-    "\n", "9" * 30, "e9", "%", "±", "x", "=", "<", ">=", r"\cup", r"\infty", " or ", " and ", "[", ")", "π", "^{9}", "½", "\ud800", "\0", "٣", "１",
+    "9**9**9**9", "9^9^9", "9!!!!!", "(" * 40, r"\sqrt{", r"\frac{1}{", r"\boxed{", "}", "{", "####", "answer is ", "Answer:",
+    "1,", "1.", "-", "+", " ",
+    "\n", "9" * 30, "e9", "%", "±", "x", "=", "<", ">=", r"\cup", r"\infty", " or ", " and ", "[", ")", "π", "^{9}", "½",
+    "\ud800", "\0", "٣", "１",
     r"\text{", "$", "10^", "\\", "million", r"\pm", "'", "__import__('os')",
 ]  # fmt: skip
 KINDS = [
@@ -290,7 +305,8 @@ def test_expressions_that_reach_the_library_stay_short(warm):
 
 def test_expressions_have_their_usual_values():
     for text, expected in {
-        "2+3*4": 14, "-2^2": -4, "2(3+1)": 8, r"\frac{1}{2}+\frac{1}{4}": 0.75, r"2\pi": 2 * math.pi, "8/4/2": 1, r"\sqrt{16}^2": 16, "2^{-1}": 0.5,
+        "2+3*4": 14, "-2^2": -4, "2(3+1)": 8, r"\frac{1}{2}+\frac{1}{4}": 0.75, r"2\pi": 2 * math.pi, "8/4/2": 1,
+        r"\sqrt{16}^2": 16, "2^{-1}": 0.5,
         "--3": 3, "3-2-1": 0, r"6\div2": 3,
     }.items():  # fmt: skip
         assert math.isclose(nearly(text), expected)

@@ -1,10 +1,10 @@
 r"""Numbers with roots, pi and operations in them, such as 3\sqrt{2} or (6 - \pi)/4, for `math_numbers`.
 
-What an agent wrote is taken apart by a small grammar (numbers, \frac, \sqrt, \pi, + - * / ^ and brackets; few and short numbers,
-one digit as exponent) and computed in floating point. Only if that is nearly the right answer, `math-verify` says with sympy
-whether it is the right answer. So what takes sympy long cannot be reached by guessing, and what comes to it is small: its own time
-limit, which works in the main thread only, is off. It gets expressions that are made here, number by number: its reader of LaTeX,
-left out for that, ends in sympy's `sympify`, which gives digits to `eval`.
+What an agent wrote is taken apart by a small grammar (numbers, \frac, \sqrt, \pi, + - * / ^ and brackets; few and short
+numbers, one digit as exponent) and computed in floating point. Only if that is nearly the right answer, `math-verify` says
+with sympy whether it is the right answer. So what takes sympy long cannot be reached by guessing, and what comes to it is
+small: its own time limit, which works in the main thread only, is off. It gets expressions that are made here, number by
+number: its reader of LaTeX, left out for that, ends in sympy's `sympify`, which gives digits to `eval`.
 """
 
 from __future__ import annotations

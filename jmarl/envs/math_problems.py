@@ -26,6 +26,7 @@ from jmarl.envs.math_algebra import Made, made, polynomial
 from jmarl.lockstep import SPLITS
 
 EVAL_SHARE = 0.2
+IN_VAIN = 5000  # draws without a new task, after which there are no more
 
 
 # ---- several steps
@@ -150,12 +151,11 @@ class MathProblemGenerator:
         if split not in SPLITS:
             raise ValueError(f"split={split!r}: choose {' or '.join(SPLITS)}")
         rng, found = random.Random(f"{seed} {split} {self.difficulty_range} {self.topics}"), dict[str, dict]()
-        for _ in range(100 * count + 1000):
-            if len(found) >= count:
-                break
-            task = self._draw(rng)
-            if task and split_of(task["id"]) == split:
-                found.setdefault(task["id"], task)
+        in_vain = 0
+        while len(found) < count and in_vain < IN_VAIN:
+            task, in_vain = self._draw(rng), in_vain + 1
+            if task and split_of(task["id"]) == split and task["id"] not in found:
+                found[task["id"]], in_vain = task, 0
         return list(found.values())
 
     def _draw(self, rng: random.Random) -> dict | None:

@@ -14,18 +14,18 @@ and that it is wrong, or what kind of answer could not be read: never what is ri
 
 `MathVerifier` (`math_verifier`), a solver and a verifier, by turns: the solver answers, the verifier reads the solution and
 says CORRECT or WRONG and why, then, unless it said CORRECT, the solver reads that and answers anew; `rounds` times. Rewards,
-one an agent: the solver gets s for its first answer, and for a later one what it is better than the one before, s - s', so that
-the sum is the last s; the verifier gets 1 for a verdict that is right, 0 for one that is not, and -0.3 where it said neither. The
-verdict is the last of the two words, in capital letters (INCORRECT and NOT CORRECT are WRONG). Its reward does not depend on
-what the solver makes of it. As long as hardly any solution is right, WRONG is nearly always the right verdict.
+one an agent: the solver gets s for its first answer, and for a later one what it is better than the one before, s - s', so
+that the sum is the last s; the verifier gets 1 for a verdict that is right, 0 for one that is not, and -0.3 where it said
+neither. The verdict is the last of the two words, in capital letters (INCORRECT and NOT CORRECT are WRONG). Its reward does
+not depend on what the solver makes of it. As long as hardly any solution is right, WRONG is nearly always the right verdict.
 
 `MathPlanner` (`math_planner`), a planner and a solver: the planner reads the question and writes a plan, then the solver reads
 both and answers; both get s of the answer. A planner may just write the answer: that is allowed, and measured.
 
 Metrics: `solved` (the standing answer is correct), `unparsable`; `steps` where there is a bonus for them; of the verifier's
-last verdict `verdict_right` and `verdict_read`, of the solver's last revision `revised` (1 better, 0, -1 worse), NaN before there is
-one; of the planner `plan_has_answer` (the right answer is the plan's, or one of its numbers).
-Left out: partial credit, judging the steps of a solution, answers with variables, proofs.
+last verdict `verdict_right` and `verdict_read`, of the solver's last revision `revised` (1 better, 0, -1 worse), NaN before
+there is one; of the planner `plan_has_answer` (the right answer is the plan's, or one of its numbers). Left out: partial
+credit, judging the steps of a solution, answers with variables, proofs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Episode(NamedTuple):
     solution: str = ""  # the solver's last
     status: str = ""  # of its answer: correct, wrong or unparsable
     said: str = ""  # by the verifier or the planner
-    facts: tuple[float, float, float] = (math.nan, math.nan, math.nan)  # verdict_right, verdict_read, revised
+    facts: tuple[float | None, ...] = (None, None, None)  # verdict_right, verdict_read, revised
 
 
 def quoted(text: str) -> str:
@@ -108,8 +108,9 @@ def _computed(a: Fraction | None, sign: str, b: Fraction) -> Fraction | None:
 class MathReasoning(TextEnvironment):
     """One solver; see the module.
 
-    generator: where tasks come from, by default `MathProblemGenerator(difficulty_range)`. data: gsm8k or svamp instead;
-    data_path: from a JSON Lines file with their fields instead of the hub. max_turns: attempts. steps_bonus: 0.2 for shown steps.
+    generator: where tasks come from, by default `MathProblemGenerator`, of difficulties from 1 to 3 or `difficulty_range`.
+    data: gsm8k or svamp instead; data_path: from a JSON Lines file with their fields instead of the hub. max_turns: attempts.
+    steps_bonus: 0.2 for shown steps.
     """
 
     roles = ("solver",)
@@ -119,20 +120,20 @@ class MathReasoning(TextEnvironment):
         self,
         generator: Problems | None = None,
         *,
-        difficulty_range: tuple[int, int] = (1, 3),
+        difficulty_range: tuple[int, int] | None = None,
         data: str | None = None,
         data_path: str | Path | None = None,
         max_turns: int = 1,
         steps_bonus: bool = False,
     ):
-        if generator is not None and data is not None:
-            raise ValueError(f"data={data!r} and a generator: tasks come from one of them")
+        if sum(source is not None for source in (generator, difficulty_range, data)) > 1:
+            raise ValueError("a generator, difficulty_range and data are three sources of tasks: give one of them")
         if data_path is not None and data is None:
             raise ValueError(f"data_path={str(data_path)!r} without data: say gsm8k or svamp, whose fields the file has")
         if max_turns < 1:
             raise ValueError(f"max_turns={max_turns}: give at least 1")
         rows = None if data is None else Rows(load_tasks(data, data_path))
-        self.generator: Problems = generator or rows or MathProblemGenerator(difficulty_range)
+        self.generator: Problems = generator or rows or MathProblemGenerator(difficulty_range or (1, 3))
         self.max_turns, self.steps_bonus = max_turns, steps_bonus
         if steps_bonus:
             self.reward_range = (-0.3, 1.0 + STEPS_BONUS)
@@ -222,7 +223,8 @@ class MathVerifier(MathReasoning):
         return Step(state, [read, None], [0.0, reward], words[-1:] == ["CORRECT"], self._info(state))
 
     def _info(self, state: Episode) -> dict[str, float]:
-        facts = dict(zip(("verdict_right", "verdict_read", "revised"), state.facts, strict=True))
+        names = ("verdict_right", "verdict_read", "revised")
+        facts = {name: math.nan if of is None else of for name, of in zip(names, state.facts, strict=True)}
         return {"solved": float(state.status == "correct"), "unparsable": float(state.status == "unparsable")} | facts
 
 
