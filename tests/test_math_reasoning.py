@@ -53,7 +53,7 @@ def rewards(steps):
 
 @pytest.mark.parametrize(
     ("message", "reward", "solved", "unparsable"),
-    [("Answer: 42", 1.0, 1, 0), ("Answer: 43", 0.0, 0, 0), ("no idea", -0.3, 0, 1), 
+    [("Answer: 42", 1.0, 1, 0), ("Answer: 43", 0.0, 0, 0), ("no idea", -0.3, 0, 1),
      ("Answer: 41 or 42", -0.3, 0, 1), ("", -0.3, 0, 1)],
 )  # fmt: skip
 def test_the_reward_is_of_the_answer(message, reward, solved, unparsable):
