@@ -1,0 +1,340 @@
+"""Answers: where they are found, what is read as the same number, what is refused; all gold answers of GSM8K and SVAMP."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import random
+import threading
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jmarl.envs.math_answers import check, find_answer, read_gold, verdict
+from jmarl.envs.math_data import load_tasks
+from jmarl.envs.math_expressions import nearly
+from jmarl.envs.math_numbers import numbers
+
+
+def statuses(answers, gold, kind="number", **how):
+    return {text: check(text, gold, kind, **how).status for text in answers}
+
+
+def assert_all(status, answers, gold, kind="number", **how):
+    found = statuses(answers, gold, kind, **how)
+    assert found == dict.fromkeys(answers, status)
+
+
+# ---- numbers
+
+SAME = {
+    "1234": (
+        "1234", "1,234", "+1234", "1234.0", "1,234.00", "1234/1", "2468/2", r"\frac{1234}{1}", r"\frac{2468}{2}", "1.234e3",
+        "1.234 × 10^3",
+        r"1.234 \times 10^{3}", "12.34 x 10^2", "1.234 thousand", "123400%", r"123400\%", r"\boxed{1234}",
+        r"$\boxed{1{,}234}$", r"1\,234",
+        "#### 1,234", "The answer is 1,234.", "Answer: $1,234", "Answer: **1234** apples", "**Answer:** 1234", "Answer:\n1234",
+        "<answer>1234</answer>", "1234 km/h", "1234 cm^2", r"1234 \text{ km}", "x = 1234", "Answer: 600 + 634 = 1234", "(1234)",
+        r"\[ 1234 \]", "1234!", "The final answer is: \\boxed{1234}. Is this answer right? I think the answer is right.",
+        "So 1000+234 = 1234 apples.\nI am sure.", "Answer: 1234 (that is, 1,234)", "She has 5 bags, so in all 1234",
+    ),
+    "0.05": ("5%", "0.05", ".05", "1/20", r"\frac{1}{20}", r"\frac1{20}", "5e-2", r"5 \times 10^{-2}", "5 percent",
+    "5 per cent", "0.050"),
+    "-3/2": ("-3/2", "-1.5", r"-\frac{3}{2}", "-1 1/2", r"-1\frac{1}{2}", r"-\frac32", r"\frac{-3}{2}", "−1.5", "- 3/2",
+    "x = -3/2", "-$1.50",
+             "(-1.5)", "-150%"),
+    r"3\sqrt{2}": (r"3\sqrt{2}", "3√2", "3 sqrt(2)", r"\sqrt{18}", r"6/\sqrt{2}", r"\sqrt2*3", r"\boxed{3\sqrt{2}}",
+    r"Answer: 3\sqrt{2} cm"),
+    r"\frac{\pi}{4}": (r"\pi/4", "π/4", "pi/4", r"\frac{\pi}{4}", r"\frac14\pi"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gold", SAME)
+def test_the_same_number_in_many_forms(gold):
+    assert_all("correct", SAME[gold], gold)
+
+
+def test_near_misses_are_wrong():
+    assert_all(
+        "wrong", ["1233", "1235", "-1234", "123", "234", "12340", "123.4", "1234%", "1234 million", "1.234", "2468"], "1234"
+    )
+    assert_all("wrong", ["0.33", "0.3333333333", "33%", "3", "-1/3", "1/30"], "1/3")
+    assert_all("wrong", ["4.2426406871", r"3\sqrt{3}", r"-3\sqrt{2}", r"2\sqrt{3}", "3", "18"], r"3\sqrt{2}")
+
+
+def test_what_is_no_number_or_several_is_unparsable():
+    none = [
+        "",
+        "forty-two",
+        "Answer: ",
+        "Answer: x",
+        "x42",
+        "42x",
+        "Answer: not 42",
+        "1/0",
+        "42e99999",
+        "9" * 50,
+        "1,2345",
+        "42 and a half",
+    ]
+    assert_all("unparsable", none, "42")
+    assert_all(
+        "unparsable",
+        ["Answer: 41 or 42", "Answer: 1 2 3 42", "Answer: between 1 and 42", "#### 42, 43", r"\boxed{41, 42}"],
+        "42",
+    )
+    assert check("41, 42 and 43", "42").status == "wrong"  # without a mark the last one counts
+    assert check(r"\boxed{42} \boxed{43}", "42").status == "wrong" and check(r"\boxed{43} \boxed{42}", "42").status == "correct"
+
+
+def test_a_value_must_be_worked_out():
+    """Else a question would be its own answer."""
+    assert_all("wrong", ["600+634", "Answer: 1200 + 34", r"\sqrt{1522756}", "1234^1", r"617 \cdot 2"], "1234")
+    assert all(
+        check(text, "49").status != "correct" for text in ("7*7", "7 × 7", "7 x 7", "7 times 7", "7(7)", "98 ÷ 2", "7^2")
+    )
+    assert all(check(text, "7").status != "correct" for text in ("7*7", "7 × 7", "7(7)", "7-7", "7 - 7", "x-7", "sum-7"))
+    assert_all("wrong", ["6/8", r"\frac{6}{8}", "84/2"], "3/4", lowest_terms=True)
+    assert_all("correct", ["3/4", "0.75", "75%"], "3/4", lowest_terms=True)
+    assert check("6/8", "3/4").status == "correct" and check("1 2/4", "3/2", lowest_terms=True).status == "wrong"
+
+
+def test_percent_goes_by_the_unit_of_the_task():
+    assert_all("correct", ["25", "25%", "25 percent", r"25\%", "Answer: 25 % of them"], "25", unit="%")
+    assert_all("wrong", ["0.25", "1/4", "2500%", "25.5%"], "25", unit="%")
+    assert_all("wrong", ["25%", "25 percent"], "25")
+    assert_all("correct", ["25%", "0.25"], "1/4")
+
+
+def test_where_an_answer_is():
+    assert find_answer(r"We get \boxed{\frac{1}{2}} of it, 7 in all") == r"\frac{1}{2}"
+    assert find_answer("Answer: 5\nno, wait.\nAnswer: 6") == "6"
+    assert find_answer("Answer: 5 is wrong. \\boxed{6}") == "6"
+    assert find_answer("The answer is 3.5. There were 8.") == "3.5."
+    assert find_answer("8 and then 9\nthat is all") == "9"
+    assert find_answer("x = 1\nx > 2 holds\nthat is all", "interval") == "x > 2 holds"
+    assert find_answer("nothing") == "" and find_answer("\\boxed{7") == "7" and find_answer("\\boxed{7\nand so 8") == "7"
+    assert check("Answer: 42" + " " * 10_000, "42").status == "unparsable"  # beyond what is read
+
+
+# ---- sets, ranges, systems
+
+FORMS = [
+    ("set", "2, 3",
+     ["2, 3", "3, 2", "x = 2 or x = 3", "x=3, x=2", "{2, 3}", r"\{2,3\}", "$x = 2$ and $x = 3$", "x_1 = 2, x_2 = 3",
+      r"x \in \{2, 3\}", "2.0, 6/2",
+      "Answer: the solutions are 2 and 3.", r"\boxed{2, 3}", "2, 3, 3"],
+     ["2", "3", "2, 3, 4", "2, -3", "-2, -3", r"\sqrt{4}, 3", "1, 2, 3, 4, 5"],
+     ["(2, 3)", "2 < x < 3", "x = 2, y = 3", "x", "2 3", "", "x^2 - 5x + 6 = 0", "no solution", "not 2, 3", "2 million, 3"]),
+    ("set", "-3, 3", ["±3", r"x = \pm 3", "3, -3"], ["3", "-3", "±4"], ["± 3 ± 4"]),
+    ("set", r"3 - \sqrt{2}, 3 + \sqrt{2}",
+     ["3 ± √2", r"x = 3 + sqrt(2) or x = 3 - sqrt(2)", r"\frac{6 \pm \sqrt{8}}{2}", "(6 ± √8)/2"], ["3 + √2", "3 ± √3",
+      "4.41, 1.59"], ["√"]),
+    ("assignments", "x = 2, y = -3",
+     ["x = 2, y = -3", "y=-3, x=2", "(2, -3)", "(x, y) = (2, -3)", "(y, x) = (-3, 2)", "x=2 and y=−3", "x = 4/2 = 2; y = -3"],
+     ["(-3, 2)", "x = 2", "x = 2, y = 3", "x = -3, y = 2", "x = 2, y = -3, z = 1", "a = 2, b = -3"],
+     ["2, -3", "x = 2, x = 3, y = -3", "x + y = -1, x - y = 5", "(2, -3, 1)", "2 = x, y = -3", "x = y"]),
+    ("interval", "x > 3",
+     ["x > 3", "3 < x", r"(3, \infty)", "(3, ∞)", r"x \in (3,\infty)", "x∈(3,+∞)", "(3, oo)", "x > 3.0", r"x \gt 3",
+      "x > 3 or x > 5"],
+     ["x >= 3", "x < 3", r"[3, \infty)", "x > 4", "x > -3", "3 > x", "x < 3 or x > 3", "(3, 4)"],
+     ["2x > 6", "x + 1 > 4", "3", "x > 3, x > 2", "1 < x > 3", "x = 3", "x >", r"(\infty, 3)", "x > y"]),
+    ("interval", "x < 2 or x >= 5",
+     ["x ≥ 5 or x < 2", r"(-\infty, 2) \cup [5, \infty)", "(-oo,2)U[5,oo)", "2 > x or 5 <= x"], ["x <= 2 or x >= 5", "x < 2",
+      "x < 5"],
+     ["x < 2 and x >= 5", "x < 2, x >= 5"]),
+    ("interval", "-1 <= x < 4",
+     ["[-1, 4)", "x >= -1 and x < 4", "4 > x >= -1", r"-1 \leq x < 4", "[-1, 2) or [1, 4)", "[-1, 2) or [2, 4)"],
+     ["[-1, 4]", "(-1, 4)", "[-1, 2) or (2, 4)", "-1 <= x < 5"], ["[-1; 4)", "-1 <= x > 4"]),
+    ("interval", r"-\sqrt{2} < x < \sqrt{2}", [r"(-\sqrt{2}, √2)"], [r"[-\sqrt{2}, \sqrt{2}]", "-1.41 < x < 1.41"],
+     [r"\sqrt{2}"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "gold", "right", "wrong", "unparsable"), FORMS)
+def test_sets_ranges_and_systems(kind, gold, right, wrong, unparsable):
+    assert_all("correct", right, gold, kind)
+    assert_all("wrong", wrong, gold, kind)
+    assert_all("unparsable", unparsable, gold, kind)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        ("about", "number", "cannot be read as a number"),
+        ("1, 2", "number", "cannot be read as a number"),
+        (r"\sqrt{49}", "number", "is rational"),
+        ("x > y", "interval", "cannot be read as a interval"),
+        ("2", "text", "choose number, set, interval, assignments"),
+    ],
+)
+def test_a_gold_answer_that_cannot_be_read_is_refused(answer, kind, message):
+    with pytest.raises(ValueError, match=message):
+        read_gold(answer, kind)
+
+
+def test_why_depends_on_the_text_alone():
+    """So feedback cannot tell how near an answer is."""
+    for text in ("41", "-42", "6/8", "1 2 3", "", "41 + 1", "Answer: 41 or 43", "4.2"):
+        assert len({verdict(text, gold, lowest_terms=True).why for gold in ("43", "1000", "1/2", "40.5", "-7")}) == 1
+
+
+# ---- all gold answers of the data sets
+
+
+def forms(gold: Fraction):
+    """Of a whole number, 14 of them."""
+    n, digits = str(gold), str(abs(gold))
+    e, mantissa = len(digits) - 1, ("-" if gold < 0 else "") + f"{digits[0]}.{digits[1:] or 0}"
+    return [
+        n, f"{int(gold):,}", f"{n}.0", f"{n}/1", rf"\frac{{{n}}}{{1}}", f"{gold * 100}%", rf"Thus \boxed{{{n}}} is it.",
+        f"#### {int(gold):,}",
+        f"{n} apples", f"$ {n}".replace("$ -", "-$"), f"{mantissa}e{e}", rf"{mantissa} \times 10^{{{e}}}",
+        f"The answer is {n}.",
+        f"We have 3 bags.\n**Answer:** {n} km/h",
+    ]  # fmt: skip
+
+
+def near_misses(gold: Fraction):
+    digits = str(abs(gold))
+    out = [gold + 1, gold - 1, gold * 10, gold + Fraction(1, 10), gold / 10 if gold else gold + 5]
+    out += [-gold] if gold else []
+    out += [Fraction(digits[1:])] if len(digits) > 1 else []
+    return [str(x) for x in out if x != gold]
+
+
+@pytest.mark.parametrize(("name", "file", "rows"), [
+    ("gsm8k", "gsm8k/main/train.jsonl.gz", 5206), ("gsm8k", "gsm8k/main/test.jsonl.gz", 936), ("svamp", "svamp/train.jsonl.gz",
+     705),
+])  # fmt: skip
+def test_all_gold_answers_in_many_forms_and_no_near_miss(data_dir, name, file, rows):
+    tasks = load_tasks(name, data_dir / file)
+    assert len(tasks) == rows
+    golds = {(task["answer"], task["unit"]) for task in tasks}
+    for answer, unit in golds:
+        gold = Fraction(answer)
+        written = [form for form in forms(gold) if unit != "%" or not form.endswith("%")]
+        assert len(written) >= 10 and len(set(written)) == len(written) - (abs(gold) < 1000)
+        assert_all("correct", written, answer, unit=unit)
+        assert_all("wrong", near_misses(gold), answer, unit=unit)
+
+
+def test_plain_numbers_are_what_math_verify_reads(data_dir):
+    """The short way and the library agree, on a sample."""
+    import math_verify
+
+    how = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
+    tasks = random.Random(0).sample(load_tasks("gsm8k", data_dir / "gsm8k/main/test.jsonl.gz"), 40)
+    for task in tasks:
+        gold = math_verify.parse(rf"\boxed{{{task['answer']}}}", how, parsing_timeout=None)
+        for text in (*forms(Fraction(task["answer"]))[1:5], *near_misses(Fraction(task["answer"]))[:3]):
+            parsed = math_verify.parse(rf"\boxed{{{text}}}", how, parsing_timeout=None)
+            assert math_verify.verify(gold, parsed, timeout_seconds=None) == (
+                check(text, task["answer"]).status == "correct"
+            ), text
+
+
+# ---- hostile texts
+
+PIECES = [
+    "9**9**9**9", "9^9^9", "9!!!!!", "(" * 40, r"\sqrt{", r"\frac{1}{", r"\boxed{", "}", "{", "####", "answer is ", "Answer:",
+    "1,", "1.", "-", "+", " ",
+    "\n", "9" * 30, "e9", "%", "±", "x", "=", "<", ">=", r"\cup", r"\infty", " or ", " and ", "[", ")", "π", "^{9}", "½",
+    "\ud800", "\0", "٣", "１",
+    r"\text{", "$", "10^", "\\", "million", r"\pm", "'", "__import__('os')",
+]  # fmt: skip
+KINDS = [
+    ("number", "42"),
+    ("set", "2, 3"),
+    ("interval", "x < 2 or x > 5"),
+    ("assignments", "x = 1, y = 2"),
+    ("number", r"\sqrt{2}"),
+]
+
+
+@pytest.fixture(scope="module")
+def warm():
+    for text in (r"\sqrt{8}/2", r"\sqrt{2}+0*(1-\pi)^{2}", r"\frac{2}{\sqrt{2}}"):
+        assert check(text, r"\sqrt{2}").status == "correct"
+
+
+def took(text, gold, kind):
+    """Seconds of this thread: others' work beside does not count."""
+    begin = time.thread_time()
+    assert check(text, gold, kind).status in ("correct", "wrong", "unparsable")
+    return time.thread_time() - begin
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(st.text(max_size=300), st.lists(st.sampled_from(PIECES), max_size=60).map("".join)), st.sampled_from(KINDS))
+def test_no_text_raises_or_takes_long(warm, text, kind):
+    assert took(text, kind[1], kind[0]) < 0.2
+
+
+@pytest.mark.parametrize(
+    "piece", [*PIECES, "1 ", "1,111", "1, ", "x = 1 ", "answer ", "answers are ", "a ", r"\frac{1}{2} ", "1/2 "]
+)
+def test_no_repeated_text_takes_long(warm, piece):
+    for count in (30, 300, 100_000 // len(piece)):
+        for kind, gold in KINDS:
+            assert took(piece * count, gold, kind) < 0.2
+            assert took("Answer: " + piece * count, gold, kind) < 0.2
+
+
+def expression(rng, deep):
+    if not deep:
+        return rng.choice(["2", "3", "0.5", "7", str(rng.randint(0, 10**9 - 1)), r"\pi", "0"])
+    a, b = expression(rng, deep - 1), expression(rng, deep - 1)
+    return rng.choice(
+        [rf"\sqrt{{{a}}}", rf"\frac{{{a}}}{{{b}}}", f"({a})^{{9}}", f"({a})^{{-9}}", f"({a}*{b})", f"({a}-{b})", f"({a}+{b})"]
+    )
+
+
+def test_expressions_that_reach_the_library_stay_short(warm):
+    """It is asked only about what is nearly the answer."""
+    rng, most, correct = random.Random(0), 0.0, 0
+    for _ in range(150):
+        for text in (expression(rng, 3), rf"\sqrt{{2}}+0*{expression(rng, 2)}"):
+            most = max(most, took(text, r"\sqrt{2}", "number"))
+            correct += check(text, r"\sqrt{2}").status == "correct"
+    assert most < 1.0 and correct > 50
+
+
+def test_expressions_have_their_usual_values():
+    for text, expected in {
+        "2+3*4": 14, "-2^2": -4, "2(3+1)": 8, r"\frac{1}{2}+\frac{1}{4}": 0.75, r"2\pi": 2 * math.pi, "8/4/2": 1,
+        r"\sqrt{16}^2": 16, "2^{-1}": 0.5,
+        "--3": 3, "3-2-1": 0, r"6\div2": 3,
+    }.items():  # fmt: skip
+        assert math.isclose(nearly(text), expected)
+    assert all(
+        math.isnan(nearly(text))
+        for text in ("", "1/0", r"\sqrt{-1}", "2^9^9", "2**3", "1 2", "(1", "1)", "x", "9" * 12, r"\frac{1}", "2^{99}")
+    )
+    assert numbers("3 apples, 1/2 pear, 1,000 and 1/0") == {3, Fraction(1, 2), 1000}
+
+
+def test_nothing_is_evaluated_as_code(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("eval was called")
+
+    monkeypatch.setattr(builtins, "eval", refuse)
+    for text in ("2+3", r"5\sqrt{5}/5", "__import__('os').getpid()", "x = 1 or x = 2"):
+        check(text, r"\sqrt{5}")
+        check(text, "1, 2", "set")
+    assert check(r"\sqrt{45}/3", r"\sqrt{5}").status == "correct"
+
+
+def test_threads_get_the_same_answers(warm):
+    texts, found = [rf"\sqrt{{{2 * k * k}}}/{k}" for k in range(2, 12)], []
+
+    def work():
+        found.append([check(text, r"\sqrt{2}").status for text in texts])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert found == [["correct"] * len(texts)] * 4

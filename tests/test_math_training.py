@@ -1,0 +1,33 @@
+"""Mathematics as a user runs it, with a tiny model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.mathematics import TURNS, MathConfig, run
+
+
+def test_a_team_trains_by_turns(tiny_dir, tmp_path):
+    """The solver does not act in the first one."""
+    cfg = MathConfig(
+        model=str(tiny_dir("llama", max_position_embeddings=1024)), environment="math_planner", num_updates=1, num_prompts=1,
+        num_generations=2, max_new_tokens=4, held_out=1, tasks=4, output_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    result = run(cfg)
+    assert np.isfinite(result.rewards).all() and result.after is not None
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any("solved" in name for row in rows for name in row) and cfg.num_turns == TURNS["math_planner"]
+
+
+def test_settings_that_do_not_exist_are_refused():
+    for options, message in (
+        (dict(environment="maths"), "environment='maths'"),
+        (dict(data="math500"), "data='math500'"),
+        (dict(difficulty=4), "difficulty=4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MathConfig(**options, output_dir="")
+    assert MathConfig(environment="math", num_turns=3, output_dir="").num_turns == 3
