@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from experiments.environments import fuzzed
 from jmarl.core import SPLITS
 from jmarl.envs import ENVIRONMENTS, make
 from jmarl.lockstep import LockStep
@@ -93,6 +94,14 @@ def test_equal_seeds_give_equal_trajectories_that_end(env):
     assert all(isinstance(text, str) and text.strip() for of_agent in first[0] for text in of_agent if text is not None)
     state, _ = env.reset(tasks[0], np.random.default_rng(0))
     assert isinstance(env.render(state), str) and env.render(state)
+
+
+@pytest.mark.slow
+def test_ten_thousand_hostile_joint_actions(env):
+    """Nothing raises, nothing goes on after max_turns, no reward is outside its range."""
+    sandboxed = type(env).__name__ == "ToolSandbox"  # some of its calls take a process each
+    made, low, high = fuzzed(env, 500 if sandboxed else 10_000, seed=0)
+    assert made >= 500 and env.reward_range[0] <= low <= high <= env.reward_range[1]
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -89,3 +89,20 @@ def test_a_reward_model_is_trained_from_the_shell(tiny_dir, tmp_path):
     found = load_reward_model(tmp_path / "run" / "reward_model")
     first, second = found.score([["3 and"] * 2] * 2, [["seven", "the"], ["apples", "market"]])
     assert first > second
+
+
+def test_the_list_of_environments_is_the_readmes():
+    """Every environment, with its roles and range; the README has it as printed, but for what is downloaded."""
+    from jmarl.envs import ENVIRONMENTS
+
+    printed = run("experiments.environments").strip()
+    assert [line.split("`")[1] for line in printed.splitlines()[2:]] == list(ENVIRONMENTS)
+    assert printed.replace("(here)", "(not downloaded)") in (ROOT / "README.md").read_text()
+
+
+def test_games_are_learned_by_all_ways():
+    """Two updates of a small model: a line a way, with returns that can be had."""
+    for game in ("grid", "sudoku"):
+        lines = run("experiments.games", game, "--num-updates", "2", "--seeds", "0", "1", "--width", "16").splitlines()
+        table = [line for line in lines if line.startswith("| ")]
+        assert len(table) == 4 and all(0 <= float(line.split("|")[3].split("±")[0]) <= 1 for line in table[1:])

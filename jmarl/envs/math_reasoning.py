@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from jmarl.envs.math_answers import FORMS, KINDS, Verdict, check, read_gold
-from jmarl.envs.math_data import Rows, load_tasks
+from jmarl.envs.math_data import SOURCES, Rows, load_tasks
 from jmarl.envs.math_numbers import Unreadable, number, numbers, spelled
 from jmarl.envs.math_problems import MathProblemGenerator
 from jmarl.lockstep import Step, TextEnvironment
@@ -115,6 +115,7 @@ class MathReasoning(TextEnvironment):
 
     roles = ("solver",)
     reward_range = (-0.3, 1.0)
+    data_sets = tuple(source.hub for source in SOURCES.values())
 
     def __init__(
         self,
