@@ -63,6 +63,8 @@ class MathConfig(TrainConfig):
         super().__post_init__()
         check("difficulty", self.difficulty, self.difficulty in (1, 2, 3), "1, 2 or 3")
         check("data", self.data, self.data in ("problems", *SOURCES), ", ".join(("problems", *SOURCES)))
+        own = self.data == "problems"
+        check("data_path", self.data_path, not (own and self.data_path), f"of --data {' or '.join(SOURCES)}")
         check("tasks", self.tasks, self.tasks >= 1, "1 or more")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
         check_settings(self)

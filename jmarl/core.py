@@ -64,7 +64,8 @@ class Reward:
 
 class SimulatedEnvironment:
     """Override `reset` and `step`. Before `reset`, `task` is the task of the episode and `rng` its random numbers, which
-    follow from the task alone; use no others.
+    follow from the task alone; use no others. The object is copied for every reset and step, so what is large, or cannot be
+    copied (a lock, a connection), belongs into its class or module.
 
     roles, reward_range, max_turns: as in `lockstep.TextEnvironment`.
     """
@@ -80,6 +81,10 @@ class SimulatedEnvironment:
         check_split(split)
         numbers = np.random.default_rng(seed).choice(2**20, count, replace=False)
         return [{"seed": int(2 * number + (split == "eval"))} for number in numbers]
+
+    def describe(self) -> dict[str, Any]:
+        """What a run that is resumed must find unchanged, beside class, roles, range and turns."""
+        return {}
 
     def reset(self) -> Any:
         """-> Observation, or a list of one an agent."""

@@ -180,9 +180,8 @@ def playing_greedily(
     for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.returns, strict=True)):
         of_item = np.tile(invalid, (team.num_agents, 1))
         if t < len(greedy.turns):
-            of_turn, lost = greedy.turns[t], ~np.isfinite(greedy.returns[t][..., 0])
-            of_item[:, of_turn.items] = greedy.returns[t][..., 0]  # of an agent that does not act there, none
-            invalid[of_turn.items] = np.where((lost & of_turn.acts).any(0), np.nan, 0)  # also of the turns it would have had
+            of_item[:, greedy.turns[t].items] = greedy.joint_returns[t][:, 0].T
+            invalid = np.where(np.isfinite(of_item).all(0), 0, np.nan)  # also of the turns that it would have had
         expected.append(np.broadcast_to(of_item[:, turn.items, None], returns.shape))
     return tuple(expected)
 

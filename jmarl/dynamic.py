@@ -106,8 +106,9 @@ def turn_of(team: Team, turns: Sequence[Turn | None], nodes: Nodes, parents: np.
     some = next(iter(played.values()))
     rewards = np.stack([played[r].rewards[n] for r, n in nodes])
     parts = {}
-    for name in some.parts:
-        of_node = {r: turn.parts[name].reshape(len(turn.items), -1) for r, turn in played.items()}
+    for name in dict.fromkeys(name for turn in played.values() for name in turn.parts):
+        each = {r: turn.parts.get(name, np.full(turn.rewards[..., 0].size, np.nan)) for r, turn in played.items()}
+        of_node = {r: each[r].reshape(len(turn.items), -1) for r, turn in played.items()}
         parts[name] = np.concatenate([of_node[r][n] for r, n in nodes])
     padded = nodes + nodes[:1] * (min(bucket(len(nodes), 1), most) - len(nodes))
     return Turn(

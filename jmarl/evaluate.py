@@ -40,11 +40,12 @@ def numbers(result: Evaluation) -> dict[str, float]:
         each = [turn.parts.get(name, np.full(turn.rewards[..., 0].size, np.nan)) for turn in turns]
         last = in_last_turn(result.rollout, each)
         row[f"eval/reward/{name.strip('<>')}"] = float(valid_mean(last.reshape(-1)))
-        if name == "solved" and set(last[np.isfinite(last)]) <= {0.0, 1.0}:
+        if name.split("/")[-1] == "solved" and set(last[np.isfinite(last)]) <= {0.0, 1.0}:  # `math/solved` of a mixture too
+            of = name.removesuffix("solved")
             samples = last.shape[1]
             for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
                 mean, interval = mean_and_interval(pass_at_k(last, k))
-                row |= {f"eval/pass@{k}": float(mean), f"eval/pass@{k}_ci95": float(interval)}
+                row |= {f"eval/{of}pass@{k}": float(mean), f"eval/{of}pass@{k}_ci95": float(interval)}
     return row
 
 

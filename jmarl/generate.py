@@ -25,7 +25,6 @@ from jmarl.text import decode, encode_prompts, follow_ups
 from jmarl.types import TRACES, Completions
 
 FEW_ROWS = 8  # up to so many, agents that have a CPU core each decode faster from panels of weights
-WAITING = "-"
 Rows = list[list[list[int]]]  # [N][P] token ids
 Encoded = tuple[tuple[np.ndarray, np.ndarray], ...]  # per stack: prompts [A, roles * P, S] and their lengths [A, roles * P]
 
@@ -139,13 +138,13 @@ def pad(team: Team, rows: Rows) -> Encoded:
 
 def tokenize(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, chat: bool) -> Rows:
     """Token ids [N][P] of prompts [N][P]; one that leaves no room for a completion is an error. In place of None, of an agent
-    that does not act, it reads something short: it is sampled with the others, and what it writes is nobody's."""
+    that does not act, one id: it is sampled with the others, and what it writes is nobody's."""
     rows: list[Any] = [None] * team.num_agents
     for spec in team.stacks:
         for i in spec.order:
             of, limits = f"prompt {{}} of agent {i}", (spec.config.max_positions, settings.max_new_tokens)
-            texts = [WAITING if text is None else text for text in prompts[i]]
-            rows[i] = encode_prompts(spec.tokenizer, texts, *limits, chat, named=of)
+            found = iter(encode_prompts(spec.tokenizer, [p for p in prompts[i] if p is not None], *limits, chat, named=of))
+            rows[i] = [[spec.stop[0]] if text is None else next(found) for text in prompts[i]]
     return rows
 
 

@@ -23,13 +23,15 @@ computed in any order, in any process, and again. Who computes them is an `Engin
 from __future__ import annotations
 
 import copy
+import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.core import Message, Observation, SimulatedEnvironment
+from jmarl.core import Message, Observation, Reward, SimulatedEnvironment
 from jmarl.environment import Answer, describe
 from jmarl.rewards import Processor, RewardFunction
 
@@ -93,7 +95,13 @@ class TextEnvironment:
 
     def describe(self) -> dict[str, Any]:
         """What a run that is resumed must find unchanged."""
-        return {"class": type(self).__name__, "roles": list(self.roles)}
+        low, high = self.reward_range
+        return {
+            "class": type(self).__name__,
+            "roles": list(self.roles),
+            "max_turns": self.max_turns,
+            "reward_range": [low, high],
+        }
 
 
 class Simulated(TextEnvironment):
@@ -108,22 +116,35 @@ class Simulated(TextEnvironment):
 
     def reset(self, task, rng):
         env = copy.deepcopy(self.simulated)
-        number = task.get("seed")
-        env.task, env.rng = task, rng if number is None else np.random.default_rng(number)
-        return env, self._texts(env.reset())
+        about = json.dumps(task, sort_keys=True, default=str).encode()
+        env.task, env.rng = task, np.random.default_rng(zlib.crc32(about))
+        return env, [_text(observation) for observation in self._each(env.reset())]
 
     def step(self, state, messages, rng):
         actions = [Message("assistant", text) for text in messages]
-        read, reward = state.step(actions[0] if len(self.roles) == 1 else actions)
-        done = any(o is not None and o.done for o in ([read] if isinstance(read, Observation) else read))
-        return Step(state, self._texts(read), reward.value, done, reward.components)
+        found = state.step(actions[0] if len(self.roles) == 1 else actions)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Reward):
+            raise TypeError(f"{_name(self)}.step returned {found!r:.80}: return observation(s) and a Reward")
+        read, reward = found
+        each = self._each(read)
+        done = any(observation is not None and observation.done for observation in each)
+        return Step(state, [_text(observation) for observation in each], reward.value, done, reward.components)
 
-    def _texts(self, read: Any) -> list[str | None]:
-        observations = [read] if isinstance(read, Observation) or read is None else list(read)
-        return [None if o is None else o.text for o in observations]
+    def _each(self, read: Any) -> list[Observation | None]:
+        """Of each agent."""
+        each = [read] if len(self.roles) == 1 and not isinstance(read, list | tuple) else read
+        right = isinstance(each, list | tuple) and len(each) == len(self.roles)
+        if not right or not all(o is None or isinstance(o, Observation) for o in each):
+            wanted = "an Observation" if len(self.roles) == 1 else f"a list of {len(self.roles)} observations (or None)"
+            raise TypeError(f"{_name(self)} gave {read!r:.80}: give {wanted}; Observation([...], done=True) ends an episode")
+        return list(each)
 
     def describe(self):
-        return {"class": type(self.simulated).__name__, "roles": list(self.roles)}
+        return super().describe() | {"class": type(self.simulated).__name__} | self.simulated.describe()
+
+
+def _text(observation: Observation | None) -> str | None:
+    return None if observation is None else observation.text
 
 
 def text_environment(env: Any) -> Any:
@@ -131,37 +152,73 @@ def text_environment(env: Any) -> Any:
     return Simulated(env) if isinstance(env, SimulatedEnvironment) else env
 
 
-@runtime_checkable
-class Engine(Protocol):
+class Engine:
     """Computes many calls of one environment, in their order. Each call has a seed of its own, so results depend on neither
     where nor when it is made. What is lost or takes too long is a `Fault`."""
 
     env: TextEnvironment
 
-    def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]: ...
+    def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]:
+        raise NotImplementedError
 
     def step(self, states: Sequence[Any], messages: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[Step | Fault]:
         """messages [B][N]"""
-        ...
+        raise NotImplementedError
 
 
 def reset_once(env: TextEnvironment, task: dict, seed: int) -> tuple[Any, Observations] | Fault:
     """A call of `Engine.reset`."""
-    try:
-        return env.reset(task, np.random.default_rng(seed))
-    except Unanswered as error:
-        return Fault(str(error))
+
+    def call():
+        found = env.reset(copy.deepcopy(task), np.random.default_rng(seed))
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise TypeError(
+                f"{_name(env)}.reset returned {found!r:.80}: return a state and what each agent reads, (state, texts)"
+            )
+        return found[0], _observations(env, found[1])
+
+    return _asked(call, f"in {_name(env)}.reset, task {task!r:.200}")
 
 
 def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: int) -> Step | Fault:
     """A call of `Engine.step`."""
+
+    def call():
+        found = env.step(copy.deepcopy(state), list(messages), np.random.default_rng(seed))
+        if not isinstance(found, tuple) or len(found) not in (4, 5):
+            raise TypeError(f"{_name(env)}.step returned {found!r:.80}: return Step(state, observations, reward, done, info)")
+        step = Step(*found)
+        return step if step.done else step._replace(observations=_observations(env, step.observations))
+
+    return _asked(call, f"in {_name(env)}.step, messages {list(messages)!r:.400}")
+
+
+def _asked(call: Callable[[], Any], where: str) -> Any:
     try:
-        return Step(*env.step(copy.deepcopy(state), list(messages), np.random.default_rng(seed)))
+        return call()
     except Unanswered as error:
         return Fault(str(error))
+    except SystemExit as error:  # which must not end a run with status 0
+        raise RuntimeError(f"exit({error.code}) was called {where}") from error
+    except Exception as error:
+        error.add_note(where)
+        raise
 
 
-class InProcess:
+def _name(env: Any) -> str:
+    return type(env.simulated if isinstance(env, Simulated) else env).__name__
+
+
+def _observations(env: Any, texts: Any) -> list[str | None]:
+    """What each agent reads, checked."""
+    if not isinstance(texts, list | tuple) or not all(text is None or isinstance(text, str) for text in texts):
+        raise TypeError(f"{_name(env)} wrote {texts!r:.80} for its agents: give a list of one text (or None) an agent")
+    if all(text is None for text in texts):
+        raise ValueError(f"{_name(env)} asks no agent to act, and its episode is not over: end it with done=True")
+    return list(texts)
+
+
+class InProcess(Engine):
     """One after the other, here."""
 
     def __init__(self, env: TextEnvironment):
@@ -184,6 +241,8 @@ class LockStep:
     def __init__(self, env: Any, num_agents: int | None = None, processor: Processor | None = None):
         self.engine: Engine = env if isinstance(env, Engine) else InProcess(text_environment(env))
         self.env = self.engine.env
+        if isinstance(self.env, type):
+            raise TypeError(f"{self.env.__name__} is a class: give an environment, {self.env.__name__}(...)")
         if num_agents is None and not isinstance(self.env, TextEnvironment):
             raise TypeError(f"how many agents has {type(self.env).__name__}? It is no TextEnvironment: say num_agents=")
         declared = self.env if isinstance(self.env, TextEnvironment) else TextEnvironment()
@@ -207,18 +266,19 @@ class LockStep:
 
     def step(self, states, actions, rng):
         found = self.engine.step(states, list(zip(*actions, strict=True)), _seeds(rng, len(states)))
-        faults = {j: f"joint action {j}: {step.why}" for j, step in enumerate(found) if isinstance(step, Fault)}
+        faults = {j: step.why for j, step in enumerate(found) if isinstance(step, Fault)}
         rewards = [math.nan if isinstance(step, Fault) else self._checked(step.reward) for step in found]
 
         def environment(*texts):  # checked and counted as what a reward function returns
             return rewards
 
+        environment.__name__ = _name(self.env)
         judge = RewardFunction(environment, num_agents=self.num_agents, processors=self.processor)
         result = judge(actions, [None] * len(found), [{}] * len(found), rng)
         parts = result.parts if self.processor else {}
         infos = [{} if isinstance(step, Fault) else step.info for step in found]
         for name in dict.fromkeys(name for info in infos for name in info):
-            parts[name] = np.array([float(info.get(name, math.nan)) for info in infos])
+            parts[name] = np.array([self._number(name, info.get(name, math.nan)) for info in infos])
         done = np.array([isinstance(step, Fault) or bool(step.done) for step in found], bool)
         result = result._replace(parts=parts, faults=result.faults | faults, num_raised=len(faults))
         return Answer(result, done, [None if isinstance(s, Fault) else (s.state, s.observations) for s in found])
@@ -226,9 +286,20 @@ class LockStep:
     def observe(self, after):
         return [state for state, _ in after], _rows([texts for _, texts in after], self.num_agents)
 
+    def _number(self, name: str, value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{_name(self.env)} gave info[{name!r}] = {value!r:.80}: give a number") from None
+
     def _checked(self, reward: float | Sequence[float]) -> Any:
         low, high = self.reward_range
-        for value in np.ravel(reward):
+        try:
+            values = np.ravel(np.asarray(reward, float))
+        except (TypeError, ValueError):
+            name = _name(self.env)
+            raise ValueError(f"{name} gave the reward {reward!r:.80}: give a number, or one for each agent") from None
+        for value in values:
             if value < low - 1e-9 or value > high + 1e-9:
                 raise ValueError(
                     f"{type(self.env).__name__} gave the reward {value}, and its reward_range is {self.reward_range}"
@@ -245,6 +316,4 @@ def _rows(texts: Sequence[Observations], num_agents: int) -> list[list[Any]]:
     for row in texts:
         if isinstance(row, str) or len(row) != num_agents:
             raise ValueError(f"the environment wrote {row!r:.80} for {num_agents} agents: give one text an agent")
-        if all(text is None for text in row):
-            raise ValueError("the environment asks no agent to act, and its episode is not over: end it with done=True")
     return [list(of_agent) for of_agent in zip(*texts, strict=True)]

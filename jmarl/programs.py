@@ -27,7 +27,7 @@ from jmarl.generate import Ask, encode, sample_stack, sample_team
 from jmarl.learners import held_at, of_stack
 from jmarl.order import EVAL, GREEDY, TRAIN
 from jmarl.parts import cut_prompts, parts_of
-from jmarl.rollout import batch_of, keeps
+from jmarl.rollout import batch_of, check_size, keeps
 from jmarl.team import Team
 from jmarl.types import Batch, Completions, TeamState
 from jmarl.update import lower_update
@@ -57,6 +57,7 @@ def programs_of_run(
 
     def samplers(items, settings, group: int, purpose: int):
         _, prompts = env.reset(items, np.random.default_rng((cfg.seed, 0, purpose)))
+        check_size(team, prompts)
         encoded, ids = encode(team, prompts, settings, cfg.chat), np.arange(len(items), dtype=np.uint32)
         keep = keeps(cfg.episodes(), settings, turn=0)
         size = len(items) // parts_of(len(items), cfg.episodes())

@@ -52,8 +52,11 @@ def _continued(
     """Returns [N] of answers [B] that are played on with what the nodes [B] of the next turn, and those after it, wrote."""
     if not after:
         return []
-    states, _ = env.observe(after)
-    actions = [[of_agent[node][0] for node in nodes] for of_agent in turns[0].texts]
+    states, prompts = env.observe(after)  # an agent that is not asked there says nothing, whatever it really wrote
+    actions = [
+        ["" if prompt is None else of_agent[node][0] for node, prompt in zip(nodes, asked, strict=True)]
+        for of_agent, asked in zip(turns[0].texts, prompts, strict=True)
+    ]
     answer = env.step(states, actions, rng)
     out = [np.array(reward, float) for reward in answer.result.rewards]
     if len(turns) == 1:

@@ -108,6 +108,7 @@ def playing(
     played on several lists of items in one step; rng: the environment's, where it is not to follow from these numbers."""
     rng = rng or np.random.default_rng((seed, step, purpose, draw))  # of draw 0 the same as without it
     states, prompts = env.reset(items, rng)
+    check_size(team, prompts)
     first = np.arange(len(items))
     rows = tokenize(team, prompts, settings, episodes.chat)
     ids = (first + draw * len(items)).astype(np.uint32)
@@ -140,6 +141,13 @@ def playing(
 def credited(returns: np.ndarray, turn: Turn, how: str = "mean") -> np.ndarray:
     """Returns [N, P, G] of a turn's completions from those of its joint actions [P, J, N]; NaN of agents that do not act."""
     return np.where(turn.acts[..., None], credit(returns, turn.joint, len(turn.texts[0][0]), how), np.nan)
+
+
+def check_size(team: Team, prompts: Sequence[Sequence[str | None]]) -> None:
+    """Refuse an environment of another number of agents."""
+    if len(prompts) != team.num_agents:
+        given = f"the environment writes prompts for {len(prompts)} agents and the team has {team.num_agents}"
+        raise ValueError(f"{given}: make a team, or an environment, of as many as the other")
 
 
 def keeps(episodes: Episodes, settings: Sampling, turn: int) -> bool:

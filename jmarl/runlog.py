@@ -120,11 +120,13 @@ class RunLog(StepLog):
         for name, turn in named_turns(played):
             self.writer.histogram(step, f"{name}reward", turn.rewards[np.isfinite(turn.rewards)])
             for agent, lengths in enumerate(token_counts(self.team, turn)):
-                self.writer.histogram(step, f"{name}agent_{agent}/length", lengths.ravel())
+                if turn.acts[agent].any():
+                    self.writer.histogram(step, f"{name}agent_{agent}/length", lengths[turn.acts[agent]].ravel())
             self.writer.text(step, f"{name}joint_actions", self._table(step, turn))
 
     def _table(self, step: int, played: Turn) -> str:
-        prompts = [p for p in played.prompts[0] for _ in played.joint]
+        first = [next(p for p in read if p) for read in zip(*played.prompts, strict=True)]  # of an agent that acts
+        prompts = [p for p in first for _ in played.joint]
         texts = [[row[g] for row in played.texts[n] for g in played.joint[:, n]] for n in range(self.team.num_agents)]
         rng = np.random.default_rng((self.cfg.seed, step))
         return joint_actions_table(prompts, texts, played.rewards.mean(-1).ravel().tolist(), 6, rng)

@@ -42,6 +42,9 @@ class AgentModel:
         how = {"max_new_tokens": self.settings.max_new_tokens, "temperature": self.settings.temperature, "chat": self.chat}
         return {"agent": self.name, "team": self.team.describe()} | how
 
+    def __deepcopy__(self, memo: dict) -> AgentModel:
+        return self  # nothing changes it
+
     def __reduce__(self):
         raise TypeError(
             f"the model {self.name} holds arrays of this process's device and cannot be pickled: play the environment "

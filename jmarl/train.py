@@ -250,6 +250,11 @@ def environment_of(
             )
         if formatters or transition:
             raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
+        turns = getattr(reward, "max_turns", 1)
+        if cfg.num_turns < turns:
+            raise ValueError(
+                f"num_turns={cfg.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
+            )
         return reward
     formatters = formatters or [prompt_of] * team.num_agents
     if len(formatters) != team.num_agents:

@@ -24,6 +24,30 @@ from jmarl.train import train
 SETTINGS = Sampling(max_new_tokens=4)
 
 
+class Odd(Exception):
+    """Cannot be pickled: `pickle` gives its constructor one argument."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+WRONG = (
+    ("bug", KeyError, "a mistake"),
+    ("late", TimeoutError, "of its own"),
+    ("odd", RuntimeError, "Odd: 1 and 2"),
+    ("exit", RuntimeError, r"exit\(0\) was called in Troubled.step"),
+    ("stuck", Exception, "[Pp]ickle"),
+)
+
+
+ODD_STEPS = {
+    "three": (None, ["again"], 0.5),
+    "gymnasium": ({"a": "again"}, 0.5, False, {}),
+    "numbers": Step(None, [1], 0.5, False),
+    "nobody": Step(None, [None], 0.5, False),
+}
+
+
 class Troubled(TextEnvironment):
     """Does what its message says."""
 
@@ -44,6 +68,20 @@ class Troubled(TextEnvironment):
             raise Unanswered("the judge does not answer")
         if said == "bug":
             raise KeyError("a mistake")
+        if said == "late":
+            raise TimeoutError("of its own")
+        if said == "odd":
+            raise Odd(1, 2)
+        if said == "exit":
+            raise SystemExit(0)
+        if said == "stuck":
+            return Step(lambda: 0, ["again"], 0.5, False)
+        if said in ("no reward", "no number"):
+            return Step(
+                state, ["again"], None if said == "no reward" else 0.5, True, {} if said == "no reward" else {"n": None}
+            )
+        if said in ODD_STEPS:
+            return ODD_STEPS[said]
         if said == "once" and not os.path.exists(os.environ["TROUBLED_FILE"]):
             open(os.environ["TROUBLED_FILE"], "w").close()
             os._exit(4)
@@ -97,13 +135,27 @@ def test_an_unanswered_joint_action_is_masked_and_counted():
     answer = world(Troubled(), ["fine", "unanswered", "fine"])
     assert answer.result.invalid.tolist() == [False, True, False] and answer.done.all()
     assert np.isnan(answer.result.total[1]) and answer.result.num_raised == 1
-    assert answer.result.faults == {1: "joint action 1: the judge does not answer"}
+    assert answer.result.faults == {1: "the judge does not answer"}
     assert np.isnan(answer.result.parts["more"][1]) and np.isfinite(answer.result.parts["more"][[0, 2]]).all()
 
 
 def test_mistakes_of_an_environment_are_errors():
-    with pytest.raises(KeyError, match="a mistake"):
-        world(Troubled(), ["bug"])
+    for wrong, error, match in WRONG[:4]:
+        with pytest.raises(Odd if wrong == "odd" else error, match="1 and 2" if wrong == "odd" else match):
+            world(Troubled(), [wrong])
+    for odd, match in (
+        ("three", r"Troubled.step returned .*: return Step\(state"),
+        ("gymnasium", "Troubled wrote 0.5 for its agents: give a list of one text"),
+        ("numbers", r"Troubled wrote \[1\] for its agents"),
+        ("nobody", "Troubled asks no agent to act"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=match) as caught:
+            world(Troubled(), [odd])
+        assert caught.value.__notes__ == [f"in Troubled.step, messages [{odd!r}]"]
+    with pytest.raises(ValueError, match="Troubled gave the reward None: give a number, or one for each agent"):
+        world(Troubled(), ["no reward"])
+    with pytest.raises(ValueError, match=r"Troubled gave info\['n'\] = None: give a number"):
+        world(Troubled(), ["no number"])
     with pytest.raises(ValueError, match=r"Troubled gave the reward 7.0, and its reward_range is \(0.0, 1.0\)"):
         world(Troubled(), ["much"])
     with pytest.raises(RuntimeError, match="task {'lost': 1} could not begin: no judge"):
@@ -123,9 +175,10 @@ def test_the_pool_kills_what_hangs_and_asks_again_for_what_was_lost(tmp_path, mo
         faults = answer.result.faults
         assert answer.result.invalid.tolist() == [False, True, True, False, True, False]
         assert "did not answer within 1.5 s, 2 times" in faults[1] and "lost its process (code 3), 2 times" in faults[2]
-        assert faults[4] == "joint action 4: the judge does not answer"
-        with pytest.raises(KeyError, match="a mistake"):
-            world(pool, ["bug"])
+        assert faults[4] == "the judge does not answer"
+        for wrong, error, match in WRONG:
+            with pytest.raises(error, match=match):
+                world(pool, ["fine", wrong])
         local = world(Troubled(), ["fine"] * 6)
         assert answer.result.parts["more"][[0, 3, 5]].tolist() == local.result.parts["more"][[0, 3, 5]].tolist()
 
@@ -164,7 +217,8 @@ def test_a_mixture_shares_tasks_by_weight_and_names_metrics():
     both = Mixture({"easy": make("grid", walls=0), "hard": make("grid", size=5, walls=4)}, {"easy": 1, "hard": 3})
     tasks = both.tasks("train", 30)
     assert [sum(t["environment"] == name for t in tasks) for name in ("easy", "hard")] in ([8, 22], [7, 23])
-    assert tasks == both.tasks("train", 30) and tasks != both.tasks("train", 30, seed=1)
+    other = Mixture(both.environments, {"hard": 3, "easy": 1})
+    assert tasks == both.tasks("train", 30) == other.tasks("train", 30) and tasks != both.tasks("train", 30, seed=1)
     rng = np.random.default_rng(0)
     states, read = both.reset(tasks, rng)
     answer = both.step(states, [["up"] * 30] * 2, rng)
@@ -218,6 +272,31 @@ def test_bad_mixtures_are_refused():
         Mixture({"a": make("grid")}).reset([{"environment": "b", "task": {}}], np.random.default_rng(0))
 
 
+@pytest.mark.parametrize(
+    "read, reward, match",
+    [
+        (Observation([]), Reward(0.0), "Pair gave Observation.*: give a list of 2 observations"),
+        (["x", "y"], Reward(0.0), r"Pair gave \['x', 'y'\]"),
+        ([None, None], 0.5, "Pair.step returned .*: return observation"),
+        ([None, None], Reward(0.5), "Pair asks no agent to act"),
+    ],
+)
+def test_mistakes_in_mrlm_words_are_named(read, reward, match):
+    class Pair(SimulatedEnvironment):
+        roles = ("a", "b")
+
+        def reset(self):
+            return [Observation([Message("user", "go")]), None]
+
+        def step(self, actions):
+            return read, reward
+
+    lock = LockStep(Pair())
+    states, _ = lock.reset([{}], np.random.default_rng(0))
+    with pytest.raises((TypeError, ValueError), match=match):
+        lock.step(states, [["x"], [""]], np.random.default_rng(0))
+
+
 def test_mrlm_words(tiny_pair):
     """Copies of the object are the episodes' states; the task alone decides what `reset` draws."""
     team, params = make_team(tiny_pair[:1])
@@ -231,8 +310,10 @@ def test_mrlm_words(tiny_pair):
     got = play(team, params, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
     assert [len(turn.items) for turn in got.turns] == [3, 6, 12] and got.turns[1].prompts == [["1"] * 6]
     assert got.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "said")
-    result = train(team, params, env, tasks, TrainConfig(num_updates=1, num_generations=2, max_new_tokens=2, progress=False))
-    assert result.rewards == [0.5]
+    cfg = TrainConfig(num_updates=1, num_generations=2, max_new_tokens=2, num_turns=3, branching="chain", progress=False)
+    assert train(team, params, env, tasks, cfg).rewards == [1.5]
+    with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3: set num_turns=3"):
+        train(team, params, env, tasks, TrainConfig(num_updates=1, max_new_tokens=2, progress=False))
 
 
 @pytest.mark.parametrize(
@@ -315,10 +396,71 @@ def test_what_does_not_go_with_turns_is_refused(tiny_pair):
         train(
             team,
             params,
-            Relay(),
-            Relay().tasks(count=2),
+            Silent(),
+            Silent().tasks(count=2),
             TrainConfig(algorithm="madpo_iter", max_new_tokens=3, num_updates=1, progress=False),
         )
+
+
+class Pass(TextEnvironment):
+    """Who speaks second depends on what was said first."""
+
+    roles, reward_range, max_turns = ("a", "b"), (0.0, 1.0), 2
+
+    def reset(self, task, rng):
+        return None, ["begin", None]
+
+    def step(self, state, messages, rng):
+        if state is None:
+            speaks = len(messages[0]) % 2
+            return Step(speaks, ["go" if speaks == n else None for n in range(2)], 0.5, False)
+        assert messages[1 - state] == "", "an agent that is not asked says nothing"
+        return Step(state, [None, None], 1.0, True)
+
+
+@pytest.mark.parametrize("row, joint", [("c3", "counterfactual"), ("remax", "aligned")])
+def test_alternatives_in_which_others_are_asked(tiny_pair, row, joint):
+    """Counterfactual credit plays them on without the words of agents that they do not ask; and the greedy episode is a
+    baseline for agents that it does not ask."""
+    team, params = make_team(tiny_pair)
+    options = dict(num_updates=1, num_prompts=2, num_generations=4, max_new_tokens=3, num_turns=2, branching="chain")
+    cfg = TrainConfig(algorithm=row, joint_mode=joint, progress=False, **options)
+    assert train(team, params, Pass(), [{"i": 0}, {"i": 1}], cfg).rewards == [1.5]
+
+
+def test_a_wrapper_is_no_engine_and_sizes_must_fit(tiny_pair):
+    """An environment that has an attribute `env`; a team of another size; a task that `reset` changes."""
+
+    class Bonus(Relay):
+        env = make("grid")
+
+        def reset(self, task, rng):
+            del task["id"]
+            return super().reset(task, rng)
+
+    lock, tasks = LockStep(Bonus()), Relay().tasks(count=2)
+    lock.reset(tasks, np.random.default_rng(0))
+    assert lock.reset(tasks, np.random.default_rng(0))[1][0] == ["you first"] * 2
+    team, params = make_team(tiny_pair[:1])
+    with pytest.raises(ValueError, match="prompts for 2 agents and the team has 1"):
+        play(team, params, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [("grid", {"moves": 2}), ("grid", {"brief": True}), ("sudoku", {"blanks": (1, 2)}), ("sudoku", {"max_turns": 5})],
+)
+def test_what_a_resumed_run_must_find_names_the_options(name, options):
+    assert LockStep(make(name)).describe() != LockStep(make(name, **options)).describe()
+
+
+def test_dynamic_sampling_of_a_mixture(tiny_pair):
+    """The rounds of a step have parts of other environments."""
+    team, params = make_team(tiny_pair)
+    both = Mixture({"a": Scaled(), "b": Silent(), "c": make("grid", brief=True)})
+    options = dict(num_prompts=1, num_generations=4, max_new_tokens=3, dynamic_sampling=3, progress=False)
+    result = train(team, params, both, both.tasks("train", 9), TrainConfig(algorithm="grpo", num_updates=4, **options))
+    assert len(result.rewards) == 4
 
 
 def test_values_of_agents_that_do_not_act_are_passed_over():
@@ -335,6 +477,9 @@ class Scaled(TextEnvironment):
     """Each agent earns what its own text is worth, on scales of its own: agent 1 a thousand times as much, and upside down."""
 
     roles, reward_range = ("a", "b"), (-1e6, 1e6)
+
+    def tasks(self, split="train", count=100, seed=0):
+        return [{"id": i} for i in range(count)]
 
     def reset(self, task, rng):
         return None, ["go", "go"]

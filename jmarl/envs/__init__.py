@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
@@ -39,6 +40,23 @@ def make(name: str, **options: Any) -> Any:
     module, _, cls = ENVIRONMENTS.get(name, name).partition(":")
     try:
         found = getattr(importlib.import_module(module), cls)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        known = ", ".join(options_of(found))
+        raise ValueError(f"environment {name!r}: {error}; its options are {known or 'none'}") from None
     return found(**options)
+
+
+def options_of(cls: type) -> list[str]:
+    """What its constructor takes, and what it hands on to that of the class above."""
+    found: dict[str, None] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and base is not object:
+            parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return list(found)

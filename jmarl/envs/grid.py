@@ -152,6 +152,10 @@ class GridPlanning(TextEnvironment):
         own = [NUMBERS.get(k, f"{k}th") for k in range(agent + 1, self.moves * self.num_agents + 1, self.num_agents)]
         return f"You and your team lead it to its goal together: you make move {', '.join(own)}, your team the others. {last}"
 
+    def describe(self):
+        own = {"moves": self.moves, "size": self.size, "walls": self.walls, "brief": self.brief}
+        return super().describe() | own
+
     def render(self, state: Walk) -> str:
         marks = {**dict.fromkeys(state.walls, "#"), **dict.fromkeys(state.way, "·"), state.goal: "G", state.way[-1]: "W"}
         rows = range(1, state.size + 1)

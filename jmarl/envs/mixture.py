@@ -14,11 +14,12 @@ from jmarl.rewards import RewardResult
 
 class Mixture:
     """environments: by name, for teams of one size; each a `TextEnvironment`, one in MRLM's words, an engine in `LockStep`, or
-    anything else that `train` takes and that has `tasks`. weights: of tasks, by name; default: equal.
+    another mixture. weights: of tasks, by name; default: equal.
 
     The tasks of a list are shared out so that each environment has its share of it to within one task, in an order drawn from
     the seed. In a step each environment answers its joint actions at once. A metric has its environment's name in front, as in
-    `math/correct`, and `math/reward` is its reward. A mixture can be a part of another one.
+    `math/correct`, and `math/reward` is its reward. Environments that draw random numbers draw others where a turn is sampled
+    in parts (`sample_parts`), because other joint actions are then answered at once.
     """
 
     def __init__(self, environments: Mapping[str, Any], weights: Mapping[str, float] | None = None):
@@ -28,9 +29,10 @@ class Mixture:
         sizes = {name: env.num_agents for name, env in self.environments.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"a mixture is of environments for teams of one size, and these have {sizes} agents")
-        self.weights = {name: 1.0 for name in sizes} if weights is None else dict(weights)
-        if self.weights.keys() != sizes.keys() or not all(0 < w < np.inf for w in self.weights.values()):
-            raise ValueError(f"weights={self.weights}: give a number above 0 for each of {', '.join(sizes)}")
+        weights = dict.fromkeys(sizes, 1.0) if weights is None else weights
+        if weights.keys() != sizes.keys() or not all(0 < w < np.inf for w in weights.values()):
+            raise ValueError(f"weights={dict(weights)}: give a number above 0 for each of {', '.join(sizes)}")
+        self.weights = {name: float(weights[name]) for name in sizes}
         each = list(self.environments.values())
         self.num_agents = each[0].num_agents
         self.roles = tuple("|".join(dict.fromkeys(names)) for names in zip(*(env.roles for env in each), strict=True))

@@ -181,6 +181,9 @@ class Sudoku(TextEnvironment):
             shown[place] = f"{NAMES[i]} {digit}" if digit else NAMES[i]
         return shown
 
+    def describe(self):
+        return super().describe() | {"blanks": list(self.blanks), "brief": self.brief}
+
     def render(self, state: Play) -> str:
         cells = [cell.replace(" ", "") for cell in self._cells(state)]
         rows = [cells[i : i + 4] for i in range(0, 16, 4)]
