@@ -25,10 +25,10 @@ costs: an argument is multiplied by min(1, share / .8), `share` being that of th
       coverage    mean over the side's own key points of min(1, share / .6), of the point's content words in one speech. A
                   side without key points has none: its score is then (.6 argument + .2 consistency) / .8.
 
-Left out: whether anything is true or makes sense, what is good English, and other languages than English (their sentences do
-not count). Nonsense can win: invented syllables and words of the motion and of the notes between function words drawn at random,
-with two or three markers a sentence, scored 0.91 on this project's motions (mean; the script 0.76), and 0.53 where the function
-words stay nearly the same. Reading out three whole ends of the script takes up to .33 from it, and is itself worth about .2.
+Left out: whether anything is true or makes sense, what is good English, and other languages than English (their sentences
+do not count). Nonsense can win: invented syllables and words of the motion and of the notes between function words drawn at
+random, with two markers a sentence, scored 0.91 on this project's motions (mean; the script 0.76), and 0.53 where the function
+words stay nearly the same. Reading out three whole ends of the script takes up to .33 from it, and is itself worth .15 to .27.
 Content words are compared by crude stems. The time it takes is that of a speech's sentences times those before it.
 """
 
