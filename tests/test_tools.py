@@ -217,6 +217,48 @@ def test_answers(expected):
     assert not any(is_correct(text, expected) for text in wrong)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "1234 metres",
+        "1,234 Metres.",
+        "$1234",
+        "**1234**",
+        "'1234'",
+        '"1234."',
+        "**1234 metres**",
+        "`1234`",
+        "_1234_",
+        "€1,234.0",
+    ],
+)
+def test_answers_as_models_write_them(given):
+    assert is_correct(given, "1234", question="How many metres high is the hill?")
+    assert not is_correct(given, "1235", question="How many metres high is the hill?")
+
+
+def test_marks_around_answers_make_no_lists_right():
+    for text in (
+        "1234 or",
+        "1234 1235 metres",
+        "1234 metres 1235",
+        "1234 feet",
+        "1234, 1235",
+        "**1234** **1235**",
+        "$ $1234",
+        "5*1234",
+    ):
+        assert not is_correct(text, "1234", question="How many metres high is the hill?"), text
+    assert not is_correct("1234 metres", "1234", question="What is the sum?") and not is_correct("1234 metres", "1234")
+    assert (
+        is_correct("−3", "-3")
+        and is_correct("-$3", "-3")
+        and is_correct("'Amble'", "Amble")
+        and is_correct("**the Amble.**", "Amble")
+    )
+    assert not is_correct("'Amble' 'Pell'", "Amble")
+
+
 def test_rounded_answers_have_a_tolerance():
     assert is_correct("2.67", "2.67", 0.0051) and is_correct("2.6667", "2.67", 0.0051) and is_correct("2.665", "2.67", 0.0051)
     assert (

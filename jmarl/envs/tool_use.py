@@ -153,7 +153,8 @@ class ToolUse(TextEnvironment):
         """The parts of the reward for an answer, zeros if there is none."""
         if not answer:
             return {"correct": 0.0, "coverage": 0.0, "speed": 0.0}
-        correct = tool_tasks.is_correct(answer, state.task["answer"], state.task.get("tolerance", 0.0))
+        task = state.task
+        correct = tool_tasks.is_correct(answer, task["answer"], task.get("tolerance", 0.0), task["question"])
         rounds, now = self.max_turns // len(self.roles), state.turn // len(self.roles)
         return {"correct": CORRECT * correct, "coverage": COVERAGE * coverage, "speed": SPEED * (1 - now / rounds)}
 
