@@ -91,6 +91,16 @@ def test_rewards_worked_by_hand(name):
     assert step.done == (answered or len(messages) == 4)
 
 
+def test_a_wrong_answer_is_paid_for_calls_that_succeed():
+    """As the docstring says; `solved` is 0."""
+    junk = {"calculator": call("calculator", expression="1 + 1"), "web_search": call("web_search", query="Which river?")}
+    for tools, wrong in ((["calculator"], 0.8), (["calculator", "web_search"], 1.1)):
+        task = {"question": "What?", "answer": "42", "tools": tools}
+        for answer, reward in (("no", wrong), ("42", wrong + 0.5)):
+            step = played(task, "".join(junk[name] for name in tools) + f"<answer>{answer}</answer>")[-1]
+            assert step.reward == pytest.approx(reward) and step.info["solved"] == float(answer == "42")
+
+
 def test_what_is_solved():
     """Correct, with all tools that were needed."""
     cases = [(BOTH, [SEARCH, CALC, RIGHT], 1), (BOTH, [CALC, RIGHT], 0), (BOTH, [SEARCH + CALC + WRONG], 0), (BOTH, [RIGHT], 0)]
