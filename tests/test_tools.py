@@ -97,7 +97,7 @@ def test_a_wrong_answer_is_paid_for_calls_that_succeed():
     for tools, wrong in ((["calculator"], 0.8), (["calculator", "web_search"], 1.1)):
         task = {"question": "What?", "answer": "42", "tools": tools}
         for answer, reward in (("no", wrong), ("42", wrong + 0.5)):
-            step = played(task, "".join(junk[name] for name in tools) + f"<answer>{answer}</answer>")[-1]
+            step = played(task, "".join(junk[name] for name in tools) + f"<answer>{answer}</answer>")[1]
             assert step.reward == pytest.approx(reward) and step.info["solved"] == float(answer == "42")
 
 

@@ -3,8 +3,9 @@
 A call is written as Python, `name(argument="text", other=3)`, one a line or several in a list, or as JSON,
 `{"name": …, "arguments": {…}}` (or `parameters`), alone, in a list or in `<tool_call>` tags; its arguments may be a text of
 JSON, and it may stand in `{"function": …}`. Prose around a fence, list marks, stars, backticks or `Agent 1:` around a line,
-and a comment behind it do no harm. Arguments by position get their names from the function's schema. Of each text the first 8,000 characters
-and 32 calls are read; a call with a value that JSON has not, nested more than 16 deep or beyond 128 bits is none.
+and a comment behind it do no harm. Arguments by position get their names from the function's schema. Of each text the first
+8,000 characters and 32 calls are read; a call with a value that JSON has not, nested more than 16 deep or beyond 128 bits is
+none.
 
 Two values are the same if they are equal numbers (3 and 3.0, but not true and 1), texts that differ in case and white space
 only, or lists and objects of such. What is wanted of an argument is a list of values, one of which has to be met; with "" among
