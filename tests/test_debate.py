@@ -32,6 +32,7 @@ from jmarl.envs.debate_rules import (
     Verdict,
     content,
     coverage,
+    is_copy,
     is_prose,
     length_score,
     link,
@@ -295,6 +296,75 @@ def test_the_opponents_words_earn_nothing():
         both = said(said(both, "pro", text), "con", text)  # at once: neither could read the other
     found = RuleBasedJudge()(both, RNG)
     assert found.info["con_argument"] == found.info["pro_argument"] == pytest.approx(1)
+
+
+def against_script(task, side, speech):
+    """The scores of a debate in which a side says the same in both speeches, against the script."""
+    state = begin(task, False)
+    while len(state.speeches) < 4:
+        of = speaking(state)[0]
+        state = said(state, of, speech if of == side else script(state, of, 2))
+    return RuleBasedJudge()(state, RNG)
+
+
+def test_script_against_script_is_a_fair_debate():
+    for task in load_motions():
+        state = begin(task, False)
+        while len(state.speeches) < 4:
+            side = speaking(state)[0]
+            state = said(state, side, script(state, side, 2))
+        found = RuleBasedJudge()(state, RNG)
+        assert min(found.pro, found.con) > 0.7 and abs(found.pro - found.con) < 0.1
+
+
+@pytest.mark.parametrize("side", ["pro", "con"])
+def test_the_opponents_words_cannot_be_used_up(side):
+    """Frames around anything, a whole end, or each of its runs of three words on a line: the script's score stays."""
+    other = "con" if side == "pro" else "pro"
+    for task in load_motions()[:20]:
+        alone = getattr(against_script(task, side, ""), other)
+        frames = [frame.format("this is so") for frame in debate_module.AROUND]
+        words = " ".join(frames).split()
+        motion = task["motion"][:1].lower() + task["motion"][1:].rstrip(".")
+        ends = [end.format("that is so") for end in debate_module.ENDS[other]]
+        for speech in (
+            " ".join([*frames, *ends]),
+            " ".join([*frames, debate_module.ENDS[other][0].format(motion)]),
+            "\n".join(" ".join(words[i : i + 3]) for i in range(len(words))),
+        ):
+            found = against_script(task, side, speech)
+            assert getattr(found, other) > alone - 0.05
+            assert getattr(found, side) < getattr(found, other)
+
+
+def test_a_copy_has_the_words_in_their_order():
+    (old,) = sentences_of("Old roots lift stones and break pipes, cables, walls, paths, gates below quiet streets.")
+    for text, copy in (
+        ("Old roots lift stones and break pipes, cables, walls, paths, gates below quiet streets.", True),
+        ("So the old roots lift stones, break the pipes, cables, walls, paths and gates below quiet roads.", True),  # 11 of 12
+        ("So the old roots lift stones, break the pipes, cables, walls, paths and doors below quiet roads.", False),  # 10
+        ("Quiet streets, gates, paths, walls, cables and pipes below break, stones lift old roots.", False),
+        ("Old roots lift stones.", True),
+    ):
+        assert is_copy(sentences_of(text)[0], [old]) == copy, text
+    assert not is_copy(old, [])
+
+
+GIBBERISH = (
+    "First, according to a study, the fatal of the required is for the town and the prevent with the pebina and the vopapi "
+    "because the mubevo is of the trees. "
+)
+
+
+def test_a_template_counts_once():
+    """The same words around other content say nothing new; of four words or fewer they may be there by chance."""
+    filled = " ".join(
+        f"First, according to a study, the {a}k of the {a}l is for the {a}m and the {a}n with the {a}o and the trees because "
+        f"the {a}p is of the {a}q."
+        for a in ("baba", "cece", "didi")
+    )
+    once = GIBBERISH + "The trees of a city give the wind a path to follow. The birds of a town need the wood and a twig."
+    assert one(filled)["kept"] < 0.5 and one(once)["kept"] == 1
 
 
 def test_who_has_not_spoken_is_not_judged():

@@ -107,7 +107,11 @@ def test_sudoku_by_hand():
         ("4 1", "C", "4", [0.5 * 2 / 3, 0.0, 0.5 / 3 + 0.5]),  # a missing digit is wrong
         ("4 1 4", "A", "3", [1.0, 0.0, 0.5 * 2 / 3 - 1]),  # a right one made wrong
         ("4 1 4", "Z P 7", None, [1.0, 0.0]),  # no blanks of this puzzle
-        ("9 5 0", "ABC", None, [0.0, 0.0]),  # neither digits nor names of one character
+        ("9 5 0", "ABE AA Abc", None, [0.0, 0.0]),  # neither digits nor names of this puzzle
+        ("424", "AB", "4 1", [0.5 * 2 / 3, 0.0, 0.5 / 3 + 0.5]),  # runs
+        ("4141", "ok", None, [0.0, 0.0]),  # one more than was asked for
+        ("The first is 2, so 414.", "ok", None, [1.0, 0.0]),
+        ("4 1 4, not 222", "ok", None, [1.0, 0.0]),
         ("41 4", "A B C", "4 1 4 4", [0.5 * 0, 0.0, 1.0]),  # 41 is no digit, so 4 is the first and only one
     ],
 )

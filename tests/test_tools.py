@@ -91,6 +91,16 @@ def test_rewards_worked_by_hand(name):
     assert step.done == (answered or len(messages) == 4)
 
 
+def test_a_wrong_answer_is_paid_for_calls_that_succeed():
+    """As the docstring says; `solved` is 0."""
+    junk = {"calculator": call("calculator", expression="1 + 1"), "web_search": call("web_search", query="Which river?")}
+    for tools, wrong in ((["calculator"], 0.8), (["calculator", "web_search"], 1.1)):
+        task = {"question": "What?", "answer": "42", "tools": tools}
+        for answer, reward in (("no", wrong), ("42", wrong + 0.5)):
+            step = played(task, "".join(junk[name] for name in tools) + f"<answer>{answer}</answer>")[1]
+            assert step.reward == pytest.approx(reward) and step.info["solved"] == float(answer == "42")
+
+
 def test_what_is_solved():
     """Correct, with all tools that were needed."""
     cases = [(BOTH, [SEARCH, CALC, RIGHT], 1), (BOTH, [CALC, RIGHT], 0), (BOTH, [SEARCH + CALC + WRONG], 0), (BOTH, [RIGHT], 0)]
@@ -215,6 +225,48 @@ def test_answers(expected):
     right, wrong = ANSWERS[expected]
     assert all(is_correct(text, expected) for text in right)
     assert not any(is_correct(text, expected) for text in wrong)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "1234 metres",
+        "1,234 Metres.",
+        "$1234",
+        "**1234**",
+        "'1234'",
+        '"1234."',
+        "**1234 metres**",
+        "`1234`",
+        "_1234_",
+        "€1,234.0",
+    ],
+)
+def test_answers_as_models_write_them(given):
+    assert is_correct(given, "1234", question="How many metres high is the hill?")
+    assert not is_correct(given, "1235", question="How many metres high is the hill?")
+
+
+def test_marks_around_answers_make_no_lists_right():
+    for text in (
+        "1234 or",
+        "1234 1235 metres",
+        "1234 metres 1235",
+        "1234 feet",
+        "1234, 1235",
+        "**1234** **1235**",
+        "$ $1234",
+        "5*1234",
+    ):
+        assert not is_correct(text, "1234", question="How many metres high is the hill?"), text
+    assert not is_correct("1234 metres", "1234", question="What is the sum?") and not is_correct("1234 metres", "1234")
+    assert (
+        is_correct("−3", "-3")
+        and is_correct("-$3", "-3")
+        and is_correct("'Amble'", "Amble")
+        and is_correct("**the Amble.**", "Amble")
+    )
+    assert not is_correct("'Amble' 'Pell'", "Amble")
 
 
 def test_rounded_answers_have_a_tolerance():

@@ -33,7 +33,15 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs.data import check_split, load_rows, split_of
-from jmarl.envs.debate_rules import SIDES, SPEECH_CHARS, RuleBasedJudge, Transcript, Verdict
+from jmarl.envs.debate_rules import (
+    SIDES,
+    SPEECH_CHARS,
+    RuleBasedJudge,
+    Transcript,
+    Verdict,
+    is_copy,
+    sentences_of,
+)
 from jmarl.lockstep import Step, TextEnvironment
 
 DRAW = 0.01
@@ -220,26 +228,37 @@ AROUND = (
     "Finally, {}, and the other speaker would rather look at rare exceptions and old habits than at the daily life of those "
     "who are waiting for an answer.",
 )
-ENDS = (
-    "For example, neighbours of mine thought hard about the claim that {}, and each of them came to {} it in the end after "
-    "long talks over the kitchen table.",
-    "The other bench makes large promises with great warmth, however, whoever weighs them against the plain facts on this "
-    "paper will {} the claim that {}.",
-    "According to those who live with the results, the balance is clear, so careful listeners in this hall should all {} the "
-    "claim that {}.",
-)
+ENDS = {
+    "pro": (
+        "For example, neighbours of mine thought hard about the claim that {}, and each of them came to accept it in the end "
+        "after long talks over the kitchen table.",
+        "The other bench makes large promises with great warmth, however, whoever weighs them against the plain facts on this "
+        "paper will accept the claim that {}.",
+        "According to those who live with the results, the balance is clear, so careful listeners in this hall should all "
+        "accept the claim that {}.",
+    ),
+    "con": (
+        "For example, colleagues from an earlier job tried for a while to believe that {}, and gave it up one by one as soon "
+        "as the first bills lay on their desks.",
+        "Fine words were heard from the other bench today, however, a sober look at what has already gone wrong elsewhere "
+        "leaves nobody sure that {}.",
+        "According to people who would carry the burden, the price is too high, so thoughtful voters will hardly be won over "
+        "by the bare claim that {}.",
+    ),
+}
 
 
 def script(state: Transcript, side: str, speeches: int) -> str:
-    """A speech of the scripted opponent, the same whatever was said: its share of the key points, each with more about it, and
-    an end. With more than three speeches it repeats its ends."""
+    """A speech of the scripted opponent: its share of the key points, each with more about it, and an end. The end
+    is the first that nobody has said, and the first of all when there is none left; else it is the same whatever was said."""
     number = len(state.said_by(side))
     does = "help" if side == "pro" else "harm"
     points = state.points[side] or (f"this motion would {does} most of those whom it concerns",)
     own = [AROUND[k % 3].format(_inside(point)) for k, point in enumerate(points) if k % speeches == number]
-    wish, end = "accept" if side == "pro" else "reject", ENDS[number % 3]
-    quoted = (_inside(state.motion), wish) if number % 3 == 0 else (wish, _inside(state.motion))
-    return " ".join([*own, end.format(*quoted)])
+    heard = [sentence for _, text in state.speeches for sentence in sentences_of(text)]
+    ends = [end.format(_inside(state.motion)) for end in ENDS[side]]
+    fresh = [end for end in ends if not is_copy(sentences_of(end)[0], heard)]
+    return " ".join([*own, (fresh or ends)[0]])
 
 
 def _inside(text: str) -> str:

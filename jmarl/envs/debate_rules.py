@@ -4,7 +4,10 @@ A sentence *counts* if it is prose, new and to the point:
   it has 5 words or more, and 3 or more different content words (neither function words nor markers);
   at least 15 % of its words are function words (a list has hardly any) and at most a third are markers;
   fewer than 3/4 of its content words stand together in one earlier sentence, and fewer than 2/5 of its runs of three words
-  occurred before. Earlier is what the speaker could read: motion, background, own key points, all that both sides said;
+  occurred before, and no earlier sentence has the same function words and markers in the same order (if they are 5 or more):
+  a template. Earlier are motion, background, the side's own key points and what the side itself said;
+  it is no copy of what the opponent said before: not 9/10 of its content words stand in one sentence of that, in that order.
+  No lesser likeness counts, so a side cannot use up the other's words by saying them first;
   it, or the sentence before it, has a content word of motion, background or either side's key points.
 Everything below is of the sentences that count: what is copied, repeated, listed or beside the point is worth nothing. And it
 costs: an argument is multiplied by min(1, share / .8), `share` being that of the speech's characters which count.
@@ -22,7 +25,10 @@ costs: an argument is multiplied by min(1, share / .8), `share` being that of th
       coverage    mean over the side's own key points of min(1, share / .6), of the point's content words in one speech. A
                   side without key points has none: its score is then (.6 argument + .2 consistency) / .8.
 
-Left out: whether anything is true, what is good English, and other languages than English (their sentences do not count).
+Left out: whether anything is true or makes sense, what is good English, and other languages than English (their sentences
+do not count). Nonsense can win: invented syllables and words of the motion and of the notes between function words drawn at
+random, with two markers a sentence, scored 0.91 on this project's motions (mean; the script 0.76), and 0.53 where the function
+words stay nearly the same. Reading out three whole ends of the script takes up to .33 from it, and is itself worth .15 to .27.
 Content words are compared by crude stems. The time it takes is that of a speech's sentences times those before it.
 """
 
@@ -30,6 +36,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -40,6 +47,8 @@ SIDES = ("pro", "con")
 SPEECH_CHARS = 2000
 MIN_WORDS, MIN_CONTENT, MIN_FUNCTION, MAX_MARKERS = 5, 3, 0.15, 1 / 3
 REPEATED_WORDS, REPEATED_RUNS = 3 / 4, 2 / 5
+MIN_TEMPLATE = 5  # function words and markers
+COPIED = 0.9
 FREE = 0.8  # share of a speech that has to count
 ARGUMENT = {"length": 0.2, "evidence": 0.25, "reasoning": 0.25, "structure": 0.15, "relevance": 0.15}
 DEBATE = {"argument": 0.6, "consistency": 0.2, "coverage": 0.2}
@@ -112,9 +121,10 @@ class Sentence(NamedTuple):
     text: str
     words: tuple[str, ...]
     content: frozenset[str]  # stems
+    order: tuple[str, ...]  # the same as they first occur
+    template: tuple[str, ...]  # the words that are no content
 
 
-@lru_cache(maxsize=1 << 16)
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
     """voting, votes and vote are vot; families and family famil."""
@@ -128,7 +138,11 @@ def stem(word: str) -> str:
 
 
 def content(words: Iterable[str]) -> frozenset[str]:
-    return frozenset(stem(w) for w in words if len(w) > 2 and w not in FUNCTION and w not in MARKERS)
+    return frozenset(_in_order(words))
+
+
+def _in_order(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(stem(w) for w in words if len(w) > 2 and w not in FUNCTION and w not in MARKERS))
 
 
 @lru_cache(maxsize=1 << 10)  # motions and notes are read at every judgement, a speech several times
@@ -138,16 +152,18 @@ def sentences_of(text: str) -> tuple[Sentence, ...]:
     for piece in _END.split(text[:SPEECH_CHARS]):
         if piece := " ".join(piece.split()):
             words = tuple(_WORD.findall(piece.lower()))
-            found.append(Sentence(piece, words, content(words)))
+            order, template = _in_order(words), tuple(word for word in words if word in FUNCTION or word in MARKERS)
+            found.append(Sentence(piece, words, frozenset(order), order, template))
     return tuple(found)
 
 
 class Memory:
-    """What was said before."""
+    """What a side said before, and what it was given."""
 
     def __init__(self, sentences: Iterable[Sentence]):
         self.contents: list[frozenset[str]] = []
         self.runs: set[tuple[str, ...]] = set()
+        self.templates: set[tuple[str, ...]] = set()
         for sentence in sentences:
             self.add(sentence)
 
@@ -155,9 +171,13 @@ class Memory:
         if sentence.content:
             self.contents.append(sentence.content)
         self.runs.update(_runs(sentence.words))
+        if len(sentence.template) >= MIN_TEMPLATE:
+            self.templates.add(sentence.template)
 
     def has(self, sentence: Sentence) -> bool:
         """Whether the sentence says it again, or says one thing over and over itself."""
+        if sentence.template in self.templates:
+            return True
         needed = REPEATED_WORDS * len(sentence.content)
         if any(len(sentence.content & other) >= needed for other in self.contents):
             return True
@@ -169,6 +189,23 @@ def _runs(words: Sequence[str]) -> list[tuple[str, ...]]:
     return list(zip(words, words[1:], words[2:], strict=False))
 
 
+def is_copy(sentence: Sentence, others: Iterable[Sentence]) -> bool:
+    """Whether nearly all of its content words stand in one of the others, in the same order."""
+    needed = COPIED * len(sentence.order)
+    return any(
+        len(sentence.content & other.content) >= needed and _common(sentence.order, other.order) >= needed for other in others
+    )
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the longest common subsequence of two sequences without repeats."""
+    places, ends = {word: i for i, word in enumerate(other)}, list[int]()
+    for place in (places[word] for word in one if word in places):
+        at = bisect_left(ends, place)
+        ends[at : at + 1] = [place]
+    return len(ends)
+
+
 def is_prose(sentence: Sentence) -> bool:
     """No list, and no more markers than an argument has."""
     words = sentence.words
@@ -178,11 +215,14 @@ def is_prose(sentence: Sentence) -> bool:
     return sum(word in FUNCTION for word in words) >= MIN_FUNCTION * len(words) and markers <= MAX_MARKERS * len(words)
 
 
-def that_count(sentences: Sequence[Sentence], memory: Memory, subject: frozenset[str]) -> list[Sentence]:
-    """Sentences of a speech; all of them are remembered. subject: content words."""
+def that_count(
+    sentences: Sequence[Sentence], memory: Memory, subject: frozenset[str], theirs: Sequence[Sentence] = ()
+) -> list[Sentence]:
+    """Sentences of a speech; all of them are remembered. subject: content words. theirs: what the opponent said before."""
     counting, before = [], frozenset[str]()
     for sentence in sentences:
-        if subject & (sentence.content | before) and is_prose(sentence) and not memory.has(sentence):
+        to_the_point = subject & (sentence.content | before) and is_prose(sentence)
+        if to_the_point and not memory.has(sentence) and not is_copy(sentence, theirs):
             counting.append(sentence)
         memory.add(sentence)
         before = sentence.content
@@ -272,14 +312,16 @@ class RuleBasedJudge:
         topic = content(_WORD.findall(debate.motion.lower()))
         about = (debate.background, *(point for points in debate.points.values() for point in points))
         subject = topic | content(_WORD.findall(" ".join(about).lower()))
-        said, contents, arguments = list[Sentence](), [], []
+        said, theirs, contents, arguments = list[Sentence](), list[Sentence](), [], []
         for of, text in heard(debate, side):
             sentences = sentences_of(text)
-            counting = that_count(sentences, memory, subject)
-            if of == side:
-                said += sentences
-                contents.append(frozenset[str]().union(*(sentence.content for sentence in counting)))
-                arguments.append(argument(sentences, counting, topic))
+            if of != side:
+                theirs += sentences
+                continue
+            counting = that_count(sentences, memory, subject, theirs)
+            said += sentences
+            contents.append(frozenset[str]().union(*(sentence.content for sentence in counting)))
+            arguments.append(argument(sentences, counting, topic))
         if not arguments:
             raise ValueError(f"{side} has not spoken: a debate is judged when it is over")
         parts = {name: sum(of[name] for of in arguments) / len(arguments) for name in arguments[0]}

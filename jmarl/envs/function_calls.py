@@ -1,9 +1,11 @@
 """Function calls as models write them: read from a text, compared with what was wanted, and scored for a team.
 
 A call is written as Python, `name(argument="text", other=3)`, one a line or several in a list, or as JSON,
-`{"name": …, "arguments": {…}}` (or `parameters`), alone, in a list or in `<tool_call>` tags; fences and list marks around it do
-no harm. Arguments by position get their names from the function's schema. Of each text the first 8,000 characters and 32 calls
-are read; a call with a value that JSON has not, nested more than 16 deep or beyond 128 bits is none.
+`{"name": …, "arguments": {…}}` (or `parameters`), alone, in a list or in `<tool_call>` tags; its arguments may be a text of
+JSON, and it may stand in `{"function": …}`. Prose around a fence, list marks, stars, backticks or `Agent 1:` around a line,
+and a comment behind it do no harm. Arguments by position get their names from the function's schema. Of each text the first
+8,000 characters and 32 calls are read; a call with a value that JSON has not, nested more than 16 deep or beyond 128 bits is
+none.
 
 Two values are the same if they are equal numbers (3 and 3.0, but not true and 1), texts that differ in case and white space
 only, or lists and objects of such. What is wanted of an argument is a list of values, one of which has to be met; with "" among
@@ -26,8 +28,8 @@ from scipy.optimize import linear_sum_assignment
 MAX_TEXT, MAX_CALLS, MAX_DEPTH, MAX_BITS = 8000, 32, 16, 128
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 WORDS = {"true": True, "false": False, "null": None}
-AROUND = re.compile(r"```(?:(?:json|python|py|text)(?=\s))?|</?tool_call>")
-MARK = re.compile(r"[ \t]*(?:[-*•][ \t]+|[0-9]{1,3}[.)][ \t]+)?")
+AROUND = re.compile(r"```(?:[\w-]{1,20}(?=[ \t]{0,9}\n)|(?:json|python|py|text)(?=\s))?|</?tool_call>")
+MARK = re.compile(r"[ \t`*]*(?:[-•][ \t]+|[0-9]{1,3}[.)][ \t]+)?[ \t`*]*(?:[Aa]gent[ \t]{0,3}[0-9]{0,3}[ \t]{0,3}:)?[ \t`*]*")
 WEIGHTS = {
     "parse": 0.05, "names": 0.25, "arguments": 0.35, "count": 0.10, "balance": 0.15, "exact": 0.20,
     "overlap": -0.20, "lazy": -0.15, "extra": -0.05, "duplicate": -0.05,
@@ -51,14 +53,24 @@ class Wanted(NamedTuple):
 
 def read_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[Call]:
     """The calls in a text. parameters: of each function, the names of its arguments in their order."""
-    lines = [MARK.sub("", line, count=1).strip() for line in AROUND.sub("\n", text[:MAX_TEXT]).splitlines()]
-    lines = [line for line in lines if line]
+    blocks = [_lines(block) for block in AROUND.split(text[:MAX_TEXT])]
+    found = _read_block([line for block in blocks for line in block], parameters)
+    for block in () if found else blocks:
+        found += _read_block(block, parameters) or [call for line in block for call in _read(line, parameters)]
+    return found[:MAX_CALLS]
+
+
+def _lines(text: str) -> list[str]:
+    """Those that are not empty, without what stands around calls."""
+    lines = [MARK.sub("", line, count=1).rstrip(" \t`*") for line in text.splitlines()]
+    return [line for line in lines if line.strip()]
+
+
+def _read_block(lines: Sequence[str], parameters: Mapping[str, Sequence[str]]) -> list[Call]:
+    """Of lines that are together nothing but calls, or have a list of them."""
     whole = "\n".join(lines)
     inner = whole[whole.find("[") : whole.rfind("]") + 1]
-    found = _read(whole, parameters) or (_read(inner, parameters) if inner != whole else [])
-    if not found:
-        found = [call for line in lines if len(lines) > 1 for call in _read(line, parameters)]
-    return found[:MAX_CALLS]
+    return _read(whole, parameters) or (_read(inner, parameters) if inner != whole else [])
 
 
 def _read(text: str, parameters: Mapping[str, Sequence[str]]) -> list[Call]:
@@ -70,7 +82,7 @@ def _read(text: str, parameters: Mapping[str, Sequence[str]]) -> list[Call]:
         except UNREADABLE:
             if text[0] == "{":
                 return []
-    if not text.endswith((")", "]")):
+    if ")" not in text:
         return []
     try:
         with warnings.catch_warnings():  # of escapes in texts
@@ -86,9 +98,16 @@ def _read(text: str, parameters: Mapping[str, Sequence[str]]) -> list[Call]:
 def _of_json(value: Any, depth: int) -> list[Call]:
     if isinstance(value, list) and depth < 2:
         return [call for item in value for call in _of_json(item, depth + 1)]
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return []
     arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except UNREADABLE:
+            return []
     return [Call(value["name"], arguments)] if isinstance(arguments, dict) and _fits(arguments) else []
 
 

@@ -7,7 +7,8 @@ Task: a puzzle with one solution; its blanks are named A, B, C, … in reading o
     step 3   only if it named some: the proposer writes a digit for each of those, in order; the others stay
 
 and so on, 2 and 3 again, until the checker names none or `max_turns` steps are over. Digits and names are read from words of
-one character. Both agents read the rules: each row, column and 2 x 2 box has 1 to 4 once.
+one character; with fewer digits than asked for, from a run of just as many (`2411`); names also from runs of different ones
+(`AB`). Both agents read the rules: each row, column and 2 x 2 box has 1 to 4 once.
 
 Reward, joint, of a step: what the step adds to
 
@@ -35,6 +36,7 @@ from jmarl.lockstep import Step, TextEnvironment
 Square = tuple[int, ...]  # 16 digits in reading order; 0 is a blank
 WORDS = re.compile(r"(?<!\w)(?:([1-4])|([A-P]))(?!\w)")
 NAMES = "ABCDEFGHIJKLMNOP"
+RUNS = re.compile(r"(?<!\w)(?:([1-4]{2,16})|([A-P]{2,16}))(?!\w)")
 MOST_READ = 2000  # characters of a message
 RULES = "Each row, column and 2 by 2 box of a square has the digits 1, 2, 3 and 4 once."
 
@@ -132,6 +134,12 @@ class Sudoku(TextEnvironment):
         proposes = state.turn % 2 == 0
         digits = [int(digit) for digit, _ in WORDS.findall(text) if digit]
         named = {NAMES.index(name) for _, name in WORDS.findall(text) if name}
+        for run, letters in RUNS.findall(text):
+            if len(digits) < len(state.open) == len(run):
+                digits = [int(digit) for digit in run]
+            places = {NAMES.index(letter) for letter in letters}
+            if len(places) == len(letters) and max(places, default=0) < len(state.filled):
+                named |= places
         if proposes:
             filled = list(state.filled)
             for blank, digit in itertools.zip_longest(state.open, digits[: len(state.open)], fillvalue=0):
@@ -167,10 +175,12 @@ class Sudoku(TextEnvironment):
         square = self.render(state)
         if proposes:
             which = "Fill the blanks" if state.turn == 0 else "A checker believes some digits wrong. Fill again"
-            return f"{RULES}\n\n{square}\n\n{which} {' '.join(names)}: answer with {len(names)} digits, in this order."
+            asked = f"answer with {len(names)} digits, in this order, separated by spaces."
+            return f"{RULES}\n\n{square}\n\n{which} {' '.join(names)}: {asked}"
         shown = ", ".join(f"{NAMES[i]} = {digit or 'nothing'}" for i, digit in enumerate(state.filled))
         return (
-            f"{RULES}\n\n{square}\n\nFilled in were {shown}. Which of these are wrong? Answer with their letters, or with ok."
+            f"{RULES}\n\n{square}\n\nFilled in were {shown}. Which of these are wrong? Answer with their letters, "
+            "separated by spaces, or with ok."
         )
 
     def _cells(self, state: Play) -> list[str]:

@@ -31,6 +31,9 @@ ROUNDED = 0.0051  # tolerance of answers with two decimals
 MAX_ANSWER = 200
 TRIES = 500  # to draw another task of a kind, until it counts as used up
 NUMBER = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
+CURRENCY = re.compile(r"^([-+]?)[$€£]")
+COUNTED = re.compile(r"\bhow many (\w+)")
+AROUND = " *_`'\"“”‘’"
 PARTS = ("rope", "nails", "paint", "timber", "glass", "canvas", "tar", "brushes", "lamps", "hinges")
 
 
@@ -222,14 +225,19 @@ def generate(kinds: Collection[str], split: str, count: int, seed: int) -> list[
     return list(found.values())
 
 
-def is_correct(given: str, expected: str, tolerance: float = 0.0) -> bool:
-    """Whether an answer is the expected one: as a number where that is one (commas between thousands and a last full stop are
-    fine), else word by word without regard to case, a leading article and a last full stop. All of the answer has to fit, so
-    a list of answers is none."""
-    given = " ".join(given[: MAX_ANSWER + 1].split()).removesuffix(".")
+def is_correct(given: str, expected: str, tolerance: float = 0.0, question: str = "") -> bool:
+    """Whether an answer is the expected one: as a number where that is one (commas between thousands, a sign of currency before
+    and the word that follows "how many" in the question behind are fine), else word by word without regard to case and a leading
+    article. A last full stop and quotes, backticks and stars around all of it are fine too. All of the answer has to fit, so a
+    list of answers is none."""
+    given = " ".join(given[: MAX_ANSWER + 1].split()).strip(AROUND).removesuffix(".").strip(AROUND)
     if len(given) > MAX_ANSWER:
         return False
     if NUMBER.fullmatch(expected):
+        given, _, unit = given.replace("−", "-").partition(" ")
+        if unit and unit.casefold() not in COUNTED.findall(question.casefold()):
+            return False
+        given = CURRENCY.sub(r"\1", given)
         return bool(NUMBER.fullmatch(given)) and abs(_number(given) - _number(expected)) <= Decimal(str(tolerance))
     return _plain(given) == _plain(expected)
 

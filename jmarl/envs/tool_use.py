@@ -24,6 +24,10 @@ where none is needed; turn counts from 0, in a team by pairs of messages. So a t
 too; with one tool, used before answering, and 4 turns it is 1.25, for a wrong answer at once 0.2. An episode without an answer
 is over after max_turns, and gets nothing for one. Answers: `tool_tasks.is_correct`; of several in a message the first counts.
 
+Coverage and speed are paid for wrong answers too, as the formula says, and a call needs only to succeed: any sum for the
+calculator and any search that finds something, with a wrong answer in the same message, earn 0.8 where one tool is needed
+(1.3 if it is correct) and 1.1 where two are (1.6). So look at `solved`, not at the reward alone.
+
 Prompts show an example of each tool, and end with the question in the same form: small models copy that best without a chat
 template. What agents read is written from the calls as they were understood and from what the tools returned, indented, never
 from their own text: a result that they make up goes nowhere. Results are cut at 800 characters, all of them at 3000, older ones
@@ -153,7 +157,8 @@ class ToolUse(TextEnvironment):
         """The parts of the reward for an answer, zeros if there is none."""
         if not answer:
             return {"correct": 0.0, "coverage": 0.0, "speed": 0.0}
-        correct = tool_tasks.is_correct(answer, state.task["answer"], state.task.get("tolerance", 0.0))
+        task = state.task
+        correct = tool_tasks.is_correct(answer, task["answer"], task.get("tolerance", 0.0), task["question"])
         rounds, now = self.max_turns // len(self.roles), state.turn // len(self.roles)
         return {"correct": CORRECT * correct, "coverage": COVERAGE * coverage, "speed": SPEED * (1 - now / rounds)}
 

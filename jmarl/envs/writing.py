@@ -22,7 +22,8 @@ Lines file of these fields; without either, 40 posts and 40 abstracts written fo
 Rows are tasks as they are. About a fifth of the texts is held out, by a hash of the text: it is `eval` in whatever file.
 
 Left out: whether a text is true to what it was written from, or makes sense at all. The published reward does not look at the
-source, and mere lists of words reach its maximum.
+source: lists of words reach its maximum, and agents that echo their prompts earn 2.2 of 2.98 in `arxiv` on this project's
+abstracts (mean; 0.5 in `tldr`).
 """
 
 from __future__ import annotations
