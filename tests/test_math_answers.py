@@ -102,6 +102,24 @@ def test_a_value_must_be_worked_out():
     assert check("6/8", "3/4").status == "correct" and check("1 2/4", "3/2", lowest_terms=True).status == "wrong"
 
 
+def test_units_in_latex_and_words_after_a_number():
+    assert_all("correct", [r"\[\boxed{24 \text{ m}^2}\]", r"\boxed{24 \, \text{cm}^2}", r"\boxed{24 \text{ cm}^{2}}",
+                           r"\boxed{24 \quad \text{m}²}", r"\boxed{24 \mathrm{~m}^2}", r"\boxed{24\,\mathrm{m}^2}",
+                           r"\boxed{24\ \text{dollars}}", "Answer: 24 times", "#### 24 times", r"\boxed{24 \text{ times}}",
+                           "24 times a day", "Answer: 24 more than Tom", "Answer: 24 double rooms"], "24")  # fmt: skip
+    assert_all("unparsable", [r"\boxed{24 \text{times} 2}", "Answer: 24 plus 1", "Answer: 24 plus one"], "24")
+
+
+def test_words_that_change_an_answer():
+    before = ["it isn't 22", "It can’t be 22", "it is not 22", "x cannot be 22", "never 22", "Answer: anything but 22",
+              "everything except 22", "Answer: other than 22", "Answer: half of 22", "double 22", "less than 22",
+              "Answer: more than 22", "the square root of 22", "Answer: log 22", "two times 22"]  # fmt: skip
+    assert_all("unparsable", [*before, "Answer: 22 dozen", "Answer: 22 lakh", "22 crore", "22 is wrong"], "22")
+    right = ["It is not 21 but 22", "It isn't hard: 22", "It wasn't 21. It is 22", "Tom has 5 less, so it is 22"]
+    assert_all("correct", right, "22")
+    assert_all("unparsable", ["x cannot be < 5", "x < 5 is false", "x isn't < 5", "never x < 5"], "x < 5", "interval")
+
+
 def test_percent_goes_by_the_unit_of_the_task():
     assert_all("correct", ["25", "25%", "25 percent", r"25\%", "Answer: 25 % of them"], "25", unit="%")
     assert_all("wrong", ["0.25", "1/4", "2500%", "25.5%"], "25", unit="%")

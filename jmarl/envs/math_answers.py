@@ -13,7 +13,8 @@ Kinds, with the answer in its standard form, and what else is read as the same:
     interval      "x < 2 or x >= 5"           5 <= x or 2 > x  (-oo, 2) \cup [5, oo)  x \in [1, 2)  1 <= x and x < 2
     assignments   "x = 2, y = 3"              y = 3 and x = 2  (x, y) = (2, 3)  (2, 3)
 
-Words and units may stand around a number and are not checked ("42 apples"). Percent: 5% is 0.05, and where the task's unit is
+Words and units may stand around a number and are not checked ("42 apples"), but for some that change it ("not 42", "two
+dozen"), with which it is not read. Percent: 5% is 0.05, and where the task's unit is
 "%" both 5 and 5% are 5 (and 0.05 is wrong). Numbers are equal if they are exactly equal: 0.33 is not 1/3. A value may not be
 left to be worked out, so that no question is answered by writing it down again: where the right answer is rational, 12 + 7 and
 \sqrt{49} are wrong, and with `lowest_terms` 6/8 is too.
@@ -36,7 +37,7 @@ from typing import NamedTuple
 
 from jmarl.envs.math_expressions import is_rational
 from jmarl.envs.math_forms import LONGEST, Reading, read, same
-from jmarl.envs.math_numbers import NUMERAL, Unreadable, number, spelled
+from jmarl.envs.math_numbers import CHANGES, NUMERAL, Unreadable, number, spelled
 
 TAIL = 4000
 
@@ -97,6 +98,7 @@ def read_gold(answer: str, kind: str, unit: str = "") -> Reading:
 _MARK = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{|####|<answer>|\banswers?\b[a-z *_]{0,40}?(?:\b(?:is|are)\b|[:=])", re.I)
 _SAYS = re.compile(r"[0-9∞]|\\infty|\binf|\boo\b", re.I)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_CLAUSE = re.compile(r"[.,;:!?]\s")
 
 
 def find_answer(completion: str, kind: str = "number") -> str:
@@ -121,8 +123,13 @@ def _last_number(line: str) -> str:
             return line
     except Unreadable:
         pass
-    starts = [match.start() for match in NUMERAL.finditer(line)]
-    return _sentence(line[starts[-1] : starts[-1] + 2 * LONGEST]) if starts else ""
+    found = list(NUMERAL.finditer(line))
+    if not found:
+        return ""
+    last = found[-1].start()
+    before = _CLAUSE.split(line[found[-2].end() if len(found) > 1 else 0 : last])[-1]
+    changed = CHANGES.search(re.sub(r"^ ?but\b", "", before) + "#")  # "it isn't 22"; "not 21 but 22" is fine
+    return line[:LONGEST] if changed else _sentence(line[last : last + 2 * LONGEST])
 
 
 def _braced(rest: str) -> str:

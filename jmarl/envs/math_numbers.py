@@ -36,13 +36,15 @@ _CHARACTERS = str.maketrans(
     {"−": "-", "–": "-", "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ",
      "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "√": r"\sqrt ", "π": r"\pi ", "\u00a0": " ", "\u202f": " ", "#": " "}
 )  # fmt: skip
+_FONT = "(?:text|mathrm|mathbf|textbf|mbox|underline)"
 _SPELLINGS = [
     (re.compile(pattern, re.I), spelling)
     for pattern, spelling in (
         (r"\\(?:left|right|displaystyle)(?![a-z])|\\[!,;:]|\*\*|__|`", ""),
-        (r"\\[()\[\]]", " "),
+        (r"(?<!\\)\\[()\[\] ]|\\q?quad(?![a-z])|~", " "),
         (r"\{,\}", ","),
-        (r"\\(?:text|mathrm|mathbf|textbf|mbox) ?\{([^{}]*)\}", r" \1 "),
+        (rf"\\{_FONT} ?\{{([^{{}}]*[a-z])\}}\s{{0,3}}(?:\^ ?(?:[23]|\{{ ?[23] ?\}})|[²³])?", r" \1 "),  # of units
+        (rf"\\{_FONT} ?\{{([^{{}}]*)\}}", r" \1 "),
         (r"-\s?\\?[$€£¥₹]\s?", "-"),
         (r"\\?[$€£¥₹]", " "),
         (r"\\%|\bper ?cent\b", "%"),
@@ -90,7 +92,11 @@ NUMERAL = re.compile(
 _SCALES = {None: 1, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 # Words that change what a number is, letters that are rather variables, and what may be a minus.
 CHANGES = re.compile(
-    r"(?<!\\)\b(?:not|minus|negative|plus|times|twice|squared|cubed|trillion|(?:a|an|one|and) (?:half|third|quarter))\b", re.I
+    r"n['’]t\b|(?<!\\)\b(?:not|cannot|never|minus|negative|twice|squared|cubed|trillion|dozen|lakh|crore|"
+    r"(?:is|are|was) (?:false|wrong|incorrect|untrue)|(?:a|an|one|and) (?:half|third|quarter)|"
+    r"(?:times|plus|but|except|other than|half of|double|less than|more than|root of|log)\b"
+    r"(?=[^#0-9]*[#0-9]| (?:one|two|three|four|five|six|seven|eight|nine|ten)\b))\b",
+    re.I,
 )
 _UNCLEAR = re.compile(r"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#")
 _AROUND = re.compile(r"[A-Za-z\s.,;:!?'\"()\[\]*_~≈/’“”#-]*+")
