@@ -69,6 +69,7 @@ def arithmetic(level: int, rng: random.Random) -> Made | None:
         return None
     if abs(result) > 5000 or result.denominator > (1 if level < 3 else 200):
         return None
+    assert isinstance(tree, tuple)  # it has a sign
     sign, left, right = tree
     one_sign = isinstance(left, Fraction) and isinstance(right, Fraction)
     key = f"{sign} {' '.join(sorted((str(left), str(right))))}" if one_sign and sign in "+×" else ""

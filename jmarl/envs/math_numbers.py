@@ -33,13 +33,23 @@ class Unreadable(ValueError):
 # ---- one spelling
 
 _CHARACTERS = str.maketrans(
-    {"−": "-", "–": "-", "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ",
+    {"−": "-", "–": "-", "‐": "-", "‑": "-", "－": "-", "⁄": "/", "≈": r"\approx ",
+     "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ",
      "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "√": r"\sqrt ", "π": r"\pi ", "\u00a0": " ", "\u202f": " ", "#": " "}
 )  # fmt: skip
+_ALONE = r"(?<![0-9A-Za-z.,^)}/])(?<![0-9)}] )"  # no operation before it
 _FONT = "(?:text|mathrm|mathbf|textbf|mbox|underline)"
 _SPELLINGS = [
     (re.compile(pattern, re.I), spelling)
     for pattern, spelling in (
+        (r"(?<=[0-9]) ?(?=[½¼¾⅓⅔])", " "),
+        (r"½", "1/2 "),
+        (r"¼", "1/4 "),
+        (r"¾", "3/4 "),
+        (r"⅓", "1/3 "),
+        (r"⅔", "2/3 "),
+        (r"<\|[^|<>]{0,30}\|>|</s>|[✅✓✔✨⭐\ufe0f\U0001f300-\U0001f3ff\U0001f44d\U0001f44f\U0001f600-\U0001f63f]", " "),
+        (r"</?(?:b|i|u|em|strong|span|p|br|code|div|mark)(?: [^<>]{0,40})?/?>", ""),
         (r"\\(?:left|right|displaystyle)(?![a-z])|\\[!,;:]|\*\*|__|`", ""),
         (r"(?<!\\)\\[()\[\] ]|\\q?quad(?![a-z])|~", " "),
         (r"\{,\}", ","),
@@ -51,6 +61,12 @@ _SPELLINGS = [
         (r"\\[dt]frac", r"\\frac"),
         (r"\\frac ?([0-9])", r"\\frac{\1}"),
         (r"(\\frac ?\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
+        (r"\\frac ?\{ ?-([0-9]++) ?\} ?\{ ?-", r"\\frac{\1}{"),
+        (r"\\frac ?\{ ?([0-9]++) ?\} ?\{ ?-", r"\\frac{-\1}{"),
+        (rf"{_ALONE}- ?([0-9]++) ?/ ?-([0-9])", r"\1/\2"),
+        (rf"{_ALONE}([0-9]++) ?/ ?-([0-9])", r"-\1/\2"),
+        (rf"{_ALONE}- ?\(([0-9]++(?: ?/ ?[0-9]++|\.[0-9]++)?)\)(?! ?[\^0-9(*/\\a-z])", r"-\1"),
+        (r"(^|[=:,(<>]|\b(?:is|are|or|and) ) ?(?:minus|negative) (?=[0-9.\\])", r"\1 -"),
         (r"\\leq?(?:slant)?(?![a-z])", "<="),
         (r"\\geq?(?:slant)?(?![a-z])", ">="),
         (r"\\lt(?![a-z])", "<"),
@@ -120,6 +136,9 @@ def _value(match: re.Match[str], unit: str) -> Value:
 
 def number(text: str, unit: str = "") -> Value:
     """The one number of a phrase, with words around it; after the last = if there is one."""
+    if re.search("[0-9]", exact := text.partition(r"\approx")[0]):
+        text = exact
+    text = text.replace(r"\approx", " ")
     if "=" in text and re.search("[0-9]", last := text.rpartition("=")[2]):
         text = last
     text = re.sub(r"^ ?([-+]) ", r"\1", text)
@@ -129,7 +148,10 @@ def number(text: str, unit: str = "") -> Value:
     if matches and _AROUND.fullmatch(around) and not _UNCLEAR.search(around):
         values = [_value(match, unit) for match in matches]
         if len({value.exact for value in values}) > 1:
-            raise Unreadable
+            _, said, last = text.rpartition(" is ")
+            if not said or re.search(r"\bif\b", text):
+                raise Unreadable
+            return number(last, unit)
         return values[-1]
     return _expression(text)
 

@@ -9,16 +9,18 @@ Task: a question and its exact answer, made by `math_problems` (the default, not
 
 `MathReasoning` (`math`), one solver with max_turns attempts: the reward of each attempt is its s; the episode is over with a
 correct one. With `steps_bonus` (off by default), a correct attempt gets 0.2 more if it shows its steps: a true equation of two
-numbers ("12 + 5 = 17") that begins with a number of the question and comes to something new: neither of the two, nor a number of the question. What later attempts read is the question, the attempt before
-and that it is wrong, or what kind of answer could not be read: never what is right, nor how near the attempt is.
+numbers ("12 + 5 = 17") that begins with a number of the question and comes to something new: neither of the two, nor a number
+of the question. What later attempts read is the question, the attempt before and that it is wrong, or what kind of answer
+could not be read: never what is right, nor how near the attempt is.
 
 `MathVerifier` (`math_verifier`), a solver and a verifier, by turns: the solver answers, the verifier reads the solution and
 says CORRECT or WRONG and why, then, unless it said CORRECT, the solver reads that and answers anew; `rounds` times. Rewards,
 one an agent: the solver gets s for its first answer, and for a later one what it is better than the one before, s - s', so
 that the sum is the last s; the verifier gets 1 for a verdict that is right, 0 for one that is not, and -0.3 where it said
 neither, each divided by `rounds`. CORRECT ends the episode; if it is right it is paid for the rounds that are left, too. So
-right verdicts add up to 1, whatever the solver does, and the verifier gains nothing by keeping it wrong. The verdict is the last of the two words, in capital letters (INCORRECT and NOT CORRECT are WRONG). Its reward does
-not depend on what the solver makes of it. As long as hardly any solution is right, WRONG is nearly always the right verdict.
+right verdicts add up to 1, whatever the solver does, and the verifier gains nothing by keeping it wrong. The verdict is the
+last of the two words, in capital letters (INCORRECT and NOT CORRECT are WRONG). Its reward does not depend on what the solver
+makes of it. As long as hardly any solution is right, WRONG is nearly always the right verdict.
 
 `MathPlanner` (`math_planner`), a planner and a solver: the planner reads the question and writes a plan, then the solver reads
 both and answers; both get s of the answer. A planner may just write the answer: that is allowed, and measured.
