@@ -102,6 +102,58 @@ def test_a_value_must_be_worked_out():
     assert check("6/8", "3/4").status == "correct" and check("1 2/4", "3/2", lowest_terms=True).status == "wrong"
 
 
+def test_units_in_latex_and_words_after_a_number():
+    assert_all("correct", [r"\[\boxed{24 \text{ m}^2}\]", r"\boxed{24 \, \text{cm}^2}", r"\boxed{24 \text{ cm}^{2}}",
+                           r"\boxed{24 \quad \text{m}²}", r"\boxed{24 \mathrm{~m}^2}", r"\boxed{24\,\mathrm{m}^2}",
+                           r"\boxed{24\ \text{dollars}}", "Answer: 24 times", "#### 24 times", r"\boxed{24 \text{ times}}",
+                           "24 times a day", "Answer: 24 more than Tom", "Answer: 24 double rooms"], "24")  # fmt: skip
+    assert_all("unparsable", [r"\boxed{24 \text{times} 2}", "Answer: 24 plus 1", "Answer: 24 plus one"], "24")
+
+
+NATURAL = [
+    ("number", "22", ["22 ✅", "<b>22</b>", "Answer: <b>22</b>",
+                      "Answer: 22<|im_end|>", "22</s>", r"\underline{22}", "Answer: 22 🎉",
+                      "Answer: The sum of the first 10 terms is 22.", "Answer: Out of 50, what is left is 22", "Answer: ≈ 22"]),
+    ("number", "-7", ["Answer: minus 7", "negative 7", "The answer is negative 7.", "Answer: ‐7", "Answer: ‑7", "－7", "-(7)"]),
+    ("number", "5/2", ["2½", "2 ½", "Answer: 2½ cups", "5⁄2", "2 1⁄2"]),
+    ("number", "1/3", ["⅓", "Answer: ⅓.", "1/3 ≈ 0.33", r"\boxed{\frac{1}{3} \approx 0.33}", "x = 1/3 ≈ 0.333"]),
+    ("number", "-3/4", [r"\frac{3}{-4}", "-(3/4)", "3/-4", "-¾", "Answer: x = -(3/4)", "x = 3/-4"]),
+    ("number", "3/4", [r"\frac{-3}{-4}", r"-\frac{3}{-4}", "-3/-4", "¾"]),
+    ("number", r"3\sqrt{2}", [r"3\sqrt{2} ≈ 4.24"]),
+    ("set", "2, 3", ["Answer:\nx = 2\nx = 3", "Answer: x = 2\nx = 3", r"x = 2, \quad x = 3"]),
+    ("assignments", "x = 2, y = 3", ["Answer:\nx = 2\ny = 3", "**Answer:**\n- x = 2\n- y = 3\nDone.", r"x = 2, \quad y = 3",
+                                     "Answer:\n$x = 2$\n$y = 3$", "Answer: x = 2, y = 3\nGood."]),
+    ("interval", "x > -3", ["x > negative 3", "x > minus 3"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "gold", "right"), NATURAL)
+def test_other_ways_to_write_the_same(kind, gold, right):
+    assert_all("correct", right, gold, kind)
+
+
+@pytest.mark.parametrize(("gold", "texts"), [
+    ("22", ["22 ❌", "29 minus 7", "Answer: 5 if x is 22", "Answer: 21 ≈ 22", "2<sup>2</sup>2", "Answer: 15-(-7)",
+            "Answer: 41 or 22"]),
+    ("53/4", ["5-3/-4", "5 -3/-4"]), ("5/2", ["2-½"]), ("7", ["Answer: 14-(7)", "Answer: minus 7"]),
+    ("-7", ["Answer: 14-(7)", "Answer: 14 minus 7", "-7 apples minus 7", "Answer: 2 -(7)"]), ("-49", ["-(7)^2"]),
+])  # fmt: skip
+def test_what_only_looks_like_it_is_not(gold, texts):
+    assert all(check(text, gold).status != "correct" for text in texts)
+    lines = "Answer:\nx = 2\ny = "
+    assert [check(lines + y, "x = 2, y = 3", "assignments").status for y in ("4", "3\ny = 4")] == ["wrong", "unparsable"]
+
+
+def test_words_that_change_an_answer():
+    before = ["it isn't 22", "It can’t be 22", "it is not 22", "x cannot be 22", "never 22", "Answer: anything but 22",
+              "everything except 22", "Answer: other than 22", "Answer: half of 22", "double 22", "less than 22",
+              "Answer: more than 22", "the square root of 22", "Answer: log 22", "two times 22"]  # fmt: skip
+    assert_all("unparsable", [*before, "Answer: 22 dozen", "Answer: 22 lakh", "22 crore", "22 is wrong"], "22")
+    right = ["It is not 21 but 22", "It isn't hard: 22", "It wasn't 21. It is 22", "Tom has 5 less, so it is 22"]
+    assert_all("correct", right, "22")
+    assert_all("unparsable", ["x cannot be < 5", "x < 5 is false", "x isn't < 5", "never x < 5"], "x < 5", "interval")
+
+
 def test_percent_goes_by_the_unit_of_the_task():
     assert_all("correct", ["25", "25%", "25 percent", r"25\%", "Answer: 25 % of them"], "25", unit="%")
     assert_all("wrong", ["0.25", "1/4", "2500%", "25.5%"], "25", unit="%")
@@ -244,7 +296,9 @@ PIECES = [
     "1,", "1.", "-", "+", " ",
     "\n", "9" * 30, "e9", "%", "±", "x", "=", "<", ">=", r"\cup", r"\infty", " or ", " and ", "[", ")", "π", "^{9}", "½",
     "\ud800", "\0", "٣", "１",
-    r"\text{", "$", "10^", "\\", "million", r"\pm", "'", "__import__('os')",
+    r"\text{", "$", "10^",
+    "≈", " is ", "-(", "/-", "<b", "<|", "isn't ", "times ",
+    "but ", "x =\n", "minus ", r"\frac{-1}{-", "\\", "million", r"\pm", "'", "__import__('os')",
 ]  # fmt: skip
 KINDS = [
     ("number", "42"),

@@ -80,6 +80,21 @@ def test_a_thousand_distinct_tasks_at_every_difficulty_apart_in_splits(made):
     assert all(split_of(task_id) == split for (_, split), of in ids.items() for task_id in of)
 
 
+def test_no_question_is_in_both_splits_whatever_its_difficulty():
+    """x^2 - 1 = 0 may be drawn at two of them."""
+    found = {"train": {}, "eval": {}}
+    for level in (1, 2, 3):
+        for split, questions in found.items():
+            tasks = MathProblemGenerator((level, level), ["algebra", "arithmetic"]).tasks(split, 5000, seed=7)
+            questions.update({task["question"]: task for task in tasks})
+    assert min(map(len, found.values())) > 10_000 and not found["train"].keys() & found["eval"].keys()
+
+
+def test_fractions_are_there_where_a_level_of_three_has_few_signs(of_template):
+    asked = [task["question"] for task in of_template["arithmetic"] if task["difficulty"] == 3]
+    assert all("/" in text or len(re.findall(r" [-+×÷] ", text)) >= 4 for text in asked)
+
+
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_every_topic_alone_has_a_thousand(topic, level):
@@ -253,6 +268,16 @@ def test_stories_are_sensible_texts(of_template):
             assert len(re.findall(r"\d+", told)) == len(used)
             named = [word for word in re.findall(r"[A-Z][a-z]+", text) if word in NAMES]
             assert len(set(named)) <= 3
+
+
+def test_stories_mean_what_is_asked(of_template):
+    for name, said in {
+        "orchard": "Each tree that still stands bears",
+        "tank": "The water that is left fills buckets",
+        "school": "Those who come are spread",
+    }.items():
+        assert all(said in task["question"] for task in of_template[name] if task["difficulty"] == 3)
+    assert not any("and 1 others" in task["question"] for task in of_template["lost"])
 
 
 def test_chains_step_by_step(of_template):

@@ -97,6 +97,8 @@ def test_shown_steps_are_true_equations_that_begin_with_the_question():
         and shows_steps("30 - 40 = -10", question)
         and shows_steps("12×2=24.", question)
     )
+    for text in ("12 + 0 = 12", "12 × 1 = 12", "30 - 18 = 12"):
+        assert not shows_steps(text, question)  # nothing new
     for text in ("12 + 30 = 43", "1 + 1 = 2", "12 + 30", "", "12 / 0 = 1", "= = =", "12 + 30 = 42.5"):
         assert not shows_steps(text, question)
     env = MathReasoning(steps_bonus=True)
@@ -134,6 +136,26 @@ def test_solver_and_verifier(messages, of_solver, of_verifier):
     solution = messages[2] if len(messages) > 2 else messages[0]
     assert math.isclose(found[0].sum(), last.get(solution, 0.0), abs_tol=1e-12)  # the sum is the score of what stands
     assert steps[-1].info["solved"] == float(solution == "Answer: 42")
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_right_verdicts_add_up_to_1_whatever_the_solver_does(rounds):
+    """So keeping the solver wrong gains nothing."""
+    env = MathVerifier(rounds=rounds)
+    assert env.reward_range == (-1.3, 1.3)
+    wrong, right = ("Answer: 41", "WRONG"), ("Answer: 42", "CORRECT")
+    for k in range(rounds):
+        found = np.array(rewards(played(env, *wrong * k, *right)))
+        assert math.isclose(found[:, 1].sum(), 1.0) and np.allclose(found[1 : 2 * k : 2, 1], 1 / rounds)
+        said = played(env, *wrong * k, "Answer: 41", "CORRECT")
+        assert math.isclose(sum(step.reward[1] for step in said), k / rounds)  # a wrong CORRECT gets 0 and ends it
+        assert said[-1].done
+    kept = np.array(rewards(played(env, *wrong * rounds, "Answer: 41")))
+    assert math.isclose(kept[:, 1].sum(), 1.0)
+    stalled = played(env, *("Answer: 42", "WRONG") * rounds, "Answer: 42")
+    assert sum(step.reward[1] for step in stalled) == 0
+    silent = played(env, *("Answer: 41", "?") * rounds, "Answer: 41")
+    assert math.isclose(sum(step.reward[1] for step in silent), -0.3)
 
 
 def test_they_act_by_turns_and_read_each_other():

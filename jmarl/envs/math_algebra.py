@@ -52,24 +52,28 @@ def _tree(rng: random.Random, signs: int, leaf) -> Tree:
 
 def arithmetic(level: int, rng: random.Random) -> Made | None:
     """One sign; two or three and a whole result; four or five, or fractions."""
-    key = ""
     if level == 1:
         sign, a, b = rng.choice("+-×÷"), rng.randint(2, 99), rng.randint(2, 99)
         b = b % 11 + 2 if sign in "×÷" else b
         tree: Tree = (sign, Fraction(a * b if sign == "÷" else a), Fraction(b))
-        key = f"{sign} {sorted((a, b))}" if sign in "+×" else ""  # 2 + 3 and 3 + 2 are one problem
     elif level == 2 or rng.random() < 0.5:
         signs = rng.randint(2, 3) if level == 2 else rng.randint(4, 5)
         tree = _tree(rng, signs, lambda: Fraction(rng.randint(2, 30)))
     else:
         tree = _tree(rng, rng.randint(1, 2), lambda: Fraction(rng.randint(1, 12), rng.randint(2, 12)))
+        if "/" not in written(tree):  # 12/6 and the like are whole
+            return None
     try:
         result = value(tree)
     except ZeroDivisionError:
         return None
     if abs(result) > 5000 or result.denominator > (1 if level < 3 else 200):
         return None
-    return made(f"What is {written(tree)}?", result, key)
+    assert isinstance(tree, tuple)  # it has a sign
+    sign, left, right = tree
+    one_sign = isinstance(left, Fraction) and isinstance(right, Fraction)
+    key = f"{sign} {' '.join(sorted((str(left), str(right))))}" if one_sign and sign in "+×" else ""
+    return made(f"What is {written(tree)}?", result, key)  # 2 + 3 and 3 + 2 are one problem
 
 
 # ---- equations

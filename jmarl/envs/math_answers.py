@@ -2,9 +2,9 @@ r"""Is an answer right? It is found in a completion, read as what was asked for,
 
 Where the answer is: at the last mark in the text that is followed by a digit or infinity; marks are `\boxed{…}`, `####`,
 `<answer>`, and `answer is`, `answer:` or `answer =`. After a boxed it is what is in the braces, after the others the rest of
-the line (of the next one if that is empty), up to the end of the sentence. Without a mark it is the last line with a number, if
-it reads as one number, else the last number in it; for other kinds the last line with a digit. The last `TAIL` characters are
-read, and an answer has at most `LONGEST`.
+the line (of the next one if that is empty; for sets and assignments of all lines on end that begin with a variable and =), up
+to the end of the sentence. Without a mark it is the last line with a number, if it reads as one number, else the last number
+in it; for other kinds the last line with a digit. The last `TAIL` characters are read, and an answer has at most `LONGEST`.
 
 Kinds, with the answer in its standard form, and what else is read as the same:
 
@@ -13,10 +13,11 @@ Kinds, with the answer in its standard form, and what else is read as the same:
     interval      "x < 2 or x >= 5"           5 <= x or 2 > x  (-oo, 2) \cup [5, oo)  x \in [1, 2)  1 <= x and x < 2
     assignments   "x = 2, y = 3"              y = 3 and x = 2  (x, y) = (2, 3)  (2, 3)
 
-Words and units may stand around a number and are not checked ("42 apples"). Percent: 5% is 0.05, and where the task's unit is
-"%" both 5 and 5% are 5 (and 0.05 is wrong). Numbers are equal if they are exactly equal: 0.33 is not 1/3. A value may not be
-left to be worked out, so that no question is answered by writing it down again: where the right answer is rational, 12 + 7 and
-\sqrt{49} are wrong, and with `lowest_terms` 6/8 is too.
+Words and units may stand around a number and are not checked ("42 apples"), but for some that change it ("not 42", "two
+dozen"), with which it is not read. Percent: 5% is 0.05, and where the task's unit is "%" both 5 and 5% are 5 (and 0.05 is
+wrong). Numbers are equal if they are exactly equal: 0.33 is not 1/3. A value may not be left to be worked out, so that no
+question is answered by writing it down again: where the right answer is rational, 12 + 7 and \sqrt{49} are wrong, and with
+`lowest_terms` 6/8 is too.
 
 A verdict is `correct`, `wrong`, or `unparsable`: no answer of that kind can be read. Several numbers where one was asked for
 ("41 or 42", "1 2 3") are unparsable; of several boxed answers the last one counts. Why it is not correct is said in words that
@@ -32,11 +33,12 @@ from __future__ import annotations
 
 import functools
 import re
+from itertools import takewhile
 from typing import NamedTuple
 
 from jmarl.envs.math_expressions import is_rational
 from jmarl.envs.math_forms import LONGEST, Reading, read, same
-from jmarl.envs.math_numbers import NUMERAL, Unreadable, number, spelled
+from jmarl.envs.math_numbers import CHANGES, NUMERAL, Unreadable, number, spelled
 
 TAIL = 4000
 
@@ -95,8 +97,10 @@ def read_gold(answer: str, kind: str, unit: str = "") -> Reading:
 # ---- where the answer is
 
 _MARK = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{|####|<answer>|\banswers?\b[a-z *_]{0,40}?(?:\b(?:is|are)\b|[:=])", re.I)
-_SAYS = re.compile(r"[0-9∞]|\\infty|\binf|\boo\b", re.I)
+_SAYS = re.compile(r"[0-9∞½¼¾⅓⅔]|\\infty|\binf|\boo\b", re.I)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_SETS = re.compile(r"[ \t]{0,8}(?:[-*] |[$*]{1,2}|\\\()?[a-z](?:_\{?[0-9]\}?)? ?=")
+_CLAUSE = re.compile(r"[.,;:!?]\s")
 
 
 def find_answer(completion: str, kind: str = "number") -> str:
@@ -104,7 +108,7 @@ def find_answer(completion: str, kind: str = "number") -> str:
     text = completion[-TAIL:]
     for mark in reversed(list(_MARK.finditer(text))):
         rest = text[mark.end() : mark.end() + 2 * LONGEST]
-        found = _braced(rest) if mark.group().endswith("{") else _sentence(rest.partition("</")[0])
+        found = _braced(rest) if mark.group().endswith("{") else _sentence(rest.partition("</")[0], kind)
         if _SAYS.search(found):
             return found
     lines = [line for line in reversed(text.splitlines()) if _SAYS.search(line)]
@@ -121,8 +125,13 @@ def _last_number(line: str) -> str:
             return line
     except Unreadable:
         pass
-    starts = [match.start() for match in NUMERAL.finditer(line)]
-    return _sentence(line[starts[-1] : starts[-1] + 2 * LONGEST]) if starts else ""
+    found = list(NUMERAL.finditer(line))
+    if not found:
+        return ""
+    last = found[-1].start()
+    before = _CLAUSE.split(line[found[-2].end() if len(found) > 1 else 0 : last])[-1]
+    changed = CHANGES.search(re.sub(r"^ ?but\b", "", before) + "#")  # "it isn't 22"; "not 21 but 22" is fine
+    return line[:LONGEST] if changed else _sentence(line[last : last + 2 * LONGEST])
 
 
 def _braced(rest: str) -> str:
@@ -135,9 +144,15 @@ def _braced(rest: str) -> str:
     return rest.partition("\n")[0]
 
 
-def _sentence(rest: str) -> str:
+def _sentence(rest: str, kind: str = "number") -> str:
     """The first line that is not empty, as far as the end of the first sentence that says something."""
-    line = rest.lstrip(" \t\r\n:=*_").partition("\n")[0]
+    lines = rest.lstrip(" \t\r\n:=*_").split("\n")
+    many = kind in ("set", "assignments") and all(map(_SETS.match, lines[:2]))
+    line = (
+        ", ".join(re.sub(r"^\s*[-*] ", "", line).strip(" .,;\r") for line in takewhile(_SETS.match, lines))
+        if many
+        else lines[0]
+    )
     said = ""
     for part in _SENTENCE.split(line):
         said += (" " if said else "") + part

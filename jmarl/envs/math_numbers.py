@@ -33,22 +33,40 @@ class Unreadable(ValueError):
 # ---- one spelling
 
 _CHARACTERS = str.maketrans(
-    {"−": "-", "–": "-", "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ",
+    {"−": "-", "–": "-", "‐": "-", "‑": "-", "－": "-", "⁄": "/", "≈": r"\approx ",
+     "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ",
      "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "√": r"\sqrt ", "π": r"\pi ", "\u00a0": " ", "\u202f": " ", "#": " "}
 )  # fmt: skip
+_ALONE = r"(?<![0-9A-Za-z.,^)}/])(?<![0-9)}] )"  # no operation before it
+_FONT = "(?:text|mathrm|mathbf|textbf|mbox|underline)"
 _SPELLINGS = [
     (re.compile(pattern, re.I), spelling)
     for pattern, spelling in (
+        (r"(?<=[0-9]) ?(?=[½¼¾⅓⅔])", " "),
+        (r"½", "1/2 "),
+        (r"¼", "1/4 "),
+        (r"¾", "3/4 "),
+        (r"⅓", "1/3 "),
+        (r"⅔", "2/3 "),
+        (r"<\|[^|<>]{0,30}\|>|</s>|[✅✓✔✨⭐\ufe0f\U0001f300-\U0001f3ff\U0001f44d\U0001f44f\U0001f600-\U0001f63f]", " "),
+        (r"</?(?:b|i|u|em|strong|span|p|br|code|div|mark)(?: [^<>]{0,40})?/?>", ""),
         (r"\\(?:left|right|displaystyle)(?![a-z])|\\[!,;:]|\*\*|__|`", ""),
-        (r"\\[()\[\]]", " "),
+        (r"(?<!\\)\\[()\[\] ]|\\q?quad(?![a-z])|~", " "),
         (r"\{,\}", ","),
-        (r"\\(?:text|mathrm|mathbf|textbf|mbox) ?\{([^{}]*)\}", r" \1 "),
+        (rf"\\{_FONT} ?\{{([^{{}}]*[a-z])\}}\s{{0,3}}(?:\^ ?(?:[23]|\{{ ?[23] ?\}})|[²³])?", r" \1 "),  # of units
+        (rf"\\{_FONT} ?\{{([^{{}}]*)\}}", r" \1 "),
         (r"-\s?\\?[$€£¥₹]\s?", "-"),
         (r"\\?[$€£¥₹]", " "),
         (r"\\%|\bper ?cent\b", "%"),
         (r"\\[dt]frac", r"\\frac"),
         (r"\\frac ?([0-9])", r"\\frac{\1}"),
         (r"(\\frac ?\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
+        (r"\\frac ?\{ ?-([0-9]++) ?\} ?\{ ?-", r"\\frac{\1}{"),
+        (r"\\frac ?\{ ?([0-9]++) ?\} ?\{ ?-", r"\\frac{-\1}{"),
+        (rf"{_ALONE}- ?([0-9]++) ?/ ?-([0-9])", r"\1/\2"),
+        (rf"{_ALONE}([0-9]++) ?/ ?-([0-9])", r"-\1/\2"),
+        (rf"{_ALONE}- ?\(([0-9]++(?: ?/ ?[0-9]++|\.[0-9]++)?)\)(?! ?[\^0-9(*/\\a-z])", r"-\1"),
+        (r"(^|[=:,(<>]|\b(?:is|are|or|and) ) ?(?:minus|negative) (?=[0-9.\\])", r"\1 -"),
         (r"\\leq?(?:slant)?(?![a-z])", "<="),
         (r"\\geq?(?:slant)?(?![a-z])", ">="),
         (r"\\lt(?![a-z])", "<"),
@@ -90,7 +108,11 @@ NUMERAL = re.compile(
 _SCALES = {None: 1, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 # Words that change what a number is, letters that are rather variables, and what may be a minus.
 CHANGES = re.compile(
-    r"(?<!\\)\b(?:not|minus|negative|plus|times|twice|squared|cubed|trillion|(?:a|an|one|and) (?:half|third|quarter))\b", re.I
+    r"n['’]t\b|(?<!\\)\b(?:not|cannot|never|minus|negative|twice|squared|cubed|trillion|dozen|lakh|crore|"
+    r"(?:is|are|was) (?:false|wrong|incorrect|untrue)|(?:a|an|one|and) (?:half|third|quarter)|"
+    r"(?:times|plus|but|except|other than|half of|double|less than|more than|root of|log)\b"
+    r"(?=[^#0-9]*[#0-9]| (?:one|two|three|four|five|six|seven|eight|nine|ten)\b))\b",
+    re.I,
 )
 _UNCLEAR = re.compile(r"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#")
 _AROUND = re.compile(r"[A-Za-z\s.,;:!?'\"()\[\]*_~≈/’“”#-]*+")
@@ -114,6 +136,9 @@ def _value(match: re.Match[str], unit: str) -> Value:
 
 def number(text: str, unit: str = "") -> Value:
     """The one number of a phrase, with words around it; after the last = if there is one."""
+    if re.search("[0-9]", exact := text.partition(r"\approx")[0]):
+        text = exact
+    text = text.replace(r"\approx", " ")
     if "=" in text and re.search("[0-9]", last := text.rpartition("=")[2]):
         text = last
     text = re.sub(r"^ ?([-+]) ", r"\1", text)
@@ -123,7 +148,10 @@ def number(text: str, unit: str = "") -> Value:
     if matches and _AROUND.fullmatch(around) and not _UNCLEAR.search(around):
         values = [_value(match, unit) for match in matches]
         if len({value.exact for value in values}) > 1:
-            raise Unreadable
+            _, said, last = text.rpartition(" is ")
+            if not said or re.search(r"\bif\b", text):
+                raise Unreadable
+            return number(last, unit)
         return values[-1]
     return _expression(text)
 

@@ -4,8 +4,8 @@ Topics: `arithmetic`, `algebra` (linear and quadratic equations, inequalities, s
 `multi_step` (chains of operations, numbers thought of, sequences, functions in functions, percentages one after the other,
 divisors). Difficulty 1 is one or two steps, 2 and 3 have more of them and larger numbers, fractions and roots.
 
-Each task is drawn from the seed, and split by what it is: its question, or of a story its template and numbers (names make no
-new problem). None of `eval` is ever in `train`, whatever the seeds. A task has
+Each task is drawn from the seed, and split by what it is, whatever its difficulty: its question, or of a story its template and
+numbers (names make no new problem). None of `eval` is ever in `train`, whatever the seeds. A task has
 
     question, answer, kind, unit    see `math_answers`; answer in its standard form
     lowest_terms                    true: an answer that is a fraction has to be in lowest terms
@@ -159,7 +159,7 @@ class MathProblemGenerator:
         if found is None:
             return None
         return {
-            "id": f"{name}/{level}/{found.key or found.question}",
+            "id": f"{name}/{found.key or found.question}",
             "question": found.question,
             "answer": found.answer,
             "kind": found.kind,

@@ -9,15 +9,18 @@ Task: a question and its exact answer, made by `math_problems` (the default, not
 
 `MathReasoning` (`math`), one solver with max_turns attempts: the reward of each attempt is its s; the episode is over with a
 correct one. With `steps_bonus` (off by default), a correct attempt gets 0.2 more if it shows its steps: a true equation of two
-numbers ("12 + 5 = 17") that begins with a number of the question. What later attempts read is the question, the attempt before
-and that it is wrong, or what kind of answer could not be read: never what is right, nor how near the attempt is.
+numbers ("12 + 5 = 17") that begins with a number of the question and comes to something new: neither of the two, nor a number
+of the question. What later attempts read is the question, the attempt before and that it is wrong, or what kind of answer
+could not be read: never what is right, nor how near the attempt is.
 
 `MathVerifier` (`math_verifier`), a solver and a verifier, by turns: the solver answers, the verifier reads the solution and
 says CORRECT or WRONG and why, then, unless it said CORRECT, the solver reads that and answers anew; `rounds` times. Rewards,
 one an agent: the solver gets s for its first answer, and for a later one what it is better than the one before, s - s', so
 that the sum is the last s; the verifier gets 1 for a verdict that is right, 0 for one that is not, and -0.3 where it said
-neither. The verdict is the last of the two words, in capital letters (INCORRECT and NOT CORRECT are WRONG). Its reward does
-not depend on what the solver makes of it. As long as hardly any solution is right, WRONG is nearly always the right verdict.
+neither, each divided by `rounds`. CORRECT ends the episode; if it is right it is paid for the rounds that are left, too. So
+right verdicts add up to 1, whatever the solver does, and the verifier gains nothing by keeping it wrong. The verdict is the
+last of the two words, in capital letters (INCORRECT and NOT CORRECT are WRONG). Its reward does not depend on what the solver
+makes of it. As long as hardly any solution is right, WRONG is nearly always the right verdict.
 
 `MathPlanner` (`math_planner`), a planner and a solver: the planner reads the question and writes a plan, then the solver reads
 both and answers; both get s of the answer. A planner may just write the answer: that is allowed, and measured.
@@ -87,14 +90,15 @@ _EQUATION = re.compile(rf"(?<![0-9.,]){_TERM} ?([-+*/x×÷−]) ?{_TERM} ?= ?(-?
 
 
 def shows_steps(text: str, question: str) -> bool:
-    """Is there a true equation of two numbers that begins with a number of the question?"""
+    """Is there a true equation that begins with a number of the question, and whose result is new?"""
     given = numbers(question)
     for a, sign, b, c, _ in _EQUATION.findall(re.sub(r"[$*]{2}|[$\\]", "", text[-4 * QUOTED :])):
         try:
             left, right, result = (number(spelled(part.rstrip(".,"))).exact for part in (a, b, c))
         except Unreadable:
             continue
-        if left in given and right is not None and result == _computed(left, sign, right):
+        new = result not in given and result not in (left, right)
+        if new and left in given and right is not None and result == _computed(left, sign, right):
             return True
     return False
 
@@ -189,6 +193,7 @@ class MathVerifier(MathReasoning):
         if rounds < 1:
             raise ValueError(f"rounds={rounds}: give at least 1")
         super().__init__(generator, max_turns=1 + 2 * rounds, **options)
+        self.rounds = rounds
         if self.steps_bonus:
             raise ValueError("steps_bonus is for a solver alone")
 
@@ -220,8 +225,10 @@ class MathVerifier(MathReasoning):
             f"{ask(state.task)}\n\nYour solution:\n{quoted(state.solution)}\n\nA verifier says:\n{quoted(message)}\n\n"
             "The verifier may be mistaken. Write your solution again, better if it can be."
         )
-        reward = float(right) if words else SCORES["unparsable"]
-        return Step(state, [read, None], [0.0, reward], words[-1:] == ["CORRECT"], self._info(state))
+        done = words[-1:] == ["CORRECT"]
+        paid = self.rounds - (state.turn // 2 - 1) if done else 1  # rounds
+        reward = (float(right) if words else SCORES["unparsable"]) * paid / self.rounds
+        return Step(state, [read, None], [0.0, reward], done, self._info(state))
 
     def _info(self, state: Episode) -> dict[str, float]:
         names = ("verdict_right", "verdict_read", "revised")

@@ -49,7 +49,7 @@ STORIES = {
         Part("Then {A} gives {c} of them to {C}.", "How many {thing} does {A} have left?", lambda a, b, c: a + b - c),
         Part("{A} puts the rest into {d} boxes, the same number into each.", "How many {thing} are in each box?",
              lambda a, b, c, d: F(a + b - c, d)))),
-    "lost": Story(((30, 120), (2, 29), (2, 9), (3, 24), (1, 8)), (
+    "lost": Story(((30, 120), (2, 29), (2, 9), (3, 24), (2, 8)), (
         Part("{A} had {a} {thing} and lost {b} of them.", "How many {thing} are left?", lambda a, b: a - b),
         Part("Then {A} bought {c} packs with {d} {thing} in each.", "How many {thing} does {A} have now?",
              lambda a, b, c, d: a - b + c * d),
@@ -148,7 +148,7 @@ STORIES = {
         Part("There are {a} litres of water in a tank, and {b} litres flow in every minute, for {c} minutes.",
              "How many litres are in the tank then?", lambda a, b, c: a + b * c),
         Part("After that, {d} litres are taken out.", "How many litres are left in it?", lambda a, b, c, d: a + b * c - d),
-        Part("They fill buckets of {e} litres, each to its brim.", "How many buckets do they fill?",
+        Part("The water that is left fills buckets of {e} litres, each to its brim.", "How many buckets does it fill?",
              lambda a, b, c, d, e: F(a + b * c - d, e)))),
     "red": Story(((20, 900), (3, 20), (2, 40), (2, 60)), (
         Part("{A} has {a} {thing}, and one in every {b} of them is red.", "How many of the {thing} are red?", F),
@@ -182,13 +182,13 @@ STORIES = {
              lambda a, b, c: a * b + c),
         Part("A storm fells {d} of them.", "How many trees are still standing?",
              lambda a, b, c, d: a * b + c - d),
-        Part("Each of these bears {e} kilograms of fruit.", "How many kilograms of fruit do they bear?",
+        Part("Each tree that still stands bears {e} kilograms of fruit.", "How many kilograms of fruit do they bear?",
              lambda a, b, c, d, e: (a * b + c - d) * e))),
     "school": Story(((40, 1500), (5, 90), (2, 30), (2, 12)), (
         Part("A school has {a} pupils, of whom {b} percent come by bus.", "How many pupils come by bus?",
              lambda a, b: F(a * b, 100)),
         Part("Today {c} of these are ill at home.", "How many pupils come by bus today?", lambda a, b, c: F(a * b, 100) - c),
-        Part("They are spread equally over {d} buses.", "How many pupils are in each bus?",
+        Part("Those who come are spread equally over {d} buses.", "How many pupils are in each bus?",
              lambda a, b, c, d: F(F(a * b, 100) - c, d)))),
     "share": Story(((20, 400), (3, 300), (2, 60), (2, 90)), (
         Part("A box has {a} {thing}, of which {b} are blue.", "What percentage of the {thing} is blue?",
