@@ -295,7 +295,7 @@ class LockStep:
     def _checked(self, reward: float | Sequence[float]) -> Any:
         low, high = self.reward_range
         try:
-            values = np.ravel(np.asarray(reward, float))
+            values = [float(value) for value in np.ravel(reward)]
         except (TypeError, ValueError):
             name = _name(self.env)
             raise ValueError(f"{name} gave the reward {reward!r:.80}: give a number, or one for each agent") from None

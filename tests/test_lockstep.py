@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -508,3 +510,19 @@ def test_rewards_of_each_agent_are_centred_for_each_agent(tiny_pair, estimator):
         np.testing.assert_allclose(of_agent.mean(-1), 0, atol=1e-5 * size)
     assert np.abs(plain[1]).max() > 30 * np.abs(plain[0]).max()
     assert 0.5 < np.abs(scaled[0]).max() / np.abs(scaled[1]).max() < 2
+
+
+# --- the README ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_readmes_examples_run(tiny_config, tiny_tokenizer, random_agent):
+    """Every Python block of its section on environments, with two tiny agents and one short update."""
+    section = (Path(__file__).parent.parent / "README.md").read_text().split("## Environments")[1].split("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    agents = [random_agent(tiny_config(tie_embeddings=False, max_positions=4096), tiny_tokenizer, seed) for seed in range(2)]
+    short = "TrainConfig(num_updates=1, num_generations=2, max_new_tokens=3, progress=False, "
+    names = {"agents": agents, "make_team": make_team, "train": train, "TrainConfig": TrainConfig, "__name__": __name__}
+    assert len(blocks) == 2
+    for block in blocks:
+        block = block.replace("TrainConfig(", short).replace('"train", 500', '"train", 4').replace('"eval", 32', '"eval", 2')
+        exec(compile(block, "README.md", "exec"), names)

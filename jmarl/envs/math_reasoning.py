@@ -192,6 +192,8 @@ class MathVerifier(MathReasoning):
     def __init__(self, generator: Problems | None = None, *, rounds: int = 1, **options: Any):
         if rounds < 1:
             raise ValueError(f"rounds={rounds}: give at least 1")
+        if "max_turns" in options:
+            raise ValueError("max_turns is for a solver alone: give rounds, and there are 1 + 2 * rounds turns")
         super().__init__(generator, max_turns=1 + 2 * rounds, **options)
         self.rounds = rounds
         if self.steps_bonus:
@@ -242,6 +244,8 @@ class MathPlanner(MathReasoning):
     roles = ("planner", "solver")
 
     def __init__(self, generator: Problems | None = None, **options: Any):
+        if "max_turns" in options:
+            raise ValueError("max_turns is for a solver alone: a plan and a solution are two turns")
         super().__init__(generator, max_turns=2, **options)
         if self.steps_bonus:
             raise ValueError("steps_bonus is for a solver alone")
