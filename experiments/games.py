@@ -1,7 +1,7 @@
 """Small teams learn small games from nothing: guiding a walker together, and Sudoku with a proposer and a checker.
 
-Claim: a team that is trained together does better than before, and better than agents that were each trained alone and then
-teamed; a single agent that writes as many tokens is the other thing to compare with.
+Claim: a team that is trained together does far better than before. Beside it stand a single agent that writes as many tokens,
+and agents that were each trained alone and then teamed; where the team does not win, experiments/README.md says so.
 Command: python -m experiments.games grid            (or sudoku; flags: --help; --write keeps picture and table here)
 Games: `jmarl.envs.grid` (two agents with 3 moves each, or one with 6) and `jmarl.envs.sudoku` (1 to 3 blanks; one agent in
 both roles, or a proposer and a checker that were trained alone). Model: two layers of random weights, a word a token.

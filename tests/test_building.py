@@ -250,7 +250,7 @@ def test_what_is_used_up_stays_so_in_later_turns():
     state, _ = env.reset(SLAB, RNG)
     step = env.step(state, ("/fill 0 1 0 1 1 0 stone", FRONT), RNG)
     assert (
-        "You have left 1 stone" in step.observations[0]
+        "You still have 1 stone" in step.observations[0]
         and "Too much, clear with air:\n0 1 0 1 1 0 stone" in step.observations[0]
     )
     assert step.reward == pytest.approx(2 * 2 / 6 - 0.5 * 2 / 4 - 0.25)

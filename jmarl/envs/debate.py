@@ -215,8 +215,8 @@ def prompt(state: Transcript, side: str, speeches: int) -> str:
     if state.speeches:
         lines += ["What was said so far:", transcript(state)]
     number = len(state.said_by(side)) + 1
-    asked = "new reasons and evidence in a few full sentences, answering the other side"
-    lines += [f"Give your speech {number} of {speeches}: {asked}."]
+    asked = "new reasons and evidence in a few full sentences" + ", answering the other side" * bool(state.speeches)
+    lines += [f"Give speech {number} of {speeches}: {asked}."]
     return "\n".join(lines)
 
 

@@ -42,10 +42,10 @@ from jmarl.lockstep import Step, TextEnvironment
 
 SHARING = {
     "halves": (
-        "You are agent 1: make the first half of the calls, in the order of the request (of an odd number one more). "
-        "Agent 2 makes the others.",
-        "You are agent 2: make the second half of the calls, in the order of the request. Agent 1 makes the others (of an odd "
-        "number one more).",
+        "You are agent 1: make the first half of the calls, in the order of the request (the larger half, if their number is "
+        "odd). Agent 2 makes the others.",
+        "You are agent 2: make the second half of the calls, in the order of the request (the smaller half, if their number is "
+        "odd). Agent 1 makes the others.",
     ),
     "self_select": (
         "You are agent 1. Agent 2 reads the same. Make some of the calls, not all, and not those that agent 2 makes.",

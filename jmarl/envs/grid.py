@@ -30,7 +30,6 @@ Place = tuple[int, int]  # column from the left, row from the top, both from 1
 MOVES = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0), "stay": (0, 0)}
 WORDS = re.compile(r"\b(" + "|".join(MOVES) + r")\b")
 MOST_READ = 2000  # characters of a message
-NUMBERS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 class Walk(NamedTuple):
@@ -141,7 +140,7 @@ class GridPlanning(TextEnvironment):
         text = (
             f"A walker is on a grid of {state.size} columns (1 is left) and {state.size} rows (1 is at the top). It is at "
             f"column {state.way[-1][0]} row {state.way[-1][1]}, its goal at column {state.goal[0]} row {state.goal[1]}, walls "
-            f"at {at}."
+            f"at {at}. A move against a wall or the border is lost, and at the goal it stops."
         )
         return [f"{text} {self._share(n)}" for n in range(self.num_agents)]
 
@@ -149,8 +148,10 @@ class GridPlanning(TextEnvironment):
         last = f"Answer with {self.moves} words, each up, down, left, right or stay."
         if self.num_agents == 1:
             return f"Lead it to its goal. {last}"
-        own = [NUMBERS.get(k, f"{k}th") for k in range(agent + 1, self.moves * self.num_agents + 1, self.num_agents)]
-        return f"You and your team lead it to its goal together: you make move {', '.join(own)}, your team the others. {last}"
+        own = [str(k) for k in range(agent + 1, self.moves * self.num_agents + 1, self.num_agents)]
+        return (
+            f"You and your team lead it to its goal together: you choose moves {', '.join(own)}, your team the others. {last}"
+        )
 
     def describe(self):
         own = {"moves": self.moves, "size": self.size, "walls": self.walls, "brief": self.brief}

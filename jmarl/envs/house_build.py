@@ -192,13 +192,13 @@ class HouseBuild(Building):
     def ask(self, site: Site) -> list[str]:
         size, plan = read_plan(site.task)
         boxed = "\n".join(f"{_numbers(low, high)} {block}" for low, high, block in _boxes(plan))
-        last, has = " ".join(str(n - 1) for n in size), "You have" if not site.turn else "You have left"
+        last, has = " ".join(str(n - 1) for n in size), "You have" if not site.turn else "You still have"
         out = []
         for agent, stock in enumerate(site.stocks):
             blocks = ", ".join(f"{count:g} {block}" for block, count in stock.items() if count) or "nothing"
             out.append(
                 f"Two builders build a house in the box from 0 0 0 to {last} (x y z, y is up). Plan, as boxes of blocks from "
-                f"corner to corner; all else is air:\n{boxed}\n"
+                f"corner to corner, and single blocks; all else is air:\n{boxed}\n"
                 f"You are builder {agent + 1}. {has} {blocks}. Builder {2 - agent} works at the same time and has about as "
                 f"much: share the work, and do not both fill a cell.\n"
                 f"Write up to {self.max_commands // 2} commands, one a line, such as:\n/fill 0 0 0 1 0 0 {plan[min(plan)]}\n"

@@ -45,7 +45,7 @@ TAIL = 4000
 WRONG = "That is not the right answer."
 NOT_WORKED_OUT = "That is not the right answer, or it is not worked out (a fraction goes in lowest terms)."
 FORMS = {
-    "number": 'a line "Answer: ..." with one number, a fraction in lowest terms',
+    "number": 'a line "Answer: ..." with one number (if it is a fraction, in lowest terms)',
     "set": 'a line "Answer: x = ... or x = ..." with all solutions',
     "interval": 'a line like "Answer: x < ...", "Answer: ... <= x < ..." or "Answer: x < ... or x >= ..."',
     "assignments": 'a line "Answer: x = ..., y = ..."',

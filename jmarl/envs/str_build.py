@@ -161,7 +161,7 @@ class StrBuild(Building):
         for agent, own in enumerate(PALETTES):
             stands = "your block replaces its" if agent == 1 else "its block replaces yours"
             out.append(
-                f"Two builders write {site.task['string']} on a wall with blocks. Cells to fill, all others stay empty:\n"
+                f"Two builders write {site.task['string']} on a wall with blocks. Fill these cells (z is 0) and no others:\n"
                 f"{cells}\n"
                 f"Blocks that share a side must be of different kinds.\n"
                 f"You are builder {agent + 1} and have {' and '.join(own)}: use both. Builder {2 - agent} has "

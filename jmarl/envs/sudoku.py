@@ -38,7 +38,7 @@ WORDS = re.compile(r"(?<!\w)(?:([1-4])|([A-P]))(?!\w)")
 NAMES = "ABCDEFGHIJKLMNOP"
 RUNS = re.compile(r"(?<!\w)(?:([1-4]{2,16})|([A-P]{2,16}))(?!\w)")
 MOST_READ = 2000  # characters of a message
-RULES = "Each row, column and 2 by 2 box of a square has the digits 1, 2, 3 and 4 once."
+RULES = "Each row, column and 2 by 2 box of this 4 by 4 square has the digits 1, 2, 3 and 4 once."
 
 
 class Play(NamedTuple):
@@ -174,9 +174,10 @@ class Sudoku(TextEnvironment):
             return " ".join([*self._cells(state), "fill" if proposes else "check", *(names if proposes else [])])
         square = self.render(state)
         if proposes:
-            which = "Fill the blanks" if state.turn == 0 else "A checker believes some digits wrong. Fill again"
-            asked = f"answer with {len(names)} digits, in this order, separated by spaces."
-            return f"{RULES}\n\n{square}\n\n{which} {' '.join(names)}: {asked}"
+            which = f"Fill the blanks {' '.join(names)}"
+            if state.turn:
+                which = f"A checker thinks that {' '.join(names)} were wrong. Fill them again"
+            return f"{RULES}\n\n{square}\n\n{which}: answer with {len(names)} digits, in this order, separated by spaces."
         shown = ", ".join(f"{NAMES[i]} = {digit or 'nothing'}" for i, digit in enumerate(state.filled))
         return (
             f"{RULES}\n\n{square}\n\nFilled in were {shown}. Which of these are wrong? Answer with their letters, "

@@ -123,7 +123,7 @@ def parsed(expression: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ToolError(f"{text!r:.80} is no expression, as (3 + 4) * 2^5 is one") from None
+        raise ToolError(f"cannot read {expression!r:.80}: write an expression such as (3 + 4) * 2^5") from None
 
 
 def value_of(node: ast.expr, depth: int = 0) -> Number:

@@ -332,9 +332,9 @@ class ToolTeam(ToolUse):
             f"{self.about(state)}\n\n{story(state)}\nPlan:"
         )
 
-    def about(self, state: Episode) -> str:
-        plan = [] if state.plan is None else ["Plan for this turn:", indented(state.plan or "(nothing)")]
-        return "\n".join([super().about(state), *plan])
+    def ask(self, state: Episode) -> str:
+        """The plan stands behind the question that it is for."""
+        return f"{super().ask(state)}Plan for this turn:\n{indented(state.plan or '(nothing)')}\n"
 
 
 METRICS = ("calls", "correct", "coverage", "speed", "solved", "num_calls", "num_failed")
