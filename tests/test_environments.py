@@ -112,3 +112,22 @@ def test_nothing_an_agent_writes_breaks_it(env, data):
         st.sampled_from(NASTY), st.text(max_size=200), st.lists(st.sampled_from(NASTY[4:]), max_size=3).map("\n".join)
     )
     play(env, lambda t, count: [[data.draw(text) for _ in range(count)] for _ in range(env.num_agents)], env.tasks("train", 1))
+
+
+@pytest.mark.parametrize(
+    "text, error, match",
+    [
+        (None, FileNotFoundError, "there is no file .*rows.jsonl: give a JSON Lines file with the fields"),
+        ("", ValueError, "rows.jsonl cannot be read as JSON Lines with the fields .*: it is empty"),
+        ("no json at all\n", ValueError, "rows.jsonl cannot be read as JSON Lines with the fields"),
+        ('{"title": "a"}\n', ValueError, "rows.jsonl has no column .*: it has title, needed are"),
+    ],
+)
+@pytest.mark.parametrize("name", ["tldr", "arxiv", "math", "debate"])
+def test_bad_files_are_named(name, text, error, match, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    if text is not None:
+        path.write_text(text)
+    options = {"data": "gsm8k", "data_path": path} if name == "math" else {"data": path}
+    with pytest.raises(error, match=match):
+        make(name, **options).tasks("train", 1)

@@ -45,6 +45,7 @@ def load_rows(
 
 def _read(hub: str, config: str | None, split: str, path: str | Path | None, fields: Sequence[str]) -> Any:
     import datasets
+    from datasets.exceptions import DatasetGenerationError
 
     if path is None:
         return datasets.load_dataset(hub, config, split=split)
@@ -55,7 +56,11 @@ def _read(hub: str, config: str | None, split: str, path: str | Path | None, fie
     above = path.parent.parent / "features.json"
     described = next((file for file in (beside, above) if file.is_file()), None)
     features = datasets.Features.from_dict(json.loads(described.read_text())) if described else None
-    return datasets.load_dataset("json", data_files=str(path), features=features, split="train")
+    try:
+        return datasets.load_dataset("json", data_files=str(path), features=features, split="train")
+    except (StopIteration, json.JSONDecodeError, DatasetGenerationError) as error:
+        why = "it is empty" if isinstance(error, StopIteration) else str(error.__cause__ or error)
+        raise ValueError(f"{path} cannot be read as JSON Lines with the fields {', '.join(fields)}: {why:.300}") from error
 
 
 def split_of(key: str) -> str:
