@@ -58,6 +58,10 @@ class BuildingConfig(TrainConfig):
         check("environment", self.environment, self.environment in ENVIRONMENTS, ", ".join(ENVIRONMENTS))
         one = self.environment != "function_calling" or self.num_turns == 1
         check("num_turns", self.num_turns, one, "1: function_calling has no later turns")
+        letters = self.environment == "str_build" or self.max_letters == 2
+        check("max_letters", self.max_letters, letters, "left out: it is of str_build")
+        of_calls = self.environment == "function_calling" and 1 <= self.calls[0] <= self.calls[1]
+        check("calls", self.calls, self.calls == (2, 3) or of_calls, "from and to, and of function_calling")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
         check_settings(self)
         check_agents(self, 2)

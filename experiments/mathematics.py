@@ -58,12 +58,15 @@ class MathConfig(TrainConfig):
 
     def __post_init__(self):
         check("environment", self.environment, self.environment in TURNS, ", ".join(TURNS))
+        fixed = TURNS[self.environment]
+        check("num_turns", self.num_turns, self.environment == "math" or self.num_turns in (1, fixed), f"{fixed} or left out")
         if self.num_turns == 1:
             object.__setattr__(self, "num_turns", TURNS[self.environment])
         super().__post_init__()
         check("difficulty", self.difficulty, self.difficulty in (1, 2, 3), "1, 2 or 3")
         check("data", self.data, self.data in ("problems", *SOURCES), ", ".join(("problems", *SOURCES)))
         own = self.data == "problems"
+        check("difficulty", self.difficulty, own or self.difficulty == 1, "left out: it is of made problems")
         check("data_path", self.data_path, not (own and self.data_path), f"of --data {' or '.join(SOURCES)}")
         check("tasks", self.tasks, self.tasks >= 1, "1 or more")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")

@@ -17,6 +17,7 @@ import tyro
 
 from jmarl.config import TrainConfig, check
 from jmarl.envs import make
+from jmarl.envs.tool_tasks import MAKERS
 from jmarl.evaluate import Evaluation, numbers
 from jmarl.learners import check_agents
 from jmarl.lockstep import LockStep
@@ -60,6 +61,7 @@ class ToolsConfig(TrainConfig):
         check("environment", self.environment, self.environment in AGENTS, ", ".join(AGENTS))
         agents = AGENTS[self.environment]
         check("num_turns", self.num_turns, self.num_turns % agents == 0, "even: planner and caller take turns")
+        check("kinds", self.kinds, set(self.kinds) <= set(MAKERS), f"some of {', '.join(MAKERS)}")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
         check_settings(self)
         check_agents(self, agents)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -106,3 +109,23 @@ def test_games_are_learned_by_all_ways():
         lines = run("experiments.games", game, "--num-updates", "2", "--seeds", "0", "1", "--width", "16").splitlines()
         table = [line for line in lines if line.startswith("| ")]
         assert len(table) == 4 and all(0 <= float(line.split("|")[3].split("±")[0]) <= 1 for line in table[1:])
+
+
+@pytest.mark.parametrize(
+    "module, config, options",
+    [
+        ("debate", "DebateConfig", {"num_turns": 6}),
+        ("debate", "DebateConfig", {"opponent": "frozen", "frozen_agents": (0,)}),
+        ("debate", "DebateConfig", {"judge_model": "somebody"}),
+        ("mathematics", "MathConfig", {"environment": "math_verifier", "num_turns": 2}),
+        ("mathematics", "MathConfig", {"data": "gsm8k", "difficulty": 3}),
+        ("mathematics", "MathConfig", {"data_path": "rows.jsonl"}),
+        ("building", "BuildingConfig", {"environment": "house_build", "max_letters": 9}),
+        ("building", "BuildingConfig", {"environment": "function_calling", "calls": (5, 2)}),
+        ("tools", "ToolsConfig", {"kinds": ("arithmetik",)}),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(module, config, options):
+    made = getattr(importlib.import_module(f"experiments.{module}"), config)
+    with pytest.raises(ValueError, match=f"{list(options)[-1]}=.* is not allowed"):
+        made(**options, output_dir="")
