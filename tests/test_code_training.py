@@ -15,8 +15,13 @@ from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.envs import code_problems
+from jmarl.envs.code_execution import CodeExecutionEnvironment
 from jmarl.envs.code_generation import CodeGeneration
 from jmarl.envs.code_pipeline import WAIT, CodePipeline
+from jmarl.envs.code_problems import CodeProblemGenerator
+from jmarl.envs.math_problems import MathProblemGenerator
+from jmarl.envs.math_reasoning import MathReasoningEnvironment
+from jmarl.envs.mixture import Mixture
 from jmarl.evaluate import evaluate, in_last_turn, numbers
 from jmarl.returns import mean_and_interval, pass_at_k
 from jmarl.rewards import make_reward
@@ -198,3 +203,18 @@ def test_the_table_of_baselines(tiny_dir, monkeypatch, capsys, tmp_path):
     assert rows[0][3:5] == ["pass@1", "pass@2"] and all(row[3] == "0.000 ± 0.000" for row in rows[2:])
     tokens = [float(row[5].strip("| ")) for row in rows[2:]]
     assert tokens[0] <= 8 and tokens[1] <= 8 and tokens[3] > tokens[1]
+
+
+def test_code_in_mrlms_words_and_in_a_mixture(box):
+    """The constructor takes a generator; joint actions of a mixture's environments are each judged by their own."""
+    env = CodeExecutionEnvironment(CodeProblemGenerator(difficulty_range=(1, 1)), sandbox=box)
+    tasks = env.tasks("eval", 3)
+    assert {task["difficulty"] for task in tasks} == {1} and env.roles == ("main",)
+    both = Mixture({"code": env, "math": MathReasoningEnvironment(MathProblemGenerator(difficulty_range=(1, 2)))})
+    mixed, rng = both.tasks("train", 6), np.random.default_rng(0)
+    states, _ = both.reset(mixed, rng)
+    said = [task["task"].get("solution") or f"Answer: {task['task']['answer']}" for task in mixed]
+    result = both.step(states, [said], rng).result
+    assert result.total.tolist() == [2.0 if task["environment"] == "code" else 1.0 for task in mixed]
+    with pytest.raises(ValueError, match="give from and to, between 1 and 3"):
+        CodeProblemGenerator((0, 3))

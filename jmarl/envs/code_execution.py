@@ -13,6 +13,7 @@ limit in the tests that it did not come to. Metrics: the three parts (`reward/pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jmarl.envs.code_generation import CodeGeneration, Formed, Score, form_problems, share_passed
 from jmarl.sandbox import ExecutionResult
@@ -39,3 +40,10 @@ class CodeExecution(CodeGeneration):
         score = Score({"passed": share_passed(result)}, form_problems(formed[2], result), result)
         score.parts.update(all_passed=ALL_PASSED * score.solved, raised=RAISED * raised(result))
         return score
+
+
+class CodeExecutionEnvironment(CodeExecution):
+    """The same by MRLM's name, with its problems first: CodeExecutionEnvironment(CodeProblemGenerator())."""
+
+    def __init__(self, generator: Any = None, **options):
+        super().__init__(generator=generator, **options)

@@ -155,8 +155,10 @@ class CodeGeneration:
     num_agents: writers. feedback: what later turns read; shown_tests: of level_feedback; expert: of expert_edits, from prompt
     to text. processor: applied to the reward, such as RewardProcessors.shift(-4), with which an early_termination_threshold of
     -0.2 means nearly perfect. sandbox: where programs run; by default the process's own, which is started now, so that a
-    machine without one is known before training.
+    machine without one is known before training. generator: where `tasks` come from, by default made problems.
     """
+
+    max_turns = 1  # at least; further turns are played as long as `num_turns` wants
 
     def __init__(
         self,
@@ -168,6 +170,7 @@ class CodeGeneration:
         processor: Processor | None = None,
         limits: Limits | None = None,
         sandbox: Sandbox | None = None,
+        generator: Any = None,
     ):
         if num_agents < 1:
             raise ValueError(f"num_agents={num_agents}: at least one writes the function")
@@ -179,6 +182,7 @@ class CodeGeneration:
             raise ValueError(f"shown_tests={shown_tests} is for feedback='level_feedback', not {feedback!r}")
         self.num_agents, self.feedback, self.shown_tests, self.expert = num_agents, feedback, shown_tests, expert
         self.processor, self.limits, self.sandbox = processor, limits, sandbox or default_sandbox()
+        self.generator = generator or code_problems.CodeProblemGenerator()
         best = MAIN + PARSES + TESTS
         self.reward_range = (0.0, best + (AUX + CALLS + MORE_THAN_WRAPPER if num_agents > 1 else 0.0))
 
@@ -187,8 +191,7 @@ class CodeGeneration:
         return (*helper_names(self.num_agents), "main")
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
-        """Made problems of all difficulties."""
-        return code_problems.generate(count, split=split, seed=seed)
+        return self.generator.tasks(split, count, seed)
 
     def describe(self) -> dict[str, str]:
         """The level at which programs are confined: verdicts of one run are all of one."""

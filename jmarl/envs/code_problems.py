@@ -126,6 +126,23 @@ def draw(rng: random.Random, difficulty: int) -> Problem:
     return Problem(name, difficulty, (*constants[:used], *(0,) * (4 - used)))  # type: ignore[arg-type]
 
 
+class CodeProblemGenerator:
+    """Problems as tasks. difficulty_range: from and to, both included."""
+
+    def __init__(self, difficulty_range: tuple[int, int] = (1, 3)):
+        self.difficulty_range = check_range(difficulty_range)
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        return generate(count, split=split, seed=seed, difficulty=self.difficulty_range)
+
+
+def check_range(difficulty: tuple[int, int]) -> tuple[int, int]:
+    low, high = difficulty
+    if not 1 <= low <= high <= 3:
+        raise ValueError(f"difficulty={difficulty}: give from and to, between 1 and 3")
+    return low, high
+
+
 def generate(count: int, *, split: str = "train", seed: int = 0, difficulty: tuple[int, int] = (1, 3)) -> list[dict]:
     """Distinct problems as items of `code_generation`; difficulty: from and to, both included."""
     return [_item(problem, rng, problem.text()) for problem, rng in _draws(count, split, seed, difficulty)]
@@ -148,9 +165,7 @@ def _draws(count: int, split: str, seed: int, difficulty: tuple[int, int]) -> li
     """Distinct problems of a split, each with random numbers of its own."""
     if split not in SPLITS:
         raise ValueError(f"split={split!r}: choose {' or '.join(SPLITS)}")
-    low, high = difficulty
-    if not 1 <= low <= high <= 3:
-        raise ValueError(f"difficulty={difficulty}: give from and to, between 1 and 3")
+    low, high = check_range(difficulty)
     rng, found = random.Random(f"{seed} {split} {difficulty}"), dict[Problem, random.Random]()
     for _ in range(100 * count + 1000):
         if len(found) == count:
