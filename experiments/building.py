@@ -14,9 +14,9 @@ from typing import Any
 
 import tyro
 
+from experiments.report import report
 from jmarl.config import TrainConfig, check
 from jmarl.envs import make
-from jmarl.evaluate import Evaluation, numbers
 from jmarl.learners import check_agents
 from jmarl.lockstep import LockStep
 from jmarl.team import make_team
@@ -86,21 +86,8 @@ def run(cfg: BuildingConfig) -> TrainResult:
     return train(team, params, env, items, cfg, eval_items=held_out)
 
 
-def told(result: Evaluation) -> str:
-    """Reward and pass@k with their intervals."""
-    found = numbers(result)
-    shown = [name for name in found if f"{name}_ci95" in found]
-    return ", ".join(f"{name.removeprefix('eval/')} {found[name]:.3f} ± {found[f'{name}_ci95']:.3f}" for name in shown)
-
-
 def main() -> None:
-    result = run(tyro.cli(BuildingConfig))
-    if result.before:  # not of a resumed run
-        print(f"held-out before: {told(result.before)}")
-    if result.after:
-        print(f"held-out after: {told(result.after)}")
-    last = result.rewards[-10:]
-    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+    report(run(tyro.cli(BuildingConfig)))
 
 
 if __name__ == "__main__":

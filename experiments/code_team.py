@@ -13,13 +13,13 @@ import dataclasses
 
 import tyro
 
+from experiments.report import report
 from jmarl.config import TrainConfig, check
 from jmarl.envs import code_problems
 from jmarl.envs.code_completion import CodeCompletion
 from jmarl.envs.code_data import SOURCES, load_items
 from jmarl.envs.code_execution import CodeExecution
 from jmarl.envs.code_generation import CodeGeneration
-from jmarl.evaluate import Evaluation, numbers
 from jmarl.learners import check_agents
 from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable
 from jmarl.sandbox.client import AUTO, UNSAFE
@@ -106,25 +106,11 @@ def run(cfg: CodeConfig) -> TrainResult:
         return train(team, params, env, items, cfg, eval_items=held_out)
 
 
-def told(result: Evaluation) -> str:
-    """Reward and pass@k with their intervals."""
-    found = numbers(result)
-    shown = [name for name in found if f"{name}_ci95" in found]
-    return ", ".join(f"{name.removeprefix('eval/')} {found[name]:.3f} ± {found[f'{name}_ci95']:.3f}" for name in shown)
-
-
 def main() -> None:
-    cfg = tyro.cli(CodeConfig)
     try:
-        result = run(cfg)
+        report(run(tyro.cli(CodeConfig)))
     except SandboxUnavailable as error:
         raise SystemExit(str(error)) from None
-    if result.before:  # not of a resumed run
-        print(f"held-out before: {told(result.before)}")
-    if result.after:
-        print(f"held-out after: {told(result.after)}")
-    last = result.rewards[-10:]
-    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
 
 
 if __name__ == "__main__":

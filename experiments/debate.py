@@ -19,6 +19,7 @@ import dataclasses
 
 import tyro
 
+from experiments.report import report
 from jmarl.chat_api import ChatAPI, ChatModel
 from jmarl.config import TrainConfig, check
 from jmarl.envs.debate import Debate, DebateScripted, RuleBasedJudge
@@ -121,13 +122,7 @@ def run(cfg: DebateConfig) -> TrainResult:
 
 
 def main() -> None:
-    cfg = tyro.cli(DebateConfig)
-    result = run(cfg)
-    for when, found in (("before", result.before), ("after", result.after)):
-        if found:
-            print(f"held-out reward {when}: {found.mean:.3f} ± {found.interval:.3f}")
-    last = result.rewards[-10:]
-    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+    report(run(tyro.cli(DebateConfig)))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ import dataclasses
 
 import tyro
 
+from experiments.report import report
 from jmarl.config import TrainConfig, check
 from jmarl.envs import make
 from jmarl.envs.math_data import SOURCES
-from jmarl.evaluate import Evaluation, numbers
 from jmarl.learners import check_agents
 from jmarl.lockstep import TextEnvironment
 from jmarl.team import make_team
@@ -90,21 +90,8 @@ def run(cfg: MathConfig) -> TrainResult:
     return train(team, params, env, items, cfg, eval_items=held_out)
 
 
-def told(result: Evaluation) -> str:
-    """Return and pass@k with their intervals, and the metrics of the environment."""
-    found = numbers(result)
-    shown = [name for name in found if not name.endswith("_ci95")]
-    return ", ".join(f"{name.removeprefix('eval/')} {found[name]:.3f}" for name in shown)
-
-
 def main() -> None:
-    result = run(tyro.cli(MathConfig))
-    if result.before:  # not of a resumed run
-        print(f"held-out before: {told(result.before)}")
-    if result.after:
-        print(f"held-out after: {told(result.after)}")
-    last = result.rewards[-10:]
-    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+    report(run(tyro.cli(MathConfig)))
 
 
 if __name__ == "__main__":

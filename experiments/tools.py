@@ -15,10 +15,10 @@ import dataclasses
 
 import tyro
 
+from experiments.report import report
 from jmarl.config import TrainConfig, check
 from jmarl.envs import make
 from jmarl.envs.tool_tasks import MAKERS
-from jmarl.evaluate import Evaluation, numbers
 from jmarl.learners import check_agents
 from jmarl.lockstep import LockStep
 from jmarl.sandbox import SandboxUnavailable, default_sandbox
@@ -76,24 +76,11 @@ def run(cfg: ToolsConfig) -> TrainResult:
     return train(team, params, LockStep(env), items, cfg, eval_items=held_out)
 
 
-def told(result: Evaluation) -> str:
-    """Reward and pass@k with their intervals."""
-    found = numbers(result)
-    shown = [name for name in found if f"{name}_ci95" in found]
-    return ", ".join(f"{name.removeprefix('eval/')} {found[name]:.3f} ± {found[f'{name}_ci95']:.3f}" for name in shown)
-
-
 def main() -> None:
     try:
-        result = run(tyro.cli(ToolsConfig))
+        report(run(tyro.cli(ToolsConfig)))
     except SandboxUnavailable as error:
         raise SystemExit(str(error)) from None
-    if result.before:  # not of a resumed run
-        print(f"held-out before: {told(result.before)}")
-    if result.after:
-        print(f"held-out after: {told(result.after)}")
-    last = result.rewards[-10:]
-    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
 
 
 if __name__ == "__main__":

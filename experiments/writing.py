@@ -15,10 +15,9 @@ import dataclasses
 
 import tyro
 
+from experiments.report import report
 from jmarl.config import TrainConfig, check
 from jmarl.envs import make
-from jmarl.envs.writing_score import NOMINAL_MAX
-from jmarl.evaluate import Evaluation
 from jmarl.learners import check_agents
 from jmarl.lockstep import LockStep
 from jmarl.team import make_team
@@ -72,21 +71,8 @@ def run(cfg: WritingConfig) -> TrainResult:
     return train(team, params, LockStep(env), items, cfg, eval_items=held_out)
 
 
-def told(result: Evaluation, cfg: WritingConfig) -> str:
-    """Mean and interval, and as a share of the nominal maximum."""
-    share = f", {result.mean / (1.0 if cfg.environment == 'story' else NOMINAL_MAX):.1%} of the nominal maximum"
-    return f"{result.mean:.3f} ± {result.interval:.3f}{share}"
-
-
 def main() -> None:
-    cfg = tyro.cli(WritingConfig)
-    result = run(cfg)
-    if result.before:  # not of a resumed run
-        print(f"held-out reward before {told(result.before, cfg)}")
-    if result.after:
-        print(f"held-out reward after {told(result.after, cfg)}")
-    last = result.rewards[-10:]
-    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+    report(run(tyro.cli(WritingConfig)))
 
 
 if __name__ == "__main__":

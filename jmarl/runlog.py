@@ -125,7 +125,7 @@ class RunLog(StepLog):
             self.writer.text(step, f"{name}joint_actions", self._table(step, turn))
 
     def _table(self, step: int, played: Turn) -> str:
-        first = [next(p for p in read if p) for read in zip(*played.prompts, strict=True)]  # of an agent that acts
+        first = [next((p for p in read if p), "") for read in zip(*played.prompts, strict=True)]  # of an agent that acts
         prompts = [p for p in first for _ in played.joint]
         texts = [[row[g] for row in played.texts[n] for g in played.joint[:, n]] for n in range(self.team.num_agents)]
         rng = np.random.default_rng((self.cfg.seed, step))

@@ -404,9 +404,10 @@ def test_the_published_houses(data_dir):
 
 
 @pytest.mark.parametrize(("name", "turns"), [("str_build", 2), ("house_build", 1), ("function_calling", 1)])
-def test_the_experiment_trains(name, turns, tiny_dir, tmp_path):
+def test_the_experiment_trains(name, turns, tiny_dir, tmp_path, capsys):
     """On a tiny model: one update, and held-out tasks before and after it."""
     from experiments.building import BuildingConfig, run
+    from experiments.report import report
 
     model = tiny_dir("llama", max_position_embeddings=4096)
     cfg = BuildingConfig(
@@ -415,3 +416,6 @@ def test_the_experiment_trains(name, turns, tiny_dir, tmp_path):
     )  # fmt: skip
     result = run(cfg)
     assert len(result.rewards) == 1 and math.isfinite(result.rewards[0]) and result.after is not None
+    report(result)
+    printed = capsys.readouterr().out
+    assert f"held-out after: reward {result.after.mean:.3f} ± " in printed and "mean reward of the last 1 updates" in printed

@@ -389,6 +389,24 @@ def test_an_agent_that_never_acts_stays_as_it_is(tiny_pair):
     assert before is not None and (after[1] == before[1]).all() and (after[0] != before[0]).any()
 
 
+class Nothing(TextEnvironment):
+    """Gives its agent nothing to read; a chat template makes a prompt of that."""
+
+    reward_range = (0.0, 1.0)
+
+    def reset(self, task, rng):
+        return None, [""]
+
+    def step(self, state, messages, rng):
+        return Step(None, [None], 1.0, True)
+
+
+def test_pictures_of_turns_in_which_nobody_reads_anything(tiny_pair, tmp_path):
+    team, params = make_team(tiny_pair[:1])
+    options = dict(num_updates=1, num_generations=2, max_new_tokens=2, chat=True, progress=False, log_every=1)
+    assert train(team, params, Nothing(), [{}], TrainConfig(output_dir=str(tmp_path), **options)).rewards == [1.0]
+
+
 def test_what_does_not_go_with_turns_is_refused(tiny_pair):
     team, params = make_team(tiny_pair)
     how = Episodes(num_turns=3, history="append")
