@@ -32,6 +32,11 @@ def joined(parts: Sequence[Batch]) -> Batch:
     return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *wide)
 
 
+def chosen_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
+    """Of each agent's batch these rows [A, rows] of the prompt axis; None: all."""
+    return batch if rows is None else jax.tree.map(lambda x: x[np.arange(len(rows))[:, None], rows], batch)
+
+
 def positions(batch: Batch, kind: str, cut: bool) -> Batch:
     """An agent's batch as its critic reads it: the prompts alone if only they matter (`cut`), one token more for type q."""
     if kind == "v":

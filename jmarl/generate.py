@@ -14,13 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import Mesh
 
 from jmarl import sampling
 from jmarl.config import Sampling
 from jmarl.order import TRAIN
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.stack import COMPILER
-from jmarl.team import Team
+from jmarl.stack import COMPILER, map_own
+from jmarl.team import StackSpec, Team
 from jmarl.text import decode, encode_prompts, follow_ups
 from jmarl.types import TRACES, Completions
 
@@ -57,6 +59,7 @@ def sample_stack(
     turn=0,
     past=None,
     rows=None,
+    acting=None,
     *,
     cfg,
     settings,
@@ -71,13 +74,20 @@ def sample_stack(
     """`sampling.sample` with keys made inside. prompts [A, roles * P, S] and their lengths [A, roles * P]; agents [A, roles]
     team indices; prompt_ids [P]; stop [n] ids; past, rows: see `Past`. Returns `Completions` [A, roles * P, G, T].
     stack: its number, or with one role [A] that of each agent in its own team, see `crossplay`; seed: one for all, or of each
-    agent [A * roles].
+    agent [A * roles]. acting: indices of the parameter sets and of the roles that write, see `acting_of`; nothing is computed
+    for the others, whose completions are empty.
 
     What only the keys depend on (seed, step, stack, purpose, turn) is traced: another seed is no other program.
     """
     TRACES["sample"] += 1
     keys = sampling.row_keys(seed, step, stack, agents.reshape(-1), prompt_ids, group, purpose, turn)
     keys = keys.reshape(prompts.shape[0], roles * prompt_ids.shape[0], group)
+    a, rows_of_agent, new = prompts.shape[0], prompts.shape[1], settings.max_new_tokens
+    empty = sampling.unwritten(a, rows_of_agent, group, new, stop)
+    if acting and not min(map(len, acting)):
+        return empty
+    if acting:
+        params, prompts, lengths, keys = _chosen(params, (prompts, lengths, keys), roles, *acting)
     if mesh is not None:  # rows over `data`, as in the update
         of_rows = (prompts, lengths, keys)
         prompts, lengths, keys = jax.lax.with_sharding_constraint(of_rows, batch_shardings(mesh, of_rows))
@@ -89,7 +99,28 @@ def sample_stack(
     def of_device(params, prompts, lengths, keys, past):
         return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop, cut=cut, past=past, keep=keep)
 
-    return over_agents(of_device, mesh, prompts.shape[0])(params, prompts, lengths, keys, past and (past, rows))
+    done = over_agents(of_device, mesh, prompts.shape[0])(params, prompts, lengths, keys, past and (past, rows))
+    return _placed(done, empty, roles, *acting) if acting else done
+
+
+def _chosen(params: Any, rows: tuple, of: int, sets: jax.Array, roles: jax.Array) -> tuple:
+    """The parameters of some sets, and of rows [A, of * P, ...] those of these sets and of some roles, of `of`."""
+    if len(sets) < len(rows[0]):  # in slices, which are copied as they lie: XLA for CPUs gathers number by number
+        each = range(len(sets))
+        params = map_own(lambda x: jnp.concatenate([lax.dynamic_slice_in_dim(x, sets[i], 1) for i in each]), params)
+    by_role = [x.reshape(len(x), of, -1, *x.shape[2:])[sets][:, roles] for x in rows]
+    return params, *(x.reshape(len(sets), -1, *x.shape[3:]) for x in by_role)
+
+
+def _placed(done: Completions, empty: Completions, of: int, sets: jax.Array, roles: jax.Array) -> Completions:
+    """Completions of all sets and roles, of which some wrote `done`: the others' are `empty`."""
+
+    def place(x, y):
+        by_role = y.reshape(len(y), of, -1, *y.shape[2:])
+        return by_role.at[sets[:, None], roles].set(x.reshape(len(sets), len(roles), *by_role.shape[2:])).reshape(y.shape)
+
+    rows = jax.tree.map(place, done._replace(steps=None), empty._replace(steps=None))
+    return rows._replace(steps=empty.steps.at[sets].set(done.steps))
 
 
 class Ask(NamedTuple):
@@ -105,6 +136,7 @@ class Ask(NamedTuple):
     turn: int = 0
     past: Past | None = None
     keep: bool = False  # whether the next turn goes on from this one's caches
+    acts: np.ndarray | None = None  # [N] bool: these agents write, the others' completions are to be empty; None: all do
 
 
 T = TypeVar("T")
@@ -173,8 +205,20 @@ def sample_team(team: Team, params: Sequence[Any], ask: Ask, call: Any = sample_
         stop = jnp.array(spec.stop, jnp.int32)
         arrays = (jnp.asarray(ids), jnp.asarray(lengths), ask.step, agents, jnp.asarray(ask.prompt_ids), stop, ask.turn)
         before = (None, None) if past is None else (past.caches[i], jnp.asarray(past.rows[i].reshape(len(spec.members), -1)))
-        out.append(call(weights, *arrays, *before, **static, purpose=ask.purpose, keep=ask.keep, mesh=mesh_of(weights)))
+        mesh = mesh_of(weights)
+        acting = None if ask.acts is None or ask.keep else acting_of(spec, ask.acts, mesh)
+        out.append(call(weights, *arrays, *before, acting, **static, purpose=ask.purpose, keep=ask.keep, mesh=mesh))
     return tuple(out)
+
+
+def acting_of(spec: StackSpec, acts: np.ndarray, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """Which parameter sets of a stack, and which of their roles, are to be sampled so that all agents in `acts` [N] are; None:
+    all. Where sets lie on devices of their own, all sets are: those of others would leave their device idle."""
+    writes = acts[np.array(spec.members)]  # [A, R]
+    sets, roles = np.flatnonzero(writes.any(1)), np.flatnonzero(writes.any(0))
+    if len(roles) and mesh is not None and mesh.shape["agent"] > 1:
+        sets = np.arange(len(writes))
+    return None if (len(sets), len(roles)) == writes.shape else (sets, roles)
 
 
 def tokens_of(team: Team, completions: Sequence[Completions], prompts: int) -> list[list[list[list[int]]]]:

@@ -27,7 +27,7 @@ from jmarl.generate import Ask, encode, sample_stack, sample_team
 from jmarl.learners import held_at, of_stack
 from jmarl.order import EVAL, GREEDY, TRAIN
 from jmarl.parts import cut_prompts, parts_of
-from jmarl.rollout import batch_of, check_size, keeps
+from jmarl.rollout import acting, batch_of, check_size, keeps, writing
 from jmarl.team import Team
 from jmarl.types import Batch, Completions, TeamState
 from jmarl.update import lower_update
@@ -62,7 +62,7 @@ def programs_of_run(
         keep = keeps(cfg.episodes(), settings, turn=0)
         size = len(items) // parts_of(len(items), cfg.episodes())
         part = cut_prompts(team, encoded, slice(0, size))
-        ask = Ask(part, settings, seed=cfg.seed, step=0, group=group, prompt_ids=ids[:size], purpose=purpose, keep=keep)
+        ask = Ask(part, settings, cfg.seed, 0, group, ids[:size], purpose=purpose, keep=keep, acts=writing(acting(prompts)))
         return encoded, sample_team(team, params, ask, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl import replay
-from jmarl.batches import joined, one_a_prompt
+from jmarl.batches import chosen_rows, joined, one_a_prompt
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
 from jmarl.generate import (
@@ -143,6 +143,17 @@ def credited(returns: np.ndarray, turn: Turn, how: str = "mean") -> np.ndarray:
     return np.where(turn.acts[..., None], credit(returns, turn.joint, len(turn.texts[0][0]), how), np.nan)
 
 
+def acting(prompts: Sequence[Sequence[str | None]]) -> np.ndarray:
+    """Which agents are to act at which nodes, bool [N, P], from what they read."""
+    return np.array([[text is not None for text in of_agent] for of_agent in prompts])
+
+
+def writing(acts: np.ndarray) -> np.ndarray | None:
+    """Which agents [N] have anything to write; None: all have."""
+    of_agent = np.any(acts, 1)
+    return None if np.all(of_agent) else of_agent
+
+
 def check_size(team: Team, prompts: Sequence[Sequence[str | None]]) -> None:
     """Refuse an environment of another number of agents."""
     if len(prompts) != team.num_agents:
@@ -167,7 +178,7 @@ def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: i
     parts = parts_of(len(padded), episodes)
     size = len(padded) // parts
 
-    acts = np.array([[text is not None for text in of_agent] for of_agent in nodes.prompts])
+    acts = acting(nodes.prompts)
 
     def answer(first: int, tokens: list) -> tuple:
         texts = texts_of(team, tokens)
@@ -182,7 +193,7 @@ def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: i
         for first in range(0, len(padded), size):
             part, ids = slice(first, first + size), nodes.ids[padded[first : first + size]]
             of_part = fresh if parts == 1 else cut_prompts(team, fresh, part)
-            done.append((yield Ask(of_part, settings, group=group, prompt_ids=ids, past=past, **how)))
+            done.append((yield Ask(of_part, settings, group=group, prompt_ids=ids, past=past, acts=writing(acts), **how)))
             if first < count:  # what comes behind is padding
                 tokens.append(tokens_of(team, done[-1], min(size, count - first)))
                 rewarding.call(answer, first, tokens[-1])
@@ -290,8 +301,19 @@ def to_batches(
             expected = None if values is None else rows_of_stack(values[t], spec, done, 0)
             part = batch_of(turn.encoded[i], done, of_rows, groups.reshape(-1), size, roles=roles, values=expected)
             parts.append(one_a_prompt(part) if alone else part)
-        batches.append(joined(parts) if len(parts) > 1 else parts[0])
+        batch = joined(parts) if len(parts) > 1 else parts[0]
+        batches.append(chosen_rows(batch, acting_rows(spec, rollout.turns, [part.rewards.shape[1] for part in parts])))
     return tuple(batches)
+
+
+def acting_rows(spec: StackSpec, turns: Sequence[Turn], sizes: Sequence[int]) -> np.ndarray | None:
+    """Which rows [A, rows] of a stack's batch, that has `sizes` rows of each turn, its agents learn from: not those of turns in
+    which an agent acts nowhere. All sets have as many as the one with most; None: all rows."""
+    members = np.array(spec.members)
+    writes = [np.any(turn.acts, 1)[members] for turn in turns]  # [A, R] each
+    acts = np.concatenate([np.repeat(x, n // x.shape[1], 1) for x, n in zip(writes, sizes, strict=True)], 1)
+    most = max(int(acts.sum(1).max()), sizes[0])
+    return None if most == acts.shape[1] else np.argsort(~acts, 1, kind="stable")[:, :most]
 
 
 def rows_of_stack(x: np.ndarray, spec: StackSpec, done: Completions, empty: float) -> np.ndarray:

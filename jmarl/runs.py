@@ -143,8 +143,9 @@ def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
         return all(of(ask) == of(first) for ask in asks)
 
     fixed = alike(lambda ask: (ask.settings, ask.step, ask.group, ask.purpose, ask.turn, ask.keep, ask.prompt_ids.tolist()))
+    writing = alike(lambda ask: None if ask.acts is None else ask.acts.tolist())
     shapes = alike(lambda ask: [lengths.shape for _, lengths in ask.encoded])
-    if not (fixed and shapes and alike(lambda ask: jax.tree.map(jnp.shape, ask.past))):
+    if not (fixed and writing and shapes and alike(lambda ask: jax.tree.map(jnp.shape, ask.past))):
         return None
     encoded = []
     for of_stack in zip(*(ask.encoded for ask in asks), strict=True):

@@ -167,7 +167,14 @@ def sample(
             seen = jax.vmap(jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True))))(seen, chosen)
         return t + 1, chosen, done | jnp.any(chosen[..., None] == stop, -1), cache, seen, out
 
-    out = Completions(
+    start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, unwritten(a, p, g, new, stop))
+    steps, _, ended, cache, _, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
+    return out._replace(ended=ended, steps=jnp.full(a, steps), kept=kept(cache, out.action_mask) if keep else None)
+
+
+def unwritten(a: int, p: int, g: int, new: int, stop: jax.Array) -> Completions:
+    """Completions [A, P, G, T] without a token."""
+    return Completions(
         tokens=jnp.full((a, p, g, new), stop[0], jnp.int32),
         action_mask=jnp.zeros((a, p, g, new), bool),
         logprobs=jnp.zeros((a, p, g, new)),
@@ -175,9 +182,6 @@ def sample(
         ended=jnp.zeros((a, p, g), bool),
         steps=jnp.zeros(a, jnp.int32),
     )
-    start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, out)
-    steps, _, ended, cache, _, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
-    return out._replace(ended=ended, steps=jnp.full(a, steps), kept=kept(cache, out.action_mask) if keep else None)
 
 
 def uniforms(keys: jax.Array, count: int) -> jax.Array:

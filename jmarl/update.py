@@ -189,8 +189,16 @@ def one_step(
     of_agent = functools.partial(agent_gradients, cfg=cfg, learning=learning, trains=trains)
     grads, metrics = unless_held(of_agent, own.held, how)(state.params, reference, state.running, batch, base)
     apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
-    state, of_step = apply(state, grads, metrics["loss"], own.held, own)
+    still = without_tokens(batch) if own.held is None else own.held | without_tokens(batch)
+    state, of_step = apply(state, grads, metrics["loss"], still, own)
     return state, metrics | of_step
+
+
+def without_tokens(batch: Data) -> jax.Array:
+    """Which agents [A] have nothing to learn from, as where they were not asked to act: Adam would go on by its momentum."""
+    if not isinstance(batch, Batch):
+        return jnp.zeros(batch.tokens.shape[0], bool)
+    return ~jnp.any(batch.action_mask & jnp.isfinite(batch.rewards)[..., None], (1, 2, 3))
 
 
 def several_steps(
