@@ -17,6 +17,7 @@ an agent that does not act in the coming step.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +31,13 @@ def check_split(split: str) -> None:
     """Refuse a split that there is not."""
     if split not in SPLITS:
         raise ValueError(f"split={split!r}: choose {' or '.join(SPLITS)}")
+
+
+class EnvironmentMode(enum.Enum):
+    """Of a policy (`trainers.mrlm.LLMEnvironment`)."""
+
+    SERVER = "server"  # it is trained
+    CLIENT = "client"  # it plays as it was loaded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -170,7 +170,7 @@ def pad(team: Team, rows: Rows) -> Encoded:
 
 def tokenize(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, chat: bool) -> Rows:
     """Token ids [N][P] of prompts [N][P]; one that leaves no room for a completion is an error. In place of None, of an agent
-    that does not act, one id: it is sampled with the others, and what it writes is nobody's."""
+    that does not act, one id: if it acts at other nodes it is sampled with them, and what it writes here is nobody's."""
     rows: list[Any] = [None] * team.num_agents
     for spec in team.stacks:
         for i in spec.order:

@@ -1,0 +1,107 @@
+"""MRLM's quick start, with tiny models: policies that learn, policies that do not, settings by its names."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from jmarl.core import EnvironmentMode, Message, Observation, Reward, SimulatedEnvironment
+from jmarl.envs.math_problems import MathProblemGenerator
+from jmarl.envs.math_reasoning import MathReasoningEnvironment
+from jmarl.trainers.mrlm import ExperimentConfig, GRPOConfig, GRPOTrainer, LLMEnvironment, PPOConfig, PPOTrainer, TrainingConfig
+
+SHORT = dict(max_new_tokens=3, progress=False)
+
+
+class Long(SimulatedEnvironment):
+    """Pays by the letters."""
+
+    reward_range = (0.0, 1.0)
+
+    def __init__(self, most: int = 10):
+        self.most = most
+
+    def reset(self):
+        return Observation([Message("user", "Write.")])
+
+    def step(self, action):
+        return Observation([], done=True), Reward(sum(map(ord, action.content)) % self.most / self.most)
+
+
+class Both(Long):
+    """For two."""
+
+    roles = ("a", "b")
+
+    def reset(self):
+        return [super().reset()] * 2
+
+    def step(self, action):
+        _, reward = super().step(action[0])
+        return [Observation([], done=True)] * 2, reward
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(max_positions=512), tiny_tokenizer, seed) for seed in range(2)]
+
+
+def weights(trainer) -> list[np.ndarray]:
+    return [np.array(x) for x in jax.tree.leaves(trainer.params[0])]
+
+
+def test_the_quick_start_runs(agents, tmp_path):
+    policy_env = LLMEnvironment(agents[0], agents[0].tokenizer, mode=EnvironmentMode.SERVER)
+    eval_envs = [MathReasoningEnvironment(MathProblemGenerator()) for _ in range(4)]
+    training = TrainingConfig(algorithm="ppo", num_epochs=50, batch_size=2, learning_rate=1e-2)
+    config = ExperimentConfig(training=training, ppo=PPOConfig(clip_range=0.2, gamma=0.99), **SHORT)
+    trainer = PPOTrainer(policy_env, eval_envs, config)
+    cfg = trainer.config
+    assert (cfg.algorithm, cfg.num_updates, cfg.num_prompts, cfg.gamma, cfg.max_new_tokens) == ("ppo", 50, 2, 0.99, 3)
+    assert cfg.clip_eps_low == cfg.clip_eps_high == 0.2
+    before = weights(trainer)
+    assert len(trainer.train(num_iterations=2).rewards) == 2
+    assert any((x != y).any() for x, y in zip(before, weights(trainer), strict=True))
+    assert {"eval/reward", "eval/reward_ci95", "eval/reward/unparsable"} <= trainer.evaluate(num_episodes=3).keys()
+    trainer.save_model(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path / "agent_0").vocab_size == agents[0].tokenizer.vocab_size
+
+
+def test_a_client_stays_as_it_was_loaded(agents):
+    team = [LLMEnvironment(agents[0]), LLMEnvironment(agents[1], mode=EnvironmentMode.CLIENT)]
+    training = TrainingConfig(num_iterations=1, learning_rate=1e-2)
+    trainer = GRPOTrainer(team, Both(), ExperimentConfig(training, grpo=GRPOConfig(group_size=3), **SHORT))
+    assert trainer.config.frozen_agents == (1,) and trainer.config.num_generations == 3
+    before = weights(trainer)
+    trainer.train()
+    moved = [[bool((x[agent] != y[agent]).any()) for x, y in zip(before, weights(trainer), strict=True)] for agent in range(2)]
+    assert any(moved[0]) and not any(moved[1])
+
+
+def test_different_environments_are_a_mixture_and_equal_ones_are_one(agents):
+    policy = LLMEnvironment(agents[0])
+    many = GRPOTrainer(policy, [Long(5), Long(5), Long(9), MathReasoningEnvironment()], ExperimentConfig(**SHORT))
+    assert list(many.env.environments) == ["Long_0", "Long_1", "MathReasoning"]
+    assert [env.env.simulated.most for env in list(many.env.environments.values())[:2]] == [5, 9]
+    assert GRPOTrainer(policy, [Long(), Long()], ExperimentConfig(**SHORT)).env.env.simulated.most == 10
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: TrainingConfig(num_epoch=3), "TrainingConfig has no setting 'num_epoch'; did you mean 'num_epochs'"),
+        (lambda p: TrainingConfig(num_epochs=3, num_iterations=3), "num_epochs and num_iterations are the same setting"),
+        (lambda p: ExperimentConfig(training=PPOConfig()), r"here stands a TrainingConfig\(...\), got PPOConfig"),
+        (lambda p: PPOTrainer(p, Long(), ExperimentConfig(TrainingConfig(algorithm="grpo"))), "algorithm='grpo', and this is"),
+        (lambda p: PPOTrainer(p.agent, Long()), "policy 0 is a"),
+        (lambda p: PPOTrainer(p, []), "eval_envs has no environment"),
+        (lambda p: PPOTrainer([p, p], Long()), "1 agents and the team has 2"),
+        (lambda p: LLMEnvironment(p.agent, mode="both"), "'both' is not a valid EnvironmentMode"),
+    ],
+)
+def test_mistakes_are_told(agents, make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        trainer = make(LLMEnvironment(agents[0]))
+        trainer.train(1)
