@@ -1,15 +1,17 @@
 """Two language models debate, and a judge scores both sides when all speeches are made.
 
 Claim: against trained, scripted or frozen opponents, under a judge by rules, a jmarl agent or a service, episodes are played,
-    judged and learned from; no claim yet about how much better debaters get.
+    judged and learned from; by rules, a debater's score rises.
 Command: python -m experiments.debate            (flags: --help)
     --opponent trained | scripted | frozen      frozen: agent 1 stays as it was loaded
     --judge rules | agent | http://host:8000/v1 agent: --judge-model in this process; an address: its name there
     --swap                                      every motion from both sides; with --shared one policy plays itself
-Seen, with smollm2-135m-instruct on two cores that others used too: against the script and by rules, untrained, 0.48 ± 0.04
-    on four held-out tasks (the script 0.76; spread within a group 0.06), 18 s an update of 2 x 4 speeches. The same model as
-    judge, asked for a winner, names whoever comes first (position_bias 1.0, every debate a draw), and 2.5 answers of 6 could
-    not be read; asked for scores, none could. As a judge it teaches nothing: use a larger model.
+Expected: `--opponent scripted --temperature 0.9 --num-prompts 1 --num-generations 8 --learning-rate 5e-5 --num-updates 36
+    --held-out 16`, seed 0: held-out score from 0.36 ± 0.05 to 0.62 ± 0.03 (the script has 0.76), debates won from 0 to 3 %,
+    9.5 minutes of CPU time (15.5 minutes on two cores with other work). Speeches now keep to the motion, in full sentences, and
+    cite studies that do not exist ("However, a recent study found ..."); they tell of the debate more than they take a side.
+As a judge the same model teaches nothing. Asked for a winner, it names whoever comes first (position_bias 1.0, every debate a
+    draw), and 2.5 answers of 6 could not be read; asked for scores, none could. Use a larger model.
 Reward: `jmarl.envs.debate`, 0 until the last turn, then from 0 to 1, or with --zero-sum from -1 to 1.
 """
 

@@ -18,6 +18,7 @@ from experiments.report import report
 from jmarl.config import TrainConfig, check
 from jmarl.envs import make
 from jmarl.envs.math_data import SOURCES
+from jmarl.envs.math_problems import TOPICS, MathProblemGenerator
 from jmarl.learners import check_agents
 from jmarl.lockstep import TextEnvironment
 from jmarl.team import make_team
@@ -37,6 +38,8 @@ class MathConfig(TrainConfig):
     """math (one solver; --num-turns attempts), math_verifier (solver, verifier, solver) or math_planner (planner, solver)."""
     difficulty: int = 1
     """Of made problems, 1 to 3."""
+    topics: tuple[str, ...] = ()
+    """Topics of made problems, such as arithmetic word; empty: all."""
     data: str = "problems"
     """problems (made from templates), gsm8k or svamp."""
     data_path: str = ""
@@ -67,6 +70,8 @@ class MathConfig(TrainConfig):
         check("data", self.data, self.data in ("problems", *SOURCES), ", ".join(("problems", *SOURCES)))
         own = self.data == "problems"
         check("difficulty", self.difficulty, own or self.difficulty == 1, "left out: it is of made problems")
+        known = own and set(self.topics) <= TOPICS.keys()
+        check("topics", self.topics, known or not self.topics, f"of made problems, and some of {', '.join(TOPICS)}")
         check("data_path", self.data_path, not (own and self.data_path), f"of --data {' or '.join(SOURCES)}")
         check("tasks", self.tasks, self.tasks >= 1, "1 or more")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
@@ -78,7 +83,8 @@ def environment_of(cfg: MathConfig, plain: bool = False) -> TextEnvironment:
     """plain: without reading data, for what does not depend on them."""
     options: dict = {"max_turns": cfg.num_turns} if cfg.environment == "math" else {}
     if cfg.data == "problems" or plain:
-        return make(cfg.environment, difficulty_range=(cfg.difficulty, cfg.difficulty), **options)
+        made = MathProblemGenerator((cfg.difficulty, cfg.difficulty), cfg.topics or tuple(TOPICS))
+        return make(cfg.environment, generator=made, **options)
     return make(cfg.environment, data=cfg.data, data_path=cfg.data_path or None, **options)
 
 

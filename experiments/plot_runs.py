@@ -2,7 +2,8 @@
 
 Command: python -m experiments.plot_runs runs/story_length-0 runs/story_length-1 --out experiments/story_length.png
 Needs matplotlib (the extra `plot`). The left panel has the training reward (thin: every update; thick: mean of ten) and the
-reward on held-out prompts (points); the right panel each agent's completion length in tokens.
+reward on held-out prompts (points); the right panel each agent's completion length in tokens. `--each` gives every run a panel
+of its own in place of these two, for runs whose rewards have nothing to do with each other.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Plot:
     """Picture to write."""
     parts: tuple[str, ...] = ()
     """Columns to draw at the right in place of lengths, such as reward/level_3."""
+    each: bool = False
+    """A panel of its own for each run's reward, and nothing else."""
 
 
 def column(rows: list[dict], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -45,6 +48,20 @@ def draw(axes, rows: list[dict], name: str, **how) -> None:
     axes.plot(*column(rows, held_out), "o", color=how["color"], markersize=5)
 
 
+def panels(cfg: Plot, plt) -> None:
+    """Every run by itself."""
+    wide = min(3, len(cfg.runs))
+    high = -(-len(cfg.runs) // wide)
+    figure, grid = plt.subplots(high, wide, figsize=(3.6 * wide, 2.7 * high), constrained_layout=True, squeeze=False)
+    for axes in grid.flat[len(cfg.runs) :]:
+        axes.axis("off")
+    for axes, run in zip(grid.flat, cfg.runs, strict=False):
+        draw(axes, read_rows(run / "metrics.jsonl"), "reward/mean", color="C0")
+        axes.set(title=run.name, xlabel="update", ylabel="reward")
+    figure.savefig(cfg.out, dpi=130)
+    print(cfg.out)
+
+
 def main() -> None:
     cfg = tyro.cli(Plot)
     import matplotlib
@@ -52,6 +69,8 @@ def main() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    if cfg.each:
+        return panels(cfg, plt)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
     for i, run in enumerate(cfg.runs):
         rows = read_rows(run / "metrics.jsonl")

@@ -120,6 +120,8 @@ def test_games_are_learned_by_all_ways():
         ("mathematics", "MathConfig", {"environment": "math_verifier", "num_turns": 2}),
         ("mathematics", "MathConfig", {"data": "gsm8k", "difficulty": 3}),
         ("mathematics", "MathConfig", {"data_path": "rows.jsonl"}),
+        ("mathematics", "MathConfig", {"topics": ("arithmetik",)}),
+        ("mathematics", "MathConfig", {"data": "svamp", "topics": ("word",)}),
         ("building", "BuildingConfig", {"environment": "house_build", "max_letters": 9}),
         ("building", "BuildingConfig", {"environment": "function_calling", "calls": (5, 2)}),
         ("tools", "ToolsConfig", {"kinds": ("arithmetik",)}),
