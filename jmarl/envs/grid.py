@@ -23,6 +23,7 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
+from functools import lru_cache
 from typing import NamedTuple
 
 from jmarl.envs.data import check_split, split_of
@@ -35,7 +36,7 @@ MOST_READ = 2000  # characters of a message
 
 
 class Walk(NamedTuple):
-    """The state: a task, the way so far, and phi there."""
+    """The state: a task, and the way so far."""
 
     size: int
     walls: frozenset[Place]
@@ -43,29 +44,26 @@ class Walk(NamedTuple):
     way: tuple[Place, ...]
     turn: int = 0
 
-
-def neighbours(place: Place, size: int, walls: frozenset[Place]) -> list[Place]:
-    """Where a walker can go from a place."""
-    around = [(place[0] + dx, place[1] + dy) for dx, dy in MOVES.values() if dx or dy]
-    return [(x, y) for x, y in around if 1 <= x <= size and 1 <= y <= size and (x, y) not in walls]
+    def __deepcopy__(self, memo) -> Walk:
+        return self  # nothing in it can be changed, and a copy takes as long as a step
 
 
+def moved(place: Place, word: str, size: int, walls: frozenset[Place]) -> Place:
+    x, y = place[0] + MOVES[word][0], place[1] + MOVES[word][1]
+    return (x, y) if 1 <= x <= size and 1 <= y <= size and (x, y) not in walls else place
+
+
+@lru_cache(maxsize=4096)  # a turn asks twice, and every joint action of a task again
 def distances(goal: Place, size: int, walls: frozenset[Place]) -> dict[Place, int]:
     """Moves to the goal from each place that can reach it."""
     found, open_ = {goal: 0}, deque([goal])
     while open_:
         place = open_.popleft()
-        for near in neighbours(place, size, walls):
+        for near in (moved(place, word, size, walls) for word in MOVES):
             if near not in found:
                 found[near] = found[place] + 1
                 open_.append(near)
     return found
-
-
-def moved(place: Place, word: str, size: int, walls: frozenset[Place]) -> Place:
-    dx, dy = MOVES[word]
-    to = (place[0] + dx, place[1] + dy)
-    return to if to in neighbours(place, size, walls) else place
 
 
 class GridPlanning(TextEnvironment):
