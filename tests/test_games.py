@@ -8,11 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from experiments.environments import fuzzed
 from jmarl.envs.grid import GridPlanning, distances
 from jmarl.envs.sudoku import Sudoku, filled_squares, solutions, units
 
 RNG = np.random.default_rng(0)
-# W . . .     The walker at the upper left, the goal below it behind a wall: 5 moves.
+# W . . .     The walker at the upper left, the goal below it behind a wall: 4 moves.
 # # . . .
 # G . . .
 TASK = {"size": 4, "walls": [[1, 2]], "walker": [1, 1], "goal": [1, 3]}
@@ -39,6 +40,49 @@ def test_grid_rewards_by_hand(messages, reward, solved, bumps):
     assert (step.info["solved"], step.info["bumps"]) == (solved, bumps)
 
 
+@pytest.mark.parametrize(
+    "messages, reward, solved, bumps",
+    [
+        (["right down stay", "down left stay"], 1.0, 1, 0),
+        (["right down stay", "down left up"], 1.0, 1, 1),  # at the goal a move against the wall is lost
+        (["right down left", "down left down"], 0.5 * (1 - 1 / 4), 0, 1),  # over the goal, against the border, and on
+        (["right down down", "down left up"], 1.0, 1, 0),  # over the goal and back
+        (["right down stay", "down left right"], 0.5 * (1 - 1 / 4), 0, 0),  # off the goal
+    ],
+)
+def test_a_walker_that_does_not_stop_must_stand_at_the_goal_at_the_end(messages, reward, solved, bumps):
+    env = GridPlanning(2, moves=3, stop=False)
+    state, _ = env.reset(TASK, RNG)
+    step = env.step(state, messages, RNG)
+    assert step.reward == pytest.approx(reward) and step.done and len(step.state.way) == 7
+    assert (step.info["solved"], step.info["bumps"]) == (solved, bumps)
+
+
+def test_passing_over_the_goal_earns_what_standing_there_at_the_end_of_the_turn_earns():
+    """The same words with and without stopping; the turn that ends at the goal is the last one."""
+    over, task = ["right right", "right right"], {"size": 4, "walls": [], "walker": [1, 1], "goal": [3, 1]}
+    found = {}
+    for stop in (True, False):
+        env = GridPlanning(2, moves=2, max_turns=2, stop=stop)
+        state, _ = env.reset(task, RNG)
+        found[stop] = env.step(state, over, RNG)
+    assert found[True].reward == 1.0 and found[True].done and found[True].state.way[-1] == (3, 1)
+    assert found[False].reward == 0.5 * (1 - 1 / 2) and not found[False].done and found[False].state.way[-1] == (4, 1)
+    last = env.step(found[False].state, ["left stay", "stay stay"], RNG)
+    assert last.reward == 0.75 and last.done and last.info["solved"] == 1.0
+
+
+def test_nothing_breaks_a_walk_that_does_not_stop():
+    """Hostile joint actions over three turns: nothing raises, and the rewards stay in their range."""
+    made, low, high = fuzzed(GridPlanning(stop=False, max_turns=3), 1000, seed=0)
+    assert made >= 1000 and -0.5 < low <= high <= 1.0
+
+
+def test_the_rule_of_the_goal_is_told():
+    for stop, words in ((True, "at the goal it stops"), (False, "only if it is there after the last move")):
+        assert words in GridPlanning(stop=stop).reset(TASK, RNG)[1][0]
+
+
 def test_grid_rewards_of_an_episode_add_up():
     env = GridPlanning(2, moves=1, max_turns=3)
     state, _ = env.reset(TASK, RNG)
@@ -50,22 +94,26 @@ def test_grid_rewards_of_an_episode_add_up():
     assert env.render(state) == "· · . .\n# · . .\nG W . .\n. . . ."
 
 
+@pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize("num_agents, size, walls", [(2, 4, 2), (1, 4, 2), (3, 6, 9)])
-def test_a_solver_reaches_every_goal(num_agents, size, walls):
-    env = GridPlanning(num_agents, moves=6 // num_agents, size=size, walls=walls)
+def test_a_solver_reaches_every_goal(num_agents, size, walls, stop):
+    env = GridPlanning(num_agents, moves=6 // num_agents, size=size, walls=walls, stop=stop)
     for task in env.tasks("train", 200):
         state, _ = env.reset(task, RNG)
         assert env.step(state, env.solve(state), RNG).reward == 1.0
 
 
 def test_agents_that_plan_alone_overshoot():
-    """Each one's best plan as if alone, made by turns: the goal is reached less often than together."""
-    alone, env = GridPlanning(1, moves=3), GridPlanning(2, moves=3)
-    rewards = []
-    for task in alone.tasks("train", 200):
-        state, _ = env.reset(task, RNG)
-        rewards.append(env.step(state, alone.solve(state) * 2, RNG).reward)
-    assert np.mean(np.array(rewards) == 1) < 0.8
+    """Each one's best plan as if alone, made by turns: worse than together, and far worse for a walker that does not stop."""
+    solved = {}
+    for stop in (True, False):
+        alone, env = GridPlanning(1, moves=3, stop=stop), GridPlanning(2, moves=3, stop=stop)
+        rewards = []
+        for task in env.tasks("train", 1000):
+            state, _ = env.reset(task, RNG)
+            rewards.append(env.step(state, alone.solve(state) * 2, RNG).reward)
+        solved[stop] = np.mean(np.array(rewards) == 1)
+    assert 0.5 < solved[True] < 0.7 and 0.25 < solved[False] < 0.45
 
 
 def test_distances_are_shortest_ways():

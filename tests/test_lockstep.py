@@ -468,7 +468,13 @@ def test_a_wrapper_is_no_engine_and_sizes_must_fit(tiny_pair):
 
 @pytest.mark.parametrize(
     "name, options",
-    [("grid", {"moves": 2}), ("grid", {"brief": True}), ("sudoku", {"blanks": (1, 2)}), ("sudoku", {"max_turns": 5})],
+    [
+        ("grid", {"moves": 2}),
+        ("grid", {"stop": False}),
+        ("grid", {"brief": True}),
+        ("sudoku", {"blanks": (1, 2)}),
+        ("sudoku", {"max_turns": 5}),
+    ],
 )
 def test_what_a_resumed_run_must_find_names_the_options(name, options):
     assert LockStep(make(name)).describe() != LockStep(make(name, **options)).describe()

@@ -2,15 +2,17 @@
 
 Task: a square grid with walls, a walker and a goal within reach of the moves of one turn. Roles: all agents see all of it, and
 each writes `moves` words of up, down, left, right and stay. The walker makes the first word of agent 0, the first of
-agent 1, and so on, then the second words. A move against a wall or the border is lost, and so is a missing word; the walker
-stops at the goal. Agents that each walk to the goal as if alone overshoot and block each other: they have to share the way.
+agent 1, and so on, then the second words. A move against a wall or the border is lost, and so is a missing word. The walker
+stops at the goal, so that agents can each guide it as if alone at little cost. With `stop=False` it walks on and has to stand
+there when the turn is over: two plans for the whole way lead past the goal, and agents have to share it.
 
 Reward, joint, of a turn: what the turn adds to
 
     phi = 1 at the goal, else 0.5 * max(0, 1 - d / d0)
 
-with d the shortest way to the goal that is left and d0 that of the task. So an episode's rewards add up to its last phi, in
-[0, 1]; the reward of one turn is in (-0.5, 1]. The episode is over at the goal, or after `max_turns` turns.
+where the walker stands at the end of the turn, with d the shortest way to the goal that is left and d0 that of the task. So
+an episode's rewards add up to its last phi, in [0, 1]; the reward of one turn is in (-0.5, 1]. The episode is over when a turn
+ends at the goal, or after `max_turns` turns.
 
 Data: made here; a size, number of walls and places make a task. `solve` writes moves that reach the goal. Left out: diagonal
 moves, several walkers, agents that see only a part.
@@ -21,6 +23,7 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
+from functools import lru_cache
 from typing import NamedTuple
 
 from jmarl.envs.data import check_split, split_of
@@ -33,7 +36,7 @@ MOST_READ = 2000  # characters of a message
 
 
 class Walk(NamedTuple):
-    """The state: a task, the way so far, and phi there."""
+    """The state: a task, and the way so far."""
 
     size: int
     walls: frozenset[Place]
@@ -41,49 +44,56 @@ class Walk(NamedTuple):
     way: tuple[Place, ...]
     turn: int = 0
 
-
-def neighbours(place: Place, size: int, walls: frozenset[Place]) -> list[Place]:
-    """Where a walker can go from a place."""
-    around = [(place[0] + dx, place[1] + dy) for dx, dy in MOVES.values() if dx or dy]
-    return [(x, y) for x, y in around if 1 <= x <= size and 1 <= y <= size and (x, y) not in walls]
+    def __deepcopy__(self, memo) -> Walk:
+        return self  # nothing in it can be changed, and a copy takes as long as a step
 
 
+def moved(place: Place, word: str, size: int, walls: frozenset[Place]) -> Place:
+    x, y = place[0] + MOVES[word][0], place[1] + MOVES[word][1]
+    return (x, y) if 1 <= x <= size and 1 <= y <= size and (x, y) not in walls else place
+
+
+@lru_cache(maxsize=4096)  # a turn asks twice, and every joint action of a task again
 def distances(goal: Place, size: int, walls: frozenset[Place]) -> dict[Place, int]:
     """Moves to the goal from each place that can reach it."""
     found, open_ = {goal: 0}, deque([goal])
     while open_:
         place = open_.popleft()
-        for near in neighbours(place, size, walls):
+        for near in (moved(place, word, size, walls) for word in MOVES):
             if near not in found:
                 found[near] = found[place] + 1
                 open_.append(near)
     return found
 
 
-def moved(place: Place, word: str, size: int, walls: frozenset[Place]) -> Place:
-    dx, dy = MOVES[word]
-    to = (place[0] + dx, place[1] + dy)
-    return to if to in neighbours(place, size, walls) else place
-
-
 class GridPlanning(TextEnvironment):
     """The environment; see the module.
 
-    num_agents: that guide the walker. moves: words of each agent a turn. size, walls: of the grids that `tasks` makes. brief:
-    prompts of a few words, such as "walker 1 2 goal 3 4 walls 2 2", for models that are trained from nothing.
+    num_agents: that guide the walker. moves: words of each agent a turn. size, walls: of the grids that `tasks` makes.
+    stop: the walker stops at the goal; False: all words are made. brief: prompts of a few words, such as
+    "walker 1 2 goal 3 4 wall 2 2", for models that are trained from nothing.
     """
 
     reward_range = (-0.5, 1.0)
 
     def __init__(
-        self, num_agents: int = 2, *, moves: int = 3, size: int = 4, walls: int = 2, max_turns: int = 1, brief: bool = False
+        self,
+        num_agents: int = 2,
+        *,
+        moves: int = 3,
+        size: int = 4,
+        walls: int = 2,
+        max_turns: int = 1,
+        stop: bool = True,
+        brief: bool = False,
     ):
         if num_agents < 1 or moves < 1 or max_turns < 1:
             raise ValueError(f"num_agents={num_agents}, moves={moves}, max_turns={max_turns}: all must be at least 1")
         if not 2 <= size <= 9 or not 0 <= walls <= size * size // 3:
             raise ValueError(f"size={size}, walls={walls}: a grid is 2 to 9 wide, and at most a third of it is walls")
         self.roles = tuple(f"guide {n + 1}" for n in range(num_agents))
-        self.moves, self.size, self.walls, self.max_turns, self.brief = moves, size, walls, max_turns, brief
+        self.moves, self.size, self.walls, self.max_turns = moves, size, walls, max_turns
+        self.stop, self.brief = stop, brief
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         check_split(split)
@@ -114,7 +124,7 @@ class GridPlanning(TextEnvironment):
         words = [(WORDS.findall(text[:MOST_READ].lower()) + ["stay"] * self.moves)[: self.moves] for text in messages]
         way, bumps = list(state.way), 0
         for word in (word for move in zip(*words, strict=True) for word in move):
-            if way[-1] != state.goal:
+            if way[-1] != state.goal or not self.stop:
                 way.append(moved(way[-1], word, state.size, state.walls))
                 bumps += way[-1] == way[-2] and word != "stay"
         after = state._replace(way=tuple(way), turn=state.turn + 1)
@@ -137,10 +147,11 @@ class GridPlanning(TextEnvironment):
             places = [("walker", state.way[-1]), ("goal", state.goal), *(("wall", wall) for wall in walls)]
             return [" ".join(f"{name} {x} {y}" for name, (x, y) in places)] * self.num_agents
         at = ", ".join(f"column {x} row {y}" for x, y in walls) or "nowhere"
+        end = "and at the goal it stops" if self.stop else "and it stands at the goal only if it is there after the last move"
         text = (
             f"A walker is on a grid of {state.size} columns (1 is left) and {state.size} rows (1 is at the top). It is at "
             f"column {state.way[-1][0]} row {state.way[-1][1]}, its goal at column {state.goal[0]} row {state.goal[1]}, walls "
-            f"at {at}. A move against a wall or the border is lost, and at the goal it stops."
+            f"at {at}. A move against a wall or the border is lost, {end}."
         )
         return [f"{text} {self._share(n)}" for n in range(self.num_agents)]
 
@@ -154,7 +165,7 @@ class GridPlanning(TextEnvironment):
         )
 
     def describe(self):
-        own = {"moves": self.moves, "size": self.size, "walls": self.walls, "brief": self.brief}
+        own = {"moves": self.moves, "size": self.size, "walls": self.walls, "stop": self.stop, "brief": self.brief}
         return super().describe() | own
 
     def render(self, state: Walk) -> str:
