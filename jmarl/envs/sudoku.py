@@ -50,6 +50,9 @@ class Play(NamedTuple):
     open: tuple[int, ...]  # numbers of the blanks that the proposer fills next
     turn: int = 0
 
+    def __deepcopy__(self, memo) -> Play:
+        return self  # nothing in it can be changed
+
     @property
     def blanks(self) -> list[int]:
         return [i for i, digit in enumerate(self.puzzle) if not digit]
