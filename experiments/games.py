@@ -3,14 +3,16 @@
 Claim: a team that is trained together does far better than before. Beside it stand a single agent that writes as many tokens,
 and agents that were each trained alone and then teamed; where the team does not win, experiments/README.md says so.
 Command: python -m experiments.games grid            (or sudoku; flags: --help; --write keeps picture and table here)
-Games: `jmarl.envs.grid` (two agents with 3 moves each, or one with 6) and `jmarl.envs.sudoku` (1 to 3 blanks; one agent in
-both roles, or a proposer and a checker that were trained alone). Model: two layers of random weights, a word a token.
+Games: `jmarl.envs.grid` (two agents with 3 moves each, or one with 6; the walker must stand at its goal at the end) and
+`jmarl.envs.sudoku` (1 to 3 blanks; one agent in both roles, or a proposer and a checker that were trained alone). Model: two
+layers of random weights, a word a token.
 Expected and time: see experiments/README.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import time
 from pathlib import Path
@@ -67,20 +69,16 @@ class Game(NamedTuple):
     tokens: tuple[int, int]  # a message of an agent of the two may have, and one of the single agent
     updates: int
     batch: tuple[int, int]  # prompts of an update, and completions of each
+    learning: dict[str, Any]  # settings that are the game's own, for all ways
 
 
 def grid() -> Game:
-    alone = GridPlanning(1, moves=3, brief=True)
+    how: dict[str, Any] = dict(brief=True, stop=False)
+    alone = GridPlanning(1, moves=3, **how)
     words = ("walker", "goal", "wall", *MOVES, "1", "2", "3", "4")
-    return Game(
-        GridPlanning(2, moves=3, brief=True),
-        GridPlanning(1, moves=6, brief=True),
-        (alone, alone),
-        words,
-        (3, 6),
-        1500,
-        (16, 16),
-    )
+    learning: dict[str, Any] = dict(learning_rate=2e-3, lr_schedule="linear", entropy_coef=0.05, joint_mode="cross")
+    both, single = GridPlanning(2, moves=3, **how), GridPlanning(1, moves=6, **how)
+    return Game(both, single, (alone, alone), words, (3, 6), 500, (32, 8), learning)
 
 
 def sudoku() -> Game:
@@ -88,7 +86,16 @@ def sudoku() -> Game:
     both = Sudoku(**how)
     words = ("1", "2", "3", "4", *NAMES[: BLANKS[1]], "fill", "check", "ok")
     alone = Sudoku(**how, single=True, max_turns=1), CheckerAlone(both)
-    return Game(both, Sudoku(**how, single=True), alone, words, (BLANKS[1], BLANKS[1]), 800, (64, 4))
+    return Game(
+        both,
+        Sudoku(**how, single=True),
+        alone,
+        words,
+        (BLANKS[1], BLANKS[1]),
+        800,
+        (64, 4),
+        dict(learning_rate=1e-3, entropy_coef=0.01),
+    )
 
 
 GAMES = {"grid": grid, "sudoku": sudoku}
@@ -105,9 +112,9 @@ class GamesConfig:
     ways: tuple[str, ...] = tuple(WAYS)
     """team, single, apart."""
     num_updates: int = 0
-    """Updates of every run, as many for an agent that is trained alone; 0: 1500 of grid, 800 of sudoku."""
-    learning_rate: float = 1e-3
-    """Of all agents."""
+    """Updates of every run, as many for an agent that is trained alone; 0: 500 of grid, 800 of sudoku."""
+    learning_rate: float = 0.0
+    """Of all agents; 0: 2e-3 in grid, 1e-3 in sudoku."""
     width: int = 64
     """Of the models."""
     write: bool = False
@@ -140,10 +147,13 @@ def fresh(cfg: GamesConfig, game: Game, count: int, seed: int) -> list[Agent]:
 
 def settings(cfg: GamesConfig, game: Game, env: TextEnvironment, tokens: int, seed: int) -> TrainConfig:
     turns = dict(num_turns=env.max_turns, branching="chain" if env.max_turns > 1 else "tree")
+    updates, learning = cfg.num_updates or game.updates, game.learning
+    if cfg.learning_rate:
+        learning = learning | {"learning_rate": cfg.learning_rate}
     return TrainConfig(
-        algorithm="grpo", seed=seed, num_updates=cfg.num_updates or game.updates, num_prompts=game.batch[0],
-        num_generations=game.batch[1], max_new_tokens=tokens, learning_rate=cfg.learning_rate, entropy_coef=0.01,
-        eval_generations=1, per_agent="vmap", mesh="agent=1", **turns,  # type: ignore[arg-type]
+        algorithm="grpo", seed=seed, num_updates=updates, warmup_updates=updates // 25 if "lr_schedule" in learning else 0,
+        num_prompts=game.batch[0], num_generations=game.batch[1], max_new_tokens=tokens, eval_generations=1, per_agent="vmap",
+        mesh="agent=1", **turns, **learning,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -241,7 +251,12 @@ def write(cfg: GamesConfig, text: str) -> None:
 
 def run(cfg: GamesConfig) -> dict[str, list[Outcome]]:
     game = GAMES[cfg.game]()
-    return {way: [learned(cfg, game, way, seed) for seed in cfg.seeds] for way in cfg.ways}
+    found: dict[str, list[Outcome]] = {way: [] for way in cfg.ways}
+    for way, seed in itertools.product(cfg.ways, cfg.seeds):
+        found[way].append(learned(cfg, game, way, seed))
+        last = found[way][-1]
+        print(f"{way}, seed {seed}: {last.before:.3f} -> {last.after:.3f} in {last.seconds:.0f} s", flush=True)
+    return found
 
 
 def main() -> None:
