@@ -4,7 +4,7 @@ Claim: a team that is trained together does far better than before. Beside it st
 and agents that were each trained alone and then teamed; where the team does not win, experiments/README.md says so.
 Command: python -m experiments.games grid            (or sudoku; flags: --help; --write keeps picture and table here)
 Games: `jmarl.envs.grid` (two agents with 3 moves each, or one with 6; the walker must stand at its goal at the end) and
-`jmarl.envs.sudoku` (1 to 3 blanks; one agent in both roles, or a proposer and a checker that were trained alone). Model: two
+`jmarl.envs.sudoku` (1 or 2 blanks; one agent in both roles, or a proposer and a checker that were trained alone). Model: two
 layers of random weights, a word a token.
 Expected and time: see experiments/README.md.
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import multiprocessing
 import re
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -36,7 +38,7 @@ from jmarl.weights import Agent
 
 HERE = Path(__file__).parent
 WAYS = {"team": "a team, trained together", "single": "one agent, as many tokens", "apart": "each trained alone, then teamed"}
-BLANKS = (1, 3)
+BLANKS = (1, 2)
 
 
 class CheckerAlone(TextEnvironment):
@@ -92,9 +94,9 @@ def sudoku() -> Game:
         alone,
         words,
         (BLANKS[1], BLANKS[1]),
-        800,
+        450,
         (64, 4),
-        dict(learning_rate=1e-3, entropy_coef=0.01),
+        dict(learning_rate=2e-3, lr_schedule="linear", entropy_coef=0.01),
     )
 
 
@@ -112,17 +114,20 @@ class GamesConfig:
     ways: tuple[str, ...] = tuple(WAYS)
     """team, single, apart."""
     num_updates: int = 0
-    """Updates of every run, as many for an agent that is trained alone; 0: 500 of grid, 800 of sudoku."""
+    """Updates of every run, as many for an agent that is trained alone; 0: 500 of grid, 450 of sudoku."""
     learning_rate: float = 0.0
-    """Of all agents; 0: 2e-3 in grid, 1e-3 in sudoku."""
+    """Of all agents; 0: the game's."""
     width: int = 64
     """Of the models."""
+    processes: int = 1
+    """Runs beside each other."""
     write: bool = False
     """Write experiments/games_GAME.png, and the table into experiments/README.md."""
 
     def __post_init__(self):
         check("game", self.game, self.game in GAMES, " or ".join(GAMES))
         check("ways", self.ways, 0 < len(set(self.ways) & set(WAYS)) == len(self.ways), f"some of {', '.join(WAYS)}")
+        check("processes", self.processes, self.processes >= 1, ">= 1")
         check("seeds", self.seeds, len(self.seeds) > 0, "at least one number")
 
 
@@ -250,12 +255,22 @@ def write(cfg: GamesConfig, text: str) -> None:
 
 
 def run(cfg: GamesConfig) -> dict[str, list[Outcome]]:
-    game = GAMES[cfg.game]()
+    pairs = list(itertools.product(cfg.ways, cfg.seeds))
+    if cfg.processes == 1:
+        made = [told_of(cfg, *pair) for pair in pairs]
+    else:
+        with ProcessPoolExecutor(cfg.processes, multiprocessing.get_context("spawn")) as pool:
+            made = list(pool.map(told_of, [cfg] * len(pairs), *zip(*pairs, strict=True)))
     found: dict[str, list[Outcome]] = {way: [] for way in cfg.ways}
-    for way, seed in itertools.product(cfg.ways, cfg.seeds):
-        found[way].append(learned(cfg, game, way, seed))
-        last = found[way][-1]
-        print(f"{way}, seed {seed}: {last.before:.3f} -> {last.after:.3f} in {last.seconds:.0f} s", flush=True)
+    for (way, _), outcome in zip(pairs, made, strict=True):
+        found[way].append(outcome)
+    return found
+
+
+def told_of(cfg: GamesConfig, way: str, seed: int) -> Outcome:
+    """`learned`, and a line of it."""
+    found = learned(cfg, GAMES[cfg.game](), way, seed)
+    print(f"{way}, seed {seed}: {found.before:.3f} -> {found.after:.3f} in {found.seconds:.0f} s", flush=True)
     return found
 
 
