@@ -239,7 +239,7 @@ def draw(found: dict[str, list[Outcome]], path: Path) -> None:
         axes.plot(updates, curves.mean(0), color=f"C{i}", label=WAYS[way])
         axes.plot([updates[-1]] * len(after), after, "o", color=f"C{i}", markersize=5)
     axes.set(xlabel="updates", ylabel="return", ylim=(0, 1))
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
 
