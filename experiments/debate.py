@@ -8,7 +8,7 @@ Command: python -m experiments.debate            (flags: --help)
     --swap                                      every motion from both sides; with --shared one policy plays itself
 Expected: `--opponent scripted --temperature 0.9 --num-prompts 1 --num-generations 8 --learning-rate 5e-5 --num-updates 36
     --held-out 16`, seed 0: held-out score from 0.36 ± 0.05 to 0.62 ± 0.03 (the script has 0.76), debates won from 0 to 3 %,
-    9.5 minutes of CPU time (15.5 minutes on two cores with other work). Speeches now keep to the motion, in full sentences, and
+    10 minutes of CPU time (15.5 on two cores with other work). Speeches now keep to the motion, in full sentences, and
     cite studies that do not exist ("However, a recent study found ..."); they tell of the debate more than they take a side.
 As a judge the same model teaches nothing. Asked for a winner, it names whoever comes first (position_bias 1.0, every debate a
     draw), and 2.5 answers of 6 could not be read; asked for scores, none could. Use a larger model.

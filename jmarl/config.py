@@ -141,7 +141,8 @@ class Learning:
     """Updates over which the learning rate rises linearly."""
     num_updates: int = 0
     """Updates of every agent, each of num_epochs times num_minibatches optimiser steps: the length of the schedule, which
-    linear and cosine need. Steps that target_kl holds back do not count."""
+    linear and cosine need. Steps that target_kl holds back do not count, nor those in which an agent has nothing to learn
+    from."""
     weight_decay: float | tuple[float, ...] = 0.0
     """Decoupled weight decay: one for all agents or one an agent."""
     momentum: float = 0.0

@@ -74,8 +74,8 @@ def sample_stack(
     """`sampling.sample` with keys made inside. prompts [A, roles * P, S] and their lengths [A, roles * P]; agents [A, roles]
     team indices; prompt_ids [P]; stop [n] ids; past, rows: see `Past`. Returns `Completions` [A, roles * P, G, T].
     stack: its number, or with one role [A] that of each agent in its own team, see `crossplay`; seed: one for all, or of each
-    agent [A * roles]. acting: indices of the parameter sets and of the roles that write, see `acting_of`; nothing is computed
-    for the others, whose completions are empty.
+    agent [A * roles]. acting: indices of the parameter sets and of the roles that are sampled, see `acting_of`; the others'
+    completions are empty.
 
     What only the keys depend on (seed, step, stack, purpose, turn) is traced: another seed is no other program.
     """
@@ -103,20 +103,20 @@ def sample_stack(
     return _placed(done, empty, roles, *acting) if acting else done
 
 
-def _chosen(params: Any, rows: tuple, of: int, sets: jax.Array, roles: jax.Array) -> tuple:
-    """The parameters of some sets, and of rows [A, of * P, ...] those of these sets and of some roles, of `of`."""
+def _chosen(params: Any, rows: tuple, num_roles: int, sets: jax.Array, roles: jax.Array) -> tuple:
+    """The parameters of some sets, and of rows [A, num_roles * P, ...] those of these sets and of some roles."""
     if len(sets) < len(rows[0]):  # in slices, which are copied as they lie: XLA for CPUs gathers number by number
         each = range(len(sets))
         params = map_own(lambda x: jnp.concatenate([lax.dynamic_slice_in_dim(x, sets[i], 1) for i in each]), params)
-    by_role = [x.reshape(len(x), of, -1, *x.shape[2:])[sets][:, roles] for x in rows]
+    by_role = [x.reshape(len(x), num_roles, -1, *x.shape[2:])[sets][:, roles] for x in rows]
     return params, *(x.reshape(len(sets), -1, *x.shape[3:]) for x in by_role)
 
 
-def _placed(done: Completions, empty: Completions, of: int, sets: jax.Array, roles: jax.Array) -> Completions:
+def _placed(done: Completions, empty: Completions, num_roles: int, sets: jax.Array, roles: jax.Array) -> Completions:
     """Completions of all sets and roles, of which some wrote `done`: the others' are `empty`."""
 
     def place(x, y):
-        by_role = y.reshape(len(y), of, -1, *y.shape[2:])
+        by_role = y.reshape(len(y), num_roles, -1, *y.shape[2:])
         return by_role.at[sets[:, None], roles].set(x.reshape(len(sets), len(roles), *by_role.shape[2:])).reshape(y.shape)
 
     rows = jax.tree.map(place, done._replace(steps=None), empty._replace(steps=None))
@@ -136,7 +136,7 @@ class Ask(NamedTuple):
     turn: int = 0
     past: Past | None = None
     keep: bool = False  # whether the next turn goes on from this one's caches
-    acts: np.ndarray | None = None  # [N] bool: these agents write, the others' completions are to be empty; None: all do
+    acts: np.ndarray | None = None  # [N] bool: these agents write; what the others do is nobody's, and may be empty. None: all
 
 
 T = TypeVar("T")

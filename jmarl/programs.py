@@ -62,7 +62,8 @@ def programs_of_run(
         keep = keeps(cfg.episodes(), settings, turn=0)
         size = len(items) // parts_of(len(items), cfg.episodes())
         part = cut_prompts(team, encoded, slice(0, size))
-        ask = Ask(part, settings, cfg.seed, 0, group, ids[:size], purpose=purpose, keep=keep, acts=writing(acting(prompts)))
+        how: dict[str, Any] = dict(seed=cfg.seed, step=0, purpose=purpose, keep=keep, acts=writing(acting(prompts)))
+        ask = Ask(part, settings, group=group, prompt_ids=ids[:size], **how)
         return encoded, sample_team(team, params, ask, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)

@@ -308,7 +308,8 @@ def to_batches(
 
 def acting_rows(spec: StackSpec, turns: Sequence[Turn], sizes: Sequence[int]) -> np.ndarray | None:
     """Which rows [A, rows] of a stack's batch, that has `sizes` rows of each turn, its agents learn from: not those of turns in
-    which an agent acts nowhere. All sets have as many as the one with most; None: all rows."""
+    which an agent acts nowhere. All sets have as many as the one with most, and at least those of a turn, so that micro-batches
+    have rows; numbers of whole turns, so there is a program for each number at most. None: all rows."""
     members = np.array(spec.members)
     writes = [np.any(turn.acts, 1)[members] for turn in turns]  # [A, R] each
     acts = np.concatenate([np.repeat(x, n // x.shape[1], 1) for x, n in zip(writes, sizes, strict=True)], 1)

@@ -143,9 +143,8 @@ def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
         return all(of(ask) == of(first) for ask in asks)
 
     fixed = alike(lambda ask: (ask.settings, ask.step, ask.group, ask.purpose, ask.turn, ask.keep, ask.prompt_ids.tolist()))
-    writing = alike(lambda ask: None if ask.acts is None else ask.acts.tolist())
     shapes = alike(lambda ask: [lengths.shape for _, lengths in ask.encoded])
-    if not (fixed and writing and shapes and alike(lambda ask: jax.tree.map(jnp.shape, ask.past))):
+    if not (fixed and shapes and alike(lambda ask: jax.tree.map(jnp.shape, ask.past))):
         return None
     encoded = []
     for of_stack in zip(*(ask.encoded for ask in asks), strict=True):
@@ -157,7 +156,9 @@ def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
         pasts = [ask.past for ask in asks if ask.past is not None]
         caches = jax.tree.map(lambda *x: jnp.concatenate(x), *(past.caches for past in pasts))
         past = Past(_put_caches(caches, mesh), tuple(map(np.concatenate, zip(*(past.rows for past in pasts), strict=True))))
-    return first._replace(encoded=tuple(encoded), seed=np.array([ask.seed for ask in asks]), past=past)
+    acts = [ask.acts for ask in asks if ask.acts is not None]  # who writes in any run; what others write is nobody's
+    writes = np.any(acts, 0) if len(acts) == len(asks) else None
+    return first._replace(encoded=tuple(encoded), seed=np.array([ask.seed for ask in asks]), past=past, acts=writes)
 
 
 def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> tuple[TeamState, list[dict[str, Any]]]:

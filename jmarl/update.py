@@ -189,16 +189,19 @@ def one_step(
     of_agent = functools.partial(agent_gradients, cfg=cfg, learning=learning, trains=trains)
     grads, metrics = unless_held(of_agent, own.held, how)(state.params, reference, state.running, batch, base)
     apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
-    still = without_tokens(batch) if own.held is None else own.held | without_tokens(batch)
-    state, of_step = apply(state, grads, metrics["loss"], still, own)
+    still = idle(batch, learning, trains)
+    state, of_step = apply(state, grads, metrics["loss"], still if own.held is None else own.held | still, own)
     return state, metrics | of_step
 
 
-def without_tokens(batch: Data) -> jax.Array:
-    """Which agents [A] have nothing to learn from, as where they were not asked to act: Adam would go on by its momentum."""
+def idle(batch: Data, learning: Learning, trains: str) -> jax.Array:
+    """Which agents [A] have no row to learn from, as where they were not asked to act: Adam would go on by its momentum."""
     if not isinstance(batch, Batch):
         return jnp.zeros(batch.tokens.shape[0], bool)
-    return ~jnp.any(batch.action_mask & jnp.isfinite(batch.rewards)[..., None], (1, 2, 3))
+    valid = jnp.isfinite(batch.rewards)
+    if trains == "policy" and option("mask_overlong", learning.mask_overlong, algorithm(learning.algorithm)):
+        valid &= batch.ended
+    return ~jnp.any(valid, (1, 2))
 
 
 def several_steps(
@@ -256,14 +259,15 @@ def remember(state: StackState, batch: Batch, learning: Learning) -> StackState:
     return state._replace(running=jax.vmap(of_agent)(state.running, batch.rewards, roles))
 
 
-def adapt_kl(state: StackState, metrics: dict, learning: Learning) -> tuple[StackState, dict]:
-    """Moves each agent's KL coefficient towards its target (arXiv 1909.08593); the metrics show the one that was used."""
+def adapt_kl(state: StackState, metrics: dict, still: jax.Array, learning: Learning) -> tuple[StackState, dict]:
+    """Moves each agent's KL coefficient towards its target (arXiv 1909.08593), unless it stays `still`; the metrics show the
+    one that was used."""
     if not learning.kl_coef:
         return state, metrics
     used = state.running.kl_coef
     if learning.kl_target is None:
         return state, metrics | {"kl_coef": used}
-    error = jnp.nan_to_num(jnp.clip(metrics["kl"] / learning.kl_target - 1, -0.2, 0.2))
+    error = jnp.where(still, 0, jnp.nan_to_num(jnp.clip(metrics["kl"] / learning.kl_target - 1, -0.2, 0.2)))
     moved = state.running._replace(kl_coef=used * (1 + 0.1 * error))
     return state._replace(running=moved), metrics | {"kl_coef": used}
 
@@ -287,7 +291,7 @@ def learn(
     before, own = state, own or Own()
     state = remember(state, batch, learning) if trains != "values" and isinstance(batch, Batch) else state
     state, metrics = steps(state, reference, batch, own, base, cfg=cfg, learning=learning, how=how, trains=trains)
-    state, metrics = adapt_kl(state, metrics, learning)
+    state, metrics = adapt_kl(state, metrics, idle(batch, learning, trains), learning)
     return (state, metrics) if own.held is None else hold(before, state, metrics, own.held)
 
 

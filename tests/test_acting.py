@@ -11,8 +11,10 @@ from jmarl.config import Episodes, TrainConfig
 from jmarl.generate import Ask, encode, sample_team
 from jmarl.lockstep import LockStep
 from jmarl.rollout import play, to_batches
+from jmarl.runs import as_one
 from jmarl.team import make_team
-from jmarl.update import init_stack, update_stack
+from jmarl.train import train
+from jmarl.update import init_stack, update_stack, updates_done
 from tests.test_lockstep import SETTINGS, Relay, Scaled
 
 
@@ -54,6 +56,7 @@ def test_agents_that_do_not_act_are_not_sampled(tiny_pair, shared):
         done = sample_team(team, params, ask._replace(acts=np.arange(2) == agent))[0]
         own, other = (np.reshape(done.action_mask, (2, 2, 2, -1))[n] for n in (agent, 1 - agent))
         assert not other.any() and own.any(-1).all()
+        assert shared or np.asarray(done.steps).tolist()[1 - agent] == 0  # and not sampled and then masked
         for name in ("tokens", "action_mask", "ended"):
             both = [np.reshape(getattr(of, name), (2, 2, 2, -1))[agent] for of in (done, whole)]
             assert (both[0] == both[1]).all(), name
@@ -63,20 +66,52 @@ def test_agents_that_do_not_act_are_not_sampled(tiny_pair, shared):
     assert not np.asarray(nobody.action_mask).any() and nobody.tokens.shape == whole.tokens.shape
 
 
+def test_runs_that_are_sampled_together_sample_whoever_writes_in_one_of_them(tiny_pair):
+    team, _ = make_team(tiny_pair)
+    encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
+    ask = Ask(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
+    writes = [None if acts is None else np.array(acts) for acts in ([True, False], [False, True], [True, False], None)]
+    asks = [ask._replace(acts=acts) for acts in writes]
+    assert as_one(asks[:2], None).acts.tolist() == [True, True] and as_one(asks[2:], None).acts is None
+    assert as_one([asks[0], asks[2]], None).acts.tolist() == [True, False]
+
+
+def moved(before, after) -> list[bool]:
+    """Whether anything of each of two agents did."""
+    pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+    return [any(bool((x[agent] != np.asarray(y)[agent]).any()) for x, y in pairs) for agent in range(2)]
+
+
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_an_agent_that_was_not_asked_is_not_carried_on_by_its_momentum(tiny_pair, minibatches):
-    """Neither its parameters nor its moments move in an update without a token of its own."""
+@pytest.mark.parametrize("why", ["not asked", "cut off"])
+def test_an_agent_without_a_row_is_not_carried_on(tiny_pair, minibatches, why):
+    """Neither its parameters nor its moments move, by momentum, nor its KL coefficient: where it was not asked, or where all
+    that it wrote was cut off and is masked for that."""
     team, params = make_team(tiny_pair)
-    learning = TrainConfig(learning_rate=1e-2, num_generations=2, num_minibatches=minibatches).learning()
+    how = dict(algorithm="dapo", kl_coef=0.1, kl_target=0.01)
+    learning = TrainConfig(learning_rate=1e-2, num_generations=2, num_minibatches=minibatches, **how).learning()
     state = init_stack(jax.tree.map(np.copy, params[0]), learning)
-    items = Scaled().tasks(count=2)
-    got = play(team, params, items, LockStep(Scaled()), SETTINGS, Episodes(), seed=0, step=0, group=2)
-    how = dict(cfg=tiny_pair[0].config, learning=learning)
+    got = play(team, params, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), seed=0, step=0, group=2)
     batch = to_batches(team, got)[0]
-    state, _ = update_stack(state, batch, **how)
-    before = jax.device_get((state.params, state.opt_state))
-    alone = np.where(np.arange(2)[:, None, None] == 1, np.nan, np.arange(8.0).reshape(2, 2, 2))
-    state, _ = update_stack(state, batch._replace(rewards=np.float32(alone)), **how)
-    pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves((state.params, state.opt_state)), strict=True))
-    moved = [[bool((x[agent] != np.asarray(y)[agent]).any()) for x, y in pairs] for agent in range(2)]
-    assert any(moved[0]) and not any(moved[1])
+    batch = batch._replace(rewards=np.arange(8, dtype=np.float32).reshape(2, 2, 2), ended=np.ones((2, 2, 2), bool))
+    static = dict(cfg=tiny_pair[0].config, learning=learning)
+    state, _ = update_stack(state, batch, **static)
+    before = jax.device_get((state.params, state.opt_state, state.running.kl_coef))
+    second = np.arange(2)[:, None, None] == 1
+    alone = (
+        batch._replace(rewards=np.where(second, np.float32(np.nan), batch.rewards))
+        if why == "not asked"
+        else batch._replace(ended=np.broadcast_to(~second, (2, 2, 2)))
+    )
+    state, _ = update_stack(state, alone, **static)
+    assert moved(before, (state.params, state.opt_state, state.running.kl_coef)) == [True, False]
+
+
+@pytest.mark.parametrize("algorithm", ["maac", "ippo", "iac"])
+def test_critics_learn_of_agents_that_act_in_turns(tiny_pair, algorithm):
+    """Also a central one of type v, whose rows have no token."""
+    team, params = make_team(tiny_pair)
+    options = dict(num_updates=2, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
+    cfg = TrainConfig(algorithm=algorithm, learning_rate=1e-2, **options)
+    result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
+    assert (np.asarray(updates_done(result.state.critics[0])) == 2).all()

@@ -30,6 +30,18 @@ class Long(SimulatedEnvironment):
         return Observation([], done=True), Reward(sum(map(ord, action.content)) % self.most / self.most)
 
 
+class Broken(Long):
+    """Does not last."""
+
+    steps = [0]  # of the class: the object is copied
+
+    def step(self, action):
+        self.steps[0] += 1
+        if self.steps[0] > 4:
+            raise RuntimeError("no more")
+        return super().step(action)
+
+
 class Both(Long):
     """For two."""
 
@@ -80,6 +92,20 @@ def test_a_client_stays_as_it_was_loaded(agents):
     assert any(moved[0]) and not any(moved[1])
 
 
+def test_a_training_that_broke_off_says_so(agents):
+    trainer = GRPOTrainer(LLMEnvironment(agents[0]), Broken(), ExperimentConfig(**SHORT))
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer.train(2)
+    with pytest.raises(RuntimeError, match=r"train\(\) did not finish, .* make a new trainer"):
+        trainer.evaluate()
+
+
+def test_held_out_tasks_are_played_where_they_are_asked_for(agents):
+    config = ExperimentConfig(TrainingConfig(num_epochs=1), eval_every=1, **SHORT)
+    result = GRPOTrainer(LLMEnvironment(agents[0]), Long(), config).train()
+    assert result.before is not None and result.after is not None
+
+
 def test_different_environments_are_a_mixture_and_equal_ones_are_one(agents):
     policy = LLMEnvironment(agents[0])
     many = GRPOTrainer(policy, [Long(5), Long(5), Long(9), MathReasoningEnvironment()], ExperimentConfig(**SHORT))
@@ -95,6 +121,9 @@ def test_different_environments_are_a_mixture_and_equal_ones_are_one(agents):
         (lambda p: TrainingConfig(num_epochs=3, num_iterations=3), "num_epochs and num_iterations are the same setting"),
         (lambda p: ExperimentConfig(training=PPOConfig()), r"here stands a TrainingConfig\(...\), got PPOConfig"),
         (lambda p: PPOTrainer(p, Long(), ExperimentConfig(TrainingConfig(algorithm="grpo"))), "algorithm='grpo', and this is"),
+        (lambda p: PPOTrainer(p, Long(), ExperimentConfig(grpo=GRPOConfig(group_size=2))), "section grpo is not for"),
+        (lambda p: ExperimentConfig(max_new_token=3), "'max_new_token' is unknown; did you mean 'max_new_tokens'"),
+        (lambda p: ExperimentConfig(frozen_agents=()), "'frozen_agents' is set by the trainer and its policies"),
         (lambda p: PPOTrainer(p.agent, Long()), "policy 0 is a"),
         (lambda p: PPOTrainer(p, []), "eval_envs has no environment"),
         (lambda p: PPOTrainer([p, p], Long()), "1 agents and the team has 2"),

@@ -8,8 +8,9 @@
 A policy in mode SERVER learns, one in mode CLIENT plays as it was loaded; a list of policies is a team. The environments named
 `eval_envs` are those in which policies play and are rewarded, in training too; held-out tasks (their split `eval`) are for
 `evaluate`. Equal environments are one: here episodes are played side by side anyway. Different ones are a mixture with equal
-weights. Left out: batches by tokens, mixed precision by GradScaler, DPO and SFT in this
-form (`jmarl.trainers.DPOTrainer`, `SFTTrainer` take data sets).
+weights. What a script does not say is as `TrainConfig` has it (one PPO epoch, learning rate 1e-5, …), not as MRLM had it. Left
+out: mini-batches by tokens, mixed precision by GradScaler, DPO and SFT in this form (`jmarl.trainers.DPOTrainer` and
+`SFTTrainer` take data sets).
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ from jmarl.evaluate import evaluate, numbers
 from jmarl.lockstep import LockStep
 from jmarl.team import make_team, policies, save_team
 from jmarl.train import TrainResult, check_settings, check_team, environment_of, train
-from jmarl.trainers.reinforce import check_tokenizer, load_agents
+from jmarl.trainers.reinforce import check_tokenizer, load_agents, present
 from jmarl.weights import Agent
 
-MOST_TASKS = 5000  # that training draws from
+NUM_TASKS, NUM_EPISODES = 1000, 20  # that training draws from; held-out ones
+
+
+SET_BY_TRAINERS = {"algorithm", "frozen_agents"}
 
 
 class Section(dict):
@@ -54,11 +58,12 @@ class Section(dict):
 
 
 class TrainingConfig(Section):
-    """What every algorithm has. num_epochs, num_iterations: updates; batch_size: tasks of an update."""
+    """What every algorithm has. num_epochs, num_iterations: updates; batch_size: tasks of an update, which learns
+    from all of their episodes."""
 
     names = {
         **{"algorithm": "algorithm", "num_epochs": "num_updates", "num_iterations": "num_updates"},
-        **{"batch_size": "num_prompts", "num_rollouts_per_iteration": "num_prompts", "learning_rate": "learning_rate"},
+        **{"batch_size": "num_prompts", "learning_rate": "learning_rate"},
         **{"optimizer": "optimizer", "weight_decay": "weight_decay", "max_grad_norm": "max_grad_norm"},
         **{"adam_beta1": "adam_b1", "adam_beta2": "adam_b2", "adam_epsilon": "adam_eps", "lr_scheduler": "lr_schedule"},
         **{"warmup_steps": "warmup_updates", "max_episode_length": "num_turns", "checkpoint_dir": "output_dir"},
@@ -98,6 +103,13 @@ class ExperimentConfig:
         for given, wanted in ((training, TrainingConfig), (ppo, PPOConfig), (grpo, GRPOConfig)):
             if given is not None and not isinstance(given, wanted):
                 raise TypeError(f"here stands a {wanted.__name__}(...), got {type(given).__name__}")
+        known = {f.name for f in dataclasses.fields(TrainConfig)} - SET_BY_TRAINERS
+        for name in fields.keys() - known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            told = (
+                "is set by the trainer and its policies" if name in SET_BY_TRAINERS else f"is unknown; did you mean {near!r}?"
+            )
+            raise TypeError(f"ExperimentConfig: {name!r} {told}")
         self.training, self.fields = training or {}, fields
         self.sections = {"ppo": ppo or {}, "grpo": grpo or {}}
 
@@ -106,6 +118,9 @@ class ExperimentConfig:
         said = self.training.get("algorithm", of)
         if said != of:
             raise ValueError(f"training says algorithm={said!r}, and this is the trainer of {of!r}: choose one")
+        unused = [name for name, given in self.sections.items() if given and name != of]
+        if unused:
+            raise ValueError(f"the section {unused[0]} is not for the trainer of {of!r}: leave it out")
         found: dict[str, Any] = {**defaults, **self.training, "algorithm": defaults["algorithm"], **self.sections[of]}
         if "clip_range" in found:
             found["clip_eps_low"] = found["clip_eps_high"] = found.pop("clip_range")
@@ -144,21 +159,29 @@ class GRPOTrainer:
         own["frozen_agents"] = tuple(i for i, policy in enumerate(each) if policy.mode is EnvironmentMode.CLIENT)
         self.config = (config or ExperimentConfig()).train_config(self.section, {**self.defaults, **own})
         self.names = [policy.agent.name for policy in each]
-        self.team, self.params = make_team([policy.agent for policy in each], lora=self.config.lora_rank > 0)
+        self.team, self._params = make_team([policy.agent for policy in each], lora=self.config.lora_rank > 0)
         check_settings(self.config)
         check_team(self.team, self.config)
         environment_of(self.team, env, None, None, self.config)  # refuses what does not fit
         self.env = env
 
+    @property
+    def params(self) -> list[Any]:
+        """The present parameters [A, ...] of each stack."""
+        return present(self._params)
+
     def train(self, num_iterations: int | None = None) -> TrainResult:
-        """So many updates (default: as the settings say); afterwards the trainer holds the trained weights."""
+        """So many updates (default: as the settings say); afterwards the trainer holds the trained weights. Held-out tasks are
+        played where `eval_every` asks for it. A second call trains on from these weights, with a new optimiser and schedule, on
+        the same tasks; where the first saved checkpoints, it is refused."""
         cfg = self.config if num_iterations is None else dataclasses.replace(self.config, num_updates=num_iterations)
-        tasks = self.env.tasks("train", min(cfg.num_prompts * cfg.num_updates, MOST_TASKS), cfg.seed)
-        result = train(self.team, self.params, self.env, tasks, cfg)
-        self.params = policies(result.state)
+        held_out = self.env.tasks("eval", NUM_EPISODES, cfg.seed) if cfg.eval_every else ()
+        tasks = self.env.tasks("train", NUM_TASKS, cfg.seed)
+        result = train(self.team, self.params, self.env, tasks, cfg, eval_items=held_out)
+        self._params = policies(result.state)
         return result
 
-    def evaluate(self, num_episodes: int = 20) -> dict[str, float]:
+    def evaluate(self, num_episodes: int = NUM_EPISODES) -> dict[str, float]:
         """Mean return over held-out tasks with its 95 % interval, and parts of the reward."""
         tasks = self.env.tasks("eval", num_episodes, self.config.seed)
         return numbers(evaluate(self.team, self.params, tasks, self.env, self.config))
@@ -177,12 +200,11 @@ class PPOTrainer(GRPOTrainer):
 
 def one_environment(envs: Any) -> Any:
     """An environment, or several as one."""
-    each: dict[Any, Any] = {}
-    for env in envs if isinstance(envs, list | tuple) else [envs]:
-        each.setdefault(content(env), env)
-    if not each:
+    found = list(envs) if isinstance(envs, list | tuple) else [envs]
+    if not found:
         raise ValueError("eval_envs has no environment")
-    found = list(each.values())
+    if len(found) > 1:
+        found = list({content(env): env for env in found}.values())
     names = [type(env).__name__ for env in found]
     numbered = [f"{name}_{names[:i].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
     made = Mixture(dict(zip(numbered, found, strict=True))) if len(found) > 1 else found[0]

@@ -118,12 +118,7 @@ class MAGRPOTrainer:
     @property
     def params(self) -> list[Any]:
         """The present parameters [A, ...] of each stack."""
-        if any(x.is_deleted() for x in jax.tree.leaves(self._params)):  # updates are made in place
-            raise RuntimeError(
-                "train() did not finish, and the weights it was changing are lost: make a new trainer, with "
-                "resume=True in its settings to go on from the last checkpoint"
-            )
-        return self._params
+        return present(self._params)
 
     @property
     def agents(self) -> list[Agent]:
@@ -193,6 +188,16 @@ class MAReMaxTrainer(MAGRPOTrainer):
     """Multi-agent ReMax: the baseline is the best of the group. Arguments as for `MAGRPOTrainer`."""
 
     config_class = MAReMaxConfig
+
+
+def present(params: list[Any]) -> list[Any]:
+    """Parameters of stacks, unless a training that did not finish has used them up."""
+    if any(x.is_deleted() for x in jax.tree.leaves(params)):  # updates are made in place
+        raise RuntimeError(
+            "train() did not finish, and the weights it was changing are lost: make a new trainer, with resume=True in its "
+            "settings to go on from the last checkpoint"
+        )
+    return params
 
 
 def one_of(**arguments: Any) -> Any:
