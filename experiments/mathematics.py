@@ -6,7 +6,7 @@ Reward: `jmarl.envs.math_reasoning`: 1 correct, 0 wrong, -0.3 no answer that can
 Problems: made from templates at one difficulty (`jmarl.envs.math_problems`, `eval` held out), or `--data gsm8k` or `svamp`.
 Seen: `--environment math --topics arithmetic --max-new-tokens 24 --eval-temperature 0.7 --learning-rate 5e-5 --num-updates 20`,
     seed 0: SmolLM2-135M learns the form and no arithmetic. Held-out problems without an answer that can be read fell from 13 %
-    to 0 ("57 - 66 = 11" and nothing else), solved were 2.3 ± 2.6 % before and 0.8 ± 1.5 % after, the reward -0.02 ± 0.03 and
+    to 0 ("57 - 66 = 11" and nothing else), solved were 2.3 ± 2.7 % before and 0.8 ± 1.6 % after, the reward -0.02 ± 0.03 and
     0.01 ± 0.02, in 4 minutes of CPU time (6 on two cores with other work). It solves too little to learn from: in 12 of the
     last 16 updates all groups of 8 had equal rewards, and no gradient. Use a larger model.
 math_verifier and math_planner have been run, for a few updates, and not trained.

@@ -7,7 +7,7 @@ Reward: `jmarl.envs.writing`, from 0 to 2.98, told as a share of 3.0 too; story:
 Baseline: --single, one model that writes both texts: give it the tokens of both.
 Data: texts of this project's own, or --data hub, or --data FILE (JSON Lines) of `trl-lib/tldr` or `OpenMLRL/arXiv_abstract`.
 Expected: `--num-prompts 1 --max-new-tokens 64 --temperature 0.8 --learning-rate 5e-5 --num-updates 24` on tldr, seed 0: held
-    out from 1.01 ± 0.24 to 2.71 ± 0.07 (90 % of 3.0), 8 minutes of CPU time (13.5 minutes on two cores with other work). What
+    out from 1.01 ± 0.31 to 2.71 ± 0.09 (90 % of 3.0), 8 minutes of CPU time (13.5 minutes on two cores with other work). What
     is learned is the reward, not to summarise: 23 of 24 concise texts begin "Another writer shares", which is short and hardly
     about the post, and 17 of 24 long ones quote the prompt's own list of transition words; most copy the post's title or text.
 Published for two models of 1.7B: 94.5 % of 3.0 on tldr, 93.1 % on arxiv, single model 44.9 % there.

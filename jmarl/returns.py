@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import stdtrit
 
 
 def joint_actions(mode: str, num_agents: int, group: int) -> np.ndarray:
@@ -87,7 +88,9 @@ def valid_mean(x: np.ndarray) -> np.ndarray:
 
 
 def mean_and_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of [..., P] the mean over the P numbers that are not NaN, and half of its 95 % interval: NaN below two of them."""
+    """Of [..., P] the mean over the P numbers that are not NaN, and half of its 95 % interval by Student's t, which few numbers
+    (seeds) need: NaN below two of them."""
     mean, count = valid_mean(x), np.isfinite(x).sum(-1)
     variance = valid_mean((x - mean[..., None]) ** 2)  # times n / (n - 1) below, as of a sample
-    return mean, 1.96 * np.sqrt(variance / np.where(count > 1, count - 1, np.nan))
+    freedom = np.where(count > 1, count - 1, np.nan)
+    return mean, stdtrit(freedom, 0.975) * np.sqrt(variance / freedom)

@@ -223,7 +223,7 @@ def scores_of(means) -> CrossPlay:
 def test_intervals_are_over_items_and_the_gap_is_paired():
     """Items of very different difficulty and an equal gap: both scores have wide intervals, the gap has none."""
     got = scores_of([[[1, 5, 9], [0, 4, 8]], [[0, 4, 8], [1, 5, 9]]])
-    wide = 1.96 * np.std([1, 5, 9], ddof=1) / np.sqrt(3)
+    wide = 4.302653 * np.std([1, 5, 9], ddof=1) / np.sqrt(3)
     assert got.self_play == pytest.approx((5, wide)) and got.zero_shot == pytest.approx((4, wide))
     assert got.gap == pytest.approx((1, 0)) and got.interval == pytest.approx(np.full((2, 2), wide))
 
@@ -245,7 +245,7 @@ def test_means_and_intervals_leave_nan_out():
     x = np.array([[1.0, np.nan, 4.0, 7.0], [np.nan] * 4, [2.0, *[np.nan] * 3]])
     assert valid_mean(x).tolist()[::2] == [4, 2] and np.isnan(valid_mean(x)[1])
     mean, interval = mean_and_interval(x)
-    assert interval[0] == pytest.approx(1.96 * np.std([1, 4, 7], ddof=1) / np.sqrt(3)) and mean[2] == 2
+    assert interval[0] == pytest.approx(4.302653 * np.std([1, 4, 7], ddof=1) / np.sqrt(3)) and mean[2] == 2
     assert np.isnan(interval[1:]).all()
 
 

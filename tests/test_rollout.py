@@ -282,7 +282,7 @@ def test_evaluation_mean_and_interval(pair):
         return [1, 2, 3, 7, float("nan"), 9, *[None] * 3]
 
     result = evaluate(team, params, items, Rewarded(make_reward(reward, num_agents=2), FORMATTERS), cfg)
-    assert result.mean == 5 and result.interval == pytest.approx(1.96 * np.std([2, 8], ddof=1) / np.sqrt(2))
+    assert result.mean == 5 and result.interval == pytest.approx(12.706205 * np.std([2, 8], ddof=1) / np.sqrt(2))
     assert result.rollout.turns[0].invalid == 4
     none = make_reward(lambda a, b: [None] * len(a), num_agents=2)
     nothing = evaluate(team, params, items, Rewarded(none, FORMATTERS), cfg)
