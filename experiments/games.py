@@ -210,7 +210,7 @@ def table(found: dict[str, list[Outcome]]) -> str:
 
     def told(values: list[float]) -> str:
         mean, interval = mean_and_interval(np.array(values))
-        return f"{mean:.3f} ± {interval:.3f}"
+        return f"{mean:.3f} ± {interval:.3f}" if len(values) > 1 else f"{mean:.3f}"
 
     lines = ["| way | held-out return before | after | solved | time of a run |", "|---|---|---|---|---|"]
     for way, of in found.items():
