@@ -13,8 +13,8 @@ Seen: `--max-letters 1 --num-prompts 1 --joint-mode cross --max-new-tokens 36 --
 `--environment house_build --num-prompts 1 --joint-mode cross --max-new-tokens 56 --eval-temperature 0.7 --learning-rate 5e-5
     --num-updates 12 --held-out 6`, seed 0: from -0.38 ± 0.05 to -0.34 ± 0.05 in 7 minutes of CPU time (12.5 in all).
     Nothing that counts is learned, the right cells stay at 1 %. One builder was left with `/fill /fill /fill`.
-function_calling was not trained: SmolLM2-135M made 2 calls in 128 completions (with and without its chat template), so that
-    nearly all groups earn the same -0.15. Use a larger model.
+function_calling teaches SmolLM2-135M nothing: 2 calls in 128 completions (with and without its chat template), so that nearly
+    all groups earn the same -0.15; after 16 updates too (experiments/README.md). Use a larger model.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class FunctionCalling(TextEnvironment):
         return Request(task), [
             f"Two agents answer a request with function calls. The functions:\n{functions}\n\n"
             f"The request: {task['user_prompt']}\n\n{told}\n"
-            f'Write nothing but calls, one a line, arguments by name, such as: play_song(title="Sea", volume=3)'
+            f'Write nothing but calls, one a line, arguments by name, such as: water_plants(room="hall", litres=3)'
             for told in SHARING[self.sharing]
         ]
 
