@@ -78,7 +78,7 @@ def grid() -> Game:
     how: dict[str, Any] = dict(brief=True, stop=False)
     alone = GridPlanning(1, moves=3, **how)
     words = ("walker", "goal", "wall", *MOVES, "1", "2", "3", "4")
-    learning: dict[str, Any] = dict(learning_rate=2e-3, lr_schedule="linear", entropy_coef=0.05, joint_mode="cross")
+    learning: dict[str, Any] = dict(entropy_coef=0.05, joint_mode="cross")
     both, single = GridPlanning(2, moves=3, **how), GridPlanning(1, moves=6, **how)
     return Game(both, single, (alone, alone), words, (3, 6), 500, (32, 8), learning)
 
@@ -88,16 +88,8 @@ def sudoku() -> Game:
     both = Sudoku(**how)
     words = ("1", "2", "3", "4", *NAMES[: BLANKS[1]], "fill", "check", "ok")
     alone = Sudoku(**how, single=True, max_turns=1), CheckerAlone(both)
-    return Game(
-        both,
-        Sudoku(**how, single=True),
-        alone,
-        words,
-        (BLANKS[1], BLANKS[1]),
-        450,
-        (64, 4),
-        dict(learning_rate=2e-3, lr_schedule="linear", entropy_coef=0.01),
-    )
+    single, learning = Sudoku(**how, single=True), dict(entropy_coef=0.01)
+    return Game(both, single, alone, words, (BLANKS[1], BLANKS[1]), 450, (64, 4), learning)
 
 
 GAMES = {"grid": grid, "sudoku": sudoku}
@@ -115,8 +107,8 @@ class GamesConfig:
     """team, single, apart."""
     num_updates: int = 0
     """Updates of every run, as many for an agent that is trained alone; 0: 500 of grid, 450 of sudoku."""
-    learning_rate: float = 0.0
-    """Of all agents; 0: the game's."""
+    learning_rate: float = 2e-3
+    """Of all agents, after a short warm-up; it falls linearly to 0."""
     width: int = 64
     """Of the models."""
     processes: int = 1
@@ -152,13 +144,11 @@ def fresh(cfg: GamesConfig, game: Game, count: int, seed: int) -> list[Agent]:
 
 def settings(cfg: GamesConfig, game: Game, env: TextEnvironment, tokens: int, seed: int) -> TrainConfig:
     turns = dict(num_turns=env.max_turns, branching="chain" if env.max_turns > 1 else "tree")
-    updates, learning = cfg.num_updates or game.updates, game.learning
-    if cfg.learning_rate:
-        learning = learning | {"learning_rate": cfg.learning_rate}
+    updates = cfg.num_updates or game.updates
     return TrainConfig(
-        algorithm="grpo", seed=seed, num_updates=updates, warmup_updates=updates // 25 if "lr_schedule" in learning else 0,
-        num_prompts=game.batch[0], num_generations=game.batch[1], max_new_tokens=tokens, eval_generations=1, per_agent="vmap",
-        mesh="agent=1", **turns, **learning,  # type: ignore[arg-type]
+        algorithm="grpo", seed=seed, num_updates=updates, learning_rate=cfg.learning_rate, lr_schedule="linear",
+        warmup_updates=updates // 25, num_prompts=game.batch[0], num_generations=game.batch[1], max_new_tokens=tokens,
+        eval_generations=1, per_agent="vmap", mesh="agent=1", **turns, **game.learning,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -111,7 +111,10 @@ def test_nothing_an_agent_writes_breaks_it(env, data):
     text = st.one_of(
         st.sampled_from(NASTY), st.text(max_size=200), st.lists(st.sampled_from(NASTY[4:]), max_size=3).map("\n".join)
     )
-    play(env, lambda t, count: [[data.draw(text) for _ in range(count)] for _ in range(env.num_agents)], env.tasks("train", 1))
+    _, ended = play(
+        env, lambda t, count: [[data.draw(text) for _ in range(count)] for _ in range(env.num_agents)], env.tasks("train", 1)
+    )
+    assert ended, "every episode is over after max_turns steps"
 
 
 @pytest.mark.parametrize(
