@@ -25,26 +25,23 @@ from typing import Any
 import tyro
 
 from experiments.report import report
-from jmarl.config import TrainConfig, check
+from experiments.start import Demonstrated, start
+from jmarl.config import check
 from jmarl.envs import make
 from jmarl.learners import check_agents
 from jmarl.lockstep import LockStep
-from jmarl.team import make_team
 from jmarl.train import TrainResult, check_settings, train
-from jmarl.weights import load_agent
 
 ENVIRONMENTS = ("str_build", "house_build", "function_calling")
 TASKS = 500  # made, for training
 
 
 @dataclasses.dataclass(frozen=True)
-class BuildingConfig(TrainConfig):
+class BuildingConfig(Demonstrated):
     """Two agents, one building or one list of calls."""
 
     environment: str = "str_build"
     """str_build, house_build or function_calling."""
-    model: str = "smollm2-135m-instruct"
-    """Model of both agents: a name, a directory, a .gguf file or a hub id."""
     data_path: str = ""
     """A file of tasks in place of made ones; a fifth of them is held out."""
     max_letters: int = 2
@@ -90,9 +87,9 @@ def environment(cfg: BuildingConfig) -> LockStep:
 
 
 def run(cfg: BuildingConfig) -> TrainResult:
-    env, agent = environment(cfg), load_agent(cfg.model)
-    team, params = make_team([agent, agent], lora=cfg.lora_rank > 0)
+    env = environment(cfg)
     items, held_out = env.env.tasks("train", TASKS, cfg.seed), env.env.tasks("eval", cfg.held_out)
+    team, params = start(cfg, env.env, items, held_out)
     return train(team, params, env, items, cfg, eval_items=held_out)
 
 

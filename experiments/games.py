@@ -20,17 +20,15 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import jax
 import numpy as np
 import tyro
 
+from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig, check
 from jmarl.envs.grid import MOVES, GridPlanning
 from jmarl.envs.sudoku import NAMES, Sudoku
 from jmarl.evaluate import evaluate, numbers
 from jmarl.lockstep import LockStep, Step, TextEnvironment
-from jmarl.models.config import ModelConfig
-from jmarl.models.decoder import init_params
 from jmarl.returns import mean_and_interval
 from jmarl.team import agents_of, make_team, policies
 from jmarl.train import train
@@ -51,7 +49,7 @@ class CheckerAlone(TextEnvironment):
 
     def reset(self, task, rng):
         state, _ = self.game.reset(task, rng)
-        drawn = [str(digit if rng.random() < 0.5 else rng.integers(1, 5)) for digit in self.game.solve(state).split()]
+        drawn = [str(digit if rng.random() < 0.5 else rng.integers(1, 5)) for digit in str(self.game.solve(state)[0]).split()]
         step = self.game.step(state, [" ".join(drawn), ""], rng)
         return step.state, [step.observations[1]]
 
@@ -123,25 +121,6 @@ class GamesConfig:
         check("seeds", self.seeds, len(self.seeds) > 0, "at least one number")
 
 
-def tokenizer(words: tuple[str, ...]) -> Any:
-    """A word a token."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    ids = {word: i for i, word in enumerate((*words, "<stop>"))}
-    made = Tokenizer(models.WordLevel(ids, unk_token="<stop>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<stop>")
-
-
-def fresh(cfg: GamesConfig, game: Game, count: int, seed: int) -> list[Agent]:
-    """Agents of random weights."""
-    words = tokenizer(game.words)
-    model = ModelConfig("llama", len(words), cfg.width, 2 * cfg.width, 2, 4, 4, cfg.width // 4, 64)
-    keys = jax.random.split(jax.random.key(seed), count)
-    return [Agent(f"{cfg.game}-{i}", model, jax.device_get(init_params(model, key)), words) for i, key in enumerate(keys)]
-
-
 def settings(cfg: GamesConfig, game: Game, env: TextEnvironment, tokens: int, seed: int) -> TrainConfig:
     turns = dict(num_turns=env.max_turns, branching="chain" if env.max_turns > 1 else "tree")
     updates = cfg.num_updates or game.updates
@@ -168,7 +147,7 @@ def learned(cfg: GamesConfig, game: Game, way: str, seed: int) -> Outcome:
     tasks, held_out = game.together.tasks("train", 5000), game.together.tasks("eval", 500)
     env = game.single if way == "single" else game.together
     how = settings(cfg, game, env, game.tokens[way == "single"], seed)
-    agents = fresh(cfg, game, env.num_agents, seed)
+    agents = random_agents(cfg.game, tokenizer(game.words, " "), env.num_agents, seed, cfg.width)
     if way == "apart":
         before = played(agents, env, held_out, how)
         agents = [trained_alone(cfg, game, tasks, agent, i, seed) for i, agent in enumerate(agents)]

@@ -19,25 +19,24 @@ import dataclasses
 import tyro
 
 from experiments.report import report
-from jmarl.config import TrainConfig, check
+from experiments.start import Demonstrated, start
+from experiments.tiny import random_agents, tokenizer
+from jmarl.config import check
 from jmarl.envs import make
 from jmarl.envs.math_data import SOURCES
 from jmarl.envs.math_problems import TOPICS, MathProblemGenerator
 from jmarl.learners import check_agents
 from jmarl.lockstep import TextEnvironment
-from jmarl.team import make_team
 from jmarl.train import TrainResult, check_settings, train
-from jmarl.weights import load_agent
 
+PIECES = (*"0123456789", "+", "-", "×", "÷", "Answer: ", "CORRECT", "WRONG")  # that a tiny model reads and writes
 TURNS = {"math": 1, "math_verifier": 3, "math_planner": 2}  # of an episode, if --num-turns does not say so
 
 
 @dataclasses.dataclass(frozen=True)
-class MathConfig(TrainConfig):
+class MathConfig(Demonstrated):
     """A team answers mathematical questions."""
 
-    model: str = "smollm2-135m-instruct"
-    """Model of all agents: a name, a directory, a .gguf file or a hub id."""
     environment: str = "math"
     """math (one solver; --num-turns attempts), math_verifier (solver, verifier, solver) or math_planner (planner, solver)."""
     difficulty: int = 1
@@ -76,6 +75,9 @@ class MathConfig(TrainConfig):
         check("difficulty", self.difficulty, own or self.difficulty == 1, "left out: it is of made problems")
         known = own and set(self.topics) <= TOPICS.keys()
         check("topics", self.topics, known or not self.topics, f"of made problems, and some of {', '.join(TOPICS)}")
+        if self.model == "tiny":
+            check("chat", self.chat, not self.chat, "off for model=tiny, which has no template")
+            check("topics", self.topics, self.topics == ("arithmetic",), "arithmetic for model=tiny, which reads nothing else")
         check("data_path", self.data_path, not (own and self.data_path), f"of --data {' or '.join(SOURCES)}")
         check("tasks", self.tasks, self.tasks >= 1, "1 or more")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
@@ -95,8 +97,8 @@ def environment_of(cfg: MathConfig, plain: bool = False) -> TextEnvironment:
 def run(cfg: MathConfig) -> TrainResult:
     env = environment_of(cfg)
     items, held_out = env.tasks("train", cfg.tasks, cfg.seed), env.tasks("eval", cfg.held_out, 0)
-    agent = load_agent(cfg.model)
-    team, params = make_team([agent] * env.num_agents, lora=cfg.lora_rank > 0)
+    tiny = random_agents("tiny", tokenizer(PIECES), env.num_agents, cfg.seed, width=128) if cfg.model == "tiny" else None
+    team, params = start(cfg, env, items, held_out, tiny)
     return train(team, params, env, items, cfg, eval_items=held_out)
 
 

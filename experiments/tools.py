@@ -19,29 +19,26 @@ import dataclasses
 import tyro
 
 from experiments.report import report
-from jmarl.config import TrainConfig, check
+from experiments.start import Demonstrated, start
+from jmarl.config import check
 from jmarl.envs import make
 from jmarl.envs.tool_tasks import MAKERS
 from jmarl.learners import check_agents
 from jmarl.lockstep import LockStep
 from jmarl.sandbox import SandboxUnavailable, default_sandbox
-from jmarl.team import make_team
 from jmarl.train import TrainResult, check_settings, train
-from jmarl.weights import load_agent
 
 AGENTS = {"tools": 1, "tools_team": 2, "tools_sandbox": 1}
 TASKS = 500  # made, for training
 
 
 @dataclasses.dataclass(frozen=True)
-class ToolsConfig(TrainConfig):
+class ToolsConfig(Demonstrated):
     """Questions, and tools to answer them."""
 
     environment: str = "tools"
     """tools (calculator and search), tools_team (the same with a planner and a caller), or tools_sandbox (one agent that also
     has Python and files)."""
-    model: str = "smollm2-135m-instruct"
-    """Model of all agents: a name, a directory, a .gguf file or a hub id."""
     kinds: tuple[str, ...] = ()
     """Kinds of task, such as arithmetic lookup; empty: all that the tools suffice for."""
     held_out: int = 32
@@ -74,8 +71,8 @@ def run(cfg: ToolsConfig) -> TrainResult:
     if cfg.environment == "tools_sandbox":  # now, not at the first call in the middle of a run
         print(f"programs are confined at level {default_sandbox().level}")
     env = make(cfg.environment, max_turns=cfg.num_turns, kinds=cfg.kinds or None)
-    team, params = make_team([load_agent(cfg.model)] * env.num_agents, lora=cfg.lora_rank > 0)
     items, held_out = env.tasks("train", TASKS, cfg.seed), env.tasks("eval", cfg.held_out)
+    team, params = start(cfg, env, items, held_out)
     return train(team, params, LockStep(env), items, cfg, eval_items=held_out)
 
 

@@ -89,6 +89,11 @@ class TextEnvironment:
         is a copy."""
         raise NotImplementedError
 
+    def solve(self, state: Any) -> Sequence[str | None]:
+        """Messages of the next joint action that earn the most [N], as far as that can be computed; None: of an agent that
+        does not act, or for which there is no such message. For demonstrations and tests."""
+        raise NotImplementedError(f"{type(self).__name__} has no solver of its own: override solve(state)")
+
     def render(self, state: Any) -> str:
         """A picture of a state in text."""
         return repr(state)

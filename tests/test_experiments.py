@@ -125,6 +125,12 @@ def test_games_are_learned_by_all_ways():
         ("building", "BuildingConfig", {"environment": "house_build", "max_letters": 9}),
         ("building", "BuildingConfig", {"environment": "function_calling", "calls": (5, 2)}),
         ("tools", "ToolsConfig", {"kinds": ("arithmetik",)}),
+        ("tools", "ToolsConfig", {"demonstrations": -1}),
+        ("tools", "ToolsConfig", {"lora_rank": 8, "demonstrations": 8}),
+        ("tools", "ToolsConfig", {"imitation_updates": 8}),
+        ("tools", "ToolsConfig", {"demonstrations": 8, "imitation_slips": 1.5}),
+        ("mathematics", "MathConfig", {"model": "tiny", "topics": ("arithmetic",), "chat": True}),
+        ("mathematics", "MathConfig", {"model": "tiny", "chat": False, "topics": ("arithmetic", "word")}),
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(module, config, options):

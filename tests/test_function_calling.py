@@ -39,6 +39,10 @@ def once(task, *messages, **options):
     return env.step(state, messages, RNG)
 
 
+def best(env, task):
+    return env.solve(env.reset(task, RNG)[0])
+
+
 # Reading
 
 F_JSON, G_JSON = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "arguments": {"b": "x"}}'
@@ -274,7 +278,7 @@ def test_the_best_can_be_had_of_every_request(sharing):
     tasks = [*env.tasks("train", 150), *env.tasks("eval", 50)]
     assert len(tasks) == 200 and {len(task["ground_truth"]) for task in tasks} == {2, 3, 4, 5}
     for task in tasks:
-        step = once(task, *env.solve(task), sharing=sharing)
+        step = once(task, *best(env, task), sharing=sharing)
         assert step.reward == pytest.approx(1.10) and step.info["solved"] == 1
 
 
@@ -283,7 +287,7 @@ def test_requests_name_every_value_and_prompts_show_no_call():
     for task in env.tasks("train", 100):
         _, prompts = env.reset(task, RNG)
         assert len(prompts[0]) < 1800 and prompts[0] != prompts[1]
-        assert not any(line in prompt for prompt in prompts for text in env.solve(task) for line in text.splitlines())
+        assert not any(line in prompt for prompt in prompts for text in best(env, task) for line in text.splitlines())
         for call in task["ground_truth"]:
             for values in next(iter(call.values())).values():
                 shown = {True: "on", False: "off"}[values[0]] if isinstance(values[0], bool) else str(values[0])
@@ -324,7 +328,7 @@ def test_rows_of_a_file(tmp_path):
     train, held_out = env.tasks("train"), env.tasks("eval")
     assert len(train) == 8 and len(held_out) == 2 and "id" not in train[0]
     assert once(train[0], "f()", 'g(b="x")').reward == pytest.approx(1.10)
-    assert once(train[0], *env.solve(train[0])).reward == pytest.approx(1.10)
+    assert once(train[0], *best(env, train[0])).reward == pytest.approx(1.10)
     (tmp_path / "bad.jsonl").write_text(json.dumps({"user_prompt": "x", "function": []}) + "\n")
     with pytest.raises(ValueError, match="no calls in ground_truth"):
         FunctionCalling(tmp_path / "bad.jsonl")

@@ -188,13 +188,13 @@ def test_a_perfect_pair_solves_what_chance_began(single):
     env, rng = Sudoku(single=single), np.random.default_rng(1)
     for task in env.tasks("train", 100):
         state, _ = env.reset(task, rng)
-        said, total = " ".join(map(str, rng.integers(1, 5, len(state.filled)))), 0.0
+        said, total = [" ".join(map(str, rng.integers(1, 5, len(state.filled))))] * env.num_agents, 0.0
         for _ in range(env.max_turns):
-            step = env.step(state, [said] * env.num_agents, rng)
+            step = env.step(state, said, rng)
             state, total = step.state, total + step.reward
             if step.done:
                 break
-            said = env.solve(state)
+            said = [text or "" for text in env.solve(state)]
         assert total == pytest.approx(1.0)
 
 

@@ -52,7 +52,7 @@ LAYERS = [
     }
     | {"learners", "preferences", "comparators", "counterfactual", "step", "runs", "text_model"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"}
-    | {"crossplay", "seeds"},
+    | {"crossplay", "demonstrations", "seeds"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
@@ -84,6 +84,7 @@ SIDEWAYS = {
     "dynamic": {"generate", "rollout", "team"},
     "preferences": {"generate", "objective", "offline_objective", "team"},
     "runlog": {"evaluate"},
+    "demonstrations": {"fit"},
     "fit": {"rundir", "runlog"},
     "comparators": {"generate", "preferences", "rollout", "team"},
     "rounds": {"evaluate", "fit", "runlog"},

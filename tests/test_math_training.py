@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.mathematics import TURNS, MathConfig, run
+from jmarl.weights import load_agent
 
 
 def test_a_team_trains_by_turns(tiny_dir, tmp_path):
@@ -31,3 +32,17 @@ def test_settings_that_do_not_exist_are_refused():
         with pytest.raises(ValueError, match=message):
             MathConfig(**options, output_dir="")
     assert MathConfig(environment="math", num_turns=3, output_dir="").num_turns == 3
+
+
+def test_a_tiny_team_imitates_and_is_trained(tmp_path, capsys):
+    """From random weights: what it had untrained, after two updates of imitation, and after two of training."""
+    cfg = MathConfig(
+        model="tiny", chat=False, topics=("arithmetic",), environment="math_verifier", tasks=16, demonstrations=16,
+        imitation_slips=0.5, imitation_updates=2, num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=4,
+        held_out=2, output_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    result = run(cfg)
+    assert len(result.rewards) == 2 and result.before and result.after
+    assert "held-out untrained: reward" in capsys.readouterr().out
+    words = load_agent(tmp_path / "run" / "models" / "agent_0").tokenizer  # of the run, read back
+    assert words.encode("What is 85 × 9?") == words.encode("85×9") and words.decode(words.encode("-3 6")) == "-36"

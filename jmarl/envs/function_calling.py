@@ -163,10 +163,10 @@ class FunctionCalling(TextEnvironment):
         made = [f"  {name}({json.dumps(arguments)})" for name, arguments in state.made] or ["  none"]
         return "\n".join([state.task["user_prompt"], "wanted (values of which one is met):", *wanted, "made:", *made])
 
-    def solve(self, task: dict) -> list[str]:
+    def solve(self, state: Request) -> list[str]:
         """Messages that earn the most: the first half of the calls, and the second."""
         lines = []
-        for name, arguments in wanted_of(task):
+        for name, arguments in wanted_of(state.task):
             given = [f"{argument}={values[0]!r}" for argument, values in arguments.items() if values[0] != ""]
             lines.append(f"{name}({', '.join(given)})")
         middle = (len(lines) + 1) // 2

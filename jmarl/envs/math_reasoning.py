@@ -174,6 +174,10 @@ class MathReasoning(TextEnvironment):
         again = f"{ask(state.task)}\n\nYour last attempt:\n{quoted(messages[0])}\n\n{found.why} Try again."
         return Step(state, [again], reward, solved or state.turn >= self.max_turns, info)
 
+    def solve(self, state: Episode) -> list[str | None]:
+        """The answer, without how it is found."""
+        return [f"Answer: {state.task['answer']}{state.task.get('unit', '')}"]
+
     def render(self, state: Episode) -> str:
         parts = [f"{state.task['question']}\n(answer: {state.task['answer']}; turn {state.turn})"]
         parts += [f"{name}: {quoted(text)}" for name, text in (("solution", state.solution), ("other", state.said)) if text]
@@ -204,6 +208,12 @@ class MathVerifier(MathReasoning):
 
     def step(self, state, messages, rng):
         return self._verdict(state, messages[1]) if state.turn % 2 else self._solution(state, messages[0])
+
+    def solve(self, state):
+        """Of the verifier the right word. Demonstrate it with `slips`: on right answers alone it would be shown only one."""
+        if state.turn % 2:
+            return [None, "CORRECT" if state.status == "correct" else "WRONG"]
+        return [*super().solve(state), None]
 
     def _solution(self, state: Episode, message: str) -> Step:
         found, before = judged(message, state.task), SCORES.get(state.status)
@@ -256,6 +266,10 @@ class MathPlanner(MathReasoning):
             "agent reads your plan and carries it out.",
             None,
         ]
+
+    def solve(self, state):
+        """Nothing of the planner: a task comes without its steps."""
+        return [None, *super().solve(state)] if state.turn else [None, None]
 
     def step(self, state, messages, rng):
         if not state.turn:

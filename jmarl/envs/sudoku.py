@@ -203,8 +203,10 @@ class Sudoku(TextEnvironment):
         rows = [cells[i : i + 4] for i in range(0, 16, 4)]
         return "\n".join(" ".join(f"{cell:>2}" for cell in row) for row in rows)
 
-    def solve(self, state: Play) -> str:
+    def solve(self, state: Play) -> list[str | None]:
         """What the agent that acts next writes if it makes no mistake."""
         if state.turn % 2 == 0:
-            return " ".join(str(state.solution[state.blanks[i]]) for i in state.open)
-        return " ".join(NAMES[i] for i, right in enumerate(state.right) if not right) or "ok"
+            said = " ".join(str(state.solution[state.blanks[i]]) for i in state.open)
+        else:
+            said = " ".join(NAMES[i] for i, right in enumerate(state.right) if not right) or "ok"
+        return [said if n == self._acting(state) else None for n in range(self.num_agents)]

@@ -42,7 +42,7 @@ where an episode is played on elsewhere (`tool_sandbox`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jmarl.envs import tool_calls, tool_tasks
@@ -243,6 +243,19 @@ class ToolUse(TextEnvironment):
         turn = f"Turn {now} of {rounds}.{last}" if now <= rounds else "There are no turns left."
         return "\n".join([turn, *state.notes])
 
+    def solve(self, state: Episode) -> list[str | None]:
+        """The calls of a generated task, one turn after the other, and then its answer (in the last turn all that is left)."""
+        return [said_of(*self._next(state))]
+
+    def _next(self, state: Episode) -> tuple[list[dict], str]:
+        """Calls of the coming message, and its answer or nothing."""
+        if "calls" not in state.task:
+            raise ValueError(f"task {state.task!r:.80} does not say by which calls it is solved: only generated tasks do")
+        calls, now, rounds = state.task["calls"], state.turn // len(self.roles), self.max_turns // len(self.roles)
+        last = now == rounds - 1
+        made = [call for turn in (calls[now:] if last else calls[now : now + 1]) for call in turn]
+        return made, state.task["answer"] if last or not made else ""
+
     def render(self, state: Any) -> str:
         lines = [self.about(state), story(state), f"needed: {', '.join(state.task['tools'])}; used: {', '.join(state.used)}"]
         return "\n".join(lines + [f"answer: {state.task['answer']}", f"calls earned {state.gained + state.lost:.1f}"])
@@ -253,6 +266,12 @@ HOW = (
     "what they return. When you know the answer, a number or a name, write only that between "
     f"{tool_calls.ANSWER} and {tool_calls.END}."
 )
+
+
+def said_of(calls: Sequence[Mapping[str, Any]], answer: str) -> str:
+    """A message of calls and an answer, if there is one."""
+    lines = [f"{tool_calls.OPEN}{json.dumps(call, ensure_ascii=False)}{tool_calls.CLOSE}" for call in calls]
+    return "\n".join([*lines, *([f"{tool_calls.ANSWER}{answer}{tool_calls.END}"] if answer else [])])
 
 
 def notes_on(said: tool_calls.Said, silent: bool) -> tuple[str, ...]:
@@ -324,6 +343,14 @@ class ToolTeam(ToolUse):
             return Step(after, [None, self.ask(after)], 0.0, False, dict.fromkeys(METRICS, 0.0))
         after, reward, done, info = self.play(state, messages[1])
         return Step(after, [self.ask_planner(after), None], reward, done, info)
+
+    def solve(self, state):
+        """Of the planner the same in words."""
+        made, answer = self._next(state)
+        if state.plan is not None:
+            return [None, said_of(made, answer)]
+        words = [f"Call {call['name']} with {json.dumps(call['parameters'], ensure_ascii=False)}." for call in made]
+        return [" ".join([*words, *([f"The answer is {answer}."] if answer else [])]), None]
 
     def ask_planner(self, state: Episode) -> str:
         return (

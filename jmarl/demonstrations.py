@@ -1,0 +1,81 @@
+"""Agents that begin by imitating an environment's own solver, for tasks that they can hardly ever solve by chance.
+
+Where no completion of a group is better than the others, reinforcement learns nothing. A small model that was shown some
+solutions writes in the right form, and is right often enough to be reinforced:
+
+    agents = imitate(agents, env, env.tasks("train", 128), TrainConfig(algorithm="sft", num_updates=16))
+    team, params = make_team(agents)
+    train(team, params, env, ...)
+
+Each agent imitates its own part, alone, by cross entropy (`sft`), and reads what it reads in training with history none: what
+the environment shows in that turn. Left out: imitating in the middle of training, adapters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jmarl.config import TrainConfig
+from jmarl.fit import fit
+from jmarl.lockstep import Fault, TextEnvironment, reset_once, step_once
+from jmarl.pairs import Trajectory
+from jmarl.team import agents_of, make_team, policies
+from jmarl.weights import Agent
+
+
+def demonstrate(env: TextEnvironment, tasks: Sequence[dict], slips: float = 0.0, seed: int = 0) -> list[list[Trajectory]]:
+    """What each agent [N] reads and writes where `env.solve` plays: a trajectory for each message. Agents for which it has
+    none have an empty list. Raises NotImplementedError if the environment has no solver.
+
+    slips: share of messages in whose place that of the task before is played. What is shown is the solver's all the same, so
+    the agents that act next are shown what to make of a mistake (noise injection: DART, arXiv 1703.09327).
+    """
+    made: list[list[Trajectory]] = [[] for _ in range(env.num_agents)]
+    rng, before = np.random.default_rng(seed), dict[tuple[int, int], str]()
+    for task in tasks:
+        state, read = _answered(reset_once(env, task, int(rng.integers(2**63))))
+        for turn in range(env.max_turns):
+            said = env.solve(state)
+            played = [text or "" for text in said]
+            for n, (prompt, text) in enumerate(zip(read, said, strict=True)):
+                if prompt is not None and text is not None:
+                    made[n].append(Trajectory((prompt,), (text,)))
+                    slip = before.get((turn, n), text)
+                    before[turn, n] = text
+                    played[n] = slip if rng.random() < slips else text
+            step = _answered(step_once(env, state, played, int(rng.integers(2**63))))
+            if step.done:
+                break
+            state, read = step.state, step.observations
+    return made
+
+
+def _answered(found: Any) -> Any:
+    """Refuses a fault."""
+    if isinstance(found, Fault):
+        raise RuntimeError(f"a demonstration could not be played: {found.why}")
+    return found
+
+
+def imitate(
+    agents: Sequence[Agent], env: TextEnvironment, tasks: Sequence[dict], cfg: TrainConfig, slips: float = 0.0
+) -> list[Agent]:
+    """Agents that have imitated the solutions of tasks, each its own part; those for which there is none are as they were.
+
+    cfg: of algorithm sft; `batch_size` messages an update. With an output directory, each agent's run lies in `agent_0/`, ….
+    slips: see `demonstrate`.
+    """
+    if len(agents) != env.num_agents:
+        raise ValueError(f"{type(env).__name__} has {env.num_agents} agents, and {len(agents)} were given")
+    found = list(agents)
+    for n, shown in enumerate(demonstrate(env, tasks, slips, cfg.seed)):
+        if shown:
+            folder = f"{cfg.output_dir}/agent_{n}" if cfg.output_dir else cfg.output_dir
+            team, params = make_team([found[n]])
+            result = fit(team, params, shown, dataclasses.replace(cfg, output_dir=folder))
+            found[n] = agents_of(team, policies(result.state))[0]._replace(name=found[n].name)
+    return found
