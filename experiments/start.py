@@ -39,7 +39,7 @@ class Demonstrated(TrainConfig):
         check("imitation_slips", self.imitation_slips, 0 <= self.imitation_slips <= 1, "in [0, 1]")
         for field in dataclasses.fields(Demonstrated):
             given = getattr(self, field.name)
-            used = shown or not field.name.startswith("imitation_") or given == field.default
+            used = shown > 0 or not field.name.startswith("imitation_") or given == field.default
             check(field.name, given, used, "left out without demonstrations")
         for name in ("imitation_updates", "imitation_batch_size"):
             check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
