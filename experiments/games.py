@@ -147,7 +147,7 @@ def learned(cfg: GamesConfig, game: Game, way: str, seed: int) -> Outcome:
     tasks, held_out = game.together.tasks("train", 5000), game.together.tasks("eval", 500)
     env = game.single if way == "single" else game.together
     how = settings(cfg, game, env, game.tokens[way == "single"], seed)
-    agents = random_agents(cfg.game, tokenizer(game.words, " "), env.num_agents, seed, cfg.width)
+    agents = random_agents(cfg.game, tokenizer(game.words, spaced=True), env.num_agents, seed, cfg.width)
     if way == "apart":
         before = played(agents, env, held_out, how)
         agents = [trained_alone(cfg, game, tasks, agent, i, seed) for i, agent in enumerate(agents)]

@@ -35,7 +35,8 @@ TURNS = {"math": 1, "math_verifier": 3, "math_planner": 2}  # of an episode, if 
 
 @dataclasses.dataclass(frozen=True)
 class MathConfig(Demonstrated):
-    """A team answers mathematical questions."""
+    """A team answers mathematical questions. One more model is `tiny`: random weights that read and write numbers and signs,
+    for `--topics arithmetic --no-chat`."""
 
     environment: str = "math"
     """math (one solver; --num-turns attempts), math_verifier (solver, verifier, solver) or math_planner (planner, solver)."""
@@ -43,6 +44,8 @@ class MathConfig(Demonstrated):
     """Of made problems, 1 to 3."""
     topics: tuple[str, ...] = ()
     """Topics of made problems, such as arithmetic word; empty: all."""
+    imitation_slips: float = 0.0
+    """Share of the demonstrated messages in whose place a wrong one is played, so that a verifier sees both (math_verifier)."""
     data: str = "problems"
     """problems (made from templates), gsm8k or svamp."""
     data_path: str = ""
@@ -75,7 +78,11 @@ class MathConfig(Demonstrated):
         check("difficulty", self.difficulty, own or self.difficulty == 1, "left out: it is of made problems")
         known = own and set(self.topics) <= TOPICS.keys()
         check("topics", self.topics, known or not self.topics, f"of made problems, and some of {', '.join(TOPICS)}")
+        slips, used = self.imitation_slips, self.demonstrations > 0 and self.environment == "math_verifier"
+        check("imitation_slips", slips, slips == 0 or used, "left out: it is of demonstrations of math_verifier")
+        check("imitation_slips", slips, 0 <= slips <= 1, "in [0, 1]")
         if self.model == "tiny":
+            check("difficulty", self.difficulty, self.difficulty == 1, "1 for model=tiny, which knows whole numbers only")
             check("chat", self.chat, not self.chat, "off for model=tiny, which has no template")
             check("topics", self.topics, self.topics == ("arithmetic",), "arithmetic for model=tiny, which reads nothing else")
         check("data_path", self.data_path, not (own and self.data_path), f"of --data {' or '.join(SOURCES)}")
@@ -98,7 +105,7 @@ def run(cfg: MathConfig) -> TrainResult:
     env = environment_of(cfg)
     items, held_out = env.tasks("train", cfg.tasks, cfg.seed), env.tasks("eval", cfg.held_out, 0)
     tiny = random_agents("tiny", tokenizer(PIECES), env.num_agents, cfg.seed, width=128) if cfg.model == "tiny" else None
-    team, params = start(cfg, env, items, held_out, tiny)
+    team, params = start(cfg, env, items, held_out, tiny, cfg.imitation_slips)
     return train(team, params, env, items, cfg, eval_items=held_out)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.report import told
 from jmarl.config import TrainConfig, check
-from jmarl.demonstrations import imitate
+from jmarl.demonstrations import demonstrate, imitate
 from jmarl.evaluate import evaluate
 from jmarl.lockstep import LockStep, TextEnvironment
+from jmarl.pairs import Trajectory
 from jmarl.team import Team, make_team
 from jmarl.weights import Agent, load_agent
 
@@ -22,8 +24,6 @@ class Demonstrated(TrainConfig):
     """Model of all agents: a name, a directory, a .gguf file or a hub id."""
     demonstrations: int = 0
     """Tasks whose solution by the environment's own solver each agent imitates before the team is trained; 0: none."""
-    imitation_slips: float = 0.0
-    """Share of the solver's messages in whose place a wrong one is played, for the others to see what to make of it."""
     imitation_updates: int = 24
     """Updates on them."""
     imitation_batch_size: int = 8
@@ -36,28 +36,54 @@ class Demonstrated(TrainConfig):
         shown = self.demonstrations
         check("demonstrations", shown, shown >= 0, "0 or more")
         check("demonstrations", shown, not shown or not self.lora_rank, "0 with LoRA, whose agents begin with the same weights")
-        check("imitation_slips", self.imitation_slips, 0 <= self.imitation_slips <= 1, "in [0, 1]")
-        for field in dataclasses.fields(Demonstrated):
+        check("demonstrations", shown, not shown or not self.frozen_agents, "0 with frozen agents, which stay as they are")
+        check(
+            "demonstrations", shown, not shown or self.history == "none", "0 where history is append: each turn is shown alone"
+        )
+        for field in dataclasses.fields(self):
             given = getattr(self, field.name)
             used = shown > 0 or not field.name.startswith("imitation_") or given == field.default
             check(field.name, given, used, "left out without demonstrations")
         for name in ("imitation_updates", "imitation_batch_size"):
             check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
+        check("imitation_learning_rate", self.imitation_learning_rate, self.imitation_learning_rate > 0, "above 0")
 
 
 def start(
-    cfg: Demonstrated, env: TextEnvironment, items: list[dict], held_out: list[dict], agents: list[Agent] | None = None
+    cfg: Demonstrated,
+    env: TextEnvironment,
+    items: list[dict],
+    held_out: list[dict],
+    agents: list[Agent] | None = None,
+    slips: float = 0.0,
 ) -> tuple[Team, list[Any]]:
-    """A team and its parameters. agents: in place of the model's."""
+    """A team and its parameters. items: tasks to train on; the first of them are demonstrated. agents: in place of the model's.
+    slips: see `demonstrate`."""
     agents = agents or [load_agent(cfg.model)] * env.num_agents
-    if cfg.demonstrations:
+    if cfg.demonstrations and not cfg.resume:  # a checkpoint has all weights
+        check(
+            "demonstrations", cfg.demonstrations, cfg.demonstrations <= len(items), f"at most the tasks there are, {len(items)}"
+        )
+        shown = demonstrate(env, items[: cfg.demonstrations], slips, cfg.seed)
+        check_lengths(agents, shown, cfg.max_new_tokens)
         if held_out:
-            team, params = make_team(agents)
-            print(f"held-out untrained: {told(evaluate(team, params, held_out, LockStep(env), cfg))}", flush=True)
-        alike = {name: getattr(cfg, name) for name in ("seed", "chat", "compute_dtype", "remat", "progress")}
-        how = TrainConfig(
-            algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size,
-            learning_rate=cfg.imitation_learning_rate, **alike,
-        )  # fmt: skip
-        agents = imitate(agents, env, items[: cfg.demonstrations], how, cfg.imitation_slips)
+            print(f"held-out untrained: {told(evaluate(*make_team(agents), held_out, LockStep(env), cfg))}", flush=True)
+        agents = imitate(agents, shown, imitation(cfg))
     return make_team(agents, lora=cfg.lora_rank > 0)
+
+
+def imitation(cfg: Demonstrated) -> TrainConfig:
+    """Its settings."""
+    alike = {name: getattr(cfg, name) for name in ("seed", "chat", "compute_dtype", "remat", "progress", "log_every")}
+    return TrainConfig(
+        algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size, mesh="agent=1",
+        learning_rate=cfg.imitation_learning_rate, output_dir=f"{cfg.output_dir}/imitation" if cfg.output_dir else "", **alike,
+    )  # fmt: skip
+
+
+def check_lengths(agents: Sequence[Agent], shown: Sequence[Sequence[Trajectory]], max_new_tokens: int) -> None:
+    """Refuses demonstrations that the agents could not write."""
+    for agent, of in zip(agents, shown, strict=True):
+        texts = [one.actions[0] for one in of]
+        longest = max((len(ids) + 1 for ids in agent.tokenizer(texts, add_special_tokens=False)["input_ids"]), default=0)
+        check("max_new_tokens", max_new_tokens, longest <= max_new_tokens, f"at least {longest}, the longest demonstration")

@@ -75,7 +75,8 @@ class SimulatedEnvironment:
     follow from the task alone; use no others. The object is copied for every reset and step, so what is large, or cannot be
     copied (a lock, a connection), belongs into its class or module.
 
-    roles, reward_range, max_turns: as in `lockstep.TextEnvironment`.
+    roles, reward_range, max_turns: as in `lockstep.TextEnvironment`. A method `solve()`, if there is one, returns a right
+    action: a text, or a list of one (or None) an agent.
     """
 
     roles: tuple[str, ...] = ("agent",)

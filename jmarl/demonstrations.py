@@ -3,7 +3,8 @@
 Where no completion of a group is better than the others, reinforcement learns nothing. A small model that was shown some
 solutions writes in the right form, and is right often enough to be reinforced:
 
-    agents = imitate(agents, env, env.tasks("train", 128), TrainConfig(algorithm="sft", num_updates=16))
+    shown = demonstrate(env, env.tasks("train", 128))
+    agents = imitate(agents, shown, TrainConfig(algorithm="sft", num_updates=16, learning_rate=1e-4))
     team, params = make_team(agents)
     train(team, params, env, ...)
 
@@ -20,20 +21,26 @@ from typing import Any
 import numpy as np
 
 from jmarl.config import TrainConfig
+from jmarl.core import SimulatedEnvironment
 from jmarl.fit import fit
-from jmarl.lockstep import Fault, TextEnvironment, reset_once, step_once
+from jmarl.lockstep import Fault, TextEnvironment, reset_once, step_once, text_environment
 from jmarl.pairs import Trajectory
 from jmarl.team import agents_of, make_team, policies
 from jmarl.weights import Agent
 
 
-def demonstrate(env: TextEnvironment, tasks: Sequence[dict], slips: float = 0.0, seed: int = 0) -> list[list[Trajectory]]:
+def demonstrate(
+    env: TextEnvironment | SimulatedEnvironment, tasks: Sequence[dict], slips: float = 0.0, seed: int = 0
+) -> list[list[Trajectory]]:
     """What each agent [N] reads and writes where `env.solve` plays: a trajectory for each message. Agents for which it has
     none have an empty list. Raises NotImplementedError if the environment has no solver.
 
-    slips: share of messages in whose place that of the task before is played. What is shown is the solver's all the same, so
-    the agents that act next are shown what to make of a mistake (noise injection: DART, arXiv 1703.09327).
+    slips: share of messages in whose place the solver's for an earlier task is played. What is shown is the right one all the
+    same, so the agents that act next are shown what to make of a mistake (noise injection: DART, arXiv 1703.09327).
     """
+    env = text_environment(env)
+    if not isinstance(env, TextEnvironment):
+        raise TypeError(f"{env!r:.80} cannot be demonstrated: give the environment of one episode, a TextEnvironment")
     made: list[list[Trajectory]] = [[] for _ in range(env.num_agents)]
     rng, before = np.random.default_rng(seed), dict[tuple[int, int], str]()
     for task in tasks:
@@ -61,21 +68,18 @@ def _answered(found: Any) -> Any:
     return found
 
 
-def imitate(
-    agents: Sequence[Agent], env: TextEnvironment, tasks: Sequence[dict], cfg: TrainConfig, slips: float = 0.0
-) -> list[Agent]:
-    """Agents that have imitated the solutions of tasks, each its own part; those for which there is none are as they were.
+def imitate(agents: Sequence[Agent], shown: Sequence[Sequence[Trajectory]], cfg: TrainConfig) -> list[Agent]:
+    """Agents that have imitated what each of them was shown [N]; those that were shown nothing are as they were.
 
     cfg: of algorithm sft; `batch_size` messages an update. With an output directory, each agent's run lies in `agent_0/`, ….
-    slips: see `demonstrate`.
     """
-    if len(agents) != env.num_agents:
-        raise ValueError(f"{type(env).__name__} has {env.num_agents} agents, and {len(agents)} were given")
-    found = list(agents)
-    for n, shown in enumerate(demonstrate(env, tasks, slips, cfg.seed)):
-        if shown:
-            folder = f"{cfg.output_dir}/agent_{n}" if cfg.output_dir else cfg.output_dir
-            team, params = make_team([found[n]])
-            result = fit(team, params, shown, dataclasses.replace(cfg, output_dir=folder))
-            found[n] = agents_of(team, policies(result.state))[0]._replace(name=found[n].name)
-    return found
+    if len(agents) != len(shown):
+        raise ValueError(f"{len(agents)} agents were given, and demonstrations of {len(shown)}")
+    return [_imitated(agent, n, of, cfg) if of else agent for n, (agent, of) in enumerate(zip(agents, shown, strict=True))]
+
+
+def _imitated(agent: Agent, number: int, shown: Sequence[Trajectory], cfg: TrainConfig) -> Agent:
+    folder = f"{cfg.output_dir}/agent_{number}" if cfg.output_dir else ""
+    team, params = make_team([agent])
+    result = fit(team, params, shown, dataclasses.replace(cfg, output_dir=folder))
+    return agents_of(team, policies(result.state))[0]._replace(name=agent.name)

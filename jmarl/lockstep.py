@@ -90,9 +90,9 @@ class TextEnvironment:
         raise NotImplementedError
 
     def solve(self, state: Any) -> Sequence[str | None]:
-        """Messages of the next joint action that earn the most [N], as far as that can be computed; None: of an agent that
-        does not act, or for which there is no such message. For demonstrations and tests."""
-        raise NotImplementedError(f"{type(self).__name__} has no solver of its own: override solve(state)")
+        """A right solution: messages of the next joint action [N]; None: of an agent that does not act, or for which there is
+        no such message. For demonstrations and tests."""
+        raise NotImplementedError(f"{_name(self)} has no solver of its own: override solve")
 
     def render(self, state: Any) -> str:
         """A picture of a state in text."""
@@ -134,6 +134,12 @@ class Simulated(TextEnvironment):
         each = self._each(read)
         done = any(observation is not None and observation.done for observation in each)
         return Step(state, [_text(observation) for observation in each], reward.value, done, reward.components)
+
+    def solve(self, state):
+        if not hasattr(state, "solve"):
+            return super().solve(state)
+        said = state.solve()
+        return [said] if isinstance(said, str) or said is None else said
 
     def _each(self, read: Any) -> list[Observation | None]:
         """Of each agent."""

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
+from experiments.building import BuildingConfig
+from experiments.start import start
+from experiments.tools import ToolsConfig
 from jmarl.config import TrainConfig
+from jmarl.core import Message, Observation, Reward, SimulatedEnvironment
 from jmarl.demonstrations import demonstrate, imitate
 from jmarl.envs import ENVIRONMENTS, make
 from jmarl.envs.grid import GridPlanning
+from jmarl.envs.math_reasoning import said_of
 from jmarl.envs.tool_use import ToolTeam, ToolUse
+from jmarl.envs.tool_use import said_of as calls_of
 from jmarl.evaluate import evaluate, numbers
 from jmarl.lockstep import LockStep, Step, TextEnvironment
-from jmarl.team import make_team
+from jmarl.preferences import encode_trajectories
+from jmarl.team import agents_of, make_team
 
 SOLVED = {  # what an episode of the solver earns: sum of all agents' rewards, and turns
     "grid": (1.0, 1), "sudoku": (1.0, 1), "str_build": (2.0, 1), "house_build": (2.0, 1), "function_calling": (1.1, 1),
-    "math": (1.0, 1), "math_verifier": (2.0, 2),
+    "math": (1.0, 1), "math_verifier": (2.0, 2), "math_planner": (1.0, 2),
 }  # fmt: skip
 
 
@@ -76,6 +85,35 @@ def test_generated_questions_are_solved_by_their_calls(make_env, most):
             assert total == pytest.approx(0.3 * len(task["tools"]) + 0.5 + 0.3 + 0.2 * (1 - turns / rounds))
 
 
+@pytest.mark.parametrize("make_env", [ToolUse, ToolTeam])
+def test_an_answer_is_shown_where_all_that_it_needs_was_found(make_env):
+    """Also where calls of an earlier task are made in place of one's own: they are shown again."""
+    env = make_env(max_turns=20)
+    tasks, counts = {task["question"]: task for task in env.tasks("train", 100)}, [0, 0]
+    for one in demonstrate(env, list(tasks.values()), 0.3)[-1]:
+        [read], [said] = one.observations, one.actions
+        asked = read.split("Question: ")[-1]
+        task = tasks[asked.splitlines()[0]]
+        found = [
+            f"- {call['name']} {json.dumps(call['parameters'], ensure_ascii=False)}" in asked
+            for of in task["calls"]
+            for call in of
+        ]
+        assert (said == calls_of([], task["answer"])) == all(found)
+        counts[all(found)] += 1
+    assert min(counts) > 60
+
+
+def test_buildings_are_solved_from_the_ground_up():
+    env = make("str_build", num_turns=2)
+    [task] = env.tasks(count=1)
+    state = env.step(
+        env.reset(task, np.random.default_rng(0))[0], ["/setblock 0 0 0 stone", ""], np.random.default_rng(0)
+    ).state
+    with pytest.raises(ValueError, match="blocks stand already"):
+        env.solve(state)
+
+
 def test_a_question_of_ones_own_has_no_solver():
     env = ToolUse()
     state, _ = env.reset({"question": "2 + 2?", "answer": "4", "tools": ["calculator"]}, np.random.default_rng(0))
@@ -88,9 +126,6 @@ def test_demonstrations_are_what_each_agent_reads_and_writes():
     first, second = demonstrate(env, env.tasks(count=2))
     assert [(t.observations, t.actions) for t in first] == [(("market",), ("seven",)), (("seven",), ("river",))]
     assert [(t.observations, t.actions) for t in second] == [(("echo seven",), ("seven",)), (("echo river",), ("river",))]
-    planner = make("math_planner")
-    none, solver = demonstrate(planner, planner.tasks(count=3))
-    assert none == [] and len(solver) == 3 and all(one.actions[0].startswith("Answer: ") for one in solver)
 
 
 def test_slips_show_the_others_what_to_make_of_a_mistake():
@@ -100,8 +135,7 @@ def test_slips_show_the_others_what_to_make_of_a_mistake():
     verdicts = {slips: [one.actions[0] for one in demonstrate(env, tasks, slips)[1]] for slips in (0.0, 0.5)}
     assert set(verdicts[0.0]) == {"CORRECT"} and 60 < verdicts[0.5].count("WRONG") < 140
     solver, _ = demonstrate(env, tasks, 0.5)
-    answers = {f"Answer: {task['answer']}{task['unit']}" for task in tasks}
-    assert len(solver) > 250 and {one.actions[0] for one in solver} == answers
+    assert len(solver) > 250 and {one.actions[0] for one in solver} == {said_of(task) for task in tasks}
     assert demonstrate(env, tasks, 0.5) == demonstrate(env, tasks, 0.5) != demonstrate(env, tasks, 0.5, seed=1)
 
 
@@ -111,6 +145,32 @@ def test_all_that_have_no_solver_say_so():
     env = make("story")
     with pytest.raises(NotImplementedError, match="Story.* has no solver of its own: override solve"):
         demonstrate(env, env.tasks(count=1))
+    with pytest.raises(NotImplementedError, match="Doubling has no solver of its own"):
+        demonstrate(Doubling(), [{"seed": 1}])
+    with pytest.raises(TypeError, match="give the environment of one episode"):
+        demonstrate(LockStep(env), env.tasks(count=1))  # type: ignore[arg-type]
+
+
+class Doubling(SimulatedEnvironment):
+    """In MRLM's words, without a solver."""
+
+    def reset(self):
+        return Observation([Message("user", f"Double {self.task['seed']}.")])
+
+    def step(self, action):
+        return Observation([], done=True), Reward(float(action.content == str(2 * self.task["seed"])))
+
+
+class Doubled(Doubling):
+    reward_range = (0.0, 1.0)
+
+    def solve(self):
+        return str(2 * self.task["seed"])
+
+
+def test_a_simulated_environment_shows_its_own():
+    [shown] = demonstrate(Doubled(), [{"seed": 4}, {"seed": 21}])
+    assert [(one.observations, one.actions) for one in shown] == [(("Double 4.",), ("8",)), (("Double 21.",), ("42",))]
 
 
 @pytest.fixture(scope="module")
@@ -118,23 +178,67 @@ def pair(tiny_config, tiny_tokenizer, random_agent):
     return [random_agent(tiny_config(max_positions=512), tiny_tokenizer, seed) for seed in range(2)]
 
 
-def test_agents_that_imitate_solve_what_they_were_shown(pair, tmp_path):
+@pytest.mark.parametrize("chat", [False, True])
+def test_agents_imitate_on_the_prompts_that_they_are_trained_on(pair, chat):
+    env, tasks = Parts(), Parts().tasks(count=2)
+    how = TrainConfig(num_turns=2, branching="chain", max_new_tokens=2, eval_generations=1, chat=chat)
+    [(prompts, lengths)] = evaluate(*make_team(pair), tasks, LockStep(env), how).rollout.turns[0].encoded
+    read = [ids[:length].tolist() for ids, length in zip(prompts[0], lengths[0], strict=True)]
+    shown = encode_trajectories(make_team(pair[:1])[0], demonstrate(env, tasks)[0], chat)
+    assert [coded.prompt for [coded] in shown] == read[:2]
+
+
+def test_agents_that_imitate_solve_what_they_were_shown(pair):
     env = Parts()
     cfg = TrainConfig(algorithm="sft", num_updates=60, learning_rate=1e-2, batch_size=4, progress=False)
     how = TrainConfig(num_turns=2, branching="chain", max_new_tokens=6, eval_temperature=0.0, eval_generations=1)
-    agents = imitate(pair, env, env.tasks(count=4), cfg)
+    agents = imitate(pair, demonstrate(env, env.tasks(count=4)), cfg)
     solved = [numbers(evaluate(*make_team(of), env.tasks(count=4), LockStep(env), how))["eval/reward"] for of in (pair, agents)]
     assert solved == [0.0, 1.0]
 
 
 def test_an_agent_without_demonstrations_stays_as_it_was(pair, tmp_path):
-    env = make("math_planner")
+    env = Parts()
     cfg = TrainConfig(algorithm="sft", num_updates=1, batch_size=2, progress=False, output_dir=str(tmp_path))
-    planner, solver = imitate(pair, env, env.tasks(count=2), cfg)
-    assert planner is pair[0] and [path.name for path in tmp_path.iterdir()] == ["agent_1"]
-    assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (solver.params, pair[1].params)), strict=True))
+    first, second = imitate(pair, [[], demonstrate(env, env.tasks(count=2))[1]], cfg)
+    assert first is pair[0] and [path.name for path in tmp_path.iterdir()] == ["agent_1"]
+    assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (second.params, pair[1].params)), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            dict(demonstrations=4, max_new_tokens=8),
+            "max_new_tokens=8 is not allowed: .* at least .*, the longest demonstration",
+        ),
+        (dict(demonstrations=600), "demonstrations=600 is not allowed: .* at most the tasks there are, 500"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(tiny_dir, options, message):
+    cfg = ToolsConfig(model=str(tiny_dir("llama")), held_out=0, output_dir="", **options)
+    env = ToolUse()
+    with pytest.raises(ValueError, match=message):
+        start(cfg, env, env.tasks("train", 500), [])
+
+
+def test_a_team_of_builders_begins_by_imitating(tiny_dir, tmp_path, capsys):
+    """Each agent from the same weights, and each its own part."""
+    cfg = BuildingConfig(
+        model=str(tiny_dir("llama", max_position_embeddings=2048)), environment="function_calling", chat=False,
+        demonstrations=4,
+        imitation_updates=2, imitation_batch_size=2, held_out=2, eval_generations=1, max_new_tokens=400, progress=False,
+        output_dir=str(tmp_path),
+    )  # fmt: skip
+    env = make("function_calling")
+    team, params = start(cfg, env, env.tasks("train", 4), env.tasks("eval", 2))
+    first, second = (agent.params for agent in agents_of(team, params))
+    assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (first, second)), strict=True))
+    assert "held-out untrained: reward" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "imitation").iterdir()) == ["agent_0", "agent_1"]
 
 
 def test_as_many_agents_as_the_environment_has(pair):
-    with pytest.raises(ValueError, match="GridPlanning has 3 agents, and 2 were given"):
-        imitate(pair, GridPlanning(3), [], TrainConfig(algorithm="sft"))
+    env = GridPlanning(3)
+    with pytest.raises(ValueError, match="2 agents were given, and demonstrations of 3"):
+        imitate(pair, demonstrate(env, env.tasks(count=1)), TrainConfig(algorithm="sft"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -38,11 +39,13 @@ def test_a_tiny_team_imitates_and_is_trained(tmp_path, capsys):
     """From random weights: what it had untrained, after two updates of imitation, and after two of training."""
     cfg = MathConfig(
         model="tiny", chat=False, topics=("arithmetic",), environment="math_verifier", tasks=16, demonstrations=16,
-        imitation_slips=0.5, imitation_updates=2, num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=4,
-        held_out=2, output_dir=str(tmp_path / "run"),
+        imitation_slips=0.5, imitation_updates=2, num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=8,
+        held_out=2, save_every=2, output_dir=str(tmp_path / "run"),
     )  # fmt: skip
     result = run(cfg)
     assert len(result.rewards) == 2 and result.before and result.after
     assert "held-out untrained: reward" in capsys.readouterr().out
+    resumed = run(dataclasses.replace(cfg, num_updates=3, resume=True))  # nothing is imitated again: all is in the checkpoint
+    assert len(resumed.rewards) == 1 and "untrained" not in capsys.readouterr().out
     words = load_agent(tmp_path / "run" / "models" / "agent_0").tokenizer  # of the run, read back
     assert words.encode("What is 85 × 9?") == words.encode("85×9") and words.decode(words.encode("-3 6")) == "-36"

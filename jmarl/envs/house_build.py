@@ -227,9 +227,9 @@ class HouseBuild(Building):
                 lines.append(row + "  " + "".join("." if wanted is None else letters[wanted] for _, wanted in now))
         return "\n".join(lines)
 
-    def solve(self, state: Site) -> list[str]:
-        """Messages that earn the most where nothing stands yet: each builder half of every kind, odd ones by turns."""
-        plan, halves = read_plan(state.task)[1], (Plan(), Plan())
+    def solution(self, task):
+        """Each builder half of every kind, odd ones by turns."""
+        plan, halves = read_plan(task)[1], (Plan(), Plan())
         extra = 0
         for kind in dict.fromkeys(plan.values()):
             cells = sorted((cell for cell, block in plan.items() if block == kind), key=lambda c: (c[1], c[2], c[0]))

@@ -80,6 +80,14 @@ def ask(task: dict) -> str:
     return f"{task['question'].strip()}\n\nSolve it step by step. End with {FORMS[task.get('kind', 'number')]}.{percent}"
 
 
+def said_of(task: dict) -> str:
+    """The answer as it is asked for."""
+    answer = f"{task['answer']}{task.get('unit', '')}"
+    if task.get("kind") == "set":
+        answer = " or ".join(f"x = {root}" for root in answer.split(", "))
+    return f"Answer: {answer}"
+
+
 def judged(text: str, task: dict) -> Verdict:
     kind, unit = task.get("kind", "number"), task.get("unit", "")
     return check(text, task["answer"], kind, unit, bool(task.get("lowest_terms")))
@@ -176,7 +184,7 @@ class MathReasoning(TextEnvironment):
 
     def solve(self, state: Episode) -> list[str | None]:
         """The answer, without how it is found."""
-        return [f"Answer: {state.task['answer']}{state.task.get('unit', '')}"]
+        return [said_of(state.task)]
 
     def render(self, state: Episode) -> str:
         parts = [f"{state.task['question']}\n(answer: {state.task['answer']}; turn {state.turn})"]
@@ -268,8 +276,9 @@ class MathPlanner(MathReasoning):
         ]
 
     def solve(self, state):
-        """Nothing of the planner: a task comes without its steps."""
-        return [None, *super().solve(state)] if state.turn else [None, None]
+        """Of the planner the answer too: a task comes without its steps."""
+        said = said_of(state.task)
+        return [None, said] if state.turn else [said, None]
 
     def step(self, state, messages, rng):
         if not state.turn:

@@ -195,10 +195,10 @@ class StrBuild(Building):
             lines.append("".join(marks[world[c].block] if c in world else "#" if c in wanted else "." for c in cells))
         return "\n".join(lines)
 
-    def solve(self, state: Site) -> list[str]:
-        """Messages that earn the most on an empty wall: builders by turns in both directions, and each its kinds by turns."""
+    def solution(self, task):
+        """Builders by turns in both directions, and each its kinds by turns."""
         lines: tuple[list[str], list[str]] = [], []
-        for x, y, z in sorted(target(state.task["string"])):
+        for x, y, z in sorted(target(task["string"])):
             agent = (x + y) % 2
             lines[agent].append(f"/setblock {x} {y} {z} {PALETTES[agent][len(lines[agent]) % 2]}")
         return ["\n".join(of) for of in lines]

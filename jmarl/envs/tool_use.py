@@ -244,17 +244,20 @@ class ToolUse(TextEnvironment):
         return "\n".join([turn, *state.notes])
 
     def solve(self, state: Episode) -> list[str | None]:
-        """The calls of a generated task, one turn after the other, and then its answer (in the last turn all that is left)."""
+        """The calls of a generated task that are not made yet, one round after the other, and then its answer; in the last turn
+        all that is left."""
         return [said_of(*self._next(state))]
 
     def _next(self, state: Episode) -> tuple[list[dict], str]:
         """Calls of the coming message, and its answer or nothing."""
         if "calls" not in state.task:
             raise ValueError(f"task {state.task!r:.80} does not say by which calls it is solved: only generated tasks do")
-        calls, now, rounds = state.task["calls"], state.turn // len(self.roles), self.max_turns // len(self.roles)
-        last = now == rounds - 1
-        made = [call for turn in (calls[now:] if last else calls[now : now + 1]) for call in turn]
-        return made, state.task["answer"] if last or not made else ""
+        made = {record.call for record in state.records}
+        left = [[call for call in calls if shown_call(tool_calls.Call(**call)) not in made] for calls in state.task["calls"]]
+        left = [calls for calls in left if calls]
+        last = state.turn // len(self.roles) == self.max_turns // len(self.roles) - 1
+        coming = [call for calls in (left if last else left[:1]) for call in calls]
+        return coming, state.task["answer"] if last or not left else ""
 
     def render(self, state: Any) -> str:
         lines = [self.about(state), story(state), f"needed: {', '.join(state.task['tools'])}; used: {', '.join(state.used)}"]
@@ -346,10 +349,10 @@ class ToolTeam(ToolUse):
 
     def solve(self, state):
         """Of the planner the same in words."""
-        made, answer = self._next(state)
+        calls, answer = self._next(state)
         if state.plan is not None:
-            return [None, said_of(made, answer)]
-        words = [f"Call {call['name']} with {json.dumps(call['parameters'], ensure_ascii=False)}." for call in made]
+            return [None, said_of(calls, answer)]
+        words = [f"Call {call['name']} with {json.dumps(call['parameters'], ensure_ascii=False)}." for call in calls]
         return [" ".join([*words, *([f"The answer is {answer}."] if answer else [])]), None]
 
     def ask_planner(self, state: Episode) -> str:
