@@ -44,8 +44,9 @@ class MathConfig(Demonstrated):
     """Of made problems, 1 to 3."""
     topics: tuple[str, ...] = ()
     """Topics of made problems, such as arithmetic word; empty: all."""
-    imitation_slips: float = 0.0
-    """Share of the demonstrated messages in whose place a wrong one is played, so that a verifier sees both (math_verifier)."""
+    imitation_slips: float = 0.5
+    """Of demonstrations of math_verifier: share of the messages in whose place that of an earlier task is played, so that the
+    verifier also sees wrong answers."""
     data: str = "problems"
     """problems (made from templates), gsm8k or svamp."""
     data_path: str = ""
@@ -78,11 +79,12 @@ class MathConfig(Demonstrated):
         check("difficulty", self.difficulty, own or self.difficulty == 1, "left out: it is of made problems")
         known = own and set(self.topics) <= TOPICS.keys()
         check("topics", self.topics, known or not self.topics, f"of made problems, and some of {', '.join(TOPICS)}")
-        slips, used = self.imitation_slips, self.demonstrations > 0 and self.environment == "math_verifier"
-        check("imitation_slips", slips, slips == 0 or used, "left out: it is of demonstrations of math_verifier")
+        slips = self.imitation_slips
+        check("imitation_slips", slips, slips == 0.5 or self.environment == "math_verifier", "left out: it is of math_verifier")
         check("imitation_slips", slips, 0 <= slips <= 1, "in [0, 1]")
         if self.model == "tiny":
             check("difficulty", self.difficulty, self.difficulty == 1, "1 for model=tiny, which knows whole numbers only")
+            check("lora_rank", self.lora_rank, not self.lora_rank, "0 for model=tiny, each of whose agents has other weights")
             check("chat", self.chat, not self.chat, "off for model=tiny, which has no template")
             check("topics", self.topics, self.topics == ("arithmetic",), "arithmetic for model=tiny, which reads nothing else")
         check("data_path", self.data_path, not (own and self.data_path), f"of --data {' or '.join(SOURCES)}")
@@ -105,7 +107,8 @@ def run(cfg: MathConfig) -> TrainResult:
     env = environment_of(cfg)
     items, held_out = env.tasks("train", cfg.tasks, cfg.seed), env.tasks("eval", cfg.held_out, 0)
     tiny = random_agents("tiny", tokenizer(PIECES), env.num_agents, cfg.seed, width=128) if cfg.model == "tiny" else None
-    team, params = start(cfg, env, items, held_out, tiny, cfg.imitation_slips)
+    slips = cfg.imitation_slips if cfg.environment == "math_verifier" else 0.0
+    team, params = start(cfg, env, items, held_out, tiny, slips)
     return train(team, params, env, items, cfg, eval_items=held_out)
 
 

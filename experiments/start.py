@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.report import told
+from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig, check
 from jmarl.demonstrations import demonstrate, imitate
 from jmarl.evaluate import evaluate
@@ -23,7 +24,8 @@ class Demonstrated(TrainConfig):
     model: str = "smollm2-135m-instruct"
     """Model of all agents: a name, a directory, a .gguf file or a hub id."""
     demonstrations: int = 0
-    """Tasks whose solution by the environment's own solver each agent imitates before the team is trained; 0: none."""
+    """Tasks whose solution by the environment's own solver each agent imitates before the team is trained; 0: none. Each of
+    their messages must fit into max_new_tokens."""
     imitation_updates: int = 24
     """Updates on them."""
     imitation_batch_size: int = 8
@@ -60,13 +62,13 @@ def start(
     """A team and its parameters. items: tasks to train on; the first of them are demonstrated. agents: in place of the model's.
     slips: see `demonstrate`."""
     agents = agents or [load_agent(cfg.model)] * env.num_agents
-    if cfg.demonstrations and not cfg.resume:  # a checkpoint has all weights
+    if cfg.demonstrations and not (cfg.resume and algorithm(cfg.algorithm).data == "rollouts"):  # whose checkpoint has all
         check(
             "demonstrations", cfg.demonstrations, cfg.demonstrations <= len(items), f"at most the tasks there are, {len(items)}"
         )
         shown = demonstrate(env, items[: cfg.demonstrations], slips, cfg.seed)
         check_lengths(agents, shown, cfg.max_new_tokens)
-        if held_out:
+        if held_out and not cfg.resume:
             print(f"held-out untrained: {told(evaluate(*make_team(agents), held_out, LockStep(env), cfg))}", flush=True)
         agents = imitate(agents, shown, imitation(cfg))
     return make_team(agents, lora=cfg.lora_rank > 0)
@@ -74,9 +76,10 @@ def start(
 
 def imitation(cfg: Demonstrated) -> TrainConfig:
     """Its settings."""
+    parts = min(cfg.micro_batches, cfg.imitation_batch_size)
     alike = {name: getattr(cfg, name) for name in ("seed", "chat", "compute_dtype", "remat", "progress", "log_every")}
     return TrainConfig(
-        algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size, mesh="agent=1",
+        algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size, micro_batches=parts,
         learning_rate=cfg.imitation_learning_rate, output_dir=f"{cfg.output_dir}/imitation" if cfg.output_dir else "", **alike,
     )  # fmt: skip
 
@@ -84,6 +87,6 @@ def imitation(cfg: Demonstrated) -> TrainConfig:
 def check_lengths(agents: Sequence[Agent], shown: Sequence[Sequence[Trajectory]], max_new_tokens: int) -> None:
     """Refuses demonstrations that the agents could not write."""
     for agent, of in zip(agents, shown, strict=True):
-        texts = [one.actions[0] for one in of]
-        longest = max((len(ids) + 1 for ids in agent.tokenizer(texts, add_special_tokens=False)["input_ids"]), default=0)
+        lengths = (len(agent.tokenizer.encode(one.actions[0], add_special_tokens=False)) + 1 for one in of)
+        longest = max(lengths, default=0)
         check("max_new_tokens", max_new_tokens, longest <= max_new_tokens, f"at least {longest}, the longest demonstration")

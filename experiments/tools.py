@@ -48,7 +48,7 @@ class ToolsConfig(Demonstrated):
     num_generations: int = 8
     num_turns: int = 4
     branching: str = "chain"
-    max_new_tokens: int = 64
+    max_new_tokens: int = 96
     chat: bool = False
     """Put prompts into the tokenizer's chat template. Small models take up the prompt's examples better without it."""
     temperature: float = 0.7

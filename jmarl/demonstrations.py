@@ -23,7 +23,7 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.core import SimulatedEnvironment
 from jmarl.fit import fit
-from jmarl.lockstep import Fault, TextEnvironment, reset_once, step_once, text_environment
+from jmarl.lockstep import Fault, TextEnvironment, reset_once, solve_once, step_once, text_environment
 from jmarl.pairs import Trajectory
 from jmarl.team import agents_of, make_team, policies
 from jmarl.weights import Agent
@@ -35,9 +35,12 @@ def demonstrate(
     """What each agent [N] reads and writes where `env.solve` plays: a trajectory for each message. Agents for which it has
     none have an empty list. Raises NotImplementedError if the environment has no solver.
 
-    slips: share of messages in whose place the solver's for an earlier task is played. What is shown is the right one all the
-    same, so the agents that act next are shown what to make of a mistake (noise injection: DART, arXiv 1703.09327).
+    slips: share of messages in whose place the solver's for an earlier task is played (which may also be right). What is shown
+    is the right one all the same, so the agents that act next are shown what to make of a mistake (noise injection: DART,
+    arXiv 1703.09327).
     """
+    if not 0 <= slips <= 1:
+        raise ValueError(f"slips={slips}: give a share, from 0 to 1")
     env = text_environment(env)
     if not isinstance(env, TextEnvironment):
         raise TypeError(f"{env!r:.80} cannot be demonstrated: give the environment of one episode, a TextEnvironment")
@@ -46,7 +49,7 @@ def demonstrate(
     for task in tasks:
         state, read = _answered(reset_once(env, task, int(rng.integers(2**63))))
         for turn in range(env.max_turns):
-            said = env.solve(state)
+            said = _answered(solve_once(env, state))
             played = [text or "" for text in said]
             for n, (prompt, text) in enumerate(zip(read, said, strict=True)):
                 if prompt is not None and text is not None:
@@ -71,7 +74,8 @@ def _answered(found: Any) -> Any:
 def imitate(agents: Sequence[Agent], shown: Sequence[Sequence[Trajectory]], cfg: TrainConfig) -> list[Agent]:
     """Agents that have imitated what each of them was shown [N]; those that were shown nothing are as they were.
 
-    cfg: of algorithm sft; `batch_size` messages an update. With an output directory, each agent's run lies in `agent_0/`, ….
+    cfg: of algorithm sft; `chat` as in the training that follows; `batch_size` messages an update. With an output directory,
+    each agent's run lies in `agent_0/`, ….
     """
     if len(agents) != len(shown):
         raise ValueError(f"{len(agents)} agents were given, and demonstrations of {len(shown)}")

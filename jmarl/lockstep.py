@@ -91,7 +91,7 @@ class TextEnvironment:
 
     def solve(self, state: Any) -> Sequence[str | None]:
         """A right solution: messages of the next joint action [N]; None: of an agent that does not act, or for which there is
-        no such message. For demonstrations and tests."""
+        no such message. For demonstrations and tests. The state is a copy."""
         raise NotImplementedError(f"{_name(self)} has no solver of its own: override solve")
 
     def render(self, state: Any) -> str:
@@ -139,7 +139,7 @@ class Simulated(TextEnvironment):
         if not hasattr(state, "solve"):
             return super().solve(state)
         said = state.solve()
-        return [said] if isinstance(said, str) or said is None else said
+        return [said] if len(self.roles) == 1 and isinstance(said, str) else said
 
     def _each(self, read: Any) -> list[Observation | None]:
         """Of each agent."""
@@ -202,6 +202,19 @@ def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: i
         return step if step.done else step._replace(observations=_observations(env, step.observations))
 
     return _asked(call, f"in {_name(env)}.step, messages {list(messages)!r:.400}")
+
+
+def solve_once(env: TextEnvironment, state: Any) -> list[str | None] | Fault:
+    """What `solve` says, checked."""
+
+    def call():
+        found = env.solve(copy.deepcopy(state))
+        right = isinstance(found, list | tuple) and len(found) == env.num_agents
+        if not right or not all(text is None or isinstance(text, str) for text in found):
+            raise TypeError(f"{_name(env)}.solve returned {found!r:.80}: return a list of {env.num_agents}, texts or None")
+        return list(found)
+
+    return _asked(call, f"in {_name(env)}.solve")
 
 
 def _asked(call: Callable[[], Any], where: str) -> Any:

@@ -17,10 +17,10 @@ from jmarl.demonstrations import demonstrate, imitate
 from jmarl.envs import ENVIRONMENTS, make
 from jmarl.envs.grid import GridPlanning
 from jmarl.envs.math_reasoning import said_of
+from jmarl.envs.tool_calls import written
 from jmarl.envs.tool_use import ToolTeam, ToolUse
-from jmarl.envs.tool_use import said_of as calls_of
 from jmarl.evaluate import evaluate, numbers
-from jmarl.lockstep import LockStep, Step, TextEnvironment
+from jmarl.lockstep import LockStep, Simulated, Step, TextEnvironment, solve_once
 from jmarl.preferences import encode_trajectories
 from jmarl.team import agents_of, make_team
 
@@ -99,19 +99,17 @@ def test_an_answer_is_shown_where_all_that_it_needs_was_found(make_env):
             for of in task["calls"]
             for call in of
         ]
-        assert (said == calls_of([], task["answer"])) == all(found)
+        assert (said == written([], task["answer"])) == all(found)
         counts[all(found)] += 1
     assert min(counts) > 60
 
 
 def test_buildings_are_solved_from_the_ground_up():
-    env = make("str_build", num_turns=2)
+    """Where blocks stand, no message is shown."""
+    env, rng = make("str_build", num_turns=2), np.random.default_rng(0)
     [task] = env.tasks(count=1)
-    state = env.step(
-        env.reset(task, np.random.default_rng(0))[0], ["/setblock 0 0 0 stone", ""], np.random.default_rng(0)
-    ).state
-    with pytest.raises(ValueError, match="blocks stand already"):
-        env.solve(state)
+    begun, _ = env.reset(task, rng)
+    assert env.solve(env.step(begun, ["/setblock 0 0 0 stone", ""], rng).state) == [None, None] != env.solve(begun)
 
 
 def test_a_question_of_ones_own_has_no_solver():
@@ -165,7 +163,22 @@ class Doubled(Doubling):
     reward_range = (0.0, 1.0)
 
     def solve(self):
-        return str(2 * self.task["seed"])
+        self.task["seed"] *= 2  # changes a copy
+        return str(self.task["seed"])
+
+
+class TwoDoubled(Doubled):
+    roles = ("one", "other")
+
+
+def test_what_solve_returns_is_checked():
+    with pytest.raises(TypeError, match="TwoDoubled.solve returned '8': return a list of 2, texts or None"):
+        solve_once(Simulated(TwoDoubled()), _begun(TwoDoubled(), {"seed": 4}))
+
+
+def _begun(env, task):
+    env.task = task
+    return env
 
 
 def test_a_simulated_environment_shows_its_own():

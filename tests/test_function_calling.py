@@ -357,7 +357,9 @@ def test_a_picture_of_what_was_wanted_and_made():
         ({"ground_truth": []}, "no calls in ground_truth"),
         ({"ground_truth": [{"f": {}, "g": {}}]}, "no calls in ground_truth"),
         ({"ground_truth": [{"nobody": {}}]}, "of no function it has"),
-        ({"ground_truth": [{"f": {"a": 1}}]}, "values are no lists"),
+        ({"ground_truth": [{"f": {"a": 1}}]}, "values of 'f' are no lists"),
+        ({"ground_truth": [{"f": {"a": []}}]}, "no lists of at least one"),
+        ({"ground_truth": [{"f": 1}]}, "no arguments by name"),
     ],
 )
 def test_malformed_tasks_are_refused(change, message):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from experiments.mathematics import TURNS, MathConfig, run
+from experiments.mathematics import PIECES, TURNS, MathConfig, environment_of, run
+from experiments.start import start
+from experiments.tiny import random_agents, tokenizer
+from jmarl.team import agents_of
 from jmarl.weights import load_agent
 
 
@@ -47,5 +51,12 @@ def test_a_tiny_team_imitates_and_is_trained(tmp_path, capsys):
     assert "held-out untrained: reward" in capsys.readouterr().out
     resumed = run(dataclasses.replace(cfg, num_updates=3, resume=True))  # nothing is imitated again: all is in the checkpoint
     assert len(resumed.rewards) == 1 and "untrained" not in capsys.readouterr().out
+    alone = dataclasses.replace(cfg, num_updates=4, resume=True, environment="math", num_turns=1)
+    env, agents = environment_of(alone), random_agents("tiny", tokenizer(PIECES), 1, 0, 128)
+    pairs = dataclasses.replace(alone, algorithm="madpo_iter")  # whose reference is what it began with, in no checkpoint
+    for of, shown in ((alone, False), (pairs, True)):
+        begun = agents_of(*start(of, env, env.tasks("train", 16), [], agents))
+        moved = [np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (begun[0].params, agents[0].params)), strict=True)]
+        assert any(moved) == shown
     words = load_agent(tmp_path / "run" / "models" / "agent_0").tokenizer  # of the run, read back
     assert words.encode("What is 85 × 9?") == words.encode("85×9") and words.decode(words.encode("-3 6")) == "-36"

@@ -74,8 +74,10 @@ def wanted_of(task: dict) -> list[Wanted]:
         raise ValueError(f"task {task!r:.80} has no calls in ground_truth: give a list of {{name: {{argument: [values]}}}}")
     wanted = [Wanted(name, arguments) for of in truth for name, arguments in of.items()]
     for name, arguments in wanted:
-        if name not in known or not isinstance(arguments, dict) or not all(isinstance(v, list) for v in arguments.values()):
-            raise ValueError(f"task {task!r:.80}: the call of {name!r} is of no function it has, or its values are no lists")
+        if name not in known or not isinstance(arguments, dict):
+            raise ValueError(f"task {task!r:.80}: the call of {name!r} is of no function it has, or has no arguments by name")
+        if not all(isinstance(values, list) and values for values in arguments.values()):
+            raise ValueError(f"task {task!r:.80}: the values of {name!r} are no lists of at least one")
     return wanted
 
 
@@ -164,7 +166,7 @@ class FunctionCalling(TextEnvironment):
         return "\n".join([state.task["user_prompt"], "wanted (values of which one is met):", *wanted, "made:", *made])
 
     def solve(self, state: Request) -> list[str]:
-        """Messages that earn the most: the first half of the calls, and the second."""
+        """The first half of the calls, and the second. (A call that is wanted twice is counted once.)"""
         lines = []
         for name, arguments in wanted_of(state.task):
             given = [f"{argument}={values[0]!r}" for argument, values in arguments.items() if values[0] != ""]

@@ -82,8 +82,8 @@ def ask(task: dict) -> str:
 
 def said_of(task: dict) -> str:
     """The answer as it is asked for."""
-    answer = f"{task['answer']}{task.get('unit', '')}"
-    if task.get("kind") == "set":
+    answer = task["answer"]
+    if task.get("kind") == "set" and not set(answer) & set("={"):
         answer = " or ".join(f"x = {root}" for root in answer.split(", "))
     return f"Answer: {answer}"
 

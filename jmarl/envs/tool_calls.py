@@ -1,4 +1,4 @@
-"""What a message of an agent says: calls of tools, and an answer.
+"""What a message of an agent says, read and written: calls of tools, and an answer.
 
     <tool_call>{"name": "calculator", "parameters": {"expression": "2 * 21"}}</tool_call>
     <answer>42</answer>
@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 MAX_MESSAGE, MAX_CALL, MAX_BRACKETS, MAX_DIGITS = 20_000, 6000, 64, 400
@@ -55,6 +56,24 @@ def read_answer(text: str) -> str:
     start = text.find(ANSWER)
     end = text.find(END, start)
     return text[start + len(ANSWER) : end].rpartition(ANSWER)[2].strip() if 0 <= start < end else ""
+
+
+def written(calls: Sequence[Mapping[str, Any]], answer: str) -> str:
+    """A message of calls and an answer, if there is one."""
+    lines = [f"{OPEN}{json.dumps(call, ensure_ascii=False)}{CLOSE}" for call in calls]
+    return "\n".join([*lines, *([f"{ANSWER}{answer}{END}"] if answer else [])])
+
+
+def notes_on(said: Said, silent: bool, max_calls: int) -> tuple[str, ...]:
+    """What was wrong with the form of a message."""
+    notes = []
+    if said.unclosed:
+        notes.append(f"The last message ended within a call: close it with {CLOSE}.")
+    elif silent and not said.calls:
+        notes.append(f"The last message had no call and no answer: write {OPEN} or {ANSWER}.")
+    if said.refused:
+        notes.append(f"{said.refused} more calls were not made: at most {max_calls} a message.")
+    return tuple(notes)
 
 
 def read_call(text: str) -> Call:

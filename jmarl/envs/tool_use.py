@@ -42,7 +42,7 @@ where an episode is played on elsewhere (`tool_sandbox`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jmarl.envs import tool_calls, tool_tasks
@@ -189,7 +189,7 @@ class ToolUse(TextEnvironment):
             gained=min(NEEDED * len(used), MOST),
             lost=max(state.lost + lost, LEAST),
             session=workspace.calls,
-            notes=notes_on(said, silent),
+            notes=tool_calls.notes_on(said, silent, MAX_CALLS),
             plan=None,
         )
         return after, failed
@@ -246,7 +246,7 @@ class ToolUse(TextEnvironment):
     def solve(self, state: Episode) -> list[str | None]:
         """The calls of a generated task that are not made yet, one round after the other, and then its answer; in the last turn
         all that is left."""
-        return [said_of(*self._next(state))]
+        return [tool_calls.written(*self._next(state))]
 
     def _next(self, state: Episode) -> tuple[list[dict], str]:
         """Calls of the coming message, and its answer or nothing."""
@@ -269,24 +269,6 @@ HOW = (
     "what they return. When you know the answer, a number or a name, write only that between "
     f"{tool_calls.ANSWER} and {tool_calls.END}."
 )
-
-
-def said_of(calls: Sequence[Mapping[str, Any]], answer: str) -> str:
-    """A message of calls and an answer, if there is one."""
-    lines = [f"{tool_calls.OPEN}{json.dumps(call, ensure_ascii=False)}{tool_calls.CLOSE}" for call in calls]
-    return "\n".join([*lines, *([f"{tool_calls.ANSWER}{answer}{tool_calls.END}"] if answer else [])])
-
-
-def notes_on(said: tool_calls.Said, silent: bool) -> tuple[str, ...]:
-    """What was wrong with the form of a message."""
-    notes = []
-    if said.unclosed:
-        notes.append(f"The last message ended within a call: close it with {tool_calls.CLOSE}.")
-    elif silent and not said.calls:
-        notes.append(f"The last message had no call and no answer: write {tool_calls.OPEN} or {tool_calls.ANSWER}.")
-    if said.refused:
-        notes.append(f"{said.refused} more calls were not made: at most {MAX_CALLS} a message.")
-    return tuple(notes)
 
 
 def story(state: Episode) -> str:
@@ -351,7 +333,7 @@ class ToolTeam(ToolUse):
         """Of the planner the same in words."""
         calls, answer = self._next(state)
         if state.plan is not None:
-            return [None, said_of(calls, answer)]
+            return [None, tool_calls.written(calls, answer)]
         words = [f"Call {call['name']} with {json.dumps(call['parameters'], ensure_ascii=False)}." for call in calls]
         return [" ".join([*words, *([f"The answer is {answer}."] if answer else [])]), None]
 
