@@ -10,6 +10,8 @@ Expected: `--num-prompts 1 --max-new-tokens 64 --temperature 0.8 --learning-rate
     out from 1.01 ± 0.31 to 2.71 ± 0.09 (90 % of 3.0), 8 minutes of CPU time (13.5 minutes on two cores with other work). What
     is learned is the reward, not to summarise: 23 of 24 concise texts begin "Another writer shares", which is short and hardly
     about the post, and 17 of 24 long ones quote the prompt's own list of transition words; most copy the post's title or text.
+    arxiv with `--max-new-tokens 208 --held-out 6` and the rest alike, seed 0: from 1.03 ± 0.31 to 2.14 ± 0.08 (71 % of 3.0), 14
+    minutes. The first paragraph becomes fluent and leaves the topic, the second talks of "transitions" and of the abstract.
 Published for two models of 1.7B: 94.5 % of 3.0 on tldr, 93.1 % on arxiv, single model 44.9 % there.
 """
 
