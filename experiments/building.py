@@ -4,17 +4,17 @@ Claim: games that need two agents and no data run with one command; tasks are ma
 Command: python -m experiments.building --environment str_build        (or house_build, function_calling; flags: --help)
 Reward: `jmarl.envs.str_build` (-3 to 2), `jmarl.envs.house_build` (-2 to 2), `jmarl.envs.function_calling` (-0.25 to 1.10).
 Seen (seed 0, held-out, with other work beside; untrained -> after imitating the solver -> after training):
-    function_calling `--calls 2 2 --demonstrations 48 --imitation-updates 6 --num-prompts 2 --joint-mode cross --max-new-tokens 48
-    --temperature 0.8 --eval-temperature 0.5 --learning-rate 2e-5 --num-updates 24 --held-out 16`: -0.13 ± 0.03 -> 0.66 ± 0.14
-    -> 0.78 ± 0.14 of 1.1, requests with all calls right 0 -> 22 -> 38 %, in 8.6 minutes. Without demonstrations hardly a call
-    is made, and nothing is learned (-0.15 before and after 16 updates).
-    str_build `--max-letters 1 --demonstrations 23 --imitation-updates 24 --num-prompts 2 --joint-mode cross --max-new-tokens 128
-    --temperature 0.8 --eval-temperature 0.5 --learning-rate 5e-6 --num-updates 16`: -0.41 -> 1.06 -> 1.39 of 2 over the three
-    letters held out, in 18 minutes. The builders share a letter as squares of a chessboard, each with both its kinds by turns.
-    Without demonstrations one builder works and the other is idle.
-    house_build `--demonstrations 80 --imitation-updates 10 --num-prompts 1 --joint-mode cross --max-new-tokens 352 --temperature
-    0.8 --eval-temperature 0.5 --learning-rate 2e-5 --num-updates 8 --held-out 6`: -0.47 ± 0.21 -> 0.67 ± 0.20 -> 0.59 ± 0.19 of
-    2 in 24 minutes: 60 % of the cells are right after imitating, and eight updates add nothing.
+    function_calling `--calls 2 2 --demonstrations 48 --imitation-updates 6 --num-prompts 2 --joint-mode cross --max-new-tokens
+    48 --temperature 0.8 --eval-temperature 0.5 --learning-rate 2e-5 --num-updates 24 --held-out 16`: -0.13 ± 0.03 -> 0.66 ±
+    0.14 -> 0.78 ± 0.14 of 1.1, requests with all calls right 0 -> 22 -> 38 %, in 8.6 minutes. Without demonstrations hardly a
+    call is made, and nothing is learned (-0.15 before and after 16 updates).
+    str_build `--max-letters 1 --demonstrations 23 --imitation-updates 24 --num-prompts 2 --joint-mode cross --max-new-tokens
+    128 --temperature 0.8 --eval-temperature 0.5 --learning-rate 5e-6 --num-updates 16`: -0.41 -> 1.06 -> 1.39 of 2 over the
+    three letters held out, in 18 minutes. The builders share a letter as squares of a chessboard, each with both its kinds by
+    turns. Without demonstrations one builder works and the other is idle.
+    house_build `--demonstrations 80 --imitation-updates 10 --num-prompts 1 --joint-mode cross --max-new-tokens 352
+    --temperature 0.8 --eval-temperature 0.5 --learning-rate 2e-5 --num-updates 8 --held-out 6`: -0.47 ± 0.21 -> 0.67 ± 0.20 ->
+    0.59 ± 0.19 of 2 in 24 minutes: 60 % of the cells are right after imitating, and eight updates add nothing.
 A demonstration has up to 345 tokens in house_build, 118 in one letter of str_build, 238 in two: --max-new-tokens.
 """
 

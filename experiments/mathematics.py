@@ -13,10 +13,11 @@ Seen, seeds 0, 1, 2, held-out, with other work beside:
     planner solves, and the solver copies the plan's answer (`plan_has_answer` equals `solved`).
     `TINY --environment math_verifier --model runs/mathematics/models/agent_0 --imitation-updates 800 --num-updates 100`, from
     the solver of the first line: right verdicts 59, 51, 58 % after imitating, 79, 57, 80 % after training, solved 58, 50, 56
-    and 60, 57, 56 %, in 3 minutes. The verifier learns (with seed 1 only to say CORRECT); the solver makes nothing of a verdict.
+    and 60, 57, 56 %, in 3 minutes. The verifier learns (with seed 1 only to say CORRECT); the solver makes nothing of a
+    verdict.
     `--environment math --topics arithmetic --max-new-tokens 24 --eval-temperature 0.7 --learning-rate 5e-5 --num-updates 20`:
-    SmolLM2-135M learns the form and no arithmetic: no answer that can be read 13 % -> 0, solved 2.3 ± 2.7 -> 0.8 ± 1.6 %
-    (seed 0). 320 demonstrations bring it to 8 %. Use a larger model.
+    SmolLM2-135M learns the form and no arithmetic: no answer that can be read 13 % -> 0, solved 2.3 ± 2.7 -> 0.8 ± 1.6 % (seed
+    0). 320 demonstrations bring it to 8 %. Use a larger model.
 """
 
 from __future__ import annotations

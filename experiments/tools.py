@@ -1,6 +1,6 @@
 """Language models learn to answer questions with tools: one agent, or a planner and a caller.
 
-Claim: tools, tasks and rewards run with one command and nothing downloaded; shown 32 solved tasks, SmolLM2-135M learns to use them.
+Claim: all runs with one command and nothing downloaded; shown 32 solved tasks, SmolLM2-135M learns to use tools.
 Command: python -m experiments.tools --environment tools        (or tools_team, tools_sandbox; flags: --help)
 Reward: `jmarl.envs.tool_use`, from -1 to 1.6 an episode. Tasks: made (`jmarl.envs.tool_tasks`, `eval` held out).
 Seen (seed 0, held-out, with other work beside; untrained -> after imitating the solver -> after training):
