@@ -10,6 +10,8 @@ Expected: `--opponent scripted --temperature 0.9 --num-prompts 1 --num-generatio
     --held-out 16`, seed 0: held-out score from 0.36 ± 0.05 to 0.62 ± 0.03 (the script has 0.76), debates won from 0 to 3 %,
     10 minutes of CPU time (15.5 on two cores with other work). Speeches now keep to the motion, in full sentences, and
     cite studies that do not exist ("However, a recent study found ..."); they tell of the debate more than they take a side.
+Two trained debaters, `--temperature 0.9 --num-prompts 1 --num-generations 8 --learning-rate 5e-5 --num-updates 20 --held-out
+    12`, seed 0: from 0.38 ± 0.05 to 0.61 ± 0.02 in 13.7 minutes; both write about "the debate" and take no side.
 As a judge the same model teaches nothing. Asked for a winner, it names whoever comes first (position_bias 1.0, every debate a
     draw), and 2.5 answers of 6 could not be read; asked for scores, none could. Use a larger model.
 Reward: `jmarl.envs.debate`, 0 until the last turn, then from 0 to 1, or with --zero-sum from -1 to 1.
