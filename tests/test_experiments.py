@@ -103,12 +103,14 @@ def test_the_list_of_environments_is_the_readmes():
     assert printed.replace("(here)", "(not downloaded)") in (ROOT / "README.md").read_text()
 
 
-def test_games_are_learned_by_all_ways():
-    """Two updates of a small model: a line a way, with returns that can be had; runs beside each other in processes."""
-    for game, seeds in (("grid", ("0", "1", "--processes", "2")), ("sudoku", ("0",))):
-        lines = run("experiments.games", game, "--num-updates", "2", "--width", "16", "--seeds", *seeds).splitlines()
-        table = [line for line in lines if line.startswith("| ")]
-        assert len(table) == 4 and all(0 <= float(line.split("|")[3].split("±")[0]) <= 1 for line in table[1:])
+@pytest.mark.parametrize(
+    "game, ways, flags", [("grid", 1, ("0", "1", "--ways", "team", "--processes", "2")), ("sudoku", 3, ("0",))]
+)
+def test_games_are_learned_by_all_ways(game, ways, flags):
+    """Two updates of a small model: a line a way, with returns that can be had; seeds beside each other in processes."""
+    lines = run("experiments.games", game, "--num-updates", "2", "--width", "16", "--seeds", *flags).splitlines()
+    table = [line for line in lines if line.startswith("| ")]
+    assert len(table) == 1 + ways and all(0 <= float(line.split("|")[3].split("±")[0]) <= 1 for line in table[1:])
 
 
 @pytest.mark.parametrize(
