@@ -88,7 +88,12 @@ class MathConfig(Demonstrated):
         known = own and set(self.topics) <= TOPICS.keys()
         check("topics", self.topics, known or not self.topics, f"of made problems, and some of {', '.join(TOPICS)}")
         slips = self.imitation_slips
-        check("imitation_slips", slips, slips == 0.5 or self.environment == "math_verifier", "left out: it is of math_verifier")
+        check(
+            "imitation_slips",
+            slips,
+            slips == MathConfig.imitation_slips or self.environment == "math_verifier",
+            "left out: it is of math_verifier",
+        )
         check("imitation_slips", slips, 0 <= slips <= 1, "in [0, 1]")
         if self.model == "tiny":
             check("difficulty", self.difficulty, self.difficulty == 1, "1 for model=tiny, which knows whole numbers only")

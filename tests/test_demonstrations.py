@@ -184,6 +184,13 @@ def _begun(env, task):
 def test_a_simulated_environment_shows_its_own():
     [shown] = demonstrate(Doubled(), [{"seed": 4}, {"seed": 21}])
     assert [(one.observations, one.actions) for one in shown] == [(("Double 4.",), ("8",)), (("Double 21.",), ("42",))]
+    begun = _begun(Doubled(), {"seed": 4})
+    assert [solve_once(Simulated(Doubled()), begun) for _ in range(2)] == [["8"], ["8"]]  # plays on copies
+
+
+def test_answers_are_written_as_they_are_asked_for():
+    assert said_of({"answer": "-17, 17", "kind": "set"}) == "Answer: x = -17 or x = 17"
+    assert said_of({"answer": "x = 2, y = 5/2", "kind": "assignments"}) == "Answer: x = 2, y = 5/2"
 
 
 @pytest.fixture(scope="module")

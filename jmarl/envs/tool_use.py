@@ -226,14 +226,12 @@ class ToolUse(TextEnvironment):
         """Questions of no task, and what to write: without them a small model makes no call at all."""
         lines = []
         for tool in self.registry.tools.values():
-            call = json.dumps({"name": tool.name, "parameters": dict(tool.example)}, ensure_ascii=False)
             asked = [f"Question: {tool.question}"] if tool.question else []
-            lines += [*asked, f"{tool_calls.OPEN}{call}{tool_calls.CLOSE}", ""]
+            lines += [*asked, tool_calls.written([{"name": tool.name, "parameters": dict(tool.example)}], ""), ""]
         for tool in self.registry.tools.values():
             if tool.answer:
                 record = Record(f"{tool.name} {json.dumps(dict(tool.example))}", tool.answer)
-                answer = f"{tool_calls.ANSWER}{tool.answer}{tool_calls.END}"
-                lines += [f"Question: {tool.question}", *history([record]), answer, ""]
+                lines += [f"Question: {tool.question}", *history([record]), tool_calls.written([], tool.answer), ""]
         return "".join(f"{line}\n" for line in lines)
 
     def about(self, state: Episode) -> str:
