@@ -6,6 +6,7 @@ torch is imported only by the fixtures and tests that compare with transformers.
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -26,8 +27,13 @@ _CACHE = Path(tempfile.gettempdir()) / f"jmarl-tests-compile-cache-{os.getuid()}
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# Most of the tests' time goes to compiling programs that then run for milliseconds; set it to 0 to test what users run.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Most of the time of tests goes to compiling programs that run for milliseconds. They are compiled up to ten times as fast, to
+# slower code: LLVM does not optimise, a program is not cut into parts, and fusions are not made by way of MLIR (which newer
+# versions always do: they end the process at a flag that they do not know). `XLA_FLAGS= python -m pytest` tests what users run.
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
+if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
+    _QUICK += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", _QUICK)
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -39,7 +39,7 @@ def test_what_all_may_use_grows_with_the_limits_of_a_call():
     try:
         with Sandbox("S4", workers=1, limits=Limits(memory_mb=64), cache=0) as box:
             program = "def f(x):\n    a = bytearray(b'x') * (2500 << 20)\n    return 2"
-            result = box.run(program, DOUBLE, Limits(wall_s=9, memory_mb=3000))
+            result = box.run(program, DOUBLE, Limits(wall_s=30, cpu_s=30, memory_mb=3000))
             assert (result.outcome, result.limit_hit) == ("passed", ""), result
     except SandboxUnavailable as error:
         pytest.skip(f"level S4: {error}")
