@@ -286,7 +286,8 @@ def to_batches(
     alone = len({len(turn.texts[0][0]) for turn in rollout.turns}) > 1
     batches = []
     for i, spec in enumerate(team.stacks):
-        size = quarters(max(int(turn.completions[i].steps.max()) for turn in rollout.turns), rollout.turns[0].completions[i])
+        longest = max(int(np.asarray(turn.completions[i].steps).max()) for turn in rollout.turns)
+        size = quarters(longest, rollout.turns[0].completions[i])
         parts, number, roles = [], 0, len(spec.members[0])
         items = len(rollout.turns[0].items)
         for t, turn in enumerate(rollout.turns):

@@ -19,7 +19,7 @@ from jmarl.config import TrainConfig
 from jmarl.critics import Critics
 from jmarl.generate import Ask, Asking, Past, sample_team
 from jmarl.rollout import Rollout
-from jmarl.stack import map_own
+from jmarl.stack import map_own, part
 from jmarl.step import batches_of, learn_from
 from jmarl.team import Team, each_stack
 from jmarl.types import Completions, TeamState
@@ -52,6 +52,7 @@ class Runs(NamedTuple):
 def together(states: Sequence[TeamState], runs: Runs) -> TeamState:
     """The state of all runs, each stack [K * A, ...]; those given are consumed."""
     where = runs.mesh if algorithm(runs.cfgs[0].algorithm).critic == "own" else sharding.of_one_agent(runs.mesh)
+    jax.block_until_ready(states)  # before the first program that moves data between devices, see `stack.part`
 
     def joined(stacks, where):
         whole = jax.tree.map(_concatenated, *(stack._replace(base=None) for stack in stacks))
@@ -63,10 +64,10 @@ def together(states: Sequence[TeamState], runs: Runs) -> TeamState:
 
 
 def _concatenated(*arrays: jax.Array) -> jax.Array:
-    """Arrays on axis 0; they are freed one by one, so that all weights are never there twice."""
+    """Arrays on axis 0; they are freed one by one, so that all weights are never there twice. Waits, as `stack.part` does."""
     if len(arrays) == 1:
         return arrays[0]
-    whole = jnp.concatenate(arrays)
+    whole = jax.block_until_ready(jnp.concatenate(arrays))
     for x in arrays:
         x.delete()
     return whole
@@ -76,7 +77,7 @@ def of_run(tree: T, run: int, count: int) -> T:
     """One run's part of arrays [K * A, ...]; what agents share is in every part."""
     if count == 1:
         return tree
-    return map_own(lambda x: x[run * (x.shape[0] // count) : (run + 1) * (x.shape[0] // count)], tree)
+    return map_own(lambda x: part(x, slice(run * (x.shape[0] // count), (run + 1) * (x.shape[0] // count))), tree)
 
 
 def alone(state: TeamState, run: int, runs: Runs) -> TeamState:
@@ -169,5 +170,7 @@ def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -
         batches_of(runs.team, runs.critics, alone(needed, i, runs) if judged else state, rollout, cfg)
         for i, (rollout, cfg) in enumerate(zip(rollouts, runs.cfgs, strict=True))
     ]
-    batches, of_critics = ([stacked(parts) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True))
+    batches, of_critics = (
+        [stacked(jax.device_get(parts)) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True)
+    )
     return learn_from(runs.all, runs.critics_of_all, state, batches, of_critics, runs.cfgs[0])

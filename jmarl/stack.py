@@ -76,7 +76,13 @@ def map_own(f: Callable, tree: Any) -> Any:
     return jax.tree.map(lambda x: x if is_shared(x) else f(x), tree, is_leaf=is_shared)
 
 
+def part(x: Any, index: int | slice) -> Any:
+    """x[index] of an array [A, ...] that may lie on several devices. Waits for it: with many programs
+    that move data between devices in flight, XLA for CPUs can wait for itself forever (one of 30 starts of four seeds did)."""
+    return jax.block_until_ready(x[index])
+
+
 def unstack(tree: Any, agent: int) -> Any:
     """One agent's part of a stacked pytree, with what it shares."""
     own, whole = own_leaves(tree)
-    return whole([x[agent] for x in own])
+    return whole([part(x, agent) for x in own])

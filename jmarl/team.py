@@ -21,7 +21,7 @@ from jmarl.lora import describe, digest, model_of
 from jmarl.models.config import ModelConfig
 from jmarl.objective import without_value_head
 from jmarl.peft_format import merge, save_adapter
-from jmarl.sharding import place
+from jmarl.sharding import mesh_for, place
 from jmarl.stack import share_params, stack_params, unstack
 from jmarl.text import stop_ids
 from jmarl.types import StackState, TeamState
@@ -136,6 +136,12 @@ def to_checkpoint(state: TeamState) -> TeamState:
 def each_stack(state: TeamState, f: Callable[[StackState], StackState]) -> TeamState:
     """A state with f of each stack, of agents and of critics."""
     return state._replace(stacks=tuple(map(f, state.stacks)), critics=tuple(map(f, state.critics)))
+
+
+def placed(team: Team, params: Sequence[Any], mesh: str) -> list[Any]:
+    """The parameters of each stack where runs with this setting have them; a run then takes them as they lie."""
+    where = mesh_for(mesh, [len(spec.members) for spec in team.stacks])
+    return [place(of_stack, where) for of_stack in params]
 
 
 def policies(state: TeamState) -> list[Any]:

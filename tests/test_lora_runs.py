@@ -423,8 +423,7 @@ print(json.dumps(out))
 def test_a_mesh_equals_one_device(tiny_dir):
     """Four agents, two updates with dropout and a KL term: on two devices with two each, and on eight that split base and batch
     too. The base lies once on a device, or in shares of it, and is its critics' as well."""
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SCRIPT, str(tiny_dir("qwen2"))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -152,6 +156,43 @@ def test_runs_that_were_killed_between_their_saves_go_on(agent, whole, tmp_path)
     shutil.rmtree(where / "seed_3" / "checkpoints" / "4")
     with pytest.raises(ValueError, match=r"no checkpoint of one step in common .*seed_3: \[2\].*seed_0: \[4\]"):
         run(agent, cfg, SEEDS)
+
+
+STARTS = """
+import sys
+import jax, jax.numpy as jnp
+from jmarl import sharding
+from jmarl.config import TrainConfig
+from jmarl.runs import Runs, alone, together
+from jmarl.seeds import once
+from jmarl.stack import map_own
+from jmarl.team import make_team
+from jmarl.train import start
+from jmarl.weights import load_agent
+
+assert jax.device_count() == 2
+agent = load_agent(sys.argv[1])
+team, params = make_team([agent, agent], lora=True)
+cfgs = [TrainConfig(seed=seed, num_generations=2, lora_rank=8, progress=False) for seed in range(4)]
+meshes = [sharding.mesh_for("auto", [agents]) for agents in (2, 8)]
+base = once(team, params, cfgs[0], meshes[0])
+for _ in range(40):
+    started = [start(team, [map_own(jnp.copy, of_stack) for of_stack in base], cfg, None) for cfg in cfgs]
+    runs = Runs(team, started[0][0], tuple(cfgs), *meshes)
+    state = together([of_seed for _, of_seed in started], runs)
+    jax.block_until_ready([alone(state, run, runs) for run in range(4)])
+"""
+
+
+@pytest.mark.slow
+def test_starts_on_two_devices_come_to_an_end(tiny_dir):
+    """XLA for CPUs waited for itself in one of 10 to 30 starts, until it ended the process, while programs that move data
+    between devices were dispatched without waiting for each other."""
+    env = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    env |= {"JAX_ENABLE_COMPILATION_CACHE": "0", "XLA_FLAGS": ""}  # as users start; it was not seen otherwise
+    command = [sys.executable, "-c", STARTS, str(tiny_dir())]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_the_story_takes_seeds(tmp_path):

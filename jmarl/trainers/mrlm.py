@@ -28,7 +28,7 @@ from jmarl.core import EnvironmentMode
 from jmarl.envs.mixture import Mixture
 from jmarl.evaluate import evaluate, numbers
 from jmarl.lockstep import LockStep
-from jmarl.team import make_team, policies, save_team
+from jmarl.team import make_team, placed, policies, save_team
 from jmarl.train import TrainResult, check_settings, check_team, environment_of, train
 from jmarl.trainers.reinforce import check_tokenizer, load_agents, present
 from jmarl.weights import Agent
@@ -163,6 +163,7 @@ class GRPOTrainer:
         check_settings(self.config)
         check_team(self.team, self.config)
         environment_of(self.team, env, None, None, self.config)  # refuses what does not fit
+        self._params = placed(self.team, self._params, self.config.mesh)
         self.env = env
 
     @property

@@ -21,7 +21,7 @@ from jmarl.learners import check_agents
 from jmarl.peft_format import merge
 from jmarl.rewards import Processor, RewardFunction
 from jmarl.stack import unstack
-from jmarl.team import make_team, policies, save_team
+from jmarl.team import make_team, placed, policies, save_team
 from jmarl.train import TrainResult, check_run, environment_of, train
 from jmarl.trainers.settings import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
 from jmarl.weights import Agent, load_agent
@@ -110,6 +110,7 @@ class MAGRPOTrainer:
         self.team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
         self.env = environment_of(self.team, self.reward, formatters, external_transition, self.config)
         check_run(self.items, self.config, wandb_config)
+        self._params = placed(self.team, self._params, self.config.mesh)
 
     @property
     def num_agents(self) -> int:
