@@ -34,7 +34,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 def chosen_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
     """Of each agent's batch these rows [A, rows] of the prompt axis; None: all."""
-    return batch if rows is None else jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i])(x, rows), batch)
+    return batch if rows is None else jax.tree.map(lambda x: x[np.arange(len(rows))[:, None], rows], batch)
 
 
 def positions(batch: Batch, kind: str, cut: bool) -> Batch:

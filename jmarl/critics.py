@@ -34,7 +34,7 @@ from jmarl.returns import credit, discounted
 from jmarl.rollout import Rollout, Turn, credited, playing, to_batches
 from jmarl.scoring import hidden_states
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.stack import COMPILER, map_own, per_agent, share_params, stack_params
+from jmarl.stack import COMPILER, map_own, part, per_agent, share_params, stack_params
 from jmarl.team import StackSpec, Team
 from jmarl.text import by_agent, decode, encode_prompts
 from jmarl.types import TRACES, Batch, StackState, TeamState
@@ -66,7 +66,7 @@ def make_critics(
     if row.critic == "central":
         first = team.stacks[0]
         config, tokenizer = (first.config, first.tokenizer) if model is None else (model.config, model.tokenizer)
-        weights = map_own(lambda x: x[:1], params[0]) if model is None else of_model(model, 1, learning, seed)
+        weights = map_own(lambda x: part(x, slice(1)), params[0]) if model is None else of_model(model, 1, learning, seed)
         spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),))
         return Critics((spec,), of_critics), [with_value_head(map_own(jnp.copy, weights))]
     if model is None:

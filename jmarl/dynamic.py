@@ -14,9 +14,8 @@ later on; and what a round has beyond the empty places, which is thrown away as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jmarl.advantages import EPS
@@ -144,9 +143,11 @@ def prompts_of(spec: StackSpec, played: dict[int, Turn], nodes: Nodes, i: int) -
 
 
 def completions_of(spec: StackSpec, played: dict[int, Turn], nodes: Nodes, i: int) -> Completions:
-    """Stack i's completions of some nodes; the arrays are small, and are put together on the host."""
-    done = {r: jax.device_get(turn.completions[i]) for r, turn in played.items()}
+    """Stack i's completions of some nodes."""
+    done = {r: turn.completions[i] for r, turn in played.items()}
     steps = np.max([of.steps for of in done.values()], 0)
     fields = ("tokens", "action_mask", "logprobs", "truncated_logprobs", "ended")
-    rows = {name: jnp.asarray(rows_of_nodes(spec, {r: getattr(of, name) for r, of in done.items()}, nodes)) for name in fields}
-    return Completions(**rows, steps=jnp.asarray(steps))
+    rows: dict[str, Any] = {
+        name: rows_of_nodes(spec, {r: getattr(of, name) for r, of in done.items()}, nodes) for name in fields
+    }
+    return Completions(**rows, steps=steps)

@@ -112,8 +112,9 @@ def run(
         if not held_out.coded or not (due or step in (0, cfg.num_updates)):
             return None
         log.flush()
+        began = time.monotonic()
         found = evaluate(team, [lora.model_of(s) for s in state.stacks], held_out, cfg)
-        log.evaluation(step, found)
+        log.evaluation(step, found, began)
         return found
 
     first, size = int(state.step), batch_size(cfg)
@@ -274,8 +275,8 @@ class FitLog(StepLog):
         self.losses.append(float(np.mean(losses)))
         return row | {LOSS_TAG: self.losses[-1], "time/step_s": seconds, "tokens_per_s": tokens / seconds}
 
-    def evaluation(self, updates: int, result: dict[str, float]) -> None:
-        """Write an evaluation after so many updates."""
+    def evaluation(self, updates: int, result: dict[str, float], began: float) -> None:
+        """Write an evaluation after so many updates; the time since it began does not count as training time."""
         if self.writer is not None:
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | {f"eval/{k}": v for k, v in result.items()})
-        self._started = time.monotonic()
+        self._started += time.monotonic() - began

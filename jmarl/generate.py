@@ -211,6 +211,11 @@ def sample_team(team: Team, params: Sequence[Any], ask: Ask, call: Any = sample_
     return tuple(out)
 
 
+def on_host(done: Completions) -> Completions:
+    """Completions on the host, where cutting and joining them needs no programs; what a next turn goes on from stays."""
+    return jax.device_get(done._replace(kept=None))._replace(kept=done.kept)
+
+
 def acting_of(spec: StackSpec, acts: np.ndarray, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray] | None:
     """Which parameter sets of a stack, and which of their roles, are to be sampled so that all agents in `acts` [N] are; None:
     all. Where sets lie on devices of their own, all sets are: those of others would leave their device idle."""

@@ -157,7 +157,8 @@ def check_stacks(cfg: TrainConfig, team: Team) -> None:
             if len(roles) > 1 and (cfg.update_order == "alternating" or len({role in cfg.frozen_agents for role in roles}) > 1):
                 raise ValueError(
                     f"agents {list(roles)} share one set of weights, so they can neither learn in turn "
-                    f"(update_order={cfg.update_order!r}) nor be frozen apart (frozen_agents={cfg.frozen_agents})"
+                    f"(update_order={cfg.update_order!r}) nor be frozen apart (frozen_agents={cfg.frozen_agents}): set "
+                    "update_order='simultaneous' and freeze all of them or none, or give each its own weights"
                 )
             for name in PER_AGENT:
                 value = getattr(cfg, name)

@@ -272,7 +272,8 @@ def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learni
     if learning.entropy_coef:
         loss = loss - learning.entropy_coef * jnp.sum(of.weights * entropy)
     if learning.kl_coef:
-        kl = losses.kl_estimate(logp, of.ref_logprobs, learning.kl_estimator)
+        known = jnp.where(of.mask, logp, of.ref_logprobs)  # or a padding's difference overflows, and 0 times it is no number
+        kl = losses.kl_estimate(known, of.ref_logprobs, learning.kl_estimator)
         metrics["kl"] = kl
         if learning.kl_in == "loss":
             loss = loss + jnp.sum(of.kl_weights * kl)

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jmarl.config import Episodes
@@ -64,11 +63,11 @@ def joined_completions(team: Team, parts: Sequence[tuple[Completions, ...]]) -> 
     for spec, of_stack in zip(team.stacks, zip(*parts, strict=True), strict=True):
         a, roles = len(spec.members), len(spec.members[0])
 
-        def join(*xs: jax.Array, a: int = a, roles: int = roles) -> jax.Array:
-            whole = jnp.concatenate([x.reshape(a, roles, -1, *x.shape[2:]) for x in xs], 2)
+        def join(*xs: np.ndarray, a: int = a, roles: int = roles) -> np.ndarray:
+            whole = np.concatenate([x.reshape(a, roles, -1, *x.shape[2:]) for x in xs], 2)
             return whole.reshape(a, -1, *whole.shape[3:])
 
-        steps = jnp.stack([done.steps for done in of_stack]).max(0)
+        steps = np.max([done.steps for done in of_stack], 0)
         rows = jax.tree.map(join, *(done._replace(steps=None, kept=None) for done in of_stack))
         out.append(rows._replace(steps=steps))
     return tuple(out)

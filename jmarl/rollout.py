@@ -28,6 +28,7 @@ from jmarl.generate import (
     answered,
     bucket,
     follow,
+    on_host,
     pad,
     sample_team,
     texts_of,
@@ -193,7 +194,8 @@ def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: i
         for first in range(0, len(padded), size):
             part, ids = slice(first, first + size), nodes.ids[padded[first : first + size]]
             of_part = fresh if parts == 1 else cut_prompts(team, fresh, part)
-            done.append((yield Ask(of_part, settings, group=group, prompt_ids=ids, past=past, acts=writing(acts), **how)))
+            ask = Ask(of_part, settings, group=group, prompt_ids=ids, past=past, acts=writing(acts), **how)
+            done.append(tuple(map(on_host, (yield ask))))
             if first < count:  # what comes behind is padding
                 tokens.append(tokens_of(team, done[-1], min(size, count - first)))
                 rewarding.call(answer, first, tokens[-1])
@@ -286,8 +288,7 @@ def to_batches(
     alone = len({len(turn.texts[0][0]) for turn in rollout.turns}) > 1
     batches = []
     for i, spec in enumerate(team.stacks):
-        longest = max(int(np.asarray(turn.completions[i].steps).max()) for turn in rollout.turns)
-        size = quarters(longest, rollout.turns[0].completions[i])
+        size = quarters(max(int(turn.completions[i].steps.max()) for turn in rollout.turns), rollout.turns[0].completions[i])
         parts, number, roles = [], 0, len(spec.members[0])
         items = len(rollout.turns[0].items)
         for t, turn in enumerate(rollout.turns):

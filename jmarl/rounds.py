@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -182,6 +183,7 @@ class RoundLog(FitLog):
         self.flush()
         self.rewards.append(made.reward)
         self._made = made
+        self._started = time.monotonic()  # what was made is no part of the step
 
     def _row(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, seconds: float) -> dict[str, float]:
         row = super()._row(step, learned, tokens, seconds)
@@ -209,8 +211,9 @@ def run_rounds(
         if not eval_items or not (due or step in (0, cfg.num_updates)):
             return None
         log.flush()
+        began = time.monotonic()
         result = evaluate(team, [model_of(s) for s in state.stacks], eval_items, rounds.env, cfg)
-        log.evaluation(step, {"reward": result.mean, "reward_ci95": result.interval})
+        log.evaluation(step, {"reward": result.mean, "reward_ci95": result.interval}, began)
         return result
 
     first = int(state.step)

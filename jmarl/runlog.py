@@ -63,6 +63,8 @@ class StepLog:
             self.flush()  # first the row, then the checkpoint: a resumed run begins with the row after it
         try:
             saver.save(step, state, meta, force=last)
+            if last:
+                saver.wait()
         except CheckpointError as error:
             self.failed_saves += 1
             warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)

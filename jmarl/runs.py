@@ -16,13 +16,14 @@ from jmarl import lora, sharding
 from jmarl.algorithms import algorithm
 from jmarl.batches import stacked
 from jmarl.config import TrainConfig
-from jmarl.critics import Critics
-from jmarl.generate import Ask, Asking, Past, sample_team
+from jmarl.critics import Critics, judges_as_it_learns, penalises
+from jmarl.generate import Ask, Asking, Past, on_host, sample_team
 from jmarl.rollout import Rollout
+from jmarl.sharding import put
 from jmarl.stack import map_own, part
 from jmarl.step import batches_of, learn_from
 from jmarl.team import Team, each_stack
-from jmarl.types import Completions, TeamState
+from jmarl.types import TeamState
 
 T = TypeVar("T")
 
@@ -88,11 +89,6 @@ def alone(state: TeamState, run: int, runs: Runs) -> TeamState:
     return TeamState(put(state.step, runs.mesh_alone), stacks, tuple(put(of_run(c, run, count), where) for c in state.critics))
 
 
-def put(tree: T, mesh: Mesh | None) -> T:
-    """Arrays on a mesh as `sharding.place`, or without one on the first device."""
-    return jax.device_put(tree, jax.devices()[0]) if mesh is None else sharding.place(tree, mesh)
-
-
 def play_together(runs: Runs, state: TeamState, asking: Sequence[Asking[T]]) -> list[T]:
     """What one generator a run returns. All are driven to the point where they ask for completions; asks of the same shapes are
     answered by one program of all runs, others by one of each run."""
@@ -111,18 +107,13 @@ def play_together(runs: Runs, state: TeamState, asking: Sequence[Asking[T]]) -> 
     while asks:
         waiting, asks = asks, {}
         if len(waiting) == count and (ask := as_one(list(waiting.values()), runs.mesh)) is not None:
-            done = [_on_host(of_stack) for of_stack in sample_team(runs.all, params, ask)]
+            done = [on_host(of_stack) for of_stack in sample_team(runs.all, params, ask)]
             answers = {run: tuple(of_run(of_stack, run, count) for of_stack in done) for run in waiting}
         else:
             answers = {run: sample_team(runs.team, *apart(params, ask, run, runs)) for run, ask in waiting.items()}
         for run, done in answers.items():
             go_on(run, done)
     return [results[run] for run in range(count)]
-
-
-def _on_host(done: Completions) -> Completions:
-    """Completions whose arrays are cut without a program for each; what a next turn goes on from stays where it is."""
-    return jax.device_get(done._replace(kept=None))._replace(kept=done.kept)
 
 
 def apart(params: Sequence[Any], ask: Ask, run: int, runs: Runs) -> tuple[list[Any], Ask]:
@@ -164,7 +155,8 @@ def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
 
 def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> tuple[TeamState, list[dict[str, Any]]]:
     """One update of all runs: each judged alone, all learning in one program. Returns metrics [K * A] as `step.learn_from`."""
-    judged = algorithm(runs.cfgs[0].algorithm).critic is not None
+    learning = runs.cfgs[0].learning()
+    judged = algorithm(learning.algorithm).critic is not None and (penalises(learning) or not judges_as_it_learns(learning))
     needed = each_stack(state, lambda stack: stack._replace(opt_state=(), grads=None))
     each = [
         batches_of(runs.team, runs.critics, alone(needed, i, runs) if judged else state, rollout, cfg)

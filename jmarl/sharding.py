@@ -139,6 +139,11 @@ def place(tree: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(move, tree, state_shardings(mesh, tree), is_leaf=is_shared)
 
 
+def put(tree: Any, mesh: Mesh | None) -> Any:
+    """Arrays on a mesh as `place`, or without one on the first device."""
+    return jax.device_put(tree, jax.devices()[0]) if mesh is None else place(tree, mesh)
+
+
 def batch_shardings(mesh: Mesh, batch: Any) -> Any:
     """Shardings of arrays [A, P, ...]."""
     return jax.tree.map(lambda x: _fit(mesh, x.shape, ("agent", "data")), batch)

@@ -83,6 +83,17 @@ def part(x: Any, index: int | slice) -> Any:
 
 
 def unstack(tree: Any, agent: int) -> Any:
-    """One agent's part of a stacked pytree, with what it shares."""
+    """One agent's part of a stacked pytree, with what it shares; of arrays on several devices put together on the host."""
+
+    def of_agent(x):
+        if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
+            return x[agent]
+        found = np.empty(x.shape[1:], x.dtype)
+        for shard in x.addressable_shards:
+            first, last, _ = shard.index[0].indices(len(x))
+            if first <= agent < last:
+                found[shard.index[1:]] = shard.data[agent - first]
+        return found
+
     own, whole = own_leaves(tree)
-    return whole([part(x, agent) for x in own])
+    return whole([of_agent(x) for x in own])

@@ -108,10 +108,9 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | N
     state, own = initial_state(team, params, cfg, mesh), algorithm(cfg.algorithm).critic == "own"
     learn_too = [stack.grads is not None for stack in state.stacks] if own else [True]
     where = mesh if own else sharding.of_one_agent(mesh)
+    move = sharding.place if own or mesh is None else sharding.put  # a copy of an agent's weights may lie on all devices
     judges = tuple(
-        init_stack(
-            sharding.place(weights, where), of_stack(cfg, critics.learning, s.members, team.num_agents)[0], learns=learns
-        )
+        init_stack(move(weights, where), of_stack(cfg, critics.learning, s.members, team.num_agents)[0], learns=learns)
         for s, weights, learns in zip(critics.specs, of_critics, learn_too, strict=False)
     )
     return critics, state._replace(critics=judges)

@@ -5,10 +5,12 @@ torch is imported only by the fixtures and tests that compare with transformers.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.metadata
 import importlib.util
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -58,6 +60,22 @@ def forget_programs():
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def full_disk():
+    """`with full_disk(limit):` no file may grow beyond `limit` bytes: a write fails half way, as on a full disk."""
+
+    @contextlib.contextmanager
+    def limited(limit: int):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 def pytest_configure(config):

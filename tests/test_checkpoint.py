@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -199,18 +197,7 @@ def test_leftovers_are_ignored_cleaned_and_logged_but_not_by_a_reader(tmp_path, 
     assert "5.orbax-checkpoint-tmp" in caplog.text
 
 
-@contextlib.contextmanager
-def full_disk(limit: int):
-    """No file may grow beyond `limit` bytes: a write fails half way, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_failed_background_save_is_reported_one_step_later_and_can_be_retried(tmp_path):
+def test_a_failed_background_save_is_reported_one_step_later_and_can_be_retried(tmp_path, full_disk):
     state = {"x": jnp.asarray(np.random.default_rng(0).standard_normal(1_000_000), jnp.float32)}  # does not compress
     ckpt = Checkpointer(tmp_path, every=10, keep=2)
     assert ckpt.save(10, state, {}) and ckpt.save(20, state, {})

@@ -22,6 +22,7 @@ from jmarl.losses import (
     token_weights,
     value_loss,
 )
+from jmarl.objective import Policy, token_loss
 
 MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
 
@@ -305,3 +306,17 @@ def test_the_value_loss_in_double_precision(clip):
 def test_an_unknown_algorithm_names_the_nearest_and_all():
     with pytest.raises(ValueError, match="'magrp' is unknown; did you mean 'magrpo'.*mareinforce.*grpo"):
         algorithm("magrp")
+
+
+def test_a_padding_far_from_its_reference_adds_nothing():
+    """exp of a difference of 200 is infinite, and 0 times that no number."""
+    one = jnp.ones(2)
+    of = Policy(jnp.array([True, False]), one, one.at[1].set(0), -one, -one * jnp.array([1.5, 0]), one, jnp.array([0.1, 0]))
+    learning = Learning(kl_coef=0.1, kl_in="loss")
+
+    def loss(logp):
+        return token_loss(logp, jnp.zeros(2), of, learning)[0]
+
+    value, grad = jax.value_and_grad(loss)(jnp.array([-1.0, -200.0]))
+    alone, of_alone = jax.value_and_grad(loss)(jnp.array([-1.0, 0.0]))
+    assert np.isfinite(value) and value == alone and grad.tolist() == [of_alone[0], 0]

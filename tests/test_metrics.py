@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import types
@@ -30,16 +28,6 @@ def events(run_dir):
     accumulator = EventAccumulator(str(run_dir), size_guidance={"histograms": 0, "scalars": 0})  # 0: all of them
     accumulator.Reload()
     return accumulator
-
-
-@contextlib.contextmanager
-def full_disk(limit):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_rows_are_on_disk_at_once_and_readable_by_any_json_reader(tmp_path):
@@ -122,7 +110,7 @@ def test_unwritable_tensorboard_is_counted_and_logged_once(tmp_path, monkeypatch
     assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
 
 
-def test_a_full_disk_costs_rows_and_not_the_run(tmp_path, caplog):
+def test_a_full_disk_costs_rows_and_not_the_run(tmp_path, caplog, full_disk):
     out = writer(tmp_path)
     out.write(0, {"loss": 0})
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]

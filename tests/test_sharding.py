@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 MESH = "agent=2,data=2,model=2"
 
 SCRIPT = """
-import dataclasses, json, sys
+import dataclasses, json, sys, tempfile
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec
 from jmarl import sharding, train, weights
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.rewards import make_reward
-from jmarl.team import init_state, make_team
+from jmarl.team import init_state, make_team, placed
 
 agents = [weights.load_agent(path) for path in sys.argv[2:]]
 one = TrainConfig(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
@@ -71,6 +71,17 @@ results = [train.train(*make_team(agents), reward, items, cfg, formatters=format
 out["train"] = differ(results[0].state, results[1].state)
 out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)
+
+with tempfile.TemporaryDirectory() as where:  # an update here, the next one there
+    for cfg in (dataclasses.replace(one, num_updates=1), dataclasses.replace(meshed, resume=True)):
+        cfg = dataclasses.replace(cfg, output_dir=where, save_every=1)
+        moved = train.train(*make_team(agents), reward, items, cfg, formatters=formatters)
+out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].state)]
+
+team, params = make_team(agents)
+apart = dataclasses.replace(one, mesh="agent=2", algorithm="maac")
+_, state = train.start(team, placed(team, params, "agent=2"), apart, None)
+out["central"] = sorted({len(x.sharding.device_set) for x in jax.tree.leaves(state.critics)})
 
 def flat(a, b, prompts):  # nothing to learn from the items that begin with an a
     return [0.0 if p.startswith("a") else len(x) - 0.5 * len(set(y)) for x, y, p in zip(a, b, prompts)]
@@ -142,6 +153,17 @@ def test_agents_over_the_devices_there_are(facts):
 def test_training_on_a_mesh_equals_one_device(facts):
     """`train` with --mesh, two updates from start to end."""
     assert facts["steps"] == 2 and facts["train"] < 1e-5 and facts["rewards"] < 1e-6
+
+
+def test_a_run_goes_on_on_another_mesh(facts):
+    """The first update on one device and the second on eight are those of a run on one."""
+    steps, difference = facts["moved there"]
+    assert steps == 2 and difference < 1e-5
+
+
+def test_a_central_critic_lies_on_one_device(facts):
+    """Though it starts as a copy of an agent whose weights are spread: else every device would compute it."""
+    assert facts["central"] == [1]
 
 
 def test_parameters_put_on_a_mesh_are_consumed(facts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -149,6 +150,28 @@ def test_a_changed_team_is_refused(runs, tiny_dir):
 def test_a_new_run_refuses_a_directory_with_checkpoints(runs, directories):
     done = start(directories, runs[0])
     assert done.returncode != 0 and "already holds checkpoints up to step 20" in done.stderr
+
+
+def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, full_disk):
+    """The disk is full in the last update, for files as large as a checkpoint. The run ends, its models are written, and the
+    checkpoint before is there."""
+    calls = []
+
+    def reward(a, b):
+        calls.append(1)
+        if len(calls) == 2:
+            with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
+                while saved.latest_step() != 1:
+                    time.sleep(0.02)
+            full.enter_context(full_disk(300_000))
+        return [float(len(x)) for x in a]
+
+    cfg = TrainConfig(**BASE | dict(num_updates=2, save_every=1, output_dir=str(tmp_path)))
+    with contextlib.ExitStack() as full, pytest.warns(UserWarning, match="not saved, training goes on: .*step 2"):
+        result = train(*make_team(pair), make_reward(reward, num_agents=2), [{"prompt": "apples"}], cfg)
+    assert int(result.state.step) == 2 and (tmp_path / "models" / "agent_1" / "model.safetensors").exists()
+    with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
+        assert saved.steps() == [1]
 
 
 # --- the order of tasks --------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from jmarl.algorithms import algorithm, option
 from jmarl.config import TrainConfig
 from jmarl.fit import FitResult, check_data, check_fit, encode, evaluate, fit
 from jmarl.pairs import load_pairs, load_trajectories
-from jmarl.team import make_team, policies, save_team
-from jmarl.trainers.reinforce import MAGRPOTrainer, check_wandb, load_agents
+from jmarl.team import make_team, placed, policies, save_team
+from jmarl.trainers.reinforce import MAGRPOTrainer, check_wandb, load_agents, present
 from jmarl.trainers.settings import TrainerConfig
 from jmarl.weights import Agent
 
@@ -188,8 +188,14 @@ class DPOTrainer:
         self.config = self.args.train_config(len(self.data))
         check_fit(self.config, self.wandb_config)
         check_data(self.data, self.config)
-        self.team, self.params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
+        self.team, params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
+        self._params = placed(self.team, params, self.config.mesh)
         self._result: FitResult | None = None
+
+    @property
+    def params(self) -> list[Any]:
+        """The present parameters [A, ...] of each stack."""
+        return present(self._params)
 
     def _load(self, dataset: Any, num_agents: int) -> Sequence[Any]:
         return load_pairs(dataset, num_agents)
@@ -198,7 +204,7 @@ class DPOTrainer:
         """Train as the settings say; afterwards the trainer holds the trained weights."""
         how: dict[str, Any] = dict(eval_data=self.eval_data, wandb_config=self.wandb_config)
         self._result = result = fit(self.team, self.params, self.data, self.config, **how)
-        self.params = policies(result.state)
+        self._params = policies(result.state)
         return result
 
     def evaluate(self) -> dict[str, float]:
