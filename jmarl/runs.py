@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -13,14 +14,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jmarl import lora, sharding
-from jmarl.algorithms import algorithm
+from jmarl.algorithms import algorithm, shares_critic
 from jmarl.batches import stacked
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, judges_as_it_learns, penalises
 from jmarl.generate import Ask, Asking, Past, on_host, sample_team
 from jmarl.rollout import Rollout
-from jmarl.sharding import put
-from jmarl.stack import map_own, part
+from jmarl.sharding import mesh_of, put
+from jmarl.stack import is_shared, map_own, part
 from jmarl.step import batches_of, learn_from
 from jmarl.team import Team, each_stack
 from jmarl.types import TeamState
@@ -76,17 +77,36 @@ def _concatenated(*arrays: jax.Array) -> jax.Array:
 
 def of_run(tree: T, run: int, count: int) -> T:
     """One run's part of arrays [K * A, ...]; what agents share is in every part."""
-    if count == 1:
-        return tree
-    return map_own(lambda x: part(x, slice(run * (x.shape[0] // count), (run + 1) * (x.shape[0] // count))), tree)
+    return map_own(lambda x: part(x, _places(x, run, count)), tree) if count > 1 else tree
+
+
+def _places(x: Any, run: int, count: int) -> slice:
+    return slice(run * (x.shape[0] // count), (run + 1) * (x.shape[0] // count))
+
+
+@partial(jax.jit, static_argnames=("run", "count", "mesh"))
+def _cut(own: Any, *, run: int, count: int, mesh: Mesh | None) -> Any:
+    return sharding.constrain(jax.tree.map(lambda x: x[_places(x, run, count)], own), mesh)
+
+
+def cut(stack: T, run: int, count: int, where: Mesh | None) -> T:
+    """`of_run` of a stack, by one program, on the mesh where one run would be."""
+    if count > 1:
+        own, lies = jax.tree.map(lambda x: None if is_shared(x) else x, stack, is_leaf=is_shared), mesh_of(stack)
+        there = where if where is not None and lies is not None and where.size == lies.size else None
+        mine = jax.block_until_ready(_cut(own, run=run, count=count, mesh=there))
+        stack = jax.tree.map(lambda x, of_run: x if is_shared(x) else of_run, stack, mine, is_leaf=is_shared)
+    return put(stack, where)
 
 
 def alone(state: TeamState, run: int, runs: Runs) -> TeamState:
     """The state of one run, where it would be of that run alone."""
     count, own = len(runs.cfgs), algorithm(runs.cfgs[0].algorithm).critic == "own"
     where = runs.mesh_alone if own else sharding.of_one_agent(runs.mesh_alone)
-    stacks = tuple(put(of_run(stack, run, count), runs.mesh_alone) for stack in state.stacks)
-    return TeamState(put(state.step, runs.mesh_alone), stacks, tuple(put(of_run(c, run, count), where) for c in state.critics))
+    stacks = tuple(cut(stack, run, count, runs.mesh_alone) for stack in state.stacks)
+    return TeamState(
+        put(state.step, runs.mesh_alone), stacks, tuple(cut(critic, run, count, where) for critic in state.critics)
+    )
 
 
 def play_together(runs: Runs, state: TeamState, asking: Sequence[Asking[T]]) -> list[T]:
@@ -118,7 +138,7 @@ def play_together(runs: Runs, state: TeamState, asking: Sequence[Asking[T]]) -> 
 
 def apart(params: Sequence[Any], ask: Ask, run: int, runs: Runs) -> tuple[list[Any], Ask]:
     """One run's parameters and what it asks for, where that run alone would have them."""
-    own = [put(of_run(of_stack, run, len(runs.cfgs)), runs.mesh_alone) for of_stack in params]
+    own = [cut(of_stack, run, len(runs.cfgs), runs.mesh_alone) for of_stack in params]
     past = ask.past and ask.past._replace(caches=_put_caches(ask.past.caches, runs.mesh_alone))
     return own, ask._replace(past=past)
 
@@ -158,6 +178,8 @@ def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -
     learning = runs.cfgs[0].learning()
     judged = algorithm(learning.algorithm).critic is not None and (penalises(learning) or not judges_as_it_learns(learning))
     needed = each_stack(state, lambda stack: stack._replace(opt_state=(), grads=None))
+    if not (penalises(learning) or shares_critic(learning)):  # read are the critics alone
+        needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
     each = [
         batches_of(runs.team, runs.critics, alone(needed, i, runs) if judged else state, rollout, cfg)
         for i, (rollout, cfg) in enumerate(zip(rollouts, runs.cfgs, strict=True))

@@ -73,8 +73,8 @@ out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)
 
 with tempfile.TemporaryDirectory() as where:  # an update here, the next one there
-    for cfg in (dataclasses.replace(one, num_updates=1), dataclasses.replace(meshed, resume=True)):
-        cfg = dataclasses.replace(cfg, output_dir=where, save_every=1)
+    for cfg, changes in ((one, dict(num_updates=1)), (meshed, dict(resume=True))):
+        cfg = dataclasses.replace(cfg, output_dir=where, save_every=1, **changes)
         moved = train.train(*make_team(agents), reward, items, cfg, formatters=formatters)
 out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].state)]
 
@@ -115,8 +115,7 @@ print(json.dumps(out))
 def facts(tiny_dir):
     """What a process with eight virtual CPU devices finds."""
     directories = [str(tiny_dir("qwen2", seed=seed)) for seed in (0, 1)]
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, MESH, *directories], env=env, capture_output=True, text=True, timeout=500
     )
