@@ -9,6 +9,9 @@ device holds its share of parameters and optimiser state (fully sharded data par
 Over `agent` nothing is ever exchanged. A mesh of that axis alone runs the program of one device on each of them
 (`over_agents`); any other mesh leaves the partition to the compiler. Agents on devices of their own also pay on one CPU: as
 many virtual devices as cores (`JAX_NUM_CPU_DEVICES`) let agents run beside each other instead of sharing every operation.
+
+Outside `jit`, `x[0]` or `jnp.concatenate` of arrays that are spread is a program that exchanges data, too. So completions and
+batches are on the host, and weights are cut and joined by `stack.part`, `stack.unstack` and `runs` alone, which wait for it.
 """
 
 from __future__ import annotations
