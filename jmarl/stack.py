@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from jmarl.types import Shared
 
@@ -86,7 +87,7 @@ def unstack(tree: Any, agent: int) -> Any:
     """One agent's part of a stacked pytree, with what it shares; of arrays on several devices put together on the host."""
 
     def of_agent(x):
-        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1:
+        if not isinstance(x, jax.Array) or isinstance(x, Tracer) or len(x.sharding.device_set) == 1:
             return x[agent]
         found = np.empty(x.shape[1:], x.dtype)
         for shard in x.addressable_shards:
