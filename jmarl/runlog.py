@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -59,15 +60,16 @@ class StepLog:
 
     def save(self, saver: Checkpointer, step: int, state: Any, meta: dict, last: bool) -> None:
         """Checkpoint the state if it is due; a save that fails (a full disk, say) is counted, and training goes on."""
+        calls: list[Callable[[], Any]] = [lambda: saver.save(step, state, meta, force=last)]
         if last or step % saver.every == 0:
             self.flush()  # first the row, then the checkpoint: a resumed run begins with the row after it
-        try:
-            saver.save(step, state, meta, force=last)
-            if last:
-                saver.wait()
-        except CheckpointError as error:
-            self.failed_saves += 1
-            warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)
+            calls.insert(0, saver.wait)  # an earlier save that failed is told of here, and does not cost this one
+        for call in [*calls, saver.wait] if last else calls:
+            try:
+                call()
+            except CheckpointError as error:
+                self.failed_saves += 1
+                warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)
 
 
 class RunLog(StepLog):

@@ -20,6 +20,7 @@ from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.order import tasks_of
 from jmarl.rewards import make_reward
+from jmarl.runlog import StepLog
 from jmarl.team import init_state, make_team, without_gradients
 from jmarl.train import train
 from jmarl.types import TRACES
@@ -172,6 +173,20 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
     assert int(result.state.step) == 2 and (tmp_path / "models" / "agent_1" / "model.safetensors").exists()
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
         assert saved.steps() == [1]
+
+
+def test_a_save_that_failed_does_not_cost_the_next_one(pair, tmp_path, full_disk):
+    """The disk is full in the first of two saves, of which nobody has asked how it ended when the second begins."""
+    team, _ = make_team(pair)
+    log, state = StepLog(team, TrainConfig(**BASE), None), {"x": np.random.default_rng(0).standard_normal(1_000_000)}
+    with Checkpointer(tmp_path) as saver:
+        with full_disk(1_000_000):
+            log.save(saver, 1, state, {}, last=False)
+            while saver._manager.is_saving_in_progress():
+                time.sleep(0.01)
+        with pytest.warns(UserWarning, match="step 1 was not saved"):
+            log.save(saver, 2, state, {}, last=True)
+        assert saver.steps() == [2] and log.failed_saves == 1
 
 
 # --- the order of tasks --------------------------------------------------------------------------------------------------
