@@ -123,7 +123,8 @@ def last_message(value: Any, number: int, name: str) -> str:
     if is_chat(value) and value:
         value = value[-1].get("content")
     if not isinstance(value, str):
-        raise ValueError(f"row {number}: {name} is a text or a list of messages; got {value!r:.80}")
+        hint = "; a text an agent is for a team: load_pairs(..., num_agents=N)" if isinstance(value, Sequence) else ""
+        raise ValueError(f"row {number}: {name} is a text or a list of messages; got {value!r:.80}{hint}")
     return value
 
 

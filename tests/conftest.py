@@ -78,10 +78,6 @@ def full_disk():
     return limited
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: loads a real model or takes more than a few seconds")
-
-
 def train_tokenizer():
     """A byte-level BPE tokenizer of `VOCAB` tokens that splits digits, as SmolLM2's does."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
