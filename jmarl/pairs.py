@@ -92,7 +92,8 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
     if num_agents == 1:
         if prompt is None:
             prompt = common(chosen, rejected, number)
-        answers = (last_message(chosen, number, "chosen"),), (last_message(rejected, number, "rejected"),)
+        more = ", or for a team (load_pairs with num_agents) a list of texts"
+        answers = (last_message(chosen, number, "chosen", more),), (last_message(rejected, number, "rejected", more),)
         prompts: tuple = (prompt_of(prompt, number),)
     else:
         answers = (of_team(chosen, "chosen", number, num_agents), of_team(rejected, "rejected", number, num_agents))
@@ -118,13 +119,12 @@ def prompt_of(value: Any, number: int) -> Prompt:
     return tuple({"role": m["role"], "content": m["content"]} for m in value)
 
 
-def last_message(value: Any, number: int, name: str) -> str:
-    """The text of a completion, or of the last of its messages."""
+def last_message(value: Any, number: int, name: str, more: str = "") -> str:
+    """The text of a completion, or of the last of its messages. more: what else is allowed, for the error."""
     if is_chat(value) and value:
         value = value[-1].get("content")
     if not isinstance(value, str):
-        hint = "; a text an agent is for a team: load_pairs(..., num_agents=N)" if isinstance(value, Sequence) else ""
-        raise ValueError(f"row {number}: {name} is a text or a list of messages; got {value!r:.80}{hint}")
+        raise ValueError(f"row {number}: {name} is a text or a list of messages{more}; got {value!r:.80}")
     return value
 
 
