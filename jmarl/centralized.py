@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jmarl.environment import Answer, Environment
+from jmarl.environment import Answer, Environment, describe
 
 
 class Sections(NamedTuple):
@@ -62,6 +62,10 @@ class Centralized:
 
     def __init__(self, env: Environment, num_agents: int, write: Callable[[Sequence[str]], str] = joint_prompt):
         self.env, self.num_agents, self.write = env, num_agents, write
+        self.max_turns = getattr(env, "max_turns", 1)
+
+    def describe(self) -> dict:
+        return {"centralized": self.num_agents} | describe(self.env)
 
     def reset(self, items, rng):
         states, prompts = self.env.reset(items, rng)

@@ -123,8 +123,8 @@ class Learning:
     kl_target: float | None = None
     """Make kl_coef follow this KL a token: times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) an update (arXiv 1909.08593); None:
     it stays."""
-    kl_estimator: str = "k3"
-    """k1, k2 or k3."""
+    kl_estimator: str | None = None
+    """k1, k2 or k3 (see `losses.kl_estimate`); None: k3 in the loss, k1 in the reward."""
     kl_in: str = "loss"
     """Where the KL term goes: loss, or reward, from which each token's estimate is taken (arXiv 2203.02155): in ppo and ippo
     token by token, in advantages and in what critics learn; in other rows the completion's sum, in advantages."""
@@ -256,7 +256,7 @@ CHOICES = {
     "preference_loss": (None, "sigmoid", "hinge", "ipo"),
     "importance_level": ("token", "sequence"),
     "old_logprobs": ("sampler", "rescored"),
-    "kl_estimator": ("k1", "k2", "k3"),
+    "kl_estimator": (None, "k1", "k2", "k3"),
     "kl_in": ("loss", "reward"),
     "lr_schedule": ("constant", "linear", "cosine"),
     "remat": ("none", "dots", "full"),

@@ -68,6 +68,7 @@ def refilling(
     returns = np.concatenate([of.joint_returns[0].ravel() for of in played])
     mean = returns[np.isfinite(returns)].mean() if np.isfinite(returns).any() else np.nan
     notes = {"dynamic/replaced": replaced / len(kept), "dynamic/rounds": len(played) - 1.0, "dynamic/return": float(mean)}
+    notes["prefilled_tokens"] = sum(of.notes["prefilled_tokens"] for of in played)
     return (select(team, played, kept) if replaced else first)._replace(notes={**first.notes, **notes})
 
 

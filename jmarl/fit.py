@@ -40,9 +40,9 @@ from jmarl.preferences import (
     with_others,
 )
 from jmarl.rundir import check_directory, open_run
-from jmarl.runlog import StepLog, update_metrics
+from jmarl.runlog import StepLog, loop, update_metrics
 from jmarl.settings import Episodes
-from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
+from jmarl.team import Team, policies, save_team
 from jmarl.types import Data, TeamState
 
 
@@ -107,29 +107,17 @@ def run(
 ) -> FitResult:
     """The loop from `state` on."""
 
-    def evaluated(step: int) -> dict[str, float] | None:
-        due = cfg.eval_every and step % cfg.eval_every == 0
-        if not held_out.coded or not (due or step in (0, cfg.num_updates)):
-            return None
-        log.flush()
-        began = time.monotonic()
-        found = evaluate(team, [lora.model_of(s) for s in state.stacks], held_out, cfg)
-        log.evaluation(step, found, began)
-        return found
+    def evaluated(state: TeamState) -> dict[str, float]:
+        return evaluate(team, [lora.model_of(s) for s in state.stacks], held_out, cfg)
 
-    first, size = int(state.step), batch_size(cfg)
-    before = after = evaluated(0) if first == 0 else None
-    for step in range(first, cfg.num_updates):
-        chosen = examples_at(step, len(examples.coded), size, cfg.seed)
+    def advance(step: int, state: TeamState) -> TeamState:
+        chosen = examples_at(step, len(examples.coded), batch_size(cfg), cfg.seed)
         state, learned = update(team, state, batches_of(team, examples, chosen, cfg), cfg)
         log.step(step, learned, sum(len(row) for i in chosen for c in examples.coded[i] for row in c.rows))
-        after = evaluated(step + 1) or after
-        if saver:
-            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
-    if first == cfg.num_updates:  # a finished run that was resumed
-        after = evaluated(first)
-    log.flush()
-    return FitResult(without_gradients(state), log.losses, before, after)
+        return state
+
+    state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if held_out.coded else None)
+    return FitResult(state, log.losses, before, after)
 
 
 def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:
@@ -276,7 +264,6 @@ class FitLog(StepLog):
         return row | {LOSS_TAG: self.losses[-1], "time/step_s": seconds, "tokens_per_s": tokens / seconds}
 
     def evaluation(self, updates: int, result: dict[str, float], began: float) -> None:
-        """Write an evaluation after so many updates; the time since it began does not count as training time."""
         if self.writer is not None:
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | {f"eval/{k}": v for k, v in result.items()})
         self._started += time.monotonic() - began

@@ -114,7 +114,14 @@ def cross_entropy(logp, weights) -> tuple[jax.Array, dict]:
 
 
 def kl_estimate(logp: jax.Array, ref_logp: jax.Array, kind: str) -> jax.Array:
-    """Per-token estimate of KL(policy || reference), d = ref - policy: k1 = -d, k2 = d²/2, k3 = e^d - d - 1."""
+    """Per-token estimate of KL(policy || reference), d = ref - policy: k1 = -d, k2 = d²/2, k3 = e^d - d - 1 (Schulman 2020,
+    "Approximating KL divergence").
+
+    What follows from them on samples of the policy is another matter than their means. Taken from a reward, k1 has the
+    gradient of KL(policy || reference); k3 has that less the gradient of KL(reference || policy), next to nothing near the
+    reference, and k2 as little. In a loss, k2 has the gradient of KL(policy || reference), k3 that of KL(reference || policy),
+    and k1 none.
+    """
     d = ref_logp - logp
     if kind == "k1":
         return -d

@@ -171,7 +171,12 @@ def logprobs_of(params: Any, batch: Batch, cfg: ModelConfig, learning: Learning)
 
 def kl_penalty(batch: Batch, ref: jax.Array, mask: jax.Array, kl_coef: jax.Array, learning: Learning) -> jax.Array:
     """What the KL term takes from the reward of each token [P, G, T]: of the behaviour policy to the reference's ref."""
-    return kl_coef * jnp.where(mask, losses.kl_estimate(batch.old_logprobs, ref, learning.kl_estimator), 0)
+    return kl_coef * jnp.where(mask, losses.kl_estimate(batch.old_logprobs, ref, kl_kind(learning)), 0)
+
+
+def kl_kind(learning: Learning) -> str:
+    """Which estimate of the KL is meant."""
+    return learning.kl_estimator or {"loss": "k3", "reward": "k1"}[learning.kl_in]
 
 
 def make_advantages(running: Running, batch: Batch, penalty: jax.Array, mask: jax.Array, learning: Learning) -> tuple:
@@ -273,7 +278,7 @@ def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learni
         loss = loss - learning.entropy_coef * jnp.sum(of.weights * entropy)
     if learning.kl_coef:
         known = jnp.where(of.mask, logp, of.ref_logprobs)  # or a padding's difference overflows, and 0 times it is no number
-        kl = losses.kl_estimate(known, of.ref_logprobs, learning.kl_estimator)
+        kl = losses.kl_estimate(known, of.ref_logprobs, kl_kind(learning))
         metrics["kl"] = kl
         if learning.kl_in == "loss":
             loss = loss + jnp.sum(of.kl_weights * kl)

@@ -34,8 +34,8 @@ from jmarl.metrics import MetricsWriter
 from jmarl.order import DRAW, PAIRS, PROPOSE, tasks_of
 from jmarl.pairs import Pair, replay_weights, select, select_against
 from jmarl.rollout import play
-from jmarl.runlog import TrainResult
-from jmarl.team import Team, to_checkpoint, without_gradients
+from jmarl.runlog import TrainResult, loop
+from jmarl.team import Team
 from jmarl.types import TeamState
 
 
@@ -193,6 +193,9 @@ class RoundLog(FitLog):
             self._made = None
         return row
 
+    def evaluation(self, updates: int, result: Evaluation, began: float) -> None:  # type: ignore[override]
+        super().evaluation(updates, {"reward": result.mean, "reward_ci95": result.interval}, began)
+
 
 def run_rounds(
     team: Team,
@@ -205,30 +208,20 @@ def run_rounds(
     eval_items: Sequence[dict],
 ) -> TrainResult:
     """The loop of `train` from `state` on, for rows that learn from pairs of the team's completions."""
+    rounds.resume(int(state.step))
 
-    def evaluated(step: int) -> Evaluation | None:
-        due = cfg.eval_every and step % cfg.eval_every == 0
-        if not eval_items or not (due or step in (0, cfg.num_updates)):
-            return None
-        log.flush()
-        began = time.monotonic()
-        result = evaluate(team, [model_of(s) for s in state.stacks], eval_items, rounds.env, cfg)
-        log.evaluation(step, {"reward": result.mean, "reward_ci95": result.interval}, began)
-        return result
+    def evaluated(state: TeamState) -> Evaluation:
+        return evaluate(team, [model_of(s) for s in state.stacks], eval_items, rounds.env, cfg)
 
-    first = int(state.step)
-    rounds.resume(first)
-    before = after = evaluated(0) if first == 0 else None
-    for step in range(first, cfg.num_updates):
+    def advance(step: int, state: TeamState) -> TeamState:
         if made := rounds.begin(step, state):
             log.begin(made)
         state, learned, tokens = rounds.step(step, state)
         log.step(step, learned, tokens)
-        after = evaluated(step + 1) or after
-        if saver:
-            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
-    log.flush()
-    return TrainResult(without_gradients(state), log.rewards, before, after)
+        return state
+
+    state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if eval_items else None)
+    return TrainResult(state, log.rewards, before, after)
 
 
 def chosen_of(count: int, n: int, rng: np.random.Generator) -> list[int]:

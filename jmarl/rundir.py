@@ -34,6 +34,7 @@ MAY_CHANGE = frozenset(
         "eval_every",
         "eval_generations",
         "eval_temperature",
+        "overlap_rewards",
         "mesh",  # weights lie elsewhere, and are the same
         "held_out",  # of experiments that evaluate
         "output_dir",
@@ -118,7 +119,8 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = No
     with Checkpointer(checkpoints_of(cfg), read_only=True) as saved:
         old, step = saved.read_meta(step)
         new = json.loads(json.dumps(meta["config"]))  # as the other one was saved, tuples as lists
-        changed = {k: f"{k}: {old['config'].get(k)!r} -> {new[k]!r}" for k in new if old["config"].get(k) != new[k]}
+        was = json.loads(json.dumps(dataclasses.asdict(type(cfg)()))) | old["config"]  # it may be older than a setting
+        changed = {k: f"{k}: {was[k]!r} -> {new[k]!r}" for k in new if was[k] != new[k]}
         differs = [text for name, text in changed.items() if name not in MAY_CHANGE]
         if old["team"] != meta["team"]:
             differs.append("team: other models, tokenizers or roles")

@@ -20,7 +20,7 @@ from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation, numbers
 from jmarl.metrics import MetricsWriter, joint_actions_table
 from jmarl.rollout import Rollout, Turn
-from jmarl.team import Team
+from jmarl.team import Team, to_checkpoint, without_gradients
 from jmarl.types import TRACES, TeamState
 
 
@@ -71,6 +71,47 @@ class StepLog:
                 self.failed_saves += 1
                 warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)
 
+    def evaluation(self, updates: int, result: Any, began: float) -> None:
+        """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. The time
+        since it began (by `time.monotonic`) does not count as training time."""
+        raise NotImplementedError
+
+
+def loop(
+    state: TeamState,
+    cfg: TrainConfig,
+    log: StepLog,
+    saver: Checkpointer | None,
+    meta: dict,
+    advance: Callable[[int, TeamState], TeamState],
+    evaluate: Callable[[TeamState], Any] | None,
+) -> tuple[TeamState, Any, Any]:
+    """The loop from `state` on, of which each kind of run makes its own. advance: one update, kept in the log; evaluate: on
+    what is held out, if anything is. Returns the state without gradients and the evaluations before training (None where it
+    was resumed) and after it."""
+
+    def evaluated(step: int) -> Any:
+        due = cfg.eval_every and step % cfg.eval_every == 0
+        if evaluate is None or not (due or step in (0, cfg.num_updates)):
+            return None
+        log.flush()  # the row before the evaluation's; waits for the update, which is training time
+        began = time.monotonic()
+        result = evaluate(state)
+        log.evaluation(step, result, began)
+        return result
+
+    first = int(state.step)
+    before = after = evaluated(0) if first == 0 else None
+    for step in range(first, cfg.num_updates):
+        state = advance(step, state)
+        after = evaluated(step + 1) or after
+        if saver:
+            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
+    if first == cfg.num_updates:  # a finished run that was resumed
+        after = evaluated(first)
+    log.flush()
+    return without_gradients(state), before, after
+
 
 class RunLog(StepLog):
     """Logs of a run of rollouts; also keeps the mean rewards."""
@@ -110,8 +151,6 @@ class RunLog(StepLog):
             self._pictures(step, played)
 
     def evaluation(self, updates: int, result: Evaluation, began: float) -> None:
-        """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. The time
-        since it began (by `time.monotonic`) does not count as training time."""
         step = max(updates - 1, 0)
         if self.writer is not None:
             self.writer.write(step, {"eval/updates": updates} | numbers(result))

@@ -211,6 +211,8 @@ def run_seeds(
                 flush()
             for i, (log, (saver, meta)) in enumerate(zip(logs, saved, strict=True)):  # also where none is due: it tells faults
                 log.save(saver, step + 1, alone(to_checkpoint(state), i, runs) if due else None, meta, last=last)
+    if first == cfg.num_updates:  # finished runs that were resumed
+        after = evaluated(first)
     flush()
     evaluations = zip(before or [None] * len(cfgs), after or [None] * len(cfgs), strict=True)
     return [

@@ -39,10 +39,10 @@ from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
 from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_run
-from jmarl.runlog import RunLog, TrainResult
+from jmarl.runlog import RunLog, TrainResult, loop
 from jmarl.stack import map_own, unstack
 from jmarl.step import check_valid, play_step, tasks_at, update
-from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
+from jmarl.team import Team, policies, save_team
 from jmarl.types import TeamState
 from jmarl.update import init_stack
 from jmarl.weights import Agent
@@ -145,24 +145,16 @@ def run(
 ) -> TrainResult:
     """The loop from `state` on. rewarder: what rewards the team in place of the environment; evaluations are by the task."""
     task, env = env, env if rewarder is None else rewarder.env
-
-    def evaluated(step: int) -> Evaluation | None:
-        due = cfg.eval_every and step % cfg.eval_every == 0
-        if not eval_items or not (due or step in (0, cfg.num_updates)):
-            return None
-        log.flush()  # the row before the evaluation's; waits for the update, which is training time
-        began = time.monotonic()
-        result = evaluate(team, [lora.model_of(s) for s in state.stacks], eval_items, task, cfg)
-        log.evaluation(step, result, began)
-        return result
-
     first = int(state.step)
     if first < cfg.num_updates:
         compile_all(programs_of_run(team, critics, state, tasks_at(items, cfg, first), eval_items, task, cfg))
     if rewarder is not None:
         rewarder.resume(first)
-    before = after = evaluated(0) if first == 0 else None
-    for step in range(first, cfg.num_updates):
+
+    def evaluated(state: TeamState) -> Evaluation:
+        return evaluate(team, [lora.model_of(s) for s in state.stacks], eval_items, task, cfg)
+
+    def advance(step: int, state: TeamState) -> TeamState:
         if rewarder is not None:
             log.about(rewarder.begin(step, state))
         tasks = partial(tasks_at, items, cfg, step)
@@ -172,11 +164,10 @@ def run(
         played = time.monotonic()  # before the update, for which the call below may wait or not
         state, learned = update(team, critics, state, rollout, cfg)
         log.step(step, rollout, learned, played)
-        after = evaluated(step + 1) or after
-        if saver:
-            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
-    log.flush()
-    return TrainResult(without_gradients(state), log.rewards, before, after)
+        return state
+
+    state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if eval_items else None)
+    return TrainResult(state, log.rewards, before, after)
 
 
 def check_settings(cfg: TrainConfig) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from jmarl.centralized import Centralized, joint_prompt, parse
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded
+from jmarl.environment import Rewarded, describe
+from jmarl.envs import make
 from jmarl.lockstep import LockStep
 from jmarl.models import decoder
 from jmarl.rewards import make_reward, story_length_ratio
-from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.team import Team, make_team
+from jmarl.train import environment_of, train
 from jmarl.weights import Agent
 
 ITEMS = [{"prompt": "a fox"}, {"prompt": "the moon"}]
@@ -127,6 +128,15 @@ def test_later_turns_are_written_from_what_the_roles_said():
         assert answer.result.total.tolist() == [5.0] and answer.done.tolist() == [turn == 2]
         states, read = central.observe(answer.after)
         assert read == [[joint_prompt([str(turn)] * 2)]]
+
+
+def test_it_tells_what_the_environment_tells():
+    """Episodes of three turns cannot be cut to one, and what its environment says of itself is in a run's metadata."""
+    central = Centralized(LockStep(make("math_verifier", rounds=1)), 2)
+    assert central.max_turns == 3 and describe(central) == {"centralized": 2} | describe(central.env) != {"centralized": 2}
+    with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3"):
+        environment_of(Team(()), central, None, None, TrainConfig())
+    assert Centralized(Rewarded(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2).max_turns == 1
 
 
 def test_it_is_for_a_team_of_one():

@@ -186,7 +186,11 @@ def test_where_all_is_idle_the_prompts_stay(agents, tmp_path):
     before = jax.device_get(make_team(agents)[1][0])
     after = run(agents, items=ITEMS[::2], dynamic_sampling=2, output_dir=str(tmp_path))
     jax.tree.map(np.testing.assert_array_equal, after.stacks[0].params, before)
-    assert [(row["dynamic/replaced"], row["dynamic/rounds"]) for row in rows_of(tmp_path)] == [(0, 2)] * 2
+    rows = rows_of(tmp_path)
+    assert [(row["dynamic/replaced"], row["dynamic/rounds"]) for row in rows] == [(0, 2)] * 2
+    run(agents, items=ITEMS[::2], output_dir=str(tmp_path / "once"))
+    for row, once in zip(rows, rows_of(tmp_path / "once"), strict=True):
+        assert row["prefilled_tokens"] > 2 * once["prefilled_tokens"], "prompts of all three rounds are counted"
 
 
 def test_updates_are_full_of_signal(agents, tmp_path):

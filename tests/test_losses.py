@@ -22,7 +22,7 @@ from jmarl.losses import (
     token_weights,
     value_loss,
 )
-from jmarl.objective import Policy, token_loss
+from jmarl.objective import Policy, kl_kind, token_loss
 
 MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
 
@@ -209,9 +209,39 @@ def test_kl_estimates_in_expectation():
     logp, ref = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (2, 50)) * jnp.array([[1.0], [1.0]]))
     ref = jax.nn.log_softmax(logp + 0.1 * ref)
     kl = float(jnp.sum(jnp.exp(logp) * (logp - ref)))
-    means = {kind: float(jnp.sum(jnp.exp(logp) * kl_estimate(logp, ref, kind))) for kind in CHOICES["kl_estimator"]}
+    means = {kind: float(jnp.sum(jnp.exp(logp) * kl_estimate(logp, ref, kind))) for kind in ("k1", "k2", "k3")}
     assert means["k1"] == pytest.approx(kl, rel=1e-3) and means["k3"] == pytest.approx(kl, rel=1e-3)
     assert means["k2"] == pytest.approx(kl, rel=0.1)
+
+
+def test_what_kl_estimates_do_to_a_policy():
+    """Expected gradients over all tokens of a distribution, in closed form. From the reward: k1 that of KL(policy || ref), k3
+    that less KL(ref || policy)'s. In the loss: k1 none, k2 that of KL(policy || ref), k3 that of KL(ref || policy). What is
+    used unless chosen: k1 in the reward, k3 in the loss."""
+    logits, ref = jax.random.normal(jax.random.key(0), (2, 20))
+    ref = jax.nn.log_softmax(logits + 0.5 * ref)
+
+    def divergence(logits, reverse):
+        logp = jax.nn.log_softmax(logits)
+        return jnp.sum(jnp.exp(ref) * (ref - logp)) if reverse else jnp.sum(jnp.exp(logp) * (logp - ref))
+
+    def expected(kind, where):
+        def loss(logits):
+            logp = jax.nn.log_softmax(logits)
+            p, k = jax.lax.stop_gradient(jnp.exp(logp)), kl_estimate(logp, ref, kind)
+            return jnp.sum(p * (jax.lax.stop_gradient(k) * logp if where == "reward" else k))
+
+        return jax.grad(loss)(logits)
+
+    to_ref, from_ref = (jax.grad(divergence)(logits, reverse) for reverse in (False, True))
+    close = functools.partial(np.testing.assert_allclose, atol=1e-6)
+    close(expected("k1", "reward"), to_ref)
+    close(expected("k3", "reward"), to_ref - from_ref)
+    close(expected("k1", "loss"), 0)
+    close(expected("k2", "loss"), to_ref)
+    close(expected("k3", "loss"), from_ref)
+    kinds = [kl_kind(TrainConfig(kl_in=where).learning()) for where in ("reward", "loss")]
+    assert kinds == ["k1", "k3"] and kl_kind(TrainConfig(kl_in="reward", kl_estimator="k2").learning()) == "k2"
 
 
 # --- the table -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -268,6 +269,31 @@ def test_a_resumed_run_says_where_it_begins_and_what_changed(pair, tmp_path, cap
     result, _ = run(pair, output_dir=str(tmp_path), save_every=1, resume=True, progress=True)
     assert len(result.rewards) == 1 and len(rows_of(tmp_path)) == 2
     assert f"resuming {tmp_path} from step 1 of 2, num_updates: 1 -> 2, progress: False -> True" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_that_is_older_than_a_setting(pair, tmp_path):
+    """Its checkpoint does not know the setting: it had what is the default now. And what changes no number may change."""
+    run(pair, output_dir=str(tmp_path), num_updates=1, save_every=1)
+    [meta] = (tmp_path / "checkpoints" / "1" / "meta").glob("metadata")
+    content = json.loads(meta.read_text())
+    assert content["meta"]["config"].pop("importance_level") == "token"
+    meta.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="importance_level: 'token' -> 'sequence'"):
+        run(pair, output_dir=str(tmp_path), save_every=1, resume=True, importance_cap=2.0, importance_level="sequence")
+    result, _ = run(pair, output_dir=str(tmp_path), save_every=1, resume=True, overlap_rewards=False)
+    assert len(result.rewards) == 1
+
+
+def test_a_finished_run_that_is_resumed_is_evaluated(pair, tmp_path):
+    """As it was at its end; nothing was measured before."""
+    items = [{"prompt": "apples"}]
+    cfg = TrainConfig(**BASE | dict(num_updates=1, save_every=1, output_dir=str(tmp_path)))
+
+    def trained(cfg):
+        return train(*make_team(pair), make_reward(share_of_e, num_agents=2), items, cfg, eval_items=items)
+
+    first, again = trained(cfg), trained(dataclasses.replace(cfg, resume=True))
+    assert again.before is None and again.rewards == [] and again.after.mean == first.after.mean
 
 
 def test_resuming_where_nothing_is_saved_is_refused_and_leaves_nothing(pair, tmp_path):
