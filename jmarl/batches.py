@@ -14,10 +14,15 @@ from jmarl.types import Batch
 PER_TOKEN = ("tokens", "action_mask", "old_logprobs", "truncated_logprobs")
 
 
+def library(arrays: Any) -> Any:
+    """numpy for arrays that are all on the host, where they then stay and no program runs; jax's for others."""
+    return np if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(arrays)) else jnp
+
+
 def one_a_prompt(batch: Batch) -> Batch:
     """The batch with each completion [A, P, G] as one of a prompt of its own [A, P * G, 1]."""
     group = batch.rewards.shape[2]
-    prompts, lengths = (jnp.repeat(x, group, 1) for x in batch[:2])
+    prompts, lengths = (library(x).repeat(x, group, 1) for x in batch[:2])
     of_rows = batch._replace(prompts=None, prompt_lengths=None, dropout=None)
     rest = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), of_rows)
     return rest._replace(prompts=prompts, prompt_lengths=lengths, dropout=batch.dropout)
@@ -26,10 +31,12 @@ def one_a_prompt(batch: Batch) -> Batch:
 def joined(parts: Sequence[Batch]) -> Batch:
     """Batches side by side on the prompt axis, their prompts padded to the longest."""
     width = max(part.prompts.shape[-1] for part in parts)
-    wide = [
-        part._replace(prompts=jnp.pad(part.prompts, ((0, 0), (0, 0), (0, width - part.prompts.shape[-1])))) for part in parts
-    ]
-    return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *wide)
+
+    def padded(x):
+        return library(x).pad(x, ((0, 0), (0, 0), (0, width - x.shape[-1])))
+
+    wide = [part._replace(prompts=padded(part.prompts)) for part in parts]
+    return jax.tree.map(lambda *x: library(x).concatenate(x, 1), *wide)
 
 
 def chosen_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
@@ -41,7 +48,7 @@ def positions(batch: Batch, kind: str, cut: bool) -> Batch:
     """An agent's batch as its critic reads it: the prompts alone if only they matter (`cut`), one token more for type q."""
     if kind == "v":
         return batch._replace(**{name: getattr(batch, name)[..., :1] for name in PER_TOKEN}) if cut else batch
-    longer = {name: jnp.pad(getattr(batch, name), ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN}
+    longer = {name: library(x).pad(x, ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN for x in [getattr(batch, name)]}
     return batch._replace(**longer)
 
 
@@ -56,7 +63,7 @@ def stacked(parts: Sequence[Batch]) -> Batch:
             return None
         most = np.max([x.shape for x in arrays], 0)[1:]
         missing = [[(0, 0), *zip([0] * most.size, most - x.shape[1:], strict=True)] for x in arrays]
-        how: Any = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
+        how = library(arrays)
         fill = filled.get(name, 0)
         wide = [how.pad(x, m, constant_values=fill) if np.any(m) else x for x, m in zip(arrays, missing, strict=True)]
         return how.concatenate(wide)

@@ -364,7 +364,10 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         return dataclasses.replace(self.sampling(), temperature=temperature)
 
     def learning(self) -> Learning:
-        return Learning(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Learning)})
+        found = Learning(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Learning)})
+        if found.lr_schedule == "constant":  # says nothing there, and runs of other lengths have one program
+            found = dataclasses.replace(found, num_updates=found.warmup_updates + 1)
+        return found
 
     def episodes(self) -> Episodes:
         return Episodes(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Episodes)})

@@ -355,13 +355,11 @@ def central_batch(texts: Sequence[JointText], targets: Sequence[np.ndarray], of_
         filled[0, : text.nodes] = of_turn.mean(-1)
         old = np.zeros(text.counts.shape, np.float32)
         old[0, : text.nodes] = values
-        tokens = jnp.pad(jnp.asarray(text.tokens), ((0, 0),) * 3 + ((0, size - text.tokens.shape[-1]),))
-        mask = jnp.arange(size) < text.counts[..., None]
-        zeros = jnp.zeros(tokens.shape, jnp.float32)
-        ended, groups = jnp.ones(filled.shape, bool), jnp.zeros(filled.shape, jnp.int32)
-        part = Batch(text.prompts, text.lengths, tokens, mask, zeros, ended, jnp.asarray(filled), groups)  # type: ignore[arg-type]
-        part = jax.tree.map(jnp.asarray, part._replace(values=old[..., None]))
-        parts.append(part)
+        tokens = np.pad(text.tokens, ((0, 0),) * 3 + ((0, size - text.tokens.shape[-1]),))
+        mask = np.arange(size) < text.counts[..., None]
+        zeros, ended, groups = np.zeros(tokens.shape, np.float32), np.ones(filled.shape, bool), np.zeros(filled.shape, np.int32)
+        part = Batch(text.prompts, text.lengths, tokens, mask, zeros, ended, filled, groups)  # type: ignore[arg-type]
+        parts.append(part._replace(values=old[..., None]))
     if len({part.rewards.shape[2] for part in parts}) > 1:
         parts = [one_a_prompt(part) for part in parts]
     return joined(parts) if len(parts) > 1 else parts[0]

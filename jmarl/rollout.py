@@ -56,7 +56,7 @@ class Turn(NamedTuple):
     parents: np.ndarray  # [P] the joint action of the turn before that a node is the child of, in [P * J]; at first 0 to P - 1
     items: np.ndarray  # [P] the item of each node's episode
     encoded: Encoded  # per stack: prompts with their history [A, roles * P', S] and lengths; P' - P nodes are padding
-    completions: tuple[Completions, ...]  # per stack, of P' nodes; on the device, or the host where runs were sampled together
+    completions: tuple[Completions, ...]  # per stack, of P' nodes; on the host
 
 
 class Rollout(NamedTuple):

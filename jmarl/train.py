@@ -106,7 +106,7 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | N
     if shares_critic(learning):
         params = [with_value_head(of_stack) for of_stack in params]
     state, own = initial_state(team, params, cfg, mesh), algorithm(cfg.algorithm).critic == "own"
-    learn_too = [stack.grads is not None for stack in state.stacks] if own else [True]
+    learn_too = [stack.opt_state != () for stack in state.stacks] if own else [True]
     where = mesh if own else sharding.of_one_agent(mesh)
     move = sharding.place if own or mesh is None else sharding.put  # a copy of an agent's weights may lie on all devices
     judges = tuple(

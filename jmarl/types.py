@@ -115,7 +115,7 @@ class StackState(NamedTuple):
     skipped: jax.Array  # [A] int32: optimiser steps skipped because a loss or gradient was not finite
     running: Running
     grads: Any  # pytree [A, ...] like params: of the last update, zeros before the first; None in checkpoints and results.
-    # Kept for their memory: given back to a virtual machine's host, it costs a tenth of a step to have it again
+    # Kept on CPUs for their memory: given back to a virtual machine's host, it costs a tenth of a step to have it again
     base: Any = None  # with LoRA the frozen parameters, each `Shared`; params are then adapters; never in checkpoints
 
 

@@ -78,7 +78,8 @@ def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) 
         return place(StackState(params, (), None, jnp.zeros(agents, jnp.int32), running, None, base), mesh_of(params))
 
     def init(params):
-        return jax.vmap(optimizer(cfg).init)(params), jax.tree.map(jnp.zeros_like, params)
+        kept = jax.tree.map(jnp.zeros_like, params) if jax.default_backend() == "cpu" else None
+        return jax.vmap(optimizer(cfg).init)(params), kept
 
     mesh = mesh_of(params)
     where = None if mesh is None else state_shardings(mesh, jax.eval_shape(init, params))
@@ -166,7 +167,8 @@ def apply_gradients(
     opt_state = choose(ok & written, moments, state.opt_state)
     skipped = state.skipped + ~finite
     metrics = {"grad_norm": norm, "learning_rate": rate_of(learning, own or Own())(updates_done(state)), "skipped": skipped}
-    return state._replace(params=params, opt_state=opt_state, skipped=skipped, grads=grads), metrics
+    kept = None if state.grads is None else grads
+    return state._replace(params=params, opt_state=opt_state, skipped=skipped, grads=kept), metrics
 
 
 def unless_held(f: Any, held: jax.Array | None, how: str) -> Any:

@@ -302,10 +302,10 @@ def test_flags_take_one_value_or_one_an_agent():
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(agents, changes, message):
-    before = dict(TRACES)
+    before = TRACES.copy()
     with pytest.raises(ValueError, match=message):
         run(agents, **changes)
-    assert dict(TRACES) == before
+    assert TRACES.copy() == before
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_faults_are_numbered_through_and_errors_come_out(agents):
 
 def test_the_sampler_of_parts_is_compiled_ahead(agents):
     cfg = TrainConfig(num_updates=2, num_prompts=4, num_generations=2, max_new_tokens=5, min_new_tokens=5, sample_parts=2)
-    before, seen = dict(TRACES), []
+    before, seen = TRACES.copy(), []
 
     def reward(a, b):
         seen.append((TRACES["sample"] - before["sample"], TRACES["update"] - before["update"]))

@@ -253,13 +253,13 @@ def test_a_prompt_beyond_the_context_is_named_before_anything_runs(pair):
     def reward(a, b):
         raise AssertionError("the reward was called")
 
-    before = dict(TRACES)
+    before = TRACES.copy()
     items = [ITEMS[0], {"prompt": "x" * 125, "tag": 3}]
     with pytest.raises(
         ValueError, match=r"prompt 1 of agent 0 \('xxx.*has 125 tokens.*max_new_tokens=6 that is 131.*context of 128"
     ):
         play_pair(pair, items=items, reward=reward)
-    assert dict(TRACES) == before
+    assert TRACES.copy() == before
 
 
 def test_the_longest_prompt_that_fits(pair):

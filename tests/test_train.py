@@ -383,13 +383,16 @@ def test_programs_compile_once_and_before_the_first_step(pair):
 
 
 def test_compiles_are_bounded(pair):
-    """Sixteen steps of two seeds: one program to sample, and one to update for each quarter of max_new_tokens that was
-    the longest completion, with one more for the optimiser's step."""
-    before = dict(TRACES)
+    """Sixteen steps of two seeds: one program to sample, and one to update for each quarter of max_new_tokens that was the
+    longest completion. A run of another length makes none."""
+    before = TRACES.copy()
     for seed in (0, 1):
         run(pair, num_updates=8, seed=seed, max_new_tokens=8)
     assert TRACES["sample"] - before["sample"] == 1
     assert 1 <= TRACES["update"] - before["update"] <= 4
+    before = TRACES.copy()
+    run(pair, num_updates=3, max_new_tokens=8)
+    assert TRACES == before
 
 
 def test_the_models_of_a_run_can_be_loaded(pair, tmp_path):
@@ -413,10 +416,10 @@ def test_the_models_of_a_run_can_be_loaded(pair, tmp_path):
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(pair, changes, message):
-    before = dict(TRACES)
+    before = TRACES.copy()
     with pytest.raises(ValueError, match=message):
         run(pair, lambda a, b: 1 / 0, **changes)
-    assert dict(TRACES) == before
+    assert TRACES.copy() == before
 
 
 def test_cross_mode_trains(pair):

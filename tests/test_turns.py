@@ -200,7 +200,8 @@ def test_a_joint_action_without_a_valid_reward_has_no_children(pair):
 def test_a_batch_of_a_tree(pair):
     """All nodes of both turns side by side; a node is a group of its own; what was sampled can be scored from scratch."""
     got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, num_turns=2)
-    (batch,) = jax.device_get(to_batches(pair[0], got))
+    (batch,) = to_batches(pair[0], got)
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(batch)), "no program runs for it"
     assert batch.tokens.shape[:3] == (2, 2 + 4, 2)
     assert batch.groups[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5] and (batch.groups[..., 0] == batch.groups[..., 1]).all()
     np.testing.assert_array_equal(batch.rewards, np.concatenate(got.returns, 1).astype(np.float32))

@@ -98,6 +98,14 @@ def updated(params, batch, cfg):
     return state, *step(state, batch, cfg)
 
 
+def test_gradients_are_kept_for_their_memory_alone(updated, params, batch, cfg):
+    """Without them, as on GPUs, an update is the same and keeps none."""
+    state, after, metrics = updated
+    alone, same = step(state._replace(grads=None), batch, cfg)
+    assert alone.grads is None and after.grads is not None
+    assert_equal_trees((alone, same), (after._replace(grads=None), metrics))
+
+
 # --- the whole step, against torch ---------------------------------------------------------------------------------------
 
 

@@ -18,10 +18,8 @@ import jax
 from jmarl.environment import Formatter, Transition, first_prompt, prompt_of
 from jmarl.evaluate import evaluate
 from jmarl.learners import check_agents
-from jmarl.peft_format import merge
 from jmarl.rewards import Processor, RewardFunction
-from jmarl.stack import unstack
-from jmarl.team import make_team, placed, policies, save_team
+from jmarl.team import agents_of, make_team, placed, policies, save_team
 from jmarl.train import TrainResult, check_run, environment_of, train
 from jmarl.trainers.settings import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
 from jmarl.weights import Agent, load_agent
@@ -124,12 +122,7 @@ class MAGRPOTrainer:
     @property
     def agents(self) -> list[Agent]:
         """The agents with their present weights, as `load_agent` returns them; with LoRA the adapters are merged."""
-        found = {}
-        for spec, params in zip(self.team.stacks, self.params, strict=True):
-            for a, roles in enumerate(spec.members):
-                weights = merge(spec.config, jax.device_get(unstack(params, a)))
-                found |= {i: Agent(self._names[i], spec.config, weights, spec.tokenizer) for i in roles}
-        return [found[i] for i in range(self.num_agents)]
+        return [agent._replace(name=name) for agent, name in zip(agents_of(self.team, self.params), self._names, strict=True)]
 
     def train(self) -> TrainResult:
         """Train as the settings say; afterwards the trainer holds the trained weights.
