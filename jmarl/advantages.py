@@ -170,5 +170,5 @@ def remember(running: Running, returns: jax.Array, roles: jax.Array, decay: floa
 
 
 def running_std(running: Running) -> jax.Array:
-    """Population standard deviation of all returns so far."""
+    """Population standard deviation of all returns so far, those of this batch too."""
     return jnp.sqrt(running.squares / jnp.maximum(running.count, 1))

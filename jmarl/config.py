@@ -86,7 +86,9 @@ class Learning:
     """Decay of the moving average of each role's returns, the baseline of rae (arXiv 2506.24119); None: 0.95."""
     gae_lambda: float | None = None
     """Lambda of advantages by a critic (GAE, arXiv 1506.02438): over the tokens of a completion in ppo and ippo, over the turns
-    of an episode in iac, maac and mappo. 1: return - value; 0: the TD(0) target - value; None: as the algorithm's row says."""
+    of an episode in iac, maac and mappo. 1: return - value; 0: the TD(0) target - value; None: as the algorithm's row says.
+    With several turns ppo and ippo take the plain return of a completion, discounted over the turns, as the reward of its last
+    token: no value of a later turn is in it."""
     critic_type: str | None = None
     """v: the critic reads the prompt; q: the completion too, and the baseline is its mean over the group, which biases the
     gradient; None: v. Both of arXiv 2601.21972."""

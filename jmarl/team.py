@@ -75,8 +75,9 @@ def _digest(tokenizer: Any) -> str:
 def kinds_of(agents: Sequence[Agent]) -> dict[Any, list[int]]:
     """Which agents share a stack, by architecture and vocabulary, in the order of the team's stacks."""
     kinds: dict[Any, list[int]] = {}
+    digests = {of: _digest(tokenizer) for of, tokenizer in {id(a.tokenizer): a.tokenizer for a in agents}.items()}
     for i, agent in enumerate(agents):
-        kinds.setdefault((agent.config, _digest(agent.tokenizer)), []).append(i)
+        kinds.setdefault((agent.config, digests[id(agent.tokenizer)]), []).append(i)
     return kinds
 
 
