@@ -66,7 +66,7 @@ class CodeConfig(TrainConfig):
     chat: bool = True
     temperature: float = 0.7
     eval_temperature: float = 0.2
-    learning_rate: float = 2e-5
+    learning_rate: float | tuple[float, ...] = 2e-5
     output_dir: str = "runs/code_team"
 
     def __post_init__(self):

@@ -73,7 +73,7 @@ class DebateConfig(TrainConfig):
     max_new_tokens: int = 96
     chat: bool = True
     temperature: float = 0.8
-    learning_rate: float = 1e-5
+    learning_rate: float | tuple[float, ...] = 1e-5
     output_dir: str = "runs/debate"
 
     def __post_init__(self):

@@ -105,7 +105,7 @@ class GamesConfig:
     """team, single, apart."""
     num_updates: int = 0
     """Updates of every run, as many for an agent that is trained alone; 0: 500 of grid, 450 of sudoku."""
-    learning_rate: float = 2e-3
+    learning_rate: float | tuple[float, ...] = 2e-3
     """Of all agents, after a short warm-up; it falls linearly to 0."""
     width: int = 64
     """Of the models."""

@@ -71,7 +71,7 @@ class MathConfig(Demonstrated):
     chat: bool = True
     temperature: float = 0.7
     eval_temperature: float = 0.2
-    learning_rate: float = 2e-5
+    learning_rate: float | tuple[float, ...] = 2e-5
     output_dir: str = "runs/mathematics"
 
     def __post_init__(self):

@@ -20,5 +20,7 @@ def report(result: TrainResult) -> None:
         print(f"held-out before: {told(result.before)}")
     if result.after:
         print(f"held-out after: {told(result.after)}")
+    if not result.rewards:
+        return print("no update was left to make: raise --num-updates to train on")
     last = result.rewards[-10:]
-    print(f"mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+    print(f"mean reward of the last {len(last)} updates {sum(last) / len(last):.3f}")

@@ -41,7 +41,7 @@ class StoryConfig(TrainConfig):
     aligned, cross or counterfactual (what c3 is)."""
     max_new_tokens: int = 64
     chat: bool = True
-    learning_rate: float = 5e-5
+    learning_rate: float | tuple[float, ...] = 5e-5
     output_dir: str = "runs/story_length"
     held_out: int = len(HELD_OUT)
     """Held-out topics that are played before and after training; 0: none."""

@@ -61,7 +61,7 @@ class ToolsConfig(Demonstrated):
     """Put prompts into the tokenizer's chat template. Small models take up the prompt's examples better without it."""
     temperature: float = 0.7
     eval_temperature: float = 0.2
-    learning_rate: float = 2e-5
+    learning_rate: float | tuple[float, ...] = 2e-5
     output_dir: str = "runs/tools"
 
     def __post_init__(self):

@@ -55,7 +55,7 @@ class WritingConfig(TrainConfig):
     max_new_tokens: int = 256
     """Of each completion; arxiv asks for 128 words or more."""
     chat: bool = True
-    learning_rate: float = 2e-5
+    learning_rate: float | tuple[float, ...] = 2e-5
     output_dir: str = "runs/writing"
 
     def __post_init__(self):

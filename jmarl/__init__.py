@@ -16,6 +16,8 @@ _HOME = {
     "Team": "team",
     "make_team": "team",
     "save_team": "team",
+    "agents_of": "team",
+    "policies": "team",
     "TrainResult": "train",
     "train_seeds": "seeds",
     "cross_play": "crossplay",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-from jmarl.settings import Episodes, Preferences, check
+from jmarl.settings import Episodes, Preferences, check, check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,7 +275,8 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     `Preferences`."""
 
     num_updates: int = 100
-    """Updates of every agent: each samples a batch and makes num_epochs times num_minibatches optimiser steps on it."""
+    """Updates of the team, in which all agents learn (in alternating order one). Each samples a batch and makes num_epochs
+    times num_minibatches optimiser steps on it."""
     seed: int = 0
     """All randomness follows from the seed and the step."""
     num_prompts: int = 1
@@ -315,6 +316,7 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     """Show a progress bar."""
 
     def __post_init__(self):
+        check_types(self)
         for name in (
             "num_updates",
             "num_prompts",

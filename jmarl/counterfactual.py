@@ -16,6 +16,7 @@ import numpy as np
 
 from jmarl.config import Episodes, Sampling, check
 from jmarl.environment import Environment
+from jmarl.lockstep import TextEnvironment, side_by_side
 from jmarl.rollout import Rollout, play
 from jmarl.team import Team
 
@@ -31,19 +32,18 @@ def message_credit(
     team: Team,
     params: Sequence[Any],
     items: Sequence[dict],
-    env: Environment,
+    env: Environment | TextEnvironment,
     settings: Sampling,
     episodes: Episodes | None = None,
     *,
     k: int,
     seed: int,
-    step: int = 0,
 ) -> MessageCredit:
     """Play one episode on each item and weigh every message of it against k - 1 others. params: of each stack [A, ...]; seed
-    and step give the random numbers."""
+    gives the random numbers."""
     check("k", k, k >= 2, ">= 2: a message is compared with others")
     forked = dataclasses.replace(episodes or Episodes(), joint_mode="counterfactual", branching="chain")
-    rollout = play(team, params, items, env, settings, forked, seed=seed, step=step, group=k)
+    rollout = play(team, params, items, side_by_side(env), settings, forked, seed=seed, step=0, group=k)
     return MessageCredit(rollout, tuple(leave_one_out(returns) for returns in rollout.returns))
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Environment
 from jmarl.generate import pad, sample_stack, tokens_of
+from jmarl.lockstep import TextEnvironment, side_by_side
 from jmarl.order import EVAL
 from jmarl.returns import joint_actions
 from jmarl.settings import check
@@ -42,7 +43,7 @@ MAX_PAIRINGS = 1024
 def cross_play(
     teams: Sequence[Sequence[Agent]],
     items: Sequence[dict],
-    env: Environment,
+    env: Environment | TextEnvironment,
     settings: Sampling,
     episodes: Episodes,
     *,
@@ -62,8 +63,9 @@ def cross_play(
     check("num_turns", episodes.num_turns, episodes.num_turns == 1, "1: later prompts depend on the partners")
     check("items", len(items), len(items) > 0, "at least one")
     check("group", group, group >= 1, ">= 1")
+    world: Environment = side_by_side(env)
     n, rng = len(teams[0]), np.random.default_rng((seed, 0, EVAL, 0))  # as in `play`
-    states, prompts = env.reset(items, rng)
+    states, prompts = world.reset(items, rng)
     if len(prompts) != n:
         raise ValueError(f"the environment writes prompts for {len(prompts)} agents and the teams have {n}: give them as many")
     if any(text is None for of_agent in prompts for text in of_agent):
@@ -73,7 +75,7 @@ def cross_play(
     joint = joint_actions(episodes.joint_mode, n, group)
     chosen = [[[of_item[g] for of_item in run[a] for g in joint[:, a]] for a in range(n)] for run in texts]  # [k][N][P * J]
     actions = [[text for runs in pairings for text in chosen[runs[a]][a]] for a in range(n)]
-    result = env.step([state for _ in pairings for state in states for _ in joint], actions, rng).result
+    result = world.step([state for _ in pairings for state in states for _ in joint], actions, rng).result
     rewards = result.rewards.reshape(*(len(teams),) * n, len(items), len(joint), n)
     return CrossPlay(tuple(names), rewards, texts, next(iter(result.faults.values()), ""))
 

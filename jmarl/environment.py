@@ -80,17 +80,21 @@ class Dialogue(NamedTuple):
 
 
 class Rewarded:
-    """A reward function on joint actions; formatters write the prompts, and `transition` those of later turns.
+    """A reward function on joint actions; formatters, one an agent, write the prompts, and `transition` those of later turns.
 
+    reward: `make_reward(...)`, or a plain function, from which it is made.
     transition(prompt=, agent_completions=, num_agents=, prompt_history_per_agent=, response_history_per_agent=) -> N texts.
     It gets the item's prompt, the joint action just made (one text an agent), N, and for each agent a list of all its prompts
     and one of all its completions, this turn's included. A text goes to the agent's formatter as `external_prompts` if the
     formatter has such a parameter, and is the agent's next prompt otherwise.
     """
 
-    def __init__(self, reward: RewardFunction, formatters: Sequence[Formatter], transition: Transition | None = None):
-        self.reward, self.transition = reward, transition
-        self.formatters = list(formatters)
+    def __init__(
+        self, reward: RewardFunction | Callable, formatters: Sequence[Formatter], transition: Transition | None = None
+    ):
+        self.formatters, self.transition = list(formatters), transition
+        made = isinstance(reward, RewardFunction)
+        self.reward = reward if made else RewardFunction(reward, num_agents=len(self.formatters))
         self._takes_external = [_external(f) is not None for f in self.formatters]
 
     def reset(self, items, rng):

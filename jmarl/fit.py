@@ -47,10 +47,16 @@ from jmarl.types import Data, TeamState
 
 
 class FitResult(NamedTuple):
+    """What a run on data ends with; its agents are had as those of a `TrainResult`."""
+
     state: TeamState  # without gradients
     losses: list[float]  # mean over agents of each update that this process made
     before: dict[str, float] | None  # on the held-out data before training; None when resumed or without such data
     after: dict[str, float] | None  # and after it
+
+    def __repr__(self) -> str:  # without the weights
+        about = f"the last of {len(self.losses)} with loss {self.losses[-1]:.4g}" if self.losses else "none of them now"
+        return f"FitResult({int(self.state.step)} updates, {about}, held out {self.before} -> {self.after})"
 
 
 class Examples(NamedTuple):

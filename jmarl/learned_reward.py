@@ -56,8 +56,13 @@ class RewardModel(NamedTuple):
     std: float = 1.0
 
     def score(self, prompts: Sequence[Sequence[Prompt]], completions: Sequence[Sequence[str]]) -> np.ndarray:
-        """[B] of joint actions: what each agent read [N][B] and wrote [N][B]."""
+        """[B] of joint actions: what each agent read [N][B] and wrote [N][B], a list of B texts for each of N agents."""
         (spec,), coded = self.team.stacks, []
+        sizes = [len(x) for x in (*prompts, *completions)]
+        if any(isinstance(x, str) for x in (prompts, completions, *prompts, *completions)) or len(set(sizes)) > 1:
+            raise ValueError("prompts and completions are [N][B]: for each agent a list of its texts, all of one length")
+        if len(prompts) != len(completions):
+            raise ValueError(f"prompts of {len(prompts)} agents and completions of {len(completions)}: give both of all agents")
         end = ending(spec, False)
         for i, (read, wrote) in enumerate(zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)):
             texts = joint_prompt(read), [joint_answer(wrote)]

@@ -255,6 +255,11 @@ class InProcess(Engine):
         return [step_once(self.env, *call) for call in zip(states, messages, seeds, strict=True)]
 
 
+def side_by_side(env: Any) -> Any:
+    """An environment of one episode as one of many; another as it is."""
+    return LockStep(env) if isinstance(env, TextEnvironment | SimulatedEnvironment) else env
+
+
 class LockStep:
     """An environment of one episode, played many times side by side, for `train` and `play`.
 

@@ -167,5 +167,6 @@ def _sums(base: Any) -> jax.Array:
 
 
 def digest(base: Any) -> str:
-    """A checksum of a stack's base, the same wherever it lies: what a checkpoint keeps of it."""
-    return "".join(f"{x:08x}" for x in np.asarray(_sums(base)).tolist())
+    """A checksum of a stack's base, the same wherever it lies: what a checkpoint keeps of it. Alpha is left out, a setting."""
+    frozen = base | {"layers": {name: w for name, w in base["layers"].items() if name != ALPHA}}
+    return "".join(f"{x:08x}" for x in np.asarray(_sums(frozen)).tolist())

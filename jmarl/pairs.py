@@ -46,7 +46,8 @@ def load_pairs(source: Any, num_agents: int = 1) -> list[Pair]:
     """Pairs of a file, a data set or a list of dicts with `prompt`, `chosen`, `rejected`.
 
     For one agent these are texts or lists of chat messages; without a prompt, chosen and rejected are whole conversations that
-    differ in their last message. For a team chosen and rejected are lists of N texts, the prompt is one for all or a list of N.
+    differ in their last message. For a team of num_agents chosen and rejected are lists of as many texts, the prompt is one for
+    all or a list too.
     """
     rows = read_rows(source)
     pairs = [pair_of(row, i, num_agents) for i, row in enumerate(rows)]

@@ -25,10 +25,18 @@ from jmarl.types import TRACES, TeamState
 
 
 class TrainResult(NamedTuple):
+    """What a run ends with. `agents_of(team, policies(result.state))` gives its agents as `load_agent` would, and
+    `save_team(directory, team, policies(result.state))` writes them."""
+
     state: TeamState  # without gradients
     rewards: list[float]  # mean return of each update that this process made; with one turn the mean reward
     before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
     after: Evaluation | None  # and after it
+
+    def __repr__(self) -> str:  # without the weights and texts
+        about = f"the last of {len(self.rewards)} with reward {self.rewards[-1]:.3f}" if self.rewards else "none of them now"
+        held_out = [f"{of.mean:.3f}" if of else None for of in (self.before, self.after)]
+        return f"TrainResult({int(self.state.step)} updates, {about}, held out {held_out[0]} -> {held_out[1]})"
 
 
 class StepLog:
@@ -102,14 +110,16 @@ def loop(
 
     first = int(state.step)
     before = after = evaluated(0) if first == 0 else None
-    for step in range(first, cfg.num_updates):
-        state = advance(step, state)
-        after = evaluated(step + 1) or after
-        if saver:
-            log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
+    try:
+        for step in range(first, cfg.num_updates):
+            state = advance(step, state)
+            after = evaluated(step + 1) or after
+            if saver:
+                log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
+    finally:  # of a run that breaks off, too, the last update is in the log
+        log.flush()
     if first == cfg.num_updates:  # a finished run that was resumed
         after = evaluated(first)
-    log.flush()
     return without_gradients(state), before, after
 
 

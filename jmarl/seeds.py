@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ from jmarl.config import TrainConfig
 from jmarl.environment import Environment, Formatter, Transition, describe
 from jmarl.evaluate import evaluating, numbers
 from jmarl.learners import adapted
+from jmarl.lockstep import TextEnvironment
 from jmarl.metrics import MetricsWriter
 from jmarl.returns import mean_and_interval
-from jmarl.rewards import RewardFunction
 from jmarl.rundir import checkpoints_of, open_run, set_aside
 from jmarl.runlog import RunLog, TrainResult
 from jmarl.runs import Runs, alone, of_run, play_together, together, update_together
@@ -51,7 +51,7 @@ SUMMED, WITH_INTERVAL = ("tokens", "tokens_per_s"), ("reward/mean", "eval/reward
 def train_seeds(
     team: Team,
     params: Sequence[Any],
-    reward: RewardFunction | Environment,
+    reward: Callable | Environment | TextEnvironment,
     items: Sequence[dict],
     cfg: TrainConfig,
     *,

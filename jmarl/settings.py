@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
+import typing
+from typing import Any
 
 
 def check(name: str, given, ok: bool, allowed: str) -> None:
     """Refuse a bad setting, saying what was given and what is allowed."""
     if not ok:
         raise ValueError(f"{name}={given!r} is not allowed: {name} must be {allowed}")
+
+
+def check_types(settings: Any) -> None:
+    """Refuse settings of a dataclass that are of another type than their field's: a number as a text, as YAML reads 1e-5."""
+    for name, hint in typing.get_type_hints(type(settings)).items():
+        if not fits(getattr(settings, name), hint):
+            allowed = str(getattr(hint, "__name__", hint)) if isinstance(hint, type) else str(hint)
+            raise TypeError(f"{name}={getattr(settings, name)!r} is not allowed: {name} must be of type {allowed}")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type: of a plain one, a union, or tuples of one (for which lists do, and ints for floats)."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple | list) and all(fits(x, options[0]) for x in value)
+    if options:
+        return any(fits(value, option) for option in options)
+    if hint in (int, float):
+        return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, hint)
 
 
 @dataclasses.dataclass(frozen=True)

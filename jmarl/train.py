@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from jmarl.environment import Environment, Formatter, Rewarded, Transition, desc
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.learners import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
-from jmarl.lockstep import LockStep, TextEnvironment
+from jmarl.lockstep import TextEnvironment, side_by_side
 from jmarl.objective import with_value_head
 from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
@@ -51,7 +51,7 @@ from jmarl.weights import Agent
 def train(
     team: Team,
     params: Sequence[Any],
-    reward: RewardFunction | Environment | TextEnvironment | SimulatedEnvironment,
+    reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
     items: Sequence[dict],
     cfg: TrainConfig,
     *,
@@ -223,29 +223,31 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
 
 def environment_of(
     team: Team,
-    reward: RewardFunction | Environment | TextEnvironment | SimulatedEnvironment,
+    reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
     formatters: Sequence[Formatter] | None,
     transition: Transition | None,
     cfg: TrainConfig,
 ) -> Environment:
-    """The environment that a run is played in."""
-    reward = LockStep(reward) if isinstance(reward, TextEnvironment | SimulatedEnvironment) else reward
-    if not isinstance(reward, RewardFunction):
-        missing = [name for name in ("reset", "step", "observe") if not callable(getattr(reward, name, None))]
-        if missing:
+    """The environment that a run is played in. reward: also a plain function, as `make_reward` takes it."""
+    env: Any = side_by_side(reward)
+    missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
+    if missing and callable(env) and not isinstance(env, RewardFunction | type):
+        env = RewardFunction(env, num_agents=team.num_agents)
+    if not isinstance(env, RewardFunction):
+        if missing or isinstance(env, type):
             raise TypeError(
-                f"reward is a {type(reward).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
+                f"reward is a {type(env).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
                 f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
                 f"LockStep(env, {team.num_agents})"
             )
         if formatters or transition:
             raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
-        turns = getattr(reward, "max_turns", 1)
+        turns = getattr(env, "max_turns", 1)
         if cfg.num_turns < turns:
             raise ValueError(
                 f"num_turns={cfg.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
             )
-        return reward
+        return env
     formatters = formatters or [prompt_of] * team.num_agents
     if len(formatters) != team.num_agents:
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
@@ -253,7 +255,7 @@ def environment_of(
         raise ValueError(f"num_turns={cfg.num_turns} needs external_transition, which writes the prompts of the next turn")
     if cfg.num_turns == 1 and transition is not None:
         raise ValueError("external_transition writes the prompts of later turns, and num_turns=1 has none: set num_turns")
-    return Rewarded(reward, formatters, transition)
+    return Rewarded(env, formatters, transition)
 
 
 def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.counterfactual import leave_one_out, message_credit
 from jmarl.environment import Rewarded, prompt_of
-from jmarl.lockstep import LockStep
+from jmarl.lockstep import LockStep, Step, TextEnvironment
 from jmarl.returns import credit, joint_actions
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
@@ -128,6 +128,21 @@ CONFIG = TrainConfig(num_updates=3, num_prompts=2, num_generations=4, max_new_to
 def trained(agents, **changes):
     team, params = make_team(agents)
     return train(team, params, reward_of(team), ITEMS, dataclasses.replace(CONFIG, **changes))
+
+
+def test_an_environment_of_one_episode_may_be_given(agents):
+    class Once(TextEnvironment):
+        roles, max_turns = ("first", "second"), 1
+
+        def reset(self, task, rng):
+            return task, [task["prompt"]] * 2
+
+        def step(self, state, messages, rng):
+            return Step(state, [None, None], float(len(messages[0])), done=True)
+
+    team, params = make_team(agents)
+    bare, wrapped = (message_credit(team, params, ITEMS, env, SETTINGS, k=2, seed=0) for env in (Once(), LockStep(Once())))
+    jax.tree.map(np.testing.assert_array_equal, bare.advantages, wrapped.advantages)
 
 
 def test_with_one_agent_c3_is_leave_one_out(agents):

@@ -17,7 +17,6 @@ from jmarl.environment import Rewarded
 from jmarl.evaluate import evaluate
 from jmarl.order import EVAL
 from jmarl.returns import mean_and_interval, valid_mean
-from jmarl.rewards import make_reward
 from jmarl.rollout import play
 from jmarl.team import agents_of, make_team, save_team
 from jmarl.text import stop_ids
@@ -39,7 +38,7 @@ def texts_reward(*completions):
 
 
 def env_of(n, reward=texts_reward):
-    return Rewarded(make_reward(reward, num_agents=n), FORMATTERS[:n])
+    return Rewarded(reward, FORMATTERS[:n])
 
 
 def crossed(teams, reward=texts_reward, joint_mode="aligned", **options):

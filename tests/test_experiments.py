@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from jmarl import advantages, algorithms
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,6 +70,24 @@ def test_the_story_takes_any_row_that_samples_by_one_flag():
     assert StoryConfig(algorithm="grpo", joint_mode="aligned", output_dir="").joint_mode == "aligned"
 
 
+@pytest.mark.parametrize(
+    "module", ["story_length", "code_team", "debate", "games", "mathematics", "tools", "building", "writing", "offline"]
+)
+def test_flags_take_a_number_for_each_agent(module):
+    """As README says; one that redeclares a setting may not take it away."""
+    import importlib
+    from typing import get_type_hints
+
+    from jmarl.config import TrainConfig
+    from jmarl.learners import PER_AGENT
+
+    found = importlib.import_module(f"experiments.{module}")
+    configs = [x for x in vars(found).values() if isinstance(x, type) and issubclass(x, TrainConfig)]
+    for cfg in configs:
+        hints, of_run = get_type_hints(cfg), get_type_hints(TrainConfig)
+        assert all(hints[name] == of_run[name] for name in (*PER_AGENT, "optimizer")), cfg
+
+
 def test_preferences_of_a_file_are_trained_on_from_the_shell(tiny_dir, tmp_path):
     """Held-out accuracy before is that of a policy which is its own reference; metrics and a model are written."""
     rows = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(20)]
@@ -92,6 +113,22 @@ def test_a_reward_model_is_trained_from_the_shell(tiny_dir, tmp_path):
     found = load_reward_model(tmp_path / "run" / "reward_model")
     first, second = found.score([["3 and"] * 2] * 2, [["seven", "the"], ["apples", "market"]])
     assert first > second
+
+
+def test_the_readmes_scripts_run(tmp_path, monkeypatch, random_agent, tiny_config, tiny_tokenizer):
+    """The first script on `train`, and the algorithm of one's own behind it, word for word but for the sizes of a try."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    script = "\n".join(block for block in blocks if "agents_of(" in block or "def median_baseline" in block)
+    tried = "max_new_tokens=4, num_generations=3, progress=False, "
+    script = script.replace("num_updates=20", "num_updates=1").replace("TrainConfig(a", f"TrainConfig({tried}a")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(algorithms, "ALGORITHMS", dict(algorithms.ALGORITHMS))
+    monkeypatch.setattr(advantages, "ESTIMATORS", dict(advantages.ESTIMATORS))
+    given = {"agents": [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]}
+    given["reward"] = lambda a, b: [float(len(x)) for x in a]
+    exec(script.replace('"mine"))', '"mine", num_updates=1, output_dir="own"))'), given)
+    assert (tmp_path / "elsewhere" / "agent_1" / "model.safetensors").exists() and given["agents"][1].name == "agent_1"
+    assert "agent_0/far" in json.loads((tmp_path / "own" / "metrics.jsonl").read_text())
 
 
 def test_the_list_of_environments_is_the_readmes():

@@ -109,6 +109,9 @@ def test_a_reward_model_is_saved_and_loaded(model, tmp_path):
     loaded = load_reward_model(tmp_path / "saved")
     assert (loaded.mean, loaded.std) == (found.mean, found.std) and found.mean != 0 and found.std != 1
     np.testing.assert_array_equal(loaded.score(*SOME), found.score(*SOME))
+    for read, wrote in (("Say", ["a", "b"]), ([("Say", "Say")], [["a", "b"], ["c", "d"]]), (["the"], [["a"], ["b"]])):
+        with pytest.raises(ValueError, match=r"\[N\]\[B\]|of all agents"):
+            loaded.score(read, wrote)
     assert load_agent(tmp_path / "saved").config == found.team.stacks[0].config
     (tmp_path / "saved" / "value_head.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="saved has no value_head.safetensors, the value head of a reward model"):

@@ -115,6 +115,13 @@ def test_adapters_do_not_go_on_over_another_base(critics_run, agent):
         run([other, other], dataclasses.replace(cfg, resume=True))
 
 
+def test_another_alpha_is_no_other_base(critics_run, agent):
+    cfg, _ = critics_run
+    with pytest.raises(ValueError, match="lora_alpha: None -> 8.0") as refused:
+        run([agent, agent], dataclasses.replace(cfg, resume=True, lora_alpha=8.0))
+    assert "bases" not in str(refused.value)
+
+
 def test_own_critics_learn_adapters_over_the_agents_base(critics_run, agent):
     """Adapters and value head move; there is one base, that of the agents, and it is what was loaded."""
     (stack,), (critic,) = critics_run[1].state.stacks, critics_run[1].state.critics

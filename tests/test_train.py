@@ -20,7 +20,7 @@ from jmarl import weights
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.order import tasks_of
-from jmarl.rewards import make_reward
+from jmarl.rewards import RewardError, make_reward
 from jmarl.runlog import StepLog
 from jmarl.team import init_state, make_team, without_gradients
 from jmarl.train import train
@@ -254,6 +254,42 @@ def test_nothing_but_invalid_rewards_changes_nothing(pair):
     jax.tree.map(np.testing.assert_array_equal, params_of(result), jax.device_get(make_team(pair)[1][0]))
 
 
+def test_a_plain_function_is_a_reward(pair):
+    cfg, items = TrainConfig(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
+    plain, made = (train(*make_team(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
+    assert plain.rewards == made.rewards
+    told = f"TrainResult(1 updates, the last of 1 with reward {made.rewards[0]:.3f}, held out None -> None)"
+    assert repr(plain) == told
+
+
+def test_a_run_that_breaks_off_has_its_last_update_in_the_log(pair, tmp_path):
+    calls = []
+
+    def breaks(a, b):
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError("no service")
+        return share_of_e(a, b)
+
+    with pytest.raises(RewardError, match="no service"):
+        run(pair, breaks, num_updates=4, output_dir=str(tmp_path))
+    assert [row["step"] for row in rows_of(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(learning_rate="1e-5"), "learning_rate='1e-5' .* float | tuple"),
+        (dict(frozen_agents=1), "frozen_agents=1 .* tuple"),
+        (dict(num_generations=2.5), "num_generations=2.5 .* int"),
+        (dict(learning_rate=(1e-5, None)), "learning_rate=.* float"),
+    ],
+)
+def test_settings_of_another_type_are_refused(changes, message):
+    with pytest.raises(TypeError, match=message):
+        TrainConfig(**changes)
+
+
 def test_an_earlier_run_is_set_aside(pair, tmp_path, caplog):
     directory = tmp_path / "run"
     for _ in range(3):
@@ -392,7 +428,7 @@ def test_compiles_are_bounded(pair):
     assert 1 <= TRACES["update"] - before["update"] <= 4
     before = TRACES.copy()
     run(pair, num_updates=3, max_new_tokens=8)
-    assert TRACES == before
+    assert before == TRACES
 
 
 def test_the_models_of_a_run_can_be_loaded(pair, tmp_path):

@@ -39,6 +39,7 @@ from jmarl import (
     load_agent,
 )
 from jmarl.config import TrainConfig
+from jmarl.rewards import RewardError
 from jmarl.trainers.settings import OTHER_NAMES, REFUSED, TrainerConfig
 
 ITEMS = [{"prompt": "What is the answer?"}, {"prompt": "The other agent"}]
@@ -90,6 +91,20 @@ def tiny_trainer(model, cls=MAGRPOTrainer, /, **arguments) -> MAGRPOTrainer:
 
 def rows(output_dir) -> list[dict]:
     return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_reward_that_raises_is_masked_where_a_trainer_is_told_so(model):
+    """As its error advises."""
+
+    def picky(a, b):
+        if "e" in a[0]:
+            raise OSError("no service")
+        return [1.0]
+
+    with pytest.raises(RewardError, match="on_error='mask'"):
+        tiny_trainer(model, reward_func=lambda a, b: 1 / 0).train()
+    with pytest.warns(UserWarning, match="have no valid reward.*no service"):
+        tiny_trainer(model, reward_func=picky, on_error="mask", args=tiny_config(num_generations=8, max_new_tokens=8)).train()
 
 
 # --- scripts ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -45,6 +45,7 @@ class MAGRPOTrainer:
         reward_weights: one a function; default 1 / (number of functions).
         reward_processor, reward_processors: one callable for the weighted sum, or a list with one a function.
         batched_reward: False calls rewards once per joint action, with lists of one; True once a step with all of them.
+        on_error: what follows where a reward raises, as for `make_reward`: "raise", "mask", or a number in its place.
         formatters: item -> prompt, one for all agents or a list with one an agent; default: the item's "prompt".
         args: the settings, of this trainer's configuration class.
         train_dataset, eval_dataset: a `datasets.Dataset`, a list or any other series of dicts.
@@ -70,6 +71,7 @@ class MAGRPOTrainer:
         reward_processor: Processor | Sequence[Processor | None] | None = None,
         reward_processors: Processor | Sequence[Processor | None] | None = None,
         batched_reward: bool = False,
+        on_error: Literal["raise", "mask"] | float = "raise",
         formatters: Formatter | Sequence[Formatter] | None = None,
         args: TrainerConfig | None = None,
         train_dataset: Iterable[Mapping] | None = None,
@@ -97,7 +99,7 @@ class MAGRPOTrainer:
             raise TypeError("a reward is needed: give reward_func= or reward_funcs=")
         processors = one_of(reward_processor=reward_processor, reward_processors=reward_processors)
         team_size = self._team_size(agents, num_agents)
-        how: dict[str, Any] = dict(weights=reward_weights, processors=processors, batched=batched_reward)
+        how: dict[str, Any] = dict(weights=reward_weights, processors=processors, batched=batched_reward, on_error=on_error)
         self.reward = RewardFunction(functions, num_agents=team_size, **how)
         formatters = formatters_of(formatters, team_size, self.items[0])
         self.config = self.args.train_config(len(self.items))
