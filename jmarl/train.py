@@ -67,8 +67,8 @@ def train(
     params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's). With
     LoRA (`lora_rank`) best those of `make_team(..., lora=True)`, one copy for all agents of a stack, which stays as it is; or
     what `policies` makes of an earlier run's state, to train its adapters on.
-    reward: a reward function, with formatters (one an agent, item -> prompt) and for several turns external_transition, see
-    `environment.Rewarded`; or an environment, which does all of that itself.
+    reward: a function of completions, or `make_reward` of several, with formatters (one an agent, item -> prompt) and for
+    several turns external_transition, see `environment.Rewarded`; or an environment, which does all of that itself.
     critic: what the critics of an algorithm that has them start from; None: from their agents, a central one from the first.
     reward_model: what that of marlhf and marlhf_iter starts from; None: from the first agent.
     """
@@ -234,7 +234,9 @@ def environment_of(
     if missing and callable(env) and not isinstance(env, RewardFunction | type):
         env = RewardFunction(env, num_agents=team.num_agents)
     if not isinstance(env, RewardFunction):
-        if missing or isinstance(env, type):
+        if isinstance(env, type):
+            raise TypeError(f"{env.__name__} is a class: give an environment, {env.__name__}(...)")
+        if missing:
             raise TypeError(
                 f"reward is a {type(env).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
                 f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
