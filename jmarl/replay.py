@@ -32,7 +32,7 @@ def returns(turns: Sequence[Said], env: Environment, gamma: float, rng: np.rando
         actions = found[t].shape[1]
         node_of = {int(parent) // actions: node for node, parent in enumerate(turns[t + 1].parents)}
         for p, node in node_of.items():
-            found[t][p, 0] += gamma * found[t + 1][node, 0]
+            found[t][p, 0] += gamma * found[t + 1][node, 0] if gamma else 0  # which an invalid one is not, times 0
         forks = [
             (p, j)
             for p in node_of
@@ -42,7 +42,7 @@ def returns(turns: Sequence[Said], env: Environment, gamma: float, rng: np.rando
         after = [turns[t].answer.after[p * actions + j] for p, j in forks]
         later = _continued(after, [node_of[p] for p, _ in forks], turns[t + 1 :], env, gamma, rng)
         for (p, j), value in zip(forks, later, strict=True):
-            found[t][p, j] += gamma * value
+            found[t][p, j] += gamma * value if gamma else 0
     return found
 
 
@@ -66,5 +66,5 @@ def _continued(
     on = [i for i, node in enumerate(nodes) if node in next_of and not answer.done[i] and np.isfinite(out[i]).all()]
     rest = [answer.after[i] for i in on], [next_of[nodes[i]] for i in on]
     for i, value in zip(on, _continued(*rest, turns[1:], env, gamma, rng), strict=True):
-        out[i] = out[i] + gamma * value
+        out[i] = out[i] + (gamma * value if gamma else 0)
     return out

@@ -250,6 +250,7 @@ def minibatches(rows: Rows, n: int) -> tuple[Rows, jax.Array]:
         policy = policy._replace(weights=n * policy.weights, kl_weights=n * policy.kl_weights, share=share)
     if values is not None:
         values = values._replace(weights=n * values.weights)
+        tokens = jnp.maximum(tokens, values.mask.sum((2, 3, 4)))  # a value head also learns from what the policy leaves out
     return parts._replace(policy=policy, values=values), tokens
 
 

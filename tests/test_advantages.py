@@ -222,3 +222,10 @@ def test_masked_reductions():
     nothing = jnp.zeros_like(mask)
     for reduce in (masked.total, masked.mean):
         assert (np.asarray(reduce(x, nothing, -1)) == 0).all()
+
+
+def test_batch_std_is_of_advantages_not_of_returns():
+    """Baselines that differ from row to row: R - b is 1, 2, 1, 2 here, of which the spread is 1/2."""
+    returns, expected = jnp.array([[1.0, 2.0], [5.0, 6.0]]), jnp.array([[0.0, 0.0], [4.0, 4.0]])
+    got = estimate("value_baseline", "batch_std", returns, jnp.zeros((2, 2), int), expected=expected)
+    np.testing.assert_allclose(got, [[2.0, 4.0], [2.0, 4.0]], rtol=1e-6)

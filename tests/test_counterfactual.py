@@ -28,7 +28,7 @@ def agents(tiny_config, tiny_tokenizer, random_agent):
 
 
 class Story:
-    """An episode whose rewards depend on all that was written; it is over early where an agent wrote an `x`."""
+    """An episode whose rewards depend on all that was written, and so does whether it is over early."""
 
     def reset(self, item, rng):
         return [item["prompt"]], [item["prompt"]] * 2
@@ -36,7 +36,7 @@ class Story:
     def step(self, state, texts, rng):
         told = [*state, *texts]
         value = sum((k + 1) * len(text) + text.count("e") for k, text in enumerate(told)) / 10
-        return told, [f"{texts[1]} go on", f"{texts[0]} go on"], [value, -0.5 * value], any("x" in text for text in texts)
+        return told, [f"{texts[1]} go on", f"{texts[0]} go on"], [value, -0.5 * value], sum(map(len, told)) % 4 == 0
 
 
 def by_hand(item, base, fork, gamma):
@@ -185,3 +185,17 @@ def test_evaluations_do_not_fork():
 def test_what_does_not_fit_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check_settings(dataclasses.replace(CONFIG, **changes))
+
+
+def test_without_a_future_an_invalid_turn_costs_no_earlier_message(agents):
+    """gamma = 0, and no reward of the second turn is valid: the first one's messages are worth their own."""
+
+    class Later(Story):
+        def step(self, state, texts, rng):
+            told, prompts, rewards, _ = super().step(state, texts, rng)
+            return told, prompts, [float("nan")] * 2 if len(told) > 3 else rewards, False
+
+    team, params = make_team(agents)
+    episodes, env = Episodes(num_turns=2, gamma=0.0), LockStep(Later(), 2)
+    found = message_credit(team, params, ITEMS, env, SETTINGS, episodes, k=3, seed=0).rollout
+    assert np.isfinite(found.returns[0]).all() and np.isnan(found.returns[1]).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,11 @@ import pytest
 
 from jmarl import critics, scoring
 from jmarl.checkpoint import Checkpointer
-from jmarl.config import TrainConfig
+from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Rewarded
 from jmarl.models import decoder
 from jmarl.objective import make_rows, rows_loss, values_of
-from jmarl.returns import discounted
+from jmarl.returns import discounted, joint_actions
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
 from jmarl.stack import unstack
@@ -542,3 +543,21 @@ def test_value_heads_are_not_saved(agents, tmp_path):
     train(team, params, environment(2), ITEMS, cfg)
     loaded = load_agent(tmp_path / "models" / "agent_0")
     assert jax.tree.structure(loaded.params) == jax.tree.structure(agents[0].params)
+
+
+def test_a_central_critic_learns_the_mean_of_the_agents_returns():
+    """And its values of joint actions are the mean of a node's, where they differ."""
+    ones = np.ones((1, 2, 4), np.int32), np.full((1, 2), 4)
+    text = critics.JointText(*ones, np.zeros((1, 2, 3, 1), np.int32), np.zeros((1, 2, 3), np.int32), 2)
+    target = np.arange(12.0).reshape(2, 3, 2) ** 2
+    np.testing.assert_allclose(critics.central_batch([text], [target], [np.zeros((2, 3))]).rewards[0], target.mean(-1))
+    turn = SimpleNamespace(joint=joint_actions("aligned", 2, 3), texts=[[["a"] * 3]])
+    values, nodes = critics._of_team(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
+    assert nodes[0].tolist() == [[3], [3]] and values[0].tolist() == [[[1, 2, 6]]] * 2
+
+
+def test_a_penalty_is_a_reward_only_where_it_is_to_be():
+    assert [critics.penalises(Learning(algorithm="ippo", kl_coef=0.1, kl_in=where)) for where in ("loss", "reward")] == [
+        False,
+        True,
+    ]

@@ -13,10 +13,10 @@ import pytest
 from jmarl.advantages import nothing_remembered
 from jmarl.config import Learning
 from jmarl.models import decoder
-from jmarl.objective import make_rows
+from jmarl.objective import Policy, make_rows, token_loss, with_value_head
 from jmarl.scoring import score
-from jmarl.types import Batch
-from jmarl.update import agent_gradients, apply_gradients, gradients, init_stack, minibatches, update_stack
+from jmarl.types import Batch, Own
+from jmarl.update import agent_gradients, apply_gradients, gradients, init_stack, minibatches, schedule, update_stack
 
 A, P, G, T, S = 2, 2, 4, 5, 8
 BASE = Learning(algorithm="grpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5, loss_aggregation="token_mean")
@@ -203,3 +203,51 @@ def test_the_kl_coefficient_follows_its_target(params, batch, cfg):
         losses.append(jax.device_get(metrics["loss"]))
         np.testing.assert_allclose(after.running.kl_coef, factor * 0.49 * 1.02, rtol=1e-6)
     np.testing.assert_allclose(losses[1] - losses[0], 0.49 * metrics["kl"], rtol=1e-3)
+
+
+def test_what_target_kl_measures():
+    """KL(old || new) by k3 of the old policy's samples, in closed form."""
+    one = jnp.ones(1)
+    of = Policy(one > 0, one, one, -one, -one, one, one)
+    metrics = token_loss(-0.5 * one, 0 * one, of, dataclasses.replace(BASE, num_epochs=2, target_kl=1.0))[1]
+    assert float(metrics["kl_moved"]) == pytest.approx(np.exp(0.5) - 1.5, rel=1e-5)
+
+
+def test_an_agent_that_has_moved_too_far_makes_no_later_step(params, batch, cfg):
+    """Also where a later part has not moved; and one that is held stays so through all steps, weight decay included."""
+    old = batch.old_logprobs.at[:, 0].add(jnp.where(batch.action_mask[:, 0], 1.0, 0.0))
+    _, metrics = run(params, batch._replace(old_logprobs=old), cfg, num_minibatches=2, target_kl=0.1)
+    assert metrics["steps"].tolist() == [0, 0]
+    learning = dataclasses.replace(BASE, num_epochs=2, target_kl=1e3, weight_decay=0.1)
+    state = init_stack(jax.tree.map(jnp.copy, params), learning)
+    after, metrics = update_stack(state, batch, cfg=cfg, learning=learning, own=Own(held=jnp.array([True, False])))
+    assert metrics["steps"].tolist() == [0, 2]
+    jax.tree.map(lambda new, was: np.testing.assert_array_equal(new[0], was[0]), after.params, params)
+
+
+def test_parts_have_the_weight_of_the_batch(batch, cfg):
+    """Of the policy, its KL term and the values alike."""
+    learning = Learning(algorithm="ippo", separate_critic=False, kl_coef=0.5, loss_aggregation="token_mean")
+    mine = jax.tree.map(lambda x: x[0], batch._replace(values=jnp.zeros(batch.tokens.shape)))
+    running = jax.tree.map(lambda x: x[0], nothing_remembered(1, 1, 0.5))
+    rows, _ = make_rows(None, running, mine, None, cfg=cfg, learning=learning, trains="both")
+    parts, _ = minibatches(jax.tree.map(lambda x: x[None], rows), 2)
+    np.testing.assert_allclose(parts.policy.kl_weights, 0.5 * parts.policy.weights, rtol=1e-6)
+    for of in (parts.policy, parts.values):
+        np.testing.assert_allclose(of.weights.sum((2, 3, 4)).mean(1), 1, rtol=1e-5)
+
+
+def test_a_value_head_learns_from_what_the_policy_leaves_out(params, batch, cfg):
+    """A part of cut off completions alone: with mask_overlong the policy has nothing to learn there, the values have."""
+    learning = dataclasses.replace(
+        BASE, algorithm="ippo", separate_critic=False, mask_overlong=True, num_minibatches=2, loss_aggregation=None
+    )
+    cut = batch._replace(ended=batch.ended.at[:, 0].set(False), values=jnp.zeros(batch.tokens.shape))
+    state = init_stack(with_value_head(jax.tree.map(jnp.copy, params)), learning)
+    _, metrics = update_stack(state, cut, cfg=cfg, learning=learning, trains="both")
+    assert metrics["steps"].tolist() == [2, 2]
+
+
+def test_warm_up_counts_all_steps_of_an_update():
+    rate = schedule(Learning(learning_rate=1.0, warmup_updates=2, num_updates=9, num_epochs=2, num_minibatches=2))
+    np.testing.assert_allclose([rate(k) for k in range(9)], [*np.arange(1, 9) / 8, 1], rtol=1e-6)

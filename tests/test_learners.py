@@ -338,3 +338,10 @@ def test_it_is_refused_before_models_are_loaded():
 def test_a_teams_numbers_are_no_stacks_settings():
     with pytest.raises(TypeError, match=r"learning_rate=\(0.1, 0.2\) is of a whole team: make a stack's settings of it"):
         init_stack({"w": jnp.ones((2, 3))}, Learning(learning_rate=(0.1, 0.2)))
+
+
+def test_the_schedule_of_a_central_critic_is_that_of_the_run():
+    """In alternating order the agents learn in half of the updates, it in all."""
+    cfg = TrainConfig(algorithm="maac", update_order="alternating", num_updates=10, lr_schedule="linear")
+    lengths = [of_stack(cfg, cfg.learning(), members, 2)[0].num_updates for members in (((0, 1),), ((0,), (1,)))]
+    assert lengths == [10, updates_of(cfg, 2)] == [10, 5]

@@ -11,7 +11,7 @@ import pytest
 
 from jmarl import scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.environment import Rewarded
+from jmarl.environment import Rewarded, prompt_of
 from jmarl.evaluate import evaluate
 from jmarl.generate import Ask, bucket, encode, sample_team
 from jmarl.order import EVAL
@@ -294,3 +294,13 @@ def test_stacked_agents_are_their_own(pair, agents):
     for a, agent in enumerate(agents):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(unstack(pair[1][0], a)), agent.params)
     assert {x.dtype for x in jax.tree.leaves(pair[1])} == {jnp.dtype("float32")}
+
+
+def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
+    """They are what importance_cap weighs by, and larger than those over the whole vocabulary."""
+    settings = Sampling(max_new_tokens=4, top_k=5)
+    env = Rewarded(lambda a, b: [1.0] * len(a), [prompt_of] * 2)
+    played = play(*pair, [{"prompt": "apples"}], env, settings, Episodes(), seed=0, step=0, group=3)
+    batch, done = to_batches(pair[0], played)[0], played.turns[0].completions[0]
+    np.testing.assert_array_equal(batch.truncated_logprobs, done.truncated_logprobs[..., : batch.tokens.shape[-1]])
+    assert (batch.truncated_logprobs > batch.old_logprobs + 1e-3).any()

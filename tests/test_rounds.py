@@ -19,11 +19,12 @@ from jmarl.environment import Rewarded, prompt_of
 from jmarl.generate import tokens_of
 from jmarl.lockstep import LockStep
 from jmarl.models import decoder
+from jmarl.order import tasks_of
 from jmarl.pairs import Pair, load_pairs
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
 from jmarl.rounds import Round, Rounds, chosen_of, load_round, save_round
-from jmarl.team import init_state, make_team
+from jmarl.team import init_state, make_team, policies
 from jmarl.train import train
 from jmarl.weights import Agent
 
@@ -421,3 +422,20 @@ def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
     assert rows[0]["agent_1/loss"] == pytest.approx(math.log(2), rel=1e-5)
     assert rows[0]["agent_1/margin"] == pytest.approx(0, abs=1e-4)
     assert rows[-1]["agent_1/loss"] < rows[0]["agent_1/loss"] and rows[-1]["agent_1/margin"] > 0
+
+
+def test_rounds_have_items_and_random_numbers_of_their_own(agents):
+    """The items of a round are those of a step of that number; with the same items and weights, other texts are written."""
+    rounds, _ = rounds_of(agents, num_prompts=3)
+    assert rounds._draws(2) == [(2, [ITEMS[i] for i in tasks_of(2, len(ITEMS), 3, CONFIG.seed)])] != rounds._draws(1)
+    rounds, state = rounds_of(agents)
+    first, second = (rounds._round(n, policies(state)) for n in (0, 1))
+    assert {pair.chosen for pair in first.pairs} != {pair.chosen for pair in second.pairs}
+
+
+def test_a_reward_model_gets_all_pairs_of_the_likeliest_rounds(agents):
+    for changes, share in ((dict(replay="all"), 1), (dict(replay="lambda_decay", replay_lambda=0.5), 0.5)):
+        rounds, state = rounds_of(agents, **changes)
+        for n in (0, 1):
+            rounds._keep(n, rounds._round(n, policies(state)).pairs)
+        assert len(rounds.replayed(1)) == round(share * len(rounds.pairs[0])) + len(rounds.pairs[1])

@@ -394,3 +394,9 @@ def test_evaluation_counts_all_turns(pair):
     cfg = TrainConfig(num_turns=2, eval_generations=2, max_new_tokens=3, gamma=0.5)
     env = Rewarded(make_reward(lambda a, b: [3.0] * len(a), num_agents=2), [lambda item: item["prompt"]] * 2, answer)
     assert evaluate(team, params, ITEMS, env, cfg).mean == 6.0
+
+
+def test_without_a_future_an_invalid_turn_costs_no_earlier_one():
+    """gamma = 0: 0 times an invalid reward is no number."""
+    got = discounted([np.ones((1, 1, 1)), np.full((1, 1, 1), np.nan)], [np.zeros(1, int)] * 2, 0.0)
+    assert got[0].item() == 1

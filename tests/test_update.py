@@ -12,7 +12,7 @@ import pytest
 
 from jmarl import scoring, weights
 from jmarl.advantages import nothing_remembered
-from jmarl.config import Learning
+from jmarl.config import CHOICES, Learning
 from jmarl.hf_format import tensors_from_params
 from jmarl.models import decoder
 from jmarl.objective import make_rows, rows_loss, split, token_loss
@@ -409,3 +409,34 @@ def test_kl_in_the_reward_is_subtracted_from_the_return(params, batch, cfg, kind
     estimate = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - d - 1}[kind]
     returns = mine.rewards - 0.3 * (estimate * mine.action_mask).sum(-1)
     np.testing.assert_allclose(rows.policy.advantages[..., 0], returns - returns.mean(-1, keepdims=True), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"][1:])
+def test_how_a_batchs_tokens_are_weighed(batch, cfg, aggregation):
+    """By numpy: a row without a valid reward counts nowhere, and `constant` divides by what a completion may have."""
+    learning = dataclasses.replace(PLAIN, loss_aggregation=aggregation, max_new_tokens=2 * T)
+    mine = unstack(batch._replace(rewards=batch.rewards.at[:, 0, 1].set(jnp.nan)), 0)
+    rows, _ = make_rows(None, fresh(learning), mine, None, cfg=cfg, learning=learning)
+    mask, valid = np.array(mine.action_mask), P * G - 1
+    mask[0, 1] = False
+    expected = {
+        "token_mean": mask / mask.sum(),
+        "sequence_mean": mask / np.maximum(mask.sum(-1, keepdims=True), 1) / valid,
+        "sequence_sum": mask / valid,
+        "constant": mask / (valid * 2 * T),
+    }[aggregation]
+    np.testing.assert_allclose(rows.policy.weights, expected, rtol=1e-6)
+
+
+def test_the_penalty_follows_the_coefficient_of_the_moment(params, batch, cfg):
+    """Which a target moves: twice the coefficient takes twice as much from the advantages."""
+    learning = dataclasses.replace(PLAIN, kl_coef=0.3, kl_in="reward")
+    mine, reference = unstack(batch, 0), unstack(params, 1)
+
+    def advantages(coef):
+        running = fresh(learning)._replace(kl_coef=jnp.float32(coef))
+        return make_rows(reference, running, mine, None, cfg=cfg, learning=learning)[0].policy.advantages
+
+    none, once, twice = map(advantages, (0.0, 0.3, 0.6))
+    np.testing.assert_allclose(twice - none, 2 * (once - none), rtol=1e-3, atol=1e-5)
+    assert np.abs(once - none).max() > 1e-3
