@@ -421,10 +421,14 @@ def test_gae_is_scaled_by_role(agents):
     mine = unstack(batches[0], 0)
     far = mine._replace(rewards=np.where(mine.roles == 1, 100 * mine.rewards, mine.rewards))
     running = unstack(before.stacks[0].running, 0)
-    rows, _ = make_rows(None, running, far, None, cfg=agents[0].config, learning=cfg.learning())
-    for role in range(2):
-        here = np.asarray(rows.mask) & (mine.roles == role)[..., None]
-        assert np.std(np.asarray(rows.policy.advantages)[here]) == pytest.approx(1, rel=1e-3)
+    first = np.arange(far.rewards.shape[1]) == 0  # of each prompt, cut off and far from the others
+    cut = far._replace(ended=np.broadcast_to(~first, far.rewards.shape), rewards=np.where(first, 1e4, far.rewards))
+    for given, changes in ((far, {}), (cut, {"mask_overlong": True})):
+        learning = dataclasses.replace(cfg.learning(), **changes)
+        rows, _ = make_rows(None, running, given, None, cfg=agents[0].config, learning=learning)
+        for role in range(2):
+            here = np.asarray(rows.mask) & (mine.roles == role)[..., None]
+            assert np.std(np.asarray(rows.policy.advantages)[here]) == pytest.approx(1, rel=1e-3)
 
 
 def test_shared_weights_have_a_critic_in_two_roles(agents):

@@ -228,3 +228,16 @@ def test_rows_without_a_group_baseline_refuse_it(agents, algorithm):
 def test_a_number_of_rounds_is_not_negative():
     with pytest.raises(ValueError, match=r"dynamic_sampling=-1 is not allowed: dynamic_sampling must be >= 0 \(0 is off\)"):
         dataclasses.replace(BASE, dynamic_sampling=-1)
+
+
+def test_the_return_of_all_that_was_played_is_told(agents, tmp_path):
+    """Three rounds whose rewards are 0, 1 and 2 all over: none teaches anything, and their mean is 1."""
+    calls = []
+
+    def reward(a, b):
+        calls.append(len(a))
+        return [len(calls) - 1.0] * len(a)
+
+    run(agents, reward, items=ITEMS[:1], num_updates=1, num_prompts=1, dynamic_sampling=2, output_dir=str(tmp_path))
+    (row,) = rows_of(tmp_path)
+    assert len(calls) == 3 and (row["reward/mean"], row["dynamic/return"]) == (0, 1)

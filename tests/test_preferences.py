@@ -14,7 +14,7 @@ import pytest
 
 from jmarl import losses
 from jmarl.config import Learning, TrainConfig
-from jmarl.fit import encode, evaluate, examples_at, fit
+from jmarl.fit import batches_of, encode, evaluate, examples_at, fit
 from jmarl.models import decoder
 from jmarl.objective import values_of, with_value_head
 from jmarl.pairs import Pair, Trajectory
@@ -414,6 +414,20 @@ def test_every_pair_is_seen_once_an_epoch():
     assert len(set(sum(seen[:3], []))) == 9 and len(set(sum(seen[3:], []))) == 9 and seen[:3] != seen[3:]
     assert examples_at(4, 10, 3, seed=0) == seen[4] and examples_at(0, 10, 3, seed=1) != seen[0]
     assert sorted(examples_at(0, 2, 8, seed=0)) == [0, 1]
+
+
+def test_held_out_pairs_of_a_team_are_judged_by_the_joint_margin(agents):
+    team, params = make_team(agents)
+    cfg, other = dataclasses.replace(RUN, algorithm="madpo", batch_size=9), jax.tree.map(lambda x: 0.9 * x, params)
+    held_out = encode(team, params, TASTES[:9], cfg)
+    found = evaluate(team, other, held_out, cfg)
+    scores = pair_scores(team, other, batches_of(team, held_out, range(9), cfg), cfg.learning(), cfg.per_agent)[:9]
+    margins = (scores[..., 0] - scores[..., 1]).sum(1)
+    assert (
+        (margins > 0).sum() == 8
+        and found["margin"] == pytest.approx(margins.mean(), rel=1e-4)
+        and found["accuracy"] == pytest.approx(8 / 9)
+    )
 
 
 def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
