@@ -20,7 +20,12 @@ def report(result: TrainResult) -> None:
         print(f"held-out before: {told(result.before)}")
     if result.after:
         print(f"held-out after: {told(result.after)}")
+    print(end_of(result))
+
+
+def end_of(result: TrainResult) -> str:
+    """The end of the learning curve."""
     if not result.rewards:
-        return print("no update was left to make: raise --num-updates to train on")
+        return "no update was left to make: raise --num-updates to train on"
     last = result.rewards[-10:]
-    print(f"mean reward of the last {len(last)} updates {sum(last) / len(last):.3f}")
+    return f"mean reward of the last {len(last)} updates {sum(last) / len(last):.3f}"

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import tyro
 
+from experiments.report import end_of
 from jmarl.algorithms import algorithm
 from jmarl.centralized import Centralized
 from jmarl.config import TrainConfig, check
@@ -86,12 +87,12 @@ def run(cfg: StoryConfig) -> list[TrainResult]:
 def main() -> None:
     cfg = tyro.cli(StoryConfig)
     for seed, result in zip(cfg.seeds or [cfg.seed], run(cfg), strict=True):
-        which, last = f"seed {seed}: " if cfg.seeds else "", result.rewards[-10:]
+        which = f"seed {seed}: " if cfg.seeds else ""
         if result.before:  # not of a resumed run
             print(f"{which}held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}")
         if result.after:
             print(f"{which}held-out reward after {result.after.mean:.3f} ± {result.after.interval:.3f}")
-        print(f"{which}mean reward of the last {len(last)} updates {sum(last) / max(len(last), 1):.3f}")
+        print(f"{which}{end_of(result)}")
 
 
 if __name__ == "__main__":
