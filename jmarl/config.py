@@ -304,6 +304,8 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     """Updates between checkpoints; 0: none, not even at the end."""
     save_total_limit: int = 2
     """Checkpoints kept."""
+    save_models: bool = True
+    """Write the trained agents to output_dir/models at the end: all weights of each, with LoRA merged and as an adapter."""
     log_every: int = 10
     """Updates between text samples and histograms in TensorBoard."""
     eval_every: int = 0

@@ -34,6 +34,7 @@ MAY_CHANGE = frozenset(
         "eval_every",
         "eval_generations",
         "eval_temperature",
+        "save_models",
         "overlap_rewards",
         "mesh",  # weights lie elsewhere, and are the same
         "held_out",  # of experiments that evaluate

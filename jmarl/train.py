@@ -93,7 +93,7 @@ def train(
             result = run(team, critics, state, items, policy, log, saver, meta, eval_items, env, rewarder)
         else:
             result = run_rounds(team, state, rounds, cfg, RoundLog(team, cfg, writer), saver, meta, eval_items)
-    if cfg.output_dir:
+    if cfg.output_dir and cfg.save_models:
         save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
     return result
 
