@@ -96,7 +96,7 @@ def fit(
     about: dict[str, Any] = {"team": team.describe(), "critics": []}
     with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
         result = run(team, state, examples, held_out, cfg, FitLog(team, cfg, writer), saver, meta)
-    if cfg.output_dir and not scores_values(learning):  # as models they would have no head
+    if cfg.output_dir and cfg.save_models and not scores_values(learning):  # as models they would have no head
         save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
     return result
 

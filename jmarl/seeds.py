@@ -87,7 +87,7 @@ def train_seeds(
             writer = opened.enter_context(MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **how))
         results = run_seeds(runs, state, items, env, eval_items, logs, writer, saved)
     for of_seed, result in zip(cfgs, results, strict=True):
-        if of_seed.output_dir:
+        if of_seed.output_dir and of_seed.save_models:
             save_team(Path(of_seed.output_dir) / "models", team, policies(result.state))
     return results
 

@@ -290,6 +290,11 @@ def test_settings_of_another_type_are_refused(changes, message):
         TrainConfig(**changes)
 
 
+def test_models_are_not_written_where_they_are_not_wanted(pair, tmp_path):
+    run(pair, num_updates=1, output_dir=str(tmp_path), save_models=False)
+    assert len(rows_of(tmp_path)) == 1 and not (tmp_path / "models").exists()
+
+
 def test_an_earlier_run_is_set_aside(pair, tmp_path, caplog):
     directory = tmp_path / "run"
     for _ in range(3):
