@@ -137,6 +137,8 @@ def test_runs_go_on_together_and_alone(agent, whole, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[2:] == other.rewards
     assert of_steps(rows(tmp_path / "seed_3")) == of_steps(rows(whole[0] / "seed_3"))
+    done = run(agent, dataclasses.replace(cfg, resume=True), SEEDS)  # nothing is left to make
+    assert [(one.rewards, one.after.mean) for one in done] == [([], one.after.mean) for one in again]
     alone = run(agent, dataclasses.replace(cfg, output_dir=str(tmp_path / "alone"), resume=True), 0)
     np.testing.assert_allclose(alone.rewards, again[1].rewards, rtol=1e-12)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, again[1].state)
