@@ -120,8 +120,9 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = No
     with Checkpointer(checkpoints_of(cfg), read_only=True) as saved:
         old, step = saved.read_meta(step)
         new = json.loads(json.dumps(meta["config"]))  # as the other one was saved, tuples as lists
-        was = json.loads(json.dumps(dataclasses.asdict(type(cfg)()))) | old["config"]  # it may be older than a setting
-        changed = {k: f"{k}: {was[k]!r} -> {new[k]!r}" for k in new if was[k] != new[k]}
+        defaults = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in old["config"]}  # it may be older
+        was = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
+        changed = {k: f"{k}: {was.get(k)!r} -> {new[k]!r}" for k in new if was.get(k) != new[k]}
         differs = [text for name, text in changed.items() if name not in MAY_CHANGE]
         if old["team"] != meta["team"]:
             differs.append("team: other models, tokenizers or roles")

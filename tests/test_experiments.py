@@ -88,6 +88,20 @@ def test_flags_take_a_number_for_each_agent(module):
         assert all(hints[name] == of_run[name] for name in (*PER_AGENT, "optimizer")), cfg
 
 
+def test_a_run_in_the_default_directory_goes_on(tiny_dir, tmp_path, monkeypatch):
+    """Where a new run is refused: the settings that a checkpoint is compared with are never those of a new one."""
+    from experiments import story_length
+
+    monkeypatch.chdir(tmp_path)
+    few = dict(model=str(tiny_dir("llama")), num_prompts=1, num_generations=2, max_new_tokens=4, held_out=0, save_every=1)
+    few |= dict(progress=False, save_models=False)
+    story_length.run(story_length.StoryConfig(num_updates=1, **few))
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        story_length.StoryConfig()
+    (result,) = story_length.run(story_length.StoryConfig(num_updates=2, resume=True, **few))
+    assert len(result.rewards) == 1
+
+
 def test_preferences_of_a_file_are_trained_on_from_the_shell(tiny_dir, tmp_path):
     """Held-out accuracy before is that of a policy which is its own reference; metrics and a model are written."""
     rows = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(20)]
