@@ -299,10 +299,12 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
     assert one >= size and (four - one) / 3 < size / 4, f"{one} and {four} bytes, the base has {size}"
 
 
-def test_every_weight_of_every_layer_has_a_dropout_of_its_own(tiny_config):
+def test_every_weight_of_every_layer_has_a_start_and_a_dropout_of_its_own(tiny_config):
     cfg = tiny_config()
     base = decoder.init_params(cfg, jax.random.key(0))
     model = unstack(lora.models([share_params([base])], [(cfg, 1)], Learning(lora_rank=2), 0)[0], 0)
     layers = lora.with_dropout(model, jax.random.key(0), 0.4)["layers"]
     keys = [tuple(k) for name in lora.targets_of(model) for k in jax.random.key_data(layers[name]["dropout"]["key"]).tolist()]
     assert len(set(keys)) == len(keys) == 7 * cfg.num_layers
+    signs = [np.sign(layers[name]["a"][i, :, 0]) for name in lora.targets_of(model) for i in range(cfg.num_layers)]
+    assert len({tuple(of[:32].tolist()) for of in signs}) == len(signs)
