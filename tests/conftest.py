@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,10 @@ def forget_programs():
 @pytest.fixture
 def full_disk():
     """`with full_disk(limit):` no file may grow beyond `limit` bytes: a write fails half way, as on a full disk."""
+    # Where one write of a checkpoint fails, those beside it end after the event loop that waited for them is closed: each is
+    # told to standard error by the thread that wrote, in no order that a test could wait for.
+    # (Until the test ends: pytest brings the filters back then.)
+    warnings.filterwarnings("ignore", "Exception ignored in: None", pytest.PytestUnraisableExceptionWarning)
 
     @contextlib.contextmanager
     def limited(limit: int):
