@@ -301,7 +301,7 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     resume: bool = False
     """Go on from the newest checkpoint in output_dir."""
     save_every: int = 0
-    """Updates between checkpoints; 0: none, not even at the end."""
+    """Updates between checkpoints, of which one is also made at the end and where a run breaks off; 0: none, not even then."""
     save_total_limit: int = 2
     """Checkpoints kept."""
     save_models: bool = True

@@ -89,14 +89,14 @@ def loop(
     state: TeamState,
     cfg: TrainConfig,
     log: StepLog,
-    saver: Checkpointer | None,
-    meta: dict,
+    saver: Any,
+    meta: Any,
     advance: Callable[[int, TeamState], TeamState],
     evaluate: Callable[[TeamState], Any] | None,
 ) -> tuple[TeamState, Any, Any]:
-    """The loop from `state` on, of which each kind of run makes its own. advance: one update, kept in the log; evaluate: on
-    what is held out, if anything is. Returns the state without gradients and the evaluations before training (None where it
-    was resumed) and after it."""
+    """The loop from `state` on, of which each kind of run makes its own. saver, meta: what `log.save` takes; without a saver
+    there are no checkpoints. advance: one update, kept in the log; evaluate: on what is held out, if anything is. Returns the
+    state without gradients and the evaluations before training (None where it was resumed) and after it."""
 
     def evaluated(step: int) -> Any:
         due = cfg.eval_every and step % cfg.eval_every == 0
@@ -116,6 +116,13 @@ def loop(
             after = evaluated(step + 1) or after
             if saver:
                 log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
+    except BaseException:  # also Ctrl+C: what was learned since the last checkpoint is kept, if it is not inside an update
+        whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(state)))
+        if saver and whole and first < int(state.step):
+            log.save(saver, int(state.step), to_checkpoint(state), meta, last=True)
+            if cfg.progress:
+                print(f"{cfg.output_dir} broke off after update {int(state.step)}: resume goes on from there", flush=True)
+        raise
     finally:  # of a run that breaks off, too, the last update is in the log
         log.flush()
     if first == cfg.num_updates:  # a finished run that was resumed

@@ -30,17 +30,18 @@ from jmarl.algorithms import algorithm
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment, Formatter, Transition, describe
-from jmarl.evaluate import evaluating, numbers
+from jmarl.evaluate import Evaluation, evaluating, numbers
 from jmarl.learners import adapted
 from jmarl.lockstep import TextEnvironment
 from jmarl.metrics import MetricsWriter
 from jmarl.returns import mean_and_interval
+from jmarl.rollout import Rollout
 from jmarl.rundir import checkpoints_of, open_run, set_aside
-from jmarl.runlog import RunLog, TrainResult
+from jmarl.runlog import RunLog, StepLog, TrainResult, loop
 from jmarl.runs import Runs, alone, of_run, play_together, together, update_together
 from jmarl.stack import map_own
 from jmarl.step import check_valid, playing_step, tasks_at
-from jmarl.team import Team, policies, save_team, to_checkpoint, without_gradients
+from jmarl.team import Team, policies, save_team
 from jmarl.train import check_run, check_settings, check_team, environment_of, start
 from jmarl.types import TeamState
 from jmarl.weights import Agent
@@ -161,38 +162,14 @@ def run_seeds(
     saved: Sequence[tuple[Checkpointer, dict]],
 ) -> list[TrainResult]:
     """The loop from `state` on, as `train.run` for one run. saved: of each run its checkpoints and what they say of it."""
-    team, cfg = runs.team, runs.cfgs[0]
+    team, cfg, first = runs.team, runs.cfgs[0], int(state.step)
     cfgs = [dataclasses.replace(c, overlap_rewards=False) for c in runs.cfgs]  # all of them ask one environment
-    kept: list[tuple] = []  # the step that is not logged yet, so that the device works on while the host logs
+    log = SeedsLog(runs, logs, writer)
 
-    def flush() -> None:
-        while kept:
-            step, rollouts, learned, played = kept.pop()
-            learned = jax.device_get(learned)
-            for i, (log, rollout) in enumerate(zip(logs, rollouts, strict=True)):
-                log.step(step, rollout, [of_run(metrics, i, len(cfgs)) for metrics in learned], played)
-            rows = [log.flush() for log in logs]
-            if writer:
-                writer.write(step, over_runs([row for row in rows if row is not None]))
+    def evaluated(state: TeamState) -> list:
+        return play_together(runs, state, [evaluating(team, eval_items, env, c) for c in cfgs])
 
-    def evaluated(step: int) -> list | None:
-        due = cfg.eval_every and step % cfg.eval_every == 0
-        if not eval_items or not (due or step in (0, cfg.num_updates)):
-            return None
-        flush()
-        began = time.monotonic()
-        results = play_together(runs, state, [evaluating(team, eval_items, env, c) for c in cfgs])
-        for log, result in zip(logs, results, strict=True):
-            log.evaluation(step, result, began)
-        if writer:
-            rows = [numbers(result) for result in results]
-            found = [{name: x for name, x in row.items() if not name.endswith("_ci95")} for row in rows]
-            writer.write(max(step - 1, 0), {"eval/updates": step} | over_runs(found))
-        return results
-
-    first = int(state.step)
-    before = after = evaluated(0) if first == 0 else None
-    for step in range(first, cfg.num_updates):
+    def advance(step: int, state: TeamState) -> TeamState:
         tasks = [partial(tasks_at, items, c, step) for c in cfgs]
         asking = [playing_step(team, of(), env, c, step, of) for of, c in zip(tasks, cfgs, strict=True)]
         rollouts = play_together(runs, state, asking)
@@ -201,24 +178,56 @@ def run_seeds(
                 check_valid(rollout)
         played = time.monotonic()
         state, learned = update_together(runs, state, rollouts)
-        flush()
-        kept.append((step, rollouts, learned, played))
-        after = evaluated(step + 1) or after
-        if saved:
-            last = step + 1 == cfg.num_updates
-            due = last or (step + 1) % cfg.save_every == 0
-            if due:
-                flush()
-            for i, (log, (saver, meta)) in enumerate(zip(logs, saved, strict=True)):  # also where none is due: it tells faults
-                log.save(saver, step + 1, alone(to_checkpoint(state), i, runs) if due else None, meta, last=last)
-    if first == cfg.num_updates:  # finished runs that were resumed
-        after = evaluated(first)
-    flush()
+        log.step(step, rollouts, learned, played)
+        return state
+
+    state, before, after = loop(state, cfg, log, saved, None, advance, evaluated if eval_items else None)
     evaluations = zip(before or [None] * len(cfgs), after or [None] * len(cfgs), strict=True)
     return [
-        TrainResult(alone(without_gradients(state), i, runs), log.rewards, *of)
-        for i, (log, of) in enumerate(zip(logs, evaluations, strict=True))
+        TrainResult(alone(state, i, runs), of_run.rewards, *of)
+        for i, (of_run, of) in enumerate(zip(logs, evaluations, strict=True))
     ]
+
+
+class SeedsLog(StepLog):
+    """Logs of all runs, and beside them means over them."""
+
+    def __init__(self, runs: Runs, logs: Sequence[RunLog], writer: MetricsWriter | None):
+        super().__init__(runs.team, runs.cfgs[0], writer)
+        self.runs, self.logs = runs, logs
+
+    def step(self, step: int, rollouts: Sequence[Rollout], learned: list, at: float) -> None:
+        """As of `RunLog`."""
+        self.flush()
+        self._pending = (step, rollouts, learned, at)
+
+    def flush(self) -> None:
+        if self._pending is None:
+            return
+        (step, rollouts, learned, at), self._pending = self._pending, None
+        learned = jax.device_get(learned)
+        for i, (log, rollout) in enumerate(zip(self.logs, rollouts, strict=True)):
+            log.step(step, rollout, [of_run(metrics, i, len(self.logs)) for metrics in learned], at)
+        rows = [log.flush() for log in self.logs]
+        if self.writer:
+            self.writer.write(step, over_runs([row for row in rows if row is not None]))
+
+    def evaluation(self, updates: int, results: list[Evaluation], began: float) -> None:
+        for log, result in zip(self.logs, results, strict=True):
+            log.evaluation(updates, result, began)
+        if self.writer:
+            rows = [numbers(result) for result in results]
+            found = [{name: x for name, x in row.items() if not name.endswith("_ci95")} for row in rows]
+            self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | over_runs(found))
+
+    def save(self, saved: Sequence[tuple[Checkpointer, dict]], step: int, state: TeamState, meta: None, last: bool) -> None:
+        """Checkpoint each run; also where none is due, because that tells of saves that failed."""
+        del meta  # each has its own
+        due = last or step % self.cfg.save_every == 0
+        if due:
+            self.flush()
+        for i, (log, (saver, about)) in enumerate(zip(self.logs, saved, strict=True)):
+            log.save(saver, step, alone(state, i, self.runs) if due else None, about, last)
 
 
 def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

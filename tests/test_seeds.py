@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.rewards import make_reward
+from jmarl.rewards import RewardError, make_reward
 from jmarl.seeds import train_seeds
 from jmarl.team import make_team
 from jmarl.train import train
@@ -43,11 +43,11 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
     return random_agent(tiny_config(), tiny_tokenizer, 0)
 
 
-def run(agent, cfg, seeds=None, items=ITEMS):
+def run(agent, cfg, seeds=None, items=ITEMS, reward=short):
     """What `train_seeds` returns, or with one number `train`."""
     made = make_team([agent, agent], lora=cfg.lora_rank > 0)
     more = dict(eval_items=ITEMS[:2], external_transition=go_on if cfg.num_turns > 1 else None)
-    arguments = (*made, make_reward(short, num_agents=2), items)
+    arguments = (*made, make_reward(reward, num_agents=2), items)
     if isinstance(seeds, int):
         return train(*arguments, dataclasses.replace(cfg, seed=seeds), **more)
     return train_seeds(*arguments, cfg, seeds=seeds, **more)
@@ -142,6 +142,25 @@ def test_runs_go_on_together_and_alone(agent, whole, tmp_path):
     alone = run(agent, dataclasses.replace(cfg, output_dir=str(tmp_path / "alone"), resume=True), 0)
     np.testing.assert_allclose(alone.rewards, again[1].rewards, rtol=1e-12)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, again[1].state)
+
+
+def test_runs_that_break_off_go_on_from_their_last_update(agent, whole, tmp_path):
+    """All have it in their logs, and the means over them too."""
+    calls = []
+
+    def breaks(a, b):
+        calls.append(1)
+        if len(calls) == 5 * len(SEEDS):  # the evaluation and three updates came before
+            raise OSError("no service")
+        return short(a, b)
+
+    cfg = dataclasses.replace(CONFIG, num_updates=4, save_every=100, output_dir=str(tmp_path))
+    with pytest.raises(RewardError, match="no service"):
+        run(agent, cfg, SEEDS, reward=breaks)
+    assert [len(of_steps(rows(tmp_path / where))) for where in ("", *(f"seed_{seed}" for seed in SEEDS))] == [3] * 4
+    for one, other in zip(whole[1], run(agent, dataclasses.replace(cfg, resume=True), SEEDS), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
+        assert one.rewards[3:] == other.rewards
 
 
 def test_runs_that_were_killed_between_their_saves_go_on(agent, whole, tmp_path):

@@ -271,18 +271,41 @@ def test_a_plain_function_is_a_reward(pair):
     assert repr(plain) == told
 
 
-def test_a_run_that_breaks_off_has_its_last_update_in_the_log(pair, tmp_path):
+def breaking(update, error):
+    """A reward that raises in an update, counted from 1, and nothing before."""
     calls = []
 
-    def breaks(a, b):
+    def reward(a, b):
         calls.append(1)
-        if len(calls) == 3:
-            raise OSError("no service")
+        if len(calls) == update:
+            raise error
         return share_of_e(a, b)
 
+    return reward
+
+
+def test_a_run_that_breaks_off_has_its_last_update_in_the_log(pair, tmp_path):
     with pytest.raises(RewardError, match="no service"):
-        run(pair, breaks, num_updates=4, output_dir=str(tmp_path))
+        run(pair, breaking(3, OSError("no service")), num_updates=4, output_dir=str(tmp_path))
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1]
+
+
+@pytest.mark.parametrize(("error", "raised"), [(OSError("no service"), RewardError), (KeyboardInterrupt(), KeyboardInterrupt)])
+def test_a_run_that_breaks_off_goes_on_from_its_last_update(pair, tmp_path, error, raised):
+    """Long before the next checkpoint is due; what breaks off before its first update leaves none."""
+    saving = dict(num_updates=4, save_every=100)
+    whole, _ = run(pair, share_of_e, output_dir=str(tmp_path / "whole"), **saving)
+    with pytest.raises(raised):
+        run(pair, breaking(3, error), output_dir=str(tmp_path / "broken"), **saving)
+    with Checkpointer(tmp_path / "broken" / "checkpoints", read_only=True) as saved:
+        assert saved.steps() == [2]
+    rest, _ = run(pair, share_of_e, output_dir=str(tmp_path / "broken"), resume=True, **saving)
+    jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
+    assert rest.rewards == whole.rewards[2:] and [row["step"] for row in rows_of(tmp_path / "broken")] == [0, 1, 2, 3]
+    with pytest.raises(raised):
+        run(pair, breaking(1, error), output_dir=str(tmp_path / "early"), **saving)
+    with Checkpointer(tmp_path / "early" / "checkpoints", read_only=True) as saved:
+        assert saved.steps() == []
 
 
 @pytest.mark.parametrize(
