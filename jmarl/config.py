@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-from jmarl.settings import Episodes, Preferences, check, check_types
+from jmarl.settings import Episodes, Preferences, check, check_names, check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,6 +316,10 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     """Temperature of evaluations, 0 is greedy; None: as in training."""
     progress: bool = True
     """Show a progress bar."""
+
+    def __new__(cls, *_: Any, **given: Any):
+        check_names(cls, given)
+        return super().__new__(cls)
 
     def __post_init__(self):
         check_types(self)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,12 +48,18 @@ def load_pairs(source: Any, num_agents: int = 1) -> list[Pair]:
 
     For one agent these are texts or lists of chat messages; without a prompt, chosen and rejected are whole conversations that
     differ in their last message. For a team of num_agents chosen and rejected are lists of as many texts, the prompt is one for
-    all or a list too.
+    all or a list too. Pairs of equal texts are left out, with a warning.
     """
-    rows = read_rows(source)
-    pairs = [pair_of(row, i, num_agents) for i, row in enumerate(rows)]
+    found = [pair_of(row, i, num_agents) for i, row in enumerate(read_rows(source))]
+    pairs = [pair for pair in found if pair.chosen != pair.rejected]
     if not pairs:
-        raise ValueError(f"{named(source)} holds no pairs")
+        raise ValueError(
+            f"{named(source)} holds no pairs" + (" that differ: chosen and rejected are the same" if found else "")
+        )
+    if len(pairs) < len(found):
+        alike = next(i for i, pair in enumerate(found) if pair.chosen == pair.rejected)
+        what = f"{len(found) - len(pairs)} of {len(found)} pairs of {named(source)} are left out (row {alike} is the first)"
+        warnings.warn(f"{what}: chosen and rejected are the same", stacklevel=2)
     return pairs
 
 
@@ -102,8 +109,6 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
         if several and len(prompt) != num_agents:
             raise ValueError(f"row {number}: prompt has {len(prompt)} entries for {num_agents} agents")
         prompts = tuple(prompt_of(p, number) for p in (prompt if several else [prompt] * num_agents))
-    if answers[0] == answers[1]:
-        raise ValueError(f"row {number}: chosen and rejected are the same, {answers[0]!r:.60}: leave such rows out")
     rewards = (row.get("metadata") or {}).get("rewards")
     return Pair(prompts, *answers, rewards=None if rewards is None else tuple(map(float, rewards)))  # type: ignore[arg-type]
 

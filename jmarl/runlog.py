@@ -118,10 +118,10 @@ def loop(
                 log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
     except BaseException:  # also Ctrl+C: what was learned since the last checkpoint is kept, if it is not inside an update
         whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(state)))
-        if saver and whole and first < int(state.step):
-            log.save(saver, int(state.step), to_checkpoint(state), meta, last=True)
+        if saver and whole and first < (made := int(state.step)):
+            log.save(saver, made, to_checkpoint(state), meta, last=True)
             if cfg.progress:
-                print(f"{cfg.output_dir} broke off after update {int(state.step)}: resume goes on from there", flush=True)
+                print(f"{cfg.output_dir} broke off after update {made}: resume goes on from its newest checkpoint", flush=True)
         raise
     finally:  # of a run that breaks off, too, the last update is in the log
         log.flush()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import numbers
 import typing
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -12,6 +14,15 @@ def check(name: str, given, ok: bool, allowed: str) -> None:
     """Refuse a bad setting, saying what was given and what is allowed."""
     if not ok:
         raise ValueError(f"{name}={given!r} is not allowed: {name} must be {allowed}")
+
+
+def check_names(cls: Any, given: Iterable[str], others: Sequence[str] = ()) -> None:
+    """Refuse a setting that a dataclass does not have, naming the nearest. others: more names that are known."""
+    known = [*(field.name for field in dataclasses.fields(cls)), *others]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise TypeError(f"{cls.__name__} has no setting {name!r}; did you mean {near!r}?")
 
 
 def check_types(settings: Any) -> None:

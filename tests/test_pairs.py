@@ -107,7 +107,7 @@ def test_one_prompt_is_for_all_agents():
     [
         ({"prompt": "a", "chosen": "b"}, 1, r"row 0 has no rejected.*it has \['prompt', 'chosen'\]"),
         ({"chosen": "b", "rejected": "c"}, 1, "row 0 has no prompt"),
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, 1, "chosen and rejected are the same"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, 1, "holds no pairs that differ: chosen and rejected are the same"),
         ({"prompt": "a", "chosen": "b", "rejected": ["c", "d"]}, 1, "rejected is a text"),
         ({"prompt": "a", "chosen": ["b"], "rejected": ["c", "d"]}, 2, "chosen has 1 texts for 2 agents"),
         ({"prompt": ["a"], "chosen": ["b", "b"], "rejected": ["c", "d"]}, 2, "prompt has 1 entries for 2 agents"),
@@ -120,6 +120,16 @@ def test_one_prompt_is_for_all_agents():
 def test_a_bad_row_is_named(row, agents, message):
     with pytest.raises((ValueError, TypeError), match=message):
         load_pairs([row], agents)
+
+
+def test_equal_texts_are_no_pair():
+    """Public preference data has some; a joint action against itself is one too, but not one of which one text is shared."""
+    rows = [{"prompt": "p", "chosen": c, "rejected": r} for c, r in (("a", "b"), ("b", "b"), ("b", "a"), ("c", "c"))]
+    with pytest.warns(UserWarning, match=r"2 of 4 pairs of the list given are left out \(row 1 is the first\)"):
+        assert [pair.chosen for pair in load_pairs(rows)] == [("a",), ("b",)]
+    rows = [{"prompt": "p", "chosen": ["a", "b"], "rejected": r} for r in (["a", "b"], ["a", "c"])]
+    with pytest.warns(UserWarning, match="1 of 2 pairs"):
+        assert [pair.rejected for pair in load_pairs(rows, 2)] == [("a", "c")]
 
 
 def test_bad_files_are_named(tmp_path):

@@ -7,11 +7,11 @@ version cannot honour is refused with what to do instead (`REFUSED`), an unknown
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from typing import Any
 
 from jmarl.config import TrainConfig, check
+from jmarl.settings import check_names
 
 OTHER_NAMES = {
     "agent_learning_rate": "learning_rate",
@@ -99,6 +99,9 @@ class TrainerConfig(TrainConfig):
     eval_num_samples: int | None = None
     """Items of eval_dataset that are played, from the first on; None: all."""
 
+    def __new__(cls, *_: Any, **settings: Any):  # it knows more names than its fields
+        return object.__new__(cls)
+
     def __init__(self, **settings: Any):
         values = {f.name: f.default for f in dataclasses.fields(self)} | self._known(settings)
         for name, value in values.items():
@@ -108,15 +111,12 @@ class TrainerConfig(TrainConfig):
     @classmethod
     def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings by field name."""
-        fields = [f.name for f in dataclasses.fields(cls)]
+        check_names(cls, settings, (*OTHER_NAMES, *REFUSED))
         given: dict[str, str] = {}
         for name in settings:
             if name in REFUSED:
                 raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
             field = OTHER_NAMES.get(name, name)
-            if field not in fields:
-                near = difflib.get_close_matches(name, [*fields, *OTHER_NAMES, *REFUSED], n=1, cutoff=0.0)[0]
-                raise TypeError(f"{cls.__name__} has no setting {name!r}; did you mean {near!r}?")
             if field in given:
                 raise TypeError(f"{cls.__name__}: {given[field]} and {name} are the same setting, give one of them")
             given[field] = name
