@@ -23,6 +23,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
+from experiments.report import with_interval
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig, check
 from jmarl.envs.grid import MOVES, GridPlanning
@@ -179,7 +180,7 @@ def table(found: dict[str, list[Outcome]]) -> str:
 
     def told(values: list[float]) -> str:
         mean, interval = mean_and_interval(np.array(values))
-        return f"{mean:.3f} ± {interval:.3f}" if len(values) > 1 else f"{mean:.3f}"
+        return with_interval(float(mean), float(interval))
 
     lines = ["| way | held-out return before | after | solved | time of a run |", "|---|---|---|---|---|"]
     for way, of in found.items():

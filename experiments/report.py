@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from jmarl.evaluate import Evaluation, numbers
 from jmarl.train import TrainResult
 
@@ -9,9 +11,13 @@ from jmarl.train import TrainResult
 def told(result: Evaluation) -> str:
     """Every number of an evaluation, with its 95 % interval where it has one."""
     found, ci = numbers(result), "_ci95"
-    each = [name for name in found if not name.endswith(ci)]
-    shown = {name: f"{found[name]:.3f}" + (f" ± {found[name + ci]:.3f}" if name + ci in found else "") for name in each}
+    shown = {name: with_interval(x, found.get(name + ci, math.nan)) for name, x in found.items() if not name.endswith(ci)}
     return ", ".join(f"{name.removeprefix('eval/')} {value}" for name, value in shown.items())
+
+
+def with_interval(mean: float, interval: float) -> str:
+    """0.523 ± 0.012; of a single number, which has no interval (NaN), 0.523."""
+    return f"{mean:.3f}" if math.isnan(interval) else f"{mean:.3f} ± {interval:.3f}"
 
 
 def report(result: TrainResult) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import tyro
 
-from experiments.report import end_of
+from experiments.report import end_of, with_interval
 from jmarl.algorithms import algorithm
 from jmarl.centralized import Centralized
 from jmarl.config import TrainConfig, check
@@ -89,9 +89,9 @@ def main() -> None:
     for seed, result in zip(cfg.seeds or [cfg.seed], run(cfg), strict=True):
         which = f"seed {seed}: " if cfg.seeds else ""
         if result.before:  # not of a resumed run
-            print(f"{which}held-out reward before {result.before.mean:.3f} ± {result.before.interval:.3f}")
+            print(f"{which}held-out reward before {with_interval(*result.before[:2])}")
         if result.after:
-            print(f"{which}held-out reward after {result.after.mean:.3f} ± {result.after.interval:.3f}")
+            print(f"{which}held-out reward after {with_interval(*result.after[:2])}")
         print(f"{which}{end_of(result)}")
 
 
