@@ -1,9 +1,9 @@
 """Which agents learn in an update, and settings that differ from agent to agent.
 
-A setting of `PER_AGENT` may be a tuple with one number for each agent of the team. The agents of a stack are one program, so
-numbers that differ within a stack are arrays [A] which that program reads (`Own`): other numbers are no other program, and a
-stack whose agents agree runs the program of a plain number. The optimiser is part of the program itself: agents may have
-different ones only in different stacks, that is as models of different architecture.
+A setting of `PER_AGENT` may be a tuple with one number for each agent of the team. The agents of a stack are one program,
+which reads these numbers as arrays [A] (`Own`): other numbers are no other program, and a sweep over them compiles once. The
+optimiser is part of the program itself: agents may have different ones only in different stacks, that is as models of
+different architecture.
 
 Held agents are played as the others are, and change in nothing: parameters, moments, schedule and what they remember stay as
 they were, also those of a critic of their own. A stack of held agents alone is not updated at all. A central critic always
@@ -57,24 +57,22 @@ def updates_of(cfg: TrainConfig, num_agents: int) -> int:
 
 def of_stack(
     cfg: TrainConfig, learning: Learning, members: Sequence[Sequence[int]], num_agents: int, held: np.ndarray | None = None
-) -> tuple[Learning, Own | None]:
-    """How a stack learns, with plain settings, and what differs between its agents, if anything does. learning: of the team's
+) -> tuple[Learning, Own]:
+    """How a stack learns, with plain settings, and what its agents have of their own. learning: of the team's
     agents or of their critics; members: of the stack, as in `StackSpec`; held: agents [N] that do not learn now."""
-    plain: dict[str, Any] = {}
-    own: dict[str, np.ndarray] = {}
-    for name in (*PER_AGENT, "optimizer"):
+
+    def each(name: str) -> list[Any]:
         value = getattr(learning, name)
-        each = [value[roles[0]] for roles in members] if isinstance(value, tuple) else [value]
-        if len(set(each)) == 1:
-            plain[name] = each[0]
-        else:
-            plain[name], own[name] = 1.0, np.array(each, np.float32)
+        return [value[roles[0]] if isinstance(value, tuple) else value for roles in members]
+
+    own = {name: np.array(each(name), np.float32) for name in PER_AGENT}
+    plain: dict[str, Any] = dict.fromkeys(PER_AGENT, 1.0) | {"optimizer": each("optimizer")[0]}
     other = {name: default for name, (of, default) in OF_OPTIMIZER.items() if of != plain["optimizer"]}
     if held is not None:
         own["held"] = held[[roles[0] for roles in members]]
     if cfg.update_order == "alternating" and len(members[0]) == 1:  # a central critic learns in every update
         plain["num_updates"] = updates_of(cfg, num_agents)
-    return dataclasses.replace(learning, **plain, **other), Own(**own) if own else None
+    return dataclasses.replace(learning, **plain, **other), Own(**own)
 
 
 def adapted(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:

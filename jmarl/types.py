@@ -88,7 +88,7 @@ Data = Batch | PreferenceBatch | TextBatch
 
 
 class Own(NamedTuple):
-    """What differs between the agents of a stack; None: as `Learning` says, for all of them."""
+    """What the agents of a stack have of their own; None: as `Learning` says, for all of them."""
 
     learning_rate: Any = None  # [A] float32: times the schedule, which then has its peak at 1
     max_grad_norm: Any = None  # [A] float32
