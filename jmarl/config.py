@@ -28,7 +28,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     """Divides the logits of tokens seen before; 1 is off."""
     compute_dtype: str = "float32"
-    """float32, or bfloat16 with float32 master weights."""
+    """float32 (on GPUs too; TF32 is jax's JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32), or bfloat16 with float32 master
+    weights."""
 
     def __post_init__(self):
         check("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, ">= 1")
@@ -178,7 +179,8 @@ class Learning:
     remat: str = "dots"
     """What the backward pass keeps: none (everything), dots (the large weight products), full (layer inputs only)."""
     compute_dtype: str = "float32"
-    """float32, or bfloat16 with float32 master weights."""
+    """float32 (on GPUs too; TF32 is jax's JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32), or bfloat16 with float32 master
+    weights."""
     temperature: float = 1.0
     """Sampling temperature, at which completions are scored too; 0 is greedy (scored at 1)."""
     max_new_tokens: int = 128

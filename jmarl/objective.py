@@ -266,7 +266,8 @@ def without_value_head(params: Any) -> Any:
 
 def values_of(params: Any, hidden: jax.Array) -> jax.Array:
     """Values [...] of hidden states [..., D], in float32 whatever the layers compute in."""
-    return hidden.astype(jnp.float32) @ params["value"] + params["value_bias"]
+    hidden = hidden.astype(jnp.float32)
+    return jnp.matmul(hidden, params["value"], precision=decoder.exact(hidden)) + params["value_bias"]
 
 
 def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learning) -> tuple[jax.Array, dict]:

@@ -23,6 +23,7 @@ refuses such checkpoints by name.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,13 +77,22 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return scale * y.astype(x.dtype)
 
 
+def exact(x: jax.Array) -> lax.Precision | None:
+    """The precision of a product with x: of float32 numbers that of float32 on GPUs too, where jax would round them to 10 bits
+    (TF32), so that the learner's probabilities would not be the sampler's. jax's own setting goes before, where it is made:
+    JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32."""
+    chosen = x.dtype != jnp.float32 or jax.default_matmul_precision.value is not None
+    return None if chosen else lax.Precision.HIGHEST
+
+
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax attention of q [K, Q, T, h] over keys k [K, h, S] (transposed, as the product reads them) and values v
     [K, S, h]; mask [T, S] bool: query t may see key s. Softmax in float32. Returns [K, Q, T, h]."""
-    scores = jnp.einsum("kqth,khs->kqts", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32, precision=exact(q))
+    scores = product("kqth,khs->kqts", q, k) / math.sqrt(q.shape[-1])
     scores = jnp.where(mask, scores, MASKED)
     weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
-    out = jnp.einsum("kqts,ksh->kqth", weights.astype(q.dtype), v, preferred_element_type=jnp.float32)
+    out = product("kqts,ksh->kqth", weights.astype(q.dtype), v)
     return (out / weights.sum(-1, keepdims=True)).astype(q.dtype)
 
 
@@ -103,7 +113,7 @@ def in_parts(cut: jax.Array) -> list[jax.Array]:
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
     """x [N, D] times a weight [D, F], or its panels: [N, F]."""
-    return x @ w if w.ndim == 2 else products(x, [w])
+    return jnp.matmul(x, w, precision=exact(x)) if w.ndim == 2 else products(x, [w])
 
 
 def products(x: jax.Array, parts: Sequence[jax.Array]) -> jax.Array:
@@ -114,7 +124,8 @@ def products(x: jax.Array, parts: Sequence[jax.Array]) -> jax.Array:
     x = lax.cond(always, lambda x: x, lambda x: -x, x)
     n = parts[0].shape[0]
     every = jnp.broadcast_to(x, (n, *x.shape))  # a batch: as one product with two free axes XLA would join the panels
-    out = [jnp.swapaxes(jnp.einsum("pnd,pdf->pnf", every[: len(w)], w), 0, 1).reshape(x.shape[0], -1) for w in parts]
+    made = (jnp.einsum("pnd,pdf->pnf", every[: len(w)], w, precision=exact(x)) for w in parts)
+    out = [jnp.swapaxes(of_part, 0, 1).reshape(x.shape[0], -1) for of_part in made]
     return out[0] if len(out) == 1 else jnp.concatenate(out, 1)
 
 
@@ -150,8 +161,8 @@ class Block(nn.Module):
         if "dropout" in w:
             kept, keep = jax.random.bernoulli(w["dropout"]["key"], w["dropout"]["keep"], x.shape), w["dropout"]["keep"]
             x = jnp.where(kept, x / keep, 0)
-        narrow = (x @ w["a"]) * (self.get_variable("params", "lora_alpha") / w["a"].shape[-1])
-        return out + (narrow @ w["b"]).reshape(out.shape)
+        narrow = product(x, w["a"]) * (self.get_variable("params", "lora_alpha") / w["a"].shape[-1])
+        return out + product(narrow, w["b"]).reshape(out.shape)
 
     @nn.compact
     def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, attention: Attention) -> tuple[jax.Array, Any]:
@@ -281,9 +292,10 @@ def head(params: Params) -> Params:
 
 def logits(params: Params, hidden: jax.Array) -> jax.Array:
     """Next-token logits [..., V] in float32 of final hidden states [..., D]."""
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32, precision=exact(hidden))
     if "lm_head" in params:
-        return jnp.einsum("...d,dv->...v", hidden, params["lm_head"], preferred_element_type=jnp.float32)
-    return jnp.einsum("...d,vd->...v", hidden, params["embed"], preferred_element_type=jnp.float32)
+        return product("...d,dv->...v", hidden, params["lm_head"])
+    return product("...d,vd->...v", hidden, params["embed"])
 
 
 def forward(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:

@@ -22,6 +22,7 @@ from jmarl.models.decoder import (
     Block,
     Params,
     cast,
+    exact,
     in_parts,
     logits,
     panels,
@@ -159,7 +160,7 @@ def _token_attention(prompt: tuple, row: tuple, mask: jax.Array, t: jax.Array) -
         r, n = q.shape[1:3]
         keys, values = _write(row_k, k[..., None], t), _write(row_v, v[:, :, None], t)
         together = (k_heads, p, r // p * n, -1)  # the queries of a prompt's rows, as rows of one matrix
-        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32, precision=exact(q))
         of_prompt = product("kpmh,kphs->kpms", q.reshape(together), prompt_k).reshape(k_heads, r, n, s)
         # Padded and added, not joined: XLA fuses this with what follows, into one kernel for all layers.
         right, left = (((0, 0),) * 3 + (pad,) for pad in ((0, keys.shape[-1]), (s, 0)))

@@ -1,0 +1,67 @@
+"""The large programs as other devices would have them: lowered for GPUs here, where there is none, and not run."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from jmarl import programs, update
+from jmarl.config import TrainConfig
+from jmarl.team import make_team
+from jmarl.train import environment_of, start
+
+RUNS = {
+    "ippo": dict(algorithm="ippo", kl_coef=0.1),
+    "adapters": dict(lora_rank=2, per_agent="vmap", top_k=20, top_p=0.9, repetition_penalty=1.2),
+    "several steps": dict(num_epochs=2, target_kl=0.1, entropy_coef=0.01, micro_batches=2, remat="full"),
+    "bfloat16": dict(algorithm="maac", compute_dtype="bfloat16"),
+    "a greedy baseline": dict(algorithm="remax", kl_coef=0.1, kl_in="reward"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny_agent(tiny_config, tiny_tokenizer, random_agent):
+    return random_agent(tiny_config(), tiny_tokenizer, 0)
+
+
+@pytest.fixture
+def for_gpus(monkeypatch):
+    """Programs as they are traced and lowered where the devices are GPUs."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for module, name in ((programs, "sample_stack"), (update, "_update")):
+        jitted = getattr(module, name)
+
+        def lower(*args, jitted=jitted, **static):
+            return jitted.trace(*args, **static).lower(lowering_platforms=("cuda",))
+
+        monkeypatch.setattr(module, name, SimpleNamespace(lower=lower))
+
+
+def texts_of(agent, **changes):
+    """The programs of a run's first step."""
+    cfg = TrainConfig(num_generations=2, max_new_tokens=4, progress=False, **changes)
+    team, params = make_team([agent, agent], lora=cfg.lora_rank > 0)
+    env = environment_of(team, lambda a, b: [0.0] * len(a), None, None, cfg)
+    critics, state = start(team, params, cfg, None)
+    items = [{"prompt": "apples"}]
+    return [lowered.as_text() for lowered in programs.programs_of_run(team, critics, state, items, items, env, cfg)]
+
+
+@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
+def test_programs_are_made_for_gpus(for_gpus, tiny_agent, changes):
+    """Nothing in them is of CPUs alone; products of float32 numbers are of float32, not TF32, others as jax makes them."""
+    texts = texts_of(tiny_agent, **changes)
+    assert len(texts) >= 3, "samplers of training and evaluation, an update"
+    for text in texts:
+        products = re.findall("stablehlo.dot_general .*", text)
+        assert products and "stablehlo.custom_call" not in text
+        exact = ["precision = [HIGHEST, HIGHEST]" in product for product in products]
+        assert not any(exact) if "compute_dtype" in changes else all(exact)
+
+
+def test_the_users_own_precision_goes_before(for_gpus, tiny_agent):
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert not any("HIGHEST" in text for text in texts_of(tiny_agent))
