@@ -39,9 +39,25 @@ def joined(parts: Sequence[Batch]) -> Batch:
     return jax.tree.map(lambda *x: library(x).concatenate(x, 1), *wide)
 
 
+def in_quarters(used: np.ndarray, most: int, least: int = 0) -> np.ndarray | None:
+    """Which rows of a batch [A, R, ...] to keep, where only those that are `used` [A, R] are learned from: rows [A, size], with
+    -1 for padding. Where episodes end early every batch has another number of them, and each number would be a program to
+    compile: here there are enough for all used ones, and for `least`, in quarters of the `most` that there can be, which are
+    multiples of 8, to spread over devices. None: all rows as they are."""
+    count = max(least, int(used.sum(1).max()))
+    size = next(n for n in (min(most, -(-most * k // 32) * 8) for k in (1, 2, 3, 4)) if n >= count)
+    if size == used.shape[1]:
+        return None
+    rows = np.argsort(~used, 1, kind="stable")[:, :size]
+    return np.pad(rows, ((0, 0), (0, size - rows.shape[1])), constant_values=-1)
+
+
 def chosen_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
-    """Of each agent's batch these rows [A, rows] of the prompt axis; None: all."""
-    return batch if rows is None else jax.tree.map(lambda x: x[np.arange(len(rows))[:, None], rows], batch)
+    """Of each agent's batch these rows [A, rows] of the prompt axis, -1 for ones without a valid reward; None: all."""
+    if rows is None:
+        return batch
+    batch = jax.tree.map(lambda x: x[np.arange(len(rows))[:, None], rows], batch)
+    return batch._replace(rewards=np.where(rows[..., None] < 0, np.float32(np.nan), batch.rewards))
 
 
 def positions(batch: Batch, kind: str, cut: bool) -> Batch:

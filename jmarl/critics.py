@@ -23,7 +23,7 @@ import numpy as np
 
 from jmarl import lora
 from jmarl.algorithms import algorithm, option, shares_critic, value_kind
-from jmarl.batches import joined, one_a_prompt, positions
+from jmarl.batches import chosen_rows, in_quarters, joined, one_a_prompt, positions
 from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import Asking, bucket
@@ -229,7 +229,8 @@ def judge_jointly(team: Team, spec: StackSpec, of: StackState, rollout: Rollout,
     of_joint = [joint_values(of, spec, text, kind, cfg) for text in texts]
     values, nodes = _of_team(rollout, of_joint)
     played, targets = with_returns(rollout, nodes, cfg)
-    return to_batches(team, played, values=values), (central_batch(texts, targets, of_joint),)
+    most = [turn.most for turn in rollout.turns]
+    return to_batches(team, played, values=values), (central_batch(texts, targets, of_joint, most),)
 
 
 def with_returns(rollout: Rollout, nodes: Sequence[np.ndarray], cfg: TrainConfig) -> tuple[Rollout, list[np.ndarray]]:
@@ -347,8 +348,11 @@ def _of_team(rollout: Rollout, of_joint: Sequence[np.ndarray]) -> tuple[list[np.
     return values, nodes
 
 
-def central_batch(texts: Sequence[JointText], targets: Sequence[np.ndarray], of_joint: Sequence[np.ndarray]) -> Batch:
-    """What a central critic learns from: of each joint action [P, J] the mean of the agents' returns."""
+def central_batch(
+    texts: Sequence[JointText], targets: Sequence[np.ndarray], of_joint: Sequence[np.ndarray], most: Sequence[int]
+) -> Batch:
+    """What a central critic learns from: of each joint action [P, J] the mean of the agents' returns. most: nodes that each
+    turn could have."""
     size, parts = max(text.tokens.shape[-1] for text in texts), []
     for text, of_turn, values in zip(texts, targets, of_joint, strict=True):
         filled = np.full(text.counts.shape, np.nan, np.float32)
@@ -360,6 +364,10 @@ def central_batch(texts: Sequence[JointText], targets: Sequence[np.ndarray], of_
         zeros, ended, groups = np.zeros(tokens.shape, np.float32), np.ones(filled.shape, bool), np.zeros(filled.shape, np.int32)
         part = Batch(text.prompts, text.lengths, tokens, mask, zeros, ended, filled, groups)  # type: ignore[arg-type]
         parts.append(part._replace(values=old[..., None]))
+    ways = [1] * len(parts)
     if len({part.rewards.shape[2] for part in parts}) > 1:
-        parts = [one_a_prompt(part) for part in parts]
-    return joined(parts) if len(parts) > 1 else parts[0]
+        ways, parts = [part.rewards.shape[2] for part in parts], [one_a_prompt(part) for part in parts]
+    each = zip(texts, ways, strict=True)
+    used = np.concatenate([np.repeat(np.arange(text.lengths.shape[1]) < text.nodes, j) for text, j in each])[None]
+    rows = in_quarters(used, sum(j * nodes for j, nodes in zip(ways, most, strict=True)), parts[0].rewards.shape[1])
+    return chosen_rows(joined(parts) if len(parts) > 1 else parts[0], rows)

@@ -124,6 +124,7 @@ def turn_of(team: Team, turns: Sequence[Turn | None], nodes: Nodes, parents: np.
         items=items,
         encoded=tuple(prompts_of(spec, played, padded, i) for i, spec in enumerate(team.stacks)),
         completions=tuple(completions_of(spec, played, padded, i) for i, spec in enumerate(team.stacks)),
+        most=most,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl import replay
-from jmarl.batches import chosen_rows, joined, one_a_prompt
+from jmarl.batches import chosen_rows, in_quarters, joined, one_a_prompt
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
 from jmarl.generate import (
@@ -57,6 +57,7 @@ class Turn(NamedTuple):
     items: np.ndarray  # [P] the item of each node's episode
     encoded: Encoded  # per stack: prompts with their history [A, roles * P', S] and lengths; P' - P nodes are padding
     completions: tuple[Completions, ...]  # per stack, of P' nodes; on the host
+    most: int  # nodes if none of the turns before had ended
 
 
 class Rollout(NamedTuple):
@@ -207,7 +208,8 @@ def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: i
     about = (result.parts, int(result.invalid.sum()), fault, nodes.parents, nodes.items)
     said = [sum(of_agent, []) for of_agent in zip(*texts, strict=True)]
     prompts = [[text or "" for text in of_agent] for of_agent in nodes.prompts]
-    return Turn(prompts, acts, said, joint, rewards, *about, encoded, joined_completions(team, done)), answer_, chosen
+    turn = Turn(prompts, acts, said, joint, rewards, *about, encoded, joined_completions(team, done), nodes.most)
+    return turn, answer_, chosen
 
 
 def played_on(answer: Answer, rewards: np.ndarray, episodes: Episodes) -> np.ndarray:
@@ -304,19 +306,21 @@ def to_batches(
             part = batch_of(turn.encoded[i], done, of_rows, groups.reshape(-1), size, roles=roles, values=expected)
             parts.append(one_a_prompt(part) if alone else part)
         batch = joined(parts) if len(parts) > 1 else parts[0]
-        batches.append(chosen_rows(batch, acting_rows(spec, rollout.turns, [part.rewards.shape[1] for part in parts])))
+        batches.append(chosen_rows(batch, used_rows(spec, i, rollout.turns, alone)))
     return tuple(batches)
 
 
-def acting_rows(spec: StackSpec, turns: Sequence[Turn], sizes: Sequence[int]) -> np.ndarray | None:
-    """Which rows [A, rows] of a stack's batch, that has `sizes` rows of each turn, its agents learn from: not those of turns in
-    which an agent acts nowhere. All sets have as many as the one with most, and at least those of a turn, so that micro-batches
-    have rows; numbers of whole turns, so there is a program for each number at most. None: all rows."""
-    members = np.array(spec.members)
-    writes = [np.any(turn.acts, 1)[members] for turn in turns]  # [A, R] each
-    acts = np.concatenate([np.repeat(x, n // x.shape[1], 1) for x, n in zip(writes, sizes, strict=True)], 1)
-    most = max(int(acts.sum(1).max()), sizes[0])
-    return None if most == acts.shape[1] else np.argsort(~acts, 1, kind="stable")[:, :most]
+def used_rows(spec: StackSpec, i: int, turns: Sequence[Turn], alone: bool) -> np.ndarray | None:
+    """Which rows [A, rows] of stack i's batch its agents learn from: those of nodes that were played and at which they act; in
+    number at least those of the first turn, so that micro-batches have rows. alone: a row is one completion. None: all."""
+    roles, used, most = len(spec.members[0]), [], 0
+    for turn in turns:
+        a, count, group, _ = turn.completions[i].tokens.shape
+        acts = np.zeros((a, roles, count // roles), bool)
+        acts[:, :, : len(turn.items)] = turn.acts[np.array(spec.members)]
+        used.append(np.repeat(acts.reshape(a, -1), group if alone else 1, 1))
+        most += roles * turn.most * (group if alone else 1)
+    return in_quarters(np.concatenate(used, 1), most, used[0].shape[1])
 
 
 def rows_of_stack(x: np.ndarray, spec: StackSpec, done: Completions, empty: float) -> np.ndarray:

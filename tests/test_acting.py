@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jmarl import rollout
+from jmarl.batches import chosen_rows, in_quarters
 from jmarl.config import Episodes, TrainConfig
 from jmarl.generate import Ask, encode, sample_team
 from jmarl.lockstep import LockStep
@@ -25,24 +26,47 @@ def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
 
 
 def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, monkeypatch):
-    """With and without the rows of agents that do not act: as many as the busier agent has, and the same parameters. Agent 0
-    acts in turns 0 and 2, agent 1 in 1 and 2."""
+    """With and without the rows of agents that do not act: as many as the busier agent has, and the same parameters; and so
+    with rows of padding. Agent 0 acts in turns 0 and 2, agent 1 in 1 and 2."""
     team, params = make_team(tiny_pair)
     how = Episodes(num_turns=3, branching="chain")
     got = play(team, params, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
     few = to_batches(team, got)[0]
-    monkeypatch.setattr(rollout, "acting_rows", lambda *_: None)
+    monkeypatch.setattr(rollout, "used_rows", lambda *_: None)
     whole = to_batches(team, got)[0]
     assert whole.rewards.shape[1] == 12 and few.rewards.shape[1] == 8
     assert np.isfinite(np.asarray(few.rewards)).sum() == np.isfinite(np.asarray(whole.rewards)).sum() == 16
+    more = chosen_rows(few, np.pad(np.tile(np.arange(8), (2, 1)), ((0, 0), (0, 3)), constant_values=-1))
+    assert more.tokens.shape[1] == 11 and np.isnan(more.rewards[:, 8:]).all()
     learning = TrainConfig(algorithm="mareinforce", learning_rate=1e-2, num_generations=2).learning()
     after = []
-    for batch in (few, whole):
+    for batch in (few, whole, more):
         stack = init_stack(jax.tree.map(np.copy, params[0]), learning)
         after.append(update_stack(stack, batch, cfg=tiny_pair[0].config, learning=learning)[0].params)
-    for x, y in zip(*map(jax.tree.leaves, after), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-5)
+    for x, *others in zip(*map(jax.tree.leaves, after), strict=True):
+        for y in others:
+            np.testing.assert_allclose(x, y, atol=1e-5)
     assert np.abs(after[0]["embed"] - params[0]["embed"]).max((1, 2)).min() > 1e-3  # both moved
+
+
+@pytest.mark.parametrize("most", [9, 48, 50])
+def test_batches_of_any_number_of_rows_have_few_sizes(most):
+    """Each used row is in it once and before all others, and there are at most four sizes, multiples of 8 or all rows."""
+    rng, sizes = np.random.default_rng(0), set()
+    for rows in range(1, most + 1):  # that were sampled
+        for count in {1, rows // 2, rows} - {0}:  # that are used by the busier of two agents
+            used = np.array([rng.permutation(np.arange(rows) < n) for n in (count, rng.integers(count + 1))])
+            picked = in_quarters(used, most, least=min(rows, 4))
+            if picked is None:
+                picked = np.argsort(~used, 1, kind="stable")
+            size = picked.shape[1]
+            sizes.add(size)
+            for of, each in zip(used, picked, strict=True):
+                assert (
+                    set(each[: of.sum()]) == set(np.flatnonzero(of)) and not of[each[of.sum() :][each[of.sum() :] >= 0]].any()
+                )
+            assert min(rows, 4) <= size <= most and (size % 8 == 0 or size in (rows, most))
+    assert len({n for n in sizes if n % 8 == 0 or n == most}) <= 4
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -554,7 +554,7 @@ def test_a_central_critic_learns_the_mean_of_the_agents_returns():
     ones = np.ones((1, 2, 4), np.int32), np.full((1, 2), 4)
     text = critics.JointText(*ones, np.zeros((1, 2, 3, 1), np.int32), np.zeros((1, 2, 3), np.int32), 2)
     target = np.arange(12.0).reshape(2, 3, 2) ** 2
-    np.testing.assert_allclose(critics.central_batch([text], [target], [np.zeros((2, 3))]).rewards[0], target.mean(-1))
+    np.testing.assert_allclose(critics.central_batch([text], [target], [np.zeros((2, 3))], [2]).rewards[0], target.mean(-1))
     turn = SimpleNamespace(joint=joint_actions("aligned", 2, 3), texts=[[["a"] * 3]])
     values, nodes = critics._of_team(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
     assert nodes[0].tolist() == [[3], [3]] and values[0].tolist() == [[[1, 2, 6]]] * 2
