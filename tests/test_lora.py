@@ -258,6 +258,14 @@ def test_vmap_equals_map(llama, batch, changes):
         np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+def test_every_pass_over_a_batch_has_a_dropout_of_its_own(llama, batch):
+    """Where no step moves anything, the third pass has another gradient than the second."""
+    learning, model = dataclasses.replace(LEARNING, lora_dropout=0.3, learning_rate=1e-30), moved(model_of(llama))
+    batch = batch._replace(dropout=lora.dropout_keys(learning, 0, 0, 0, A))
+    second, third = (step(model, batch, llama, dataclasses.replace(learning, num_epochs=n))[0].grads for n in (2, 3))
+    assert distance(third, second) > 0.1
+
+
 def test_the_reference_is_the_base(llama, batch):
     """KL is 0 with fresh adapters and above it later; its reference log-probabilities are the base's."""
     kl = [step(model_of(llama), batch, llama, KL, "vmap", steps)[1]["kl"] for steps in (1, 3)]

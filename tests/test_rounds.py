@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jmarl import comparators
-from jmarl.comparators import History
+from jmarl.comparators import Candidates, History
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded, prompt_of
 from jmarl.generate import tokens_of
@@ -432,6 +432,21 @@ def test_rounds_have_items_and_random_numbers_of_their_own(agents):
     first, second = (rounds._round(n, policies(state)).pairs for n in (0, 1))
     said = [{(pair.prompts, texts) for pair in of for texts in (pair.chosen, pair.rejected)} for of in (first, second)]
     assert len(said[0] & said[1]) < 0.05 * len(said[0])
+
+
+def test_random_pairs_are_drawn_anew_in_every_round(agents, monkeypatch):
+    """Of the same candidates, which lose to the comparator's one by one."""
+
+    def candidates(first):
+        texts, ids = ([[[make(first + g) for g in range(8)]]] * 2 for make in (str, lambda k: [k]))
+        return Candidates([["p"]] * 2, texts, first + np.arange(8.0)[None], [[[1]]] * 2, ids)
+
+    rounds, _ = rounds_of(agents, pair_selection="random", num_prompts=1)
+    monkeypatch.setattr("jmarl.rounds.play", lambda *_, **__: None)
+    monkeypatch.setattr("jmarl.rounds.candidates_of", lambda *_: candidates(0))
+    monkeypatch.setattr(rounds.comparator, "answer", lambda *_: candidates(10))
+    first, second, again = ([pair.chosen[0] for pair in rounds._round(k, []).pairs] for k in (0, 1, 0))
+    assert sorted(first) == [str(10 + k) for k in range(8)] and first == again != second
 
 
 def test_a_reward_model_gets_all_pairs_of_the_likeliest_rounds(agents):

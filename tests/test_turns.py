@@ -220,6 +220,21 @@ def test_a_batch_of_chains(pair):
     same_logprobs(pair, batch)
 
 
+def test_roles_are_groups_of_their_own_where_an_episode_ends_early(agents):
+    """One model in two roles, and the second item ends after its first turn: an item's turns are one group in each role."""
+
+    class Short(Counting):
+        def step(self, state, messages, rng):
+            state, prompts, rewards, _ = super().step(state, messages, rng)
+            return state, prompts, rewards, state["item"] == ITEMS[1]
+
+    team, params = make_team(agents[:1] * 2, shared_weights=True)
+    how = Episodes(num_turns=2, branching="chain")
+    got = play(team, params, ITEMS, LockStep(Short(), 2), SETTINGS, how, seed=0, step=0, group=3)
+    batch = to_batches(team, got, "episode")[0]
+    assert np.bincount(batch.groups[np.isfinite(batch.rewards)]).tolist() == [6, 3, 6, 3]
+
+
 def test_padding_nodes_are_masked(pair):
     """Three of four children are played, in a program for four: the fourth has no reward and no weight."""
 
