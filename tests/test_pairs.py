@@ -8,7 +8,17 @@ import math
 import numpy as np
 import pytest
 
-from jmarl.pairs import Pair, held_out, load_pairs, load_trajectories, replay_weights, save_pairs, select, select_against
+from jmarl.pairs import (
+    Pair,
+    Trajectory,
+    held_out,
+    load_pairs,
+    load_trajectories,
+    replay_weights,
+    save_pairs,
+    select,
+    select_against,
+)
 
 NAN = math.nan
 CHAT = [{"role": "user", "content": "How many?"}]
@@ -43,16 +53,22 @@ def test_random_pairs_are_all_pairs_in_an_order_of_the_seed():
 @pytest.mark.parametrize(
     ("how", "limit", "expected"),
     [
-        ("all", 0, [(0, True), (1, False), (3, True)]),
+        ("all", 0, [(0, True), (1, False), (3, True), (5, True)]),
         ("reward_gap", 2, [(3, True), (1, False)]),
-        ("comparator_reward", 0, [(1, False), (0, True), (3, True)]),
+        ("comparator_reward", 0, [(1, False), (5, True), (0, True), (3, True)]),
         ("comparator_reward", 1, [(1, False)]),
     ],
 )
 def test_completions_against_a_comparator(how, limit, expected):
     """Index by index, ties and invalid rewards left out."""
-    own, other = [2.0, 1.0, 5.0, 4.0, NAN], [1.0, 3.0, 5.0, 0.0, 1.0]
+    own, other = [2.0, 1.0, 5.0, 4.0, NAN, 3.0], [1.0, 3.0, 5.0, 0.0, 1.0, 1.0]
     assert select_against(own, other, how, limit, np.random.default_rng(0)) == expected
+
+
+def test_random_completions_against_a_comparator_are_in_an_order_of_the_seed():
+    own, other = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [3.5] * 6
+    first, again, another = (select_against(own, other, "random", 0, np.random.default_rng(s)) for s in (1, 1, 2))
+    assert sorted(first) == [(i, i > 2) for i in range(6)] and first == again != another
 
 
 @pytest.mark.parametrize(
@@ -79,6 +95,9 @@ def test_files_come_back_as_they_were(tmp_path, suffix):
     ]
     save_pairs(tmp_path / f"pairs.{suffix}", pairs)
     assert load_pairs(tmp_path / f"pairs.{suffix}", 2) == pairs
+    alone = [Pair(("a",), ("yes",), ("no",)), Pair((tuple(CHAT),), ("Two.",), ("Many.",), (1.0, 0.5))]
+    save_pairs(tmp_path / f"alone.{suffix}", alone)
+    assert load_pairs(tmp_path / f"alone.{suffix}") == alone
 
 
 def test_hugging_face_columns(tmp_path):
@@ -95,11 +114,16 @@ def test_hugging_face_columns(tmp_path):
     mrlm = {"prompt": CHAT, "chosen": "Two.", "rejected": "Many.", "metadata": {"source": "x"}}
     (tmp_path / "pairs.json").write_text(json.dumps([mrlm]))
     assert load_pairs(tmp_path / "pairs.json") == load_pairs([chat])
+    (tmp_path / "pairs").write_text(json.dumps([mrlm | {"metadata": None}], indent=1))
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(mrlm)}\n \n")
+    assert load_pairs(tmp_path / "pairs") == load_pairs(tmp_path / "pairs.jsonl") == load_pairs([chat])
 
 
 def test_one_prompt_is_for_all_agents():
     row = {"prompt": "both", "chosen": ["a", "b"], "rejected": ["c", "b"]}
     assert load_pairs([row], 2) == [Pair(("both", "both"), ("a", "b"), ("c", "b"))]
+    assert load_pairs([row | {"prompt": CHAT}], 2) == [Pair((tuple(CHAT),) * 2, ("a", "b"), ("c", "b"))]
+    assert load_pairs([row | {"prompt": [CHAT, "a"]}], 2) == [Pair((tuple(CHAT), "a"), ("a", "b"), ("c", "b"))]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +137,12 @@ def test_one_prompt_is_for_all_agents():
         ({"prompt": ["a"], "chosen": ["b", "b"], "rejected": ["c", "d"]}, 2, "prompt has 1 entries for 2 agents"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, 2, "chosen is a list of 2 texts"),
         ({"prompt": [], "chosen": "b", "rejected": "c"}, 1, "a prompt is a text or a list of messages"),
+        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, 1, "a prompt is a text or a list of messages"),
+        ({"prompt": [{"content": "a"}], "chosen": "b", "rejected": "c"}, 1, "a prompt is a text or a list of messages"),
+        ({"prompt": "a", "chosen": [], "rejected": "c"}, 1, "chosen is a text or a list of messages"),
+        ({"prompt": "a", "chosen": [1, 2], "rejected": ["c", "d"]}, 2, "chosen is a list of 2 texts"),
         ({"chosen": CHAT + said("a"), "rejected": said("b")}, 1, "differ before their last"),
+        ({"chosen": said("a"), "rejected": said("b")}, 1, "row 0 has no prompt"),
         ("text", 1, "row 0 is a str"),
     ],
 )
@@ -171,6 +200,21 @@ def test_trajectories(tmp_path, repeats):
     assert all(len(o) == 1 for o in found.observations)
 
 
+def test_trajectories_of_texts_and_numbers():
+    """What followed the last action is kept; without rewards their sum is unknown."""
+    read, wrote = ("2 + 2?", "Wrong, again.", "Right."), ("5", "4")
+    row = {"observations": list(read), "actions": list(wrote)}
+    assert load_trajectories([row | {"rewards": [-0.5, 1.0]}]) == [Trajectory(read, wrote, 0.5)]
+    assert math.isnan(load_trajectories([row])[0].reward)
+
+
+def test_a_conversation_that_is_told_again_in_each_turn_is_read_once():
+    """The last observation has nothing new."""
+    told = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, "abcdef", strict=True)]
+    (found,) = load_trajectories([{"observations": [told[:n] for n in (1, 3, 5, 6)], "actions": ["b", "d", "f"]}])
+    assert found.observations == ((told[0],), (told[2],), (told[4],))
+
+
 def test_texts_are_trajectories_of_one_turn():
     (found,) = load_trajectories([{"prompt": "a", "completion": "b"}])
     assert found.observations == ("a",) and found.actions == ("b",) and math.isnan(found.reward)
@@ -183,14 +227,17 @@ def test_trajectories_are_filtered_by_reward():
         load_trajectories(rows, min_reward=2)
     with pytest.raises(ValueError, match="row 0 has none"):
         load_trajectories([{"prompt": "a", "completion": "b"}], min_reward=0)
+    with pytest.raises(ValueError, match="the list given holds no trajectories"):
+        load_trajectories([], min_reward=0)
 
 
 def test_a_bad_trajectory_is_named():
-    with pytest.raises(ValueError, match="row 0 has no observations, actions"):
-        load_trajectories([{"prompt": "a"}])
-    row = mrlm_trajectory(False) | {"actions": [{"role": "assistant", "content": "5"}] * 4}
-    with pytest.raises(ValueError, match="2 observations for 4 actions"):
-        load_trajectories([row])
+    for part in ("prompt", "completion"):
+        with pytest.raises(ValueError, match="row 0 has no observations, actions"):
+            load_trajectories([{part: "a"}])
+    for read, wrote in ((2, 4), (1, 2), (3, 1), (1, 0)):
+        with pytest.raises(ValueError, match=f"{read} observations for {wrote} actions"):
+            load_trajectories([{"observations": ["a"] * read, "actions": ["5"] * wrote}])
 
 
 def test_what_is_held_out_shares_no_prompt_with_what_is_learned():
@@ -199,5 +246,6 @@ def test_what_is_held_out_shares_no_prompt_with_what_is_learned():
     pairs = [Pair((f"prompt {p}",), (f"{k}",), ("x",)) for p in range(10) for k in range(3)]
     learned, held = held_out(pairs, 5)
     assert {pair.prompts for pair in held} == {("prompt 0",), ("prompt 5",)} and len(held) == 6 and len(learned) == 24
+    assert held_out(pairs[:6], 5) == (pairs[3:6], pairs[:3])
     assert len(held_out([pairs[0]._replace(chosen=(str(k),)) for k in range(10)], 5)[1]) == 2
     assert held_out(pairs[:1], 5) == (pairs[:1], [])
