@@ -12,6 +12,7 @@ from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.counterfactual import leave_one_out, message_credit
 from jmarl.environment import Rewarded, prompt_of
 from jmarl.lockstep import LockStep, Step, TextEnvironment
+from jmarl.replay import Said, returns
 from jmarl.returns import credit, joint_actions
 from jmarl.rewards import make_reward
 from jmarl.rollout import play
@@ -67,6 +68,41 @@ def test_leave_one_out_by_hand():
     np.testing.assert_allclose(leave_one_out(np.array([1.0, 2, 4, 9])), [-4, -8 / 3, 0, 20 / 3], rtol=1e-6)
     np.testing.assert_allclose(leave_one_out(np.array([1.0, np.nan, 3])), [-2, 0, 2])
     np.testing.assert_array_equal(leave_one_out(np.array([[3.0, np.nan], [2.0, 2.0]])), 0)
+
+
+class Asks:
+    """Three turns, rewarded by what is written in each. Agent 1 goes on where agent 0 began with "ask"; "bad" is invalid, and
+    after "late" the second turn is."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def reset(self, item, rng):
+        return [], ["", ""]
+
+    def step(self, state, texts, rng):
+        self.steps += 1
+        told = [*state, *texts]
+        wrong = told == ["bad", "x"] or (told[0] == "late" and len(told) == 4)
+        value = float("nan") if wrong else len("".join(texts))
+        return told, ["on", "on" if told[0] == "ask" else None], value, len(told) == 6
+
+
+def test_alternatives_are_played_on_as_far_as_they_go():
+    """Who is not asked says nothing; behind an invalid reward the environment is not asked."""
+    story, rng = Asks(), np.random.default_rng(0)
+    env, joint, turns = LockStep(story, 2), joint_actions("counterfactual", 2, 4), []
+    states, _ = env.reset(ITEMS[:1], rng)
+    for texts in ([["ask", "no", "bad", "late"], ["x", "yy", "yyy", "yyyy"]], [["a"], ["hello"]], [["b"], ["you"]]):
+        actions = [[texts[n][g] for g in (joint[:, n] if len(texts[n]) > 1 else [0])] for n in (0, 1)]
+        answer = env.step(states * len(actions[0]), actions, rng)
+        turns.append(Said(answer, answer.result.rewards[None], [[of_agent] for of_agent in texts], np.zeros(1, int)))
+        states, _ = env.observe(answer.after[:1])
+    story.steps = 0
+    found = returns(turns, env, 1.0, rng)
+    assert [of.shape for of in found] == [(1, 7, 2), (1, 1, 2), (1, 1, 2)]
+    np.testing.assert_array_equal(found[0][0, :, 1], [4 + 6 + 4, 3 + 1 + 1, np.nan, np.nan, 15, 16, 17])
+    assert story.steps == 2 + 0 + 1 + 3 * 2
 
 
 @pytest.mark.parametrize(("history", "gamma"), [("none", 1.0), ("append", 0.5)])
@@ -143,6 +179,10 @@ def test_an_environment_of_one_episode_may_be_given(agents):
     team, params = make_team(agents)
     bare, wrapped = (message_credit(team, params, ITEMS, env, SETTINGS, k=2, seed=0) for env in (Once(), LockStep(Once())))
     jax.tree.map(np.testing.assert_array_equal, bare.advantages, wrapped.advantages)
+    other = message_credit(team, params, ITEMS, Once(), SETTINGS, k=2, seed=1)
+    assert other.rollout.turns[0].texts != bare.rollout.turns[0].texts
+    with pytest.raises(ValueError, match="k=1 is not allowed: k must be >= 2: a message is compared with others"):
+        message_credit(team, params, ITEMS, Once(), SETTINGS, k=1, seed=0)
 
 
 def test_with_one_agent_c3_is_leave_one_out(agents):

@@ -15,6 +15,7 @@ from jmarl.config import TrainConfig
 from jmarl.dynamic import further_items, informative, select
 from jmarl.environment import Rewarded
 from jmarl.objective import make_rows
+from jmarl.order import tasks_of
 from jmarl.returns import discounted
 from jmarl.rewards import make_reward
 from jmarl.rollout import Rollout, to_batches
@@ -73,25 +74,37 @@ def test_items_of_further_rounds_follow_from_seed_and_step():
     rounds = [further_items(5, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
     assert sorted(sum(rounds, [])[:5]) == [0, 2, 4, 5, 6] and sorted(sum(rounds, [])[5:7]) == [1, 3]
     assert rounds == [further_items(5, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
-    assert rounds != [further_items(6, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
+    for step, seed in ((6, 2), (5, 3)):
+        assert rounds != [further_items(step, draw, [3, 1], 7, seed) for draw in (1, 2, 3, 4)]
+    assert [further_items(5, draw, [0], 30, seed=2)[0] for draw in range(1, 30)] != [i for i in tasks_of(5, 30, 30, 2) if i]
     assert further_items(0, 1, [0, 1], 2, seed=0) in ([0, 1], [1, 0]), "nothing else in the data set"
 
 
 def test_a_prompt_is_idle_where_its_advantages_are_zero(agents):
     """`informative` against the advantages of the batch, with group and episode baselines; invalid rewards count nowhere."""
     returns = np.zeros((2, 5, 3))
-    returns[:, 1] = 0.1  # equal
-    returns[1, 2, 0] = 1e-3  # of one agent
+    returns[1, 0, 0] = returns[0, 2, 0] = 1e-3  # of one agent
+    returns[:, 1] = [0.1, 0.1, 0.1 + 1e-7]  # equal
     returns[:, 3] = np.nan
     returns[:, 4] = [0.5, np.nan, 0.5]
     _, _, played = played_on(agents, ITEMS[:2] * 2 + ITEMS[:1], [], num_prompts=5)
     played = played._replace(returns=(returns,))
-    assert informative(played, "turn").tolist() == [False, False, True, False, False]
+    assert informative(played, "turn").tolist() == [True, False, True, False, False]
     for grouping, expected in (("turn", [False] * 5), ("episode", [True, False, False, False, False])):
         of_turns = np.zeros((2, 5, 3)), np.zeros((2, 5, 3))
         of_turns[1][:, 0] = 1.0  # another return in the second turn
         two = played._replace(turns=played.turns * 2, returns=of_turns)
         assert informative(two, grouping).tolist() == expected
+
+
+def test_nodes_of_a_tree_are_groups_of_their_own_and_rows_of_chains_are_not(agents):
+    """Item 1 goes on with two nodes, of returns 0 and 1."""
+    _, _, played = played_on(agents, ITEMS[:2], [])
+    later = played.turns[0]._replace(items=np.array([0, 1, 1]))
+    for group, expected in ((3, [False, False]), (1, [False, True])):
+        second = np.broadcast_to([[0.0], [0.0], [1.0]], (2, 3, group))
+        two = played._replace(turns=(played.turns[0], later), returns=(np.zeros((2, 2, 3)), second))
+        assert informative(two, "turn").tolist() == expected
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "marloo", "maremax", "dapo"])
