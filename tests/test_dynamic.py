@@ -59,11 +59,11 @@ def rows_of(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def played_on(agents, tasks, further, shared_weights=False, **changes):
+def played_on(agents, tasks, further, shared_weights=False, reward=teaches, **changes):
     cfg = dataclasses.replace(BASE, **changes)
     team, params = make_team(agents, shared_weights)
     state = init_state(params, cfg.learning())
-    return team, params, play_step(team, state, tasks, environment(cfg), cfg, 0, lambda draw: further[draw - 1])
+    return team, params, play_step(team, state, tasks, environment(cfg, reward), cfg, 0, lambda draw: further[draw - 1])
 
 
 # --- which prompts -------------------------------------------------------------------------------------------------------
@@ -176,9 +176,29 @@ def test_replaced_prompts_bring_all_that_is_theirs(agents, changes):
             assert decode(ids[n, p, : lengths[n, p]]).endswith(turn.prompts[n][p])
 
 
+def test_empty_places_are_filled_in_order(agents):
+    """Three idle prompts, of which a round replaces two."""
+    tasks, further = [[ITEMS[k] for k in of] for of in ((0, 2, 4), (3, 0, 1))]
+    _, _, played = played_on(agents, tasks, [further], num_prompts=3, dynamic_sampling=1)
+    assert played.turns[0].prompts[0] == [ITEMS[k]["prompt"] for k in (3, 1, 4)]
+    assert played.notes["dynamic/replaced"] == pytest.approx(2 / 3) and played.notes["dynamic/rounds"] == 1
+
+
+def test_who_acts_comes_along_with_a_prompt(agents):
+    team, _, played = played_on(agents, ITEMS[:2], [])
+    turn = played.turns[0]._replace(acts=np.array([[True, True], [True, False]]))
+    swapped = select(team, [played._replace(turns=(turn,))], [(0, 1), (0, 0)])
+    assert swapped.turns[0].acts.tolist() == [[True, True], [False, True]]
+
+
 def test_selecting_what_is_there_already_changes_nothing(agents):
-    """All items of one rollout, in their order: every array of it again, padding included."""
-    team, _, played = played_on(agents, ITEMS[:3], [], num_prompts=3, num_turns=2)
+    """All items of one rollout, in their order: every array of it again, padding included, and what was wrong with a reward."""
+
+    def spoiled(a, b, prompts):
+        return [float("nan"), *teaches(a, b, prompts)[1:]]
+
+    team, _, played = played_on(agents, ITEMS[:3], [], num_prompts=3, num_turns=2, reward=spoiled)
+    assert [turn.invalid for turn in played.turns] == [1, 1] and "nan" in played.turns[0].fault
     again = select(team, [played], [(0, p) for p in range(3)])
     for of_turn, same in zip(played.turns, again.turns, strict=True):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(same), jax.device_get(of_turn))
@@ -243,14 +263,16 @@ def test_a_number_of_rounds_is_not_negative():
         dataclasses.replace(BASE, dynamic_sampling=-1)
 
 
-def test_the_return_of_all_that_was_played_is_told(agents, tmp_path):
-    """Three rounds whose rewards are 0, 1 and 2 all over: none teaches anything, and their mean is 1."""
+@pytest.mark.parametrize(("num_turns", "first", "mean"), [(1, 0, 1), (2, 0 + 1, (1 + 5 + 9) / 3)])
+def test_the_return_of_all_that_was_played_is_told(agents, tmp_path, num_turns, first, mean):
+    """Three rounds whose turns have the rewards 0, 1, 2, … all over: none teaches anything."""
     calls = []
 
     def reward(a, b):
         calls.append(len(a))
         return [len(calls) - 1.0] * len(a)
 
-    run(agents, reward, items=ITEMS[:1], num_updates=1, num_prompts=1, dynamic_sampling=2, output_dir=str(tmp_path))
+    few = dict(num_updates=1, num_prompts=1, num_turns=num_turns)
+    run(agents, reward, items=ITEMS[:1], dynamic_sampling=2, output_dir=str(tmp_path), **few)
     (row,) = rows_of(tmp_path)
-    assert len(calls) == 3 and (row["reward/mean"], row["dynamic/return"]) == (0, 1)
+    assert len(calls) == 3 * num_turns and (row["reward/mean"], row["dynamic/return"]) == (first, mean)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, prompt_of
+from jmarl.environment import Answer, Rewarded, prompt_of
+from jmarl.fit import FitResult
 from jmarl.learned_reward import (
     Learned,
+    LearnedRounds,
+    RewardModel,
     fit_reward_model,
     joint_pair,
     load_reward_model,
@@ -25,8 +29,8 @@ from jmarl.learned_reward import (
 from jmarl.models import decoder
 from jmarl.pairs import Pair, held_out
 from jmarl.preferences import encode_pairs
-from jmarl.rewards import make_reward
-from jmarl.rounds import load_round
+from jmarl.rewards import RewardResult, make_reward
+from jmarl.rounds import Round, load_round
 from jmarl.team import make_team
 from jmarl.train import check_settings, train
 from jmarl.weights import Agent, load_agent
@@ -103,18 +107,24 @@ def test_scores_have_mean_0_and_std_1_over_what_was_learned_from(model):
 SOME = [["the", "a"], ["a", "seven"]], [["aeiou", "xyz"], ["oua e", "wxy z"]]
 
 
-def test_a_reward_model_is_saved_and_loaded(model, tmp_path):
+def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
     """The same scores bit for bit; a plain model, or one that was not written to its end, is refused."""
     found = model[0]
     save_reward_model(tmp_path / "saved", found)
     loaded = load_reward_model(tmp_path / "saved")
     assert (loaded.mean, loaded.std) == (found.mean, found.std) and found.mean != 0 and found.std != 1
     np.testing.assert_array_equal(loaded.score(*SOME), found.score(*SOME))
-    for read, wrote in (("Say", ["a", "b"]), ([("Say", "Say")], [["a", "b"], ["c", "d"]]), (["the"], [["a"], ["b"]])):
+    one_more = SOME[0], [[*SOME[1][0], "x"], SOME[1][1]]
+    for read, wrote in (("Say", ["a", "b"]), ([("Say", "Say")], [["a", "b"], ["c", "d"]]), (["the"], [["a"], ["b"]]), one_more):
         with pytest.raises(ValueError, match=r"\[N\]\[B\]|of all agents"):
             loaded.score(read, wrote)
     assert load_agent(tmp_path / "saved").config == found.team.stacks[0].config
-    (tmp_path / "saved" / "value_head.safetensors").unlink()
+    exact = found._replace(learning=dataclasses.replace(found.learning, compute_dtype="bfloat16"))
+    save_reward_model(tmp_path / "saved", exact)
+    assert load_reward_model(tmp_path / "saved").learning.compute_dtype == "bfloat16"
+    monkeypatch.setattr("jmarl.learned_reward.save_pretrained", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_reward_model(tmp_path / "saved", found)
     with pytest.raises(FileNotFoundError, match="saved has no value_head.safetensors, the value head of a reward model"):
         load_reward_model(tmp_path / "saved")
 
@@ -190,6 +200,33 @@ def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
     assert np.mean([r["reward/task"] for r in found[-4:]]) > np.mean([r["reward/task"] for r in found[:4]])
 
 
+def test_what_the_task_says_beside_its_reward_is_passed_on(model):
+    total, invalid = np.array([1.0, np.nan]), np.array([False, True])
+    result = RewardResult(total, {"length": np.ones(2)}, invalid, np.stack([total] * 2, 1), {1: "no number"}, 3)
+    env = Learned(SimpleNamespace(step=lambda *_: Answer(result, np.array([True, False]), ["one", "two"])))
+    env.model = model[0]
+    got = env.step([(None, ("the", "a"))] * 2, SOME[1], np.random.default_rng(0))
+    assert (got.result.faults, got.result.num_raised, got.after) == ({1: "no number"}, 3, ["one", "two"])
+    assert got.done.tolist() == [True, False] and list(got.result.parts) == ["length", "task"]
+
+
+def test_each_round_trains_on_the_model_of_the_last(monkeypatch):
+    """By the pairs that are replayed; told are those that were made, and the ranks after training."""
+    given = []
+
+    def fitted(agent, pairs, cfg, params):
+        given.append((pairs, params))
+        return RewardModel(None, [len(given)], None), FitResult(None, [], {"accuracy": 0.5}, {"accuracy": 0.9})
+
+    monkeypatch.setattr("jmarl.learned_reward.fit_reward_model", fitted)
+    begin = lambda step, _: None if step % 2 else Round([None] * 7, 0.0, 0.0)  # noqa: E731
+    rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
+    learned = LearnedRounds(rounds, None, dataclasses.replace(CONFIG, **ITER))
+    told = {"pairs": 7.0, "reward_model/accuracy": 0.9}
+    assert [learned.begin(step, None) for step in range(4)] == [told, {}, told, {}]
+    assert given == [("those of round 0", None), ("those of round 1", [1])]
+
+
 @pytest.fixture(scope="module")
 def whole_rounds(agents, tmp_path_factory):
     """A run of two rounds that was not interrupted, and where it was written."""
@@ -206,11 +243,14 @@ def test_rounds_refresh_the_reward_model(whole_rounds):
 
 @pytest.mark.parametrize("stop", [2, 3])
 def test_interrupted_rounds_go_on_bit_for_bit(agents, whole_rounds, tmp_path, stop):
-    """In mid-round its reward model is read back; between rounds the next one starts from the last."""
+    """In mid-round its reward model is read back; between rounds the next one starts from the last. One that is complete reads
+    none."""
     how = ITER | dict(output_dir=str(tmp_path), save_every=1)
     trained(agents, **how | dict(num_updates=stop))
-    rest = trained(agents, **how, resume=True)
-    jax.tree.map(np.testing.assert_array_equal, rest.state, whole_rounds[0].state)
+    for complete in (False, True):
+        rest = trained(agents, **how, resume=True)
+        jax.tree.map(np.testing.assert_array_equal, rest.state, whole_rounds[0].state)
+        shutil.rmtree(tmp_path / "reward_model_1", ignore_errors=complete)
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
@@ -275,6 +315,19 @@ def test_the_policy_is_trained_by_the_row_that_is_named():
     check_settings(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
 
 
+def test_smoothing_is_of_the_reward_models_pairs():
+    cfg = dataclasses.replace(CONFIG, label_smoothing=0.1)
+    assert reward_config(cfg, 0).label_smoothing == 0.1 and policy_config(cfg).label_smoothing is None
+
+
+def test_a_reward_model_is_fitted_by_settings_of_its_own_and_the_runs():
+    """In as many micro-batches as the run's, as far as there are pairs."""
+    kept = dict(compute_dtype="bfloat16", remat="full", lora_rank=2, lora_alpha=3.0, lora_dropout=0.1, lora_targets="q_proj")
+    cfg = reward_config(dataclasses.replace(CONFIG, micro_batches=64, **kept), 0)
+    own = dict(num_updates=60, learning_rate=1e-3, batch_size=32, micro_batches=32, per_agent="vmap", progress=False)
+    assert {name: getattr(cfg, name) for name in own | kept} == own | kept
+
+
 def test_every_round_fits_its_reward_model_by_a_seed_of_its_own():
     """From (seed, round) alone, so that a run that goes on finds the same."""
     seeds = [reward_config(dataclasses.replace(CONFIG, seed=seed), k).seed for seed in (0, 1) for k in range(3)]
@@ -291,10 +344,13 @@ def test_adapters_of_team_and_reward_model(agents):
 
 
 def test_a_reward_model_that_is_trained_on_keeps_its_head(model, agents):
-    """Without an update a second training leaves the scores as they are."""
+    """Without an update a second training leaves the scores as they are. Given other pairs to be judged by, it has learned from
+    all; a new head, whose scores are equal, divides them by no 0."""
     found, _, pairs = model
     kept = jax.tree.map(lambda x: x.copy(), found.params)
     cfg = TrainConfig(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
-    again, _ = fit_reward_model(agents[0], pairs, cfg, kept)
-    joint = [joint_pair(pair) for pair in pairs[:4]]
-    np.testing.assert_allclose(of_pairs(again, joint), of_pairs(found, joint), atol=1e-4)
+    again, _ = fit_reward_model(agents[0], pairs, cfg, kept, eval_pairs=pairs[:3])
+    scores = of_pairs(again, joint := [joint_pair(pair) for pair in pairs])
+    np.testing.assert_allclose(scores, of_pairs(found, joint), atol=1e-4)
+    np.testing.assert_allclose([again.mean, again.std], [scores.mean(), scores.std()], rtol=1e-5)
+    assert fit_reward_model(agents[0], pairs, cfg)[0].std == 1e-6
