@@ -95,6 +95,11 @@ def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
     assert first > second
 
 
+def test_a_reward_model_reads_messages_as_lines():
+    chat = tuple({"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "How many?")))
+    assert joint_pair(Pair((chat, "a"), ("x", "y"), ("z", "w"))).prompts == ("[Agent 0] Be brief.\nHow many?\n[Agent 1] a",)
+
+
 def test_scores_have_mean_0_and_std_1_over_what_was_learned_from(model):
     found, _, pairs = model
     learned, _ = held_out([joint_pair(pair) for pair in pairs], 5)

@@ -17,6 +17,7 @@ from jmarl.config import Learning, TrainConfig
 from jmarl.fit import batches_of, encode, evaluate, examples_at, fit
 from jmarl.models import decoder
 from jmarl.objective import values_of, with_value_head
+from jmarl.offline_objective import Pairs, Texts, pairs_loss, texts_loss
 from jmarl.pairs import Pair, Trajectory
 from jmarl.preferences import (
     encode_pairs,
@@ -107,6 +108,29 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula_as_trl_writes_it(kin
 def test_a_tie_is_half_right():
     _, metrics = losses.preference(jnp.zeros(3), jnp.ones(3) / 3)
     assert metrics["accuracy"].tolist() == [0.5] * 3
+
+
+def test_what_is_told_of_pairs_by_hand():
+    """Means over two valid pairs, the third is padding; behind a completion anything may stand."""
+    of_tokens = jnp.array([[[-1.0, -2.0], [-4.0, jnp.nan]], [[-2.0, -jnp.inf], [-1.0, -1.0]], [[-9.0, -9.0], [-8.0, -7.0]]])
+    take = jnp.array([[[1.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
+    reference = jnp.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    of = Pairs(take, reference, others=jnp.array([0.5, 1.0, 0.0]), share=jnp.array([0.5, 0.5, 0.0]))
+    loss, metrics = pairs_loss(of_tokens, of, Learning(algorithm="madpo", beta=0.2))
+    expected = {"chosen": (-4 - 2) / 2, "rejected": (-4 - 4) / 2, "margin": (0.5 + 3) / 2, "accuracy": 1.0}
+    expected["loss"] = np.log1p(np.exp(-0.2 * np.array([0.5, 3.0]))).mean()
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
+    assert loss == metrics["loss"]
+
+
+def test_what_is_told_of_texts_by_hand():
+    logp, entropy = -jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([1.0, 3.0, 5.0, 7.0])
+    of = Texts(jnp.array([0.5, 0.5, 0.0, 0.0]), jnp.array([0.0, 0.0, 1.0, 0.0]))
+    for weight, more in ((0.0, {}), (0.3, {"nll_world": 4.0})):
+        loss, metrics = texts_loss(logp, entropy, of, Learning(algorithm="sft", bc_weight=0.7, world_model_weight=weight))
+        told = {"nll": 1.5, "entropy": 2.0, "loss": 0.7 * 1.5 + weight * 4} | more
+        assert metrics == pytest.approx(told) and loss == metrics["loss"]
 
 
 # --- one agent and teams -----------------------------------------------------------------------------------------------
@@ -232,9 +256,39 @@ def test_chat_prompts(team, tiny_tokenizer):
     assert tiny_tokenizer.decode(as_text[0][0].rows[0]) == "Two.<|im_end|>"
 
 
+def test_a_chat_ends_as_its_template_does_and_a_text_as_the_tokenizer_does(tiny_config, make_tokenizer, random_agent):
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    team, _ = make_team([random_agent(tiny_config(), tokenizer, 0)])
+    text = Pair(("How many?",), ("Two.",), ("Ten.",))
+    chat = text._replace(prompts=(({"role": "user", "content": "How many?"},),))
+    for pairs, as_chat, expected in (([text, chat], False, ["<|endoftext|>", "<|im_end|>"]), ([text], True, ["<|im_end|>"])):
+        found = encode_pairs(team, pairs, as_chat)
+        assert [tokenizer.decode(row[-1:]) for (coded,) in found for row in coded.rows] == np.repeat(expected, 2).tolist()
+
+
+def test_agents_of_several_stacks_have_their_own_numbers(agents, two_models):
+    """Three agents, the middle one of another architecture: references are those of each alone, others' margins sum up."""
+    three, learning = [*two_models, agents[1]], Learning(algorithm="madpo")
+    pairs = [Pair(*((*texts, "of the farmer") for texts in pair[:3])) for pair in PAIRS]
+    team, params = make_team(three)
+    coded = encode_pairs(team, pairs, False)
+    found = reference_scores(team, params, coded, 4, learning, "vmap")
+    for n, agent in enumerate(three):
+        alone, own = make_team([agent])
+        expected = reference_scores(alone, own, [[of[n]] for of in coded], 4, learning, "vmap")
+        np.testing.assert_allclose(found[:, n], expected[:, 0], rtol=1e-4)
+    batches = with_others(team, params, pair_batches(team, coded, 0.5 * found, 4, learning), learning, "vmap")
+    margins = 0.5 * (found[..., 0] - found[..., 1])
+    others = margins.sum(1, keepdims=True) - margins
+    for spec, batch in zip(team.stacks, batches, strict=True):
+        got = batch.others.reshape(len(spec.order), -1)[:, : len(pairs)]
+        np.testing.assert_allclose(got, others[:, spec.order].T, rtol=1e-3, atol=1e-3)
+
+
 def test_long_prompts_beside_long_completions(team):
     """Of a context of 128: one pair fills it with its prompt, another with a completion, both to the last token."""
-    tokens = [(([5] * 118, [6] * 10, [7]),) * 2, (([5], [6] * 127, [7]),) * 2]
+    tokens = [(([5] * 112, [6] * 16, [7]),) * 2, (([5], [6] * 127, [7]),) * 2]
     pairs = [Pair(("a", "b"), ("c", "d"), ("e", "f"), tokens=t) for t in tokens]
     coded = encode_pairs(team[0], pairs, False)
     for algorithm in ("dpo", "reward_model"):
@@ -244,16 +298,25 @@ def test_long_prompts_beside_long_completions(team):
         for i, one in enumerate(coded):
             alone = pair_scores(team[0], params, pair_batches(team[0], [one], None, 1, learning), learning, "map")
             np.testing.assert_allclose(together[i], alone[0], rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="has 129 tokens, the context 128"):
-        encode_pairs(team[0], [pairs[0]._replace(tokens=(([5] * 119, [6] * 10, [7]),) * 2)], False)
+    for rows in (([6] * 16, [7]), ([7], [6] * 16)):
+        with pytest.raises(ValueError, match="has 129 tokens, the context 128"):
+            encode_pairs(team[0], [pairs[0]._replace(tokens=(([5] * 113, *rows),) * 2)], False)
 
 
 def test_what_does_not_fit_is_named(team):
     long = Pair(("xyz " * 60, "b"), ("c", "d"), ("e", "f"))
     with pytest.raises(ValueError, match=r"pair 0 of agent 0 .* tokens, the context 128"):
         encode_pairs(team[0], [long], False)
-    with pytest.raises(ValueError, match="pair 0 is of 1 agents, the team has 2"):
-        encode_pairs(team[0], [Pair(("a",), ("b",), ("c",))], False)
+    for n in (1, 3):
+        with pytest.raises(ValueError, match=f"pair 0 is of {n} agents, the team has 2"):
+            encode_pairs(team[0], [Pair(("a",) * n, ("b",) * n, ("c",) * n)], False)
+
+
+def test_a_trajectory_that_does_not_fit_is_named(team, one):
+    with pytest.raises(ValueError, match=r"trajectory 1 \('the'...\) has \d+ tokens, the context 128"):
+        encode_trajectories(one[0], [TALK, Trajectory(("the",), ("xyz " * 60,))], False)
+    with pytest.raises(ValueError, match="trajectories are of one agent, the team has 2"):
+        encode_trajectories(team[0], [TALK], False)
 
 
 # --- reward model ------------------------------------------------------------------------------------------------------
@@ -307,6 +370,23 @@ def test_a_trajectory_is_one_row_with_its_whole_history(one, tiny_tokenizer, cha
     ends = "\n<|im_start|>assistant\n"
     chatted = f"\n<|im_start|>user\nWrong, again.<|im_end|>{ends}\n<|im_start|>user\nRight.<|im_end|>{ends}"
     assert told == (chatted if chat else "Wrong, again.Right.")
+
+
+def test_messages_are_a_chat_of_a_trajectory(one):
+    messages = TALK._replace(observations=tuple(({"role": "user", "content": text},) for text in TALK.observations))
+    assert encode_trajectories(one[0], [messages], False) == encode_trajectories(one[0], [TALK], True)
+
+
+def test_a_template_without_an_end_of_messages_loses_nothing(tiny_config, make_tokenizer, random_agent):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ';' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    team, _ = make_team([random_agent(tiny_config(), tokenizer, 0)])
+    ((coded,),) = encode_trajectories(team, [TALK._replace(observations=TALK.observations[:2])], True)
+    said = "5<|im_end|>;user: Wrong, again.;assistant: 4<|im_end|>"
+    assert tokenizer.decode([*coded.prompt, *coded.rows[0]]) == f"user: 2 + 2?;assistant: {said}"
 
 
 @pytest.mark.parametrize(("cloning", "predicting"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.3)])
