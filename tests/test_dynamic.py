@@ -193,16 +193,19 @@ def test_who_acts_comes_along_with_a_prompt(agents):
 
 def test_an_episode_that_is_over_stands_beside_one_that_goes_on(agents):
     team, _, played = played_on(agents, ITEMS[:2], [], num_turns=2)
-    over = Rollout(2, played.turns[:1], played.joint_returns[:1], played.returns[:1])
-    found = select(team, [over, played], [(0, 1), (1, 1)])
-    before, after = found.turns
+    done = played.turns[0].completions[0]
+    short = played.turns[0]._replace(completions=(done._replace(steps=done.steps - 1),))
+    over = Rollout(2, (short,), played.joint_returns[:1], played.returns[:1])
+    before, after = select(team, [played, over], [(1, 1), (0, 1)]).turns
+    np.testing.assert_array_equal(before.completions[0].steps, done.steps)
     assert before.texts[0] == [played.turns[0].texts[0][1]] * 2
     assert after.items.tolist() == [1] * 3 and after.parents.tolist() == [3, 4, 5]
     assert after.texts == [of_agent[3:] for of_agent in played.turns[1].texts]
 
 
 def test_selecting_what_is_there_already_changes_nothing(agents):
-    """All items of one rollout, in their order: every array of it again, padding included, and what was wrong with a reward."""
+    """All items of one of two rollouts, in their order: every array of it again, padding included, and what was wrong with a
+    reward."""
 
     def spoiled(a, b, prompts):
         return [x if k % 3 else float("nan") for k, x in enumerate(teaches(a, b, prompts))]
@@ -210,7 +213,8 @@ def test_selecting_what_is_there_already_changes_nothing(agents):
     team, _, played = played_on(agents, ITEMS[:3], [], num_prompts=3, num_turns=2, reward=spoiled)
     played = played._replace(returns=tuple(x * np.array([1, 2])[:, None, None] for x in played.returns))
     assert [turn.invalid for turn in played.turns] == [3, 6] and "nan" in played.turns[0].fault
-    again = select(team, [played], [(0, p) for p in range(3)])
+    other = played._replace(turns=tuple(turn._replace(fault="another") for turn in played.turns))
+    again = select(team, [other, played], [(1, p) for p in range(3)])
     for of_turn, same in zip(played.turns, again.turns, strict=True):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(same), jax.device_get(of_turn))
     assert isinstance(again, Rollout)
