@@ -290,12 +290,16 @@ def test_a_new_run_uses_nothing_of_one_that_was_broken_off(agents, tmp_path):
 
 
 def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
-    """Without it a run cannot go on in mid-round."""
+    """Without it a run cannot go on in mid-round, nor to a round whose model starts from it."""
     settings = dict(output_dir=str(tmp_path), save_every=2, reward_updates=5)
     trained(agents, **settings, num_updates=2)
     shutil.rmtree(tmp_path / "reward_model_0" / "checkpoints")
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
         trained(agents, **settings, num_updates=4, resume=True)
+    rounds = SimpleNamespace(updates=2, env=None, resume=lambda step: None, replayed=lambda round_: [])
+    between = LearnedRounds(rounds, agents[0], dataclasses.replace(CONFIG, **ITER))
+    with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
+        between.resume(2)
 
 
 @pytest.mark.parametrize(
