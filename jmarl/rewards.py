@@ -264,7 +264,7 @@ def _process(processor, values: np.ndarray, lengths: list[int], name: str, fault
 
 
 def _numbers(entry: Any, num_agents: int, source: str, joint: int, faults: dict[int, str]) -> list[float]:
-    """The value of each agent as a finite float, or NaN with an entry in faults. Text and bool are not numbers."""
+    """The value of each agent as a finite float, or NaN with an entry in faults. True and False are 1 and 0; text is no number."""
     row = _as_list(entry)
     row = [entry] * num_agents if row is None else row
     if len(row) != num_agents:
@@ -273,7 +273,7 @@ def _numbers(entry: Any, num_agents: int, source: str, joint: int, faults: dict[
     for value in row:
         try:
             plain = value.item() if isinstance(value, np.ndarray) else value
-            number = math.nan if isinstance(plain, str | bytes | bool | np.bool_) else float(plain)
+            number = math.nan if isinstance(plain, str | bytes) else float(plain)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):

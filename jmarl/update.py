@@ -77,15 +77,19 @@ def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) 
     if not learns:
         return place(StackState(params, (), None, jnp.zeros(agents, jnp.int32), running, None, base), mesh_of(params))
 
-    def init(params):
-        kept = jax.tree.map(jnp.zeros_like, params) if jax.default_backend() == "cpu" else None
-        return jax.vmap(optimizer(cfg).init)(params), kept
-
     mesh = mesh_of(params)
-    where = None if mesh is None else state_shardings(mesh, jax.eval_shape(init, params))
-    moments, grads = jax.jit(init, out_shardings=where)(params)  # made where they stay: thrice the parameters is much to move
+    moments, grads = _moments(params, single("optimizer", cfg.optimizer), bool(cfg.momentum), mesh)
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef and base is None else None
     return place(StackState(params, moments, reference, jnp.zeros(agents, jnp.int32), running, grads, base), mesh)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _moments(params: Any, name: str, momentum: bool, mesh: Any) -> tuple[Any, Any]:
+    """What an optimiser begins with, and room for gradients where they are kept: made where they stay, because thrice the
+    parameters is much to move."""
+    plain = optimizer(Learning(optimizer=name, momentum=0.5 if momentum else 0.0))
+    kept = jax.tree.map(jnp.zeros_like, params) if jax.default_backend() == "cpu" else None
+    return constrain((jax.vmap(plain.init)(params), kept), mesh)
 
 
 def gradients(params: Any, rows: Rows, base: Any, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:

@@ -427,9 +427,15 @@ def test_no_joint_actions_no_calls():
 # --- faults: values --------------------------------------------------------------------------------------------------
 
 BAD_VALUES = [
-    None, math.nan, math.inf, -math.inf, "1.0", b"1", "", True, False, np.True_, np.array(True), 1e308,
+    None, math.nan, math.inf, -math.inf, "1.0", b"1", "", 1e308,
     np.float32("nan"), 10**400, 1j, object(), {"reward": 1.0}, {1.0}, [None, None], [1.0, math.nan], ["1.0", 1.0],
 ]  # fmt: skip
+
+
+def test_right_and_wrong_are_one_and_zero():
+    right = [True, False, np.True_, np.array(False), [True, 0.5]]
+    result = score(make_reward(lambda a, b: right, num_agents=2), [list("vwxyz")] * 2)
+    assert not result.invalid.any() and result.rewards.tolist() == [[1, 1], [0, 0], [1, 1], [0, 0], [1, 0.5]]
 
 
 @pytest.mark.parametrize("bad", BAD_VALUES, ids=lambda bad: "object" if type(bad) is object else repr(bad))
