@@ -32,6 +32,13 @@ class Plot:
     """A panel of its own for each run's reward, and nothing else."""
 
 
+def check(run: Path, rows: list[dict], name: str) -> None:
+    """Refuse a column that a run does not have."""
+    known = dict.fromkeys(key for row in rows for key in row)
+    if name not in known:
+        raise SystemExit(f"{run} has no column {name}; it has {', '.join(known)}")
+
+
 def column(rows: list[dict], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Updates done and values of the rows that have this column."""
     found = [(row.get("eval/updates", row["step"] + 1), row[name]) for row in rows if name in row]
@@ -48,15 +55,25 @@ def draw(axes, rows: list[dict], name: str, **how) -> None:
     axes.plot(*column(rows, held_out), "o", color=how["color"], markersize=5)
 
 
+def rows_of(run: Path) -> list[dict]:
+    """Of a run that learned from rollouts."""
+    if not (run / "metrics.jsonl").is_file():
+        raise SystemExit(f"{run} has no metrics.jsonl: give the output directory of a run")
+    rows = read_rows(run / "metrics.jsonl")
+    check(run, rows, "reward/mean")
+    return rows
+
+
 def panels(cfg: Plot, plt) -> None:
     """Every run by itself."""
     wide = min(3, len(cfg.runs))
     high = -(-len(cfg.runs) // wide)
-    figure, grid = plt.subplots(high, wide, figsize=(3.6 * wide, 2.7 * high), constrained_layout=True, squeeze=False)
+    size: dict = dict(figsize=(3.6 * wide, 2.7 * high), constrained_layout=True, squeeze=False, sharey=True)
+    figure, grid = plt.subplots(high, wide, **size)
     for axes in grid.flat[len(cfg.runs) :]:
         axes.axis("off")
     for axes, run in zip(grid.flat, cfg.runs, strict=False):
-        draw(axes, read_rows(run / "metrics.jsonl"), "reward/mean", color="C0")
+        draw(axes, rows_of(run), "reward/mean", color="C0")
         axes.set(title=run.name, xlabel="update", ylabel="reward")
     figure.savefig(cfg.out, dpi=130)
     print(cfg.out)
@@ -73,14 +90,16 @@ def main() -> None:
         return panels(cfg, plt)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
     for i, run in enumerate(cfg.runs):
-        rows = read_rows(run / "metrics.jsonl")
+        rows = rows_of(run)
         draw(left, rows, "reward/mean", color=f"C{i}", label=run.name)
         for j, (part, style) in enumerate(zip(cfg.parts, ("-", "--", ":", "-.") * len(cfg.parts), strict=False)):
+            check(run, rows, part)
             draw(right, rows, part, color=f"C{i + j}", linestyle=style, label=part)
         if cfg.parts:
             continue
         for agent, style in enumerate(("-", "--", ":", "-.")):
-            updates, length = column(rows, f"agent_{agent}/length")
+            several = any(f"turn_0/agent_{agent}/length" in row for row in rows)  # then of the first turn
+            updates, length = column(rows, f"{'turn_0/' if several else ''}agent_{agent}/length")
             if len(updates):
                 right.plot(updates, length, style, color=f"C{i}", linewidth=1, label=f"agent {agent}" if i == 0 else None)
     left.set(xlabel="update", ylabel="reward", title="Reward: mean of ten updates; points: held-out prompts", ylim=(0, None))

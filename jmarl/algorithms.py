@@ -10,6 +10,11 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from jmarl.advantages import ESTIMATORS
+from jmarl.config import CHOICES
 from jmarl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
 
 
@@ -18,8 +23,8 @@ class Algorithm(NamedTuple):
     scale: str  # what the advantages are divided by, unless the config says otherwise
     loss: Callable
     aggregation: str  # how the loss averages tokens, unless the config says otherwise
-    min_group: int  # completions a prompt that the baseline needs
-    paper: str
+    min_group: int = 1  # completions a prompt that the baseline needs
+    paper: str = ""
     options: Mapping[str, str] = {}  # arguments of the loss -> the setting that each comes from
     defaults: Mapping[str, Any] = {}  # settings that this row has another default for
     critic: str | None = None  # own: of every agent; central: one of the team, which reads the prompts of all
@@ -202,6 +207,37 @@ def algorithm(name: str) -> Algorithm:
         near = difflib.get_close_matches(name, ALGORITHMS, n=1, cutoff=0.0)[0]
         raise ValueError(f"algorithm={name!r} is unknown; did you mean {near!r}? Known: {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name]
+
+
+def check_row(name: str, learning: Any) -> None:
+    """Refuse a row of rollouts whose parts do not fit each other, such as one of a user's own: before anything is sampled."""
+    row = algorithm(name)
+    if row.data != "rollouts":
+        return
+    parts = {"advantage": (*ESTIMATORS, "gae"), "critic": (None, "own", "central")}
+    parts |= {"scale": CHOICES["advantage_scale"][1:], "aggregation": CHOICES["loss_aggregation"][1:]}
+    for part, known in parts.items():
+        if getattr(row, part) not in known:
+            raise ValueError(f"the row {name!r} has {part}={getattr(row, part)!r}, which must be one of {known}")
+    numbers, same = jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((2, 2), jnp.bool_)
+    if row.advantage in ESTIMATORS:
+        made = _tried(name, "estimator", ESTIMATORS[row.advantage], numbers, same)
+        if getattr(made, "shape", None) != (2,):
+            raise ValueError(f"the estimator of {name!r} must return an advantage for each return; for [2] it made {made}")
+    options = {argument: option(setting, getattr(learning, setting), row) for argument, setting in row.options.items()}
+    tokens = jax.ShapeDtypeStruct((1, 1, 2), jnp.float32)
+    made = _tried(name, "loss", lambda *arrays: row.loss(*arrays, **options), *[tokens] * 4)
+    pair = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
+    if getattr(pair[0], "shape", None) != () or not isinstance(pair[1], dict):
+        raise ValueError(f"the loss of {name!r} must return a number (a sum over tokens) and a dict of metrics; it made {made}")
+
+
+def _tried(name: str, part: str, f: Callable, *arguments: Any) -> Any:
+    """The shapes of what f makes."""
+    try:
+        return jax.eval_shape(f, *arguments)
+    except Exception as error:
+        raise ValueError(f"the {part} of {name!r} cannot be computed: {type(error).__name__}: {error}") from error
 
 
 def option(name: str, given: Any, row: Algorithm) -> Any:

@@ -55,6 +55,8 @@ def describe(env: Any) -> dict[str, Any]:
 
 def prompt_of(item: dict) -> str:
     """The formatter used when none is given."""
+    if "prompt" not in item:
+        raise ValueError(f"an item has no prompt, but {list(item)}: give it one, or formatters that write prompts of it")
     return item["prompt"]
 
 
@@ -100,6 +102,10 @@ class Rewarded:
     def reset(self, items, rng):
         del rng
         prompts = [[first_prompt(formatter, dict(item)) for item in items] for formatter in self.formatters]
+        for n, texts in enumerate(prompts):
+            wrong = [(text, item) for text, item in zip(texts, items, strict=True) if not isinstance(text, str | None)]
+            if wrong:
+                raise TypeError(f"agent {n}'s prompt must be a text; got {wrong[0][0]!r:.60} of item {wrong[0][1]!r:.120}")
         nothing = ((),) * len(self.formatters)
         return [Dialogue(i, tuple((p,) for p in texts), nothing) for i, texts in _columns(items, prompts)], prompts
 

@@ -22,6 +22,9 @@ class Evaluation(NamedTuple):
     interval: float  # half of the 95 % interval of the mean, over prompts
     rollout: Rollout
 
+    def __repr__(self) -> str:  # without all that was played
+        return f"Evaluation(mean={self.mean:.4g}, interval={self.interval:.2g})"
+
 
 def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
     """Of episodes that do not branch [P, J], the value in the last turn that each had. values: of each turn [P * J]."""

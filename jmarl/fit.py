@@ -260,7 +260,7 @@ class FitLog(StepLog):
         """Keep a step to be written later."""
         self.flush()
         now = time.monotonic()
-        self._pending = (step, learned, tokens, now - self._started)
+        self.keep(step, learned, tokens, now - self._started)
         self._started = now
 
     def _row(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, seconds: float) -> dict[str, float]:

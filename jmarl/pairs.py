@@ -69,20 +69,27 @@ def read_rows(source: Any) -> list[Mapping]:
         path = Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist: give a .json or .jsonl file")
-        text = path.read_text(encoding="utf-8")
-        try:
-            source = [json.loads(x) for x in text.split("\n") if x.strip()] if path.suffix == ".jsonl" else json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from error
+        text, lines = path.read_text(encoding="utf-8"), path.suffix == ".jsonl"
+        parts = [(f"{path}, line {i},", x) for i, x in enumerate(text.split("\n"), 1)] if lines else [(f"{path}", text)]
+        found = [parsed(part, where) for where, part in parts if part.strip() or not lines]
+        source = found if lines else found[0]
     if isinstance(source, Mapping) and "trajectories" in source:
         source = source["trajectories"]
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        raise TypeError(f"pairs and trajectories are a series of dicts; got {type(source).__name__}")
+        got = f"a dict of {list(source)}" if isinstance(source, Mapping) else type(source).__name__
+        raise TypeError(f"pairs and trajectories are a series of dicts; got {got}")
     rows = list(source)
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise TypeError(f"row {i} is a {type(row).__name__}, not a dict")
     return rows
+
+
+def parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not valid JSON: {error}. Give a .json file, or a .jsonl file of a dict a line") from error
 
 
 def named(source: Any) -> str:
@@ -94,7 +101,8 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
     missing = [name for name in ("chosen", "rejected") if row.get(name) is None]
     if missing or ("prompt" not in row and not is_chat(row["chosen"])):
         wanted = missing or ["prompt"]
-        raise ValueError(f"row {number} has no {', '.join(wanted)}: pairs need prompt, chosen and rejected; it has {list(row)}")
+        has = [name for name, value in row.items() if value is not None]
+        raise ValueError(f"row {number} has no {', '.join(wanted)}: pairs need prompt, chosen and rejected; it has {has}")
     chosen, rejected = row["chosen"], row["rejected"]
     prompt: Any = row.get("prompt")
     if num_agents == 1:

@@ -264,7 +264,7 @@ def _process(processor, values: np.ndarray, lengths: list[int], name: str, fault
 
 
 def _numbers(entry: Any, num_agents: int, source: str, joint: int, faults: dict[int, str]) -> list[float]:
-    """The value of each agent as a finite float, or NaN with an entry in faults. True and False are 1 and 0; text is no number."""
+    """The value of each agent as a finite float, or NaN with an entry in faults. True and False are 1 and 0, texts none."""
     row = _as_list(entry)
     row = [entry] * num_agents if row is None else row
     if len(row) != num_agents:

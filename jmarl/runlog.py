@@ -46,7 +46,13 @@ class StepLog:
         self.team, self.cfg, self.writer = team, cfg, writer
         self.failed_saves = 0
         self._pending: tuple | None = None
+        self.traced = 0
+        self._skipped: list[str] = []
         self._started = time.monotonic()
+
+    def keep(self, *pending: Any) -> None:
+        """Keep a step, of which the number is the first, to be written later."""
+        self._pending, self.traced = pending, sum(TRACES.values())
 
     def _row(self, *pending: Any) -> dict[str, float]:
         """What is written of a step that was kept; waits for its update."""
@@ -57,11 +63,20 @@ class StepLog:
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None
-        row = self._row(*pending) | {"compiles": sum(TRACES.values()), "failed_saves": self.failed_saves}
+        row = self._row(*pending) | {"compiles": self.traced, "failed_saves": self.failed_saves}
+        self._tell_skipped(pending[0], row)
         if self.writer is not None:
             self.writer.write(pending[0], row)
             self._more(*pending)
         return row
+
+    def _tell_skipped(self, step: int, row: dict[str, float]) -> None:
+        """Warn where an agent's loss or gradient is not finite for the first time."""
+        new = [name for name, count in row.items() if name.endswith("skipped") and count and name not in self._skipped]
+        if new:
+            what = f"update {step}: a loss or gradient is not finite, so its step was left out"
+            warnings.warn(f"{what} (in the log {', '.join(new)} counts such steps; this is told once)", stacklevel=3)
+            self._skipped += new
 
     def _more(self, *pending: Any) -> None:
         """Texts and pictures of a step."""
@@ -143,7 +158,7 @@ class RunLog(StepLog):
         rewards, by `time.monotonic`."""
         self.flush()
         self.rewards.append(mean_return(played))
-        self._pending = (step, played, learned, at - self._started)
+        self.keep(step, played, learned, at - self._started)
         self._started = at
         for turn in played.turns:
             if turn.fault:

@@ -199,7 +199,7 @@ class SeedsLog(StepLog):
     def step(self, step: int, rollouts: Sequence[Rollout], learned: list, at: float) -> None:
         """As of `RunLog`."""
         self.flush()
-        self._pending = (step, rollouts, learned, at)
+        self.keep(step, rollouts, learned, at)
 
     def flush(self) -> None:
         if self._pending is None:
@@ -208,6 +208,7 @@ class SeedsLog(StepLog):
         learned = jax.device_get(learned)
         for i, (log, rollout) in enumerate(zip(self.logs, rollouts, strict=True)):
             log.step(step, rollout, [of_run(metrics, i, len(self.logs)) for metrics in learned], at)
+            log.traced = self.traced
         rows = [log.flush() for log in self.logs]
         if self.writer:
             self.writer.write(step, over_runs([row for row in rows if row is not None]))

@@ -70,7 +70,12 @@ def playing_step(
 
 
 def check_valid(first: Rollout) -> None:
-    """Refuse to train on a reward of which nothing is valid in the first update."""
+    """Refuse to train on a reward of which nothing is valid in the first update, and where nobody writes anything."""
+    if not any(turn.acts.any() for turn in first.turns):
+        raise ValueError(
+            "no agent acts in the first update: every prompt is None, which says that its agent does not act (does a formatter "
+            "return its text?)"
+        )
     if not np.isfinite(first.joint_returns[0]).any():  # a reward of a later turn counts for the turns before
         fault = next((turn.fault for turn in first.turns if turn.fault), "")
         raise ValueError(f"no joint action of the first update has a valid reward: {fault}")

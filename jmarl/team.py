@@ -89,6 +89,10 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool 
     """
     if not agents:
         raise ValueError("a team needs at least one agent, got none")
+    wrong = [agents] if isinstance(agents, Agent) else [agent for agent in agents if not isinstance(agent, Agent)]
+    if wrong:
+        got = "one agent alone" if isinstance(agents, Agent) else f"{wrong[0]!r:.60}"
+        raise TypeError(f"a team is made of a list of agents, such as [load_agent(name)] * 2; got {got}")
     kinds = kinds_of(agents)
     if shared_weights and len(kinds) > 1:
         raise ValueError(f"shared_weights needs agents of one model, got {len(kinds)} different ones")

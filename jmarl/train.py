@@ -23,7 +23,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jmarl import lora, sharding
-from jmarl.algorithms import ALGORITHMS, GROUP_BASELINES, algorithm, check_options, check_used, makes_pairs, shares_critic
+from jmarl.algorithms import (
+    ALGORITHMS,
+    GROUP_BASELINES,
+    algorithm,
+    check_options,
+    check_row,
+    check_used,
+    makes_pairs,
+    shares_critic,
+)
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.core import SimulatedEnvironment
@@ -67,8 +76,8 @@ def train(
     params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's). With
     LoRA (`lora_rank`) best those of `make_team(..., lora=True)`, one copy for all agents of a stack, which stays as it is; or
     what `policies` makes of an earlier run's state, to train its adapters on.
-    reward: a function of completions, or `make_reward` of several, with formatters (one an agent, item -> prompt) and for
-    several turns external_transition, see `environment.Rewarded`; or an environment, which does all of that itself.
+    reward: a function of completions, or `make_reward` of several, with formatters (item -> prompt; one for all or one an
+    agent) and for several turns external_transition, see `environment.Rewarded`; or an environment, which does all of that.
     critic: what the critics of an algorithm that has them start from; None: from their agents, a central one from the first.
     reward_model: what that of marlhf and marlhf_iter starts from; None: from the first agent.
     """
@@ -208,6 +217,7 @@ def check_settings(cfg: TrainConfig) -> None:
             f"compare a group's returns; it is for {fits}"
         )
     check_options(dataclasses.asdict(cfg))
+    check_row(cfg.algorithm, cfg)
     check_central(cfg)
     sharding.mesh_for(cfg.mesh, [1])
     check_directory(cfg)
@@ -250,7 +260,7 @@ def environment_of(
                 f"num_turns={cfg.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
             )
         return env
-    formatters = formatters or [prompt_of] * team.num_agents
+    formatters = [formatters] * team.num_agents if callable(formatters) else formatters or [prompt_of] * team.num_agents
     if len(formatters) != team.num_agents:
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
     if cfg.num_turns > 1 and transition is None:
@@ -265,5 +275,7 @@ def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | N
     check_settings(cfg)
     if not items:
         raise ValueError("there are no items to train on")
+    if not isinstance(items[0], Mapping):
+        raise TypeError(f"items are dicts, such as {{'prompt': 'Describe a city:'}}; the first is {items[0]!r:.60}")
     if wandb_config is not None and not cfg.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")

@@ -18,7 +18,7 @@ from jmarl.algorithms import algorithm, option
 from jmarl.config import Learning, single
 from jmarl.models.config import ModelConfig
 from jmarl.objective import Rows, make_rows, rows_loss, split
-from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place, state_shardings
+from jmarl.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place
 from jmarl.stack import COMPILER, per_agent
 from jmarl.types import TRACES, Batch, Data, Own, Running, StackState
 

@@ -164,14 +164,20 @@ def test_equal_texts_are_no_pair():
 def test_bad_files_are_named(tmp_path):
     (tmp_path / "broken.json").write_text("[{")
     (tmp_path / "empty.json").write_text("[]")
-    with pytest.raises(ValueError, match="broken.json is not valid json"):
+    with pytest.raises(ValueError, match="broken.json is not valid JSON"):
         load_pairs(tmp_path / "broken.json")
     with pytest.raises(ValueError, match="empty.json holds no pairs"):
         load_pairs(tmp_path / "empty.json")
     with pytest.raises(FileNotFoundError, match="nowhere.json does not exist"):
         load_pairs(tmp_path / "nowhere.json")
-    with pytest.raises(TypeError, match="a series of dicts; got dict"):
+    with pytest.raises(TypeError, match=r"a series of dicts; got a dict of \['prompt'\]"):
         load_pairs({"prompt": ["a"]})
+    (tmp_path / "lines.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n\n{"prompt"')
+    with pytest.raises(ValueError, match="lines.jsonl, line 3, is not valid JSON"):
+        load_pairs(tmp_path / "lines.jsonl")
+    (tmp_path / "table.csv").write_text("prompt,chosen,rejected")
+    with pytest.raises(ValueError, match="table.csv is not valid JSON: .* Give a .json file, or a .jsonl file"):
+        load_pairs(tmp_path / "table.csv")
 
 
 def mrlm_trajectory(repeats, done=True):

@@ -15,10 +15,11 @@ import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import weights
+from jmarl import advantages, algorithms, losses, weights
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.order import tasks_of
@@ -269,6 +270,89 @@ def test_a_plain_function_is_a_reward(pair):
     assert plain.rewards == made.rewards
     told = f"TrainResult(1 updates, the last of 1 with reward {made.rewards[0]:.3f}, held out None -> None)"
     assert repr(plain) == told
+
+
+@pytest.mark.parametrize(
+    ("items", "formatters", "message"),
+    [
+        ([{"text": "apples"}], None, r"an item has no prompt, but \['text'\]"),
+        (["apples"], None, "items are dicts, .* the first is 'apples'"),
+        ([{"prompt": 3}], None, "agent 0's prompt must be a text; got 3 of item {'prompt': 3}"),
+        ([{"prompt": "apples"}], lambda item: None, "no agent acts in the first update: every prompt is None"),
+        ([{"prompt": "apples"}], [lambda item: "a", lambda item: b""], "agent 1's prompt must be a text; got b''"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(pair, items, formatters, message):
+    cfg = TrainConfig(**BASE | dict(num_updates=1))
+    with pytest.raises((ValueError, TypeError), match=message):
+        train(*make_team(pair), share_of_e, items, cfg, formatters=formatters)
+
+
+def test_a_team_of_names_is_refused(pair):
+    for agents, got in ((["a model"], "'a model'"), ("a model", "'a'"), (pair[0], "one agent alone")):
+        with pytest.raises(TypeError, match=f"made of a list of agents, such as .*; got {got}"):
+            make_team(agents)
+
+
+def test_one_formatter_is_for_all_agents(pair):
+    def loud(item):
+        return item["prompt"].upper()
+
+    def longer(a, b):
+        return [len(x) > len(y) for x, y in zip(a, b, strict=True)]
+
+    cfg, items = TrainConfig(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
+    runs = [train(*make_team(pair), longer, items, cfg, formatters=how) for how in (loud, [loud, loud])]
+    assert runs[0].rewards == runs[1].rewards and 0 <= runs[0].rewards[0] <= 1, "True is a reward of 1"
+
+
+def own_row(monkeypatch, **parts):
+    row = dict(advantage="group_mean", scale="none", loss=losses.policy_gradient, aggregation="token_mean") | parts
+    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", algorithms.Algorithm(**row))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (dict(advantage="medain"), "the row 'mine' has advantage='medain', which must be one of .*'group_mean'"),
+        (dict(aggregation="tokenmean"), "aggregation='tokenmean', which must be one of .*'token_mean'"),
+        (dict(scale="variance"), "scale='variance', which must be one of"),
+        (dict(critic="both"), "critic='both', which must be one of"),
+        (dict(loss="bounded"), "the loss of 'mine' cannot be computed: TypeError"),
+        (dict(loss=lambda logp: (logp.sum(), {})), "the loss of 'mine' cannot be computed: TypeError: .*4 were given"),
+        (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a number .*dict of metrics"),
+        (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a number .*dict of metrics"),
+    ],
+)
+def test_a_row_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, parts, message):
+    own_row(monkeypatch, **parts)
+    with pytest.raises(ValueError, match=message):
+        run(pair, algorithm="mine")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (lambda returns, same: returns.mean(), "the estimator of 'mine' must return an advantage for each return"),
+        (lambda returns: returns, "the estimator of 'mine' cannot be computed: TypeError"),
+    ],
+)
+def test_an_estimator_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, estimator, message):
+    monkeypatch.setitem(advantages.ESTIMATORS, "own", estimator)
+    own_row(monkeypatch, advantage="own")
+    with pytest.raises(ValueError, match=message):
+        run(pair, algorithm="mine")
+
+
+def test_a_loss_that_is_no_number_is_told_once(pair, monkeypatch, tmp_path):
+    own_row(monkeypatch, loss=lambda logp, old, advantages, weights: (jnp.nan * logp.sum(), {}))
+    with pytest.warns(
+        UserWarning, match="update 0: a loss or gradient is not finite, .*agent_0/skipped, agent_1/skipped"
+    ) as told:
+        result, _ = run(pair, algorithm="mine", num_updates=3, output_dir=str(tmp_path))
+    assert len(told) == 1
+    assert rows_of(tmp_path)[-1]["agent_1/skipped"] == 3
+    jax.tree.map(np.testing.assert_array_equal, params_of(result), jax.device_get(make_team(pair)[1][0]))
 
 
 def breaking(update, error):
