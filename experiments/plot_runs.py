@@ -68,8 +68,7 @@ def panels(cfg: Plot, plt) -> None:
     """Every run by itself."""
     wide = min(3, len(cfg.runs))
     high = -(-len(cfg.runs) // wide)
-    size: dict = dict(figsize=(3.6 * wide, 2.7 * high), constrained_layout=True, squeeze=False, sharey=True)
-    figure, grid = plt.subplots(high, wide, **size)
+    figure, grid = plt.subplots(high, wide, figsize=(3.6 * wide, 2.7 * high), constrained_layout=True, squeeze=False)
     for axes in grid.flat[len(cfg.runs) :]:
         axes.axis("off")
     for axes, run in zip(grid.flat, cfg.runs, strict=False):

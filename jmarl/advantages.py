@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jmarl import masked
-from jmarl.types import Running
+from jmarl.types import Named, Running
 
 EPS = 1e-6  # below this spread a group carries no signal: its advantages are exactly 0
 
@@ -59,15 +59,17 @@ def max_baseline(returns: jax.Array, same: jax.Array) -> jax.Array:
     return returns - best(returns, same)
 
 
-ESTIMATORS = {
-    "raw": raw,
-    "group_mean": group_mean,
-    "leave_one_out": leave_one_out,
-    "max_baseline": max_baseline,
-    "greedy_baseline": raw,  # of returns minus what was expected, and so are the next two
-    "ema_baseline": raw,
-    "value_baseline": raw,
-}
+ESTIMATORS = Named(
+    {
+        "raw": raw,
+        "group_mean": group_mean,
+        "leave_one_out": leave_one_out,
+        "max_baseline": max_baseline,
+        "greedy_baseline": raw,  # of returns minus what was expected, and so are the next two
+        "ema_baseline": raw,
+        "value_baseline": raw,
+    }
+)
 
 
 def spread(x: jax.Array, same: jax.Array) -> jax.Array:

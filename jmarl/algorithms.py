@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jmarl.advantages import ESTIMATORS
 from jmarl.config import CHOICES
 from jmarl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
+from jmarl.types import Named
 
 
 class Algorithm(NamedTuple):
@@ -90,115 +91,132 @@ REPLAY = ("replay", "replay_k", "replay_lambda")
 REWARD_MODEL = ("rl_algorithm", "reward_updates", "reward_learning_rate")
 PAPER = {"iac": "CoLLM-DC, arXiv 2601.21972", "maac": "CoLLM-CC, arXiv 2601.21972", "ppo": "arXiv 1707.06347"}
 
-ALGORITHMS = {
-    "mareinforce": Algorithm("raw", "none", policy_gradient, "token_mean", 1, "REINFORCE, Williams 1992, for teams"),
-    "magrpo": Algorithm("group_mean", "none", policy_gradient, "token_mean", 2, "arXiv 2508.04652"),
-    "marloo": Algorithm("leave_one_out", "none", policy_gradient, "token_mean", 2, "arXiv 2402.14740, for teams"),
-    "maremax": Algorithm("max_baseline", "none", policy_gradient, "token_mean", 2, "CoMLRL's variant of arXiv 2310.10505"),
-    "remax": Algorithm("greedy_baseline", "none", policy_gradient, "token_mean", 1, "arXiv 2310.10505"),
-    "grpo": Algorithm("group_mean", "std", clipped_surrogate, "sequence_mean", 2, "arXiv 2402.03300", CLIPPING),
-    "dr_grpo": Algorithm("group_mean", "none", clipped_surrogate, "constant", 2, "arXiv 2503.20783", CLIPPING),
-    "dapo": Algorithm(
-        "group_mean",
-        "std",
-        clipped_surrogate,
-        "token_mean",
-        2,
-        "arXiv 2503.14476",
-        CLIPPING,
-        {"clip_eps_high": 0.28, "mask_overlong": True},
-    ),
-    "gspo": Algorithm(
-        "group_mean",
-        "std",
-        clipped_surrogate,
-        "sequence_mean",
-        2,
-        "arXiv 2507.18071",
-        CLIPPING,
-        {"clip_eps_low": 3e-4, "clip_eps_high": 4e-4, "ratio_level": "sequence"},
-    ),
-    "cispo": Algorithm(
-        "group_mean", "std", cispo, "token_mean", 2, "arXiv 2506.13585", BOUNDS, {"clip_eps_low": 1.0, "clip_eps_high": 0.28}
-    ),
-    "at_grpo": Algorithm("group_mean", "std", clipped_surrogate, "token_mean", 2, "arXiv 2510.11062", CLIPPING),
-    "dr_mas": Algorithm(
-        "group_mean", "std", clipped_surrogate, "token_mean", 2, "arXiv 2602.08847", CLIPPING, grouping="episode"
-    ),
-    "rae": Algorithm("ema_baseline", "none", clipped_surrogate, "token_mean", 1, "SPIRAL, arXiv 2506.24119", CLIPPING),
-    "iac": Algorithm("value_baseline", "none", policy_gradient, "token_mean", 1, PAPER["iac"], critic="own"),
-    "maac": Algorithm("value_baseline", "none", policy_gradient, "token_mean", 1, PAPER["maac"], critic="central"),
-    "ppo": Algorithm(
-        "gae", "batch_std", clipped_surrogate, "token_mean", 1, PAPER["ppo"], CLIPPING, {"gae_lambda": 0.95}, critic="own"
-    ),
-    "ippo": Algorithm(
-        "gae", "batch_std", clipped_surrogate, "token_mean", 1, "arXiv 2011.09533", CLIPPING, {"gae_lambda": 0.95}, critic="own"
-    ),
-    "mappo": Algorithm(
-        "value_baseline",
-        "batch_std",
-        clipped_surrogate,
-        "token_mean",
-        1,
-        "arXiv 2103.01955",
-        CLIPPING,
-        {"gae_lambda": 0.95},
-        critic="central",
-    ),
-    "c3": Algorithm("leave_one_out", "none", policy_gradient, "token_mean", 2, "arXiv 2603.06859"),
-    "dpo": Algorithm("margin", "none", preference, "pair_mean", 1, "arXiv 2305.18290", PREFERENCE, data="pairs"),
-    "madpo": Algorithm(
-        "joint_margin", "none", preference, "pair_mean", 2, "arXiv 2305.18290, for teams", PREFERENCE, data="pairs"
-    ),
-    "madpo_iter": Algorithm(
-        "joint_margin",
-        "none",
-        preference,
-        "pair_mean",
-        2,
-        "arXiv 2312.11456, for teams",
-        PREFERENCE,
-        {"pair_selection": "comparator_reward"},
-        data="pairs",
-        rounds=True,
-    ),
-    "reward_model": Algorithm(
-        "score_margin",
-        "none",
-        preference,
-        "pair_mean",
-        1,
-        "Bradley and Terry 1952; arXiv 2203.02155",
-        {"beta": "beta", "smoothing": "label_smoothing"},
-        {"beta": 1.0},
-        data="pairs",
-    ),
-    "marlhf": Algorithm(
-        "score_margin",
-        "none",
-        preference,
-        "pair_mean",
-        2,
-        "arXiv 2203.02155, for teams",
-        {"smoothing": "label_smoothing"},
-        data="pairs",
-        learned=True,
-    ),
-    "marlhf_iter": Algorithm(
-        "score_margin",
-        "none",
-        preference,
-        "pair_mean",
-        2,
-        "the same in rounds",
-        {"smoothing": "label_smoothing"},
-        {"pair_selection": "comparator_reward"},
-        data="pairs",
-        rounds=True,
-        learned=True,
-    ),
-    "sft": Algorithm("imitation", "none", cross_entropy, "token_mean", 1, "behaviour cloning; world model", data="texts"),
-}
+ALGORITHMS = Named(
+    {
+        "mareinforce": Algorithm("raw", "none", policy_gradient, "token_mean", 1, "REINFORCE, Williams 1992, for teams"),
+        "magrpo": Algorithm("group_mean", "none", policy_gradient, "token_mean", 2, "arXiv 2508.04652"),
+        "marloo": Algorithm("leave_one_out", "none", policy_gradient, "token_mean", 2, "arXiv 2402.14740, for teams"),
+        "maremax": Algorithm("max_baseline", "none", policy_gradient, "token_mean", 2, "CoMLRL's variant of arXiv 2310.10505"),
+        "remax": Algorithm("greedy_baseline", "none", policy_gradient, "token_mean", 1, "arXiv 2310.10505"),
+        "grpo": Algorithm("group_mean", "std", clipped_surrogate, "sequence_mean", 2, "arXiv 2402.03300", CLIPPING),
+        "dr_grpo": Algorithm("group_mean", "none", clipped_surrogate, "constant", 2, "arXiv 2503.20783", CLIPPING),
+        "dapo": Algorithm(
+            "group_mean",
+            "std",
+            clipped_surrogate,
+            "token_mean",
+            2,
+            "arXiv 2503.14476",
+            CLIPPING,
+            {"clip_eps_high": 0.28, "mask_overlong": True},
+        ),
+        "gspo": Algorithm(
+            "group_mean",
+            "std",
+            clipped_surrogate,
+            "sequence_mean",
+            2,
+            "arXiv 2507.18071",
+            CLIPPING,
+            {"clip_eps_low": 3e-4, "clip_eps_high": 4e-4, "ratio_level": "sequence"},
+        ),
+        "cispo": Algorithm(
+            "group_mean",
+            "std",
+            cispo,
+            "token_mean",
+            2,
+            "arXiv 2506.13585",
+            BOUNDS,
+            {"clip_eps_low": 1.0, "clip_eps_high": 0.28},
+        ),
+        "at_grpo": Algorithm("group_mean", "std", clipped_surrogate, "token_mean", 2, "arXiv 2510.11062", CLIPPING),
+        "dr_mas": Algorithm(
+            "group_mean", "std", clipped_surrogate, "token_mean", 2, "arXiv 2602.08847", CLIPPING, grouping="episode"
+        ),
+        "rae": Algorithm("ema_baseline", "none", clipped_surrogate, "token_mean", 1, "SPIRAL, arXiv 2506.24119", CLIPPING),
+        "iac": Algorithm("value_baseline", "none", policy_gradient, "token_mean", 1, PAPER["iac"], critic="own"),
+        "maac": Algorithm("value_baseline", "none", policy_gradient, "token_mean", 1, PAPER["maac"], critic="central"),
+        "ppo": Algorithm(
+            "gae", "batch_std", clipped_surrogate, "token_mean", 1, PAPER["ppo"], CLIPPING, {"gae_lambda": 0.95}, critic="own"
+        ),
+        "ippo": Algorithm(
+            "gae",
+            "batch_std",
+            clipped_surrogate,
+            "token_mean",
+            1,
+            "arXiv 2011.09533",
+            CLIPPING,
+            {"gae_lambda": 0.95},
+            critic="own",
+        ),
+        "mappo": Algorithm(
+            "value_baseline",
+            "batch_std",
+            clipped_surrogate,
+            "token_mean",
+            1,
+            "arXiv 2103.01955",
+            CLIPPING,
+            {"gae_lambda": 0.95},
+            critic="central",
+        ),
+        "c3": Algorithm("leave_one_out", "none", policy_gradient, "token_mean", 2, "arXiv 2603.06859"),
+        "dpo": Algorithm("margin", "none", preference, "pair_mean", 1, "arXiv 2305.18290", PREFERENCE, data="pairs"),
+        "madpo": Algorithm(
+            "joint_margin", "none", preference, "pair_mean", 2, "arXiv 2305.18290, for teams", PREFERENCE, data="pairs"
+        ),
+        "madpo_iter": Algorithm(
+            "joint_margin",
+            "none",
+            preference,
+            "pair_mean",
+            2,
+            "arXiv 2312.11456, for teams",
+            PREFERENCE,
+            {"pair_selection": "comparator_reward"},
+            data="pairs",
+            rounds=True,
+        ),
+        "reward_model": Algorithm(
+            "score_margin",
+            "none",
+            preference,
+            "pair_mean",
+            1,
+            "Bradley and Terry 1952; arXiv 2203.02155",
+            {"beta": "beta", "smoothing": "label_smoothing"},
+            {"beta": 1.0},
+            data="pairs",
+        ),
+        "marlhf": Algorithm(
+            "score_margin",
+            "none",
+            preference,
+            "pair_mean",
+            2,
+            "arXiv 2203.02155, for teams",
+            {"smoothing": "label_smoothing"},
+            data="pairs",
+            learned=True,
+        ),
+        "marlhf_iter": Algorithm(
+            "score_margin",
+            "none",
+            preference,
+            "pair_mean",
+            2,
+            "the same in rounds",
+            {"smoothing": "label_smoothing"},
+            {"pair_selection": "comparator_reward"},
+            data="pairs",
+            rounds=True,
+            learned=True,
+        ),
+        "sft": Algorithm("imitation", "none", cross_entropy, "token_mean", 1, "behaviour cloning; world model", data="texts"),
+    }
+)
 
 
 def algorithm(name: str) -> Algorithm:
@@ -225,9 +243,10 @@ def check_row(name: str, learning: Any) -> None:
         if getattr(made, "shape", None) != (2,):
             raise ValueError(f"the estimator of {name!r} must return an advantage for each return; for [2] it made {made}")
     options = {argument: option(setting, getattr(learning, setting), row) for argument, setting in row.options.items()}
-    tokens = jax.ShapeDtypeStruct((1, 1, 2), jnp.float32)
+    flat = options.get("level", "token") == "token"  # any tokens, in place of those of whole completions
+    tokens = jax.ShapeDtypeStruct((2,) if flat else (1, 1, 2), jnp.float32)
     made = _tried(name, "loss", lambda *arrays: row.loss(*arrays, **options), *[tokens] * 4)
-    pair = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
+    pair = made if isinstance(made, tuple | list) and len(made) == 2 else (None, None)
     if getattr(pair[0], "shape", None) != () or not isinstance(pair[1], dict):
         raise ValueError(f"the loss of {name!r} must return a number (a sum over tokens) and a dict of metrics; it made {made}")
 

@@ -39,13 +39,14 @@ def joined(parts: Sequence[Batch]) -> Batch:
     return jax.tree.map(lambda *x: library(x).concatenate(x, 1), *wide)
 
 
-def in_quarters(used: np.ndarray, most: int, least: int = 0) -> np.ndarray | None:
+def in_few_sizes(used: np.ndarray, most: int, least: int = 0) -> np.ndarray | None:
     """Which rows of a batch [A, R, ...] to keep, where only those that are `used` [A, R] are learned from: rows [A, size], with
     -1 for padding. Where episodes end early every batch has another number of them, and each number would be a program to
-    compile: here there are enough for all used ones, and for `least`, in quarters of the `most` that there can be, which are
-    multiples of 8, to spread over devices. None: all rows as they are."""
+    compile: here it is one of 8, 16, 24, 32, 48, 64, 96, … (multiples of 8, to spread over devices), or the `most` that there
+    can be: enough for all used ones, and for `least`. None: all rows as they are."""
     count = max(least, int(used.sum(1).max()))
-    size = next(n for n in (min(most, -(-most * k // 32) * 8) for k in (1, 2, 3, 4)) if n >= count)
+    unit = max(8, (1 << (count - 1).bit_length()) // 4)
+    size = min(max(most, count), -(-count // unit) * unit)
     if size == used.shape[1]:
         return None
     rows = np.argsort(~used, 1, kind="stable")[:, :size]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, Self
 
 from jmarl.settings import Episodes, Preferences, check, check_names, check_types
@@ -319,10 +321,6 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     progress: bool = True
     """Show a progress bar."""
 
-    def __new__(cls, *_: Any, **given: Any):
-        check_names(cls, given)
-        return super().__new__(cls)
-
     def __post_init__(self):
         check_types(self)
         for name in (
@@ -389,3 +387,15 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         several: dict[str, Any] = dict(branching="chain", joint_mode="aligned", gamma=1.0) if self.num_turns > 1 else {}
         several |= dict(joint_mode="aligned") if self.forks else {}
         return dataclasses.replace(self.episodes(), **several)
+
+
+def _checked(init: Callable) -> Callable:
+    @functools.wraps(init)
+    def checked(self, *args: Any, **given: Any) -> None:
+        check_names(type(self), given)
+        init(self, *args, **given)
+
+    return checked
+
+
+TrainConfig.__init__ = _checked(TrainConfig.__init__)  # a subclass has one of its own

@@ -23,7 +23,7 @@ import numpy as np
 
 from jmarl import lora
 from jmarl.algorithms import algorithm, option, shares_critic, value_kind
-from jmarl.batches import chosen_rows, in_quarters, joined, one_a_prompt, positions
+from jmarl.batches import chosen_rows, in_few_sizes, joined, one_a_prompt, positions
 from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Environment
 from jmarl.generate import Asking, bucket
@@ -288,7 +288,7 @@ class JointText(NamedTuple):
 
 def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, cfg: TrainConfig) -> JointText:
     """The prompts of all agents, and for a critic of type q their completions, as tokens of the central critic."""
-    nodes, count = len(turn.items), bucket(len(turn.items), 1)
+    nodes, count = len(turn.items), min(bucket(len(turn.items), 1), turn.most)
 
     read = turn.prompts if cfg.history == "none" else conversations(team, turn)
     texts = [by_agent(of_node) for of_node in zip(*read, strict=True)]
@@ -369,5 +369,5 @@ def central_batch(
         ways, parts = [part.rewards.shape[2] for part in parts], [one_a_prompt(part) for part in parts]
     each = zip(texts, ways, strict=True)
     used = np.concatenate([np.repeat(np.arange(text.lengths.shape[1]) < text.nodes, j) for text, j in each])[None]
-    rows = in_quarters(used, sum(j * nodes for j, nodes in zip(ways, most, strict=True)), parts[0].rewards.shape[1])
+    rows = in_few_sizes(used, sum(j * nodes for j, nodes in zip(ways, most, strict=True)), parts[0].rewards.shape[1])
     return chosen_rows(joined(parts) if len(parts) > 1 else parts[0], rows)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ from jmarl.preferences import (
     with_others,
 )
 from jmarl.rundir import check_directory, open_run
-from jmarl.runlog import StepLog, loop, update_metrics
+from jmarl.runlog import Advanced, StepLog, loop, update_metrics
 from jmarl.settings import Episodes
 from jmarl.team import Team, policies, save_team
 from jmarl.types import Data, TeamState
@@ -116,11 +117,11 @@ def run(
     def evaluated(state: TeamState) -> dict[str, float]:
         return evaluate(team, [lora.model_of(s) for s in state.stacks], held_out, cfg)
 
-    def advance(step: int, state: TeamState) -> TeamState:
+    def advance(step: int, state: TeamState) -> Advanced:
         chosen = examples_at(step, len(examples.coded), batch_size(cfg), cfg.seed)
         state, learned = update(team, state, batches_of(team, examples, chosen, cfg), cfg)
-        log.step(step, learned, sum(len(row) for i in chosen for c in examples.coded[i] for row in c.rows))
-        return state
+        tokens = sum(len(row) for i in chosen for c in examples.coded[i] for row in c.rows)
+        return state, partial(log.step, step, learned, tokens)
 
     state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if held_out.coded else None)
     return FitResult(state, log.losses, before, after)

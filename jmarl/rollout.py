@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl import replay
-from jmarl.batches import chosen_rows, in_quarters, joined, one_a_prompt
+from jmarl.batches import chosen_rows, in_few_sizes, joined, one_a_prompt
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
 from jmarl.generate import (
@@ -320,7 +320,7 @@ def used_rows(spec: StackSpec, i: int, turns: Sequence[Turn], alone: bool) -> np
         acts[:, :, : len(turn.items)] = turn.acts[np.array(spec.members)]
         used.append(np.repeat(acts.reshape(a, -1), group if alone else 1, 1))
         most += roles * turn.most * (group if alone else 1)
-    return in_quarters(np.concatenate(used, 1), most, used[0].shape[1])
+    return in_few_sizes(np.concatenate(used, 1), most, used[0].shape[1])
 
 
 def rows_of_stack(x: np.ndarray, spec: StackSpec, done: Completions, empty: float) -> np.ndarray:

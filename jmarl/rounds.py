@@ -16,6 +16,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from jmarl.metrics import MetricsWriter
 from jmarl.order import DRAW, PAIRS, PROPOSE, tasks_of
 from jmarl.pairs import Pair, replay_weights, select, select_against
 from jmarl.rollout import play
-from jmarl.runlog import TrainResult, loop
+from jmarl.runlog import Advanced, TrainResult, loop
 from jmarl.team import Team
 from jmarl.types import TeamState
 
@@ -213,12 +214,11 @@ def run_rounds(
     def evaluated(state: TeamState) -> Evaluation:
         return evaluate(team, [model_of(s) for s in state.stacks], eval_items, rounds.env, cfg)
 
-    def advance(step: int, state: TeamState) -> TeamState:
+    def advance(step: int, state: TeamState) -> Advanced:
         if made := rounds.begin(step, state):
             log.begin(made)
         state, learned, tokens = rounds.step(step, state)
-        log.step(step, learned, tokens)
-        return state
+        return state, partial(log.step, step, learned, tokens)
 
     state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if eval_items else None)
     return TrainResult(state, log.rewards, before, after)

@@ -39,6 +39,9 @@ class TrainResult(NamedTuple):
         return f"TrainResult({int(self.state.step)} updates, {about}, held out {held_out[0]} -> {held_out[1]})"
 
 
+Advanced = tuple[TeamState, Callable[[], None]]  # the state after an update, and what keeps it in the log
+
+
 class StepLog:
     """Rows of steps, each written one step late, and checkpoints; without a writer (no output directory) nothing is written."""
 
@@ -74,7 +77,8 @@ class StepLog:
         """Warn where an agent's loss or gradient is not finite for the first time."""
         new = [name for name, count in row.items() if name.endswith("skipped") and count and name not in self._skipped]
         if new:
-            what = f"update {step}: a loss or gradient is not finite, so its step was left out"
+            where = self.cfg.output_dir and f" in {self.cfg.output_dir}"
+            what = f"update {step}{where}: a loss or gradient is not finite, so its step was left out"
             warnings.warn(f"{what} (in the log {', '.join(new)} counts such steps; this is told once)", stacklevel=3)
             self._skipped += new
 
@@ -106,12 +110,12 @@ def loop(
     log: StepLog,
     saver: Any,
     meta: Any,
-    advance: Callable[[int, TeamState], TeamState],
+    advance: Callable[[int, TeamState], Advanced],
     evaluate: Callable[[TeamState], Any] | None,
 ) -> tuple[TeamState, Any, Any]:
     """The loop from `state` on, of which each kind of run makes its own. saver, meta: what `log.save` takes; without a saver
-    there are no checkpoints. advance: one update, kept in the log; evaluate: on what is held out, if anything is. Returns the
-    state without gradients and the evaluations before training (None where it was resumed) and after it."""
+    there are no checkpoints. advance: one update, and what keeps it in the log; evaluate: on what is held out, if anything is.
+    Returns the state without gradients and the evaluations before training (None where it was resumed) and after it."""
 
     def evaluated(step: int) -> Any:
         due = cfg.eval_every and step % cfg.eval_every == 0
@@ -123,26 +127,41 @@ def loop(
         log.evaluation(step, result, began)
         return result
 
-    first = int(state.step)
+    first, ready = int(state.step), True  # ready: no evaluation of the state is missing, which a resumed run would not make
     before = after = evaluated(0) if first == 0 else None
     try:
         for step in range(first, cfg.num_updates):
-            state = advance(step, state)
+            state, keep = advance(step, state)
+            keep()
+            ready = False
             after = evaluated(step + 1) or after
+            ready = True
             if saver:
                 log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
-    except BaseException:  # also Ctrl+C: what was learned since the last checkpoint is kept, if it is not inside an update
-        whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(state)))
-        if saver and whole and first < (made := int(state.step)):
-            log.save(saver, made, to_checkpoint(state), meta, last=True)
-            if cfg.progress:
-                print(f"{cfg.output_dir} broke off after update {made}: resume goes on from its newest checkpoint", flush=True)
+    except BaseException:  # also Ctrl+C
+        if saver and ready:
+            save_broken(log, saver, state, meta, first)
         raise
     finally:  # of a run that breaks off, too, the last update is in the log
         log.flush()
     if first == cfg.num_updates:  # a finished run that was resumed
         after = evaluated(first)
     return without_gradients(state), before, after
+
+
+def save_broken(log: StepLog, saver: Any, state: TeamState, meta: Any, first: int) -> None:
+    """Keep what a run that breaks off has learned since its last checkpoint, unless it is in the middle of an update."""
+    kept = to_checkpoint(state)
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(kept)):
+        return
+    try:
+        made = int(state.step)
+        if made > first:
+            log.save(saver, made, kept, meta, last=True)
+            if log.cfg.progress:
+                print(f"broken off after update {made} in {log.cfg.output_dir}: resume goes on from there", flush=True)
+    except Exception as error:  # of what broke the run off, say: that is raised
+        warnings.warn(f"the last updates of the run that broke off are not saved: {error!r}", stacklevel=3)
 
 
 class RunLog(StepLog):

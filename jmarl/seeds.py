@@ -37,7 +37,7 @@ from jmarl.metrics import MetricsWriter
 from jmarl.returns import mean_and_interval
 from jmarl.rollout import Rollout
 from jmarl.rundir import checkpoints_of, open_run, set_aside
-from jmarl.runlog import RunLog, StepLog, TrainResult, loop
+from jmarl.runlog import Advanced, RunLog, StepLog, TrainResult, loop
 from jmarl.runs import Runs, alone, of_run, play_together, together, update_together
 from jmarl.stack import map_own
 from jmarl.step import check_valid, playing_step, tasks_at
@@ -169,7 +169,7 @@ def run_seeds(
     def evaluated(state: TeamState) -> list:
         return play_together(runs, state, [evaluating(team, eval_items, env, c) for c in cfgs])
 
-    def advance(step: int, state: TeamState) -> TeamState:
+    def advance(step: int, state: TeamState) -> Advanced:
         tasks = [partial(tasks_at, items, c, step) for c in cfgs]
         asking = [playing_step(team, of(), env, c, step, of) for of, c in zip(tasks, cfgs, strict=True)]
         rollouts = play_together(runs, state, asking)
@@ -178,8 +178,7 @@ def run_seeds(
                 check_valid(rollout)
         played = time.monotonic()
         state, learned = update_together(runs, state, rollouts)
-        log.step(step, rollouts, learned, played)
-        return state
+        return state, partial(log.step, step, rollouts, learned, played)
 
     state, before, after = loop(state, cfg, log, saved, None, advance, evaluated if eval_items else None)
     evaluations = zip(before or [None] * len(cfgs), after or [None] * len(cfgs), strict=True)

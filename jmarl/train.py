@@ -48,7 +48,7 @@ from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
 from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_run
-from jmarl.runlog import RunLog, TrainResult, loop
+from jmarl.runlog import Advanced, RunLog, TrainResult, loop
 from jmarl.stack import map_own, unstack
 from jmarl.step import check_valid, play_step, tasks_at, update
 from jmarl.team import Team, policies, save_team
@@ -163,7 +163,7 @@ def run(
     def evaluated(state: TeamState) -> Evaluation:
         return evaluate(team, [lora.model_of(s) for s in state.stacks], eval_items, task, cfg)
 
-    def advance(step: int, state: TeamState) -> TeamState:
+    def advance(step: int, state: TeamState) -> Advanced:
         if rewarder is not None:
             log.about(rewarder.begin(step, state))
         tasks = partial(tasks_at, items, cfg, step)
@@ -172,8 +172,7 @@ def run(
             check_valid(rollout)
         played = time.monotonic()  # before the update, for which the call below may wait or not
         state, learned = update(team, critics, state, rollout, cfg)
-        log.step(step, rollout, learned, played)
-        return state
+        return state, partial(log.step, step, rollout, learned, played)
 
     state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if eval_items else None)
     return TrainResult(state, log.rewards, before, after)

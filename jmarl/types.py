@@ -87,6 +87,19 @@ class TextBatch(NamedTuple):
 Data = Batch | PreferenceBatch | TextBatch
 
 
+class Named(dict):
+    """Parts of programs, which know them by their names: where one is replaced, as in a notebook, all are compiled anew."""
+
+    def __setitem__(self, name: str, part: Any) -> None:
+        if name in self and self[name] is not part:
+            jax.clear_caches()
+        super().__setitem__(name, part)
+
+    def __delitem__(self, name: str) -> None:
+        jax.clear_caches()
+        super().__delitem__(name)
+
+
 class Own(NamedTuple):
     """What the agents of a stack have of their own; None: as `Learning` says, for all of them."""
 

@@ -77,6 +77,7 @@ def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) 
     if not learns:
         return place(StackState(params, (), None, jnp.zeros(agents, jnp.int32), running, None, base), mesh_of(params))
 
+    optimizer(cfg)  # refuses settings of a whole team
     mesh = mesh_of(params)
     moments, grads = _moments(params, single("optimizer", cfg.optimizer), bool(cfg.momentum), mesh)
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef and base is None else None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jmarl import rollout
-from jmarl.batches import chosen_rows, in_quarters
+from jmarl.batches import chosen_rows, in_few_sizes
 from jmarl.config import Episodes, TrainConfig
 from jmarl.generate import Ask, encode, sample_team
 from jmarl.lockstep import LockStep
@@ -49,24 +49,24 @@ def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, 
     assert np.abs(after[0]["embed"] - params[0]["embed"]).max((1, 2)).min() > 1e-3  # both moved
 
 
-@pytest.mark.parametrize("most", [9, 48, 50])
+@pytest.mark.parametrize("most", [3, 9, 48, 50])
 def test_batches_of_any_number_of_rows_have_few_sizes(most):
-    """Each used row is in it once and before all others, and there are at most four sizes, multiples of 8 or all rows."""
-    rng, sizes = np.random.default_rng(0), set()
+    """Each used row is in it once and before all others, and there are few sizes, not much larger than they need be."""
+    rng = np.random.default_rng(0)
     for rows in range(1, most + 1):  # that were sampled
         for count in {1, rows // 2, rows} - {0}:  # that are used by the busier of two agents
             used = np.array([rng.permutation(np.arange(rows) < n) for n in (count, rng.integers(count + 1))])
-            picked = in_quarters(used, most, least=min(rows, 4))
+            picked = in_few_sizes(used, most)
             if picked is None:
-                picked = np.argsort(~used, 1, kind="stable")
+                continue
             size = picked.shape[1]
-            sizes.add(size)
+            assert size in (8, 16, 24, 32, 48, most) and count <= size < count + max(8, count / 2)
             for of, each in zip(used, picked, strict=True):
-                assert (
-                    set(each[: of.sum()]) == set(np.flatnonzero(of)) and not of[each[of.sum() :][each[of.sum() :] >= 0]].any()
-                )
-            assert min(rows, 4) <= size <= most and (size % 8 == 0 or size in (rows, most))
-    assert len({n for n in sizes if n % 8 == 0 or n == most}) <= 4
+                first, behind = np.split(each, [of.sum()])
+                assert set(first) == set(np.flatnonzero(of)) and not of[behind[behind >= 0]].any()
+                assert len(behind[behind >= 0]) == min(size, rows) - of.sum()
+    assert in_few_sizes(np.ones((1, most), bool), most) is None, "all rows as they are"
+    assert in_few_sizes(np.arange(40)[None] < 3, 40, least=20).shape == (1, 24)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -565,3 +565,15 @@ def test_a_penalty_is_a_reward_only_where_it_is_to_be():
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(num_prompts=3), dict(num_prompts=3, num_turns=2, early_termination_threshold=-9.0)], ids=str
+)
+def test_a_central_critic_of_three_prompts(agents, changes):
+    """No number of prompts or of nodes that go on has to be a power of two; in the second run no episode goes on."""
+    cfg = dataclasses.replace(BASE, algorithm="maac", num_updates=1, **changes)
+    team, params = make_team(agents)
+    result = train(team, params, environment(2, cfg.num_turns), [*ITEMS, {"prompt": "of fruit"}], cfg)
+    assert np.isfinite(result.rewards).all()
+    assert int(result.state.critics[0].skipped[0]) == 0 and int(updates_done(result.state.critics[0])[0]) == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
+import math
 import os
 import re
 import signal
@@ -344,10 +346,29 @@ def test_an_estimator_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, e
         run(pair, algorithm="mine")
 
 
+def test_a_loss_of_ones_own_sees_tokens_in_one_row(pair, monkeypatch):
+    own_row(monkeypatch, loss=lambda logp, old, adv, w: [-jnp.dot(w, adv * jnp.exp(logp - old)), {}])
+    assert len(run(pair, algorithm="mine")[0].rewards) == 2
+
+
+def test_a_row_that_is_written_anew_is_the_new_one(pair, monkeypatch):
+    """As in a notebook: one name, another loss; and another estimator."""
+    seen = []
+    for factor in (1.0, 0.0):
+        own_row(monkeypatch, loss=lambda logp, old, adv, w, factor=factor: (-jnp.sum(w * adv * logp) * factor, {}))
+        seen.append(params_of(run(pair, algorithm="mine", max_grad_norm=1e9)[0])["embed"])
+    for estimator in (lambda returns, same: returns, lambda returns, same: 0 * returns):
+        monkeypatch.setitem(advantages.ESTIMATORS, "own", estimator)
+        own_row(monkeypatch, advantage="own")
+        seen.append(params_of(run(pair, algorithm="mine")[0])["embed"])
+    before = jax.device_get(make_team(pair)[1][0])["embed"]
+    assert [bool((x == before).all()) for x in seen] == [False, True, False, True]
+
+
 def test_a_loss_that_is_no_number_is_told_once(pair, monkeypatch, tmp_path):
     own_row(monkeypatch, loss=lambda logp, old, advantages, weights: (jnp.nan * logp.sum(), {}))
     with pytest.warns(
-        UserWarning, match="update 0: a loss or gradient is not finite, .*agent_0/skipped, agent_1/skipped"
+        UserWarning, match="update 0.*: a loss or gradient is not finite, .*agent_0/skipped, agent_1/skipped"
     ) as told:
         result, _ = run(pair, algorithm="mine", num_updates=3, output_dir=str(tmp_path))
     assert len(told) == 1
@@ -366,6 +387,43 @@ def breaking(update, error):
         return share_of_e(a, b)
 
     return reward
+
+
+def test_what_the_log_says_of_an_update_breaks_off_behind_it(pair, tmp_path):
+    """A warning that is an error, say: the update is made, and kept."""
+    calls = []
+
+    def reward(a, b):
+        calls.append(1)
+        return [math.nan if len(calls) == 3 else 1.0, *share_of_e(a, b)[1:]]
+
+    with pytest.raises(UserWarning, match="update 2: 1 of 6 joint actions have no valid reward"):
+        run(pair, reward, num_updates=4, save_every=100, output_dir=str(tmp_path))
+    with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
+        assert saved.steps() == [3]
+
+
+def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path):
+    """It goes on from the checkpoint before: its log has every evaluation."""
+
+    def reward(broken):
+        def breaks(a, b, batch_items):
+            calls.append(batch_items[0]["prompt"])
+            if broken and calls.count("held out") == 3:
+                raise OSError("no service")
+            return share_of_e(a, b)
+
+        calls: list = []
+        return make_reward(breaks, num_agents=2)
+
+    items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
+    how = dict(num_updates=4, eval_every=2, eval_generations=2, save_every=1, output_dir=str(tmp_path))
+    with pytest.raises(RewardError, match="no service"):
+        train(*make_team(pair), reward(True), items, TrainConfig(**BASE | how), eval_items=held_out)
+    with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
+        assert saved.latest_step() == 3
+    train(*make_team(pair), reward(False), items, TrainConfig(**BASE | how, resume=True), eval_items=held_out)
+    assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
 
 def test_a_run_that_breaks_off_has_its_last_update_in_the_log(pair, tmp_path):
@@ -405,6 +463,7 @@ def test_a_run_that_breaks_off_goes_on_from_its_last_update(pair, tmp_path, erro
 def test_settings_of_another_type_or_name_are_refused(changes, message):
     with pytest.raises(TypeError, match=message):
         TrainConfig(**changes)
+    assert {"algorithm", "learning_rate"} <= set(inspect.signature(TrainConfig).parameters), "as help() shows them"
 
 
 def test_models_are_not_written_where_they_are_not_wanted(pair, tmp_path):

@@ -99,9 +99,6 @@ class TrainerConfig(TrainConfig):
     eval_num_samples: int | None = None
     """Items of eval_dataset that are played, from the first on; None: all."""
 
-    def __new__(cls, *_: Any, **settings: Any):  # it knows more names than its fields
-        return object.__new__(cls)
-
     def __init__(self, **settings: Any):
         values = {f.name: f.default for f in dataclasses.fields(self)} | self._known(settings)
         for name, value in values.items():
