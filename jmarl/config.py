@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any, Self
 
-from jmarl.settings import Episodes, Preferences, check, check_names, check_types
+from jmarl.settings import Episodes, Preferences, check, check_types, with_known_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,6 +271,7 @@ CHOICES = {
 ORDERS = ("simultaneous", "alternating")
 
 
+@with_known_names
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Learning, Sampling, Episodes, Preferences):
     """A training run. Every field is a flag of the experiments, also those of `Sampling`, `Learning`, `Episodes` and
@@ -387,15 +386,3 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         several: dict[str, Any] = dict(branching="chain", joint_mode="aligned", gamma=1.0) if self.num_turns > 1 else {}
         several |= dict(joint_mode="aligned") if self.forks else {}
         return dataclasses.replace(self.episodes(), **several)
-
-
-def _checked(init: Callable) -> Callable:
-    @functools.wraps(init)
-    def checked(self, *args: Any, **given: Any) -> None:
-        check_names(type(self), given)
-        init(self, *args, **given)
-
-    return checked
-
-
-TrainConfig.__init__ = _checked(TrainConfig.__init__)  # a subclass has one of its own

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import numbers
 import typing
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def check(name: str, given, ok: bool, allowed: str) -> None:
@@ -23,6 +26,19 @@ def check_names(cls: Any, given: Iterable[str], others: Sequence[str] = ()) -> N
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
             raise TypeError(f"{cls.__name__} has no setting {name!r}; did you mean {near!r}?")
+
+
+def with_known_names(cls: type[T]) -> type[T]:
+    """A dataclass that names the nearest of its settings where it is given one that it does not have; not its subclasses."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self, *args: Any, **given: Any) -> None:
+        check_names(cls, given)
+        init(self, *args, **given)
+
+    cls.__init__ = checked
+    return cls
 
 
 def check_types(settings: Any) -> None:
