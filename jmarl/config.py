@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Self
 
 from jmarl.settings import Episodes, Preferences, check, check_types, with_known_names
@@ -373,6 +374,10 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         return dataclasses.replace(self.sampling(), temperature=temperature)
 
     def learning(self) -> Learning:
+        return self._learning
+
+    @functools.cached_property  # asked for at every step, and its checks take longer than the rest
+    def _learning(self) -> Learning:
         found = Learning(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Learning)})
         if found.lr_schedule == "constant":  # says nothing there, and runs of other lengths have one program
             found = dataclasses.replace(found, num_updates=found.warmup_updates + 1)

@@ -60,16 +60,16 @@ def prompt_of(item: dict) -> str:
     return item["prompt"]
 
 
-def _external(formatter: Formatter) -> inspect.Parameter | None:
+def external_of(formatter: Formatter) -> inspect.Parameter | None:
+    """A formatter's parameter `external_prompts`, if it has one."""
     try:
         return inspect.signature(formatter).parameters.get("external_prompts")
     except ValueError:  # some C functions have no signature
         return None
 
 
-def first_prompt(formatter: Formatter, item: dict) -> str:
+def first_prompt(formatter: Formatter, external: inspect.Parameter | None, item: dict) -> str:
     """A formatter's prompt of the first turn, in which `external_prompts` is None where it has to be given."""
-    external = _external(formatter)
     return formatter(item, external_prompts=None) if external and external.default is external.empty else formatter(item)
 
 
@@ -97,11 +97,12 @@ class Rewarded:
         self.formatters, self.transition = list(formatters), transition
         made = isinstance(reward, RewardFunction)
         self.reward = reward if made else RewardFunction(reward, num_agents=len(self.formatters))
-        self._takes_external = [_external(f) is not None for f in self.formatters]
+        self._external = [external_of(f) for f in self.formatters]
 
     def reset(self, items, rng):
         del rng
-        prompts = [[first_prompt(formatter, dict(item)) for item in items] for formatter in self.formatters]
+        each = list(zip(self.formatters, self._external, strict=True))
+        prompts = [[first_prompt(*formatter, dict(item)) for item in items] for formatter in each]
         for n, texts in enumerate(prompts):
             wrong = [(text, item) for text, item in zip(texts, items, strict=True) if not isinstance(text, str | None)]
             if wrong:
@@ -140,8 +141,8 @@ class Rewarded:
         for agent, text in enumerate(texts):
             if not isinstance(text, str):
                 raise ValueError(f"external_transition returned {text!r:.80} for agent {agent}: return a text for each agent")
-        each = zip(self.formatters, texts, self._takes_external, strict=True)
-        return [f(dict(state.item), external_prompts=text) if takes else text for f, text, takes in each]
+        each = zip(self.formatters, texts, self._external, strict=True)
+        return [f(dict(state.item), external_prompts=text) if external else text for f, text, external in each]
 
 
 def _columns(states: Sequence[Any], texts: Texts):

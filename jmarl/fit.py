@@ -23,7 +23,7 @@ import numpy as np
 from jmarl import lora, sharding
 from jmarl.algorithms import algorithm, check_options, option
 from jmarl.checkpoint import Checkpointer
-from jmarl.config import TrainConfig
+from jmarl.config import Sampling, TrainConfig
 from jmarl.learners import adapted, check_agents, check_stacks, held_at, initial_state, learn
 from jmarl.metrics import LOSS_TAG, MetricsWriter
 from jmarl.objective import with_value_head
@@ -45,6 +45,10 @@ from jmarl.runlog import Advanced, StepLog, loop, update_metrics
 from jmarl.settings import Episodes
 from jmarl.team import Team, policies, save_team
 from jmarl.types import Data, TeamState
+
+READ_TOO = ("chat", "compute_dtype")  # settings of episodes and of sampling that given data have as well
+OF_WRITING = {field.name for of in (Episodes, Sampling) for field in dataclasses.fields(of)}.difference(READ_TOO)
+OF_WRITING |= {"num_prompts", "num_generations", "eval_generations", "eval_temperature"}
 
 
 class FitResult(NamedTuple):
@@ -233,11 +237,11 @@ def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> None:
         raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")
     if wandb_config is not None and not cfg.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
-    for field in dataclasses.fields(Episodes):
-        if field.name != "chat" and getattr(cfg, field.name) != field.default:
+    for field in dataclasses.fields(TrainConfig):
+        if field.name in OF_WRITING and getattr(cfg, field.name) != field.default:
             raise ValueError(
-                f"{field.name}={getattr(cfg, field.name)!r} has no meaning for algorithm={cfg.algorithm!r} on given data: "
-                f"leave it at {field.default!r}"
+                f"{field.name}={getattr(cfg, field.name)!r} has no meaning for algorithm={cfg.algorithm!r} on given data, "
+                f"where nothing is written: leave it at {field.default!r}"
             )
     check_parts(cfg)
     check_options(dataclasses.asdict(cfg))

@@ -199,12 +199,12 @@ def sample_team(team: Team, params: Sequence[Any], ask: Ask, call: Any = sample_
     """`Completions` of every stack. call: `sample_stack`, or `sample_stack.lower` for the programs alone."""
     out = []
     for i, (spec, weights, (ids, lengths)) in enumerate(zip(team.stacks, params, ask.encoded, strict=True)):
-        agents, past = jnp.array(spec.members), ask.past
+        agents, past = np.array(spec.members), ask.past  # of the host: the call takes them to where the weights lie, once
         seed = np.repeat(ask.seed, agents.size // np.size(ask.seed)) if np.ndim(ask.seed) else ask.seed
         static = dict(cfg=spec.config, settings=ask.settings, seed=seed, stack=i, roles=agents.shape[1], group=ask.group)
-        stop = jnp.array(spec.stop, jnp.int32)
-        arrays = (jnp.asarray(ids), jnp.asarray(lengths), ask.step, agents, jnp.asarray(ask.prompt_ids), stop, ask.turn)
-        before = (None, None) if past is None else (past.caches[i], jnp.asarray(past.rows[i].reshape(len(spec.members), -1)))
+        stop = np.array(spec.stop, np.int32)
+        arrays = (ids, lengths, ask.step, agents, ask.prompt_ids, stop, ask.turn)
+        before = (None, None) if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
         mesh = mesh_of(weights)
         acting = None if ask.acts is None or ask.keep else acting_of(spec, ask.acts, mesh)
         out.append(call(weights, *arrays, *before, acting, **static, purpose=ask.purpose, keep=ask.keep, mesh=mesh))
@@ -213,6 +213,8 @@ def sample_team(team: Team, params: Sequence[Any], ask: Ask, call: Any = sample_
 
 def on_host(done: Completions) -> Completions:
     """Completions on the host, where cutting and joining them needs no programs; what a next turn goes on from stays."""
+    if isinstance(done.tokens, np.ndarray):  # of several runs, which were sampled together
+        return done
     return jax.device_get(done._replace(kept=None))._replace(kept=done.kept)
 
 
@@ -230,7 +232,7 @@ def tokens_of(team: Team, completions: Sequence[Completions], prompts: int) -> l
     """Token ids [N][P][G] that each agent chose after the first `prompts` prompts (those behind are padding)."""
     chosen: list[Any] = [None] * team.num_agents
     for spec, done in zip(team.stacks, completions, strict=True):
-        tokens, mask = jax.device_get((done.tokens, done.action_mask))
+        tokens, mask = np.asarray(done.tokens), np.asarray(done.action_mask)
         shape = (len(spec.order), -1, *tokens.shape[2:])
         for agent, ids, masks in zip(spec.order, tokens.reshape(shape), mask.reshape(shape), strict=True):
             pairs = zip(ids[:prompts], masks[:prompts], strict=True)

@@ -241,7 +241,7 @@ def token_counts(team: Team, played: Turn) -> list[np.ndarray]:
     """Tokens of each completion [P, G], for every agent; 0 where it did not act."""
     counts: list[Any] = [None] * team.num_agents
     for spec, done in zip(team.stacks, played.completions, strict=True):
-        lengths = jax.device_get(done.action_mask).sum(-1)
+        lengths = np.asarray(done.action_mask).sum(-1)
         for agent, of_agent in zip(spec.order, lengths.reshape(len(spec.order), -1, lengths.shape[-1]), strict=True):
             counts[agent] = of_agent[: len(played.items)] * played.acts[agent][:, None]
     return counts
@@ -270,7 +270,7 @@ def turn_metrics(team: Team, played: Turn, credited: np.ndarray) -> dict[str, fl
         row[f"reward/{name.strip('<>')}"] = finite.mean() if finite.size else float("nan")
     counts = token_counts(team, played)
     for spec, done in zip(team.stacks, played.completions, strict=True):
-        ended = jax.device_get(done.ended).reshape(len(spec.order), -1, done.ended.shape[-1])
+        ended = np.asarray(done.ended).reshape(len(spec.order), -1, done.ended.shape[-1])
         for i, agent in enumerate(spec.order):
             acts = played.acts[agent]
             if not acts.any():

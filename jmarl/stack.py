@@ -80,7 +80,7 @@ def map_own(f: Callable, tree: Any) -> Any:
 def part(x: Any, index: int | slice) -> Any:
     """x[index] of an array [A, ...] that may lie on several devices. Waits for it: with many programs
     that move data between devices in flight, XLA for CPUs can wait for itself forever (one of 30 starts of four seeds did)."""
-    return jax.block_until_ready(x[index])
+    return x[index] if isinstance(x, np.ndarray) else jax.block_until_ready(x[index])
 
 
 def unstack(tree: Any, agent: int) -> Any:

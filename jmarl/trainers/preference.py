@@ -124,11 +124,17 @@ class MARLHFIterTrainer(MARLHFTrainer):
 
 @dataclasses.dataclass(frozen=True, init=False)
 class DPOConfig(TrainerConfig):
-    """`TrainerConfig` for DPO on given pairs (arXiv 2305.18290); for teams algorithm may also be madpo."""
+    """`TrainerConfig` for DPO on given pairs (arXiv 2305.18290); for teams algorithm may also be madpo. Nothing is written, so
+    settings of sampling are refused."""
 
     algorithm: str = "dpo"
     num_train_epochs: float = 1
     output_dir: str = "runs/dpo"
+    num_generations: int = TrainConfig.num_generations
+    max_new_tokens: int = TrainConfig.max_new_tokens
+    temperature: float = TrainConfig.temperature
+    top_k: int = TrainConfig.top_k
+    top_p: float = TrainConfig.top_p
 
     @classmethod
     def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:

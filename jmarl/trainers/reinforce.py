@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jax
 
-from jmarl.environment import Formatter, Transition, first_prompt, prompt_of
+from jmarl.environment import Formatter, Transition, external_of, first_prompt, prompt_of
 from jmarl.evaluate import evaluate
 from jmarl.learners import check_agents
 from jmarl.rewards import Processor, RewardFunction
@@ -228,7 +228,7 @@ def formatters_of(formatters: Formatter | Sequence[Formatter] | None, num_agents
     if len(each) != num_agents:
         raise ValueError(f"{len(each)} formatters for {num_agents} agents: give one, or one an agent")
     for i, formatter in enumerate(each):
-        prompt = first_prompt(formatter, dict(item))
+        prompt = first_prompt(formatter, external_of(formatter), dict(item))
         if not isinstance(prompt, str):
             raise TypeError(f"formatter {i} returned a {type(prompt).__name__} for the first item; a prompt is a string")
     return each
