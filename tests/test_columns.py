@@ -48,7 +48,7 @@ def columns(directory: Path) -> set[str]:
 
 def written(directory: Path, agent) -> dict[str, set[str]]:
     found, rng = {}, np.random.default_rng(0)
-    base = dict(num_updates=1, num_prompts=2, num_generations=3, max_new_tokens=4, progress=False)
+    base, writing = dict(num_updates=1, progress=False), dict(num_prompts=2, num_generations=3, max_new_tokens=4)
 
     def of(name: str, run, *arguments, agents: int = 2, **changes):
         cfg = TrainConfig(**base | changes | dict(output_dir=str(directory / name)))
@@ -63,9 +63,9 @@ def written(directory: Path, agent) -> dict[str, set[str]]:
         train(team, params, reward, items, cfg, eval_items=items[:2])
 
     for name, changes in RUNS.items():
-        of(name, evaluated, make_reward(random, num_agents=2), ITEMS, **changes)
+        of(name, evaluated, make_reward(random, num_agents=2), ITEMS, **writing | changes)
     env = make("grid", max_turns=2)
-    of("turns", evaluated, env, env.tasks("train", 4), algorithm="magrpo", num_turns=2, branching="chain")
+    of("turns", evaluated, env, env.tasks("train", 4), **writing, algorithm="magrpo", num_turns=2, branching="chain")
     pairs = load_pairs([{"prompt": "apples", "chosen": ["a", "b"], "rejected": ["b", "a"]}] * 4, num_agents=2)
     of("dpo", lambda *rest: fit(*rest, eval_data=pairs), pairs, algorithm="dpo")
     texts = load_trajectories([{"prompt": "apples", "completion": "a"}] * 4)

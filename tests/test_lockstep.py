@@ -544,11 +544,12 @@ def test_the_readmes_examples_run(tiny_config, tiny_tokenizer, random_agent):
     section = (Path(__file__).parent.parent / "README.md").read_text().split("## Environments")[1].split("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     agents = [random_agent(tiny_config(tie_embeddings=False, max_positions=4096), tiny_tokenizer, seed) for seed in range(2)]
-    short = "TrainConfig(num_updates=1, num_generations=2, max_new_tokens=3, progress=False, "
+    short, writing = "TrainConfig(num_updates=1, progress=False, ", "num_generations=2, max_new_tokens=3, "
     names = {"agents": agents, "make_team": make_team, "train": train, "TrainConfig": TrainConfig, "__name__": __name__}
     assert len(blocks) == 4
     for block in blocks:
-        block = block.replace("TrainConfig(", short).replace('"train", 500', '"train", 4').replace('"eval", 32', '"eval", 2')
+        block = block.replace("TrainConfig(", short + writing).replace(writing + 'algorithm="sft"', 'algorithm="sft"')
+        block = block.replace('"train", 500', '"train", 4').replace('"eval", 32', '"eval", 2')
         block = block.replace("ExperimentConfig(training", "ExperimentConfig(max_new_tokens=3, progress=False, training")
         block = block.replace("num_iterations=50", "num_iterations=1").replace("num_updates=24, ", "")
         exec(compile(block, "README.md", "exec"), names)
