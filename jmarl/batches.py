@@ -78,10 +78,11 @@ def stacked(parts: Sequence[Batch]) -> Batch:
     def together(name: str, arrays: Sequence) -> Any:
         if arrays[0] is None:
             return None
-        most = np.max([x.shape for x in arrays], 0)[1:]
-        missing = [[(0, 0), *zip([0] * most.size, most - x.shape[1:], strict=True)] for x in arrays]
         how = library(arrays)
-        fill = filled.get(name, 0)
+        if len({x.shape[1:] for x in arrays}) == 1:
+            return how.concatenate(arrays)
+        most, fill = np.max([x.shape for x in arrays], 0)[1:], filled.get(name, 0)
+        missing = [[(0, 0), *zip([0] * most.size, most - x.shape[1:], strict=True)] for x in arrays]
         wide = [how.pad(x, m, constant_values=fill) if np.any(m) else x for x, m in zip(arrays, missing, strict=True)]
         return how.concatenate(wide)
 

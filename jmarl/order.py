@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 # Purposes of random numbers: what is drawn for different ones at one seed and step has nothing in common. The first three are
@@ -13,5 +15,9 @@ TRAIN, EVAL, GREEDY, COMPARE, PAIRS, DRAW, PROPOSE, FURTHER, FIT = range(9)
 def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
     """Indices of a step's items: every epoch is a new order of all of them, from (seed, epoch) alone."""
     positions = range(step * per_step, (step + 1) * per_step)
-    order = {e: np.random.default_rng((seed, e)).permutation(num_items) for e in {p // num_items for p in positions}}
-    return [int(order[p // num_items][p % num_items]) for p in positions]
+    return [int(_order(num_items, seed, p // num_items)[p % num_items]) for p in positions]
+
+
+@functools.lru_cache(maxsize=16)  # of a million items, an order takes longer to make than a batch
+def _order(num_items: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(num_items)
