@@ -19,6 +19,11 @@ def library(arrays: Any) -> Any:
     return np if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(arrays)) else jnp
 
 
+def fetched(arrays: Any) -> Any:
+    """Arrays as those of the host; where all are, they stay as they are."""
+    return arrays if library(arrays) is np else jax.device_get(arrays)
+
+
 def one_a_prompt(batch: Batch) -> Batch:
     """The batch with each completion [A, P, G] as one of a prompt of its own [A, P * G, 1]."""
     group = batch.rewards.shape[2]

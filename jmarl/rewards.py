@@ -294,4 +294,5 @@ def _as_list(value: Any) -> list[Any] | None:
 
 def _over_agents(values: np.ndarray) -> np.ndarray:
     """[J, N] -> [J]: the mean over agents, and exactly the common value where all agents have the same."""
-    return np.where((values == values[:, :1]).all(axis=1), values[:, 0], values.mean(axis=1))
+    same = (values == values[:, :1]).all(axis=1)
+    return values[:, 0].copy() if same.all() else np.where(same, values[:, 0], values.mean(axis=1))

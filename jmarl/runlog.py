@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jmarl.batches import fetched
 from jmarl.checkpoint import Checkpointer, CheckpointError
 from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation, numbers
@@ -193,7 +194,7 @@ class RunLog(StepLog):
             self._started = time.monotonic()  # what was made is no part of the step
 
     def _row(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], seconds: float) -> dict[str, float]:
-        row = rollout_metrics(self.team, played) | update_metrics(self.team, jax.device_get(learned))
+        row = rollout_metrics(self.team, played) | update_metrics(self.team, fetched(learned))
         more, self._about = self._about, {}
         return row | more | {"time/step_s": seconds, "tokens_per_s": row["tokens"] / seconds}
 
@@ -234,7 +235,12 @@ def named_turns(played: Rollout) -> list[tuple[str, Turn]]:
 def mean_return(played: Rollout) -> float:
     """Of the first turn's joint actions; with one turn the mean reward."""
     valid = played.joint_returns[0][np.isfinite(played.joint_returns[0])]
-    return float(valid.mean()) if valid.size else float("nan")
+    return mean_of(valid)
+
+
+def mean_of(x: np.ndarray) -> float:
+    """The mean; NaN of nothing. numpy's own takes twice the time for the few numbers of a step."""
+    return float(x.sum() / x.size) if x.size else float("nan")
 
 
 def token_counts(team: Team, played: Turn) -> list[np.ndarray]:
@@ -264,10 +270,10 @@ def turn_metrics(team: Team, played: Turn, credited: np.ndarray) -> dict[str, fl
     valid = rewards[np.isfinite(rewards)]
     row = {"reward/invalid": float(played.invalid)}
     if valid.size:
-        row |= {"reward/mean": valid.mean(), "reward/std": valid.std(), "reward/max": valid.max()}
+        row |= {"reward/mean": mean_of(valid), "reward/std": valid.std(), "reward/max": valid.max()}
     for name, values in played.parts.items():
         finite = values[np.isfinite(values)]
-        row[f"reward/{name.strip('<>')}"] = finite.mean() if finite.size else float("nan")
+        row[f"reward/{name.strip('<>')}"] = mean_of(finite)
     counts = token_counts(team, played)
     for spec, done in zip(team.stacks, played.completions, strict=True):
         ended = np.asarray(done.ended).reshape(len(spec.order), -1, done.ended.shape[-1])
@@ -275,10 +281,10 @@ def turn_metrics(team: Team, played: Turn, credited: np.ndarray) -> dict[str, fl
             acts = played.acts[agent]
             if not acts.any():
                 continue
-            row[f"agent_{agent}/length"] = counts[agent][acts].mean()
-            row[f"agent_{agent}/ended"] = ended[i, : len(played.items)][acts].mean()
+            row[f"agent_{agent}/length"] = mean_of(counts[agent][acts])
+            row[f"agent_{agent}/ended"] = mean_of(ended[i, : len(played.items)][acts])
             returns = credited[agent][np.isfinite(credited[agent])]
-            row[f"agent_{agent}/return"] = returns.mean() if returns.size else float("nan")
+            row[f"agent_{agent}/return"] = mean_of(returns)
     row["tokens"] = sum(c.sum() for c in counts)
     return row
 

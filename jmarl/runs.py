@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jmarl import lora, sharding
 from jmarl.algorithms import algorithm, shares_critic
-from jmarl.batches import stacked
+from jmarl.batches import fetched, stacked
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, judges_as_it_learns, penalises
 from jmarl.generate import Ask, Asking, Past, on_host, sample_team
@@ -161,7 +161,7 @@ def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
     encoded = []
     for of_stack in zip(*(ask.encoded for ask in asks), strict=True):
         width = max(ids.shape[-1] for ids, _ in of_stack)
-        wide = [np.pad(ids, ((0, 0), (0, 0), (0, width - ids.shape[-1])), mode="edge") for ids, _ in of_stack]
+        wide = [ids if ids.shape[-1] == width else _widened(ids, width) for ids, _ in of_stack]
         encoded.append((np.concatenate(wide), np.concatenate([lengths for _, lengths in of_stack])))
     past = None
     if first.past is not None:
@@ -171,6 +171,10 @@ def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
     acts = [ask.acts for ask in asks if ask.acts is not None]  # who writes in any run; what others write is nobody's
     writes = np.any(acts, 0) if len(acts) == len(asks) else None
     return first._replace(encoded=tuple(encoded), seed=np.array([ask.seed for ask in asks]), past=past, acts=writes)
+
+
+def _widened(ids: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(ids, ((0, 0), (0, 0), (0, width - ids.shape[-1])), mode="edge")
 
 
 def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> tuple[TeamState, list[dict[str, Any]]]:
@@ -184,7 +188,5 @@ def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -
         batches_of(runs.team, runs.critics, alone(needed, i, runs) if judged else state, rollout, cfg)
         for i, (rollout, cfg) in enumerate(zip(rollouts, runs.cfgs, strict=True))
     ]
-    batches, of_critics = (
-        [stacked(jax.device_get(parts)) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True)
-    )
+    batches, of_critics = ([stacked(fetched(parts)) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True))
     return learn_from(runs.all, runs.critics_of_all, state, batches, of_critics, runs.cfgs[0])
