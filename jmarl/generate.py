@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jmarl import sampling
+from jmarl.batches import fetched
 from jmarl.config import Sampling
 from jmarl.order import TRAIN
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
@@ -213,9 +214,7 @@ def sample_team(team: Team, params: Sequence[Any], ask: Ask, call: Any = sample_
 
 def on_host(done: Completions) -> Completions:
     """Completions on the host, where cutting and joining them needs no programs; what a next turn goes on from stays."""
-    if isinstance(done.tokens, np.ndarray):  # of several runs, which were sampled together
-        return done
-    return jax.device_get(done._replace(kept=None))._replace(kept=done.kept)
+    return fetched(done._replace(kept=None))._replace(kept=done.kept)
 
 
 def acting_of(spec: StackSpec, acts: np.ndarray, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray] | None:

@@ -161,7 +161,8 @@ def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
     encoded = []
     for of_stack in zip(*(ask.encoded for ask in asks), strict=True):
         width = max(ids.shape[-1] for ids, _ in of_stack)
-        wide = [ids if ids.shape[-1] == width else _widened(ids, width) for ids, _ in of_stack]
+        missing = [(ids, width - ids.shape[-1]) for ids, _ in of_stack]
+        wide = [np.pad(ids, ((0, 0), (0, 0), (0, m)), "edge") if m else ids for ids, m in missing]
         encoded.append((np.concatenate(wide), np.concatenate([lengths for _, lengths in of_stack])))
     past = None
     if first.past is not None:
@@ -171,10 +172,6 @@ def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
     acts = [ask.acts for ask in asks if ask.acts is not None]  # who writes in any run; what others write is nobody's
     writes = np.any(acts, 0) if len(acts) == len(asks) else None
     return first._replace(encoded=tuple(encoded), seed=np.array([ask.seed for ask in asks]), past=past, acts=writes)
-
-
-def _widened(ids: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(ids, ((0, 0), (0, 0), (0, width - ids.shape[-1])), mode="edge")
 
 
 def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> tuple[TeamState, list[dict[str, Any]]]:
