@@ -82,6 +82,7 @@ def steps(cfg: Overlap, parts: int, overlap: bool) -> tuple[dict[str, Any], Team
             num_updates=cfg.updates,
             chat=True,
             output_dir=out,
+            save_every=0,
             progress=False,
             sample_parts=parts,
             overlap_rewards=overlap,

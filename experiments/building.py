@@ -23,9 +23,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import tyro
-
-from experiments.report import report
+from experiments.report import command, report
 from experiments.start import Demonstrated, start
 from jmarl.config import check
 from jmarl.envs import make
@@ -95,7 +93,7 @@ def run(cfg: BuildingConfig) -> TrainResult:
 
 
 def main() -> None:
-    report(run(tyro.cli(BuildingConfig)))
+    command(BuildingConfig, run, report)
 
 
 if __name__ == "__main__":

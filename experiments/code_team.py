@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import tyro
-
-from experiments.report import report
+from experiments.report import command, report
 from jmarl.config import TrainConfig, check
 from jmarl.envs import code_problems
 from jmarl.envs.code_completion import CodeCompletion
@@ -21,7 +19,7 @@ from jmarl.envs.code_data import SOURCES, load_items
 from jmarl.envs.code_execution import CodeExecution
 from jmarl.envs.code_generation import CodeGeneration
 from jmarl.learners import check_agents
-from jmarl.sandbox import Limits, Sandbox, SandboxUnavailable
+from jmarl.sandbox import Limits, Sandbox
 from jmarl.sandbox.client import AUTO, UNSAFE
 from jmarl.team import make_team
 from jmarl.train import TrainResult, check_settings, train
@@ -107,10 +105,7 @@ def run(cfg: CodeConfig) -> TrainResult:
 
 
 def main() -> None:
-    try:
-        report(run(tyro.cli(CodeConfig)))
-    except SandboxUnavailable as error:
-        raise SystemExit(str(error)) from None
+    command(CodeConfig, run, report)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import tyro
-
-from experiments.report import report
+from experiments.report import command, report
 from jmarl.chat_api import ChatAPI, ChatModel
 from jmarl.config import TrainConfig, check
 from jmarl.envs.debate import Debate, DebateScripted, RuleBasedJudge
@@ -126,7 +124,7 @@ def run(cfg: DebateConfig) -> TrainResult:
 
 
 def main() -> None:
-    report(run(tyro.cli(DebateConfig)))
+    command(DebateConfig, run, report)
 
 
 if __name__ == "__main__":

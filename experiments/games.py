@@ -158,6 +158,8 @@ def learned(cfg: GamesConfig, game: Game, way: str, seed: int) -> Outcome:
         )
     team, params = make_team(agents)
     result = train(team, params, env, tasks, how, eval_items=held_out)
+    if result.interrupted:  # the table is of whole runs
+        raise KeyboardInterrupt
     assert result.before and result.after
     solved = numbers(result.after)["eval/reward/solved"]
     return Outcome(np.array(result.rewards), result.before.mean, result.after.mean, solved, time.monotonic() - began)
@@ -167,7 +169,10 @@ def trained_alone(cfg: GamesConfig, game: Game, tasks: list[dict], agent: Agent,
     """An agent after it learned its part without a partner."""
     team, params = make_team([agent])
     how = settings(cfg, game, game.alone[number], game.tokens[0], seed + 1000 * number)
-    return agents_of(team, policies(train(team, params, game.alone[number], tasks, how).state))[0]
+    result = train(team, params, game.alone[number], tasks, how)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return agents_of(team, policies(result.state))[0]
 
 
 def played(agents: list[Agent], env: TextEnvironment, items: list[dict], how: TrainConfig) -> dict[str, float]:

@@ -24,9 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import tyro
-
-from experiments.report import report
+from experiments.report import command, report
 from experiments.start import Demonstrated, start
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import check
@@ -126,7 +124,7 @@ def run(cfg: MathConfig) -> TrainResult:
 
 
 def main() -> None:
-    report(run(tyro.cli(MathConfig)))
+    command(MathConfig, run, report)
 
 
 if __name__ == "__main__":

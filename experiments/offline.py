@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import tyro
-
+from experiments.report import command
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig, check
 from jmarl.fit import FitResult, check_fit, fit
@@ -68,11 +67,15 @@ def run(cfg: OfflineConfig) -> FitResult:
     return fit(team, params, data, cfg, eval_data=held)
 
 
-def main() -> None:
-    result = run(tyro.cli(OfflineConfig))
+def show(cfg: OfflineConfig, result: FitResult) -> None:
+    del cfg
     for when, found in (("before", result.before), ("after", result.after)):
         if found:
             print(f"held out, {when}: " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))
+
+
+def main() -> None:
+    command(OfflineConfig, run, show)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,8 @@ def learned(row: str, probe: str, seed: int) -> float:
     agents = 1 if row == "ppo" else 2
     team, params = team_of(agents, seed)
     result = train(team, params, ProbeEnvironment(probe, agents), ITEMS, settings(row, probe, seed))
+    if result.interrupted:  # the table is of whole runs
+        raise KeyboardInterrupt
     return float(np.mean(result.rewards[-10:]))
 
 

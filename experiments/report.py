@@ -1,11 +1,73 @@
-"""What an experiment prints of its run. No experiment itself."""
+"""What an experiment prints of its run, and the exit code that it ends with. No experiment itself."""
 
 from __future__ import annotations
 
 import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
 
+import tyro
+
+from jmarl.checkpoint import saved_steps
+from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation, numbers
+from jmarl.failed_update import NonFiniteError
+from jmarl.fit import FitResult
+from jmarl.interrupt import EXIT_INTERRUPTED, Interrupted, end_at_second_signal
+from jmarl.lock import DirectoryInUse
+from jmarl.rundir import checkpoints_of
+from jmarl.sandbox import SandboxUnavailable
 from jmarl.train import TrainResult
+
+C = TypeVar("C", bound=TrainConfig)
+R = TypeVar("R", bound=TrainResult | FitResult | Sequence[TrainResult])
+
+
+def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], None]) -> None:
+    """The command of an experiment: read its flags, run it, show what came of it, and end with `exit_code`. What is wrong with
+    the flags or the machine is said in a sentence."""
+    try:
+        cfg = tyro.cli(settings)
+    except (ValueError, TypeError, DirectoryInUse) as error:
+        raise SystemExit(f"error: {error}") from None
+    end_at_second_signal()
+    try:
+        result = run(cfg)
+    except (DirectoryInUse, NonFiniteError, SandboxUnavailable) as error:
+        raise SystemExit(f"error: {error}") from None
+    except Interrupted as why:
+        print(f"interrupted {why}\n{how_to_go_on(cfg)}", flush=True)
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    show(cfg, result)
+    results = [result] if isinstance(result, TrainResult | FitResult) else list(result)
+    if results[0].interrupted:
+        print(how_to_go_on(cfg), flush=True)
+    raise SystemExit(exit_code(*results))
+
+
+def how_to_go_on(cfg: TrainConfig) -> str:
+    """The command that goes on where a run was interrupted."""
+    where = Path(cfg.output_dir)
+    saved = cfg.saves and (saved_steps(checkpoints_of(cfg)) or list(where.glob("seed_*/checkpoints/*")))
+    return f"to go on: {resume_command()}" if saved else "nothing is saved: the same command begins anew"
+
+
+def exit_code(*results: TrainResult | FitResult) -> int:
+    """75 where a run was interrupted and can be resumed, 1 where its last checkpoint or models could not be written, else 0."""
+    if any(result.unsaved for result in results):
+        return 1
+    return EXIT_INTERRUPTED if any(result.interrupted for result in results) else 0
+
+
+def resume_command() -> str:
+    """The command line of this process, with --resume."""
+    arguments = [x for x in sys.argv[1:] if x not in ("--resume", "--no-resume")]
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    name = ["-m", module.name] if module else [sys.argv[0]]
+    return shlex.join(["python", *name, *arguments, "--resume"])
 
 
 def told(result: Evaluation) -> str:
@@ -20,8 +82,9 @@ def with_interval(mean: float, interval: float) -> str:
     return f"{mean:.3f}" if math.isnan(interval) else f"{mean:.3f} ± {interval:.3f}"
 
 
-def report(result: TrainResult) -> None:
+def report(cfg: TrainConfig, result: TrainResult) -> None:
     """Print what held-out tasks gave before and after, and the end of the learning curve."""
+    del cfg
     if result.before:  # not of a resumed run
         print(f"held-out before: {told(result.before)}")
     if result.after:

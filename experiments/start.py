@@ -80,7 +80,8 @@ def imitation(cfg: Demonstrated) -> TrainConfig:
     alike = {name: getattr(cfg, name) for name in ("seed", "chat", "compute_dtype", "remat", "progress", "log_every")}
     return TrainConfig(
         algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size, micro_batches=parts,
-        learning_rate=cfg.imitation_learning_rate, output_dir=f"{cfg.output_dir}/imitation" if cfg.output_dir else "", **alike,
+        learning_rate=cfg.imitation_learning_rate, output_dir=f"{cfg.output_dir}/imitation" if cfg.output_dir else "",
+        save_every=0, **alike,  # minutes, which are made again
     )  # fmt: skip
 
 

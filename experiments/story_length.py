@@ -12,9 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-import tyro
-
-from experiments.report import end_of, with_interval
+from experiments.report import command, end_of, with_interval
 from jmarl.algorithms import algorithm
 from jmarl.centralized import Centralized
 from jmarl.config import TrainConfig, check
@@ -84,15 +82,18 @@ def run(cfg: StoryConfig) -> list[TrainResult]:
     return [train(team, params, env, items, cfg, eval_items=held_out)]
 
 
-def main() -> None:
-    cfg = tyro.cli(StoryConfig)
-    for seed, result in zip(cfg.seeds or [cfg.seed], run(cfg), strict=True):
+def show(cfg: StoryConfig, results: list[TrainResult]) -> None:
+    for seed, result in zip(cfg.seeds or [cfg.seed], results, strict=True):
         which = f"seed {seed}: " if cfg.seeds else ""
         if result.before:  # not of a resumed run
             print(f"{which}held-out reward before {with_interval(*result.before[:2])}")
         if result.after:
             print(f"{which}held-out reward after {with_interval(*result.after[:2])}")
         print(f"{which}{end_of(result)}")
+
+
+def main() -> None:
+    command(StoryConfig, run, show)
 
 
 if __name__ == "__main__":

@@ -24,16 +24,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import tyro
-
-from experiments.report import report
+from experiments.report import command, report
 from experiments.start import Demonstrated, start
 from jmarl.config import check
 from jmarl.envs import make
 from jmarl.envs.tool_tasks import MAKERS
 from jmarl.learners import check_agents
 from jmarl.lockstep import LockStep
-from jmarl.sandbox import SandboxUnavailable, default_sandbox
+from jmarl.sandbox import default_sandbox
 from jmarl.train import TrainResult, check_settings, train
 
 AGENTS = {"tools": 1, "tools_team": 2, "tools_sandbox": 1}
@@ -85,10 +83,7 @@ def run(cfg: ToolsConfig) -> TrainResult:
 
 
 def main() -> None:
-    try:
-        report(run(tyro.cli(ToolsConfig)))
-    except SandboxUnavailable as error:
-        raise SystemExit(str(error)) from None
+    command(ToolsConfig, run, report)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import tyro
-
-from experiments.report import report
+from experiments.report import command, report
 from jmarl.config import TrainConfig, check
 from jmarl.envs import make
 from jmarl.learners import check_agents
@@ -78,7 +76,7 @@ def run(cfg: WritingConfig) -> TrainResult:
 
 
 def main() -> None:
-    report(run(tyro.cli(WritingConfig)))
+    command(WritingConfig, run, report)
 
 
 if __name__ == "__main__":

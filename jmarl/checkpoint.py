@@ -1,20 +1,20 @@
-"""Saves and restores the training state: one thin module over Orbax's `CheckpointManager`.
+"""Save and restore the training state: one thin module over Orbax.
 
 A checkpoint is one step: the arrays of a pytree (`state`) and a JSON object (`meta`: configuration, data position). The
 pytree is stored flat, path -> array, beside a list of its paths, shapes and dtypes. So any container works (NamedTuple,
 `flax.struct`, dict), and a run whose state has another shape is told which path differs instead of failing deep inside.
 
 - Saving is asynchronous: `save` returns when the arrays are copied off the device (the caller may donate them at once).
-  A background save that failed raises `CheckpointError` from the next call of any method that looks at it; training may
+  A background save that failed raises `CheckpointError` from the next call of `check`, `save`, `wait` or `close`; training may
   catch it, go on and try again.
-- A step counts as saved once its folder has been renamed into place. `latest_step` and `steps` list only those. Folders
-  of interrupted saves are logged and removed by the next writer; a `read_only` checkpointer removes nothing, so it
+- A step is written to `STEP.saving`, then a manifest of its files (`manifest.json`), then the folder is renamed to `STEP`. So
+  whatever is listed was complete, and a byte that changes later is found (`find_damage`) before anything is restored.
+- The next writer removes and logs what an interrupted save or deletion left. A `read_only` checkpointer changes nothing, so it
   may look into the directory of a running job.
 - Arrays come back bit-equal, with the dtype and sharding of the leaf they replace.
 
-Left out: checksums (a truncated or missing file is an error, but a flipped bit inside array data goes unseen), a lock
-against a second writer on the same directory, several hosts, typed PRNG keys (store `jax.random.key_data`), and arrays
-without elements.
+Left out: several hosts, typed PRNG keys (store `jax.random.key_data`), and arrays without elements. One writer a directory is
+what `lock` sees to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,93 +34,152 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jmarl.manifest import find_damage, sync_directory, write_manifest
+
 logger = logging.getLogger(__name__)
 
 Spec = dict[str, list[Any]]  # path -> [shape, dtype name]
 SHOWN = 8  # differing paths in an error message
+SAVING, DELETING, META = ".saving", ".deleting", "meta.json"
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written, found or fitted to the state of this run."""
 
 
+def saved_steps(directory: str | Path) -> list[int]:
+    """The steps that were completely written to a directory, ascending; none where there is no such directory."""
+    path = Path(directory)
+    return sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and p.is_dir()) if path.is_dir() else []
+
+
 class Checkpointer:
-    """Keeps the newest `keep` checkpoints of a run in `directory`, one every `every` steps.
+    """Keeps the newest `keep` checkpoints of a run in `directory`.
 
     Args:
       directory: made if missing; a directory that cannot be written raises here, not at the first save.
-      every: `save` acts on multiples of this step; `force=True` saves any step (the last one, or on a signal).
       keep: how many of the newest steps stay on disk.
-      read_only: only restores; neither makes, cleans nor deletes anything.
+      read_only: only restores; neither makes, cleans, moves nor deletes anything.
     """
 
-    def __init__(self, directory: str | Path, every: int = 1, keep: int = 3, *, read_only: bool = False):
-        if every < 1 or keep < 1:
-            raise ValueError(f"every and keep must be at least 1, got every={every}, keep={keep}")
-        self.directory = Path(directory).absolute()
-        self.every, self.keep, self.read_only = every, keep, read_only
-        self._pending: int | None = None  # the step whose background save has not been looked at yet
+    def __init__(self, directory: str | Path, keep: int = 2, *, read_only: bool = False):
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got keep={keep}")
+        self.directory, self.keep, self.read_only = Path(directory).absolute(), keep, read_only
+        self.seconds = 0.0  # that the last save took from beginning to end
+        self._thread: threading.Thread | None = None  # of the save under way, or of one whose end was not looked at
+        self._error: BaseException | None = None
+        self._intact: set[int] = set()  # steps whose files this object has found to be whole
+        self._orbax: ocp.StandardCheckpointer | None = None
         if read_only:
             if not self.directory.is_dir():
                 raise CheckpointError(f"checkpoint directory {self.directory} does not exist")
         else:
             _require_writable(self.directory)
-        self._manager = self._open()
-
-    def _open(self) -> ocp.CheckpointManager:
-        leftovers = [] if self.read_only else sorted(p.name for p in self.directory.iterdir() if _is_temporary(p))
-        if leftovers:
-            logger.warning("removing interrupted saves in %s: %s", self.directory, ", ".join(leftovers))
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.LatestN(self.keep),
-            create=False,
-            cleanup_tmp_directories=bool(leftovers),
-            save_root_metadata=False,
-            lightweight_initialize=True,  # a step folder that is half deleted must not stop the start
-        )
-        return ocp.CheckpointManager(self.directory, options=options)
+            self._remove_leftovers()
 
     def steps(self) -> list[int]:
-        """The steps that are complete on disk, ascending."""
-        return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(self.directory))
+        """The steps that are complete on disk, ascending; a save still under way is not listed."""
+        return saved_steps(self.directory)
 
     def latest_step(self) -> int | None:
-        """The newest complete step, or None. A save still under way is not listed."""
+        """The newest complete step, or None."""
         return max(self.steps(), default=None)
 
-    def save(self, step: int, state: Any, meta: dict[str, Any], *, force: bool = False) -> bool:
-        """Starts to save `step` if it is due; call it every step, so that a failed save is reported one step later.
-
-        Returns whether a save was started: not between multiples of `every`, nor for a step that is saved already.
-        """
+    def save(self, step: int, state: Any, meta: dict[str, Any]) -> bool:
+        """Begin to save a step, once the save before it has ended. Returns False, and does nothing, for one that is saved."""
         if self.read_only:
             raise CheckpointError(f"checkpoint directory {self.directory} was opened read_only; nothing can be saved")
-        self._collect(block=False)
-        if not force and step % self.every:
-            return False
-        self._collect(block=True)
+        self.wait()
         saved = self.steps()
         if step in saved:
             return False
         if saved and step < saved[-1]:
             raise CheckpointError(
-                f"step {step} is older than step {saved[-1]}, which {self.directory} already holds. To go on from an "
-                f"older step, copy that step's folder to a new directory and resume there."
+                f"step {step} is older than step {saved[-1]}, which {self.directory} already holds: set_aside the newer steps"
             )
         arrays = _flatten(state)
-        spec = {name: _describe(leaf) for name, leaf in arrays.items()}
-        args = ocp.args.Composite(
-            state=ocp.args.StandardSave(arrays),
-            meta=ocp.args.JsonSave({"meta": _require_json(meta), "spec": spec}),
-        )
-        self._pending = step
+        content = {"meta": _require_json(meta), "spec": {name: _describe(leaf) for name, leaf in arrays.items()}}
+        folder, began = self._folder(step, SAVING), time.monotonic()
         try:
-            return self._manager.save(step, args=args, force=True)
+            folder.mkdir()
+            (folder / META).write_text(json.dumps(content), encoding="utf-8")
+            self._writer().save(folder / "state", arrays)
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed(step, error) from error
+        # No daemon: a process that ends, also by an error, ends the save that is under way.
+        self._thread = threading.Thread(target=self._finish, args=(step, folder, began), name=f"save-{step}")
+        self._thread.start()
+        return True
+
+    def _finish(self, step: int, folder: Path, began: float) -> None:
+        """In a thread: wait for the arrays, write the manifest, and give the folder the name by which it counts as saved."""
+        try:
+            self._writer().wait_until_finished()
+            write_manifest(folder)
+            folder.rename(self._folder(step))
+            sync_directory(self.directory)
+            for old in self.steps()[: -self.keep]:
+                self._delete(old)
+        except Exception as error:
+            self._error = self._failed(step, error)
+        self.seconds = time.monotonic() - began
+
+    def check(self) -> None:
+        """Raise the `CheckpointError` of a background save that has failed, once; does not wait."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Block until the save under way has ended; raises `CheckpointError` if it failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def damage(self, step: int) -> str | None:
+        """What is wrong with the files of a step; None if all are as they were written. Reads all of them, once."""
+        if step not in self._intact:
+            if (problem := find_damage(self._folder(step))) is not None:
+                return problem
+            self._intact.add(step)
+        return None
+
+    def newest_intact(self, strict: bool = False) -> int | None:
+        """The newest step that is whole; None if there is none. A damaged one is logged and set aside (by a `read_only`
+        checkpointer passed over), or, if strict, raises."""
+        for step in reversed(self.steps()):
+            if self.is_intact(step, strict):
+                return step
+        return None
+
+    def is_intact(self, step: int, strict: bool = False) -> bool:
+        """Whether a step is whole; if not, it is logged and set aside, or, if strict, raises."""
+        if (problem := self.damage(step)) is None:
+            return True
+        text = f"checkpoint step {step} in {self.directory} is damaged: {problem}"
+        if strict:
+            others = [s for s in self.steps() if s != step]
+            raise CheckpointError(
+                f"{text}. Other steps there: {others}; without strict_checkpoints the newest whole one is used"
+            )
+        logger.warning("%s; an older step is used", text)
+        if not self.read_only:
+            self.set_aside(step, "damaged")
+        return False
+
+    def set_aside(self, step: int, why: str) -> Path:
+        """Rename the folder of a step to `STEP.WHY`, under which it does not count any more. Returns its new path."""
+        target = self._folder(step, f".{why}")
+        if target.exists():
+            shutil.rmtree(target)
+        logger.warning("checkpoint step %d is now %s", step, target)
+        return self._folder(step).rename(target)
 
     def restore(self, state_like: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:
-        """Reads a step (default: the newest) as `(state, meta, step)`.
+        """Read a step (default: the newest that is whole) as `(state, meta, step)`; a damaged one raises `CheckpointError`.
 
         Args:
           state_like: the state of this run, of arrays or `jax.ShapeDtypeStruct`; gives structure, dtypes, shardings.
@@ -131,29 +193,25 @@ class Checkpointer:
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf) or default)
             for name, leaf in wanted.items()
         }
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(targets))
         try:
-            arrays = self._manager.restore(step, args=args)["state"]
+            with ocp.StandardCheckpointer() as reader:
+                arrays = reader.restore(self._folder(step) / "state", targets)
         except Exception as error:
             raise self._unreadable(step, error) from error
         leaves = [arrays[n] if _sharding(leaf) else jnp.array(np.asarray(arrays[n])) for n, leaf in wanted.items()]
         return jax.tree.unflatten(jax.tree.structure(state_like), leaves), content["meta"], step
 
     def read_meta(self, step: int | None = None) -> tuple[dict[str, Any], int]:
-        """Reads only `(meta, step)`: to compare configurations before a state is built."""
+        """Read only `(meta, step)`: to compare configurations before a state is built."""
         content, step = self._read_meta(step)
         return content["meta"], step
 
-    def wait(self) -> None:
-        """Blocks until the save under way is complete; raises `CheckpointError` if it failed."""
-        self._collect(block=True)
-
     def close(self) -> None:
-        """Waits for the save under way and frees the threads."""
+        """Wait for the save under way and free the threads; raises `CheckpointError` if it failed."""
         try:
-            self._collect(block=True)
+            self.wait()
         finally:
-            self._manager.close()
+            self._close_writer()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -161,39 +219,48 @@ class Checkpointer:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _folder(self, step: int, suffix: str = "") -> Path:
+        return self.directory / f"{step}{suffix}"
+
+    def _writer(self) -> ocp.StandardCheckpointer:
+        if self._orbax is None:
+            self._orbax = ocp.StandardCheckpointer()
+        return self._orbax
+
+    def _close_writer(self) -> None:
+        """After a failure the writer is made anew."""
+        writer, self._orbax = self._orbax, None
+        if writer is not None:
+            writer.close()
+
+    def _delete(self, step: int) -> None:
+        """Renamed first: a folder that is deleted in part is no checkpoint."""
+        shutil.rmtree(self._folder(step).rename(self._folder(step, DELETING)))
+
+    def _remove_leftovers(self) -> None:
+        leftovers = sorted(path for path in self.directory.iterdir() if path.suffix in (SAVING, DELETING))
+        if leftovers:
+            names = ", ".join(path.name for path in leftovers)
+            logger.warning("removing interrupted saves in %s: %s", self.directory, names)
+        for path in leftovers:
+            shutil.rmtree(path)
+
     def _read_meta(self, step: int | None) -> tuple[dict[str, Any], int]:
-        self._collect(block=True)
+        self.wait()
         saved = self.steps()
-        if not saved:
+        if step is None and (step := self.newest_intact()) is None:
             raise CheckpointError(f"no complete checkpoint in {self.directory}")
-        step = saved[-1] if step is None else step
         if step not in saved:
             raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {saved}")
-        try:
-            args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-            content = self._manager.restore(step, args=args)["meta"]
-        except Exception as error:
-            raise self._unreadable(step, error) from error
-        if content.keys() != {"meta", "spec"}:
-            raise self._unreadable(step, f"its meta holds {sorted(content)} where ['meta', 'spec'] are written")
-        return content, step
+        if (problem := self.damage(step)) is not None:
+            raise self._unreadable(step, problem)
+        return json.loads((self._folder(step) / META).read_text(encoding="utf-8")), step
 
-    def _collect(self, block: bool) -> None:
-        """Looks at the background save: waits for it if `block`, and raises its error once."""
-        if self._pending is None or (not block and self._manager.is_saving_in_progress()):
-            return
-        try:
-            self._manager.wait_until_finished()
-        except Exception as error:
-            raise self._failed(error) from error
-        self._pending = None
-
-    def _failed(self, error: Exception) -> CheckpointError:
-        """Opens the manager anew (it forgets steps when a save fails) and words the error."""
-        step, self._pending = self._pending, None
-        with contextlib.suppress(Exception):  # closing repeats `error`, which the caller raises
-            self._manager.close()
-        self._manager = self._open()
+    def _failed(self, step: int, error: Exception) -> CheckpointError:
+        """Remove what a failed save has left, and word its error."""
+        with contextlib.suppress(Exception):  # closing repeats `error`, which is raised
+            self._close_writer()
+        shutil.rmtree(self._folder(step, SAVING), ignore_errors=True)  # the next writer tries again
         return CheckpointError(
             f"step {step} was not saved in {self.directory} (newest complete step: {self.latest_step()}): {error}"
         )
@@ -203,6 +270,11 @@ class Checkpointer:
             f"checkpoint step {step} in {self.directory} cannot be read: {error}. Other steps there: "
             f"{[s for s in self.steps() if s != step]}"
         )
+
+
+def nbytes(state: Any) -> int:
+    """Bytes of the arrays of a state: about what its checkpoint takes on disk."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def _require_writable(directory: Path) -> None:
@@ -222,10 +294,6 @@ def _require_json(meta: dict[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(meta, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise TypeError(f"meta must be a JSON object of finite values: {error}") from error
-
-
-def _is_temporary(path: Path) -> bool:
-    return ".orbax-checkpoint-tmp" in path.name
 
 
 def _flatten(state: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Left out: services without an OpenAI-compatible address, and streaming.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,11 +94,11 @@ class History:
     """The policies that rounds began with, as far back as they are looked at: what is trained of each stack (with LoRA the
     adapters). They lie in files of `folder`, for a run that goes on, or where there is none in memory.
 
-    further: rounds that files are kept longer, because a run may go on from a step before the newest round.
+    oldest: the round that a run may go on from, of which files are still needed.
     """
 
-    def __init__(self, lag: int, folder: Path | None, further: int = 0):
-        self.lag, self.folder, self.further = lag, folder, further
+    def __init__(self, lag: int, folder: Path | None, oldest: Callable[[], int] = lambda: 0):
+        self.lag, self.folder, self.oldest = lag, folder, oldest
         self.past: dict[int, list[np.ndarray]] = {}
 
     def remember(self, round_: int, params: Sequence[Any]) -> None:
@@ -112,7 +112,7 @@ class History:
             np.savez(file, *leaves)
         temporary.replace(self._file(round_))
         for path in self.folder.glob("*.npz"):
-            if path < self._file(max(0, round_ - self.lag - self.further)):
+            if path < self._file(max(0, min(round_, self.oldest()) - self.lag)):
                 path.unlink()
 
     def at(self, round_: int, params: Sequence[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any, Self
 
-from jmarl.settings import Episodes, Preferences, check, check_types, with_known_names
+from jmarl.settings import Episodes, Files, Preferences, check, check_types, with_known_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,9 +274,9 @@ ORDERS = ("simultaneous", "alternating")
 
 @with_known_names
 @dataclasses.dataclass(frozen=True)
-class TrainConfig(Learning, Sampling, Episodes, Preferences):
-    """A training run. Every field is a flag of the experiments, also those of `Sampling`, `Learning`, `Episodes` and
-    `Preferences`."""
+class TrainConfig(Learning, Sampling, Episodes, Preferences, Files):
+    """A training run. Every field is a flag of the experiments, also those of `Sampling`, `Learning`, `Episodes`,
+    `Preferences` and `Files`."""
 
     num_updates: int = 100
     """Updates of the team, in which all agents learn (in alternating order one). Each samples a batch and makes num_epochs
@@ -300,16 +300,6 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
     """Gradients of the agents on one device: map (one after the other) or vmap (at once; for small models)."""
     mesh: str = "auto"
     """Devices by axis, such as agent=2,data=2,model=2; agent=1 is one device; auto: agents over the devices there are."""
-    output_dir: str = ""
-    """Where metrics, checkpoints and final models go; empty: nothing is written."""
-    resume: bool = False
-    """Go on from the newest checkpoint in output_dir."""
-    save_every: int = 0
-    """Updates between checkpoints, of which one is also made at the end and where a run breaks off; 0: none, not even then."""
-    save_total_limit: int = 2
-    """Checkpoints kept."""
-    save_models: bool = True
-    """Write the trained agents to output_dir/models at the end: all weights of each, with LoRA merged and as an adapter."""
     log_every: int = 10
     """Updates between text samples and histograms in TensorBoard."""
     eval_every: int = 0
@@ -329,11 +319,10 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
             "num_generations",
             "log_every",
             "eval_generations",
-            "save_total_limit",
         ):
             check(name, getattr(self, name), getattr(self, name) >= 1, ">= 1")
         check("seed", self.seed, 0 <= self.seed < 2**31, "in 0..2147483647")
-        for name in ("save_every", "eval_every", "dynamic_sampling"):
+        for name in ("eval_every", "dynamic_sampling"):
             check(name, getattr(self, name), getattr(self, name) >= 0, ">= 0 (0 is off)")
         object.__setattr__(self, "frozen_agents", tuple(self.frozen_agents))
         frozen, alternating = self.frozen_agents, self.update_order == "alternating"
@@ -349,8 +338,6 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
             allowed,
         )
         check("per_agent", self.per_agent, self.per_agent in ("map", "vmap"), "map or vmap")
-        for name in ("resume", "save_every"):
-            check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
         if self.algorithm == "c3":  # is nothing but leave-one-out over such joint actions
             object.__setattr__(self, "joint_mode", "counterfactual" if self.joint_mode == "aligned" else self.joint_mode)
             object.__setattr__(self, "branching", "chain")
@@ -359,6 +346,7 @@ class TrainConfig(Learning, Sampling, Episodes, Preferences):
         Learning.__post_init__(self)
         Episodes.__post_init__(self)
         Preferences.__post_init__(self)
+        Files.__post_init__(self)
 
     def of_seed(self, seed: int, **changes: Any) -> Self:
         """The settings of one of several runs (`seeds.train_seeds`), as it would have them alone: its directory is `seed_S` in

@@ -23,6 +23,7 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.core import SimulatedEnvironment
 from jmarl.fit import fit
+from jmarl.interrupt import Interrupted
 from jmarl.lockstep import Fault, TextEnvironment, reset_once, solve_once, step_once, text_environment
 from jmarl.pairs import Trajectory
 from jmarl.team import agents_of, make_team, policies
@@ -86,4 +87,6 @@ def _imitated(agent: Agent, number: int, shown: Sequence[Trajectory], cfg: Train
     folder = f"{cfg.output_dir}/agent_{number}" if cfg.output_dir else ""
     team, params = make_team([agent])
     result = fit(team, params, shown, dataclasses.replace(cfg, output_dir=folder))
+    if result.interrupted:
+        raise Interrupted(f"while agent {number} imitated, after {int(result.state.step)} of {cfg.num_updates} updates")
     return agents_of(team, policies(result.state))[0]._replace(name=agent.name)

@@ -11,20 +11,22 @@ Like `train`, of which it has the settings, checkpoints, logs and exact resume. 
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jmarl import lora, sharding
+from jmarl import fingerprint, lora, sharding
 from jmarl.algorithms import algorithm, check_options, option
-from jmarl.checkpoint import Checkpointer
 from jmarl.config import Sampling, TrainConfig
+from jmarl.failed_update import read_failed_update
 from jmarl.learners import adapted, check_agents, check_stacks, held_at, initial_state, learn
+from jmarl.loop import Advanced, loop
 from jmarl.metrics import LOSS_TAG, MetricsWriter
 from jmarl.objective import with_value_head
 from jmarl.offline_objective import scores_values
@@ -40,10 +42,11 @@ from jmarl.preferences import (
     text_scores,
     with_others,
 )
-from jmarl.rundir import check_directory, open_run
-from jmarl.runlog import Advanced, StepLog, loop, update_metrics
+from jmarl.rundir import check_directory, open_run, resume
+from jmarl.runlog import StepLog, update_metrics
+from jmarl.saving import Saves, write_models
 from jmarl.settings import Episodes
-from jmarl.team import Team, policies, save_team
+from jmarl.team import Team, bases, without_gradients
 from jmarl.types import Data, TeamState
 
 READ_TOO = ("chat", "compute_dtype")  # settings of episodes and of sampling that given data have as well
@@ -58,10 +61,13 @@ class FitResult(NamedTuple):
     losses: list[float]  # mean over agents of each update that this process made
     before: dict[str, float] | None  # on the held-out data before training; None when resumed or without such data
     after: dict[str, float] | None  # and after it
+    interrupted: bool = False  # these two as of a `TrainResult`
+    unsaved: str = ""
 
     def __repr__(self) -> str:  # without the weights
         about = f"the last of {len(self.losses)} with loss {self.losses[-1]:.4g}" if self.losses else "none of them now"
-        return f"FitResult({int(self.state.step)} updates, {about}, held out {self.before} -> {self.after})"
+        stopped = ", interrupted" * self.interrupted
+        return f"FitResult({int(self.state.step)} updates, {about}, held out {self.before} -> {self.after}{stopped})"
 
 
 class Examples(NamedTuple):
@@ -98,12 +104,27 @@ def fit(
     params = [sharding.place(of_stack, mesh) for of_stack in params]
     examples, held_out = (encode(team, params, of, cfg) for of in (data, eval_data))
     state = initial_state(team, params, cfg, mesh)
-    about: dict[str, Any] = {"team": team.describe(), "critics": []}
-    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
-        result = run(team, state, examples, held_out, cfg, FitLog(team, cfg, writer), saver, meta)
-    if cfg.output_dir and cfg.save_models and not scores_values(learning):  # as models they would have no head
-        save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
+    about: dict[str, Any] = {"team": team.describe(), "critics": [], "data": fingerprint.of_data(data)}
+    if cfg.replay_rollout:
+        return replay(team, state, about, cfg)
+    with open_run(cfg, state, about, wandb_config) as opened:
+        log, saves = FitLog(team, cfg, opened.writer), Saves(cfg, opened.savers)
+        result = run(team, opened.state, examples, held_out, cfg, log, saves)
+        headless = cfg.output_dir and cfg.save_models and not scores_values(learning)  # as models they would have no head
+        if headless and not result.interrupted:
+            result = result._replace(unsaved=write_models(cfg, team, result.state) or result.unsaved)
     return result
+
+
+def replay(team: Team, state: TeamState, about: dict[str, Any], cfg: TrainConfig) -> FitResult:
+    """As `train.replay`."""
+    failed = read_failed_update(cfg)
+    if cfg.resume:
+        state = resume(cfg, state, {"config": dataclasses.asdict(cfg), **about, "bases": bases(state)})
+    state, learned = update(team, state._replace(step=jnp.full_like(state.step, failed.step)), failed.data, cfg)
+    row = update_metrics(team, jax.device_get(learned))
+    print(json.dumps({"step": failed.step} | row, indent=1), flush=True)
+    return FitResult(without_gradients(state), [], None, None)
 
 
 def run(
@@ -113,8 +134,7 @@ def run(
     held_out: Examples,
     cfg: TrainConfig,
     log: FitLog,
-    saver: Checkpointer | None,
-    meta: dict,
+    saves: Saves,
 ) -> FitResult:
     """The loop from `state` on."""
 
@@ -123,12 +143,13 @@ def run(
 
     def advance(step: int, state: TeamState) -> Advanced:
         chosen = examples_at(step, len(examples.coded), batch_size(cfg), cfg.seed)
-        state, learned = update(team, state, batches_of(team, examples, chosen, cfg), cfg)
+        batches = batches_of(team, examples, chosen, cfg)
+        state, learned = update(team, state, batches, cfg)
         tokens = sum(len(row) for i in chosen for c in examples.coded[i] for row in c.rows)
-        return state, partial(log.step, step, learned, tokens)
+        return state, partial(log.step, step, learned, tokens, batches)
 
-    state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if held_out.coded else None)
-    return FitResult(state, log.losses, before, after)
+    done = loop(state, cfg, log, saves, advance, evaluated if held_out.coded else None)
+    return FitResult(done.state, log.losses, done.before, done.after, done.interrupted, done.unsaved)
 
 
 def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:
@@ -261,20 +282,27 @@ class FitLog(StepLog):
         super().__init__(team, cfg, writer)
         self.losses: list[float] = []
 
-    def step(self, step: int, learned: list[dict[str, jax.Array]], tokens: int) -> None:
-        """Keep a step to be written later."""
+    def step(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, batches: Sequence[Data]) -> None:
+        """Keep a step to be written later. batches: each stack's, that it learned from."""
         self.flush()
         now = time.monotonic()
-        self.keep(step, learned, tokens, now - self._started)
+        self.keep(step, learned, tokens, now - self._started, batches)
         self._started = now
 
-    def _row(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, seconds: float) -> dict[str, float]:
+    def _learned_from(self, step: int, learned: list, tokens: int, seconds: float, batches: Sequence[Data]) -> tuple:
+        texts = [
+            [spec.tokenizer.batch_decode(np.asarray(batch.tokens).reshape(-1, batch.tokens.shape[-1]))]
+            for spec, batch in zip(self.team.stacks, batches, strict=True)
+        ]
+        return jax.device_get(tuple(batches)), {"texts": texts}
+
+    def _row(self, step: int, learned: list, tokens: int, seconds: float, batches: Sequence[Data]) -> dict[str, float]:
         row = update_metrics(self.team, jax.device_get(learned))
         losses = [row[name] for n in range(self.team.num_agents) if (name := f"agent_{n}/loss") in row]  # held agents have none
         self.losses.append(float(np.mean(losses)))
         return row | {LOSS_TAG: self.losses[-1], "time/step_s": seconds, "tokens_per_s": tokens / seconds}
 
     def evaluation(self, updates: int, result: dict[str, float], began: float) -> None:
-        if self.writer is not None:
+        if self.writer is not None and not self.was_evaluated(updates):
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | {f"eval/{k}": v for k, v in result.items()})
         self._started += time.monotonic() - began

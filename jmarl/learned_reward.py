@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import algorithm, option
-from jmarl.checkpoint import Checkpointer
+from jmarl.checkpoint import saved_steps
 from jmarl.config import Learning, TrainConfig
 from jmarl.environment import Answer, Environment
 from jmarl.fit import FitResult, fit
 from jmarl.generate import bucket
+from jmarl.interrupt import Interrupted
 from jmarl.lora import model_of
 from jmarl.objective import without_value_head
 from jmarl.order import FIT
@@ -142,6 +143,8 @@ def fit_reward_model(
     joint = [joint_pair(pair) for pair in pairs]
     trained, held = held_out(joint, HELD_OUT) if eval_pairs is None else (joint, [joint_pair(pair) for pair in eval_pairs])
     result = fit(team, start, trained, cfg, eval_data=held)
+    if result.interrupted:
+        raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.num_updates} updates")
     model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], cfg.learning())
     scores = scores_of(model, encode_pairs(team, trained, False))
     return model._replace(mean=float(scores.mean()), std=float(max(scores.std(), 1e-6))), result
@@ -207,7 +210,7 @@ class LearnedRounds:
         if again and not cfg.resume:
             raise ValueError(
                 f"cannot resume: the reward model of round {round_} is not in {cfg.output_dir}; it is kept where the run began "
-                "with save_every"
+                "with checkpoints"
             )
         pairs = self.rounds.replayed(round_)
         self.env.model, result = fit_reward_model(self.agent, pairs, cfg, None if before is None else before.params)
@@ -224,7 +227,7 @@ def reward_config(cfg: TrainConfig, round_: int) -> TrainConfig:
         option(name, getattr(cfg, name), row) for name in ("reward_updates", "reward_learning_rate", "batch_size")
     )
     kept: dict[str, Any] = {name: getattr(cfg, name) for name in KEPT}
-    kept |= dict(num_updates=updates, learning_rate=rate, save_every=updates if cfg.save_every else 0)
+    kept |= dict(num_updates=updates, learning_rate=rate, save_every=None if cfg.saves else 0)
     kept |= dict(output_dir=f"{cfg.output_dir}/reward_model_{round_}" if cfg.output_dir else "")
     seed = int(np.random.default_rng((cfg.seed, round_, FIT)).integers(2**31))
     kept |= dict(seed=seed, micro_batches=min(cfg.micro_batches, size))
@@ -234,11 +237,7 @@ def reward_config(cfg: TrainConfig, round_: int) -> TrainConfig:
 
 def is_saved(cfg: TrainConfig) -> bool:
     """Whether there is a complete checkpoint of a run."""
-    where = checkpoints_of(cfg)
-    if not where.is_dir():
-        return False
-    with Checkpointer(where, read_only=True) as saved:
-        return saved.latest_step() is not None
+    return bool(saved_steps(checkpoints_of(cfg)))
 
 
 def policy_config(cfg: TrainConfig) -> TrainConfig:
@@ -248,5 +247,6 @@ def policy_config(cfg: TrainConfig) -> TrainConfig:
 
 
 OF_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-KEPT = ("batch_size", "label_smoothing", "compute_dtype", "remat", "per_agent", "progress", *OF_LORA)
+KEPT = ("save_minutes", "strict_checkpoints", "progress", "per_agent", "remat", "compute_dtype")
+KEPT += ("batch_size", "label_smoothing", *OF_LORA)
 OF_PAIRS = tuple(field.name for field in dataclasses.fields(Preferences))

@@ -69,6 +69,8 @@ class MetricsWriter:
         self._warned: set[str] = set()
         hparams = dict(flatten(hparams))
         self._sinks: dict[str, Any] = {"metrics.jsonl": _Jsonl(self.run_dir, start_step)}
+        rows = read_rows(self.run_dir / "metrics.jsonl") if start_step else []
+        self.evaluated = {int(row["eval/updates"]) for row in rows if "eval/updates" in row}
         if wandb_config is not None:
             self._sinks["W&B"] = _Wandb(self.run_dir, hparams, wandb_config)
         if tensorboard:

@@ -20,24 +20,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jmarl.algorithms import Algorithm, algorithm, option
-from jmarl.checkpoint import Checkpointer
+from jmarl.checkpoint import saved_steps
 from jmarl.comparators import Candidates, Comparator, History, candidates_of
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.fit import Examples, FitLog, batch_size, batches_of, check_parts, encode, update
+from jmarl.loop import Advanced, loop
 from jmarl.lora import model_of
 from jmarl.metrics import MetricsWriter
 from jmarl.order import DRAW, PAIRS, PROPOSE, tasks_of
 from jmarl.pairs import Pair, replay_weights, select, select_against
 from jmarl.rollout import play
-from jmarl.runlog import Advanced, TrainResult, loop
+from jmarl.runlog import TrainResult
+from jmarl.saving import Saves
 from jmarl.team import Team
-from jmarl.types import TeamState
+from jmarl.types import Data, TeamState
 
 
 class Round(NamedTuple):
@@ -67,9 +68,14 @@ class Rounds:
         return option(name, getattr(self.cfg, name), self.row)
 
     def _history(self) -> History:
-        """In files where the run keeps checkpoints, of which the newest may not have been complete when it was broken off."""
-        folder = Path(self.cfg.output_dir) / "history" if self.cfg.save_every or self.cfg.resume else None
-        return History(self.setting("comparator_lag"), folder, -(-2 * self.cfg.save_every // self.updates))
+        """In files where the run keeps checkpoints, from whose oldest it may go on."""
+        folder = Path(self.cfg.output_dir) / "history" if self.cfg.saves or self.cfg.resume else None
+
+        def oldest() -> int:
+            steps = saved_steps(Path(self.cfg.output_dir) / "checkpoints")
+            return min(steps, default=0) // self.updates
+
+        return History(self.setting("comparator_lag"), folder, oldest)
 
     def begin(self, step: int, state: TeamState) -> Round | None:
         """Make the pairs of the round that begins at a step, if one does. A later round may make none (all rewards are equal,
@@ -163,12 +169,12 @@ class Rounds:
             reference += [] if of.reference is None else [of.reference[i] for i in chosen]
         return Examples(coded, np.array(reference) if reference else None)
 
-    def step(self, step: int, state: TeamState) -> tuple[TeamState, list[dict[str, Any]], int]:
-        """One update: the state, metrics, and how many tokens were learned from."""
+    def step(self, step: int, state: TeamState) -> tuple[TeamState, list[dict[str, Any]], int, tuple[Data, ...]]:
+        """One update: the state, metrics, how many tokens were learned from, and each stack's batch."""
         examples = self.drawn(step)
         batches = batches_of(self.team, examples, range(len(examples.coded)), self.cfg)
         state, learned = update(self.team, state, batches, self.cfg)
-        return state, learned, sum(len(row) for of in examples.coded for c in of for row in c.rows)
+        return state, learned, sum(len(row) for of in examples.coded for c in of for row in c.rows), batches
 
 
 class RoundLog(FitLog):
@@ -186,8 +192,8 @@ class RoundLog(FitLog):
         self._made = made
         self._started = time.monotonic()  # what was made is no part of the step
 
-    def _row(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, seconds: float) -> dict[str, float]:
-        row = super()._row(step, learned, tokens, seconds)
+    def _row(self, step: int, learned: list, tokens: int, seconds: float, batches: Sequence[Data]) -> dict[str, float]:
+        row = super()._row(step, learned, tokens, seconds, batches)
         if self._made is not None:
             row |= {"reward/mean": self._made.reward, "pairs": float(len(self._made.pairs))}
             row |= {"reward/comparator": self._made.compared} if math.isfinite(self._made.compared) else {}
@@ -204,8 +210,7 @@ def run_rounds(
     rounds: Rounds,
     cfg: TrainConfig,
     log: RoundLog,
-    saver: Checkpointer | None,
-    meta: dict,
+    saves: Saves,
     eval_items: Sequence[dict],
 ) -> TrainResult:
     """The loop of `train` from `state` on, for rows that learn from pairs of the team's completions."""
@@ -217,11 +222,11 @@ def run_rounds(
     def advance(step: int, state: TeamState) -> Advanced:
         if made := rounds.begin(step, state):
             log.begin(made)
-        state, learned, tokens = rounds.step(step, state)
-        return state, partial(log.step, step, learned, tokens)
+        state, *learned = rounds.step(step, state)
+        return state, partial(log.step, step, *learned)
 
-    state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if eval_items else None)
-    return TrainResult(state, log.rewards, before, after)
+    done = loop(state, cfg, log, saves, advance, evaluated if eval_items else None)
+    return TrainResult(done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
 
 
 def chosen_of(count: int, n: int, rng: np.random.Generator) -> list[int]:

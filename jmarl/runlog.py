@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jmarl.batches import fetched
-from jmarl.checkpoint import Checkpointer, CheckpointError
 from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation, numbers
+from jmarl.failed_update import FailedUpdate, NonFiniteError, write_failed_update
 from jmarl.metrics import MetricsWriter, joint_actions_table
 from jmarl.rollout import Rollout, Turn
-from jmarl.team import Team, to_checkpoint, without_gradients
+from jmarl.team import Team
 from jmarl.types import TRACES, TeamState
 
 
@@ -33,25 +33,29 @@ class TrainResult(NamedTuple):
     rewards: list[float]  # mean return of each update that this process made; with one turn the mean reward
     before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
     after: Evaluation | None  # and after it
+    interrupted: bool = False  # by Ctrl+C or SIGTERM before the last update; what was learned is in the state
+    unsaved: str = ""  # why the last checkpoint or the models could not be written; empty: they were, or none were wanted
 
     def __repr__(self) -> str:  # without the weights and texts
         about = f"the last of {len(self.rewards)} with reward {self.rewards[-1]:.3f}" if self.rewards else "none of them now"
         held_out = [f"{of.mean:.3f}" if of else None for of in (self.before, self.after)]
-        return f"TrainResult({int(self.state.step)} updates, {about}, held out {held_out[0]} -> {held_out[1]})"
-
-
-Advanced = tuple[TeamState, Callable[[], None]]  # the state after an update, and what keeps it in the log
+        stopped = ", interrupted" * self.interrupted
+        return f"TrainResult({int(self.state.step)} updates, {about}, held out {held_out[0]} -> {held_out[1]}{stopped})"
 
 
 class StepLog:
-    """Rows of steps, each written one step late, and checkpoints; without a writer (no output directory) nothing is written."""
+    """Rows of steps, each written one step late; without a writer (no output directory) nothing is written."""
 
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         self.team, self.cfg, self.writer = team, cfg, writer
         self.failed_saves = 0
         self._pending: tuple | None = None
         self.traced = 0
-        self._skipped: list[str] = []
+        self._skipped: dict[str, float] = {}  # of each agent and critic the steps left out so far, as the last row has them
+        self._told: set[str] = set()
+        self._not_finite = 0  # updates in a row
+        self._failed: tuple = ()  # the last of them
+        self._why = ""
         self._started = time.monotonic()
 
     def keep(self, *pending: Any) -> None:
@@ -68,101 +72,64 @@ class StepLog:
             return None
         pending, self._pending = self._pending, None
         row = self._row(*pending) | {"compiles": self.traced, "failed_saves": self.failed_saves}
-        self._tell_skipped(pending[0], row)
+        self._count_not_finite(row, *pending)
         if self.writer is not None:
             self.writer.write(pending[0], row)
             self._more(*pending)
         return row
 
-    def _tell_skipped(self, step: int, row: dict[str, float]) -> None:
-        """Warn where an agent's loss or gradient is not finite for the first time."""
-        new = [name for name, count in row.items() if name.endswith("skipped") and count and name not in self._skipped]
-        if new:
+    def _count_not_finite(self, row: dict[str, float], step: int, *pending: Any) -> None:
+        """Count updates in a row in which a loss or gradient was not finite, or nothing was there to learn from; warn of the
+        first of each agent."""
+        counts = {name: count for name, count in row.items() if name.endswith("skipped")}
+        before = {name: self._skipped.get(name, 0 if step == 0 else count) for name, count in counts.items()}
+        new = [name for name, count in counts.items() if count > before[name]]
+        self._skipped |= counts
+        untold = [name for name, count in counts.items() if count and name not in self._told]
+        if untold:
             where = self.cfg.output_dir and f" in {self.cfg.output_dir}"
             what = f"update {step}{where}: a loss or gradient is not finite, so its step was left out"
-            warnings.warn(f"{what} (in the log {', '.join(new)} counts such steps; this is told once)", stacklevel=3)
-            self._skipped += new
+            warnings.warn(f"{what} (in the log {', '.join(untold)} counts such steps; this is told once)", stacklevel=4)
+            self._told |= set(untold)
+        self._why = f"a loss or gradient was not finite ({', '.join(new)})" if new else self._nothing_valid(*pending)
+        self._not_finite = self._not_finite + 1 if self._why else 0
+        self._failed = (step, *pending) if self._why else ()
+
+    def _nothing_valid(self, *pending: Any) -> str:
+        """Why an update had nothing to learn from; empty: it had."""
+        return ""
+
+    def _learned_from(self, *pending: Any) -> tuple[Any, dict[str, Any]]:
+        """What the update of a step that was kept learned from, and what a person reads of it."""
+        raise NotImplementedError
+
+    def stop_if_not_finite(self) -> None:
+        """Raise `NonFiniteError` after too many updates in a row that were not finite, and write the last of them to a file."""
+        limit, cfg = self.cfg.stop_after_nonfinite, self.cfg
+        if not limit or self._not_finite < limit:
+            return
+        step, where = self._failed[0], ""
+        if cfg.output_dir:
+            data, about = self._learned_from(*self._failed)
+            failed = FailedUpdate(step, cfg.seed, cfg.algorithm, data, self._why)
+            path = write_failed_update(failed, about, cfg.output_dir)
+            where = f". What update {step} learned from is in {path}; --replay-rollout {path} makes that update alone"
+        raise NonFiniteError(
+            f"stopped after update {step}: in the last {self._not_finite} updates {self._why}. The weights are as they were "
+            f"before{where}. stop_after_nonfinite={limit} says when to stop"
+        )
 
     def _more(self, *pending: Any) -> None:
         """Texts and pictures of a step."""
 
-    def save(self, saver: Checkpointer, step: int, state: Any, meta: dict, last: bool) -> None:
-        """Checkpoint the state if it is due; a save that fails (a full disk, say) is counted, and training goes on."""
-        calls: list[Callable[[], Any]] = [lambda: saver.save(step, state, meta, force=last)]
-        if last or step % saver.every == 0:
-            self.flush()  # first the row, then the checkpoint: a resumed run begins with the row after it
-            calls.insert(0, saver.wait)  # an earlier save that failed is told of here, and does not cost this one
-        for call in [*calls, saver.wait] if last else calls:
-            try:
-                call()
-            except CheckpointError as error:
-                self.failed_saves += 1
-                warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=2)
+    def was_evaluated(self, updates: int) -> bool:
+        """Whether the log of a run that goes on has the evaluation after so many updates."""
+        return self.writer is not None and updates in self.writer.evaluated
 
     def evaluation(self, updates: int, result: Any, began: float) -> None:
         """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. The time
         since it began (by `time.monotonic`) does not count as training time."""
         raise NotImplementedError
-
-
-def loop(
-    state: TeamState,
-    cfg: TrainConfig,
-    log: StepLog,
-    saver: Any,
-    meta: Any,
-    advance: Callable[[int, TeamState], Advanced],
-    evaluate: Callable[[TeamState], Any] | None,
-) -> tuple[TeamState, Any, Any]:
-    """The loop from `state` on, of which each kind of run makes its own. saver, meta: what `log.save` takes; without a saver
-    there are no checkpoints. advance: one update, and what keeps it in the log; evaluate: on what is held out, if anything is.
-    Returns the state without gradients and the evaluations before training (None where it was resumed) and after it."""
-
-    def evaluated(step: int) -> Any:
-        due = cfg.eval_every and step % cfg.eval_every == 0
-        if evaluate is None or not (due or step in (0, cfg.num_updates)):
-            return None
-        log.flush()  # the row before the evaluation's; waits for the update, which is training time
-        began = time.monotonic()
-        result = evaluate(state)
-        log.evaluation(step, result, began)
-        return result
-
-    first, ready = int(state.step), True  # ready: no evaluation of the state is missing, which a resumed run would not make
-    before = after = evaluated(0) if first == 0 else None
-    try:
-        for step in range(first, cfg.num_updates):
-            state, keep = advance(step, state)
-            keep()
-            ready = False
-            after = evaluated(step + 1) or after
-            ready = True
-            if saver:
-                log.save(saver, step + 1, to_checkpoint(state), meta, last=step + 1 == cfg.num_updates)
-    except BaseException:  # also Ctrl+C
-        if saver and ready:
-            save_broken(log, saver, state, meta, first)
-        raise
-    finally:  # of a run that breaks off, too, the last update is in the log
-        log.flush()
-    if first == cfg.num_updates:  # a finished run that was resumed
-        after = evaluated(first)
-    return without_gradients(state), before, after
-
-
-def save_broken(log: StepLog, saver: Any, state: TeamState, meta: Any, first: int) -> None:
-    """Keep what a run that breaks off has learned since its last checkpoint, unless it is in the middle of an update."""
-    kept = to_checkpoint(state)
-    if any(leaf.is_deleted() for leaf in jax.tree.leaves(kept)):
-        return
-    try:
-        made = int(state.step)
-        if made > first:
-            log.save(saver, made, kept, meta, last=True)
-            if log.cfg.progress:
-                print(f"broken off after update {made} in {log.cfg.output_dir}: resume goes on from there", flush=True)
-    except Exception as error:  # of what broke the run off, say: that is raised
-        warnings.warn(f"the last updates of the run that broke off are not saved: {error!r}", stacklevel=3)
 
 
 class RunLog(StepLog):
@@ -173,12 +140,14 @@ class RunLog(StepLog):
         self.rewards: list[float] = []
         self._about: dict[str, float] = {}
 
-    def step(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], at: float) -> None:
+    def step(
+        self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], at: float, tasks: Sequence[dict] = ()
+    ) -> None:
         """Keep a step to be written later. learned: each stack's update metrics, still on the device; at: when it had its
-        rewards, by `time.monotonic`."""
+        rewards, by `time.monotonic`; tasks: that were played."""
         self.flush()
         self.rewards.append(mean_return(played))
-        self.keep(step, played, learned, at - self._started)
+        self.keep(step, played, learned, at - self._started, tasks)
         self._started = at
         for turn in played.turns:
             if turn.fault:
@@ -193,10 +162,22 @@ class RunLog(StepLog):
             self._about = more
             self._started = time.monotonic()  # what was made is no part of the step
 
-    def _row(self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], seconds: float) -> dict[str, float]:
+    def _row(self, step: int, played: Rollout, learned: list, seconds: float, tasks: Sequence[dict]) -> dict[str, float]:
         row = rollout_metrics(self.team, played) | update_metrics(self.team, fetched(learned))
         more, self._about = self._about, {}
         return row | more | {"time/step_s": seconds, "tokens_per_s": row["tokens"] / seconds}
+
+    def _nothing_valid(self, played: Rollout, *_: Any) -> str:
+        if np.isfinite(played.joint_returns[0]).any():
+            return ""
+        return f"no joint action had a valid reward ({next((turn.fault for turn in played.turns if turn.fault), '')})"
+
+    def _learned_from(self, step: int, played: Rollout, learned: Any, seconds: float, tasks: Sequence[dict]) -> tuple:
+        turns = [
+            {"prompts": turn.prompts, "completions": turn.texts, "rewards": repr(turn.rewards.tolist()), "fault": turn.fault}
+            for turn in played.turns
+        ]
+        return played, {"items": list(tasks), "turns": turns}
 
     def _more(self, step: int, played: Rollout, *_: Any) -> None:
         if step % self.cfg.log_every == 0:
@@ -204,7 +185,7 @@ class RunLog(StepLog):
 
     def evaluation(self, updates: int, result: Evaluation, began: float) -> None:
         step = max(updates - 1, 0)
-        if self.writer is not None:
+        if self.writer is not None and not self.was_evaluated(updates):
             self.writer.write(step, {"eval/updates": updates} | numbers(result))
             for name, turn in named_turns(result.rollout):
                 self.writer.text(step, f"eval/{name}joint_actions", self._table(step, turn))

@@ -25,23 +25,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jmarl import lora, sharding
+from jmarl import fingerprint, lora, sharding
 from jmarl.algorithms import algorithm
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment, Formatter, Transition, describe
 from jmarl.evaluate import Evaluation, evaluating, numbers
 from jmarl.learners import adapted
+from jmarl.lock import locked
 from jmarl.lockstep import TextEnvironment
+from jmarl.loop import Advanced, loop
 from jmarl.metrics import MetricsWriter
 from jmarl.returns import mean_and_interval
 from jmarl.rollout import Rollout
 from jmarl.rundir import checkpoints_of, open_run, set_aside
-from jmarl.runlog import Advanced, RunLog, StepLog, TrainResult, loop
+from jmarl.runlog import RunLog, StepLog, TrainResult
 from jmarl.runs import Runs, alone, of_run, play_together, together, update_together
+from jmarl.saving import Saves, write_models
 from jmarl.stack import map_own
 from jmarl.step import check_valid, playing_step, tasks_at
-from jmarl.team import Team, policies, save_team
+from jmarl.team import Team
 from jmarl.train import check_run, check_settings, check_team, environment_of, start
 from jmarl.types import TeamState
 from jmarl.weights import Agent
@@ -77,19 +80,29 @@ def train_seeds(
     params = once(team, params, cfgs[0], where[0])
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
     runs = Runs(team, started[0][0], cfgs, *where)
+    about = {
+        "team": team.describe(),
+        "critics": Team(runs.critics.specs).describe(),
+        "environment": describe(env),
+        "data": fingerprint.of_data(items),
+        "reward": fingerprint.of_reward(env),
+    }
     with contextlib.ExitStack() as opened:
-        state, logs, saved = open_runs(runs, [of_seed for _, of_seed in started], describe(env), opened)
+        if cfg.output_dir:
+            opened.enter_context(locked(cfg.output_dir))
+        state, logs, savers = open_runs(runs, [of_seed for _, of_seed in started], about, opened)
         del started, params  # with the bases that lie elsewhere than that of all
-        writer = None
+        writer, saves = None, Saves(cfg, savers, lambda state, i: alone(state, i, runs))
         if cfg.resume and cfg.progress:
             print(f"resuming {cfg.output_dir} from step {int(state.step)} of {cfg.num_updates}", flush=True)
         if cfg.output_dir:
             how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(state.step), progress=cfg.progress)
             writer = opened.enter_context(MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **how))
-        results = run_seeds(runs, state, items, env, eval_items, logs, writer, saved)
-    for of_seed, result in zip(cfgs, results, strict=True):
-        if of_seed.output_dir and of_seed.save_models:
-            save_team(Path(of_seed.output_dir) / "models", team, policies(result.state))
+        results = run_seeds(runs, state, items, env, eval_items, logs, writer, saves)
+        for i, (of_seed, result) in enumerate(zip(cfgs, results, strict=True)):
+            if of_seed.output_dir and of_seed.save_models and not result.interrupted:
+                unsaved = write_models(of_seed, team, result.state)
+                results[i] = result._replace(unsaved=unsaved or result.unsaved)
     return results
 
 
@@ -103,6 +116,8 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
             f"algorithm={cfg.algorithm!r} learns from pairs in rounds, and runs are trained together only by rows on rollouts "
             "(magrpo, ippo, c3, …): call train once a seed"
         )
+    if cfg.replay_rollout:
+        raise ValueError("replay_rollout makes the update of one run: leave seeds out, and set output_dir to that run's seed_N")
     if cfg.output_dir and checkpoints_of(cfg).exists():
         raise ValueError(
             f"output_dir={cfg.output_dir!r} holds the checkpoints of a single run, and runs of several seeds have theirs in "
@@ -122,33 +137,31 @@ def once(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None)
 
 
 def open_runs(
-    runs: Runs, states: Sequence[TeamState], environment: dict, opened: contextlib.ExitStack
+    runs: Runs, states: Sequence[TeamState], about: dict[str, Any], opened: contextlib.ExitStack
 ) -> tuple[TeamState, list[RunLog], list[tuple[Checkpointer, dict]]]:
     """The state of all runs, which go on from the newest step that all have if they resume, and of each its log and, where it
     has them, its checkpoints with what they say of it. opened: closes them."""
-    cfg, critics = runs.cfgs[0], Team(runs.critics.specs)
-    about: dict[str, Any] = {"team": runs.team.describe(), "critics": critics.describe(), "environment": environment}
+    cfg = runs.cfgs[0]
     step = common_step(runs.cfgs) if cfg.resume else None
     if cfg.output_dir and not cfg.resume:
         set_aside(str(Path(cfg.output_dir).parent))
     pairs = zip(runs.cfgs, states, strict=True)
     each = [opened.enter_context(open_run(c, state, about, None, step)) for c, state in pairs]
-    logs = [RunLog(runs.team, c, writer) for c, (*_, writer) in zip(runs.cfgs, each, strict=True)]
-    saved = [(saver, meta) for _, saver, meta, _ in each if saver]
-    return together([state for state, *_ in each], runs), logs, saved
+    logs = [RunLog(runs.team, c, run.writer) for c, run in zip(runs.cfgs, each, strict=True)]
+    return together([run.state for run in each], runs), logs, [saver for run in each for saver in run.savers]
 
 
 def common_step(cfgs: Sequence[TrainConfig]) -> int:
-    """The newest step of which all runs have a checkpoint: a run that was killed may have saved some of them only."""
-    steps = {}
-    for cfg in cfgs:
-        with Checkpointer(checkpoints_of(cfg), read_only=True) as saved:
-            steps[cfg.output_dir] = saved.steps()
-    common = set.intersection(*map(set, steps.values()))
-    if not common:
-        told = ", ".join(f"{name}: {found}" for name, found in steps.items())
-        raise ValueError(f"the runs have no checkpoint of one step in common ({told}): resume them one by one with train")
-    return max(common)
+    """The newest step of which all runs have a checkpoint that is whole: where they were killed, only some may have been saved.
+    Damaged ones are set aside."""
+    with contextlib.ExitStack() as opened:
+        savers = [opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.save_total_limit)) for cfg in cfgs]
+        common = set.intersection(*(set(saver.steps()) for saver in savers))
+        for step in sorted(common, reverse=True):
+            if all([saver.is_intact(step, cfgs[0].strict_checkpoints) for saver in savers]):
+                return step
+        told = ", ".join(f"{cfg.output_dir}: {saver.steps()}" for cfg, saver in zip(cfgs, savers, strict=True))
+    raise ValueError(f"the runs have no checkpoint of one step in common ({told}): resume them one by one with train")
 
 
 def run_seeds(
@@ -159,9 +172,9 @@ def run_seeds(
     eval_items: Sequence[dict],
     logs: Sequence[RunLog],
     writer: MetricsWriter | None,
-    saved: Sequence[tuple[Checkpointer, dict]],
+    saves: Saves,
 ) -> list[TrainResult]:
-    """The loop from `state` on, as `train.run` for one run. saved: of each run its checkpoints and what they say of it."""
+    """The loop from `state` on, as `train.run` for one run."""
     team, cfg, first = runs.team, runs.cfgs[0], int(state.step)
     cfgs = [dataclasses.replace(c, overlap_rewards=False) for c in runs.cfgs]  # all of them ask one environment
     log = SeedsLog(runs, logs, writer)
@@ -178,12 +191,12 @@ def run_seeds(
                 check_valid(rollout)
         played = time.monotonic()
         state, learned = update_together(runs, state, rollouts)
-        return state, partial(log.step, step, rollouts, learned, played)
+        return state, partial(log.step, step, rollouts, learned, played, [of() for of in tasks])
 
-    state, before, after = loop(state, cfg, log, saved, None, advance, evaluated if eval_items else None)
-    evaluations = zip(before or [None] * len(cfgs), after or [None] * len(cfgs), strict=True)
+    done = loop(state, cfg, log, saves, advance, evaluated if eval_items else None)
+    evaluations = zip(done.before or [None] * len(cfgs), done.after or [None] * len(cfgs), strict=True)
     return [
-        TrainResult(alone(state, i, runs), of_run.rewards, *of)
+        TrainResult(alone(done.state, i, runs), of_run.rewards, *of, done.interrupted, done.unsaved)
         for i, (of_run, of) in enumerate(zip(logs, evaluations, strict=True))
     ]
 
@@ -195,19 +208,19 @@ class SeedsLog(StepLog):
         super().__init__(runs.team, runs.cfgs[0], writer)
         self.runs, self.logs = runs, logs
 
-    def step(self, step: int, rollouts: Sequence[Rollout], learned: list, at: float) -> None:
-        """As of `RunLog`."""
+    def step(self, step: int, rollouts: Sequence[Rollout], learned: list, at: float, tasks: Sequence[Sequence[dict]]) -> None:
+        """As of `RunLog`, of each run."""
         self.flush()
-        self.keep(step, rollouts, learned, at)
+        self.keep(step, rollouts, learned, at, tasks)
 
     def flush(self) -> None:
         if self._pending is None:
             return
-        (step, rollouts, learned, at), self._pending = self._pending, None
+        (step, rollouts, learned, at, tasks), self._pending = self._pending, None
         learned = jax.device_get(learned)
         for i, (log, rollout) in enumerate(zip(self.logs, rollouts, strict=True)):
-            log.step(step, rollout, [of_run(metrics, i, len(self.logs)) for metrics in learned], at)
-            log.traced = self.traced
+            log.step(step, rollout, [of_run(metrics, i, len(self.logs)) for metrics in learned], at, tasks[i])
+            log.traced, log.failed_saves = self.traced, self.failed_saves
         rows = [log.flush() for log in self.logs]
         if self.writer:
             self.writer.write(step, over_runs([row for row in rows if row is not None]))
@@ -215,19 +228,17 @@ class SeedsLog(StepLog):
     def evaluation(self, updates: int, results: list[Evaluation], began: float) -> None:
         for log, result in zip(self.logs, results, strict=True):
             log.evaluation(updates, result, began)
-        if self.writer:
+        if self.writer and updates not in self.writer.evaluated:
             rows = [numbers(result) for result in results]
             found = [{name: x for name, x in row.items() if not name.endswith("_ci95")} for row in rows]
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | over_runs(found))
 
-    def save(self, saved: Sequence[tuple[Checkpointer, dict]], step: int, state: TeamState, meta: None, last: bool) -> None:
-        """Checkpoint each run; also where none is due, because that tells of saves that failed."""
-        del meta  # each has its own
-        due = last or step % self.cfg.save_every == 0
-        if due:
-            self.flush()
-        for i, (log, (saver, about)) in enumerate(zip(self.logs, saved, strict=True)):
-            log.save(saver, step, alone(state, i, self.runs) if due else None, about, last)
+    def was_evaluated(self, updates: int) -> bool:
+        return super().was_evaluated(updates) and all(log.was_evaluated(updates) for log in self.logs)
+
+    def stop_if_not_finite(self) -> None:
+        for log in self.logs:
+            log.stop_if_not_finite()
 
 
 def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Settings of episodes and of preferences, and how a bad one is refused. `config` joins them to those of a run."""
+"""Settings of episodes, of preferences and of files, and how a bad one is refused. `config` joins them to those of a run."""
 
 from __future__ import annotations
 
@@ -184,3 +184,56 @@ NEEDS = {  # a setting -> the setting and its values that it is for
     "replay_k": ("replay", ("nearest_k",)),
     "replay_lambda": ("replay", ("lambda_decay",)),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What a run writes to its directory, and how it goes on from there."""
+
+    output_dir: str = ""
+    """Where metrics, checkpoints and final models go; empty: nothing is written."""
+    resume: bool = False
+    """Go on from the newest checkpoint in output_dir."""
+    strict_checkpoints: bool = False
+    """Refuse to resume where the newest checkpoint is damaged; else it is set aside and the one before is used."""
+    allow_changed: str | None = None
+    """Resume although these are not what they were, separated by commas: data, reward."""
+    save_every: int | None = None
+    """Updates between checkpoints in output_dir; None: by time, see save_minutes; 0: none. Where they are made, one is made at
+    the end too, and where the run is interrupted or fails."""
+    save_minutes: float = 3.0
+    """Minutes between checkpoints where save_every is None, or 20 times what the last one took, whichever is more."""
+    save_total_limit: int = 2
+    """Checkpoints kept."""
+    stop_after_nonfinite: int = 3
+    """Stop with an error after so many updates in a row in which an agent's loss or gradient was not finite or no reward was
+    valid; 0: never."""
+    replay_rollout: str = ""
+    """Make the one update of this file alone, such as the failed_update_N.pkl of a run that stopped, and print what it
+    measures; with resume on the weights of the newest checkpoint."""
+    save_models: bool = True
+    """Write the trained agents to output_dir/models at the end: all weights of each, with LoRA merged and as an adapter."""
+
+    def __post_init__(self):
+        for name in ("resume", "save_every"):
+            check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
+        check(
+            "save_every", self.save_every, self.save_every is None or self.save_every >= 0, ">= 0 (0 is off), or None: by time"
+        )
+        check("save_minutes", self.save_minutes, self.save_minutes >= 0, ">= 0")
+        unknown = [name for name in self.changes_allowed if name not in MAY_BE_ALLOWED]
+        check("allow_changed", self.allow_changed, not unknown, f"some of {','.join(MAY_BE_ALLOWED)}")
+        check("save_total_limit", self.save_total_limit, self.save_total_limit >= 1, ">= 1")
+        check("stop_after_nonfinite", self.stop_after_nonfinite, self.stop_after_nonfinite >= 0, ">= 0 (0 is off)")
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run makes checkpoints."""
+        return bool(self.output_dir) and self.save_every != 0
+
+    @property
+    def changes_allowed(self) -> list[str]:
+        return [name.strip() for name in (self.allow_changed or "").split(",") if name.strip()]
+
+
+MAY_BE_ALLOWED = ("data", "reward")

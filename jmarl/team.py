@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,14 +173,34 @@ def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
 
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
     """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...]. With LoRA the
-    adapters are merged into the weights, and lie beside them for `peft` in `agent_0/adapter/`, …"""
-    for spec, stacked in zip(team.stacks, params, strict=True):
-        rank, alpha, _ = describe(stacked)
-        for a, roles in enumerate(spec.members):
-            of_agent = jax.device_get(unstack(stacked, a))
-            merged = merge(spec.config, of_agent)
-            for agent in roles:
-                where = Path(directory) / f"agent_{agent}"
-                save_pretrained(where, spec.config, merged, spec.tokenizer)
-                if rank:
-                    save_adapter(where / "adapter", of_agent, alpha)
+    adapters are merged into the weights, and lie beside them for `peft` in `agent_0/adapter/`, …
+
+    All agents are written under other names first, so that a full disk leaves no part of a model and none of an older one is
+    lost: then `OSError` is raised, and what was there is as it was."""
+    root, written = Path(directory), list[tuple[Path, Path]]()
+    try:
+        for spec, stacked in zip(team.stacks, params, strict=True):
+            rank, alpha, _ = describe(stacked)
+            for a, roles in enumerate(spec.members):
+                of_agent = jax.device_get(unstack(stacked, a))
+                merged = merge(spec.config, of_agent)
+                for agent in roles:
+                    final, where = root / f"agent_{agent}", root / f"agent_{agent}.saving"
+                    written.append((where, final))
+                    shutil.rmtree(where, ignore_errors=True)  # of a save that was killed
+                    save_pretrained(where, spec.config, merged, spec.tokenizer)
+                    if rank:
+                        save_adapter(where / "adapter", of_agent, alpha)
+    except BaseException:
+        for where, _ in written:
+            shutil.rmtree(where, ignore_errors=True)  # may be there only in part
+        raise
+    for where, final in written:
+        if final.exists():
+            old = final.with_name(f"{final.name}.old")
+            shutil.rmtree(old, ignore_errors=True)  # of a save that was killed
+            final.rename(old)
+            where.rename(final)
+            shutil.rmtree(old)
+        else:
+            where.rename(final)

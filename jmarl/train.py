@@ -12,17 +12,17 @@ Nothing but `TeamState` and the step number goes from one step to the next, so a
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jmarl import lora, sharding
+from jmarl import fingerprint, lora, sharding
 from jmarl.algorithms import (
     ALGORITHMS,
     GROUP_BASELINES,
@@ -33,25 +33,28 @@ from jmarl.algorithms import (
     makes_pairs,
     shares_critic,
 )
-from jmarl.checkpoint import Checkpointer
+from jmarl.batches import fetched
 from jmarl.config import TrainConfig
 from jmarl.core import SimulatedEnvironment
 from jmarl.critics import Critics, make_critics
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, describe, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
+from jmarl.failed_update import read_failed_update
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.learners import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
 from jmarl.lockstep import TextEnvironment, side_by_side
+from jmarl.loop import Advanced, loop
 from jmarl.objective import with_value_head
 from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
 from jmarl.rewards import RewardFunction
 from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
-from jmarl.rundir import check_directory, open_run
-from jmarl.runlog import Advanced, RunLog, TrainResult, loop
+from jmarl.rundir import check_directory, open_run, resume
+from jmarl.runlog import RunLog, TrainResult, mean_return, update_metrics
+from jmarl.saving import Saves, write_models
 from jmarl.stack import map_own, unstack
 from jmarl.step import check_valid, play_step, tasks_at, update
-from jmarl.team import Team, policies, save_team
+from jmarl.team import Team, bases, without_gradients
 from jmarl.types import TeamState
 from jmarl.update import init_stack
 from jmarl.weights import Agent
@@ -95,16 +98,36 @@ def train(
     if rounds is not None and row.learned:
         policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), cfg)
     critics, state = start(team, params, policy, critic)
-    about = {"team": team.describe(), "critics": Team(critics.specs).describe(), "environment": describe(env)}
-    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
+    about = {
+        "team": team.describe(),
+        "critics": Team(critics.specs).describe(),
+        "environment": describe(env),
+        "data": fingerprint.of_data(items),
+        "reward": fingerprint.of_reward(env),
+    }
+    if cfg.replay_rollout:
+        return replay(team, critics, state, about, policy)
+    with open_run(cfg, state, about, wandb_config) as opened:
+        saves, state = Saves(cfg, opened.savers), opened.state
         if rounds is None or rewarder is not None:
-            log = RunLog(team, cfg, writer)
-            result = run(team, critics, state, items, policy, log, saver, meta, eval_items, env, rewarder)
+            log = RunLog(team, cfg, opened.writer)
+            result = run(team, critics, state, items, policy, log, saves, eval_items, env, rewarder)
         else:
-            result = run_rounds(team, state, rounds, cfg, RoundLog(team, cfg, writer), saver, meta, eval_items)
-    if cfg.output_dir and cfg.save_models:
-        save_team(Path(cfg.output_dir) / "models", team, policies(result.state))
+            result = run_rounds(team, state, rounds, cfg, RoundLog(team, cfg, opened.writer), saves, eval_items)
+        if cfg.output_dir and cfg.save_models and not result.interrupted:
+            result = result._replace(unsaved=write_models(cfg, team, result.state) or result.unsaved)
     return result
+
+
+def replay(team: Team, critics: Critics, state: TeamState, about: dict[str, Any], cfg: TrainConfig) -> TrainResult:
+    """Make the one update of a file (`replay_rollout`) and print what it measures; nothing is written. cfg: of the policy."""
+    failed = read_failed_update(cfg)
+    if cfg.resume:
+        state = resume(cfg, state, {"config": dataclasses.asdict(cfg), **about, "bases": bases(state)})
+    state = state._replace(step=jnp.full_like(state.step, failed.step))  # its random keys
+    state, learned = update(team, critics, state, failed.data, cfg)
+    print(json.dumps({"step": failed.step} | update_metrics(team, fetched(learned)), indent=1), flush=True)
+    return TrainResult(without_gradients(state), [mean_return(failed.data)], None, None)
 
 
 def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Critics, TeamState]:
@@ -146,8 +169,7 @@ def run(
     items: Sequence[dict],
     cfg: TrainConfig,
     log: RunLog,
-    saver: Checkpointer | None,
-    meta: dict,
+    saves: Saves,
     eval_items: Sequence[dict],
     env: Environment,
     rewarder: LearnedRounds | None = None,
@@ -157,14 +179,14 @@ def run(
     first = int(state.step)
     if first < cfg.num_updates:
         compile_all(programs_of_run(team, critics, state, tasks_at(items, cfg, first), eval_items, task, cfg))
-    if rewarder is not None:
-        rewarder.resume(first)
 
     def evaluated(state: TeamState) -> Evaluation:
         return evaluate(team, [lora.model_of(s) for s in state.stacks], eval_items, task, cfg)
 
     def advance(step: int, state: TeamState) -> Advanced:
         if rewarder is not None:
+            if step == first:
+                rewarder.resume(first)
             log.about(rewarder.begin(step, state))
         tasks = partial(tasks_at, items, cfg, step)
         rollout = play_step(team, state, tasks(), env, cfg, step, tasks)
@@ -172,10 +194,10 @@ def run(
             check_valid(rollout)
         played = time.monotonic()  # before the update, for which the call below may wait or not
         state, learned = update(team, critics, state, rollout, cfg)
-        return state, partial(log.step, step, rollout, learned, played)
+        return state, partial(log.step, step, rollout, learned, played, tasks())
 
-    state, before, after = loop(state, cfg, log, saver, meta, advance, evaluated if eval_items else None)
-    return TrainResult(state, log.rewards, before, after)
+    done = loop(state, cfg, log, saves, advance, evaluated if eval_items else None)
+    return TrainResult(done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
 
 
 def check_settings(cfg: TrainConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from jmarl.checkpoint import Checkpointer, CheckpointError
 WRITER = """
 import sys, numpy as np, jax.numpy as jnp
 from jmarl.checkpoint import Checkpointer
-ckpt = Checkpointer(sys.argv[1], keep=2)
+ckpt = Checkpointer(sys.argv[1])
 step = (ckpt.latest_step() or 0) + 1
 while True:
     state = {"w": jnp.full((256, 1024), step, jnp.float32), "step": jnp.int32(step)}
@@ -97,18 +98,19 @@ def test_the_state_may_be_donated_right_after_save(tmp_path):
             assert (restored.min(), restored.max()) == (step, step)
 
 
-def test_every_keep_force_and_repeated_steps(tmp_path):
-    with Checkpointer(tmp_path, every=5, keep=2) as ckpt:
-        started = [step for step in range(1, 18) if ckpt.save(step, {"x": jnp.float32(step)}, {"step": step})]
-        assert started == [5, 10, 15]
-        assert ckpt.save(17, {"x": jnp.float32(17)}, {}, force=True)
+def test_the_newest_steps_are_kept_and_none_is_saved_twice(tmp_path):
+    with Checkpointer(tmp_path, keep=2) as ckpt:
+        for step in (5, 10, 15, 17):
+            assert ckpt.save(step, {"x": jnp.float32(step)}, {"step": step})
         ckpt.wait()
         assert ckpt.steps() == [15, 17]
-        assert not ckpt.save(17, {"x": jnp.float32(99)}, {}, force=True)
+        assert not ckpt.save(17, {"x": jnp.float32(99)}, {})
         assert ckpt.restore({"x": jnp.float32(0)})[0]["x"] == 17
         assert ckpt.read_meta(15) == ({"step": 15}, 15)
         with pytest.raises(CheckpointError, match="step 3 is older than step 17"):
-            ckpt.save(3, {"x": jnp.float32(3)}, {}, force=True)
+            ckpt.save(3, {"x": jnp.float32(3)}, {})
+        ckpt.set_aside(17, "later")
+        assert ckpt.save(16, {"x": jnp.float32(3)}, {})
 
 
 def test_a_step_is_listed_only_when_it_is_complete(tmp_path):
@@ -166,8 +168,8 @@ def test_errors_at_construction(tmp_path):
         Checkpointer(tmp_path / "file" / "checkpoints")
     with pytest.raises(CheckpointError, match="does not exist"):
         Checkpointer(tmp_path / "missing", read_only=True)
-    with pytest.raises(ValueError, match="every=0"):
-        Checkpointer(tmp_path, every=0)
+    with pytest.raises(ValueError, match="keep=0"):
+        Checkpointer(tmp_path, keep=0)
 
 
 def test_a_missing_step_lists_the_others(tmp_path):
@@ -182,7 +184,7 @@ def test_a_missing_step_lists_the_others(tmp_path):
 def test_leftovers_are_ignored_cleaned_and_logged_but_not_by_a_reader(tmp_path, caplog):
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"a": jnp.ones(1)}, {})
-    leftover = tmp_path / "5.orbax-checkpoint-tmp"
+    leftover = tmp_path / "5.saving"
     (leftover / "state.orbax-checkpoint-tmp").mkdir(parents=True)
     with Checkpointer(tmp_path, read_only=True) as reader:
         assert reader.latest_step() == 1 and reader.restore({"a": jnp.zeros(1)})[0]["a"] == 1
@@ -194,19 +196,19 @@ def test_leftovers_are_ignored_cleaned_and_logged_but_not_by_a_reader(tmp_path, 
         assert ckpt.save(2, {"a": jnp.ones(1)}, {})
         ckpt.wait()
     assert not leftover.exists() and sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
-    assert "5.orbax-checkpoint-tmp" in caplog.text
+    assert "5.saving" in caplog.text
 
 
 def test_a_failed_background_save_is_reported_one_step_later_and_can_be_retried(tmp_path, full_disk):
     state = {"x": jnp.asarray(np.random.default_rng(0).standard_normal(1_000_000), jnp.float32)}  # does not compress
-    ckpt = Checkpointer(tmp_path, every=10, keep=2)
+    ckpt = Checkpointer(tmp_path)
     assert ckpt.save(10, state, {}) and ckpt.save(20, state, {})
     ckpt.wait()
     deadline = time.monotonic() + 20
     with full_disk(1_000_000), pytest.raises(CheckpointError, match="step 30 was not saved .*complete step: 20"):
         assert ckpt.save(30, state, {})
         while time.monotonic() < deadline:  # the training steps after it
-            ckpt.save(31, state, {})
+            ckpt.check()
             time.sleep(0.01)
     assert ckpt.steps() == [10, 20] and bits(ckpt.restore(state)[0]) == bits(state)
     assert ckpt.save(40, state, {})
@@ -214,28 +216,73 @@ def test_a_failed_background_save_is_reported_one_step_later_and_can_be_retried(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["20", "40"]
 
 
-def test_a_damaged_step_is_an_error_that_names_the_others(tmp_path):
-    with Checkpointer(tmp_path) as ckpt:
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def damage(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "delete":
+        path.unlink()
+    elif how == "truncate":
+        path.write_bytes(content[:-1])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    """A directory with steps 1 and 2."""
+    directory = tmp_path_factory.mktemp("two")
+    with Checkpointer(directory) as ckpt:
         for step in (1, 2):
-            ckpt.save(step, {"a": jnp.full(3, step)}, {})
-    for file in (tmp_path / "2" / "state").rglob("*"):
-        if file.is_file():
-            file.write_bytes(b"")
-    with Checkpointer(tmp_path) as ckpt:
-        with pytest.raises(CheckpointError, match=r"step 2 in .* cannot be read.*Other steps there: \[1\]"):
-            ckpt.restore({"a": jnp.zeros(3, jnp.int32)})
-        assert ckpt.restore({"a": jnp.zeros(3, jnp.int32)}, 1)[2] == 1
+            ckpt.save(step, make_state(seed=step), {"step": step})
+    return directory
 
 
-def test_a_half_deleted_old_step_does_not_stop_the_start(tmp_path):
+@pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
+def test_any_damaged_file_of_the_newest_step_is_named_and_the_step_before_is_used(two_steps, tmp_path, how, caplog):
+    """Each file in turn, also the manifest itself. The damaged step is set aside, and an older one may be saved again."""
+    names = [path.relative_to(two_steps / "2") for path in files_of(two_steps / "2")]
+    assert len(names) > 8
+    for i, name in enumerate(names):
+        directory = Path(shutil.copytree(two_steps, tmp_path / str(i)))
+        damage(directory / "2" / name, how)
+        with Checkpointer(directory, read_only=True) as reader:
+            assert str(name) in (reader.damage(2) or "") and reader.damage(1) is None
+            with pytest.raises(CheckpointError, match=f"step 2 in .* is damaged: {name} .*Other steps there: \\[1\\]"):
+                reader.newest_intact(strict=True)
+            assert reader.restore(make_state())[2] == 1 and reader.steps() == [1, 2]
+        caplog.clear()
+        with Checkpointer(directory) as ckpt:
+            restored, meta, step = ckpt.restore(make_state())
+            assert (step, meta, ckpt.steps()) == (1, {"step": 1}, [1]) and bits(restored) == bits(make_state(seed=1))
+            assert str(name) in caplog.text and (directory / "2.damaged").is_dir()
+            assert ckpt.save(2, make_state(seed=2), {})
+        with Checkpointer(directory) as ckpt:
+            assert bits(ckpt.restore(make_state())[0]) == bits(make_state(seed=2))
+
+
+def test_a_damaged_step_that_is_asked_for_is_an_error(two_steps, tmp_path):
+    directory = Path(shutil.copytree(two_steps, tmp_path / "copy"))
+    damage(directory / "2" / "meta.json", "flip")
+    with Checkpointer(directory) as ckpt:
+        with pytest.raises(
+            CheckpointError, match=r"step 2 in .* cannot be read: meta.json has other bytes.*steps there: \[1\]"
+        ):
+            ckpt.restore(make_state(), 2)
+        assert ckpt.restore(make_state(), 1)[2] == 1
+
+
+def test_a_deletion_that_was_interrupted_leaves_no_step(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
         for step in (1, 2):
             ckpt.save(step, {"a": jnp.ones(3)}, {})
-    for file in (tmp_path / "1").rglob("*"):
-        if file.is_file():
-            file.unlink()
+    (tmp_path / "1").rename(tmp_path / "1.deleting")
+    (tmp_path / "1.deleting" / "manifest.json").unlink()
     with Checkpointer(tmp_path, keep=1) as ckpt:
-        assert ckpt.restore({"a": jnp.ones(3)})[2] == 2
+        assert ckpt.steps() == [2] and ckpt.restore({"a": jnp.ones(3)})[2] == 2
         assert ckpt.save(3, {"a": jnp.ones(3)}, {})
     assert [p.name for p in tmp_path.iterdir()] == ["3"]
 
@@ -263,7 +310,7 @@ def test_sigkill_loses_no_step_that_was_reported_as_saved(tmp_path, kills):
         complete = [int(line) for line in lines if line.strip()]
         assert complete, "the writer did not start"
         reported = complete[-1]
-        with Checkpointer(tmp_path, keep=2) as ckpt:
+        with Checkpointer(tmp_path) as ckpt:
             state, meta, step = ckpt.restore(like)
             assert step >= reported
             assert meta["step"] == step == int(state["step"])

@@ -30,6 +30,10 @@ LAYERS = [
         "core",
         "lockstep",
         "pool",
+        "manifest",
+        "lock",
+        "interrupt",
+        "fingerprint",
         "chat_api",
         "hf_format",
         "gguf_weights",
@@ -48,11 +52,12 @@ LAYERS = [
         "critics",
         "probes",
         "checkpoint",
+        "failed_update",
         "dynamic",
     }
     | {"learners", "preferences", "comparators", "counterfactual", "step", "runs", "text_model"},
-    {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"}
-    | {"crossplay", "demonstrations", "seeds"},
+    {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "loop", "saving", "evaluate", "trainers"}
+    | {"crossplay", "demonstrations", "seeds", "utils"},
     {""},  # jmarl/__init__.py
 ]
 SIDEWAYS = {
@@ -85,15 +90,16 @@ SIDEWAYS = {
     "preferences": {"generate", "objective", "offline_objective", "team"},
     "runlog": {"evaluate"},
     "demonstrations": {"fit"},
-    "fit": {"rundir", "runlog"},
+    "loop": {"runlog", "saving"},
+    "fit": {"loop", "rundir", "runlog", "saving"},
     "comparators": {"generate", "preferences", "rollout", "team"},
-    "rounds": {"evaluate", "fit", "runlog"},
+    "rounds": {"evaluate", "fit", "loop", "runlog", "saving"},
     "learned_reward": {"fit", "rounds", "rundir"},
     "text_model": {"generate", "team"},
     "step": {"critics", "dynamic", "generate", "learners", "rollout", "team"},
     "runs": {"critics", "generate", "rollout", "step", "team"},
-    "seeds": {"train", "evaluate", "rundir", "runlog"},
-    "train": {"rounds", "learned_reward", "evaluate", "programs", "rundir", "runlog"},
+    "seeds": {"train", "evaluate", "loop", "rundir", "runlog", "saving"},
+    "train": {"rounds", "learned_reward", "evaluate", "loop", "programs", "rundir", "runlog", "saving"},
     "trainers": {"train", "fit", "evaluate", "trainers"},
     "utils": {"utils"},
 }
@@ -113,7 +119,8 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment",
-    "core", "lockstep", "pool", "chat_api", "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
+    "core", "lockstep", "pool", "chat_api", "manifest", "lock", "interrupt", "fingerprint",
+    "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"order", "config", "settings", "models.config"}

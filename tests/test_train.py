@@ -24,9 +24,10 @@ import pytest
 from jmarl import advantages, algorithms, losses, weights
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
+from jmarl.manifest import write_manifest
 from jmarl.order import tasks_of
 from jmarl.rewards import RewardError, make_reward
-from jmarl.runlog import StepLog
+from jmarl.saving import Saves
 from jmarl.team import init_state, make_team, without_gradients
 from jmarl.train import train
 from jmarl.types import TRACES
@@ -154,11 +155,6 @@ def test_a_changed_team_is_refused(runs, tiny_dir):
         train(*make_team([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
 
 
-def test_a_new_run_refuses_a_directory_with_checkpoints(runs, directories):
-    done = start(directories, runs[0])
-    assert done.returncode != 0 and "already holds checkpoints up to step 20" in done.stderr
-
-
 def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, full_disk):
     """The disk is full from the last update until its checkpoint is told of. The run ends, its models are written, and the
     checkpoint before is there."""
@@ -190,16 +186,16 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
 
 def test_a_save_that_failed_does_not_cost_the_next_one(pair, tmp_path, full_disk):
     """The disk is full in the first of two saves, of which nobody has asked how it ended when the second begins."""
-    team, _ = make_team(pair)
-    log, state = StepLog(team, TrainConfig(**BASE), None), {"x": np.random.default_rng(0).standard_normal(1_000_000)}
-    with Checkpointer(tmp_path) as saver:
-        with full_disk(1_000_000):
-            log.save(saver, 1, state, {}, last=False)
-            while saver._manager.is_saving_in_progress():
+    state, cfg = init_state(make_team(pair)[1], TrainConfig(**BASE).learning()), TrainConfig(output_dir=str(tmp_path))
+    with Checkpointer(tmp_path / "checkpoints") as saver:
+        saves = Saves(cfg, [(saver, {})])
+        with full_disk(20_000):
+            saves.save(1, state)
+            while saver._thread.is_alive():
                 time.sleep(0.01)
         with pytest.warns(UserWarning, match="step 1 was not saved"):
-            log.save(saver, 2, state, {}, last=True)
-        assert saver.steps() == [2] and log.failed_saves == 1
+            saves.save(2, state)
+        assert saves.finish(2) == "" and saver.steps() == [2] and saves.failed == 1
 
 
 # --- the order of tasks --------------------------------------------------------------------------------------------------
@@ -370,9 +366,9 @@ def test_a_loss_that_is_no_number_is_told_once(pair, monkeypatch, tmp_path):
     with pytest.warns(
         UserWarning, match="update 0.*: a loss or gradient is not finite, .*agent_0/skipped, agent_1/skipped"
     ) as told:
-        result, _ = run(pair, algorithm="mine", num_updates=3, output_dir=str(tmp_path))
+        result, _ = run(pair, algorithm="mine", output_dir=str(tmp_path))
     assert len(told) == 1
-    assert rows_of(tmp_path)[-1]["agent_1/skipped"] == 3
+    assert rows_of(tmp_path)[-1]["agent_1/skipped"] == 2
     jax.tree.map(np.testing.assert_array_equal, params_of(result), jax.device_get(make_team(pair)[1][0]))
 
 
@@ -404,12 +400,12 @@ def test_what_the_log_says_of_an_update_breaks_off_behind_it(pair, tmp_path):
 
 
 def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path):
-    """It goes on from the checkpoint before: its log has every evaluation."""
+    """It goes on from the checkpoint that was made before the evaluation: its log has every one."""
 
     def reward(broken):
         def breaks(a, b, batch_items):
             calls.append(batch_items[0]["prompt"])
-            if broken and calls.count("held out") == 3:
+            if calls.count("held out") == broken:
                 raise OSError("no service")
             return share_of_e(a, b)
 
@@ -419,10 +415,11 @@ def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path):
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
     how = dict(num_updates=4, eval_every=2, eval_generations=2, save_every=1, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
-        train(*make_team(pair), reward(True), items, TrainConfig(**BASE | how), eval_items=held_out)
+        train(*make_team(pair), reward(3), items, TrainConfig(**BASE | how), eval_items=held_out)
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
-        assert saved.latest_step() == 3
-    train(*make_team(pair), reward(False), items, TrainConfig(**BASE | how, resume=True), eval_items=held_out)
+        assert saved.latest_step() == 4, "the evaluation is that of the end"
+    result = train(*make_team(pair), reward(0), items, TrainConfig(**BASE | how, resume=True), eval_items=held_out)
+    assert result.after is not None and result.rewards == []
     assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
 
@@ -441,7 +438,7 @@ def test_a_run_that_breaks_off_goes_on_from_its_last_update(pair, tmp_path, erro
         run(pair, breaking(3, error), output_dir=str(tmp_path / "broken"), **saving)
     with Checkpointer(tmp_path / "broken" / "checkpoints", read_only=True) as saved:
         assert saved.steps() == [2]
-    rest, _ = run(pair, share_of_e, output_dir=str(tmp_path / "broken"), resume=True, **saving)
+    rest, _ = run(pair, share_of_e, output_dir=str(tmp_path / "broken"), resume=True, allow_changed="reward", **saving)
     jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
     assert rest.rewards == whole.rewards[2:] and [row["step"] for row in rows_of(tmp_path / "broken")] == [0, 1, 2, 3]
     with pytest.raises(raised):
@@ -475,10 +472,11 @@ def test_an_earlier_run_is_set_aside(pair, tmp_path, caplog):
     directory = tmp_path / "run"
     for _ in range(3):
         run(pair, output_dir=str(directory), num_updates=1)
-    assert "held an earlier run; its metrics and models are now in" in caplog.text
+    assert "held an earlier run; its metrics, checkpoints and models are now in" in caplog.text
     assert sorted(p.name for p in directory.glob("earlier_*")) == ["earlier_1", "earlier_2"]
     for place in (directory, directory / "earlier_1", directory / "earlier_2"):
-        assert len(rows_of(place)) == 1 and len(list(place.glob("events*"))) == 1 and (place / "models" / "agent_1").is_dir()
+        assert len(rows_of(place)) == 1 and len(list(place.glob("events*"))) == 1
+        assert (place / "models" / "agent_1").is_dir() and (place / "checkpoints" / "1").is_dir()
 
 
 def test_a_resumed_run_says_where_it_begins_and_what_changed(pair, tmp_path, capsys):
@@ -491,10 +489,12 @@ def test_a_resumed_run_says_where_it_begins_and_what_changed(pair, tmp_path, cap
 def test_a_run_goes_on_that_is_older_than_a_setting(pair, tmp_path):
     """Its checkpoint does not know the setting: it had what is the default now. And what changes no number may change."""
     run(pair, output_dir=str(tmp_path), num_updates=1, save_every=1)
-    [meta] = (tmp_path / "checkpoints" / "1" / "meta").glob("metadata")
-    content = json.loads(meta.read_text())
+    folder = tmp_path / "checkpoints" / "1"
+    content = json.loads((folder / "meta.json").read_text())
     assert content["meta"]["config"].pop("importance_level") == "token"
-    meta.write_text(json.dumps(content))
+    (folder / "meta.json").write_text(json.dumps(content))
+    (folder / "manifest.json").unlink()
+    write_manifest(folder)
     with pytest.raises(ValueError, match="importance_level: 'token' -> 'sequence'"):
         run(pair, output_dir=str(tmp_path), save_every=1, resume=True, importance_cap=2.0, importance_level="sequence")
     result, _ = run(pair, output_dir=str(tmp_path), save_every=1, resume=True, overlap_rewards=False)

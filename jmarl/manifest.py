@@ -1,0 +1,76 @@
+"""The manifest of a folder: size and SHA-256 of every file, so that a damaged file is found and named.
+
+It is written last, into the folder that it describes, and holds a digest of itself. Left out: repairing anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of all files below `folder`. Every file is on the disk when this returns, not only in its cache."""
+    files = {str(path.relative_to(folder)): _describe(path, sync=True) for path in _files(folder)}
+    with (folder / NAME).open("w", encoding="utf-8") as file:
+        json.dump({"files": files, "sha256": _digest(files)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync_directory(directory)
+
+
+def find_damage(folder: Path) -> str | None:
+    """Name the first file that is not as the manifest says, and what is wrong with it; None where all are."""
+    try:
+        content = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        files: dict[str, list[Any]] = content["files"]
+        if content["sha256"] != _digest(files):
+            return f"{NAME} was changed after it was written"
+    except FileNotFoundError:
+        return f"{NAME} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{NAME} cannot be read ({error})"
+    for name, (size, digest) in files.items():
+        try:
+            now = _describe(folder / name)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error})"
+        if now[0] != size:
+            return f"{name} has {now[0]} bytes where {size} were written"
+        if now[1] != digest:
+            return f"{name} has other bytes than were written"
+    return None
+
+
+def sync_directory(directory: Path) -> None:
+    """Put the names in a directory on the disk, so that a file renamed there is found after a power cut."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _describe(path: Path, sync: bool = False) -> list[Any]:
+    """Size and SHA-256. sync: wait until the file is on the disk."""
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]
+
+
+def _digest(files: Any) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
