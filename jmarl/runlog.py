@@ -7,6 +7,7 @@ and a sampling. The first row has compiling in place of an update.
 
 from __future__ import annotations
 
+import pickle
 import time
 import warnings
 from collections.abc import Sequence
@@ -112,8 +113,11 @@ class StepLog:
         if cfg.output_dir:
             data, about = self._learned_from(*self._failed)
             failed = FailedUpdate(step, cfg.seed, cfg.algorithm, data, self._why)
-            path = write_failed_update(failed, about, cfg.output_dir)
-            where = f". What update {step} learned from is in {path}; --replay-rollout {path} makes that update alone"
+            try:
+                path = write_failed_update(failed, about, cfg.output_dir)
+                where = f". What update {step} learned from is in {path}; --replay-rollout {path} makes that update alone"
+            except (OSError, pickle.PicklingError, TypeError, AttributeError) as error:  # a full disk; items of any kind
+                where = f". What update {step} learned from could not be written ({error!r})"
         raise NonFiniteError(
             f"stopped after update {step}: in the last {self._not_finite} updates {self._why}. The weights are as they were "
             f"before{where}. stop_after_nonfinite={limit} says when to stop"

@@ -6,6 +6,7 @@ The list with its numbers (F1 to F21) is in the README, "What survives what".
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -26,8 +27,10 @@ from jmarl.checkpoint import CheckpointError, saved_steps
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded, prompt_of
 from jmarl.failed_update import NonFiniteError
+from jmarl.fit import fit
 from jmarl.interrupt import interruptible
 from jmarl.lock import DirectoryInUse, locked
+from jmarl.pairs import Trajectory
 from jmarl.rewards import make_reward
 from jmarl.saving import Saves
 from jmarl.seeds import train_seeds
@@ -211,9 +214,9 @@ class Signalling:
         return first_words(a, b, batch_items, rng)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("plain", "learned reward")])
 def test_every_kind_of_run_is_interrupted_and_goes_on_bit_for_bit(tmp_path, kind):
-    """F2: adapters with dropout, several turns, critics and epochs, preferences in rounds, reward models, several seeds."""
+    """F2: adapters with dropout, several turns, critics and epochs, preferences in rounds, several seeds."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(kind, reward=Signalling(0), output_dir=str(whole))
     seeds = ("seed_0", "seed_1") if kind == "seeds" else ("",)
@@ -222,6 +225,17 @@ def test_every_kind_of_run_is_interrupted_and_goes_on_bit_for_bit(tmp_path, kind
     done = run(kind, reward=Signalling(0), output_dir=str(parts), resume=True)
     assert not done.interrupted
     assert_equal_runs(whole, parts, seeds=seeds)
+
+
+def test_a_reward_model_that_is_interrupted_goes_on_where_it_was(tmp_path, capsys):
+    """The signal comes while the pairs of the second round are made, so the fit of its reward model stops at once."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run("learned reward", reward=Signalling(0), output_dir=str(whole))
+    stopped = run("learned reward", reward=Signalling(7), output_dir=str(parts))
+    assert stopped.interrupted and saved_steps(parts / "checkpoints") == [3]
+    assert [saved_steps(parts / f"reward_model_{n}" / "checkpoints") for n in (0, 1)] == [[3], [0]]
+    run("learned reward", reward=Signalling(0), output_dir=str(parts), resume=True)
+    assert_equal_runs(whole, parts)
 
 
 def test_an_interrupted_run_returns_what_it_has_learned_and_leaves_the_handlers(tmp_path):
@@ -483,6 +497,24 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
     monkeypatch.setitem(algorithms.ALGORITHMS, "broken", algorithms.ALGORITHMS["magrpo"])
     run(algorithm="broken", output_dir=str(tmp_path), num_updates=20, replay_rollout=dump)
     assert json.loads(capsys.readouterr().out)["agent_0/grad_norm"] > 0, "it was the loss"
+
+
+def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
+    """F15: the weights have a NaN from the beginning."""
+    team, (params,) = make_team(random_agents("tiny", tokenizer(WORDS, spaced=True), 1, seed=0, width=32))
+    broken = params | {"embed": params["embed"].at[0, 0].set(np.nan)}
+    data = [Trajectory((item["prompt"],), ("red two",)) for item in ITEMS]
+    cfg = TrainConfig(algorithm="sft", num_updates=8, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
+    with (
+        pytest.warns(UserWarning, match="its step was left out"),
+        pytest.raises(NonFiniteError, match="stopped after update 2: .*failed_update_2.pkl"),
+    ):
+        fit(team, [jax.tree.map(jax.numpy.copy, broken)], data, cfg)
+    assert "red two" in json.loads((tmp_path / "failed_update_2.json").read_text(encoding="utf-8"))["texts"][0][0][0]
+    again = dataclasses.replace(cfg, output_dir="", replay_rollout=str(tmp_path / "failed_update_2.pkl"))
+    fit(team, [params], data, again)
+    row = json.loads(capsys.readouterr().out)
+    assert row["step"] == 2 and np.isfinite(row["agent_0/loss"]), "it was the weights"
 
 
 def test_a_run_may_be_told_not_to_stop(tmp_path):

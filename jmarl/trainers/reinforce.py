@@ -127,10 +127,10 @@ class MAGRPOTrainer:
         return [agent._replace(name=name) for agent, name in zip(agents_of(self.team, self.params), self._names, strict=True)]
 
     def train(self) -> TrainResult:
-        """Train as the settings say; afterwards the trainer holds the trained weights.
+        """Train as the settings say; afterwards the trainer holds the trained weights, also where it was interrupted.
 
-        A second call trains on from them, with a new optimiser, and sets the first one's metrics aside (`earlier_1`); where
-        the output directory holds checkpoints by then (save_every), it is refused.
+        A second call trains on from them, with a new optimiser, and moves what the first one wrote to `earlier_1`. After an
+        interruption it is refused, because the run has not ended: a trainer with resume=True goes on.
         """
         arguments = (self.team, self.params, self.env, self.items, self.config)
         models: dict[str, Any] = dict(critic=self.critic, reward_model=self.reward_model)
