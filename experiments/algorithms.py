@@ -8,6 +8,8 @@ averages tokens, settings that have another default than the config's, and the p
 
 from __future__ import annotations
 
+import tyro
+
 from jmarl.algorithms import ALGORITHMS, Algorithm
 
 ADVANTAGES = {
@@ -53,4 +55,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    tyro.cli(lambda: print(table()), description=__doc__)

@@ -126,7 +126,8 @@ def row(name: str, cfg: ListConfig) -> list[str]:
     env = text_environment(make(name))
     low, high = env.reward_range
     told = [f"`{name}`", ", ".join(env.roles), str(env.max_turns), f"{low:g} to {high:g}", source(env)]
-    told += [f"{speed(env):,.0f}"] * cfg.speed
+    if cfg.speed:
+        told.append(f"{speed(env):,.0f}")
     if cfg.fuzz:
         made, low, high = fuzzed(env, cfg.fuzz, cfg.seed)
         told.append(f"{made:,} made, rewards {low:.3g} to {high:.3g}")

@@ -5,6 +5,7 @@ The names below are loaded when they are first used, so `import jmarl` costs not
 """
 
 import importlib
+import logging
 from typing import Any
 
 _HOME = {
@@ -57,6 +58,9 @@ _HOME = {
     "load_pairs": "pairs",
     "load_trajectories": "pairs",
 }
+
+# transformers advises to install PyTorch when it is imported; its tokenizers, all that is used of it here, do without.
+logging.getLogger("transformers").addFilter(lambda record: not record.getMessage().startswith("PyTorch was not found"))
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,6 @@ gives them a value (`option`); one that a row has no use for is refused (`check_
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from jmarl.advantages import ESTIMATORS
 from jmarl.config import CHOICES
 from jmarl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
+from jmarl.settings import did_you_mean
 from jmarl.types import Named
 
 
@@ -220,10 +220,10 @@ ALGORITHMS = Named(
 
 
 def algorithm(name: str) -> Algorithm:
-    """The row of that name; an unknown name is an error that names the nearest."""
+    """The row of that name; an unknown name is an error that names all, and one that is near."""
     if name not in ALGORITHMS:
-        near = difflib.get_close_matches(name, ALGORITHMS, n=1, cutoff=0.0)[0]
-        raise ValueError(f"algorithm={name!r} is unknown; did you mean {near!r}? Known: {', '.join(ALGORITHMS)}")
+        meant = did_you_mean(name, ALGORITHMS) or "."
+        raise ValueError(f"algorithm={name!r} is unknown{meant} Known: {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name]
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 SPLITS = ("train", "eval")
+MAX_TURNS = 16  # of an episode where nothing else is said
 
 
 def check_split(split: str) -> None:
@@ -75,15 +76,17 @@ class SimulatedEnvironment:
     follow from the task alone; use no others. The object is copied for every reset and step, so what is large, or cannot be
     copied (a lock, a connection), belongs into its class or module.
 
-    roles, reward_range, max_turns: as in `lockstep.TextEnvironment`. A method `solve()`, if there is one, returns a right
-    action: a text, or a list of one (or None) an agent.
+    roles, reward_range: as in `lockstep.TextEnvironment`. max_turns: an episode that is not done after so many steps is cut
+    there, with a warning; None: after `num_turns` of the run (`max_episode_length` of MRLM's trainers), or else MAX_TURNS. A
+    method `solve()`, if there is one, returns a right action: a text, or a list of one (or None) an agent.
     """
 
     roles: tuple[str, ...] = ("agent",)
     reward_range: tuple[float, float] = (-math.inf, math.inf)
-    max_turns: int = 1
+    max_turns: int | None = None
     task: dict
     rng: np.random.Generator
+    _steps_taken: int
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         """Numbers that episodes are drawn from, unless overridden; those of `eval` are odd."""

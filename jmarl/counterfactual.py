@@ -43,7 +43,8 @@ def message_credit(
     gives the random numbers."""
     check("k", k, k >= 2, ">= 2: a message is compared with others")
     forked = dataclasses.replace(episodes or Episodes(), joint_mode="counterfactual", branching="chain")
-    rollout = play(team, params, items, side_by_side(env), settings, forked, seed=seed, step=0, group=k)
+    world = side_by_side(env, forked.num_turns)
+    rollout = play(team, params, items, world, settings, forked, seed=seed, step=0, group=k)
     return MessageCredit(rollout, tuple(leave_one_out(returns) for returns in rollout.returns))
 
 

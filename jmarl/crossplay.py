@@ -63,7 +63,7 @@ def cross_play(
     check("num_turns", episodes.num_turns, episodes.num_turns == 1, "1: later prompts depend on the partners")
     check("items", len(items), len(items) > 0, "at least one")
     check("group", group, group >= 1, ">= 1")
-    world: Environment = side_by_side(env)
+    world: Environment = side_by_side(env, episodes.num_turns)
     n, rng = len(teams[0]), np.random.default_rng((seed, 0, EVAL, 0))  # as in `play`
     states, prompts = world.reset(items, rng)
     if len(prompts) != n:

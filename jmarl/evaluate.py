@@ -42,7 +42,7 @@ def numbers(result: Evaluation) -> dict[str, float]:
     for name in dict.fromkeys(name for turn in turns for name in turn.parts):
         each = [turn.parts.get(name, np.full(turn.rewards[..., 0].size, np.nan)) for turn in turns]
         last = in_last_turn(result.rollout, each)
-        row[f"eval/reward/{name.strip('<>')}"] = float(valid_mean(last.reshape(-1)))
+        row[f"eval/reward/{name}"] = float(valid_mean(last.reshape(-1)))
         if name.split("/")[-1] == "solved" and set(last[np.isfinite(last)]) <= {0.0, 1.0}:  # `math/solved` of a mixture too
             of = name.removesuffix("solved")
             samples = last.shape[1]

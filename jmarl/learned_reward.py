@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,6 +108,7 @@ def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
     save_pretrained(directory, spec.config, merge(spec.config, without_value_head(params)), spec.tokenizer)
     about = {"mean": repr(model.mean), "std": repr(model.std), "compute_dtype": model.learning.compute_dtype}
     save_file({name: np.asarray(params[name]) for name in ("value", "value_bias")}, directory / HEAD, metadata=about)
+    shutil.copymode(directory / "config.json", directory / HEAD)  # safetensors gives the file to its owner alone
 
 
 def load_reward_model(directory: str | os.PathLike) -> RewardModel:

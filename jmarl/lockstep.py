@@ -25,13 +25,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.core import Message, Observation, Reward, SimulatedEnvironment
+from jmarl.core import MAX_TURNS, Message, Observation, Reward, SimulatedEnvironment
 from jmarl.environment import Answer, describe
 from jmarl.rewards import Processor, RewardFunction
 
@@ -46,6 +47,7 @@ class Step(NamedTuple):
     reward: float | Sequence[float]  # of the whole team, or one an agent; NaN masks the joint action
     done: bool
     info: Mapping[str, float] = {}  # parts of the reward and other numbers for the log; NaN where there is none
+    truncated: bool = False  # done only because the episode reached max_turns
 
 
 class Fault(NamedTuple):
@@ -110,11 +112,14 @@ class TextEnvironment:
 
 
 class Simulated(TextEnvironment):
-    """A `SimulatedEnvironment` as a `TextEnvironment`, whose states are copies of it."""
+    """A `SimulatedEnvironment` as a `TextEnvironment`, whose states are copies of it. max_turns: where it declares none."""
 
-    def __init__(self, env: SimulatedEnvironment):
+    def __init__(self, env: SimulatedEnvironment, max_turns: int = MAX_TURNS):
         self.simulated = env
-        self.roles, self.reward_range, self.max_turns = env.roles, env.reward_range, env.max_turns
+        self.roles, self.reward_range = env.roles, env.reward_range
+        self.max_turns = max_turns if env.max_turns is None else env.max_turns
+        if env.max_turns is not None and env.max_turns < 1:
+            raise ValueError(f"{_name(self)} has max_turns={env.max_turns}: give at least 1, or None")
 
     def tasks(self, split="train", count=100, seed=0):
         return self.simulated.tasks(split, count, seed)
@@ -122,7 +127,7 @@ class Simulated(TextEnvironment):
     def reset(self, task, rng):
         env = copy.deepcopy(self.simulated)
         about = json.dumps(task, sort_keys=True, default=str).encode()
-        env.task, env.rng = task, np.random.default_rng(zlib.crc32(about))
+        env.task, env.rng, env._steps_taken = task, np.random.default_rng(zlib.crc32(about)), 0
         return env, [_text(observation) for observation in self._each(env.reset())]
 
     def step(self, state, messages, rng):
@@ -133,7 +138,10 @@ class Simulated(TextEnvironment):
         read, reward = found
         each = self._each(read)
         done = any(observation is not None and observation.done for observation in each)
-        return Step(state, [_text(observation) for observation in each], reward.value, done, reward.components)
+        state._steps_taken += 1
+        truncated = not done and state._steps_taken >= self.max_turns
+        texts = [_text(observation) for observation in each]
+        return Step(state, texts, reward.value, done or truncated, reward.components, truncated)
 
     def solve(self, state):
         if not hasattr(state, "solve"):
@@ -158,9 +166,9 @@ def _text(observation: Observation | None) -> str | None:
     return None if observation is None else observation.text
 
 
-def text_environment(env: Any) -> Any:
-    """A `SimulatedEnvironment` as a `TextEnvironment`; anything else as it is."""
-    return Simulated(env) if isinstance(env, SimulatedEnvironment) else env
+def text_environment(env: Any, max_turns: int = MAX_TURNS) -> Any:
+    """A `SimulatedEnvironment` as a `TextEnvironment`, of max_turns turns where it declares none; anything else as it is."""
+    return Simulated(env, max_turns) if isinstance(env, SimulatedEnvironment) else env
 
 
 class Engine:
@@ -196,7 +204,7 @@ def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: i
 
     def call():
         found = env.step(copy.deepcopy(state), list(messages), np.random.default_rng(seed))
-        if not isinstance(found, tuple) or len(found) not in (4, 5):
+        if not isinstance(found, tuple) or len(found) not in (4, 5, 6):
             raise TypeError(f"{_name(env)}.step returned {found!r:.80}: return Step(state, observations, reward, done, info)")
         step = Step(*found)
         return step if step.done else step._replace(observations=_observations(env, step.observations))
@@ -255,9 +263,9 @@ class InProcess(Engine):
         return [step_once(self.env, *call) for call in zip(states, messages, seeds, strict=True)]
 
 
-def side_by_side(env: Any) -> Any:
-    """An environment of one episode as one of many; another as it is."""
-    return LockStep(env) if isinstance(env, TextEnvironment | SimulatedEnvironment) else env
+def side_by_side(env: Any, max_turns: int = MAX_TURNS) -> Any:
+    """An environment of one episode as one of many; another as it is. max_turns: as for `text_environment`."""
+    return LockStep(text_environment(env, max_turns)) if isinstance(env, TextEnvironment | SimulatedEnvironment) else env
 
 
 class LockStep:
@@ -278,6 +286,7 @@ class LockStep:
         self.num_agents = declared.num_agents if num_agents is None else num_agents
         self.roles, self.reward_range, self.max_turns = declared.roles, declared.reward_range, declared.max_turns
         self.processor = processor
+        self._warned = False
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         return self.env.tasks(split, count, seed)
@@ -305,6 +314,7 @@ class LockStep:
         judge = RewardFunction(environment, num_agents=self.num_agents, processors=self.processor)
         result = judge(actions, [None] * len(found), [{}] * len(found), rng)
         parts = result.parts if self.processor else {}
+        self._warn_truncated(sum(step.truncated for step in found if isinstance(step, Step)))
         infos = [{} if isinstance(step, Fault) else step.info for step in found]
         for name in dict.fromkeys(name for info in infos for name in info):
             parts[name] = np.array([self._number(name, info.get(name, math.nan)) for info in infos])
@@ -314,6 +324,16 @@ class LockStep:
 
     def observe(self, after):
         return [state for state, _ in after], _rows([texts for _, texts in after], self.num_agents)
+
+    def _warn_truncated(self, count: int) -> None:
+        """Warn of the first episodes that are cut."""
+        if count and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{_name(self.env)}: {count} episodes were not done after {self.max_turns} turns and were cut there (this is "
+                "told once): end an episode with Observation([...], done=True), or set max_turns of the environment",
+                stacklevel=3,
+            )
 
     def _number(self, name: str, value: Any) -> float:
         try:

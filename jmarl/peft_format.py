@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,5 @@ def save_adapter(directory: str | os.PathLike, params: Mapping[str, Any], alpha:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    # safetensors gives the file to its owner alone
+    shutil.copymode(directory / "adapter_config.json", directory / "adapter_model.safetensors")

@@ -17,6 +17,7 @@ NaN, never 0, and `faults[j]` says why. Left out: time limits, and how many faul
 
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -237,10 +238,14 @@ def bind_completions(func: Callable, name: str, num_agents: int) -> Callable[[li
 
 
 def _unique_names(funcs: Sequence[Callable]) -> list[str]:
-    """f, g, f_2: a partial has the name of its function, a callable object that of its class."""
-    inner = [func.func if isinstance(func, functools.partial) else func for func in funcs]
-    names = [getattr(func, "__name__", type(func).__name__) for func in inner]
-    return [name if name not in names[:i] else f"{name}_{names[: i + 1].count(name)}" for i, name in enumerate(names)]
+    """f, g, f_2: a partial has the name of its function, a callable object that of its class, a lambda is `lambda`."""
+    names: list[str] = []
+    for func in funcs:
+        inner = func.func if isinstance(func, functools.partial) else func
+        name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
+        numbered = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
+        names.append(next(candidate for candidate in numbered if candidate not in names))
+    return names
 
 
 def _with_length(processor: Processor) -> Callable[[Any, Any], Any]:

@@ -155,7 +155,8 @@ class Rounds:
         size, count = self.cfg.num_prompts, len(self.items)
         if self.row.rounds:
             return [(round_, [self.items[i] for i in tasks_of(round_, count, size, self.cfg.seed)])]
-        return [(n, list(self.items[i : i + size])) for n, i in enumerate(range(0, count, size))]
+        parts = [range(i, min(i + size, count)) for i in range(0, count, size)]
+        return [(n, [self.items[i] for i in part]) for n, part in enumerate(parts)]  # a slice of a Dataset is columns
 
     def drawn(self, step: int) -> Examples:
         """The pairs of a step: from this round and, by `replay`, from older ones."""

@@ -258,7 +258,7 @@ def turn_metrics(team: Team, played: Turn, credited: np.ndarray) -> dict[str, fl
         row |= {"reward/mean": mean_of(valid), "reward/std": valid.std(), "reward/max": valid.max()}
     for name, values in played.parts.items():
         finite = values[np.isfinite(values)]
-        row[f"reward/{name.strip('<>')}"] = mean_of(finite)
+        row[f"reward/{name}"] = mean_of(finite)
     counts = token_counts(team, played)
     for spec, done in zip(team.stacks, played.completions, strict=True):
         ended = np.asarray(done.ended).reshape(len(spec.order), -1, done.ended.shape[-1])

@@ -260,7 +260,7 @@ def environment_of(
     cfg: TrainConfig,
 ) -> Environment:
     """The environment that a run is played in. reward: also a plain function, as `make_reward` takes it."""
-    env: Any = side_by_side(reward)
+    env: Any = side_by_side(reward, cfg.num_turns)
     missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
     if missing and callable(env) and not isinstance(env, RewardFunction | type):
         env = RewardFunction(env, num_agents=team.num_agents)

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +83,7 @@ def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: A
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    shutil.copymode(directory / "config.json", directory / "model.safetensors")  # safetensors gives the file to its owner alone
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
         written = directory / "tokenizer_config.json"  # transformers 4 does not know the class name that 5 writes
@@ -203,7 +204,7 @@ def _smollm2_directory() -> Path:
         return final
     agent = _load_gguf(SMOLLM2, _smollm2_gguf())
     final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    temporary = final.parent / f".{final.name}-{uuid.uuid4().hex}"
     try:
         save_pretrained(temporary, agent.config, agent.params, agent.tokenizer)
         temporary.rename(final)

@@ -149,6 +149,23 @@ def test_bad_items_and_options_are_refused(env):
         CodeCompletion(partition="odd")
     with pytest.raises(ValueError, match="shown_tests"):
         CodeCompletion(shown_tests=2)
+    with pytest.raises(ValueError, match="a generator and data_path are two sources"):
+        CodeCompletion(generator=env.generator, data_path="classes.jsonl")
+
+
+def test_its_tasks_are_classes_that_it_takes(data_dir, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    env = CodeCompletion(data_path=data_dir / "classeval/test.jsonl.gz")
+    tasks = {split: env.tasks(split, 200, seed=1) for split in ("train", "eval")}
+    assert {split: len({task["task_id"] for task in of}) for split, of in tasks.items()} == {"train": 59, "eval": 15}
+    assert not {task["task_id"] for task in tasks["train"]} & {task["task_id"] for task in tasks["eval"]}
+    assert env.tasks("train", 3, seed=1) == env.tasks("train", 3, seed=1) != env.tasks("train", 3, seed=2)
+    states, _ = env.reset([*tasks["train"], *tasks["eval"]], np.random.default_rng(0))
+    assert len(states) == 74
+    with pytest.raises(ValueError, match="split='test'"):
+        env.tasks("test")
 
 
 def test_functions_are_found_where_the_rest_does_not_parse():

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_the_table_of_algorithms_is_the_readmes():
     printed = run("experiments.algorithms").strip()
     assert printed in (ROOT / "README.md").read_text()
     assert [line.split("`")[1] for line in printed.splitlines()[2:]] == list(ALGORITHMS)
+
+
+def test_the_table_of_algorithms_takes_no_flags():
+    command = [sys.executable, "-m", "experiments.algorithms", "--bogus"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "--bogus" in done.stderr and not done.stdout
 
 
 def test_bench_step_refuses_an_unknown_dtype():
@@ -152,6 +159,17 @@ def test_the_list_of_environments_is_the_readmes():
     printed = run("experiments.environments").strip()
     assert [line.split("`")[1] for line in printed.splitlines()[2:]] == list(ENVIRONMENTS)
     assert printed.replace("(here)", "(not downloaded)") in (ROOT / "README.md").read_text()
+
+
+def test_listing_environments_does_not_time_them():
+    """Timing takes a second of each."""
+    from experiments.environments import ListConfig, row
+    from jmarl.envs import ENVIRONMENTS
+
+    began = time.process_time()
+    rows = [row(name, ListConfig()) for name in ENVIRONMENTS]
+    assert time.process_time() - began < len(ENVIRONMENTS)
+    assert len(row("grid", ListConfig(speed=True))) == len(rows[0]) + 1
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
     """The same scores bit for bit; a plain model, or one that was not written to its end, is refused."""
     found = model[0]
     save_reward_model(tmp_path / "saved", found)
+    assert len({path.stat().st_mode for path in (tmp_path / "saved").iterdir()}) == 1
     loaded = load_reward_model(tmp_path / "saved")
     assert (loaded.mean, loaded.std) == (found.mean, found.std) and found.mean != 0 and found.std != 1
     np.testing.assert_array_equal(loaded.score(*SOME), found.score(*SOME))

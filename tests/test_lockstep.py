@@ -15,7 +15,7 @@ from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.core import Message, Observation, Reward, SimulatedEnvironment
 from jmarl.envs import make
 from jmarl.envs.mixture import Mixture
-from jmarl.lockstep import LockStep, Step, TextEnvironment, Unanswered
+from jmarl.lockstep import LockStep, Simulated, Step, TextEnvironment, Unanswered
 from jmarl.pool import Pool
 from jmarl.returns import discounted
 from jmarl.rollout import play, to_batches
@@ -316,6 +316,41 @@ def test_mrlm_words(tiny_pair):
     assert train(team, params, env, tasks, cfg).rewards == [1.5]
     with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3: set num_turns=3"):
         train(team, params, env, tasks, TrainConfig(num_updates=1, max_new_tokens=2, progress=False))
+
+
+class Undeclared(Count):
+    """Done after 3 steps, without saying so before."""
+
+    max_turns = None
+
+
+def test_mrlm_words_without_max_turns_are_played_as_long_as_the_run_says(tiny_pair):
+    """Or until they are done; a cut is told."""
+    team, params = make_team(tiny_pair[:1])
+    how = dict(num_updates=1, num_generations=2, max_new_tokens=2, branching="chain", progress=False)
+    env, tasks = Undeclared(), Undeclared().tasks("train", 1)
+    assert LockStep(env).max_turns == 16
+    assert train(team, params, env, tasks, TrainConfig(num_turns=5, **how)).rewards == [1.5]
+    team, params = make_team(tiny_pair[:1])
+    with pytest.warns(UserWarning, match="Undeclared: 2 episodes were not done after 2 turns and were cut there"):
+        assert train(team, params, env, tasks, TrainConfig(num_turns=2, **how)).rewards == [1.0]
+
+
+def test_an_episode_that_is_cut_is_done_and_truncated():
+    env = Simulated(Undeclared(), max_turns=2)
+    state, _ = env.reset({}, np.random.default_rng(0))
+    steps = [env.step(state, ["x"], np.random.default_rng(0)) for _ in range(2)]
+    assert [(step.done, step.truncated) for step in steps] == [(False, False), (True, True)]
+    env = Simulated(Count())
+    state, _ = env.reset({}, np.random.default_rng(0))
+    steps = [env.step(state, ["x"], np.random.default_rng(0)) for _ in range(3)]
+    assert [(step.done, step.truncated) for step in steps] == [(False, False), (False, False), (True, False)]
+    Undeclared.max_turns = 0
+    try:
+        with pytest.raises(ValueError, match="Undeclared has max_turns=0: give at least 1, or None"):
+            LockStep(Undeclared())
+    finally:
+        Undeclared.max_turns = None
 
 
 @pytest.mark.parametrize(

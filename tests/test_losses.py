@@ -333,9 +333,11 @@ def test_the_value_loss_in_double_precision(clip):
         np.testing.assert_array_equal(metrics["value_clip_share"], (np.abs(values - old) > clip) & mask)
 
 
-def test_an_unknown_algorithm_names_the_nearest_and_all():
+def test_an_unknown_algorithm_names_a_near_one_and_all():
     with pytest.raises(ValueError, match="'magrp' is unknown; did you mean 'magrpo'.*mareinforce.*grpo"):
         algorithm("magrp")
+    with pytest.raises(ValueError, match=r"'qmix' is unknown\. Known: mareinforce, .*grpo"):
+        algorithm("qmix")
 
 
 def test_a_padding_far_from_its_reference_adds_nothing():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -28,6 +30,23 @@ class Long(SimulatedEnvironment):
 
     def step(self, action):
         return Observation([], done=True), Reward(sum(map(ord, action.content)) % self.most / self.most)
+
+
+class Talk(SimulatedEnvironment):
+    """Overrides `reset` and `step` alone. Pays 1 a step, and is done after so many; None: never."""
+
+    def __init__(self, length: int | None = None, max_turns: int | None = None):
+        self.length = length
+        if max_turns is not None:
+            self.max_turns = max_turns
+
+    def reset(self):
+        self.steps = 0
+        return Observation([Message("user", "Go on.")])
+
+    def step(self, action):
+        self.steps += 1
+        return Observation([Message("user", "Go on.")], done=self.steps == self.length), Reward(1.0)
 
 
 class Broken(Long):
@@ -100,6 +119,47 @@ def test_a_training_that_broke_off_says_so(agents):
         trainer.evaluate()
 
 
+def test_an_episode_goes_on_until_it_is_done(agents):
+    """The return counts its steps. Nothing is told, as warnings are errors here."""
+    trainer = GRPOTrainer(LLMEnvironment(agents[0]), Talk(3), ExperimentConfig(**SHORT))
+    assert (trainer.config.num_turns, trainer.config.branching) == (16, "chain")
+    assert trainer.train(1).rewards == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("env", "said", "turns"),
+    [
+        (Talk(), {}, 16),
+        (Talk(max_turns=2), {}, 2),
+        (Talk(), {"max_episode_length": 3}, 3),
+        ([Talk(), MathReasoningEnvironment()], {"max_episode_length": 3}, 3),
+        (Talk(max_turns=2), {"max_episode_length": 3}, 2),
+    ],
+)
+def test_a_cut_is_told(agents, env, said, turns):
+    """Once, and with the number of turns."""
+    config = ExperimentConfig(TrainingConfig(batch_size=2, **said), grpo=GRPOConfig(group_size=2), **SHORT)
+    trainer = GRPOTrainer(LLMEnvironment(agents[0]), env, config)
+    told = f"Talk: [24] episodes were not done after {turns} turns and were cut there .* set max_turns"
+    with pytest.warns(UserWarning, match=told) as warned:
+        rewards = trainer.train(2).rewards
+    assert len(warned) == 1 and (isinstance(env, list) or rewards == [turns, turns])
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_max_episode_length_makes_a_chain(agents, tmp_path, length):
+    """So joint actions grow with the length, not with a power of it."""
+    training = TrainingConfig(num_epochs=1, batch_size=1, max_episode_length=length, checkpoint_dir=str(tmp_path))
+    GRPOTrainer(LLMEnvironment(agents[0]), Talk(length), ExperimentConfig(training, **SHORT)).train()
+    (row,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert row["env_steps"] == 4 * length
+
+
+def test_a_tree_may_be_asked_for(agents):
+    config = ExperimentConfig(TrainingConfig(max_episode_length=2), branching="tree", **SHORT)
+    assert GRPOTrainer(LLMEnvironment(agents[0]), Talk(2), config).config.branching == "tree"
+
+
 def test_held_out_tasks_are_played_where_they_are_asked_for(agents):
     config = ExperimentConfig(TrainingConfig(num_epochs=1), eval_every=1, **SHORT)
     result = GRPOTrainer(LLMEnvironment(agents[0]), Long(), config).train()
@@ -118,11 +178,13 @@ def test_different_environments_are_a_mixture_and_equal_ones_are_one(agents):
     ("make", "message"),
     [
         (lambda p: TrainingConfig(num_epoch=3), "TrainingConfig has no setting 'num_epoch'; did you mean 'num_epochs'"),
+        (lambda p: TrainingConfig(use_bf16=True), "has no setting 'use_bf16'; it has algorithm, num_epochs, .*, log_every$"),
         (lambda p: TrainingConfig(num_epochs=3, num_iterations=3), "num_epochs and num_iterations are the same setting"),
         (lambda p: ExperimentConfig(training=PPOConfig()), r"here stands a TrainingConfig\(...\), got PPOConfig"),
         (lambda p: PPOTrainer(p, Long(), ExperimentConfig(TrainingConfig(algorithm="grpo"))), "algorithm='grpo', and this is"),
         (lambda p: PPOTrainer(p, Long(), ExperimentConfig(grpo=GRPOConfig(group_size=2))), "section grpo is not for"),
         (lambda p: ExperimentConfig(max_new_token=3), "'max_new_token' is unknown; did you mean 'max_new_tokens'"),
+        (lambda p: ExperimentConfig(use_bf16=True), r"'use_bf16' is unknown; help\(TrainConfig\) lists what it may be"),
         (lambda p: ExperimentConfig(frozen_agents=()), "'frozen_agents' is set by the trainer and its policies"),
         (lambda p: PPOTrainer(p.agent, Long()), "policy 0 is a"),
         (lambda p: PPOTrainer(p, []), "eval_envs has no environment"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from jmarl import (
     DPOConfig,
@@ -61,6 +63,21 @@ def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
     done.save_model(tmp_path / "saved")
     assert load_agent(tmp_path / "saved" / "agent_1").config == load_agent(model).config
     assert len(list((tmp_path / "run" / "pairs").iterdir())) == (2 if "iter" in algorithm else 1)
+
+
+@pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
+def test_a_dataset_of_columns_gives_the_pairs_of_a_list(algorithm, model):
+    """A slice of a `datasets.Dataset` is columns, not rows. Both rounds' worth of items are taken."""
+    trainer, config = TRAINERS[algorithm]
+    items = [*ITEMS, {"prompt": "seven apples"}]
+    more = dict(reward_updates=1) if algorithm == "marlhf" else {}
+    for where, given in {"list": items, "dataset": Dataset.from_list(items)}.items():
+        args = config(**FEW | more | dict(max_steps=1, num_prompts=2), output_dir=where, save_models=False)
+        trainer(model, reward_func=lengths, train_dataset=given, eval_dataset=given, args=args).train()
+    pairs = [Path(where, "pairs", "round_0000.jsonl").read_text() for where in ("list", "dataset")]
+    assert pairs[0] == pairs[1] and {json.loads(line)["prompt"][0] for line in pairs[0].splitlines()} <= {
+        item["prompt"] for item in items
+    }
 
 
 def test_the_reward_model_may_be_another_model(model, tiny_dir):

@@ -151,7 +151,7 @@ def test_a_reward_that_returns_one_value_works_one_call_per_joint_action():
     texts = [["a", "aa", ""], ["bbb", "bb", "b" * 5]]
     result = score(make_reward(reward, num_agents=2, batched=False), texts)
     assert result.total.tolist() == [0.0, 2.0, 2.0]
-    with pytest.raises(ValueError, match=r"'<lambda>' returned 1 values for 3 .*batched=False"):
+    with pytest.raises(ValueError, match=r"'lambda' returned 1 values for 3 .*batched=False"):
         score(make_reward(reward, num_agents=2, batched=True), texts)
 
 
@@ -178,7 +178,7 @@ def test_a_function_that_changes_its_lists_does_not_change_what_the_next_one_see
 
     texts = [["x", "xx"], ["y", "yy"]]
     result = score(make_reward([greedy, lambda a, b: [len(x) for x in a]], num_agents=2), texts)
-    assert result.parts["<lambda>"].tolist() == [1.0, 2.0]
+    assert result.parts["lambda"].tolist() == [1.0, 2.0]
     assert texts == [["x", "xx"], ["y", "yy"]]
 
 
@@ -333,8 +333,8 @@ def test_rng_is_the_callers_generator_so_a_seed_decides():
         (items_last, 3, ["items_last(a, b, batch_items)", "takes 2 ", "needed: 3 "]),
         (items_last, 1, ["items_last(a, b, batch_items)", "takes 2 ", "needed: 1 "]),
         (nothing_else, 3, ["nothing_else(a, b, scale=5.0)", "takes 2 ", "needed: 3 "]),  # scale is not a completion
-        (lambda a, b, *rest: [1.0], 1, ["<lambda>", "takes 2 or more", "needed: 1 "]),
-        (lambda a, b, *, cfg: [1.0], 2, ["<lambda>", "takes 2 ", "keywords ['cfg']"]),
+        (lambda a, b, *rest: [1.0], 1, ["lambda(a, b", "takes 2 or more", "needed: 1 "]),
+        (lambda a, b, *, cfg: [1.0], 2, ["lambda(a, b", "takes 2 ", "keywords ['cfg']"]),
         (functools.partial(configured, 0.5, ["x"]), 2, ["configured", "takes 1 ", "needed: 2 "]),
         (lambda: [1.0], 2, ["takes 0 ", "needed: 2 "]),
         ("not a function", 1, ["no signature"]),
@@ -396,6 +396,13 @@ def test_parts_of_functions_of_one_name_stay_apart():
     parts = score(make_reward([up, functools.partial(up), down, CallableReward()], num_agents=2), [["a"], ["b"]]).parts
     assert list(parts) == ["up", "up_2", "down", "CallableReward"]
 
+    def up_2(a, b):
+        return [0.0]
+
+    parts = score(make_reward([lambda *c: [1.0], up, lambda *c: [2.0], up, up_2], num_agents=2), [["a"], ["b"]]).parts
+    assert list(parts) == ["lambda", "up", "lambda_2", "up_2", "up_2_2"]
+    assert [values.tolist() for values in parts.values()][::2] == [[1.0], [2.0], [0.0]]
+
 
 def test_a_joint_reward_goes_to_every_agent_unchanged():
     value = 0.1  # 0.1 + 0.1 + 0.1 != 3 * 0.1
@@ -409,7 +416,7 @@ def test_per_agent_rewards_keep_their_agents_and_total_is_their_mean(per_agent):
     result = returning(per_agent, processors=RewardProcessors.scale(2.0))
     assert result.rewards.tolist() == [[2.0, 6.0], [4.0, 4.0], [0.0, -8.0]]
     assert result.total.tolist() == [4.0, 4.0, -4.0]
-    assert result.parts["<lambda>"].tolist() == [2.0, 2.0, -2.0]
+    assert result.parts["lambda"].tolist() == [2.0, 2.0, -2.0]
 
 
 def test_per_agent_and_joint_functions_add_up():
@@ -508,13 +515,13 @@ def test_one_value_for_one_joint_action_is_accepted(one):
 )
 @pytest.mark.parametrize("on_error", ["raise", "mask", 0.0])
 def test_a_wrong_number_of_values_raises_with_name_and_both_sizes(value, given_size, on_error):
-    with pytest.raises(ValueError, match=rf"'<lambda>' returned {given_size} values for 3 .*joint actions 0 to 2"):
+    with pytest.raises(ValueError, match=rf"'lambda' returned {given_size} values for 3 .*joint actions 0 to 2"):
         returning(value, on_error=on_error)
 
 
 @pytest.mark.parametrize("value", [[1.0, [1.0], 1.0], np.ones((3, 3)), np.ones((3, 1))])
 def test_a_wrong_number_of_agents_raises_with_name_and_both_sizes(value):
-    with pytest.raises(ValueError, match=r"'<lambda>' returned [13] values for the 2 agents of joint action [01]"):
+    with pytest.raises(ValueError, match=r"'lambda' returned [13] values for the 2 agents of joint action [01]"):
         returning(value)
 
 
@@ -545,7 +552,7 @@ def test_one_bad_part_masks_the_sum_and_leaves_the_other_part_readable():
     result = score(make_reward([up, lambda a, b: [1.0, None, 1.0]], num_agents=2, weights=[1.0, 0.0]), TEXTS)
     assert result.invalid.tolist() == [False, True, False]
     assert result.parts["up"].tolist() == [1.0, 2.0, 3.0]
-    assert np.isnan(result.parts["<lambda>"]).tolist() == [False, True, False]
+    assert np.isnan(result.parts["lambda"]).tolist() == [False, True, False]
 
 
 @settings(deadline=None)

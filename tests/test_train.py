@@ -455,6 +455,8 @@ def test_a_run_that_breaks_off_goes_on_from_its_last_update(pair, tmp_path, erro
         (dict(num_generations=2.5), "num_generations=2.5 .* int"),
         (dict(learning_rate=(1e-5, None)), "learning_rate=.* float"),
         (dict(clip_epsilon=0.2), "TrainConfig has no setting 'clip_epsilon'; did you mean 'clip_eps_low'"),
+        (dict(use_bf16=True), r"TrainConfig has no setting 'use_bf16'; help\(TrainConfig\) lists its settings$"),
+        (dict(deepspeed=True), r"TrainConfig has no setting 'deepspeed'; help\(TrainConfig\) lists its settings$"),
     ],
 )
 def test_settings_of_another_type_or_name_are_refused(changes, message):

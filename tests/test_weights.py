@@ -1,5 +1,8 @@
 """Weights go in and out without changing what the model computes: parity with transformers."""
 
+import os
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ from safetensors.numpy import load_file
 
 from jmarl import weights
 from jmarl.models import decoder, decoding
+from jmarl.peft_format import save_adapter
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
 TOKENS = np.random.default_rng(0).integers(0, 320, 48)
@@ -44,6 +48,40 @@ def hf_logits(directory, tokens=TOKENS):
 
 def our_logits(agent, tokens=TOKENS):
     return np.asarray(forward(agent.params, agent.config, jnp.asarray(tokens)))
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[0o022, 0o027])
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def modes(directory) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
+
+
+def test_files_have_the_permissions_of_other_new_files(umask, tiny_config, tiny_tokenizer, random_agent, tmp_path):
+    """Weights and adapters too, which safetensors writes as 0600."""
+    agent = random_agent(tiny_config(), tiny_tokenizer, 0)
+    weights.save_pretrained(tmp_path / "model", agent.config, agent.params, tiny_tokenizer)
+    pair = {"a": np.zeros((2, 32, 4)), "b": np.zeros((2, 4, 64))}
+    save_adapter(tmp_path / "adapter", {"layers": {"gate_proj": pair}}, alpha=8.0)
+    for directory, file in (("model", "model.safetensors"), ("adapter", "adapter_model.safetensors")):
+        found = modes(tmp_path / directory)
+        assert file in found and set(found.values()) == {0o666 & ~umask}
+
+
+def test_the_converted_model_may_be_read_by_whom_the_umask_lets(umask, tiny_dir, tmp_path, monkeypatch):
+    agent = weights.load_agent(tiny_dir("llama"))
+    monkeypatch.setenv("JMARL_CACHE", str(tmp_path))
+    monkeypatch.setattr(weights, "_smollm2_gguf", lambda: Path("unused.gguf"))
+    monkeypatch.setattr(weights, "_load_gguf", lambda *args: agent)
+    weights.load_agent()
+    assert modes(tmp_path) == {"smollm2-135m-instruct.v1": 0o777 & ~umask}
 
 
 # --- parity ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Code completion: a team fills in the methods of one class (ClassEval, arXiv 2308.01861).
 
 Task: an item with the skeleton of a class (every method with its description, none with its body) and hidden unittest classes.
-Data: `jmarl.envs.code_data.load_items("classeval", ...)`. Roles: every agent reads the skeleton and is told its methods:
+Data: ClassEval from the hub or a file; about a fifth of its classes are `eval`. Roles: every agent reads the skeleton and is
+told its methods:
 
     arguments    those that take only `self` are agent 0's, the others agent 1's (with more agents, in turn of all but agent 0)
     alternate    in turn
@@ -23,13 +24,17 @@ Metrics: `reward/snippets`, `reward/tests`, `reward/overlap`, `reward/solved`, `
 from __future__ import annotations
 
 import ast
+import random
 import textwrap
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from jmarl.envs import code_text
+from jmarl.envs.code_data import load_items
 from jmarl.envs.code_generation import CodeGeneration, Episode, Score, form_problems, share_passed
+from jmarl.envs.data import split_rows
 from jmarl.sandbox import ExecutionResult, Tests, unittests
 
 Partition = Literal["arguments", "alternate", "self_select"]
@@ -127,15 +132,37 @@ def merge(completions: Sequence[str], item: dict) -> Merged:
     return Merged(program if code_text.compiles(program) else "", len(chosen), overlap)
 
 
-class CodeCompletion(CodeGeneration):
-    """The environment; see the module. partition: who writes what; other options are those of `CodeGeneration`."""
+class ClassEval:
+    """The classes of ClassEval as tasks. path: of a JSON Lines file to read instead of the hub."""
 
-    def __init__(self, num_agents: int = 2, *, partition: Partition = "arguments", **options: Any):
+    def __init__(self, path: str | Path | None = None):
+        self.path = path
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        of_split = split_rows(load_items("classeval", path=self.path), split, key=lambda item: item["task_id"])
+        return random.Random(f"{seed} {split}").sample(of_split, min(count, len(of_split)))
+
+
+class CodeCompletion(CodeGeneration):
+    """The environment; see the module. partition: who writes what; generator: where `tasks` come from, by default ClassEval of
+    the hub, or of the file data_path; other options are those of `CodeGeneration`."""
+
+    def __init__(
+        self,
+        num_agents: int = 2,
+        *,
+        partition: Partition = "arguments",
+        generator: Any = None,
+        data_path: str | Path | None = None,
+        **options: Any,
+    ):
+        if generator is not None and data_path is not None:
+            raise ValueError("a generator and data_path are two sources of tasks: give one of them")
         if partition not in get_args(Partition):
             raise ValueError(f"partition={partition!r}: choose {', '.join(get_args(Partition))}")
         if options.get("shown_tests"):
             raise ValueError("shown_tests is for code_generation: unittest methods are not shown")
-        super().__init__(num_agents, **options)
+        super().__init__(num_agents, generator=generator or ClassEval(data_path), **options)
         self.partition = partition
         self.reward_range = (0.0, SNIPPETS + TESTS)
 

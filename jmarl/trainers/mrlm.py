@@ -8,7 +8,10 @@
 A policy in mode SERVER learns, one in mode CLIENT plays as it was loaded; a list of policies is a team. The environments named
 `eval_envs` are those in which policies play and are rewarded, in training too; held-out tasks (their split `eval`) are for
 `evaluate`. Equal environments are one: here episodes are played side by side anyway. Different ones are a mixture with equal
-weights. What a script does not say is as `TrainConfig` has it (one PPO epoch, learning rate 1e-5, …), not as MRLM had it. Left
+weights. An episode goes on until it is done, at most `max_turns` of its environment; where that is None at most
+`max_episode_length`, or else 16 turns. Several turns are a chain: a completion goes on with a single one.
+
+What a script does not say is as `TrainConfig` has it (one PPO epoch, learning rate 1e-5, …), not as MRLM had it. Left
 out: mini-batches by tokens, mixed precision by GradScaler, DPO and SFT in this form (`jmarl.trainers.DPOTrainer` and
 `SFTTrainer` take data sets).
 """
@@ -16,7 +19,6 @@ out: mini-batches by tokens, mixed precision by GradScaler, DPO and SFT in this 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -24,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from jmarl.config import TrainConfig
-from jmarl.core import EnvironmentMode
+from jmarl.core import MAX_TURNS, EnvironmentMode
 from jmarl.envs.mixture import Mixture
 from jmarl.evaluate import evaluate, numbers
-from jmarl.lockstep import LockStep
+from jmarl.lockstep import LockStep, text_environment
+from jmarl.settings import did_you_mean
 from jmarl.team import make_team, placed, policies, save_team
 from jmarl.train import TrainResult, check_settings, check_team, environment_of, train
 from jmarl.trainers.reinforce import check_tokenizer, load_agents, present
@@ -47,8 +50,8 @@ class Section(dict):
     def __init__(self, **settings: Any):
         for name in settings:
             if name not in self.names:
-                near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.0)[0]
-                raise TypeError(f"{type(self).__name__} has no setting {name!r}; did you mean {near!r}?")
+                meant = did_you_mean(name, self.names) or f"; it has {', '.join(self.names)}"
+                raise TypeError(f"{type(self).__name__} has no setting {name!r}{meant}")
         fields = [self.names[name] for name in settings]
         for field in fields:
             if fields.count(field) > 1:
@@ -105,11 +108,10 @@ class ExperimentConfig:
                 raise TypeError(f"here stands a {wanted.__name__}(...), got {type(given).__name__}")
         known = {f.name for f in dataclasses.fields(TrainConfig)} - SET_BY_TRAINERS
         for name in fields.keys() - known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            told = (
-                "is set by the trainer and its policies" if name in SET_BY_TRAINERS else f"is unknown; did you mean {near!r}?"
-            )
-            raise TypeError(f"ExperimentConfig: {name!r} {told}")
+            if name in SET_BY_TRAINERS:
+                raise TypeError(f"ExperimentConfig: {name!r} is set by the trainer and its policies")
+            meant = did_you_mean(name, known) or "; help(TrainConfig) lists what it may be"
+            raise TypeError(f"ExperimentConfig: {name!r} is unknown{meant}")
         self.training, self.fields = training or {}, fields
         self.sections = {"ppo": ppo or {}, "grpo": grpo or {}}
 
@@ -124,7 +126,15 @@ class ExperimentConfig:
         found: dict[str, Any] = {**defaults, **self.training, "algorithm": defaults["algorithm"], **self.sections[of]}
         if "clip_range" in found:
             found["clip_eps_low"] = found["clip_eps_high"] = found.pop("clip_range")
-        return TrainConfig(**found | self.fields)
+        found |= self.fields
+        if found.get("num_turns", 1) > 1:
+            found.setdefault("branching", "chain")
+        return TrainConfig(**found)
+
+    @property
+    def num_turns(self) -> int | None:
+        """Turns of an episode at most, where that is said."""
+        return self.fields.get("num_turns", self.training.get("num_turns"))
 
 
 class LLMEnvironment:
@@ -152,12 +162,12 @@ class GRPOTrainer:
         for i, policy in enumerate(each):
             if not isinstance(policy, LLMEnvironment):
                 raise TypeError(f"policy {i} is a {type(policy).__name__}: give an LLMEnvironment(model, mode=...)")
-        env = one_environment(eval_envs)
-        turns = getattr(env, "max_turns", 1)
-        own: dict[str, Any] = dict(num_turns=turns, branching="chain") if turns > 1 else {}
+        config = config or ExperimentConfig()
+        env = one_environment(eval_envs, config.num_turns or MAX_TURNS)
+        own: dict[str, Any] = {"num_turns": getattr(env, "max_turns", 1)}
         own["algorithm"] = self.row if len(each) == 1 else self.several
         own["frozen_agents"] = tuple(i for i, policy in enumerate(each) if policy.mode is EnvironmentMode.CLIENT)
-        self.config = (config or ExperimentConfig()).train_config(self.section, {**self.defaults, **own})
+        self.config = config.train_config(self.section, {**self.defaults, **own})
         self.names = [policy.agent.name for policy in each]
         self.team, self._params = make_team([policy.agent for policy in each], lora=self.config.lora_rank > 0)
         check_settings(self.config)
@@ -199,8 +209,8 @@ class PPOTrainer(GRPOTrainer):
     defaults = {"num_generations": 1}
 
 
-def one_environment(envs: Any) -> Any:
-    """An environment, or several as one."""
+def one_environment(envs: Any, max_turns: int = MAX_TURNS) -> Any:
+    """An environment, or several as one. max_turns: of those in MRLM's words that declare none."""
     found = list(envs) if isinstance(envs, list | tuple) else [envs]
     if not found:
         raise ValueError("eval_envs has no environment")
@@ -208,8 +218,8 @@ def one_environment(envs: Any) -> Any:
         found = list({content(env): env for env in found}.values())
     names = [type(env).__name__ for env in found]
     numbered = [f"{name}_{names[:i].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
-    made = Mixture(dict(zip(numbered, found, strict=True))) if len(found) > 1 else found[0]
-    return made if callable(getattr(made, "observe", None)) else LockStep(made)
+    each = [env if callable(getattr(env, "observe", None)) else LockStep(text_environment(env, max_turns)) for env in found]
+    return Mixture(dict(zip(numbered, each, strict=True))) if len(each) > 1 else each[0]
 
 
 def content(env: Any) -> Any:

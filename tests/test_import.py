@@ -1,0 +1,34 @@
+"""What `import jmarl` does to other packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+WITHOUT_TORCH = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "torch" else find(name, package)
+if sys.argv[1:]:
+    import jmarl
+import transformers
+assert not transformers.utils.is_torch_available()
+transformers.utils.logging.get_logger("transformers").warning("something else")
+transformers.utils.logging.get_logger("transformers.models").warning("something of a part")
+"""
+
+
+def told(*arguments: str) -> list[str]:
+    """What transformers writes to standard error where there is no PyTorch."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix("[transformers] ") for line in done.stderr.splitlines()]
+
+
+def test_transformers_does_not_miss_pytorch_and_still_warns():
+    alone, with_jmarl = told(), told("jmarl")
+    assert "PyTorch was not found" in alone[0]
+    assert with_jmarl == alone[1:] == ["something else", "something of a part"]
