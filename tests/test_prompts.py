@@ -79,6 +79,8 @@ def test_the_check_agrees_with_what_is_encoded(agents, chat):
     refuses."""
     (team, _), rng = make_team(agents[:1]), np.random.default_rng(0)
     texts = ["".join(rng.choice(list("the a7日🙂"), size=n)) for n in range(40, 130)]
+    around = len(encode_prompts(agents[0].tokenizer, ["7"], CONTEXT, 0, chat)[0]) - 1
+    texts += ["7" * (CONTEXT - NEW - around + n) for n in (-1, 0, 1, 2)]  # a token a digit
     cfg, tokenizer = TrainConfig(**BASE, chat=chat, long_prompts="drop"), agents[0].tokenizer
     fit = []
     for text in texts:
@@ -87,7 +89,7 @@ def test_the_check_agrees_with_what_is_encoded(agents, chat):
         except ValueError:
             assert len(tokenizer.encode(chat_prompt(tokenizer, text) if chat else text)) > CONTEXT - NEW
     env = Rewarded(make_reward(lambda a: [1.0], num_agents=1), [prompt_of])
-    with pytest.warns(UserWarning, match=f"{len(texts) - len(fit)} of 90 items .* are left out"):
+    with pytest.warns(UserWarning, match=f"{len(texts) - len(fit)} of 94 items .* are left out"):
         kept, _ = items_that_fit(team, env, [{"prompt": text} for text in texts], [], cfg)
     assert [item["prompt"] for item in kept] == fit and 0 < len(fit) < len(texts)
 

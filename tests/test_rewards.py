@@ -769,6 +769,16 @@ def test_as_many_errors_as_allowed_do_not(share, most):
     assert [score(reward, texts).num_raised for _ in range(3 * ERROR_WINDOW)] == [round(10 * share)] * 15
 
 
+def test_a_long_time_without_errors_does_not_excuse_those_that_follow():
+    reward, texts = failing(1.0)
+    for _ in range(20):
+        score(reward, [["ok"] * 10, [""] * 10])
+    score(reward, texts)
+    score(reward, texts)
+    with pytest.raises(RewardError, match="failed on 30 of the 50 joint actions"):
+        score(reward, texts)
+
+
 def test_errors_of_long_ago_and_values_that_are_no_numbers_do_not_stop_a_run():
     """A bad hour passes; and what is masked for its value is in the log, each update."""
     reward, texts = failing(1.0)
