@@ -19,7 +19,7 @@ from jax.stages import Lowered
 
 from jmarl import lora
 from jmarl.algorithms import algorithm, value_kind
-from jmarl.batches import positions
+from jmarl.batches import batch_of, positions
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, judges_as_it_learns, penalises, trains
 from jmarl.environment import Environment
@@ -27,7 +27,7 @@ from jmarl.generate import Ask, pad, read, sample_stack, sample_team
 from jmarl.learners import held_at, of_stack
 from jmarl.order import EVAL, GREEDY, TRAIN
 from jmarl.parts import cut_prompts, parts_of
-from jmarl.rollout import acting, batch_of, check_size, keeps, writing
+from jmarl.rollout import acting, check_size, keeps, writing
 from jmarl.team import Team
 from jmarl.types import Batch, Completions, TeamState
 from jmarl.update import lower_update

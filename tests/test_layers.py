@@ -50,7 +50,7 @@ LAYERS = [
         "checkpoint",
         "dynamic",
     }
-    | {"learners", "preferences", "comparators", "counterfactual", "step", "runs", "text_model"},
+    | {"learners", "preferences", "comparators", "counterfactual", "prompts", "step", "runs", "text_model"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "evaluate", "trainers", "utils"}
     | {"crossplay", "demonstrations", "seeds"},
     {""},  # jmarl/__init__.py
@@ -82,6 +82,7 @@ SIDEWAYS = {
     "parts": {"generate", "team"},
     "rollout": {"generate", "parts", "team"},
     "dynamic": {"generate", "rollout", "team"},
+    "prompts": {"rollout", "team"},
     "preferences": {"generate", "objective", "offline_objective", "team"},
     "runlog": {"evaluate"},
     "demonstrations": {"fit"},
