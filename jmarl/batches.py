@@ -1,4 +1,4 @@
-"""Batches put together and cut to shape, inside `jit` or outside it."""
+"""Batches made of completions, put together and cut to shape, inside `jit` or outside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.types import Batch
+from jmarl.types import Batch, Completions
 
 PER_TOKEN = ("tokens", "action_mask", "old_logprobs", "truncated_logprobs")
 
@@ -92,3 +92,38 @@ def stacked(parts: Sequence[Batch]) -> Batch:
         return how.concatenate(wide)
 
     return Batch(*(together(name, arrays) for name, arrays in zip(Batch._fields, zip(*parts, strict=True), strict=True)))
+
+
+def quarters(steps: int, done: Completions) -> int:
+    """How many tokens of completions a batch keeps: enough for `steps`, in quarters of max_new_tokens."""
+    size = done.tokens.shape[-1]
+    return next(q for q in (-(-size * k // 4) for k in (1, 2, 3, 4)) if q >= steps)
+
+
+def batch_of(
+    encoded: tuple[np.ndarray, np.ndarray],
+    done: Completions,
+    returns: np.ndarray,
+    groups: np.ndarray,
+    size: int,
+    *,
+    roles: int = 1,
+    values: np.ndarray | None = None,
+) -> Batch:
+    """A stack's batch of one turn, from its prompts [A, P, S] and their lengths, returns [A, P, G], the group of each node [P]
+    and perhaps values [A, P, G]; token axes are cut to `size`. The roles lie side by side on the prompt axis."""
+    ids, lengths = encoded
+    of_role = np.repeat(np.arange(roles), ids.shape[1] // roles)
+    return Batch(  # arrays of the host stay there until the update takes them
+        prompts=ids,
+        prompt_lengths=lengths,
+        tokens=done.tokens[..., :size],
+        action_mask=done.action_mask[..., :size],
+        old_logprobs=done.logprobs[..., :size],
+        ended=done.ended,
+        rewards=np.asarray(returns, np.float32),
+        groups=np.broadcast_to(np.asarray(groups, np.int32)[:, None], returns.shape),
+        roles=np.broadcast_to(np.asarray(of_role, np.int32)[:, None], returns.shape),
+        truncated_logprobs=done.truncated_logprobs[..., :size],
+        values=None if values is None else np.asarray(values, np.float32)[..., None],
+    )

@@ -17,7 +17,7 @@ import numpy as np
 from jmarl.chat_api import AT_ONCE, WAIT_S, ChatAPI
 from jmarl.config import TrainConfig
 from jmarl.environment import Environment
-from jmarl.generate import Rows, tokenize, tokens_of
+from jmarl.generate import Rows, read, tokens_of
 from jmarl.lora import join, split
 from jmarl.order import COMPARE, PROPOSE
 from jmarl.preferences import encode_text, ending
@@ -46,7 +46,7 @@ def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
         raise ValueError(
             "pairs are made of what all agents write, and here not all of them act in the first turn: choose a row of rollouts"
         )
-    prompt_ids = tokenize(team, turn.prompts, cfg.sampling(), cfg.chat)
+    prompt_ids = read(team, turn.prompts, cfg.sampling(), cfg.episodes())
     ids = tokens_of(team, turn.completions, len(turn.items))
     return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)
 
@@ -159,7 +159,7 @@ class Comparator:
         return self._foreign(turn.prompts, turn.texts, ended_of(self.other, rollout), turn.rewards.mean(-1))
 
     def _foreign(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
-        prompt_ids = tokenize(self.team, prompts, self.cfg.sampling(), self.cfg.chat)
+        prompt_ids = read(self.team, prompts, self.cfg.sampling(), self.cfg.episodes())
         return Candidates(prompts, texts, rewards, prompt_ids, encoded(self.team, texts, ended, self.cfg))
 
     def _asked(self, items: Sequence[dict], env: Environment, number: int) -> Candidates:

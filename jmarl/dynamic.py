@@ -68,8 +68,8 @@ def refilling(
     returns = np.concatenate([of.joint_returns[0].ravel() for of in played])
     mean = returns[np.isfinite(returns)].mean() if np.isfinite(returns).any() else np.nan
     notes = {"dynamic/replaced": replaced / len(kept), "dynamic/rounds": len(played) - 1.0, "dynamic/return": float(mean)}
-    notes["prefilled_tokens"] = sum(of.notes["prefilled_tokens"] for of in played)
-    return (select(team, played, kept) if replaced else first)._replace(notes={**first.notes, **notes})
+    counts = {name: sum(of.notes.get(name, 0.0) for of in played) for name in {name for of in played for name in of.notes}}
+    return (select(team, played, kept) if replaced else first)._replace(notes=counts | notes)
 
 
 def select(team: Team, rollouts: Sequence[Rollout], items: Nodes) -> Rollout:

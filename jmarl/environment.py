@@ -89,26 +89,50 @@ class Rewarded:
     It gets the item's prompt, the joint action just made (one text an agent), N, and for each agent a list of all its prompts
     and one of all its completions, this turn's included. A text goes to the agent's formatter as `external_prompts` if the
     formatter has such a parameter, and is the agent's next prompt otherwise.
+    in_turns: agents act in turns: where a formatter or the transition has None for an agent, it does not act in that turn.
+    Without it None is an error, since it may as well come of a row whose prompt is missing.
     """
 
     def __init__(
-        self, reward: RewardFunction | Callable, formatters: Sequence[Formatter], transition: Transition | None = None
+        self,
+        reward: RewardFunction | Callable,
+        formatters: Sequence[Formatter],
+        transition: Transition | None = None,
+        *,
+        in_turns: bool = False,
     ):
-        self.formatters, self.transition = list(formatters), transition
+        self.formatters, self.transition, self.in_turns = list(formatters), transition, in_turns
         made = isinstance(reward, RewardFunction)
         self.reward = reward if made else RewardFunction(reward, num_agents=len(self.formatters))
         self._external = [external_of(f) for f in self.formatters]
 
     def reset(self, items, rng):
         del rng
-        each = list(zip(self.formatters, self._external, strict=True))
-        prompts = [[first_prompt(*formatter, dict(item)) for item in items] for formatter in each]
-        for n, texts in enumerate(prompts):
-            wrong = [(text, item) for text, item in zip(texts, items, strict=True) if not isinstance(text, str | None)]
-            if wrong:
-                raise TypeError(f"agent {n}'s prompt must be a text; got {wrong[0][0]!r:.60} of item {wrong[0][1]!r:.120}")
+        prompts = self.first_prompts(items)
         nothing = ((),) * len(self.formatters)
         return [Dialogue(i, tuple((p,) for p in texts), nothing) for i, texts in _columns(items, prompts)], prompts
+
+    def first_prompts(self, items: Sequence[dict]) -> list[list[Any]]:
+        """What the formatters write of items, [N][P], checked; errors name an item by its place in `items`."""
+        each = list(zip(self.formatters, self._external, strict=True))
+        prompts = [[first_prompt(*formatter, dict(item)) for item in items] for formatter in each]
+        for p, (item, *texts) in enumerate(zip(items, *prompts, strict=True)):
+            self._check(texts, f"item {p}, {item!r:.120}")
+        return prompts
+
+    def _check(self, texts: Sequence[Any], where: str) -> None:
+        """Refuse what is no text, and None where agents do not act in turns."""
+        for n, text in enumerate(texts):
+            if text is None and not self.in_turns:
+                raise ValueError(
+                    f"agent {n}'s prompt is None (of {where}): give the row a prompt, or let the formatter return a text. If "
+                    "None is to say that the agent does not act in this turn, declare it: Rewarded(reward, formatters, "
+                    "transition, in_turns=True)"
+                )
+            if not isinstance(text, str | None):
+                raise TypeError(f"agent {n}'s prompt must be a text; got {text!r:.60} of {where}")
+        if all(text is None for text in texts):
+            raise ValueError(f"no agent acts in a turn: all prompts are None (of {where})")
 
     def step(self, states, actions, rng):
         items = [state.item for state in states]
@@ -139,10 +163,14 @@ class Rewarded:
             what = f"{len(texts)} texts" if isinstance(texts, list | tuple) else repr(texts)[:80]
             raise ValueError(f"external_transition returned {what} for {n} agents: return a list of {n} texts, one an agent")
         for agent, text in enumerate(texts):
-            if not isinstance(text, str):
+            if not isinstance(text, str) and not (text is None and self.in_turns):
                 raise ValueError(f"external_transition returned {text!r:.80} for agent {agent}: return a text for each agent")
         each = zip(self.formatters, texts, self._external, strict=True)
-        return [f(dict(state.item), external_prompts=text) if external else text for f, text, external in each]
+        found = [
+            f(dict(state.item), external_prompts=text) if external and text is not None else text for f, text, external in each
+        ]
+        self._check(found, f"turn {len(state.responses[0]) + 1} of item {state.item!r:.120}")
+        return found
 
 
 def _columns(states: Sequence[Any], texts: Texts):

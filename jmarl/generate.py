@@ -19,15 +19,16 @@ from jax.sharding import Mesh
 
 from jmarl import sampling
 from jmarl.batches import fetched
-from jmarl.config import Sampling
+from jmarl.config import Episodes, Sampling
 from jmarl.order import TRAIN
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
 from jmarl.stack import COMPILER, map_own
 from jmarl.team import StackSpec, Team
-from jmarl.text import decode, encode_prompts, follow_ups
+from jmarl.text import cut_left, decode, encode_prompts, follow_ups
 from jmarl.types import TRACES, Completions
 
 FEW_ROWS = 8  # up to so many, agents that have a CPU core each decode faster from panels of weights
+NO_LIMIT = 2**30  # in place of a context: rows of any length
 Rows = list[list[list[int]]]  # [N][P] token ids
 Encoded = tuple[tuple[np.ndarray, np.ndarray], ...]  # per stack: prompts [A, roles * P, S] and their lengths [A, roles * P]
 
@@ -169,16 +170,45 @@ def pad(team: Team, rows: Rows) -> Encoded:
     return tuple(encoded)
 
 
-def tokenize(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, chat: bool) -> Rows:
-    """Token ids [N][P] of prompts [N][P]; one that leaves no room for a completion is an error. In place of None, of an agent
-    that does not act, one id: if it acts at other nodes it is sampled with them, and what it writes here is nobody's."""
+def tokenize(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, chat: bool, whole: bool = False) -> Rows:
+    """Token ids [N][P] of prompts [N][P]; one that leaves no room for a completion is an error, or (`whole`) comes as it is. In
+    place of None, of an agent that does not act, one id: if it acts at other nodes it is sampled with them, and what it writes
+    here is nobody's."""
     rows: list[Any] = [None] * team.num_agents
     for spec in team.stacks:
         for i in spec.order:
-            of, limits = f"prompt {{}} of agent {i}", (spec.config.max_positions, settings.max_new_tokens)
+            of, limits = f"prompt {{}} of agent {i}", (context_of(spec, whole), settings.max_new_tokens)
             found = iter(encode_prompts(spec.tokenizer, [p for p in prompts[i] if p is not None], *limits, chat, named=of))
             rows[i] = [[spec.stop[0]] if text is None else next(found) for text in prompts[i]]
     return rows
+
+
+def context_of(spec: StackSpec, whole: bool) -> int:
+    """The longest prompt and completion that a stack reads; whole: no limit, for prompts that are cut or left out later."""
+    return NO_LIMIT if whole else spec.config.max_positions
+
+
+def cut_long(team: Team, rows: Rows, settings: Sampling, chat: bool) -> Rows:
+    """Rows [N][P], of which those that leave no room for a completion are cut on the left, see `cut_left`."""
+    cut: list[Any] = [None] * team.num_agents
+    for spec in team.stacks:
+        room = spec.config.max_positions - settings.max_new_tokens
+        for i in spec.order:
+            cut[i] = [row if len(row) <= room else cut_left(spec.tokenizer, row, room, chat) for row in rows[i]]
+    return cut
+
+
+def too_long(team: Team, rows: Rows, settings: Sampling) -> np.ndarray:
+    """Which rows leave no room for a completion, bool [N, P]."""
+    contexts = {i: spec.config.max_positions for spec in team.stacks for i in spec.order}
+    return np.array([[len(row) + settings.max_new_tokens > contexts[i] for row in of] for i, of in enumerate(rows)])
+
+
+def read(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, episodes: Episodes) -> Rows:
+    """Token ids [N][P] of first prompts as agents read them: `tokenize`, with long prompts cut where `long_prompts` says so."""
+    if episodes.long_prompts != "truncate_left":
+        return tokenize(team, prompts, settings, episodes.chat)
+    return cut_long(team, tokenize(team, prompts, settings, episodes.chat, whole=True), settings, episodes.chat)
 
 
 def encode(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, chat: bool) -> Encoded:
@@ -186,12 +216,15 @@ def encode(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampli
     return pad(team, tokenize(team, prompts, settings, chat))
 
 
-def follow(team: Team, said: Rows, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool) -> Rows:
-    """Token ids [N][P] of conversations that go on: `said`, prompt and completion so far, then the new prompt."""
+def follow(
+    team: Team, said: Rows, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool, whole: bool = False
+) -> Rows:
+    """Token ids [N][P] of conversations that go on: `said`, prompt and completion so far, then the new prompt. whole: as for
+    `tokenize`."""
     rows: list[Any] = [None] * team.num_agents
     for spec in team.stacks:
         for i in spec.order:
-            of, limits = f"prompt {{}} of a later turn of agent {i}", (spec.config.max_positions, settings.max_new_tokens)
+            of, limits = f"prompt {{}} of a later turn of agent {i}", (context_of(spec, whole), settings.max_new_tokens)
             rows[i] = follow_ups(spec.tokenizer, said[i], prompts[i], *limits, chat, named=of)
     return rows
 

@@ -19,15 +19,15 @@ from jax.stages import Lowered
 
 from jmarl import lora
 from jmarl.algorithms import algorithm, value_kind
-from jmarl.batches import positions
+from jmarl.batches import batch_of, positions
 from jmarl.config import TrainConfig
 from jmarl.critics import Critics, judges_as_it_learns, penalises, trains
 from jmarl.environment import Environment
-from jmarl.generate import Ask, encode, sample_stack, sample_team
+from jmarl.generate import Ask, pad, read, sample_stack, sample_team
 from jmarl.learners import held_at, of_stack
 from jmarl.order import EVAL, GREEDY, TRAIN
 from jmarl.parts import cut_prompts, parts_of
-from jmarl.rollout import acting, batch_of, check_size, keeps, writing
+from jmarl.rollout import acting, check_size, keeps, writing
 from jmarl.team import Team
 from jmarl.types import Batch, Completions, TeamState
 from jmarl.update import lower_update
@@ -58,7 +58,7 @@ def programs_of_run(
     def samplers(items, settings, group: int, purpose: int):
         _, prompts = env.reset(items, np.random.default_rng((cfg.seed, 0, purpose)))
         check_size(team, prompts)
-        encoded, ids = encode(team, prompts, settings, cfg.chat), np.arange(len(items), dtype=np.uint32)
+        encoded, ids = pad(team, read(team, prompts, settings, cfg.episodes())), np.arange(len(items), dtype=np.uint32)
         keep = keeps(cfg.episodes(), settings, turn=0)
         size = len(items) // parts_of(len(items), cfg.episodes())
         part = cut_prompts(team, encoded, slice(0, size))

@@ -12,26 +12,30 @@ A reward is a plain function of one list of completions per agent:
 with raw values r_f (one number for a joint action goes to every agent), weights w_f, processors p_f and p.
 
 A value that is not a usable number masks its whole joint action: `invalid[j]` is True, `total[j]` and `rewards[j]` are
-NaN, never 0, and `faults[j]` says why. Left out: time limits, and how many faults are too many (the caller decides).
+NaN, never 0, and `faults[j]` says why. A function that raises or hangs is met by `on_error`, `timeout` and `max_error_share`.
+Left out: ending a call that hangs, which only a process of its own could (see `sandbox`), and a call that ends this process.
 """
 
 import functools
 import inspect
 import itertools
 import math
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 OPTIONAL_NAMES = ("batch_items", "prompts", "rng")
+ERROR_WINDOW = 5  # batches of joint actions over which `max_error_share` is
 MAX_ABS_REWARD = 1e18  # its square is finite in float32, so the std of a group is too
 
 Processor = Callable[..., Any]  # float -> float; gets text_length=... too when its signature has that name
 
 
 class RewardError(RuntimeError):
-    """A user's reward function or processor raised; the message says which one, and on which joint action."""
+    """A user's reward function or processor raised or came late; the message says which one, and on which joint action."""
 
 
 class RewardResult(NamedTuple):
@@ -42,7 +46,7 @@ class RewardResult(NamedTuple):
     invalid: np.ndarray  # [J] bool: mask these joint actions
     rewards: np.ndarray  # [J, N] the reward of each agent; a joint reward is repeated; NaN where invalid
     faults: dict[int, str]  # joint action -> first thing that was wrong with it, also where a value replaced it
-    num_raised: int  # joint actions on which a function raised (with on_error "mask" or a value)
+    num_raised: int  # joint actions on which a function raised or came late (with on_error "mask" or a value)
 
 
 class RewardProcessors:
@@ -118,6 +122,12 @@ class RewardFunction:
         batched: True calls each function once with all joint actions; False once per joint action with lists of one.
         on_error: when a function raises: "raise", "mask" the joint actions of that call, or a number that replaces its
             raw value there. In every case, values that are no numbers mask, and a wrong number of them raises.
+        timeout: seconds that one call may take (None: any); a later one is an error as if it had raised. Calls then run in
+            threads of their own, and draw from generators of their own. A late call is abandoned, not ended: its thread goes on
+            beside the training until it returns, though not beyond the end of the process. A call that holds the interpreter's
+            lock (in C code) cannot be timed.
+        max_error_share: with on_error "mask" or a number, raise when more than this share of the joint actions of the last
+            ERROR_WINDOW batches had an error; 1 never raises.
     """
 
     def __init__(
@@ -129,6 +139,8 @@ class RewardFunction:
         processors: Processor | Sequence[Processor | None] | None = None,
         batched: bool = True,
         on_error: Literal["raise", "mask"] | float = "raise",
+        timeout: float | None = None,
+        max_error_share: float = 0.5,
     ):
         funcs = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         weights = [1.0 / len(funcs) for _ in funcs] if weights is None else list(weights)
@@ -141,6 +153,12 @@ class RewardFunction:
             raise ValueError(f"{len(each)} processors for {len(funcs)} reward functions; chain() joins several into one")
         if on_error not in ("raise", "mask") and (type(on_error) not in (int, float) or not math.isfinite(on_error)):
             raise ValueError(f"on_error is 'raise', 'mask' or a finite number, got {on_error!r}")
+        if timeout is not None and not 0 < timeout < math.inf:
+            raise ValueError(f"timeout is a number of seconds > 0, or None (no limit), got {timeout!r}")
+        if not 0 <= max_error_share <= 1:
+            raise ValueError(f"max_error_share is in [0, 1], got {max_error_share!r}")
+        self.timeout, self.max_error_share = timeout, max_error_share
+        self._errors: deque[tuple[int, int]] = deque(maxlen=ERROR_WINDOW)  # of each batch: with an error, of how many
         self.num_agents, self.batched, self.on_error, self.names = num_agents, batched, on_error, _unique_names(funcs)
         calls = [bind_completions(f, name, num_agents) for f, name in zip(funcs, self.names, strict=True)]
         self._terms = list(zip(self.names, calls, weights, [p and _with_length(p) for p in each], strict=True))
@@ -165,7 +183,8 @@ class RewardFunction:
                 raw = np.full_like(rewards, np.nan)
                 for start in range(0, num_joint, size):
                     chosen = slice(start, start + size)
-                    extra = {"batch_items": list(batch_items[chosen]), "prompts": list(prompts[chosen]), "rng": rng}
+                    draws = rng.spawn(1)[0] if self.timeout else rng  # a call that was given up may go on drawing
+                    extra = {"batch_items": list(batch_items[chosen]), "prompts": list(prompts[chosen]), "rng": draws}
                     attempt = functools.partial(call, [list(agent[chosen]) for agent in completions], extra)
                     raw[chosen] = self._values(name, attempt, start, size, faults, raised)
                 parts[name] = _over_agents(raw)
@@ -175,6 +194,7 @@ class RewardFunction:
             for j in map(int, np.flatnonzero(invalid)):
                 faults.setdefault(j, f"reward {rewards[j]} of joint action {j} is beyond {MAX_ABS_REWARD:g}")
             rewards[invalid] = np.nan
+            self._check_errors(raised, num_joint, faults)
             return RewardResult(_over_agents(rewards), parts, invalid, rewards, faults, len(raised))
 
     def _values(self, name: str, attempt: Callable, start: int, size: int, faults: dict, raised: set) -> np.ndarray:
@@ -182,8 +202,7 @@ class RewardFunction:
         source = f"reward {name!r}"
         which = f"joint action {start}" if size == 1 else f"joint actions {start} to {start + size - 1}"
         try:
-            result = attempt()
-            entries = _as_list(result)
+            result, entries = _within(self.timeout, lambda: ((given := attempt()), _as_list(given)))
         except (Exception, SystemExit) as error:  # a reward that calls exit() must not end the run with status 0
             problem = f"{source} raised {type(error).__name__}: {error} ({which})"
             if self.on_error == "raise":
@@ -196,6 +215,17 @@ class RewardFunction:
             hint = "one number a joint action, or [[agent 1, agent 2, ...], ...]; batched=False gives it one at a time"
             raise ValueError(f"{source} returned {len(entries)} values for {size} ({which}); return {hint}")
         return np.array([_numbers(e, self.num_agents, source, j, faults) for j, e in enumerate(entries, start)])
+
+    def _check_errors(self, raised: set[int], num_joint: int, faults: dict[int, str]) -> None:
+        """Stop where too many of the last joint actions had an error: a run would learn from the little that is left."""
+        self._errors.append((len(raised), num_joint))
+        failed, of = map(sum, zip(*self._errors, strict=True))
+        if len(self._errors) == ERROR_WINDOW and failed > self.max_error_share * of:
+            last = next((faults[j] for j in sorted(raised)), "none in this one")
+            raise RewardError(
+                f"a reward failed on {failed} of the {of} joint actions of the last {ERROR_WINDOW} batches, more than "
+                f"max_error_share={self.max_error_share}; at last: {last}"
+            )
 
 
 make_reward = RewardFunction  # reads better where a reward is built
@@ -235,6 +265,30 @@ def bind_completions(func: Callable, name: str, num_agents: int) -> Callable[[li
         return func(*args, *rest, **{key: optional[key] for key in keywords})
 
     return call
+
+
+def _within(timeout: float | None, call: Callable[[], Any]) -> Any:
+    """What a call returns or raises. With a timeout it runs in a thread, which is left alone where it is late; a daemon, for
+    which the process does not wait at its end."""
+    if timeout is None:
+        return call()
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:  # raised again in the caller's thread
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="reward", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not outcome:
+        raise TimeoutError(f"it did not return within timeout={timeout:g} seconds and was abandoned")
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
 
 
 def _unique_names(funcs: Sequence[Callable]) -> list[str]:

@@ -9,6 +9,7 @@ one team; `seeds` answers several of them, of several runs, at once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl import replay
-from jmarl.batches import chosen_rows, in_few_sizes, joined, one_a_prompt
+from jmarl.batches import batch_of, chosen_rows, in_few_sizes, joined, one_a_prompt, quarters
 from jmarl.config import Episodes, Sampling
 from jmarl.environment import Answer, Environment
 from jmarl.generate import (
@@ -27,6 +28,7 @@ from jmarl.generate import (
     Rows,
     answered,
     bucket,
+    cut_long,
     follow,
     on_host,
     pad,
@@ -34,6 +36,7 @@ from jmarl.generate import (
     texts_of,
     tokenize,
     tokens_of,
+    too_long,
 )
 from jmarl.order import TRAIN
 from jmarl.parts import InTurn, cut_prompts, joined_answers, joined_completions, parts_of
@@ -45,7 +48,7 @@ from jmarl.types import Batch, Completions
 class Turn(NamedTuple):
     """One turn as the host sees it. N agents, P nodes, G completions, J joint actions a node."""
 
-    prompts: list[list[str]]  # [N][P] what the agents read now; empty of those that do not act
+    prompts: list[list[str]]  # [N][P] what the agents read now, also where `encoded` is cut; empty of those that do not act
     acts: np.ndarray  # [N, P] bool: these agents act in this turn; the others' completions are nobody's
     texts: list[list[list[str]]]  # [N][P][G]; empty of agents that do not act
     joint: np.ndarray  # [J, N] which completion g of each agent; every node has J of them
@@ -84,6 +87,7 @@ class Nodes(NamedTuple):
     ids: np.ndarray  # [P] uint32: tell nodes apart in the random keys, by their way through the tree
     most: int  # nodes if none of the turns before had ended
     past: Past | None = None
+    long: int = 0  # prompts that were too long and are cut, or joint actions that are not played on for that
 
 
 def play(team: Team, params: Sequence[Any], *arguments: Any, **more: Any) -> Rollout:
@@ -112,9 +116,11 @@ def playing(
     states, prompts = env.reset(items, rng)
     check_size(team, prompts)
     first = np.arange(len(items))
-    rows = tokenize(team, prompts, settings, episodes.chat)
+    rows = tokenize(team, prompts, settings, episodes.chat, whole=episodes.long_prompts == "truncate_left")
+    long = int(too_long(team, rows, settings).sum())
+    rows = cut_long(team, rows, settings, episodes.chat) if long else rows
     ids = (first + draw * len(items)).astype(np.uint32)
-    nodes = Nodes(states, prompts, rows, rows, first, first, ids, len(items))
+    nodes = Nodes(states, prompts, rows, rows, first, first, ids, len(items), long=long)
     turns: list[Turn] = []
     answers: list[Answer] = []
     computed = 0
@@ -129,6 +135,9 @@ def playing(
         if t + 1 == episodes.num_turns or not going.size:
             break
         nodes = children(team, env, nodes, turn, answer, going, tokens, settings, episodes)
+        long += nodes.long
+        if not nodes.states:
+            break
     if episodes.forks:
         said = [replay.Said(answer, t.rewards, t.texts, t.parents) for answer, t in zip(answers, turns, strict=True)]
         joint_returns, how_credited = replay.returns(said, env, episodes.gamma, rng), "counterfactual"
@@ -136,8 +145,26 @@ def playing(
         joint_returns = discounted([turn.rewards for turn in turns], [turn.parents for turn in turns], episodes.gamma)
         how_credited = episodes.cross_credit
     returns = [credited(of, turn, how_credited) for turn, of in zip(turns, joint_returns, strict=True)]
-    notes = {"prefilled_tokens": float(computed)}
+    notes = {"prefilled_tokens": float(computed)} | counts_of_faults(answers, long, episodes)
     return Rollout(episodes.num_turns, tuple(turns), tuple(joint_returns), tuple(returns), notes=notes)
+
+
+def counts_of_faults(answers: Sequence[Answer], long: int, episodes: Episodes) -> dict[str, float]:
+    """For the log: joint actions on which a reward raised or came late, where there are any; and where long prompts are no
+    error, how many there were, of which the first is told."""
+    counts = {}
+    if raised := sum(answer.result.num_raised for answer in answers):
+        counts["reward/raised"] = float(raised)
+    if episodes.long_prompts != "error":
+        counts["long_prompts"] = float(long)
+    if long:
+        what = "cut on the left" if episodes.long_prompts == "truncate_left" else "not read: their episodes end there"
+        warnings.warn(
+            f"prompts longer than the context are {what} (long_prompts={episodes.long_prompts!r}; in the log `long_prompts` "
+            "counts them, this is told once)",
+            stacklevel=2,
+        )
+    return counts
 
 
 def credited(returns: np.ndarray, turn: Turn, how: str = "mean") -> np.ndarray:
@@ -238,28 +265,58 @@ def children(
     settings: Sampling,
     episodes: Episodes,
 ) -> Nodes:
-    """The nodes that the joint actions `going` lead to."""
+    """The nodes that the joint actions `going` lead to; none of those whose prompts are too long, where `long_prompts` is drop.
+    Where it cuts a conversation, keys and values of its beginning are no longer right: the turn is computed anew."""
     states, prompts = env.observe([answer.after[i] for i in going])
-    node, joint = np.divmod(going, len(turn.joint))
-    ways = 1 if episodes.forks else len(turn.joint)  # of alternatives none goes on
-    ids = (nodes.ids[node].astype(np.uint64) * ways + joint).astype(np.uint32)
-    about = (going, nodes.items[node], ids, nodes.most * ways)
     if episodes.history == "append" and any(text is None for of_agent in [*nodes.prompts, *prompts] for text in of_agent):
         raise ValueError(
             "history='append' needs agents that act in every turn, and here they act in turns: set history to 'none'"
         )
-    if episodes.history == "none":
-        rows = tokenize(team, prompts, settings, episodes.chat)
-        return Nodes(states, prompts, rows, rows, *about)
-    chosen = [turn.joint[joint, n] for n in range(team.num_agents)]  # [N][P] completion of each agent
-    said = [[row[p] + ids[p][g] for p, g in zip(node, chosen[n], strict=True)] for n, (row, ids) in _pairs(nodes.rows, tokens)]
-    rows = follow(team, said, prompts, settings, episodes.chat)
+    rows, said = following(team, nodes, turn, going, prompts, tokens, settings, episodes)
+    long = too_long(team, rows, settings)
+    dropped = long.any(0) if episodes.long_prompts == "drop" else np.zeros(len(going), bool)
+    if dropped.any():
+        stay = np.flatnonzero(~dropped)
+        states, going = [states[i] for i in stay], going[stay]
+        prompts = [[of_agent[i] for i in stay] for of_agent in prompts]
+        rows, said = ([[of_agent[i] for i in stay] for of_agent in of] for of in (rows, said))
+    elif long.any():
+        rows = cut_long(team, rows, settings, episodes.chat)
+    cut = 0 if dropped.any() else int(long.sum())
+    node, joint = np.divmod(going, len(turn.joint))
+    ways = 1 if episodes.forks else len(turn.joint)  # of alternatives none goes on
+    ids = (nodes.ids[node].astype(np.uint64) * ways + joint).astype(np.uint32)
+    found = Nodes(states, prompts, rows, rows, going, nodes.items[node], ids, nodes.most * ways, long=cut + int(dropped.sum()))
     caches = tuple(done.kept for done in turn.completions)
-    if caches[0] is None:
-        return Nodes(states, prompts, rows, rows, *about)
+    if episodes.history == "none" or caches[0] is None or cut or not states:
+        return found
     # The last token of a completion was sampled but never computed: it is the first of what comes after the cache.
     fresh = [[row[len(old) - 1 :] for row, old in zip(*pair, strict=True)] for _, pair in _pairs(rows, said)]
-    return Nodes(states, prompts, rows, fresh, *about, past=Past(caches, rows_of(team, turn, node, chosen)))
+    chosen = [turn.joint[joint, n] for n in range(team.num_agents)]  # [N][P] completion of each agent
+    return found._replace(fresh=fresh, past=Past(caches, rows_of(team, turn, node, chosen)))
+
+
+def following(
+    team: Team,
+    nodes: Nodes,
+    turn: Turn,
+    going: np.ndarray,
+    prompts: Sequence[Sequence[Any]],
+    tokens: list,
+    settings: Sampling,
+    episodes: Episodes,
+) -> tuple[Rows, Rows]:
+    """Token ids [N][P] of what is read behind the joint actions `going`, and with history=append what of it was said before. If
+    too long they come whole where that is no error."""
+    whole = episodes.long_prompts != "error"
+    if episodes.history == "none":
+        return tokenize(team, prompts, settings, episodes.chat, whole), [[[]] * len(going)] * team.num_agents
+    node, joint = np.divmod(going, len(turn.joint))
+    said = [
+        [row[p] + ids[p][g] for p, g in zip(node, turn.joint[joint, n], strict=True)]
+        for n, (row, ids) in _pairs(nodes.rows, tokens)
+    ]
+    return follow(team, said, prompts, settings, episodes.chat, whole), said
 
 
 def rows_of(team: Team, turn: Turn, node: np.ndarray, chosen: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -329,38 +386,3 @@ def rows_of_stack(x: np.ndarray, spec: StackSpec, done: Completions, empty: floa
     rows = np.full((len(spec.order), count * a // len(spec.order), group), empty, np.float32)
     rows[:, : x.shape[1]] = x[spec.order]
     return rows.reshape(a, count, group)
-
-
-def quarters(steps: int, done: Completions) -> int:
-    """How many tokens of completions a batch keeps: enough for `steps`, in quarters of max_new_tokens."""
-    size = done.tokens.shape[-1]
-    return next(q for q in (-(-size * k // 4) for k in (1, 2, 3, 4)) if q >= steps)
-
-
-def batch_of(
-    encoded: tuple[np.ndarray, np.ndarray],
-    done: Completions,
-    returns: np.ndarray,
-    groups: np.ndarray,
-    size: int,
-    *,
-    roles: int = 1,
-    values: np.ndarray | None = None,
-) -> Batch:
-    """A stack's batch of one turn, from its prompts [A, P, S] and their lengths, returns [A, P, G], the group of each node [P]
-    and perhaps values [A, P, G]; token axes are cut to `size`. The roles lie side by side on the prompt axis."""
-    ids, lengths = encoded
-    of_role = np.repeat(np.arange(roles), ids.shape[1] // roles)
-    return Batch(  # arrays of the host stay there until the update takes them
-        prompts=ids,
-        prompt_lengths=lengths,
-        tokens=done.tokens[..., :size],
-        action_mask=done.action_mask[..., :size],
-        old_logprobs=done.logprobs[..., :size],
-        ended=done.ended,
-        rewards=np.asarray(returns, np.float32),
-        groups=np.broadcast_to(np.asarray(groups, np.int32)[:, None], returns.shape),
-        roles=np.broadcast_to(np.asarray(of_role, np.int32)[:, None], returns.shape),
-        truncated_logprobs=done.truncated_logprobs[..., :size],
-        values=None if values is None else np.asarray(values, np.float32)[..., None],
-    )

@@ -85,6 +85,10 @@ class Episodes:
     """tree: every joint action of a turn goes on with a group of completions of its own; chain: with a single one."""
     history: str = "none"
     """What an agent reads in later turns: none, the new prompt alone; append, the conversation so far and the new prompt."""
+    long_prompts: str = "error"
+    """A prompt that leaves no room for max_new_tokens in the context: error; truncate_left, keep the last tokens that fit (and
+    the chat template around them); drop, leave such items out before training, and end an episode before such a later turn.
+    Prompts that formatters write are checked for all items before anything runs; the log counts the others, `long_prompts`."""
     gamma: float = 1.0
     """Discount of the next turn's return."""
     early_termination_threshold: float | None = None
@@ -103,6 +107,7 @@ class Episodes:
         check("num_turns", self.num_turns, self.num_turns >= 1, ">= 1")
         check("branching", self.branching, self.branching in ("tree", "chain"), "tree or chain")
         check("history", self.history, self.history in ("none", "append"), "none or append")
+        check("long_prompts", self.long_prompts, self.long_prompts in LONG_PROMPTS, f"one of {LONG_PROMPTS}")
         check("gamma", self.gamma, 0 <= self.gamma <= 1, "in [0, 1]")
         threshold = self.early_termination_threshold
         check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
@@ -119,6 +124,7 @@ class Episodes:
         return self.joint_mode == "counterfactual"
 
 
+LONG_PROMPTS = ("error", "truncate_left", "drop")
 JOINT_MODES = {name: name for name in ("aligned", "cross", "counterfactual")} | {"align": "aligned", "crossed": "cross"}
 
 

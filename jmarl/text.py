@@ -1,8 +1,9 @@
 """Between text and token ids: encoding prompts, chat templates, stop tokens, decoding completions.
 
 Host world, no jax. Only prompts are encoded: a sampled completion stays the tokens it was sampled as and is never decoded
-and encoded again for training. Left out: padding (the sampler's buckets do it), truncation (a prompt that does not fit is
-an error, since a cut prompt is another task), and guarding against special tokens spelled out in a prompt's text.
+and encoded again for training. A prompt that does not fit is an error, since a cut prompt is another task; `cut_left` cuts
+where that is asked for. Left out: padding (the sampler's buckets do it), and guarding against special tokens spelled out in a
+prompt's text.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ def chat_prompt(tokenizer: Any, text: str, system: str | None = None) -> str:
     return chat_messages(tokenizer, [*messages, {"role": "user", "content": text}])
 
 
+def prompt_text(tokenizer: Any, prompt: str, chat: bool = False, system: str | None = None) -> tuple[str, bool]:
+    """What is encoded of a prompt, and whether the tokenizer adds its special tokens: not to a text that has them already,
+    from the chat template or because it starts with the beginning-of-sequence token."""
+    text = chat_prompt(tokenizer, prompt, system) if chat else prompt
+    return text, not (chat or (tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)))
+
+
 def encode_prompts(
     tokenizer: Any,
     prompts: Sequence[str],
@@ -53,15 +61,15 @@ def encode_prompts(
         raise ValueError("system= needs chat=True: without a chat template there is no system message")
     rows = []
     for i, prompt in enumerate(prompts):
-        text = chat_prompt(tokenizer, prompt, system) if chat else prompt
-        complete = chat or (tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token))
-        row = tokenizer.encode(text, add_special_tokens=not complete, verbose=False)
+        text, special = prompt_text(tokenizer, prompt, chat, system)
+        row = tokenizer.encode(text, add_special_tokens=special, verbose=False)
         if not row:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         if len(row) + max_new_tokens > max_context:
             raise ValueError(
                 f"{named.format(i)} ({prompt[:40]!r}...) has {len(row)} tokens; with max_new_tokens={max_new_tokens} that is "
-                f"{len(row) + max_new_tokens}, more than the context of {max_context}: shorten it or lower max_new_tokens"
+                f"{len(row) + max_new_tokens}, more than the context of {max_context}: shorten it, lower max_new_tokens, or "
+                "set long_prompts='truncate_left'"
             )
         rows.append(row)
     return rows
@@ -89,7 +97,7 @@ def follow_ups(
             raise ValueError(
                 f"{named.format(i)} ({text[:40]!r}...) makes {len(row)} tokens with its history; with "
                 f"max_new_tokens={max_new_tokens} that is {len(row) + max_new_tokens}, more than the context of {max_context}: "
-                "use fewer or shorter turns, or history=none"
+                "use fewer or shorter turns, history=none, or long_prompts (truncate_left or drop)"
             )
         rows.append(row)
     return rows
@@ -103,6 +111,29 @@ def chat_follow_up(tokenizer: Any, text: str) -> str:
     messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": marker}, {"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return rendered.partition(marker)[2]
+
+
+def cut_left(tokenizer: Any, row: Sequence[int], max_tokens: int, chat: bool = False) -> list[int]:
+    """The last tokens of an encoded prompt, `max_tokens` with what stays in front of them.
+
+    In front stays the beginning-of-sequence token, if the prompt starts with it. With `chat` the template stays whole: what it
+    writes before and behind a user's message is kept, and the message loses its first tokens; of a conversation of several
+    turns the oldest tokens go, wherever in a message that is. A template that is part of the prompt's text (chat=False) is text
+    and is cut with it.
+    """
+    before, behind = template_ids(tokenizer) if chat else (list(row[:1]) if row[0] == tokenizer.bos_token_id else [], [])
+    left = max_tokens - len(before) - len(behind)
+    if left < 1:
+        around = f", of which the chat template takes {len(before) + len(behind)}" if chat else ""
+        raise ValueError(f"there is room for {max_tokens} tokens of a prompt{around}: lower max_new_tokens")
+    return [*before, *row[len(before) : len(row) - len(behind)][-left:], *behind]
+
+
+def template_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Token ids that the chat template writes before and behind the message of a user."""
+    marker = "\u241e"  # a sign that no template writes
+    before, _, behind = chat_prompt(tokenizer, marker).partition(marker)
+    return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False) for text in (before, behind))
 
 
 def stop_ids(tokenizer: Any) -> tuple[int, ...]:

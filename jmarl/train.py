@@ -47,6 +47,7 @@ from jmarl.loop import Advanced, loop
 from jmarl.objective import with_value_head
 from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
+from jmarl.prompts import items_that_fit
 from jmarl.rewards import RewardFunction
 from jmarl.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.rundir import check_directory, open_run, resume
@@ -87,6 +88,7 @@ def train(
     env = environment_of(team, reward, formatters, external_transition, cfg)
     check_run(items, cfg, wandb_config)
     check_team(team, cfg)
+    items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     row, policy, rewarder = algorithm(cfg.algorithm), cfg, None
     mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
     params = adapted(team, params, cfg, mesh)

@@ -55,7 +55,7 @@ LAYERS = [
         "failed_update",
         "dynamic",
     }
-    | {"learners", "preferences", "comparators", "counterfactual", "step", "runs", "text_model"},
+    | {"learners", "preferences", "comparators", "counterfactual", "prompts", "step", "runs", "text_model"},
     {"train", "fit", "rounds", "learned_reward", "programs", "rundir", "runlog", "loop", "saving", "evaluate", "trainers"}
     | {"crossplay", "demonstrations", "seeds", "utils"},
     {""},  # jmarl/__init__.py
@@ -87,6 +87,7 @@ SIDEWAYS = {
     "parts": {"generate", "team"},
     "rollout": {"generate", "parts", "team"},
     "dynamic": {"generate", "rollout", "team"},
+    "prompts": {"rollout", "team"},
     "preferences": {"generate", "objective", "offline_objective", "team"},
     "runlog": {"evaluate"},
     "demonstrations": {"fit"},

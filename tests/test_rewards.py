@@ -4,6 +4,10 @@ import ast
 import functools
 import math
 import pathlib
+import subprocess
+import sys
+import threading
+import time
 import warnings
 from fractions import Fraction
 
@@ -15,6 +19,7 @@ from hypothesis import strategies as st
 import jmarl.rewards
 import jmarl.utils.reward_processor
 from jmarl.rewards import (
+    ERROR_WINDOW,
     MAX_ABS_REWARD,
     RewardError,
     RewardFunction,
@@ -648,6 +653,148 @@ def test_a_processor_is_named_when_it_raises_and_never_sees_a_bad_value():
     assert returning([1.0, 2.0, 3.0], processors=lambda x: None if x == 2 else x).invalid.tolist() == [0, 1, 0]
 
 
+# --- faults: calls that hang, and too many errors --------------------------------------------------------------------
+
+
+@pytest.fixture
+def hangs():
+    """A reward that hangs on "bad" until the test ends, and says then whether it was still there."""
+    end, ended = threading.Event(), []
+
+    def hangs_on_bad(a, b, rng):
+        if "bad" in a:
+            end.wait(30)
+            ended.append(rng.random())
+        return [2.0 + 0 * rng.random()] * len(a)
+
+    yield hangs_on_bad
+    end.set()
+    for thread in threading.enumerate():
+        if thread.name == "reward":
+            thread.join(30)
+    assert ended
+
+
+@pytest.mark.parametrize(("batched", "masked"), [(True, [True] * 3), (False, [False, True, False])])
+def test_a_call_that_hangs_is_abandoned_masked_and_counted(hangs, batched, masked):
+    reward = make_reward(hangs, num_agents=2, batched=batched, on_error="mask", timeout=0.2)
+    began = time.monotonic()
+    result = score(reward, BAD_TEXTS)
+    assert time.monotonic() - began < 5
+    assert result.invalid.tolist() == np.isnan(result.total).tolist() == masked and result.num_raised == sum(masked)
+    assert "'hangs_on_bad' raised TimeoutError: it did not return within timeout=0.2 seconds" in result.faults[1]
+
+
+def test_a_call_that_hangs_raises_or_is_replaced_where_that_is_chosen(hangs):
+    with pytest.raises(RewardError, match=r"did not return within timeout=0.2 .*joint action 1\); on_error='mask'"):
+        score(make_reward(hangs, num_agents=2, batched=False, timeout=0.2), BAD_TEXTS)
+    replaced = make_reward(hangs, num_agents=2, batched=False, on_error=-1.0, timeout=0.2)
+    result = score(replaced, BAD_TEXTS)
+    assert result.total.tolist() == [2.0, -1.0, 2.0] and result.num_raised == 1
+
+
+def test_a_generator_that_hangs_is_timed_too(hangs):
+    def lazily(a, b, rng):
+        yield 1.0
+        yield hangs(["bad"], b, rng)[0]
+
+    texts = [["a", "b"], ["c", "d"]]
+    assert score(make_reward(lazily, num_agents=2, on_error="mask", timeout=0.2), texts).invalid.all()
+
+
+def test_draws_do_not_depend_on_when_an_abandoned_call_goes_on():
+    """Each timed call has a generator of its own: what comes after one that hangs draws as if it had returned."""
+
+    def draws(a, b, rng):
+        if "bad" in a:
+            time.sleep(seconds.pop())
+        return [rng.random() for _ in a]
+
+    found, seconds = [], [0.5, 0.0]
+    for _ in range(2):
+        result = score(make_reward(draws, num_agents=2, batched=False, on_error="mask", timeout=0.1), BAD_TEXTS)
+        found.append(result.total[[0, 2]].tolist())
+    assert found[0] == found[1] and found[0][0] != found[0][1]
+    for thread in threading.enumerate():
+        if thread.name == "reward":
+            thread.join(30)
+
+
+@pytest.mark.parametrize("func", [fails_on_bad, exits, fails_lazily])
+def test_a_timeout_changes_nothing_where_calls_return(func):
+    plain, timed = (
+        score(make_reward(func, num_agents=2, batched=False, on_error="mask", timeout=t), BAD_TEXTS) for t in (None, 60)
+    )
+    np.testing.assert_array_equal(plain.rewards, timed.rewards)
+    assert (plain.faults, plain.num_raised) == (timed.faults, timed.num_raised)
+
+
+def test_an_interrupt_passes_from_a_timed_call_too():
+    def interrupted(a, b):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score(make_reward(interrupted, num_agents=2, on_error="mask", timeout=60), TEXTS)
+
+
+def test_a_process_ends_beside_a_call_that_hangs():
+    code = """
+import time
+import numpy as np
+from jmarl.rewards import make_reward
+
+def hangs(a):
+    while True:
+        time.sleep(1)
+
+result = make_reward(hangs, num_agents=1, on_error="mask", timeout=0.1)([["x"]], ["p"], [{}], np.random.default_rng(0))
+print("masked", result.num_raised)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "masked 1\n"), done.stderr
+
+
+def failing(share, **kwargs):
+    """A reward that fails on this share of ten joint actions, and those."""
+    texts = [["bad"] * round(10 * share) + ["ok"] * (10 - round(10 * share)), [""] * 10]
+    return make_reward(fails_on_bad, num_agents=2, batched=False, on_error="mask", **kwargs), texts
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.6, 0.5), (0.1, 0.0), (1.0, 0.9)])
+def test_too_many_errors_in_a_row_stop_the_run(share, most):
+    reward, texts = failing(share, max_error_share=most)
+    for _ in range(ERROR_WINDOW - 1):
+        score(reward, texts)
+    told = f"failed on {round(50 * share)} of the 50 joint actions of the last 5 batches, more than max_error_share={most}"
+    with pytest.raises(RewardError, match=f"{told}; at last: .*ZeroDivisionError"):
+        score(reward, texts)
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.5, 0.5), (0.0, 0.0), (1.0, 1.0)])
+def test_as_many_errors_as_allowed_do_not(share, most):
+    reward, texts = failing(share, max_error_share=most)
+    assert [score(reward, texts).num_raised for _ in range(3 * ERROR_WINDOW)] == [round(10 * share)] * 15
+
+
+def test_a_long_time_without_errors_does_not_excuse_those_that_follow():
+    reward, texts = failing(1.0)
+    for _ in range(20):
+        score(reward, [["ok"] * 10, [""] * 10])
+    score(reward, texts)
+    score(reward, texts)
+    with pytest.raises(RewardError, match="failed on 30 of the 50 joint actions"):
+        score(reward, texts)
+
+
+def test_errors_of_long_ago_and_values_that_are_no_numbers_do_not_stop_a_run():
+    """A bad hour passes; and what is masked for its value is in the log, each update."""
+    reward, texts = failing(1.0)
+    for n in range(20):
+        score(reward, texts if n % ERROR_WINDOW < 2 else [["ok"] * 10, [""] * 10])
+    none = make_reward(lambda a, b: [None] * len(a), num_agents=2, on_error="mask")
+    assert all(score(none, texts).invalid.all() for _ in range(10))
+
+
 # --- construction and sizes ------------------------------------------------------------------------------------------
 
 
@@ -660,6 +807,9 @@ def test_a_processor_is_named_when_it_raises_and_never_sees_a_bad_value():
         ({"on_error": "ignore"}, "'ignore'"),
         ({"on_error": math.nan}, "nan"),
         ({"on_error": True}, "True"),
+        ({"timeout": 0}, "timeout is a number of seconds > 0, or None .*, got 0"),
+        ({"timeout": math.inf}, "got inf"),
+        ({"max_error_share": 1.5}, r"max_error_share is in \[0, 1\], got 1.5"),
         ({"num_agents": 0}, "got 2 and 0"),
     ],
 )

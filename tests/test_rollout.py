@@ -21,6 +21,7 @@ from jmarl.rollout import play, to_batches
 from jmarl.stack import unstack
 from jmarl.team import make_team
 from jmarl.types import TRACES
+from jmarl.update import init_stack, update_stack
 
 NEW, GROUP = 6, 3
 SETTINGS = Sampling(max_new_tokens=NEW)
@@ -304,3 +305,98 @@ def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
     batch, done = to_batches(pair[0], played)[0], played.turns[0].completions[0]
     np.testing.assert_array_equal(batch.truncated_logprobs, done.truncated_logprobs[..., : batch.tokens.shape[-1]])
     assert (batch.truncated_logprobs > batch.old_logprobs + 1e-3).any()
+
+
+# --- what a run must survive ---------------------------------------------------------------------------------------------
+
+
+def updated(pair, got, algorithm="grpo", **changes):
+    """What a stack was and is, and what it told, after one update on a rollout."""
+    learning = TrainConfig(algorithm=algorithm, learning_rate=1e-2, num_generations=max(GROUP, 2), **changes).learning()
+    state = init_stack(jax.tree.map(np.copy, pair[1][0]), learning)
+    before = jax.device_get(state.params)
+    state, metrics = update_stack(state, to_batches(pair[0], got)[0], cfg=pair[0].stacks[0].config, learning=learning)
+    return before, *jax.device_get((state.params, metrics))
+
+
+def unchanged(before, after):
+    return all((x == y).all() for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+
+
+def healthy(after, metrics):
+    finite = all(np.isfinite(x).all() for x in jax.tree.leaves((after, metrics)))
+    return finite and (metrics["skipped"] == 0).all()
+
+
+BAD_REWARDS = [float("nan"), float("inf"), -float("inf"), None, "2", 1e308, np.float32("nan"), np.float64(1e308)]
+
+
+@pytest.mark.parametrize("bad", BAD_REWARDS, ids=repr)
+def test_a_bad_reward_reaches_neither_parameters_nor_the_others(pair, bad):
+    """One of six joint actions: its return is NaN and counted, all else is finite, and what is learned is what the other five
+    teach, numpy's scalars among them."""
+    got = play_pair(pair, reward=lambda a, b: [1.0, bad, np.float32(2), np.int64(3), np.array(5.0), 6])
+    assert got.turns[0].invalid == 1 and np.isnan(got.returns[0][:, 0, 1]).all() and np.isfinite(got.returns[0]).sum() == 10
+    before, after, metrics = updated(pair, got)
+    assert healthy(after, metrics) and (metrics["grad_norm"] > 0).all() and not unchanged(before, after)
+
+
+@pytest.fixture(scope="module")
+def silent(agents):
+    """A pair that ends every completion at once: all hidden states point along the first axis, which the end's logit reads."""
+    trees = [agent.params | {name: agent.params[name].copy() for name in ("embed", "lm_head")} for agent in agents]
+    for tree, agent in zip(trees, agents, strict=True):
+        tree["embed"][:, 0] = 1000
+        tree["lm_head"][:] = 0
+        tree["lm_head"][0, agent.tokenizer.eos_token_id] = 3
+    return make_team([agent._replace(params=tree) for agent, tree in zip(agents, trees, strict=True)])
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "dapo", "mareinforce"])
+def test_completions_that_end_at_once_are_texts_of_nothing(silent, algorithm):
+    """One action each, the end. By their equal lengths they teach nothing, by other rewards something finite."""
+    got = play_pair(silent)
+    done = got.turns[0].completions[0]
+    assert (done.action_mask.sum(-1) == 1).all() and done.ended.all()
+    assert {text for agent in got.turns[0].texts for prompt in agent for text in prompt} == {""}
+    assert np.isfinite(got.returns[0]).all() and (got.returns[0] == 0).all()
+    before, after, metrics = updated(silent, got, algorithm)
+    assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
+    before, after, metrics = updated(silent, play_pair(silent, reward=lambda a, b: range(len(a))), algorithm)
+    assert healthy(after, metrics) and (metrics["grad_norm"] > 0).all() and not unchanged(before, after)
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "marloo", "dapo"])
+def test_equal_rewards_teach_nothing(pair, algorithm):
+    before, after, metrics = updated(pair, play_pair(pair, reward=lambda a, b: [0.1] * len(a)), algorithm)
+    assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "grpo"])
+def test_a_group_of_one_teaches_nothing(pair, algorithm):
+    """Where its baseline is of the group; where there is none it teaches."""
+    got = play_pair(pair, group=1)
+    before, after, metrics = updated(pair, got, algorithm)
+    assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
+    before, after, metrics = updated(pair, got, "mareinforce")
+    assert healthy(after, metrics) and (metrics["grad_norm"] > 0).all() and not unchanged(before, after)
+
+
+def test_nothing_but_masked_rewards_teaches_nothing(pair):
+    before, after, metrics = updated(pair, play_pair(pair, reward=lambda a, b: [None] * len(a)))
+    assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
+
+
+def test_joint_actions_on_which_a_reward_raised_are_counted(pair):
+    """Also where a number stands in for them, of which `reward/invalid` says nothing."""
+
+    def fails(a, b):
+        raise ZeroDivisionError
+
+    team, params = pair
+    keys = dict(seed=0, step=0, group=GROUP)
+    for on_error, invalid in (("mask", 6), (0.5, 0)):
+        env = Rewarded(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
+        got = play(team, params, ITEMS, env, SETTINGS, Episodes(), **keys)
+        assert got.notes["reward/raised"] == 6 and got.turns[0].invalid == invalid
+    assert "reward/raised" not in play_pair(pair).notes

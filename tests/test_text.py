@@ -88,6 +88,39 @@ def test_decode_skips_special_tokens_and_keeps_every_space(tiny_tokenizer):
     assert text.decode(tiny_tokenizer, rows) == [sentence, ""]
 
 
+# --- prompts that are too long -------------------------------------------------------------------------------------------
+
+
+def test_a_cut_prompt_is_its_last_tokens(tiny_tokenizer, bos_tokenizer):
+    """Behind the beginning-of-sequence token, where the prompt starts with it."""
+    (row,) = text.encode_prompts(tiny_tokenizer, ["0123456789"], 64)
+    assert text.cut_left(tiny_tokenizer, row, 4) == row[-4:] == tiny_tokenizer.encode("6789")
+    (row,) = text.encode_prompts(bos_tokenizer, ["0123456789"], 64)
+    assert text.cut_left(bos_tokenizer, row, 4) == [1, *row[-3:]]
+    assert text.cut_left(bos_tokenizer, row, len(row)) == row
+
+
+def test_a_cut_message_keeps_its_chat_template(tiny_tokenizer):
+    """The template renders as around the last characters alone; of a conversation the oldest tokens go."""
+    (row,) = text.encode_prompts(tiny_tokenizer, ["0123456789"], 64, chat=True)
+    (expected,) = text.encode_prompts(tiny_tokenizer, ["789"], 64, chat=True)
+    assert text.cut_left(tiny_tokenizer, row, len(expected), chat=True) == expected
+    said = row + tiny_tokenizer.encode("42<|im_end|>", add_special_tokens=False)
+    (longer,) = text.follow_ups(tiny_tokenizer, [said], ["And now?"], 256, chat=True)
+    cut = text.cut_left(tiny_tokenizer, longer, len(longer) - 5, chat=True)
+    expected = tiny_tokenizer.decode(longer, skip_special_tokens=False).replace("0123456789", "56789")
+    assert tiny_tokenizer.decode(cut, skip_special_tokens=False) == expected
+
+
+def test_no_room_for_any_token_of_a_prompt_is_an_error(tiny_tokenizer):
+    with pytest.raises(ValueError, match="there is room for 0 tokens of a prompt: lower max_new_tokens"):
+        text.cut_left(tiny_tokenizer, [5, 6], 0)
+    before, behind = text.template_ids(tiny_tokenizer)
+    size = len(before) + len(behind)
+    with pytest.raises(ValueError, match=f"room for {size} tokens of a prompt, of which the chat template takes {size}"):
+        text.cut_left(tiny_tokenizer, [*before, 5, 6, *behind], size, chat=True)
+
+
 # --- later turns ---------------------------------------------------------------------------------------------------------
 
 

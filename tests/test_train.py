@@ -275,8 +275,12 @@ def test_a_plain_function_is_a_reward(pair):
     [
         ([{"text": "apples"}], None, r"an item has no prompt, but \['text'\]"),
         (["apples"], None, "items are dicts, .* the first is 'apples'"),
-        ([{"prompt": 3}], None, "agent 0's prompt must be a text; got 3 of item {'prompt': 3}"),
-        ([{"prompt": "apples"}], lambda item: None, "no agent acts in the first update: every prompt is None"),
+        ([{"prompt": 3}], None, "agent 0's prompt must be a text; got 3 of item 0, {'prompt': 3}"),
+        (
+            [{"prompt": "apples"}],
+            lambda item: None,
+            "agent 0's prompt is None .of item 0, {'prompt': 'apples'}.: give the row a prompt",
+        ),
         ([{"prompt": "apples"}], [lambda item: "a", lambda item: b""], "agent 1's prompt must be a text; got b''"),
     ],
 )

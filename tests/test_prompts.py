@@ -1,0 +1,306 @@
+"""Prompts that are missing or too long: found for all items before anything runs, cut or left out where that is chosen."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl import scoring
+from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.environment import Rewarded, prompt_of
+from jmarl.lockstep import LockStep, Step, TextEnvironment
+from jmarl.prompts import items_that_fit
+from jmarl.rewards import make_reward
+from jmarl.rollout import play, to_batches
+from jmarl.stack import unstack
+from jmarl.team import make_team
+from jmarl.text import chat_prompt, encode_prompts
+from jmarl.train import train
+from jmarl.types import TRACES
+
+CONTEXT, NEW = 128, 8
+SETTINGS = Sampling(max_new_tokens=NEW)
+SHORT = [{"prompt": text} for text in ("The answer", "apples", "question", "pears")]
+LONG = {"prompt": "7" * 100 + "3" * 50}  # a token a digit
+ITEMS = [*SHORT[:2], LONG, *SHORT[2:], {"prompt": "7" * 130}]
+BASE = dict(num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=NEW, learning_rate=1e-2, progress=False)
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    cfg = tiny_config(tie_embeddings=False, max_positions=CONTEXT)
+    return [random_agent(cfg, tiny_tokenizer, seed) for seed in (0, 1)]
+
+
+def lengths(a, b):
+    return [len(x) - 2 * len(y) for x, y in zip(a, b, strict=True)]
+
+
+def refuses(a, b):
+    raise AssertionError("the reward was called")
+
+
+def run(agents, items, reward=lengths, formatters=None, eval_items=(), transition=None, **changes):
+    team, params = make_team(agents)
+    how = dict(formatters=formatters, eval_items=eval_items, external_transition=transition)
+    return train(team, params, reward, items, TrainConfig(**BASE | changes), **how)
+
+
+def same(first, second):
+    left, right = (jax.tree.leaves(jax.device_get(of.state.stacks[0].params)) for of in (first, second))
+    assert all((x == y).all() for x, y in zip(left, right, strict=True))
+
+
+# --- before anything runs ------------------------------------------------------------------------------------------------
+
+
+def test_long_prompts_of_all_items_are_found_before_anything_runs(agents):
+    """With their number, the longest, its item and agent, and what to do; nothing is traced and no reward is asked for."""
+    before = TRACES.copy()
+    formatters = [prompt_of, lambda item: item["prompt"] + "9"]
+    told = "2 of 6 items have a prompt too long .* of item 2 for agent 1, has 151 tokens; with max_new_tokens=8 that is 159, "
+    with pytest.raises(
+        ValueError, match=told + "and the context is 128: set long_prompts='truncate_left' or 'drop', lower max"
+    ):
+        run(agents, ITEMS, refuses, formatters, num_prompts=1)
+    told = "1 of 2 held-out items have a prompt too long .* of item 1 for agent 0, has 150 tokens"
+    with pytest.raises(ValueError, match=told):
+        run(agents, SHORT, refuses, eval_items=[SHORT[0], LONG])
+    assert TRACES.copy() == before
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_check_agrees_with_what_is_encoded(agents, chat):
+    """Texts of all lengths around the limit, in letters of one to four bytes: too long are those that `encode_prompts`
+    refuses."""
+    (team, _), rng = make_team(agents[:1]), np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("the a7日🙂"), size=n)) for n in range(40, 130)]
+    around = len(encode_prompts(agents[0].tokenizer, ["7"], CONTEXT, 0, chat)[0]) - 1
+    texts += ["7" * (CONTEXT - NEW - around + n) for n in (-1, 0, 1, 2)]  # a token a digit
+    cfg, tokenizer = TrainConfig(**BASE, chat=chat, long_prompts="drop"), agents[0].tokenizer
+    fit = []
+    for text in texts:
+        try:
+            fit += [text] * bool(encode_prompts(tokenizer, [text], CONTEXT, NEW, chat))
+        except ValueError:
+            assert len(tokenizer.encode(chat_prompt(tokenizer, text) if chat else text)) > CONTEXT - NEW
+    env = Rewarded(make_reward(lambda a: [1.0], num_agents=1), [prompt_of])
+    with pytest.warns(UserWarning, match=f"{len(texts) - len(fit)} of 94 items .* are left out"):
+        kept, _ = items_that_fit(team, env, [{"prompt": text} for text in texts], [], cfg)
+    assert [item["prompt"] for item in kept] == fit and 0 < len(fit) < len(texts)
+
+
+def test_an_empty_prompt_of_a_later_item_is_found_before_anything_runs(agents):
+    with pytest.raises(ValueError, match="the prompt of item 3 for agent 0 is empty"):
+        run(agents, [*SHORT[:3], {"prompt": ""}], refuses, num_prompts=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [100, 400])
+def test_a_hundred_thousand_items_are_checked_in_seconds(agents, tiny_config, random_agent, tiny_tokenizer, size):
+    """As fast where every text is encoded (400 characters in a context of 128: all are too long) as a tokenizer is."""
+    team, _ = make_team(agents)
+    rng = np.random.default_rng(0)
+    texts = rng.choice(list("abcdefgh"), size=(100_000, size // 4)).tolist()
+    items = [{"prompt": 4 * "".join(row)} for row in texts]
+    env = Rewarded(make_reward(lengths, num_agents=2), [prompt_of] * 2)
+    began = time.monotonic()
+    if size == 100:
+        assert items_that_fit(team, env, items, [], TrainConfig(**BASE))[0] is items
+    else:
+        with pytest.raises(ValueError, match="100000 of 100000 items"):
+            items_that_fit(team, env, items, [], TrainConfig(**BASE))
+    print(f"{size} characters: {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began < (10 if size == 100 else 120)
+
+
+# --- None ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_a_row_without_a_prompt_is_named(agents, wrong):
+    """Also where it is not among the first update's."""
+    items = [dict(item, prompt=None) if i == wrong else item for i, item in enumerate(SHORT)]
+    told = rf"agent 0's prompt is None \(of item {wrong}, {{'prompt': None}}\): give the row a prompt, .*in_turns=True"
+    with pytest.raises(ValueError, match=told):
+        run(agents, items, refuses, num_prompts=1)
+    with pytest.raises(ValueError, match="agent 1's prompt is None .of item 0, {'prompt': 'The answer'}"):
+        run(agents, SHORT, refuses, [prompt_of, lambda item: None])
+
+
+def test_formatters_may_write_none_where_turns_are_declared(agents):
+    """Agent 0 acts in the first turn and agent 1 in the second: by its formatter, or by the transition alone."""
+
+    def second(item, external_prompts=None):
+        return external_prompts
+
+    def on(agent_completions, **_):
+        assert agent_completions[1] == ""
+        return [None, f"Go on: {agent_completions[0]}"]
+
+    team, params = make_team(agents)
+    how = dict(seed=0, step=0, group=2)
+    for formatters in ([prompt_of, second], [prompt_of, lambda item: None]):
+        env = Rewarded(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
+        got = play(team, params, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), **how)
+        assert [turn.acts.all(1).tolist() for turn in got.turns] == [[True, False], [False, True]]
+        cfg = TrainConfig(**BASE | dict(num_turns=2, branching="chain"))
+        assert np.isfinite(train(*make_team(agents), env, SHORT, cfg).rewards).all()
+
+
+def test_none_in_a_later_turn_is_an_error_unless_declared(agents):
+    team, params = make_team(agents)
+    formatters = [prompt_of, lambda item, external_prompts=None: "first" if external_prompts is None else None]
+    env = Rewarded(make_reward(lengths, num_agents=2), formatters, lambda **_: ["a", "b"])
+    with pytest.raises(ValueError, match="agent 1's prompt is None .of turn 2 of item {'prompt': 'The answer'}"):
+        play(team, params, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
+    nobody = Rewarded(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
+    with pytest.raises(ValueError, match="no agent acts in a turn: all prompts are None .of item 0"):
+        play(team, params, SHORT[:1], nobody, SETTINGS, Episodes(), seed=0, step=0, group=1)
+
+
+# --- drop and truncate_left ----------------------------------------------------------------------------------------------
+
+
+def test_dropped_items_are_left_out_before_training(agents):
+    """Bit for bit the run on the other items."""
+    with pytest.warns(UserWarning, match="2 of 6 items .* has 150 tokens; .* these items are left out .long_prompts='drop'"):
+        dropped = run(agents, ITEMS, long_prompts="drop")
+    same(dropped, run(agents, SHORT))
+    with (
+        pytest.warns(UserWarning, match="1 of 2 held-out items .* are left out"),
+        pytest.raises(ValueError, match="1 of 1 items .* leaves none; lower max_new_tokens"),
+    ):
+        run(agents, SHORT, long_prompts="drop", eval_items=[SHORT[0], LONG])
+        run(agents, [LONG], refuses, long_prompts="drop")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_cut_prompts_are_counted_and_read_from_their_end(agents, tmp_path, chat):
+    """Bit for bit the run on items that were cut by hand."""
+    room = CONTEXT - NEW - (len(agents[0].tokenizer.encode(chat_prompt(agents[0].tokenizer, ""))) if chat else 0)
+    by_hand = [{"prompt": item["prompt"][-room:]} for item in ITEMS]
+    with pytest.warns(UserWarning) as told:
+        cut = run(agents, ITEMS, long_prompts="truncate_left", chat=chat, output_dir=str(tmp_path), num_prompts=6)
+    same(cut, run(agents, by_hand, chat=chat, num_prompts=6))
+    messages = [str(one.message) for one in told]
+    assert "2 of 6 items have a prompt too long" in messages[0] and "such prompts are cut on the left" in messages[0]
+    assert messages[1].startswith("prompts longer than the context are cut on the left (long_prompts='truncate_left'")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["long_prompts"] for row in rows if "tokens" in row] == [2 * 2, 2 * 2]  # two items, two agents
+
+
+def test_no_room_beside_the_template_is_an_error(agents):
+    with pytest.warns(UserWarning, match="6 of 6"), pytest.raises(ValueError, match="of which the chat template takes"):
+        run(agents, ITEMS, refuses, chat=True, max_new_tokens=CONTEXT - 8, long_prompts="truncate_left", num_prompts=6)
+
+
+@pytest.mark.filterwarnings("ignore:2 of 6 items", "ignore:prompts longer", "ignore:update")
+def test_rounds_of_pairs_and_dynamic_sampling_read_cut_prompts(agents, tmp_path):
+    run(agents, ITEMS, algorithm="madpo_iter", comparator="initial", long_prompts="truncate_left", num_prompts=6)
+    how = dict(dynamic_sampling=1, num_prompts=6, num_updates=1, long_prompts="truncate_left")
+    run(agents, ITEMS, lambda a, b: [1.0] * len(a), output_dir=str(tmp_path), **how)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert row["long_prompts"] == 8, "of the first round and the further one"
+
+
+class Writes(TextEnvironment):
+    """Writes its prompts itself: longer ones each turn."""
+
+    roles, max_turns = ("a", "b"), 2
+
+    def reset(self, task, rng):
+        return task, [task["prompt"]] * 2
+
+    def step(self, state, messages, rng):
+        return Step(state, ["5" * 150] * 2, float(len(messages[0])), False)
+
+
+def test_environments_that_write_their_prompts_cannot_drop_items(agents):
+    with pytest.raises(ValueError, match="long_prompts='drop' leaves items out before training, and this environment writes"):
+        run(agents, SHORT, Writes(), num_turns=2, long_prompts="drop")
+    with pytest.warns(UserWarning, match="prompts longer than the context are cut"):
+        result = run(agents, SHORT, Writes(), num_turns=2, branching="chain", long_prompts="truncate_left")
+    assert np.isfinite(result.rewards).all()
+
+
+# --- later turns ---------------------------------------------------------------------------------------------------------
+
+
+def longer_by_item(prompt, agent_completions, **_):
+    """Agent 1's next prompt is too long for items of apples."""
+    return ["and", "5" * 150 + "3" if prompt == "apples" else "more"]
+
+
+def played(agents, transition=longer_by_item, items=SHORT[:3], **episodes):
+    team, params = make_team(agents)
+    env = Rewarded(make_reward(lambda a, b: [1.0 + len(x) for x in a], num_agents=2), [prompt_of] * 2, transition)
+    return play(team, params, items, env, SETTINGS, Episodes(**episodes), seed=0, step=0, group=2)
+
+
+def test_a_long_prompt_of_a_later_turn_is_an_error(agents):
+    with pytest.raises(ValueError, match="prompt 2 of agent 1 .'555.* has 151 tokens"):
+        played(agents, num_turns=2, branching="chain", joint_mode="aligned")
+
+
+@pytest.mark.parametrize("branching", ["tree", "chain"])
+@pytest.mark.parametrize("history", ["none", "append"])
+def test_dropped_in_a_later_turn_the_episode_ends(agents, branching, history):
+    """Its return is what it had until then; the others go on; it is counted and told."""
+    how = dict(num_turns=3, branching=branching, history=history, gamma=0.5)
+    with pytest.warns(UserWarning, match="prompts longer than the context are not read: their episodes end there"):
+        got = played(agents, long_prompts="drop", **how)
+    first, second = got.turns[:2]
+    assert set(second.items) == {0, 2} and got.notes["long_prompts"] == len(first.joint)
+    np.testing.assert_array_equal(got.joint_returns[0][1], first.rewards[1])
+    assert (got.joint_returns[0][[0, 2]] > first.rewards[[0, 2]]).all()
+    assert all(np.isfinite(to_batches(make_team(agents)[0], got)[0].rewards).reshape(2, -1).any(1))
+    with pytest.warns(UserWarning, match="their episodes end there"):
+        alone = played(agents, items=SHORT[1:2], long_prompts="drop", **how)
+    assert len(alone.turns) == 1, "where nothing is left, nothing more is played"
+
+
+@pytest.mark.filterwarnings("ignore:prompts longer")
+def test_counterfactual_alternatives_of_a_dropped_episode_end_there_too(agents):
+    how = dict(num_turns=2, branching="chain", joint_mode="counterfactual", long_prompts="drop")
+    got = played(agents, **how)
+    np.testing.assert_array_equal(got.joint_returns[0][1], got.turns[0].rewards[1])
+
+
+@pytest.mark.filterwarnings("ignore:prompts longer")
+@pytest.mark.parametrize("history", ["none", "append"])
+def test_cut_in_a_later_turn_what_is_scored_is_what_was_read(agents, history):
+    """Three turns, of which agent 1's second and third are cut for one item: rows fill the context, and end in the last
+    tokens of the prompt; the stored log-probabilities are those of a whole pass over what was read. Counted."""
+    got = played(agents, num_turns=3, branching="chain", history=history, long_prompts="truncate_left")
+    team, params = make_team(agents)
+    assert got.notes["long_prompts"] == 2 * 2  # two turns, two episodes of one item
+    cut = np.flatnonzero(got.turns[1].items == 1)
+    ids, sizes = got.turns[1].encoded[0]
+    assert sizes[1, cut].tolist() == [CONTEXT - NEW] * 2 and sizes[0, cut].max() < CONTEXT - NEW
+    last = agents[0].tokenizer.encode("5553")
+    assert all(ids[1, p, : sizes[1, p]][-4:].tolist() == last for p in cut)
+    for turn in got.turns:
+        (prompts, size), done = turn.encoded[0], turn.completions[0]
+        for a in range(2):
+            weights, cfg = unstack(params[0], a), team.stacks[0].config
+            scores = scoring.score(weights, cfg=cfg, prompts=prompts[a], lengths=size[a], tokens=done.tokens[a])
+            mask = done.action_mask[a]
+            np.testing.assert_allclose(np.asarray(scores.logprobs)[mask], done.logprobs[a][mask], atol=1e-4)
+
+
+def test_an_environment_of_ones_own_is_played_as_before(agents):
+    """`error` is the default there too: raised in its step."""
+    team, params = make_team(agents)
+    env = LockStep(Writes())
+    with pytest.raises(ValueError, match="prompt 0 of agent 0 .'555.* has 150 tokens"):
+        play(team, params, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(ValueError, match=r"long_prompts='left' is not allowed: .* one of \('error', 'truncate_left', 'drop'\)"):
+        TrainConfig(long_prompts="left")
