@@ -36,6 +36,7 @@ from jmarl.lock import locked
 from jmarl.lockstep import TextEnvironment
 from jmarl.loop import Advanced, loop
 from jmarl.metrics import MetricsWriter
+from jmarl.prompts import items_that_fit
 from jmarl.returns import mean_and_interval
 from jmarl.rollout import Rollout
 from jmarl.rundir import checkpoints_of, open_run, set_aside
@@ -76,6 +77,7 @@ def train_seeds(
     cfgs = tuple(cfg.of_seed(int(seed)) for seed in seeds)
     check_run(items, cfgs[0], None)
     check_team(team, cfg)
+    items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     where = [sharding.mesh_for(cfg.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
     params = once(team, params, cfgs[0], where[0])
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
