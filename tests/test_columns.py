@@ -64,6 +64,12 @@ def written(directory: Path, agent) -> dict[str, set[str]]:
 
     for name, changes in RUNS.items():
         of(name, evaluated, make_reward(random, num_agents=2), ITEMS, **writing | changes)
+    def failing(a, b):
+        raise OSError("no service")
+
+    with pytest.warns(UserWarning, match="no service"):
+        mistaken = make_reward([random, failing], num_agents=2, on_error=0.0, max_error_share=1)
+        of("mistakes", evaluated, mistaken, ITEMS, **writing, algorithm="magrpo", long_prompts="truncate_left")
     env = make("grid", max_turns=2)
     of("turns", evaluated, env, env.tasks("train", 4), **writing, algorithm="magrpo", num_turns=2, branching="chain")
     pairs = load_pairs([{"prompt": "apples", "chosen": ["a", "b"], "rejected": ["b", "a"]}] * 4, num_agents=2)

@@ -184,7 +184,7 @@ class GRPOTrainer:
     def train(self, num_iterations: int | None = None) -> TrainResult:
         """So many updates (default: as the settings say); afterwards the trainer holds the trained weights. Held-out tasks are
         played where `eval_every` asks for it. A second call trains on from these weights, with a new optimiser and schedule, on
-        the same tasks; where the first saved checkpoints, it is refused."""
+        the same tasks, and moves what the first one wrote to `earlier_1`; where that was interrupted, it is refused."""
         cfg = self.config if num_iterations is None else dataclasses.replace(self.config, num_updates=num_iterations)
         held_out = self.env.tasks("eval", NUM_EPISODES, cfg.seed) if cfg.eval_every else ()
         tasks = self.env.tasks("train", NUM_TASKS, cfg.seed)

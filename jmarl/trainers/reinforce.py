@@ -45,7 +45,8 @@ class MAGRPOTrainer:
         reward_weights: one a function; default 1 / (number of functions).
         reward_processor, reward_processors: one callable for the weighted sum, or a list with one a function.
         batched_reward: False calls rewards once per joint action, with lists of one; True once a step with all of them.
-        on_error: what follows where a reward raises, as for `make_reward`: "raise", "mask", or a number in its place.
+        on_error, reward_timeout: what follows where a reward raises, and how many seconds one call may take, as on_error and
+            timeout of `make_reward`.
         formatters: item -> prompt, one for all agents or a list with one an agent; default: the item's "prompt".
         args: the settings, of this trainer's configuration class.
         train_dataset, eval_dataset: a `datasets.Dataset`, a list or any other series of dicts.
@@ -72,6 +73,7 @@ class MAGRPOTrainer:
         reward_processors: Processor | Sequence[Processor | None] | None = None,
         batched_reward: bool = False,
         on_error: Literal["raise", "mask"] | float = "raise",
+        reward_timeout: float | None = None,
         formatters: Formatter | Sequence[Formatter] | None = None,
         args: TrainerConfig | None = None,
         train_dataset: Iterable[Mapping] | None = None,
@@ -100,6 +102,7 @@ class MAGRPOTrainer:
         processors = one_of(reward_processor=reward_processor, reward_processors=reward_processors)
         team_size = self._team_size(agents, num_agents)
         how: dict[str, Any] = dict(weights=reward_weights, processors=processors, batched=batched_reward, on_error=on_error)
+        how |= dict(timeout=reward_timeout)
         self.reward = RewardFunction(functions, num_agents=team_size, **how)
         formatters = formatters_of(formatters, team_size, self.items[0])
         self.config = self.args.train_config(len(self.items))
