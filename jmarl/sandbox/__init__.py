@@ -18,8 +18,10 @@ processes.
 Not covered:
 - Faults of the kernel, of bubblewrap, or of the interpreter that the judge runs: a program that breaks one of these is outside.
 - Side channels: time, caches, how busy the machine is. Level S2 also shows whether a file exists, and its size and owner.
-- Memory of all processes together is capped at S4 only (elsewhere each process for itself), disk at S2 only file by file,
-  processes at S2 for root only by the filter (no new processes; threads are not counted).
+- Memory of all processes together is capped at S4 only (elsewhere each process for itself), processes at S2 for root only by
+  the filter (no new processes; threads are not counted).
+- Disk at S2 is measured (`inside.disk`): a program may have taken some megabytes more before it is stopped, up to 4 times its
+  limit with files that it has mapped and unlinked, and any number of those where the directory is on a tmpfs.
 - Tests of objects (`unittests`) share a directory with the program: what they read from files there it may have written, and a
   library of theirs that reads such a file (sqlite, XML, pickle) reads what a model wrote. No module is imported from there.
 - What an object says about itself is believed as a function's answer is. Where a verdict would hang on its own comparison, the

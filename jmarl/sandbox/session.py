@@ -20,8 +20,7 @@ FAULTS = (NOT_AGAIN, SILENT, "it could not be begun")  # the machine's doing
 LIMITS = {
     "wall": "time of one call",
     "cpu": "processor time of the session",
-    "memory": "memory",
-    "output": "output of one call",
+    "file": "size of all files",
 }
 
 
@@ -36,7 +35,7 @@ class Reply:
     error: str
     """Why it did not work, for whoever made the call; else empty."""
     limit_hit: str = ""
-    """wall, cpu or empty; what runs out of memory raises MemoryError."""
+    """wall, cpu, file (where there are namespaces, it raises OSError) or empty; what runs out of memory raises MemoryError."""
     lost: bool = False
     """The session was ended by this call: variables and files are gone, the next call begins anew."""
     fault: bool = False

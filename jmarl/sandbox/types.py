@@ -30,7 +30,8 @@ class Limits:
     processes: int = 16
     """Processes and threads."""
     file_mb: int = 16
-    """MiB of all its files together (without namespaces: of each file)."""
+    """MiB of all its files together. Without namespaces this is measured as it runs (`inside.disk`): what it writes in the few
+    milliseconds between two measures comes on top, and more ends it."""
     output_kb: int = 64
     """KiB that it may write to stdout, and to stderr; more ends it."""
 

@@ -18,7 +18,7 @@ import struct
 import time
 from typing import Any, NoReturn
 
-from . import judge, program, session
+from . import confine, judge, program, session
 from .process import Confined, forked, keep_only, pipe
 from .wire import Channel, read_exactly, write_all
 
@@ -32,24 +32,20 @@ def run(request: int, confined: Confined) -> NoReturn:
     """In a process of its own, which ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.disable()
+    if not confined.namespaces:
+        confine.adopt_orphans()
     sizes = HEADER.unpack(read_exactly(request, HEADER.size))
     limits, source = json.loads(read_exactly(request, sizes[0])), read_exactly(request, sizes[1])
     try:
         if limits["kind"] == "session":
             session.keep(confined, limits, request)
-            leave(request, confined)
+            os._exit(0)
         result = Run(confined, limits, request, source, sizes[2]).result()
     except Exception as error:
         result = {"outcome": "error", "kind": "infrastructure", "message": f"{type(error).__name__}: {error}"}
+    confined.leave_nothing()  # before anyone hears of it
     write_all(request, json.dumps(result).encode())
-    leave(request, confined)
-
-
-def leave(request: int, confined: Confined) -> NoReturn:
-    if confined.namespaces:
-        os._exit(0)
-    os.close(request)  # its client need not wait for this; and a program may leave more than a function could walk through
-    os.execv("/bin/rm", ["rm", "-rf", "--", confined.own])
+    os._exit(0)
 
 
 class Run:
@@ -104,6 +100,7 @@ class Run:
         self.confined.enter()
         self.child = forked(execute, 2)
         self.watch = os.pidfd_open(self.child)
+        self.disk = self.confined.disk(self.directory, self.child, self.watch, self.limits["file_bytes"])
         for fd in (down, ask, answers, up, verdict, out_w, err_w, nothing, ready):
             os.close(fd)
         self.out, self.stderr = {out: bytearray(), err: bytearray()}, err
@@ -171,9 +168,12 @@ class Run:
         for fd in (self.verdict, *self.out):
             poll.register(fd, select.POLLIN)
         while True:
+            if self.disk and self.disk.over():
+                self.stopped = "file"
+                return
             left = self.started + self.limits["wall_s"] - time.monotonic()
-            ready = poll.poll(max(left, 0) * 1000)
-            if not ready:
+            ready = poll.poll(max(min(left, self.disk.pause) if self.disk else left, 0) * 1000)
+            if not ready and left <= 0:
                 self.stopped = "wall"
                 return
             for fd, _ in ready:
