@@ -45,6 +45,7 @@ from jmarl.envs import code_problems, code_text
 from jmarl.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, asserts, default_sandbox
 from jmarl.sandbox.inside.judge import Numbered
+from jmarl.sandbox.types import utf8
 
 Formed = tuple[float, float, tuple[str, ...]]
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback", "expert_edits"]
@@ -232,8 +233,8 @@ class CodeGeneration:
         return tuple(map(self.written, texts))
 
     def written(self, completion: str) -> str:
-        """What is kept of a completion."""
-        return code_text.extract_code(completion)
+        """What is kept of a completion; others read it, so that it can be encoded."""
+        return code_text.extract_code(utf8(completion))
 
     def program(self, codes: Sequence[str], item: dict) -> str:
         return program_of(codes, item)

@@ -24,7 +24,7 @@ from typing import Any
 
 from jmarl.sandbox.canary import CANARY, CANARY_TESTS
 from jmarl.sandbox.launch import REMEDY, Launched, launch, supported
-from jmarl.sandbox.types import LEVELS, ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts
+from jmarl.sandbox.types import LEVELS, ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts, utf8
 
 MAX_PROGRAM = 1 << 20
 GRACE_S = 10.0  # after its own limit the runner has this long to answer
@@ -156,7 +156,7 @@ class Sandbox:
         key.fileobj.close()  # type: ignore[union-attr]
         job: _Job = key.data
         try:
-            said = json.loads(job.received)
+            said = utf8(json.loads(job.received))
         except ValueError:  # nothing, or a part: the runner was killed
             said = {"outcome": "error", "kind": "infrastructure", "message": "no answer"}
         result = _result(said, self.level)

@@ -11,7 +11,7 @@ import time
 
 from jmarl.sandbox.client import GRACE_S, Sandbox, default_sandbox, imported
 from jmarl.sandbox.launch import MAX_SESSIONS
-from jmarl.sandbox.types import Limits
+from jmarl.sandbox.types import Limits, utf8
 
 MAX_CALL = 1 << 20
 NOTHING = {"output": "", "value": "", "error": "", "lost": ""}
@@ -153,7 +153,7 @@ class _Process:
         try:
             self.socket.settimeout(self.wall_s + GRACE_S)
             self.socket.sendall(struct.pack("!I", len(call)) + call)
-            said = NOTHING | json.loads(self._read(struct.unpack("!I", self._read(4))[0]))
+            said = NOTHING | utf8(json.loads(self._read(struct.unpack("!I", self._read(4))[0])))
             whole, self.calls = not said["lost"], (*before, call)
             return said
         except (OSError, EOFError, ValueError):

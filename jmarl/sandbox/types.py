@@ -13,6 +13,16 @@ from typing import Any, Literal
 LEVELS = ("S4", "S3", "S2", "S1")
 
 
+def utf8(x: Any) -> Any:
+    """What a program had a hand in, as JSON gives it back, with each lone surrogate written out (`\\ud800`), so that all of its
+    texts can be encoded."""
+    if isinstance(x, str):
+        return x.encode("utf-8", "backslashreplace").decode()
+    if isinstance(x, list):
+        return [utf8(y) for y in x]
+    return {utf8(name): utf8(y) for name, y in x.items()} if isinstance(x, dict) else x
+
+
 class SandboxUnavailable(RuntimeError):
     """This machine cannot hold programs at the level that was asked for; says why, and what to do."""
 

@@ -189,8 +189,7 @@ def texts(frame: bytes, cap: int) -> dict[str, str]:
     except (ValueError, RecursionError):
         return {"error": "the session answered with something that is no reply"}
     said = said if type(said) is dict else {}
-    found = {name: cut(said[name], cap + NOTE) for name in TEXTS if type(said.get(name)) is str}
-    return {name: text.encode("utf-8", "backslashreplace").decode() for name, text in found.items()}  # no lone surrogates
+    return {name: cut(said[name], cap + NOTE) for name in TEXTS if type(said.get(name)) is str}
 
 
 def cut(text: str, cap: int) -> str:
