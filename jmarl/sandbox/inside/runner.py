@@ -25,6 +25,7 @@ from .wire import Channel, read_exactly, write_all
 HEADER = struct.Struct("!III")
 JUDGE_MEMORY = 1 << 30
 JUDGE_TMP = 1 << 20
+OWN_WORD = "held by the program's own word only: its comparison or arithmetic was asked"
 JUDGE_PROCESSES = 32  # threads of the tests, too
 
 
@@ -112,27 +113,34 @@ class Run:
         finally:
             exited = self.end()
         self.tests = dict(sorted(self.tests.items(), key=lambda test: test[1][0]))
-        passed = sum(not problem for _, problem, _ in self.tests.values())
-        outcome, kind, message, limit = self.outcome(passed, exited)
+        held = sum(not problem for _, problem, _ in self.tests.values())
+        tests = [
+            [name, not (problem or weak), problem or OWN_WORD * weak, weak and not problem]
+            for name, (_, problem, weak) in self.tests.items()
+        ]
+        weak = sum(test[-1] for test in tests)
+        outcome, kind, message, limit = self.outcome(held, exited)
+        if outcome == "passed" and weak:
+            outcome, message = "weak", f"{weak} of {held} tests {OWN_WORD}"
         judge_gone = not (self.last or self.stopped or self.broken)
         out, err = (bytes(x).decode("utf-8", "replace") for x in self.out.values())
         return {
             "outcome": outcome,
             "kind": kind,
             "message": message,
-            "passed": passed,
+            "passed": held - weak,
             "total": max(self.planned, len(self.tests)),
             "stdout": out,
             "stderr": err,
             "limit_hit": limit,
             "killed": judge_gone or (exited == -signal.SIGKILL and limit == "memory"),
             "wall_s": time.monotonic() - self.started,
-            "integrity": "weak" if any(weak and not problem for _, problem, weak in self.tests.values()) else "strong",
-            "tests": [[name, not problem, problem, weak] for name, (_, problem, weak) in self.tests.items()],
+            "integrity": "weak" if weak else "strong",
+            "tests": tests,
         }
 
-    def outcome(self, passed: int, exited: int) -> tuple[str, str, str, str]:
-        """Outcome, kind of error, message, limit."""
+    def outcome(self, held: int, exited: int) -> tuple[str, str, str, str]:
+        """Outcome (not yet whether it is weak), kind of error, message, limit. held: how many tests did."""
         total = max(self.planned, len(self.tests))
         if not self.confined_at_all:
             return "error", "infrastructure", bytes(self.out[self.stderr]).decode("utf-8", "replace")[:300], ""
@@ -147,7 +155,7 @@ class Run:
             return "error", "sandbox", f"the program broke the protocol: {self.last['violation']}", ""
         if self.fault:
             return "error", "tests", self.fault, ""
-        if total and passed == total and self.last["asked"]:
+        if total and held == total and self.last["asked"]:
             return "passed", "", "", ""
         if self.last["gone"] and exited == -signal.SIGXCPU or exited == -signal.SIGKILL:
             limit = "cpu" if exited == -signal.SIGXCPU or self.cpu_s >= self.limits["cpu_s"] else "memory"
@@ -158,7 +166,7 @@ class Run:
             return "failed", "", self.unloaded or "the program has ended", ""
         if self.last["unsupported"]:
             return "error", "tests", self.last["unsupported"], ""
-        if not self.last["asked"] and (passed == total or not self.last["wanted"]):
+        if not self.last["asked"] and (held == total or not self.last["wanted"]):
             return "error", "tests", "the tests never asked the program anything", ""
         return "failed", "", next((text for _, text, _ in self.tests.values() if text), "not all tests ran"), ""
 
