@@ -14,7 +14,7 @@ from . import confine
 from .disk import Disk, remove
 from .wire import write_all
 
-REMOVE_S = 5.0  # less than the client waits for a verdict after the limit (`client.GRACE_S`)
+REMOVE_S = 8.0  # less than the client waits for a verdict after the limit (`client.GRACE_S`)
 
 
 class Confined:
