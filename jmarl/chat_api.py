@@ -58,6 +58,7 @@ class ChatAPI:
             ) from error
         if len(texts) != count or not all(isinstance(text, str) for text in texts):
             raise Unavailable(f"{self.called} at {base} was asked for {count} completions and gave {len(texts)}")
+        texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts]  # JSON can hold lone surrogates
         return list(zip(texts, ended, strict=True))
 
     def post(self, url: str, body: dict[str, Any]) -> Any:

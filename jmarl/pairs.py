@@ -167,9 +167,8 @@ def save_pairs(path: str | os.PathLike, pairs: Sequence[Pair]) -> None:
         about = {} if pair.rewards is None else {"metadata": {"rewards": list(pair.rewards)}}
         rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected} | about)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    Path(path).write_text(
-        lines if str(path).endswith(".jsonl") else json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-    )
+    text = lines if str(path).endswith(".jsonl") else json.dumps(rows, ensure_ascii=False, indent=1) + "\n"
+    Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")  # a lone surrogate, as JSON writes it: \ud800
 
 
 def load_trajectories(source: Any, min_reward: float | None = None) -> list[Trajectory]:

@@ -261,7 +261,7 @@ def save_round(folder: Path, round_: int, pairs: Sequence[Pair]) -> None:
     """Lines that `load_pairs` reads too, with the tokens beside the texts."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"round_{round_:04}.jsonl"
-    with (temporary := final.with_suffix(".tmp")).open("w", encoding="utf-8") as file:
+    with (temporary := final.with_suffix(".tmp")).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for pair in pairs:
             texts = (pair.prompts, pair.chosen, pair.rejected)
             prompt, chosen, rejected = (x[0] if len(pair.prompts) == 1 else x for x in texts)

@@ -233,7 +233,7 @@ def test_what_was_left_to_the_program_earns_nothing(env):
     item = ITEM | {"test": "def check(f):\n    assert f(1, 2) == f(2, 1)\n    assert f(1, 1) is not None"}
     equal = "class E:\n    def __eq__(self, o): return True\n" + "def squares(a, b):\n    aux(a)\n    return E()"
     answer, score = played(env, AUX, f"```python\n{equal}\n```", item=item)
-    assert score.result.outcome == "passed" and score.result.integrity == "weak"
+    assert score.result.outcome == "weak" and "1 of 2 tests pass; 1 more held only because" in score.problems[0]
     assert score.parts["level_3"] == pytest.approx(0.5) and not score.solved and answer.result.parts["solved"] == [0.0]
 
 

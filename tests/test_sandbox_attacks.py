@@ -185,6 +185,11 @@ WEAK = {
         "class P(tuple):\n    def __new__(cls, *a): return tuple.__new__(cls)",
         asserts("assert P(1) == P(2)"),
     ),
+    "an order": ("class E:\n    def __lt__(self, o): return True\ndef add(a, b): return E()", asserts("assert add(1, 2) < 4")),
+    "an order from the other side": (
+        "class E:\n    def __lt__(self, o): return True\n    __gt__ = __lt__\ndef add(a, b): return E()",
+        asserts("assert 2 < add(1, 2) < 4"),
+    ),
     "a container of everything": (
         "class E:\n    def __contains__(self, x): return True\ndef add(a, b): return E()",
         asserts("assert 3 in add(1, 2)"),
@@ -196,7 +201,9 @@ WEAK = {
 def test_what_only_the_program_can_say_is_marked_as_weak(sandbox, name):
     """There, a lie cannot be told from the truth: rewards do not count it (`jmarl.envs`)."""
     result = sandbox.run(*WEAK[name], LIMITS)
-    assert result.outcome != "passed" or (result.integrity == "weak" and all(test.weak for test in result.tests)), result
+    assert result.outcome in ("weak", "failed") and result.passed == 0, result
+    assert not any(test.passed for test in result.tests), result
+    assert result.outcome == "failed" or (result.integrity == "weak" and all(test.weak for test in result.tests)), result
 
 
 @pytest.fixture
@@ -236,7 +243,7 @@ def add(a, b):
 
 
 def test_directories_in_directories_are_removed(sandbox):
-    program = "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')\n" + ADD
+    program = "import os\nfor _ in range(900):\n    os.mkdir('d'); os.chdir('d')\n" + ADD
     assert sandbox.run(program, TESTS, LIMITS).outcome == "passed"
     command = Path(f"/proc/{sandbox._helper.process.pid}/cmdline").read_text()
     for found in re.findall(r"/[\w/.]*jmarl-sandbox-\w+", command):  # at S2

@@ -36,6 +36,7 @@ from jmarl.envs.code_data import load_items
 from jmarl.envs.code_generation import CodeGeneration, Episode, Score, form_problems, share_passed
 from jmarl.envs.data import split_rows
 from jmarl.sandbox import ExecutionResult, Tests, unittests
+from jmarl.sandbox.types import utf8
 
 Partition = Literal["arguments", "alternate", "self_select"]
 SNIPPETS, TESTS, OVERLAP = 2.0, 4.0, -1.0
@@ -180,7 +181,7 @@ class CodeCompletion(CodeGeneration):
         return merge(texts, item).program
 
     def written(self, completion: str) -> str:
-        return completion  # methods are looked for in all of it
+        return utf8(completion)  # methods are looked for in all of it
 
     def scores(self, items: Sequence[dict], written: Sequence[Sequence[str]]) -> list[Score]:
         merged = [merge(texts, item) for item, texts in zip(items, written, strict=True)]

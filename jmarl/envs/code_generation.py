@@ -45,6 +45,7 @@ from jmarl.envs import code_problems, code_text
 from jmarl.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, asserts, default_sandbox
 from jmarl.sandbox.inside.judge import Numbered
+from jmarl.sandbox.types import utf8
 
 Formed = tuple[float, float, tuple[str, ...]]
 Feedback = Literal["plain", "passed", "level_passed", "level_feedback", "expert_edits"]
@@ -69,15 +70,15 @@ class Score(NamedTuple):
 
     @property
     def solved(self) -> bool:
-        """All tests passed, and none of them because the program itself said so."""
-        return self.result is not None and self.result.outcome == "passed" and self.result.integrity == "strong"
+        """All tests passed. Where the program itself had a say in one, the outcome is another: weak."""
+        return self.result is not None and self.result.outcome == "passed"
 
 
 def share_passed(result: ExecutionResult | None) -> float:
     """Of the tests; one that was left to the program does not count as passed."""
     if result is None or not result.total:
         return 0.0
-    return (result.passed - sum(test.passed and test.weak for test in result.tests)) / result.total
+    return result.passed / result.total
 
 
 class Episode(NamedTuple):
@@ -146,7 +147,11 @@ def form_problems(problems: tuple[str, ...], result: ExecutionResult | None) -> 
     if result is None or result.outcome == "passed":
         return problems
     stopped = f"; it was stopped at its limit: {result.limit_hit}" if result.limit_hit else ""
-    return (*problems, f"{result.passed} of {result.total} tests pass{stopped}")
+    weak = sum(test.weak for test in result.tests)
+    own_word = (
+        f"; {weak} more held only because the program's own comparison or arithmetic said so, and do not count" if weak else ""
+    )
+    return (*problems, f"{result.passed} of {result.total} tests pass{own_word}{stopped}")
 
 
 class CodeGeneration:
@@ -232,8 +237,8 @@ class CodeGeneration:
         return tuple(map(self.written, texts))
 
     def written(self, completion: str) -> str:
-        """What is kept of a completion."""
-        return code_text.extract_code(completion)
+        """What is kept of a completion; others read it, so that it can be encoded."""
+        return code_text.extract_code(utf8(completion))
 
     def program(self, codes: Sequence[str], item: dict) -> str:
         return program_of(codes, item)

@@ -24,7 +24,7 @@ from typing import Any
 
 from jmarl.sandbox.canary import CANARY, CANARY_TESTS
 from jmarl.sandbox.launch import REMEDY, Launched, launch, supported
-from jmarl.sandbox.types import LEVELS, ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts
+from jmarl.sandbox.types import LEVELS, ExecutionResult, Limits, SandboxUnavailable, TestResult, Tests, asserts, utf8
 
 MAX_PROGRAM = 1 << 20
 GRACE_S = 10.0  # after its own limit the runner has this long to answer
@@ -141,29 +141,29 @@ class Sandbox:
                     if data := _read(key.fileobj):
                         key.data.received += data
                     else:
-                        self._over(running, key, found, waiting, alone if workers > 1 else None)
+                        self._over(running, key, found, waiting, alone)
                 for key in [key for key in running.get_map().values() if key.data.deadline < time.monotonic()]:
                     self._restart()  # it does not answer at all
-                    self._over(running, key, found, waiting, alone if workers > 1 else None)
+                    self._over(running, key, found, waiting, alone)
         return found
 
     def _over(
-        self, running: selectors.BaseSelector, key: selectors.SelectorKey, found: dict, waiting: list, alone: list | None
+        self, running: selectors.BaseSelector, key: selectors.SelectorKey, found: dict, waiting: list, alone: list
     ) -> None:
-        """A runner has ended: keep its result, or try once more if it has none; alone if another program may have used up the
-        memory of all."""
+        """A runner has ended: keep its result, or try once more if it has none; alone if one of its processes was killed, as
+        where another program has used up the memory of all. None has more than two tries."""
         running.unregister(key.fileobj)
         key.fileobj.close()  # type: ignore[union-attr]
         job: _Job = key.data
         try:
-            said = json.loads(job.received)
+            said = utf8(json.loads(job.received))
         except ValueError:  # nothing, or a part: the runner was killed
             said = {"outcome": "error", "kind": "infrastructure", "message": "no answer"}
         result = _result(said, self.level)
         if result.kind == "infrastructure" and job.tries < 2:
             waiting.append(job)
             return
-        if said.get("killed") and job.tries < 2 and alone is not None:
+        if said.get("killed") and job.tries < 2:
             alone.append(job)
             return
         found[job.key] = result
@@ -235,8 +235,9 @@ class Sandbox:
     def kill_helper(self) -> None:
         """End the fork server at once, for tests of what happens then."""
         if self._helper:
-            for pid in (*children(self._helper.process.pid), self._helper.process.pid):
-                os.kill(pid, signal.SIGKILL)
+            pid = self._helper.process.pid
+            for each in (*(children(pid) if self.level in ("S4", "S3") else ()), pid):
+                os.kill(each, signal.SIGKILL)
 
     def _kept(self, key: bytes) -> ExecutionResult | None:
         with self._lock:
@@ -259,7 +260,7 @@ class Sandbox:
 
 
 def children(pid: int) -> list[int]:
-    """Of a process; bubblewrap's is the fork server."""
+    """Of a process; bubblewrap's is the fork server, without it the helper is that itself."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

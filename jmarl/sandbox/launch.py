@@ -19,10 +19,12 @@ import sys
 import sysconfig
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from jmarl.sandbox.inside.confine import NOBODY, is_root
+from jmarl.sandbox.inside.disk import remove
 from jmarl.sandbox.types import Limits, SandboxUnavailable
 
 INSIDE = Path(__file__).resolve().parent / "inside"
@@ -132,7 +134,7 @@ def command_at(level: str, fd: int, groups: list[Path], left: contextlib.ExitSta
     about = dict(fd=fd, level=level)
     if level in ("S2", "S1"):
         tmp = tempfile.mkdtemp(prefix="jmarl-sandbox-")
-        left.callback(subprocess.run, ["/bin/rm", "-rf", "--", tmp])
+        left.callback(_remove_directory, tmp)
         readable = [prefix, *libraries(), str(INSIDE), "/usr", "/lib", "/lib64", "/bin"]
         return [*bare, BOOT.format(inside=str(INSIDE), libraries=libraries(), readable=readable, tmp=tmp, **about)]
     if prefix.startswith("/tmp/"):
@@ -214,6 +216,14 @@ def _remove_group(group: Path) -> None:
             return group.rmdir()
         except OSError:
             time.sleep(0.02)
+
+
+def _remove_directory(directory: str) -> None:
+    """What a helper that was killed has left."""
+    try:
+        remove(directory)
+    except OSError as error:
+        warnings.warn(f"{directory}, where programs ran, could not be removed: {error}", stacklevel=2)
 
 
 def supported(level: str) -> str:

@@ -11,7 +11,7 @@ import time
 
 from jmarl.sandbox.client import GRACE_S, Sandbox, default_sandbox, imported
 from jmarl.sandbox.launch import MAX_SESSIONS
-from jmarl.sandbox.types import Limits
+from jmarl.sandbox.types import Limits, utf8
 
 MAX_CALL = 1 << 20
 NOTHING = {"output": "", "value": "", "error": "", "lost": ""}
@@ -20,8 +20,7 @@ FAULTS = (NOT_AGAIN, SILENT, "it could not be begun")  # the machine's doing
 LIMITS = {
     "wall": "time of one call",
     "cpu": "processor time of the session",
-    "memory": "memory",
-    "output": "output of one call",
+    "file": "size of all files",
 }
 
 
@@ -36,7 +35,7 @@ class Reply:
     error: str
     """Why it did not work, for whoever made the call; else empty."""
     limit_hit: str = ""
-    """wall, cpu or empty; what runs out of memory raises MemoryError."""
+    """wall, cpu, file (where there are namespaces, it raises OSError) or empty; what runs out of memory raises MemoryError."""
     lost: bool = False
     """The session was ended by this call: variables and files are gone, the next call begins anew."""
     fault: bool = False
@@ -154,7 +153,7 @@ class _Process:
         try:
             self.socket.settimeout(self.wall_s + GRACE_S)
             self.socket.sendall(struct.pack("!I", len(call)) + call)
-            said = NOTHING | json.loads(self._read(struct.unpack("!I", self._read(4))[0]))
+            said = NOTHING | utf8(json.loads(self._read(struct.unpack("!I", self._read(4))[0])))
             whole, self.calls = not said["lost"], (*before, call)
             return said
         except (OSError, EOFError, ValueError):

@@ -13,6 +13,16 @@ from typing import Any, Literal
 LEVELS = ("S4", "S3", "S2", "S1")
 
 
+def utf8(x: Any) -> Any:
+    """What a program had a hand in, as JSON gives it back, with each lone surrogate written out (`\\ud800`), so that all of its
+    texts can be encoded."""
+    if isinstance(x, str):
+        return x.encode("utf-8", "backslashreplace").decode()
+    if isinstance(x, list):
+        return [utf8(y) for y in x]
+    return {utf8(name): utf8(y) for name, y in x.items()} if isinstance(x, dict) else x
+
+
 class SandboxUnavailable(RuntimeError):
     """This machine cannot hold programs at the level that was asked for; says why, and what to do."""
 
@@ -30,7 +40,8 @@ class Limits:
     processes: int = 16
     """Processes and threads."""
     file_mb: int = 16
-    """MiB of all its files together (without namespaces: of each file)."""
+    """MiB of all its files together. Without namespaces this is measured as it runs (`inside.disk`): what it writes in the few
+    milliseconds between two measures comes on top, and more ends it."""
     output_kb: int = 64
     """KiB that it may write to stdout, and to stderr; more ends it."""
 
@@ -131,11 +142,12 @@ class TestResult:
 
     name: str
     passed: bool
+    """It held, and that was decided outside of the program."""
     message: str
     """Why it did not pass; begins with `raised ` if it ended in something else than its own comparison. May hold what the tests
     expect, so that it is not for prompts."""
     weak: bool = False
-    """Something of it was left to the program, which could have lied."""
+    """It held, but only by the word of the program, whose own `==`, `<` or `-` was asked: it could have lied. Not passed."""
 
     __test__ = False  # not for pytest
 
@@ -144,13 +156,14 @@ class TestResult:
 class ExecutionResult:
     """What came of one program."""
 
-    outcome: Literal["passed", "failed", "error"]
+    outcome: Literal["passed", "failed", "weak", "error"]
+    """weak: all tests held, but some of them only by the program's word. It has not passed; nor is it known to be wrong."""
     kind: str
     """Of an error: timeout, limit, sandbox (the program broke the judge's protocol), tests (they do not run, or ask the program
     nothing), infrastructure (nobody's fault: mask the sample). Else empty."""
     message: str
     passed: int
-    """Tests that passed."""
+    """Tests that passed; those that are weak did not."""
     total: int
     """Tests that there are, as far as that is known."""
     stdout: str
@@ -161,7 +174,7 @@ class ExecutionResult:
     level: str
     """S4 to S1: how the program was confined."""
     integrity: Literal["strong", "weak"]
-    """weak: a test that passed is."""
+    """weak: a test is, whatever the outcome."""
     tests: tuple[TestResult, ...] = ()
 
     @property

@@ -23,7 +23,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 
 CLONE_ANY_NAMESPACE = 0x7E020080  # all of them, the network, control groups and time too
 CLONE_THREAD = 0x10000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 SECCOMP_MODE_FILTER = 2
 NOBODY = 65534
 
@@ -46,6 +46,11 @@ def prctl(option: int, value: int = 0, more: object = 0) -> None:
 
 def die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, 9)
+
+
+def adopt_orphans() -> None:
+    """Be the parent of descendants whose own parent has ended, so that none is left behind."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def is_root() -> bool:
@@ -159,6 +164,7 @@ FORKS = [57, 58]  # fork, vfork
 # Where there are no namespaces: what Landlock leaves open.
 DENIED_ALONE = {
     "modes and owners of files": [90, 91, 268, 452, 92, 93, 94, 260],
+    "disk that is not written": [285],  # fallocate, which the kernel does not count as written (`disk`)
     "times and attributes of files": [132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469],
 }
 _SIGNAL_OWNERS = [(72, 8), (72, 10), (72, 15), (16, 0x8901), (16, 0x8902)]  # of fcntl and ioctl: who gets a file's signals
@@ -190,7 +196,8 @@ def _program(alone: bool, single: bool, pid: int) -> bytes:
         out += [step(_EQUAL, 56, 0, 4), step(_LOAD, first), step(_ANY, CLONE_THREAD, 1), deny, step(_LOAD, number)]
         for syscall in FORKS:
             out += [step(_EQUAL, syscall, 0, 1), deny]
-    if alone:
+    if alone:  # of prctl what would hide its files from the runner
+        out += [step(_EQUAL, 157, 0, 4), step(_LOAD, first), step(_EQUAL, PR_SET_DUMPABLE, 0, 1), deny, step(_LOAD, number)]
         for syscall in sorted(sum(DENIED_ALONE.values(), [])):
             out += [step(_EQUAL, syscall, 0, 1), deny]
         for syscall, how in _SIGNAL_OWNERS:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Callable
 
 from . import confine
+from .disk import Disk, remove
 from .wire import write_all
+
+REMOVE_S = 8.0  # less than the client waits for a verdict after the limit (`client.GRACE_S`)
 
 
 class Confined:
@@ -38,6 +42,18 @@ class Confined:
             confine.isolate()
         confine.die_with_parent()
 
+    def disk(self, directory: str, pid: int, pidfd: int, limit: int) -> Disk | None:
+        """What measures a program's directory; None where that has a size."""
+        return None if self.namespaces else Disk(directory, pid, pidfd, limit)
+
+    def leave_nothing(self) -> None:
+        """End all processes of this run and remove its directories, where its namespaces do not. What cannot be removed in time
+        is tried again, and told of, when the helper ends."""
+        if not self.namespaces:
+            end_children()
+            with contextlib.suppress(OSError):
+                remove(self.own, REMOVE_S)
+
     def close(self, limits: dict, memory: int, directory: str, single: bool = False) -> None:
         """In the confined process itself, last. single: it may start no others."""
         os.setsid()
@@ -60,6 +76,16 @@ def processes_of_user() -> int:
         with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
             found += name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid()
     return found
+
+
+def end_children() -> None:
+    """Kill and collect all children, and those that they leave to this process if it adopts orphans."""
+    with contextlib.suppress(ChildProcessError):  # there are none any more
+        while True:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                for child in file.read().split():
+                    os.kill(int(child), signal.SIGKILL)
+            os.waitpid(-1, 0)
 
 
 def address_space() -> int:

@@ -18,13 +18,14 @@ import struct
 import time
 from typing import Any, NoReturn
 
-from . import judge, program, session
+from . import confine, judge, program, session
 from .process import Confined, forked, keep_only, pipe
 from .wire import Channel, read_exactly, write_all
 
 HEADER = struct.Struct("!III")
 JUDGE_MEMORY = 1 << 30
 JUDGE_TMP = 1 << 20
+OWN_WORD = "held by the program's own word only: its comparison or arithmetic was asked"
 JUDGE_PROCESSES = 32  # threads of the tests, too
 
 
@@ -32,24 +33,20 @@ def run(request: int, confined: Confined) -> NoReturn:
     """In a process of its own, which ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.disable()
+    if not confined.namespaces:
+        confine.adopt_orphans()
     sizes = HEADER.unpack(read_exactly(request, HEADER.size))
     limits, source = json.loads(read_exactly(request, sizes[0])), read_exactly(request, sizes[1])
     try:
         if limits["kind"] == "session":
             session.keep(confined, limits, request)
-            leave(request, confined)
+            os._exit(0)
         result = Run(confined, limits, request, source, sizes[2]).result()
     except Exception as error:
         result = {"outcome": "error", "kind": "infrastructure", "message": f"{type(error).__name__}: {error}"}
+    confined.leave_nothing()  # before anyone hears of it
     write_all(request, json.dumps(result).encode())
-    leave(request, confined)
-
-
-def leave(request: int, confined: Confined) -> NoReturn:
-    if confined.namespaces:
-        os._exit(0)
-    os.close(request)  # its client need not wait for this; and a program may leave more than a function could walk through
-    os.execv("/bin/rm", ["rm", "-rf", "--", confined.own])
+    os._exit(0)
 
 
 class Run:
@@ -104,6 +101,7 @@ class Run:
         self.confined.enter()
         self.child = forked(execute, 2)
         self.watch = os.pidfd_open(self.child)
+        self.disk = self.confined.disk(self.directory, self.child, self.watch, self.limits["file_bytes"])
         for fd in (down, ask, answers, up, verdict, out_w, err_w, nothing, ready):
             os.close(fd)
         self.out, self.stderr = {out: bytearray(), err: bytearray()}, err
@@ -115,27 +113,34 @@ class Run:
         finally:
             exited = self.end()
         self.tests = dict(sorted(self.tests.items(), key=lambda test: test[1][0]))
-        passed = sum(not problem for _, problem, _ in self.tests.values())
-        outcome, kind, message, limit = self.outcome(passed, exited)
+        held = sum(not problem for _, problem, _ in self.tests.values())
+        tests = [
+            [name, not (problem or weak), problem or OWN_WORD * weak, weak and not problem]
+            for name, (_, problem, weak) in self.tests.items()
+        ]
+        weak = sum(test[-1] for test in tests)
+        outcome, kind, message, limit = self.outcome(held, exited)
+        if outcome == "passed" and weak:
+            outcome, message = "weak", f"{weak} of {held} tests {OWN_WORD}"
         judge_gone = not (self.last or self.stopped or self.broken)
         out, err = (bytes(x).decode("utf-8", "replace") for x in self.out.values())
         return {
             "outcome": outcome,
             "kind": kind,
             "message": message,
-            "passed": passed,
+            "passed": held - weak,
             "total": max(self.planned, len(self.tests)),
             "stdout": out,
             "stderr": err,
             "limit_hit": limit,
             "killed": judge_gone or (exited == -signal.SIGKILL and limit == "memory"),
             "wall_s": time.monotonic() - self.started,
-            "integrity": "weak" if any(weak and not problem for _, problem, weak in self.tests.values()) else "strong",
-            "tests": [[name, not problem, problem, weak] for name, (_, problem, weak) in self.tests.items()],
+            "integrity": "weak" if weak else "strong",
+            "tests": tests,
         }
 
-    def outcome(self, passed: int, exited: int) -> tuple[str, str, str, str]:
-        """Outcome, kind of error, message, limit."""
+    def outcome(self, held: int, exited: int) -> tuple[str, str, str, str]:
+        """Outcome (not yet whether it is weak), kind of error, message, limit. held: how many tests did."""
         total = max(self.planned, len(self.tests))
         if not self.confined_at_all:
             return "error", "infrastructure", bytes(self.out[self.stderr]).decode("utf-8", "replace")[:300], ""
@@ -150,7 +155,7 @@ class Run:
             return "error", "sandbox", f"the program broke the protocol: {self.last['violation']}", ""
         if self.fault:
             return "error", "tests", self.fault, ""
-        if total and passed == total and self.last["asked"]:
+        if total and held == total and self.last["asked"]:
             return "passed", "", "", ""
         if self.last["gone"] and exited == -signal.SIGXCPU or exited == -signal.SIGKILL:
             limit = "cpu" if exited == -signal.SIGXCPU or self.cpu_s >= self.limits["cpu_s"] else "memory"
@@ -161,7 +166,7 @@ class Run:
             return "failed", "", self.unloaded or "the program has ended", ""
         if self.last["unsupported"]:
             return "error", "tests", self.last["unsupported"], ""
-        if not self.last["asked"] and (passed == total or not self.last["wanted"]):
+        if not self.last["asked"] and (held == total or not self.last["wanted"]):
             return "error", "tests", "the tests never asked the program anything", ""
         return "failed", "", next((text for _, text, _ in self.tests.values() if text), "not all tests ran"), ""
 
@@ -171,9 +176,12 @@ class Run:
         for fd in (self.verdict, *self.out):
             poll.register(fd, select.POLLIN)
         while True:
+            if self.disk and self.disk.over():
+                self.stopped = "file"
+                return
             left = self.started + self.limits["wall_s"] - time.monotonic()
-            ready = poll.poll(max(left, 0) * 1000)
-            if not ready:
+            ready = poll.poll(max(min(left, self.disk.pause) if self.disk else left, 0) * 1000)
+            if not ready and left <= 0:
                 self.stopped = "wall"
                 return
             for fd, _ in ready:

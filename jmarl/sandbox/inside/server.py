@@ -15,6 +15,8 @@ import socket
 import sys
 
 from . import confine, runner
+from .disk import remove
+from .process import end_children
 
 
 def main(control_fd: int, level: str, readable: list[str], tmp: str) -> None:
@@ -24,6 +26,7 @@ def main(control_fd: int, level: str, readable: list[str], tmp: str) -> None:
         os.chown(tmp, confine.NOBODY, confine.NOBODY)
         confine.drop_root()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # runners that end leave nothing
+    confine.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
     confined = runner.Confined(level, readable, tmp)
     with socket.socket(fileno=control_fd) as control:
@@ -42,8 +45,10 @@ def main(control_fd: int, level: str, readable: list[str], tmp: str) -> None:
                 control.close()
                 runner.run(fds[0], confined)
             os.close(fds[0])
-    if tmp:  # also if the client was killed
-        os.execv("/bin/rm", ["rm", "-rf", "--", tmp])
+    if tmp:  # also if the client was killed; first what may still write there
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        end_children()
+        remove(tmp)
 
 
 def nobody_reads(places: list[str]) -> bool:

@@ -47,6 +47,7 @@ class Keeper:
         (down, self.ask), (self.answers, up), (self.out, out_w), (ready, told) = os.pipe(), os.pipe(), os.pipe(), os.pipe()
         nothing = os.open("/dev/null", os.O_RDWR)
         directory = confined.directory(limits["file_bytes"])
+        self.confined = confined
 
         def execute() -> None:
             for fd, end in ((0, nothing), (1, out_w), (2, out_w)):
@@ -61,6 +62,7 @@ class Keeper:
         confined.enter()
         self.child = forked(execute, 2)
         self.watch = os.pidfd_open(self.child)
+        self.disk = confined.disk(directory, self.child, self.watch, limits["file_bytes"])
         for fd in (down, up, out_w, nothing, told):
             os.close(fd)
         if os.read(ready, 1) != b"1":
@@ -77,9 +79,15 @@ class Keeper:
                 if struct.unpack("!I", size)[0] > MAX_CALL:
                     break
                 said, lost = self.exchange(size + read_exactly(self.request, struct.unpack("!I", size)[0]))
+                if lost:
+                    self.end()
                 reply(self.request, said | {"lost": lost})
-        with contextlib.suppress(OSError):
+        self.end()
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended
             signal.pidfd_send_signal(self.watch, signal.SIGKILL)
+        self.confined.leave_nothing()
 
     def exchange(self, call: bytes) -> tuple[dict, str]:
         """One call: the reply, and why the session has ended if it has."""
@@ -111,9 +119,11 @@ class Keeper:
         for fd in (self.answers, self.out):
             poll.register(fd, select.POLLIN)
         while len(frame) < 4 or len(frame) < 4 + struct.unpack("!I", frame[:4])[0]:
+            if self.disk and self.disk.over():
+                return "file"
             left = end - time.monotonic()
-            ready = poll.poll(left * 1000) if left > 0 else []
-            if not ready:
+            ready = poll.poll(max(min(left, self.disk.pause) if self.disk else left, 0) * 1000)
+            if not ready and left <= 0:
                 return "wall"
             for fd, _ in ready:
                 if fd == self.request:
@@ -179,8 +189,7 @@ def texts(frame: bytes, cap: int) -> dict[str, str]:
     except (ValueError, RecursionError):
         return {"error": "the session answered with something that is no reply"}
     said = said if type(said) is dict else {}
-    found = {name: cut(said[name], cap + NOTE) for name in TEXTS if type(said.get(name)) is str}
-    return {name: text.encode("utf-8", "backslashreplace").decode() for name, text in found.items()}  # no lone surrogates
+    return {name: cut(said[name], cap + NOTE) for name in TEXTS if type(said.get(name)) is str}
 
 
 def cut(text: str, cap: int) -> str:

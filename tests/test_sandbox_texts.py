@@ -1,0 +1,120 @@
+"""Every text that leaves the sandbox can be encoded, and so can what is written down of texts that models wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from jmarl.chat_api import ChatAPI
+from jmarl.envs.code_completion import CodeCompletion
+from jmarl.envs.code_generation import CodeGeneration
+from jmarl.pairs import Pair, load_pairs, save_pairs
+from jmarl.rounds import load_round, save_round
+from jmarl.sandbox import Session, asserts, pairs, unittests
+from jmarl.sandbox.types import utf8
+
+SUM = asserts("assert add(1, 2) == 3")
+UNIT = unittests("import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)")
+SAYS = {
+    "an exception's text": (r"def add(a, b): raise ValueError('\ud800')", SUM, r"\ud800"),
+    "an exception's text while loading": (r"raise ValueError('\udfff')", SUM, r"\udfff"),
+    "a missing key": (r"def add(a, b): return {}['x\udc80']", SUM, r"x\udc80"),
+    "a name of a class": (r"def add(a, b): raise type('E\ud800', (Exception,), {})", SUM, ""),
+    "a value": (r"def add(a, b): return '\ud800'", UNIT, r"\ud800"),
+    "the error of a test method": (r"def add(a, b): raise KeyError('\ud800')", UNIT, r"\ud800"),
+    "a script's error": (r"raise ValueError('\ud800')", pairs([("", "x")]), ""),
+    "output": ("print('\\ud800')\nimport os\nos.write(2, b'\\xed\\xa0\\x80\\xff')", SUM, ""),
+    "the program itself": ("x = '\ud800'", SUM, r"\ud800"),
+}
+
+
+def encodes(x) -> bool:
+    json.dumps(x, ensure_ascii=False).encode()
+    return True
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_texts_of_results_can_be_encoded(sandbox, name):
+    program, tests, shown = SAYS[name]
+    result = sandbox.run(program, tests)
+    assert result.outcome == "failed" and encodes(dataclasses.asdict(result)) and shown in result.message, ascii(result)
+
+
+@pytest.mark.parametrize("code", [r"'\ud800'", r"print('\ud800')", r"raise ValueError('\ud800')", r"{}['\ud800']"])
+def test_texts_of_sessions_can_be_encoded(sandbox, code):
+    with Session(sandbox) as session:
+        reply = session.python(code)
+        assert encodes(dataclasses.asdict(reply)) and r"\ud800" in reply.text
+
+
+def test_names_of_files_can_be_encoded(sandbox):
+    with Session(sandbox) as session:
+        session.python(r"open('\udc80', 'w').close()")
+        assert encodes(session.list().value) and r"\udc80" in session.list().value
+
+
+def test_only_lone_surrogates_are_written_out():
+    assert utf8({"é\ud800": ["\U0001f600", "\udc80", 1, None]}) == {"é\\ud800": ["\U0001f600", "\\udc80", 1, None]}
+
+
+ITEM = {"prompt": "Write f.", "entry_point": "f", "test": "def check(f):\n    assert f() == 1"}
+CLASS = {
+    "prompt": "class A: ...", "imports": "", "constructor": "class A:\n    pass", "methods": [{"name": "f", "only_self": True}],
+    "test": "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(A().f(), 1)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("env, item", [(CodeGeneration, ITEM), (CodeCompletion, CLASS)])
+def test_prompts_of_later_turns_can_be_encoded(env, item):
+    """They show what agents have written, and what came of it."""
+    played, rng = env(1), np.random.default_rng(0)
+    states, _ = played.reset([item], rng)
+    answer = played.step(states, [["def f(*a):\n    raise ValueError('\ud800 \\udc80')"]], rng)
+    _, prompts = played.observe(answer.after)
+    assert encodes(prompts) and r"\ud800" in prompts[0][0]
+
+
+PAIRS = [Pair(("p \ud800",), ("é \udc80",), ("no",), rewards=(1.0, 0.0))]
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_pairs_are_written_and_read_as_they_are(tmp_path, suffix):
+    save_pairs(tmp_path / f"pairs.{suffix}", PAIRS)
+    (tmp_path / f"pairs.{suffix}").read_text(encoding="utf-8")
+    assert [(pair.prompts, pair.chosen, pair.rejected) for pair in load_pairs(tmp_path / f"pairs.{suffix}", 1)] == [
+        (pair.prompts, pair.chosen, pair.rejected) for pair in PAIRS
+    ]
+
+
+def test_rounds_are_written_and_read_as_they_are(tmp_path):
+    save_round(tmp_path, 0, PAIRS)
+    assert "é" in (tmp_path / "round_0000.jsonl").read_text(encoding="utf-8") and load_round(tmp_path, 0) == PAIRS
+
+
+class Service(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = rb'{"choices": [{"message": {"content": "yes \ud800"}}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format, *args):  # not to standard error
+        del format, args
+
+
+def test_completions_of_a_service_can_be_encoded():
+    with http.server.HTTPServer(("127.0.0.1", 0), Service) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert ChatAPI(f"http://127.0.0.1:{server.server_port}/v1").complete("?", 1) == [(r"yes \ud800", True)]
+        finally:
+            server.shutdown()
+            thread.join()
