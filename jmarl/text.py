@@ -33,10 +33,15 @@ def chat_prompt(tokenizer: Any, text: str, system: str | None = None) -> str:
     return chat_messages(tokenizer, [*messages, {"role": "user", "content": text}])
 
 
+def encodable(text: str) -> str:
+    """A text in which a lone surrogate, which no tokenizer takes, is written out, as \\ud800."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def prompt_text(tokenizer: Any, prompt: str, chat: bool = False, system: str | None = None) -> tuple[str, bool]:
     """What is encoded of a prompt, and whether the tokenizer adds its special tokens: not to a text that has them already,
     from the chat template or because it starts with the beginning-of-sequence token."""
-    text = chat_prompt(tokenizer, prompt, system) if chat else prompt
+    text = encodable(chat_prompt(tokenizer, prompt, system) if chat else prompt)
     return text, not (chat or (tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)))
 
 
@@ -88,6 +93,7 @@ def follow_ups(
     a new text, with `chat` as the next message of the user. Raises as `encode_prompts` does."""
     rows = []
     for i, (before, text) in enumerate(zip(said, texts, strict=True)):
+        text = encodable(text)
         new = tokenizer.encode(chat_follow_up(tokenizer, text) if chat else text, add_special_tokens=False, verbose=False)
         new = new[1:] if chat and new[:1] == list(before[-1:]) else new  # the completion has ended its message itself
         if not new:

@@ -64,6 +64,7 @@ def written(directory: Path, agent) -> dict[str, set[str]]:
 
     for name, changes in RUNS.items():
         of(name, evaluated, make_reward(random, num_agents=2), ITEMS, **writing | changes)
+
     def failing(a, b):
         raise OSError("no service")
 

@@ -147,3 +147,13 @@ def test_a_follow_up_without_a_template_is_the_text(tiny_tokenizer):
         ValueError, match=rf"prompt 1 of a later turn \(' and'...\) makes {n + 2} tokens .* that is {n + 62}, more"
     ):
         text.follow_ups(tiny_tokenizer, [[], [5, 6]], [" and", " and"], n + 61, 60)
+
+
+def test_lone_surrogates_of_prompts_are_written_out(tiny_tokenizer):
+    """As the texts of exceptions may have them, which environments put into the next prompt."""
+    for chat in (False, True):
+        broken, plain = (
+            text.encode_prompts(tiny_tokenizer, [prompt], 512, chat=chat) for prompt in ("a \ud800 b é", "a \\ud800 b é")
+        )
+        assert broken == plain
+    assert text.follow_ups(tiny_tokenizer, [[1]], ["\ud800"], 512) == text.follow_ups(tiny_tokenizer, [[1]], ["\\ud800"], 512)
