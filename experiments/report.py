@@ -11,14 +11,14 @@ from typing import TypeVar
 
 import tyro
 
-from jmarl.checkpoint import saved_steps
+from jmarl.checkpoint import CheckpointError, saved_steps
 from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation, numbers
 from jmarl.failed_update import NonFiniteError
 from jmarl.fit import FitResult
 from jmarl.interrupt import EXIT_INTERRUPTED, Interrupted, end_at_second_signal
 from jmarl.lock import DirectoryInUse
-from jmarl.rundir import checkpoints_of
+from jmarl.rundir import CannotGoOn, checkpoints_of
 from jmarl.sandbox import SandboxUnavailable
 from jmarl.train import TrainResult
 
@@ -36,7 +36,7 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
     end_at_second_signal()
     try:
         result = run(cfg)
-    except (DirectoryInUse, NonFiniteError, SandboxUnavailable) as error:
+    except (CannotGoOn, CheckpointError, DirectoryInUse, NonFiniteError, SandboxUnavailable) as error:
         raise SystemExit(f"error: {error}") from None
     except Interrupted as why:
         print(f"interrupted {why}\n{how_to_go_on(cfg)}", flush=True)

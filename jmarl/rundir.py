@@ -52,6 +52,10 @@ MAY_CHANGE = frozenset(
 )
 
 
+class CannotGoOn(ValueError):
+    """A run cannot be resumed as it was asked for, or begun anew where another one is."""
+
+
 def checkpoints_of(cfg: TrainConfig) -> Path:
     return Path(cfg.output_dir) / "checkpoints"
 
@@ -71,15 +75,15 @@ def check_contents(cfg: TrainConfig) -> None:
     last = max(saved_steps(where), default=None)
     if cfg.resume:
         if last is None:
-            raise ValueError(
+            raise CannotGoOn(
                 f"there is nothing to resume: no complete checkpoint in {where}. Check output_dir, or start without resume"
             )
         if cfg.num_updates < last:
-            raise ValueError(
+            raise CannotGoOn(
                 f"num_updates={cfg.num_updates} is not allowed: the run in {cfg.output_dir} has made {last} already"
             )
     elif last is not None and not is_finished(where, last):
-        raise ValueError(
+        raise CannotGoOn(
             f"output_dir={cfg.output_dir!r} already holds checkpoints up to step {last} of a run that has not ended: "
             "go on there with resume, or choose another output_dir"
         )
@@ -154,7 +158,7 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = No
     freed; refused where it was made by another run. Checkpoints of later steps are set aside."""
     with Checkpointer(checkpoints_of(cfg), cfg.save_total_limit) as saved:
         if step is None and (step := saved.newest_intact(cfg.strict_checkpoints)) is None:
-            raise ValueError(f"there is nothing to resume: all checkpoints in {saved.directory} are damaged")
+            raise CannotGoOn(f"there is nothing to resume: all checkpoints in {saved.directory} are damaged")
         old, step = saved.read_meta(step)
         changed = refuse_changes(cfg, old, meta, step)
         replaced = to_checkpoint(state)
@@ -198,5 +202,5 @@ def refuse_changes(cfg: TrainConfig, old: dict, meta: dict, step: int) -> dict[s
     if differs:
         what = "".join(f"\n  {d}" for d in differs)
         hint = f"\nallow_changed={','.join(refused)} goes on with the new {' and '.join(refused)}" if refused else ""
-        raise ValueError(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}{hint}")
+        raise CannotGoOn(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}{hint}")
     return changed | {name: text for name, text in allowed.items() if text}

@@ -97,7 +97,7 @@ def test_a_resumed_run_is_bit_equal(critics_run, agent, tmp_path):
     resumed = run([agent, agent], dataclasses.replace(cfg, output_dir=str(broken), resume=True))
     assert int(resumed.state.step) == 4 and len(resumed.rewards) == 2
     assert_equal_trees(to_checkpoint(resumed.state), to_checkpoint(whole.state))
-    spec = json.loads((Path(cfg.output_dir) / "checkpoints/4/meta/metadata").read_text())["spec"]
+    spec = json.loads((Path(cfg.output_dir) / "checkpoints/4/meta.json").read_text())["spec"]
     assert any("q_proj/a" in name for name in spec) and not any(
         part in name for name in spec for part in ("embed", "qkv", "grads")
     )
