@@ -232,6 +232,7 @@ def check_data(data: Sequence, cfg: TrainConfig) -> None:
 def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> None:
     """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
     models."""
+    sharding.require_one_process()
     row = algorithm(cfg.algorithm)
     if row.data == "rollouts" or row.rounds or row.learned:
         raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")

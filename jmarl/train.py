@@ -181,6 +181,7 @@ def run(
 def check_settings(cfg: TrainConfig) -> None:
     """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
     models."""
+    sharding.require_one_process()
     row = algorithm(cfg.algorithm)
     if row.data != "rollouts":
         if not makes_pairs(row):
