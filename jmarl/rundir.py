@@ -15,7 +15,7 @@ import jax
 
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
-from jmarl.metrics import MetricsWriter
+from jmarl.metrics import MetricsWriter, say
 from jmarl.team import bases, to_checkpoint
 from jmarl.types import TeamState
 
@@ -144,7 +144,7 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = No
         restored = saved.restore(like, step)[0]
     if cfg.progress:
         told = "".join(f", {text}" for name, text in changed.items() if name != "resume")
-        print(f"resuming {cfg.output_dir} from step {step} of {cfg.num_updates}{told}", flush=True)
+        say(f"resuming {cfg.output_dir} from step {step} of {cfg.num_updates}{told}")
     pairs = ((restored.stacks, state.stacks), (restored.critics, state.critics))
     stacks, critics = (
         tuple(new._replace(grads=old.grads, base=old.base) for new, old in zip(*pair, strict=True)) for pair in pairs

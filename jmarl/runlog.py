@@ -19,7 +19,7 @@ from jmarl.batches import fetched
 from jmarl.checkpoint import Checkpointer, CheckpointError
 from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation, numbers
-from jmarl.metrics import MetricsWriter, joint_actions_table
+from jmarl.metrics import MetricsWriter, joint_actions_table, say
 from jmarl.rollout import Rollout, Turn
 from jmarl.team import Team, to_checkpoint, without_gradients
 from jmarl.types import TRACES, TeamState
@@ -160,7 +160,7 @@ def save_broken(log: StepLog, saver: Any, state: TeamState, meta: Any, first: in
         if made > first:
             log.save(saver, made, kept, meta, last=True)
             if log.cfg.progress:
-                print(f"broken off after update {made} in {log.cfg.output_dir}: resume goes on from there", flush=True)
+                say(f"broken off after update {made} in {log.cfg.output_dir}: resume goes on from there")
     except Exception as error:  # of what broke the run off, say: that is raised
         warnings.warn(f"the last updates of the run that broke off are not saved: {error!r}", stacklevel=3)
 

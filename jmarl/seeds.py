@@ -33,7 +33,7 @@ from jmarl.environment import Environment, Formatter, Transition, describe
 from jmarl.evaluate import Evaluation, evaluating, numbers
 from jmarl.learners import adapted
 from jmarl.lockstep import TextEnvironment
-from jmarl.metrics import MetricsWriter
+from jmarl.metrics import MetricsWriter, say
 from jmarl.returns import mean_and_interval
 from jmarl.rollout import Rollout
 from jmarl.rundir import checkpoints_of, open_run, set_aside
@@ -82,7 +82,7 @@ def train_seeds(
         del started, params  # with the bases that lie elsewhere than that of all
         writer = None
         if cfg.resume and cfg.progress:
-            print(f"resuming {cfg.output_dir} from step {int(state.step)} of {cfg.num_updates}", flush=True)
+            say(f"resuming {cfg.output_dir} from step {int(state.step)} of {cfg.num_updates}")
         if cfg.output_dir:
             how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(state.step), progress=cfg.progress)
             writer = opened.enter_context(MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **how))

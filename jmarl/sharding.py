@@ -46,7 +46,7 @@ def require_one_process() -> None:
     """Refuse to train in one of several processes of `jax.distributed`: rollouts, logs and checkpoints are those of one."""
     if jax.process_count() > 1:
         raise RuntimeError(
-            f"training runs in one process, and jax.distributed has joined {jax.process_count()}: start a single process, whose "
+            f"training runs in one process, and jax.distributed has joined {jax.process_count()}: start a single one, whose "
             "devices `mesh` can all use"
         )
 

@@ -92,8 +92,8 @@ def unstack(tree: Any, agent: int) -> Any:
             return x[agent]
         if not x.is_fully_addressable:  # the shards of other processes would stay unset
             raise ValueError(
-                f"an array {list(x.shape)} is spread over {jax.process_count()} processes, and this one holds only a part of it: "
-                "gather it in every process first (jax.experimental.multihost_utils.process_allgather)"
+                f"an array {list(x.shape)} is spread over {jax.process_count()} processes, and this one holds only a part "
+                "of it: gather it in every process first (jax.experimental.multihost_utils.process_allgather)"
             )
         found = np.empty(x.shape[1:], x.dtype)
         for shard in x.addressable_shards:
