@@ -25,6 +25,7 @@ from jmarl.algorithms import algorithm, check_options, option
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import Sampling, TrainConfig
 from jmarl.learners import adapted, check_agents, check_stacks, held_at, initial_state, learn
+from jmarl.memory import explain_memory
 from jmarl.metrics import LOSS_TAG, MetricsWriter
 from jmarl.objective import with_value_head
 from jmarl.offline_objective import scores_values
@@ -99,7 +100,7 @@ def fit(
     examples, held_out = (encode(team, params, of, cfg) for of in (data, eval_data))
     state = initial_state(team, params, cfg, mesh)
     about: dict[str, Any] = {"team": team.describe(), "critics": []}
-    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
+    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer), explain_memory():
         result = run(team, state, examples, held_out, cfg, FitLog(team, cfg, writer), saver, meta)
     if cfg.output_dir and cfg.save_models and not scores_values(learning):  # as models they would have no head
         save_team(Path(cfg.output_dir) / "models", team, policies(result.state))

@@ -33,6 +33,7 @@ from jmarl.environment import Environment, Formatter, Transition, describe
 from jmarl.evaluate import Evaluation, evaluating, numbers
 from jmarl.learners import adapted
 from jmarl.lockstep import TextEnvironment
+from jmarl.memory import explain_memory
 from jmarl.metrics import MetricsWriter, say
 from jmarl.returns import mean_and_interval
 from jmarl.rollout import Rollout
@@ -77,7 +78,7 @@ def train_seeds(
     params = once(team, params, cfgs[0], where[0])
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
     runs = Runs(team, started[0][0], cfgs, *where)
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened, explain_memory():
         state, logs, saved = open_runs(runs, [of_seed for _, of_seed in started], describe(env), opened)
         del started, params  # with the bases that lie elsewhere than that of all
         writer = None

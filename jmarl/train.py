@@ -42,6 +42,7 @@ from jmarl.evaluate import Evaluation, evaluate
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.learners import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
 from jmarl.lockstep import TextEnvironment, side_by_side
+from jmarl.memory import explain_memory
 from jmarl.objective import with_value_head
 from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
@@ -96,7 +97,7 @@ def train(
         policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), cfg)
     critics, state = start(team, params, policy, critic)
     about = {"team": team.describe(), "critics": Team(critics.specs).describe(), "environment": describe(env)}
-    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer):
+    with open_run(cfg, state, about, wandb_config) as (state, saver, meta, writer), explain_memory():
         if rounds is None or rewarder is not None:
             log = RunLog(team, cfg, writer)
             result = run(team, critics, state, items, policy, log, saver, meta, eval_items, env, rewarder)
