@@ -27,6 +27,7 @@ from jmarl.config import Sampling, TrainConfig
 from jmarl.failed_update import read_failed_update
 from jmarl.learners import adapted, check_agents, check_stacks, held_at, initial_state, learn
 from jmarl.loop import Advanced, loop
+from jmarl.memory import explain_memory
 from jmarl.metrics import LOSS_TAG, MetricsWriter
 from jmarl.objective import with_value_head
 from jmarl.offline_objective import scores_values
@@ -107,7 +108,7 @@ def fit(
     about: dict[str, Any] = {"team": team.describe(), "critics": [], "data": fingerprint.of_data(data)}
     if cfg.replay_rollout:
         return replay(team, state, about, cfg)
-    with open_run(cfg, state, about, wandb_config) as opened:
+    with open_run(cfg, state, about, wandb_config) as opened, explain_memory():
         log, saves = FitLog(team, cfg, opened.writer), Saves(cfg, opened.savers)
         result = run(team, opened.state, examples, held_out, cfg, log, saves)
         headless = cfg.output_dir and cfg.save_models and not scores_values(learning)  # as models they would have no head
@@ -253,6 +254,7 @@ def check_data(data: Sequence, cfg: TrainConfig) -> None:
 def check_fit(cfg: TrainConfig, wandb_config: dict | None) -> None:
     """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
     models."""
+    sharding.require_one_process()
     row = algorithm(cfg.algorithm)
     if row.data == "rollouts" or row.rounds or row.learned:
         raise ValueError(f"algorithm={cfg.algorithm!r} learns from what the team writes: use jmarl.train.train")

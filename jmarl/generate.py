@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jmarl import sampling
 from jmarl.batches import fetched
 from jmarl.config import Episodes, Sampling
+from jmarl.memory import Program, starting
 from jmarl.order import TRAIN
 from jmarl.sharding import apart, batch_shardings, mesh_of, over_agents
 from jmarl.stack import COMPILER, map_own
@@ -241,7 +242,13 @@ def sample_team(team: Team, params: Sequence[Any], ask: Ask, call: Any = sample_
         before = (None, None) if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
         mesh = mesh_of(weights)
         acting = None if ask.acts is None or ask.keep else acting_of(spec, ask.acts, mesh)
-        out.append(call(weights, *arrays, *before, acting, **static, purpose=ask.purpose, keep=ask.keep, mesh=mesh))
+        static |= dict(purpose=ask.purpose, keep=ask.keep, mesh=mesh)
+        if call is sample_stack:
+            a, prompts, width = ids.shape
+            work = Program("sampling", a, prompts, ask.group, width, ask.settings.max_new_tokens)
+            others = (spec.config, ask.settings, ask.keep, mesh, None if acting is None else tuple(map(len, acting)))
+            starting(work, others, partial(call.lower, weights, *arrays, *before, acting, **static))
+        out.append(call(weights, *arrays, *before, acting, **static))
     return tuple(out)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ from jax.sharding import Mesh
 from jmarl import lora
 from jmarl.algorithms import algorithm
 from jmarl.config import OF_OPTIMIZER, Learning, TrainConfig
+from jmarl.memory import Program, starting
 from jmarl.sharding import place
 from jmarl.team import StackSpec, Team, init_state
 from jmarl.types import Data, Own, StackState, TeamState
-from jmarl.update import update_stack
+from jmarl.update import lower_update, update_stack
 
 PER_AGENT = ("learning_rate", "max_grad_norm", "weight_decay")
 
@@ -108,6 +110,12 @@ def learn(
         return stack, {"held": np.ones(len(spec.members))}
     learning, own = of_stack(cfg, learning, spec.members, team.num_agents, held)
     how: dict[str, Any] = dict(cfg=spec.config, learning=learning, own=own, mode=cfg.per_agent)
+    parts = learning.micro_batches * learning.num_minibatches
+    what = "update" if trains != "values" else "update of critics"
+    agents, prompts, group, new_tokens = batch.tokens.shape
+    work = Program(what, agents, prompts, group, batch.prompts.shape[-1], new_tokens, parts)
+    others = (spec.config, learning, cfg.per_agent, cfg.mesh, trains, held is None)
+    starting(work, others, partial(lower_update, stack, batch, trains=trains, **how))
     return update_stack(stack, batch, trains=trains, **how)
 
 

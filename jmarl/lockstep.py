@@ -295,15 +295,20 @@ class LockStep:
         return describe(self.env)
 
     def reset(self, items, rng):
-        starts = []
-        for item, start in zip(items, self.engine.reset(items, _seeds(rng, len(items))), strict=True):
-            if isinstance(start, Fault):
-                raise RuntimeError(f"the episode of task {item!r:.80} could not begin: {start.why}")
-            starts.append(start)
-        return [state for state, _ in starts], _rows([texts for _, texts in starts], self.num_agents)
+        starts = self.engine.reset(items, _seeds(rng, len(items)))
+        faults = [start for start in starts if isinstance(start, Fault)]
+        if faults and len(faults) == len(starts):
+            raise RuntimeError(f"the episode of task {items[0]!r:.80} could not begin, and no other: {faults[0].why}")
+        # An episode that could not begin has its fault as state: no agent acts, and its only step is masked and counted.
+        states = [start if isinstance(start, Fault) else start[0] for start in starts]
+        nobody = [None] * self.num_agents
+        return states, _rows([nobody if isinstance(start, Fault) else start[1] for start in starts], self.num_agents)
 
     def step(self, states, actions, rng):
-        found = self.engine.step(states, list(zip(*actions, strict=True)), _seeds(rng, len(states)))
+        calls = list(zip(states, zip(*actions, strict=True), _seeds(rng, len(states)), strict=True))
+        going = [call for call in calls if not isinstance(call[0], Fault)]
+        answers = iter(self.engine.step(*map(list, zip(*going, strict=True))) if going else ())
+        found = [state if isinstance(state, Fault) else next(answers) for state in states]
         faults = {j: step.why for j, step in enumerate(found) if isinstance(step, Fault)}
         rewards = [math.nan if isinstance(step, Fault) else self._checked(step.reward) for step in found]
 

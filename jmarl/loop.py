@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
 from jmarl.interrupt import Interrupted, interruptible
+from jmarl.metrics import say
 from jmarl.runlog import StepLog
 from jmarl.saving import Saves
 from jmarl.team import without_gradients
@@ -71,6 +72,7 @@ def loop(
                 log.failed_saves = saves.failed
                 if saves.is_due(step + 1) or step + 1 == cfg.num_updates:
                     log.flush()
+                    log.sync()
                     saves.save(step + 1, state)
                 log.stop_if_not_finite()
                 if interrupted := signals.requested:
@@ -90,7 +92,7 @@ def loop(
         unsaved = saves.finish(int(state.step))
     if interrupted and cfg.progress:
         where = f", saved in {cfg.output_dir}: resume goes on from there" if saves.savers and not unsaved else ""
-        print(f"interrupted after update {int(state.step)} of {cfg.num_updates}{where}", flush=True)
+        say(f"interrupted after update {int(state.step)} of {cfg.num_updates}{where}")
     return Looped(without_gradients(state), before, after, interrupted, unsaved)
 
 

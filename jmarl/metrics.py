@@ -5,32 +5,40 @@ the strings "NaN", "Infinity", "-Infinity", so that any JSON reader takes the fi
 first drops the rows from that step on (the file is replaced atomically) and tells TensorBoard to do the same, so that a
 resumed run doubles no row.
 
-Training outlives its logs: a full disk or a closed terminal costs log rows, never the run. Each failed write is counted
-in `log_errors`, the first of each kind is logged. Only a run directory that cannot be written at the start is an error.
+Training outlives its logs: rows that a full disk refuses wait in memory and are written with the next row that it takes
+(`logfile`); a terminal that is gone shows no more. Each failed write is counted in `log_errors`, the first of each kind is
+logged. Only a run directory that cannot be written at the start is an error.
 
-Events are written by tensorboardX's record writer in the calling thread, not by its `SummaryWriter`: when the
-background thread of the latter dies of a full disk, its queue fills up and the next call blocks for ever.
+Events are written here, not by tensorboardX's `SummaryWriter`: when its background thread dies of a full disk, its queue fills
+up and the next call blocks for ever; and its record writer leaves half a record behind.
 
 Left out: texts and histograms in `metrics.jsonl`, texts in W&B, system metrics, averages (values are written as given).
 """
 
 from __future__ import annotations
 
-import html
+import contextlib
+import errno
 import importlib
 import json
 import logging
 import math
 import os
+import socket
+import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from jmarl.logfile import LogFile
+from jmarl.markdown import escape
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +58,10 @@ class MetricsWriter:
       tensorboard, progress: switch these logs off; `print_every`: how often a plain line is printed where stdout is no
         terminal.
       wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
+
+    Attributes:
+      log_errors: how many writes have failed.
+      evaluated: the values of `eval/updates` in the rows that a resumed run keeps: after so many updates it was evaluated.
     """
 
     def __init__(
@@ -67,23 +79,20 @@ class MetricsWriter:
         self.run_dir = Path(run_dir)
         self.log_errors = 0
         self._warned: set[str] = set()
-        hparams = dict(flatten(hparams))
-        self._sinks: dict[str, Any] = {"metrics.jsonl": _Jsonl(self.run_dir, start_step)}
-        rows = read_rows(self.run_dir / "metrics.jsonl") if start_step else []
-        self.evaluated = {int(row["eval/updates"]) for row in rows if "eval/updates" in row}
+        hparams = {valid(name): valid(x) if isinstance(x, str) else x for name, x in flatten(hparams)}
+        rows = _Jsonl(self.run_dir, start_step)
+        self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.kept if "eval/updates" in row)
+        self._sinks: dict[str, Any] = {"metrics.jsonl": rows}
         if wandb_config is not None:
             self._sinks["W&B"] = _Wandb(self.run_dir, hparams, wandb_config)
         if tensorboard:
-            try:
-                self._sinks["TensorBoard"] = _TensorBoard(self.run_dir, hparams, start_step)
-            except OSError as error:
-                self._count("TensorBoard", error)
+            self._open("TensorBoard", _TensorBoard, self.run_dir, hparams, start_step)
         if progress:
-            self._sinks["progress"] = _Terminal(total_steps, start_step, print_every)
+            self._open("progress", _Terminal, total_steps, start_step, print_every)
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Writes one row of numbers or arrays of one element; tags such as `agent_0/loss` are kept as they are."""
-        row = {tag: np.asarray(value) for tag, value in scalars.items()}
+        row = {valid(tag): np.asarray(value) for tag, value in scalars.items()}
         shapes = {tag: value.shape for tag, value in row.items() if value.size != 1}
         if shapes:
             raise ValueError(f"a metric is one number; these are arrays of shape {shapes}")
@@ -91,14 +100,18 @@ class MetricsWriter:
 
     def text(self, step: int, name: str, markdown: str) -> None:
         """Shows a markdown text in TensorBoard."""
-        self._call("text", step, name, markdown)
+        self._call("text", step, valid(name), valid(markdown))
 
     def histogram(self, step: int, name: str, values: Any) -> None:
         """Shows the distribution of the finite values in TensorBoard and W&B; nothing if there are none."""
         flat = np.asarray(values, np.float64).ravel()
         flat = flat[np.isfinite(flat)]
         if flat.size:
-            self._call("histogram", step, name, flat)
+            self._call("histogram", step, valid(name), flat)
+
+    def sync(self) -> None:
+        """Have `metrics.jsonl` on the disk, as before a checkpoint that the rows must not lag behind."""
+        self._call("sync")
 
     def close(self) -> None:
         """Flushes and closes every log. The writer takes nothing afterwards."""
@@ -110,6 +123,12 @@ class MetricsWriter:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _open(self, name: str, sink: type[_Sink], *args: Any) -> None:
+        try:
+            self._sinks[name] = sink(*args)
+        except sink.errors as error:
+            self._count(name, error)
 
     def _call(self, method: str, *args: Any) -> None:
         for name, sink in self._sinks.items():
@@ -130,6 +149,9 @@ class _Sink:
 
     errors: tuple[type[BaseException], ...] = (OSError,)
 
+    def __init__(self, *args: Any):
+        raise NotImplementedError
+
     def write(self, step: int, row: dict[str, float]) -> None:
         raise NotImplementedError
 
@@ -139,33 +161,34 @@ class _Sink:
     def histogram(self, step: int, name: str, values: np.ndarray) -> None:
         pass
 
+    def sync(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
 class _Jsonl(_Sink):
-    """Rows as lines. A line that could only be written in part is taken back, so that the next one starts cleanly."""
+    """Rows as lines. kept: the rows of a run that goes on."""
 
     def __init__(self, run_dir: Path, start_step: int):
-        self.path = run_dir / "metrics.jsonl"
+        path = run_dir / "metrics.jsonl"
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            _truncate_rows(self.path, start_step)
-            self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self.kept = _truncate_rows(path, start_step)
+            self.file = LogFile(path)
         except OSError as error:
             raise OSError(f"run directory {run_dir} cannot be written: {error}. Choose another one.") from error
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        end = os.lseek(self.fd, 0, os.SEEK_END)
         line = json.dumps({"step": int(step)} | {tag: _jsonable(value) for tag, value in row.items()}) + "\n"
-        try:
-            _write_all(self.fd, line.encode())
-        except OSError:
-            os.ftruncate(self.fd, end)
-            raise
+        self.file.write(line.encode())
+
+    def sync(self) -> None:
+        self.file.sync()
 
     def close(self) -> None:
-        os.close(self.fd)
+        self.file.close()
 
 
 class _TensorBoard(_Sink):
@@ -173,15 +196,18 @@ class _TensorBoard(_Sink):
 
     def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
         # Imported here, because tensorboardX imports torch (two seconds) wherever torch is installed.
-        from tensorboardX import event_file_writer, summary
+        from tensorboardX import summary
         from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import masked_crc32c
 
         event: Any = event_pb2  # generated modules: a type checker does not see their classes
         protos: Any = summary_pb2
-        self.summary, self.protos, self.event = summary, protos, event.Event
+        self.summary, self.protos, self.event, self.checksum = summary, protos, event.Event, masked_crc32c
         # Nanoseconds: TensorBoard reads the files of a run in the order of their names, also two of the same second.
-        name = f".{time.time_ns()}.{os.getpid()}"
-        self.file = event_file_writer.EventsWriter(str(run_dir / "events"), name)
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}.{os.getpid()}"
+        self.file = LogFile(run_dir / name)
+        self._add(file_version="brain.Event:2")
         restart = event.SessionLog(status=event.SessionLog.START)
         self._add(step=start_step, session_log=restart)  # TensorBoard hides what a dead run wrote from here on
         experiment, start, self.end = summary.hparams(dict(hparams), {REWARD_TAG: 0.0})
@@ -190,8 +216,11 @@ class _TensorBoard(_Sink):
             self._add(step=start_step, summary=item)
 
     def _add(self, **fields: Any) -> None:
-        self.file.write_event(self.event(wall_time=time.time(), **fields))
-        self.file.flush()
+        """Append an event as a record of the TFRecord format: length, its checksum, data, their checksum."""
+        data = self.event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        sums = (struct.pack("<I", self.checksum(part)) for part in (length, data))
+        self.file.write(b"".join((length, next(sums), data, next(sums))))
 
     def write(self, step: int, row: dict[str, float]) -> None:
         values = [self.protos.Summary.Value(tag=tag, simple_value=value) for tag, value in row.items()]
@@ -204,8 +233,10 @@ class _TensorBoard(_Sink):
         self._add(step=step, summary=self.summary.histogram(name, values, bins="auto", max_bins=64))
 
     def close(self) -> None:
-        self._add(summary=self.end)
-        self.file.close()
+        try:
+            self._add(summary=self.end)
+        finally:
+            self.file.close()
 
 
 class _Wandb(_Sink):
@@ -227,6 +258,11 @@ class _Wandb(_Sink):
         self.run.finish()
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # rich's own ends the process
+
+
 class _Terminal(_Sink):
     """A bar on a terminal, else a line every `print_every` steps and at the end. Only rows with a reward or loss count."""
 
@@ -236,41 +272,54 @@ class _Terminal(_Sink):
         self.total, self.first, self.print_every = total_steps, start_step, print_every
         self.started = time.monotonic()
         self.bar = self.task = None
-        console = Console()
+        console = _Console()
         if sys.stdout is not None and console.is_terminal and not console.is_jupyter:
             texts = map(TextColumn, ("{task.fields[reward]}", "{task.fields[speed]} tokens/s"))
             columns = MofNCompleteColumn(), BarColumn(), *texts, TimeElapsedColumn(), TextColumn("left")
             self.bar = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False)
             self.task = self.bar.add_task("", total=total_steps, completed=start_step, reward="", speed="-")
-            self.bar.start()
+            _to_stdout(self.bar.start)
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        shown = next((tag for tag in (REWARD_TAG, LOSS_TAG) if tag in row), None)
-        if shown is None:
+        tag = next((tag for tag in (REWARD_TAG, LOSS_TAG) if tag in row), None)
+        if tag is None:
             return
-        reward = f"{shown.partition('/')[0]} {row[shown]:.3f}"
+        reward = f"{tag.partition('/')[0]} {row[tag]:.3f}"
         speed = f"{row[SPEED_TAG]:,.0f}" if SPEED_TAG in row else "-"
         done = step + 1
         if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=done, reward=reward, speed=speed, refresh=True)
+            shown = dict(completed=done, reward=reward, speed=speed, refresh=True)
+            _to_stdout(partial(self.bar.update, self.task, **shown))
         elif done % self.print_every == 0 or done == self.total:
             elapsed = time.monotonic() - self.started
             left = elapsed / max(done - self.first, 1) * (self.total - done)
             times = f"elapsed {_clock(elapsed)}  left {_clock(left)}"
-            self._print(f"step {done}/{self.total}  {reward}  {speed} tokens/s  {times}")
-
-    def _print(self, line: str) -> None:
-        if sys.stdout is None:
-            raise OSError("there is no stdout")
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:  # nobody reads any more; what is still buffered must not fail the exit of the process
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise
+            _to_stdout(partial(print, f"step {done}/{self.total}  {reward}  {speed} tokens/s  {times}", flush=True))
 
     def close(self) -> None:
         if self.bar is not None:
-            self.bar.stop()
+            _to_stdout(self.bar.stop)
+
+
+def say(line: str) -> None:
+    """Print a line, if stdout takes it: a run does not end because nobody reads."""
+    with contextlib.suppress(*_Terminal.errors):
+        _to_stdout(partial(print, line, flush=True))
+
+
+def _to_stdout(show: Callable[[], Any]) -> None:
+    """Call what writes to stdout. Where a pipe or terminal is gone, the rest goes to the null device: what is buffered must not
+    fail the exit of the process."""
+    if sys.stdout is None:
+        raise OSError("there is no stdout")
+    try:
+        show()
+    except OSError as error:
+        if error.errno in (errno.EPIPE, errno.EIO):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+        raise
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -288,73 +337,29 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bo
             yield f"{prefix}{key}", value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def joint_actions_table(
-    prompts: Sequence[str],
-    completions_per_agent: Sequence[Sequence[str]],
-    rewards: Sequence[float],
-    limit: int,
-    rng: np.random.Generator,
-    max_chars: int = 600,
-) -> str:
-    """A markdown table of the best, the worst and random joint actions, a third of `limit` rows each.
-
-    Args:
-      prompts, rewards: one for each joint action.
-      completions_per_agent: for each agent, its completion in each joint action.
-      max_chars: longer texts lose their middle, and the table says how much.
-    """
-    sizes = {"prompts": len(prompts), "rewards": len(rewards)}
-    sizes |= {f"completions of agent {a}": len(texts) for a, texts in enumerate(completions_per_agent)}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"each joint action needs one of each, got {sizes}")
-    order = np.argsort([-r if math.isfinite(r) else math.inf for r in map(float, rewards)], kind="stable").tolist()
-    third = (limit + 2) // 3
-    best, rest = order[:third], order[third:]
-    worst = rest[len(rest) - min(third, limit - len(best), len(rest)) :]
-    middle = rest[: len(rest) - len(worst)]
-    count = min(limit - len(best) - len(worst), len(middle))
-    chosen = sorted(rng.choice(len(middle), size=count, replace=False).tolist()) if count > 0 else []
-    picked: list[tuple[str, list[int]]] = [("best", best), ("random", [middle[i] for i in chosen]), ("worst", worst)]
-    lines = ["| | reward | prompt |" + "".join(f" agent {a} |" for a in range(len(completions_per_agent)))]
-    lines.append("| --- " * (3 + len(completions_per_agent)) + "|")
-    for label, indices in picked:
-        for i in indices:
-            cells = [prompts[i], *(texts[i] for texts in completions_per_agent)]
-            shown = " | ".join(escape(_shorten(cell, max_chars)) for cell in cells)
-            lines.append(f"| {label} | {float(rewards[i]):.3f} | {shown} |")
-    return "\n".join(lines)
+def valid(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate, which JSON and Python's strings may have, becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def escape(text: str) -> str:
-    """Text as it reads, within one cell of a markdown table: nothing in it acts as markdown or HTML."""
-    text = html.escape("\n".join(text.expandtabs(4).splitlines()), quote=False)
-    text = "".join(f"&#{ord(c)};" if c in "|*_`[]\\~$#" else c for c in text)
-    return text.replace("  ", "&nbsp; ").replace("\n", "<br>")
-
-
-def _shorten(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit // 2]} ...({len(text) - limit // 2 * 2} more characters)... {text[-(limit // 2) :]}"
-
-
-def _truncate_rows(path: Path, start_step: int) -> None:
-    """Drops rows with `step >= start_step` and damaged lines, by replacing the file at once."""
+def _truncate_rows(path: Path, start_step: int) -> list[dict[str, Any]]:
+    """Drops rows with `step >= start_step` and damaged lines, by replacing the file at once. Returns the rows that stay."""
     if not path.exists():
-        return
+        return []
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
-    kept = [line for line, row in _parse(lines, path) if row["step"] < start_step]
-    dropped = len(lines) - len(kept)
+    kept = [(line, row) for line, row in _parse(lines, path) if row["step"] < start_step]
+    rows, dropped = [row for _, row in kept], len(lines) - len(kept)
     if not dropped and text.endswith("\n"):
-        return
+        return rows
     logger.warning("%s: dropped %d of %d rows, the run starts at step %d", path, dropped, len(lines), start_step)
     temporary = path.with_suffix(".jsonl.tmp")
     with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in kept)
+        file.writelines(line + "\n" for line, _ in kept)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    return rows
 
 
 def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -370,11 +375,6 @@ def _jsonable(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def _clock(seconds: float) -> str:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.stages import Lowered
 
@@ -94,10 +93,10 @@ def programs_of_run(
 def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int) -> Batch:
     """A batch of the shapes of a first turn, with values where the algorithm has them."""
     done, row = example_completions(sampler, prompts[0].shape[1] // sampler.out_info.tokens.shape[1]), algorithm(cfg.algorithm)
-    of_rows = np.zeros(done.tokens.shape[:3])
+    of_rows = example(done.tokens.shape[:3])
     values = of_rows if row.advantage in ("value_baseline", "greedy_baseline") else None
     batch = batch_of(prompts, done, of_rows, of_rows[0, :, 0], done.tokens.shape[-1], roles=roles, values=values)
-    zeros = jnp.zeros(done.tokens.shape)
+    zeros = example(done.tokens.shape)
     batch = batch._replace(values=zeros) if row.advantage == "gae" else batch
     return batch._replace(ref_logprobs=zeros, penalty=zeros) if penalises(cfg.learning()) else batch
 
@@ -105,6 +104,10 @@ def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int
 def example_completions(sampler: Lowered, parts: int = 1) -> Completions:
     """What a sampler returns in so many parts: zeros, of full length."""
     about = sampler.out_info._replace(kept=None, steps=None)
-    done = jax.tree.map(lambda x: jnp.zeros((x.shape[0], x.shape[1] * parts, *x.shape[2:]), x.dtype), about)
-    done = done._replace(steps=jnp.zeros(done.tokens.shape[0], jnp.int32))
-    return done._replace(steps=done.steps + done.tokens.shape[-1])
+    done = jax.tree.map(lambda x: example((x.shape[0], x.shape[1] * parts, *x.shape[2:]), x.dtype), about)
+    return done._replace(steps=np.full(done.tokens.shape[0], done.tokens.shape[-1], np.int32))
+
+
+def example(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+    """Zeros of which one is in memory: a batch too large for the device is first told of where it is sampled."""
+    return np.broadcast_to(np.zeros((), dtype), shape)

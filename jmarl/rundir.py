@@ -17,7 +17,7 @@ from jmarl.checkpoint import Checkpointer, saved_steps
 from jmarl.config import TrainConfig
 from jmarl.fingerprint import difference
 from jmarl.lock import check_unlocked, locked
-from jmarl.metrics import MetricsWriter
+from jmarl.metrics import MetricsWriter, say
 from jmarl.settings import MAY_BE_ALLOWED
 from jmarl.team import bases, to_checkpoint
 from jmarl.types import TeamState
@@ -172,7 +172,7 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = No
             saved.set_aside(later, "later")
     if cfg.progress:
         told = "".join(f", {text}" for name, text in changed.items() if name != "resume")
-        print(f"resuming {cfg.output_dir} from step {step} of {cfg.num_updates}{told}", flush=True)
+        say(f"resuming {cfg.output_dir} from step {step} of {cfg.num_updates}{told}")
     pairs = ((restored.stacks, state.stacks), (restored.critics, state.critics))
     stacks, critics = (
         tuple(new._replace(grads=old.grads, base=old.base) for new, old in zip(*pair, strict=True)) for pair in pairs

@@ -20,7 +20,8 @@ from jmarl.batches import fetched
 from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation, numbers
 from jmarl.failed_update import FailedUpdate, NonFiniteError, write_failed_update
-from jmarl.metrics import MetricsWriter, joint_actions_table
+from jmarl.markdown import joint_actions_table
+from jmarl.metrics import MetricsWriter
 from jmarl.rollout import Rollout, Turn
 from jmarl.team import Team
 from jmarl.types import TRACES, TeamState
@@ -125,6 +126,11 @@ class StepLog:
 
     def _more(self, *pending: Any) -> None:
         """Texts and pictures of a step."""
+
+    def sync(self) -> None:
+        """Put the rows on the disk, before a checkpoint that is ahead of them otherwise after a power cut."""
+        if self.writer is not None:
+            self.writer.sync()
 
     def was_evaluated(self, updates: int) -> bool:
         """Whether the log of a run that goes on has the evaluation after so many updates."""

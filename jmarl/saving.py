@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from jmarl.checkpoint import Checkpointer, CheckpointError, nbytes
 from jmarl.config import TrainConfig
+from jmarl.metrics import say
 from jmarl.team import Team, policies, save_team, to_checkpoint
 from jmarl.types import TeamState
 
@@ -96,7 +97,7 @@ class Saves:
             return
         self.save(updates, state)
         if not self.finish(updates) and self.cfg.progress:
-            print(f"stopped after update {updates} in {self.cfg.output_dir}: resume goes on from there", flush=True)
+            say(f"stopped after update {updates} in {self.cfg.output_dir}: resume goes on from there")
 
     def _try(self, call: Callable[[], Any]) -> None:
         try:

@@ -35,7 +35,8 @@ from jmarl.learners import adapted
 from jmarl.lock import locked
 from jmarl.lockstep import TextEnvironment
 from jmarl.loop import Advanced, loop
-from jmarl.metrics import MetricsWriter
+from jmarl.memory import explain_memory
+from jmarl.metrics import MetricsWriter, say
 from jmarl.prompts import items_that_fit
 from jmarl.returns import mean_and_interval
 from jmarl.rollout import Rollout
@@ -89,14 +90,14 @@ def train_seeds(
         "data": fingerprint.of_data(items),
         "reward": fingerprint.of_reward(env),
     }
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened, explain_memory():
         if cfg.output_dir:
             opened.enter_context(locked(cfg.output_dir))
         state, logs, savers = open_runs(runs, [of_seed for _, of_seed in started], about, opened)
         del started, params  # with the bases that lie elsewhere than that of all
         writer, saves = None, Saves(cfg, savers, lambda state, i: alone(state, i, runs))
         if cfg.resume and cfg.progress:
-            print(f"resuming {cfg.output_dir} from step {int(state.step)} of {cfg.num_updates}", flush=True)
+            say(f"resuming {cfg.output_dir} from step {int(state.step)} of {cfg.num_updates}")
         if cfg.output_dir:
             how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(state.step), progress=cfg.progress)
             writer = opened.enter_context(MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **how))
@@ -234,6 +235,10 @@ class SeedsLog(StepLog):
             rows = [numbers(result) for result in results]
             found = [{name: x for name, x in row.items() if not name.endswith("_ci95")} for row in rows]
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | over_runs(found))
+
+    def sync(self) -> None:
+        for log in (super(), *self.logs):
+            log.sync()
 
     def was_evaluated(self, updates: int) -> bool:
         return super().was_evaluated(updates) and all(log.was_evaluated(updates) for log in self.logs)

@@ -42,6 +42,15 @@ RULES = {  # parameter name -> mesh axis of each array axis, the agent axis firs
 OTHER = ("agent",)  # norms, counters
 
 
+def require_one_process() -> None:
+    """Refuse to train in one of several processes of `jax.distributed`: rollouts, logs and checkpoints are those of one."""
+    if jax.process_count() > 1:
+        raise RuntimeError(
+            f"training runs in one process, and jax.distributed has joined {jax.process_count()}: start a single one, whose "
+            "devices `mesh` can all use"
+        )
+
+
 def make_mesh(text: str) -> Mesh:
     """A mesh from text such as `agent=2,data=2,model=2`; axes left out have size 1."""
     sizes: dict[str, int] = dict.fromkeys(AXES, 1)

@@ -84,11 +84,17 @@ def part(x: Any, index: int | slice) -> Any:
 
 
 def unstack(tree: Any, agent: int) -> Any:
-    """One agent's part of a stacked pytree, with what it shares; of arrays on several devices put together on the host."""
+    """One agent's part of a stacked pytree, with what it shares; of arrays on several devices put together on the host. Arrays
+    that are partly in other processes are refused."""
 
     def of_agent(x):
         if not isinstance(x, jax.Array) or isinstance(x, Tracer) or len(x.sharding.device_set) == 1:
             return x[agent]
+        if not x.is_fully_addressable:  # the shards of other processes would stay unset
+            raise ValueError(
+                f"an array {list(x.shape)} is spread over {jax.process_count()} processes, and this one holds only a part "
+                "of it: gather it in every process first (jax.experimental.multihost_utils.process_allgather)"
+            )
         found = np.empty(x.shape[1:], x.dtype)
         for shard in x.addressable_shards:
             first, last, _ = shard.index[0].indices(len(x))

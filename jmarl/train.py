@@ -44,6 +44,7 @@ from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.learners import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
 from jmarl.lockstep import TextEnvironment, side_by_side
 from jmarl.loop import Advanced, loop
+from jmarl.memory import explain_memory
 from jmarl.objective import with_value_head
 from jmarl.peft_format import merge
 from jmarl.programs import compile_all, programs_of_run
@@ -109,7 +110,7 @@ def train(
     }
     if cfg.replay_rollout:
         return replay(team, critics, state, about, policy)
-    with open_run(cfg, state, about, wandb_config) as opened:
+    with open_run(cfg, state, about, wandb_config) as opened, explain_memory():
         saves, state = Saves(cfg, opened.savers), opened.state
         if rounds is None or rewarder is not None:
             log = RunLog(team, cfg, opened.writer)
@@ -205,6 +206,7 @@ def run(
 def check_settings(cfg: TrainConfig) -> None:
     """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
     models."""
+    sharding.require_one_process()
     row = algorithm(cfg.algorithm)
     if row.data != "rollouts":
         if not makes_pairs(row):

@@ -31,6 +31,9 @@ LAYERS = [
         "lockstep",
         "pool",
         "manifest",
+        "logfile",
+        "markdown",
+        "memory",
         "lock",
         "interrupt",
         "fingerprint",
@@ -65,6 +68,7 @@ SIDEWAYS = {
     "models.decoder": {"models.config"},
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
+    "metrics": {"logfile", "markdown"},
     "lockstep": {"core", "environment", "rewards"},
     "pool": {"lockstep"},
     "sandbox": {"sandbox", "sandbox.inside"},
@@ -120,7 +124,7 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "text", "weights", "gguf_weights", "hf_format", "peft_format", "metrics", "rewards", "returns", "environment",
-    "core", "lockstep", "pool", "chat_api", "manifest", "lock", "interrupt", "fingerprint",
+    "core", "lockstep", "pool", "chat_api", "manifest", "logfile", "markdown", "lock", "interrupt", "fingerprint",
     "centralized", "pairs", "replay", "zeroshot", "sandbox", "sandbox.inside", "envs",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}

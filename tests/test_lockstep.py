@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -160,7 +162,7 @@ def test_mistakes_of_an_environment_are_errors():
         world(Troubled(), ["no number"])
     with pytest.raises(ValueError, match=r"Troubled gave the reward 7.0, and its reward_range is \(0.0, 1.0\)"):
         world(Troubled(), ["much"])
-    with pytest.raises(RuntimeError, match="task {'lost': 1} could not begin: no judge"):
+    with pytest.raises(RuntimeError, match="task {'lost': 1} could not begin, and no other: no judge"):
         world(Troubled(), ["fine"], [{"lost": 1}])
     with pytest.raises(TypeError, match="how many agents has object"):
         LockStep(object())
@@ -205,6 +207,64 @@ def test_equal_trajectories_in_the_pool_and_here():
                     seen.append(read)
                 found.append(seen)
         assert found[0] == found[1]
+
+
+def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
+    """The others are played and learned from; none can begin: an error."""
+    team, params = make_team(tiny_pair[:1])
+    tasks = [{"id": 0}, {"lost": 1}, {"id": 2}]
+    got = play(team, params, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2).turns[0]
+    assert np.isnan(got.rewards).any(-1).tolist() == [[False] * 2, [True] * 2, [False] * 2]
+    assert got.invalid == 2 and got.acts.tolist() == [[True, False, True]] and got.fault.endswith("no judge")
+    cfg = TrainConfig(num_updates=1, num_prompts=3, num_generations=2, max_new_tokens=3, progress=False)
+    with pytest.warns(UserWarning, match="2 of 6 joint actions have no valid reward; no judge"):
+        assert train(team, params, Troubled(), tasks, cfg).rewards == [0.5]
+
+
+WORKERS = """
+import os, signal, sys, time
+from jmarl.pool import Pool
+from tests.test_lockstep import Troubled
+
+if __name__ == "__main__":
+    with Pool(Troubled(), workers=2, timeout=2, retries=1, start_timeout=8) as pool:
+        states = [state for state, _ in pool.reset([{}] * 4, range(4))]
+        for name, wait in (("SIGKILL", 0.5), ("SIGKILL", 0.0), ("SIGSTOP", 0.5)):
+            for count in (1, 2):
+                workers = list(pool._pool._pool_manager.worker_manager.workers)
+                for worker in workers[:count]:
+                    os.kill(worker, getattr(signal, name))
+                time.sleep(wait)
+                print(name, count, [type(step).__name__ for step in pool.step(states, [["fine"]] * 4, range(4))])
+        left = set(pool._pool._pool_manager.worker_manager.workers)
+    print("left", [pid for pid in left if os.path.exists(f"/proc/{pid}")])
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_die_or_stop_between_two_calls_are_started_anew(tmp_path):
+    """One of two or both, known to the pool by then or not."""
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    root = Path(__file__).parent.parent
+    command, env = [sys.executable, str(script)], os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=200)
+    steps = [
+        f"{name} {count} ['Step', 'Step', 'Step', 'Step']" for name in ("SIGKILL", "SIGKILL", "SIGSTOP") for count in (1, 2)
+    ]
+    assert done.stdout.splitlines() == [*steps, "left []"], done.stderr
+
+
+@pytest.mark.slow
+def test_an_environment_of_which_nothing_answers_any_more_is_an_error():
+    """The first batches are masked, which a server that is started anew survives."""
+    with Pool(Troubled(), workers=2, timeout=30, retries=0) as pool:
+        for said in (["fine", "die"], ["die", "die"], ["die", "die"], ["fine", "die"], ["die", "die"], ["die", "die"]):
+            assert world(pool, said).result.invalid.tolist() == [text == "die" for text in said]
+        states = [{"drawn": 0.5}] * 2
+        with pytest.raises(RuntimeError, match=r"3 batches in a row had no answer from any of 2 processes: Troubled lost its"):
+            for _ in range(3):
+                pool.step(states, [["die"]] * 2, [0, 1])
 
 
 def test_bad_pools_are_refused():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from jmarl.metrics import MetricsWriter, escape, flatten, joint_actions_table, read_rows
+from jmarl.markdown import escape, joint_actions_table
+from jmarl.metrics import MetricsWriter, flatten, read_rows
 
 ROOT = Path(__file__).parent.parent
 
@@ -98,32 +101,135 @@ def test_an_unwritable_run_directory_is_an_error_at_the_start(tmp_path):
         writer(tmp_path / "file" / "run")
 
 
-def test_unwritable_tensorboard_is_counted_and_logged_once(tmp_path, monkeypatch, caplog):
-    def refuse(*args):
-        raise PermissionError("event file refused")
+UNWRITABLE = """
+import os, sys
+from jmarl.metrics import MetricsWriter
 
-    monkeypatch.setattr("tensorboardX.event_file_writer.EventsWriter", refuse)
-    with writer(tmp_path) as out:
-        out.write(0, {"loss": 1})
-        assert out.log_errors == 1
-    assert caplog.text.count("event file refused") == 1
-    assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
+def run(where):
+    with MetricsWriter(where, {}, total_steps=3, start_step=1, progress=False) as out:
+        for step in range(1, 3):
+            out.write(step, {"loss": 1})
+        out.text(2, "name", "text")
+    return out.log_errors
+
+assert run(sys.argv[1]) == 0  # and imports what it needs
+if os.getuid() == 0:  # for whom permissions do not hold
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+print(run(sys.argv[2]))
+"""
 
 
-def test_a_full_disk_costs_rows_and_not_the_run(tmp_path, caplog, full_disk):
+def test_tensorboard_that_cannot_be_written_is_counted_and_logged_once(tmp_path):
+    """A directory in which no file can be made, and `metrics.jsonl` is there already."""
+    with tempfile.TemporaryDirectory() as where:
+        path = Path(where) / "metrics.jsonl"
+        path.write_text('{"step": 0, "loss": 0.0}\n')
+        path.chmod(0o666)
+        Path(where).chmod(0o555)
+        command = [sys.executable, "-c", UNWRITABLE, str(tmp_path), where]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.stdout.split() == ["1"], done.stderr
+        assert done.stderr.count("TensorBoard cannot be written: [Errno 13] Permission denied") == 1
+        assert [row["step"] for row in read_rows(path)] == [0, 1, 2]
+        Path(where).chmod(0o755)
+
+
+def test_rows_wait_for_space_on_a_full_disk(tmp_path, caplog, full_disk):
+    """They come in their order, in `metrics.jsonl` and in TensorBoard, and none is torn."""
     out = writer(tmp_path)
     out.write(0, {"loss": 0})
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     with full_disk(min(sizes) + 10):  # the next line fits in part
         out.write(1, {"loss": 1})
-        out.text(1, "name", "text")
-        out.write(2, {"loss": 2})
-    assert out.log_errors >= 2
-    out.write(3, {"loss": 3})  # there is space again
+        out.text(1, "name", "x" * 20_000)
+        for step in range(2, 200):
+            out.write(step, {"loss": step})
+        out.sync()
+        assert out.log_errors == 2 * 199 + 2
+    with full_disk(max(sizes) + 1000):  # there is space for some
+        out.write(200, {"loss": 200})
+    out.write(201, {"loss": 201})  # there is space again
     out.close()
-    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0, 3]
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == list(range(202))
+    seen = events(tmp_path)
+    assert [e.step for e in seen.Scalars("loss")] == list(range(202)) and seen.Tensors("name/text_summary")
     assert "damaged" not in caplog.text
     assert caplog.text.count("metrics.jsonl cannot be written") == 1
+
+
+def test_rows_that_never_fit_are_told_at_the_end(tmp_path, caplog, full_disk):
+    out = writer(tmp_path, tensorboard=False)
+    out.write(0, {"loss": 0})
+    with full_disk((tmp_path / "metrics.jsonl").stat().st_size + 10):
+        out.write(1, {"loss": 1})
+        out.write(2, {"loss": 2})
+        out.close()
+    assert "metrics.jsonl: the last 2 records are lost: [Errno 27] File too large" in caplog.text
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "loss": 0.0}\n' and out.log_errors == 3
+
+
+def test_rows_wait_for_space_on_a_file_system_that_is_full(tmp_path):
+    """A real one of 64 KiB, which others fill and clear again."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "jmarl", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here (needs root)")
+    try:
+        out = writer(tmp_path)
+        filler = tmp_path / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        for step in range(1000):
+            out.write(step, {"loss": step})
+        assert out.log_errors > 1000
+        filler.write_bytes(b"")
+        out.write(1000, {"loss": 1000})
+        out.close()
+        rows, seen = read_rows(tmp_path / "metrics.jsonl"), events(tmp_path)
+        steps = [row["step"] for row in rows]
+        assert steps == list(range(len(steps))) and len(steps) > 200, "as many as fit"
+        assert [e.step for e in seen.Scalars("loss")][:200] == list(range(200))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_resumed_run_is_told_after_how_many_updates_it_was_evaluated(tmp_path):
+    with writer(tmp_path, tensorboard=False) as out:
+        assert out.evaluated == frozenset()
+        out.write(0, {"eval/updates": 0, "eval/reward": 1})
+        for step in range(6):
+            out.write(step, {"loss": step})
+            if step % 2:
+                out.write(step, {"eval/updates": step + 1})
+    for start, evaluated in ((4, {0, 2, 4}), (3, {0, 2}), (0, set())):  # each drops the rows from there on
+        with writer(tmp_path, tensorboard=False, start_step=start) as out:
+            assert out.evaluated == evaluated
+
+
+def test_sync_puts_rows_on_the_disk_and_its_errors_are_counted(tmp_path, monkeypatch):
+    with writer(tmp_path, tensorboard=False) as out:
+        out.write(0, {"loss": 0})
+        out.sync()
+        assert out.log_errors == 0
+        monkeypatch.setattr(os, "fsync", lambda fd: os.close(-1))  # "Bad file descriptor"
+        out.sync()
+        assert out.log_errors == 1
+
+
+def test_lone_surrogates_reach_every_log_as_replacement_characters(tmp_path):
+    lone, pair = "\ud83d", "\ud83d\ude00"
+    with MetricsWriter(tmp_path, {lone: lone, "a": pair}, total_steps=1, progress=False) as out:
+        out.write(0, {f"reward/{lone}": 1, f"reward/{pair}": 2})
+        out.text(0, f"name{lone}", f"text{lone}")
+        out.histogram(0, f"values{lone}", [1, 2])
+        assert out.log_errors == 0
+    line = (tmp_path / "metrics.jsonl").read_bytes().decode()
+    assert json.loads(line) == {"step": 0, "reward/\ufffd": 1.0, "reward/😀": 2.0} and '\\ud83d"' not in line
+    seen = events(tmp_path)
+    assert "reward/\ufffd" in seen.Tags()["scalars"] and seen.Tags()["histograms"] == ["values_"]
+    assert seen.Tensors("name\ufffd/text_summary")[0].tensor_proto.string_val[0].decode() == "text\ufffd"
 
 
 CHILD = """
@@ -152,6 +258,44 @@ def test_stdout_that_cannot_be_written_does_not_stop_the_run(tmp_path, stdout, e
     assert "Traceback" not in done.stderr
     if stdout != "full":  # there Python itself cannot flush what is still buffered, and exits with 120
         assert done.returncode == 40 + errors
+
+
+@pytest.mark.parametrize("redirect", [">&-", "| true"])
+def test_a_line_that_nobody_reads_is_not_an_error(redirect):
+    """As of a run that is resumed."""
+    child = "import time; from jmarl.metrics import say; time.sleep(0.2); [say('resuming') for _ in range(3)]"
+    command = ["bash", "-o", "pipefail", "-c", f'"$0" -c "$1" {redirect}', sys.executable, child]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr
+
+
+def test_a_bar_without_a_reader_does_not_stop_the_run(tmp_path):
+    """A pipe that is taken for a terminal, whose reader leaves; rich would end the process."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
+    command = [sys.executable, "-c", CHILD, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 30 and done.returncode == 40 + 1, done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("bar", [True, False], ids=["bar", "lines"])
+def test_a_terminal_that_closes_does_not_stop_the_run(tmp_path, bar):
+    """It closes after the first rows; the last row of the run is written, and the process ends as if it were there."""
+    ours, theirs = os.openpty()
+    env = os.environ | {"TERM": "xterm", "TTY_COMPATIBLE": "1" if bar else "0"}
+    wait = 'if step == 15:\n        os.write(2, b"half\\n"); sys.stdin.readline()'
+    child = "import os" + CHILD.replace("    out.write(step", f"    {wait}\n    out.write(step")
+    how = dict(cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, "-c", child, str(tmp_path)], start_new_session=True, **how) as process:
+        os.close(theirs)
+        assert process.stderr.readline() == "half\n"
+        os.close(ours)
+        _, errors = process.communicate("go on\n", timeout=60)
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 30 and process.returncode == 40 + 1, errors
+    assert "Traceback" not in errors and "Exception ignored" not in errors
 
 
 def test_plain_progress_lines_where_stdout_is_no_terminal(tmp_path, capsys):

@@ -1,0 +1,94 @@
+"""A device that is out of memory: the error says what was asked of it and what to set lower, and checkpoints stay."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+BEGIN = """
+import dataclasses, resource, sys
+import jax, numpy as np
+from experiments.tiny import random_agents, tokenizer
+from jmarl.config import TrainConfig
+from jmarl.learners import initial_state, learn
+from jmarl.memory import explain_memory
+from jmarl.order import tasks_of
+from jmarl.team import make_team
+from jmarl.train import train
+from jmarl.types import Batch
+
+resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.RLIM_INFINITY))  # what is larger fails at once, on any machine
+"""
+
+LONG_PROMPT = """
+agents = [
+    agent._replace(config=dataclasses.replace(agent.config, max_positions=1 << 18))
+    for agent in random_agents("tiny", tokenizer(("a", "b")), 2, seed=0, width=16)
+]
+items = [{"prompt": "a b"} for _ in range(3)]
+items[tasks_of(2, 3, 1, seed=0)[0]] = {"prompt": "a b" * (1 << 15)}  # that of the third update
+cfg = TrainConfig(num_updates=6, num_generations=4, max_new_tokens=8, output_dir=sys.argv[1], save_every=1, progress=False)
+reward = lambda a, b: [float(len(x)) for x in a]
+try:
+    train(*make_team(agents), reward, items, cfg)
+except MemoryError as error:
+    print(error)
+    print("from", repr(error.__cause__)[:40])
+resumed = train(*make_team(agents), reward, [{"prompt": "a b"}] * 3, dataclasses.replace(cfg, resume=True))
+print("resumed:", len(resumed.rewards), int(resumed.state.step))
+"""
+
+LARGE_BATCH = """
+team, params = make_team(random_agents("tiny", tokenizer(("a", "b")), 2, seed=0, width=256))
+cfg = TrainConfig(num_generations=1 << 14, max_new_tokens=64, micro_batches=2, progress=False)
+state = initial_state(team, params, cfg, None)
+rows = (2, 1, cfg.num_generations)
+tokens, numbers, valid = (np.broadcast_to(x, (*rows, 64)) for x in (np.int32(0), np.float32(0), np.True_))
+batch = Batch(
+    np.zeros((2, 1, 16), np.int32), np.full((2, 1), 4, np.int32), tokens, valid, numbers, valid[..., 0], numbers[..., 0],
+    tokens[..., 0], truncated_logprobs=numbers,
+)
+try:
+    with explain_memory():
+        jax.block_until_ready(learn(cfg, team, team.stacks[0], state.stacks[0], batch, learning=cfg.learning(), held=None))
+except MemoryError as error:
+    print(error)
+try:
+    with explain_memory():
+        raise jax.errors.JaxRuntimeError("INTERNAL: another error")
+except jax.errors.JaxRuntimeError as error:
+    print("as it was:", error)
+"""
+
+
+def run(script: str, directory: Path) -> str:
+    command = [sys.executable, "-c", BEGIN + script, str(directory)]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_prompt_too_long_for_the_memory_is_named_and_the_run_can_go_on(tmp_path):
+    """Its attention alone is of 2^32 numbers a head."""
+    text = run(LONG_PROMPT, tmp_path)
+    assert "the device is out of memory (RESOURCE_EXHAUSTED" in text and "from JaxRuntimeError" in text
+    assert "sampling of 2 agents x 1 prompts x 4 completions, prompts of 65536 and completions of 8 tokens: about" in text
+    first = text.split("prompts of 65536 and completions of 8 tokens: about ")[1]
+    assert float(first.split(" GiB")[0].replace(",", "")) > 16
+    assert "Set lower: num_generations=2, or max_new_tokens=4, or num_prompts" in text
+    assert "resumed: 4 6" in text, "it goes on from the checkpoint before the long prompt"
+
+
+def test_a_batch_too_large_for_the_memory_is_named():
+    """The error of an update comes late, where its numbers are read."""
+    text = run(LARGE_BATCH, ROOT)
+    assert "update of 2 agents x 1 prompts x 16384 completions, prompts of 16 and completions of 64 tokens, in 2" in text
+    needs = text.split("in 2 micro_batches: about ")[1]
+    assert float(needs.split(" GiB")[0]) > 16
+    assert "Set lower: micro_batches=4, or num_generations=8192" in text and "remat='full'" in text
+    assert "as it was: INTERNAL: another error" in text
