@@ -22,6 +22,8 @@ from jmarl.rundir import CannotGoOn, checkpoints_of
 from jmarl.sandbox import SandboxUnavailable
 from jmarl.train import TrainResult
 
+EXIT_LOST = 130  # as a shell has it of a command that Ctrl+C ended
+
 C = TypeVar("C", bound=TrainConfig)
 R = TypeVar("R", bound=TrainResult | FitResult | Sequence[TrainResult])
 
@@ -40,26 +42,34 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
         raise SystemExit(f"error: {error}") from None
     except Interrupted as why:
         print(f"interrupted {why}\n{how_to_go_on(cfg)}", flush=True)
-        raise SystemExit(EXIT_INTERRUPTED) from None
+        raise SystemExit(EXIT_INTERRUPTED if is_saved(cfg) else EXIT_LOST) from None
     show(cfg, result)
     results = [result] if isinstance(result, TrainResult | FitResult) else list(result)
     if results[0].interrupted:
         print(how_to_go_on(cfg), flush=True)
-    raise SystemExit(exit_code(*results))
+    raise SystemExit(exit_code(cfg, *results))
+
+
+def is_saved(cfg: TrainConfig) -> bool:
+    """Whether a run, or one of its seeds, has a checkpoint to go on from."""
+    return cfg.saves and any(
+        saved_steps(path) for path in (checkpoints_of(cfg), *Path(cfg.output_dir).glob("seed_*/checkpoints"))
+    )
 
 
 def how_to_go_on(cfg: TrainConfig) -> str:
     """The command that goes on where a run was interrupted."""
-    where = Path(cfg.output_dir)
-    saved = cfg.saves and (saved_steps(checkpoints_of(cfg)) or list(where.glob("seed_*/checkpoints/*")))
-    return f"to go on: {resume_command()}" if saved else "nothing is saved: the same command begins anew"
+    return f"to go on: {resume_command()}" if is_saved(cfg) else "nothing is saved: the same command begins anew"
 
 
-def exit_code(*results: TrainResult | FitResult) -> int:
-    """75 where a run was interrupted and can be resumed, 1 where its last checkpoint or models could not be written, else 0."""
+def exit_code(cfg: TrainConfig, *results: TrainResult | FitResult) -> int:
+    """75 where a run was interrupted and can be resumed, 130 where nothing of it is saved, 1 where its last checkpoint or its
+    models could not be written, else 0."""
     if any(result.unsaved for result in results):
         return 1
-    return EXIT_INTERRUPTED if any(result.interrupted for result in results) else 0
+    if any(result.interrupted for result in results):
+        return EXIT_INTERRUPTED if is_saved(cfg) else EXIT_LOST
+    return 0
 
 
 def resume_command() -> str:

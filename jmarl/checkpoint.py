@@ -54,7 +54,8 @@ def saved_steps(directory: str | Path) -> list[int]:
 
 
 class Checkpointer:
-    """Keeps the newest `keep` checkpoints of a run in `directory`.
+    """Keeps the newest `keep` checkpoints of a run in `directory`. Use it as a context, or close it: a save that is under way
+    when the process ends is lost.
 
     Args:
       directory: made if missing; a directory that cannot be written raises here, not at the first save.
@@ -107,7 +108,6 @@ class Checkpointer:
             self._writer().save(folder / "state", arrays)
         except Exception as error:
             raise self._failed(step, error) from error
-        # No daemon: a process that ends, also by an error, ends the save that is under way.
         self._thread = threading.Thread(target=self._finish, args=(step, folder, began), name=f"save-{step}")
         self._thread.start()
         return True
@@ -119,10 +119,10 @@ class Checkpointer:
             write_manifest(folder)
             folder.rename(self._folder(step))
             sync_directory(self.directory)
-            for old in self.steps()[: -self.keep]:
-                self._delete(old)
         except Exception as error:
             self._error = self._failed(step, error)
+        else:
+            self._delete_old()
         self.seconds = time.monotonic() - began
 
     def check(self) -> None:
@@ -175,7 +175,7 @@ class Checkpointer:
         target = self._folder(step, f".{why}")
         if target.exists():
             shutil.rmtree(target)
-        logger.warning("checkpoint step %d is now %s", step, target)
+        logger.warning("checkpoint step %d is now %s, which is not used and may be deleted", step, target)
         return self._folder(step).rename(target)
 
     def restore(self, state_like: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:
@@ -216,8 +216,13 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self.close()
+        except CheckpointError as failed:
+            if error is None:
+                raise
+            logger.warning("%s", failed)  # the error that is on its way is the one to raise
 
     def _folder(self, step: int, suffix: str = "") -> Path:
         return self.directory / f"{step}{suffix}"
@@ -233,9 +238,13 @@ class Checkpointer:
         if writer is not None:
             writer.close()
 
-    def _delete(self, step: int) -> None:
+    def _delete_old(self) -> None:
         """Renamed first: a folder that is deleted in part is no checkpoint."""
-        shutil.rmtree(self._folder(step).rename(self._folder(step, DELETING)))
+        for step in self.steps()[: -self.keep]:
+            try:
+                shutil.rmtree(self._folder(step).rename(self._folder(step, DELETING)))
+            except OSError as error:
+                logger.warning("checkpoint step %d in %s cannot be deleted: %s", step, self.directory, error)
 
     def _remove_leftovers(self) -> None:
         leftovers = sorted(path for path in self.directory.iterdir() if path.suffix in (SAVING, DELETING))

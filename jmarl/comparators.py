@@ -6,6 +6,8 @@ Left out: services without an OpenAI-compatible address, and streaming.
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,7 +111,9 @@ class History:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (temporary := self._file(round_).with_suffix(".tmp")).open("wb") as file:
-            np.savez(file, *leaves)
+            np.savez(file, *leaves)  # with a checksum of each array
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(self._file(round_))
         for path in self.folder.glob("*.npz"):
             if path < self._file(max(0, min(round_, self.oldest()) - self.lag)):
@@ -120,8 +124,11 @@ class History:
         if self.folder is None:
             leaves = self.past[round_]
         elif self._file(round_).is_file():
-            with np.load(self._file(round_)) as file:
-                leaves = [file[f"arr_{i}"] for i in range(len(file.files))]
+            try:
+                with np.load(self._file(round_)) as file:
+                    leaves = [file[f"arr_{i}"] for i in range(len(file.files))]
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                raise ValueError(f"cannot resume: {self._file(round_)} is damaged ({error})") from error
         else:
             raise ValueError(f"cannot resume: {self._file(round_)}, the policy that round {round_} began with, is missing")
         bases, trained = zip(*map(split, params), strict=True)

@@ -33,9 +33,9 @@ def write_failed_update(failed: FailedUpdate, about: dict[str, Any], directory: 
     path = Path(directory) / f"failed_update_{failed.step}.pkl"
     head = {"step": failed.step, "seed": failed.seed, "algorithm": failed.algorithm, "why": failed.why}
     path.with_suffix(".json").write_text(json.dumps(head | about, default=repr, indent=1), encoding="utf-8")
-    with path.open("wb") as file:
+    with (temporary := path.with_suffix(".tmp")).open("wb") as file:
         pickle.dump(failed._asdict(), file)
-    return path
+    return temporary.replace(path)
 
 
 def read_failed_update(cfg: TrainConfig) -> FailedUpdate:
@@ -43,8 +43,11 @@ def read_failed_update(cfg: TrainConfig) -> FailedUpdate:
     path = Path(cfg.replay_rollout)
     if not path.is_file():
         raise FileNotFoundError(f"replay_rollout={str(path)!r} is no file: give a failed_update_N.pkl of a run's output_dir")
-    with path.open("rb") as file:
-        failed = FailedUpdate(**pickle.load(file))
+    try:
+        with path.open("rb") as file:
+            failed = FailedUpdate(**pickle.load(file))
+    except (pickle.UnpicklingError, EOFError, TypeError) as error:
+        raise ValueError(f"replay_rollout={str(path)!r} is no failed_update_N.pkl, or is damaged: {error}") from error
     if failed.algorithm != cfg.algorithm:
         raise ValueError(
             f"replay_rollout={str(path)!r} is of algorithm={failed.algorithm!r}, and this run has {cfg.algorithm!r}"

@@ -1,7 +1,8 @@
 """Fingerprints of what a run learns from, so that one that goes on is told where its data or its reward are others.
 
-Functions and classes of the user are known by their source where Python has it, else by name. Left out: what their objects hold
-(a reward may count its calls), modules that they import, and the numbers of a closure of the user's.
+Functions and classes of the user are known by their source where Python has it, else by name; functions of the same file that
+they call are looked at too. Left out: other modules that they import, numbers that their objects or closures hold (a reward may
+count its calls), and held-out items.
 """
 
 from __future__ import annotations
@@ -12,25 +13,36 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-OWN = "jmarl."  # functions of this library are known by their names and constants
+from jmarl.rewards import RewardFunction
+
+OF_JMARL = "jmarl."  # functions of this library are known by their names and constants
 
 
 def of_data(items: Iterable[Any]) -> dict[str, Any]:
-    """How many items there are, and a digest of all of them in their order."""
+    """How many items there are, and a digest of all of them in their order: the same in every process."""
     digest, count = hashlib.sha256(), 0
     for item in items:
-        digest.update(json.dumps(item, sort_keys=True, default=_plain).encode("utf-8", "backslashreplace") + b"\n")
+        digest.update(json.dumps(_canonical(item)).encode() + b"\n")
         count += 1
     return {"items": count, "sha256": digest.hexdigest()[:16]}
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has no form for: numbers of numpy as numbers, anything else as its text without addresses in memory."""
+def _canonical(value: Any) -> Any:
+    """A value in JSON's types and in an order that does not depend on the process; what is none of these as its text, without
+    addresses in memory."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {"mapping": sorted([[repr(key), _canonical(x)] for key, x in value.items()], key=lambda pair: pair[0])}
+    if isinstance(value, list | tuple):
+        return [_canonical(x) for x in value]
+    if isinstance(value, set | frozenset):
+        return {"set": sorted(map(repr, value))}
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
@@ -44,26 +56,58 @@ def of_reward(env: Any) -> dict[str, str]:
 
 
 def _collect(value: Any, found: dict[str, str], seen: set[int]) -> None:
-    if id(value) in seen:
+    """Add what a value is made of."""
+    if id(value) in seen or isinstance(value, types.ModuleType):
         return
     seen.add(id(value))
+    parts: Iterable[Any] = ()
     if isinstance(value, functools.partial):
-        for part in (value.func, *value.args, *value.keywords.values()):
-            _collect(part, found, seen)
+        parts = (value.func, *value.args, *value.keywords.values())
+        constants = [x for x in (*value.args, *value.keywords.items()) if _is_plain(x)]
+        _add(f"partial of {_name(value.func)}", repr(constants), found)
     elif isinstance(value, list | tuple):
-        for part in value:
-            _collect(part, found, seen)
+        parts = value
+    elif isinstance(value, Mapping):
+        parts = value.values()
     elif isinstance(value, types.MethodType):
-        _collect(value.__func__, found, seen)
-        _collect(value.__self__, found, seen)
+        parts = (value.__func__, *_attributes(value.__self__))
     elif isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
-        _add(value, found)
-        for cell in getattr(value, "__closure__", None) or ():
-            _collect(_content(cell), found, seen)
+        _add(_name(value), _source(value), found)
+        parts = [*map(_content, getattr(value, "__closure__", None) or ()), *_called(value)]
     elif callable(value) or callable(getattr(value, "step", None)):  # an environment, a reward, a model that is called
-        _add(type(value), found)
-        for part in getattr(value, "__dict__", {}).values():
-            _collect(part, found, seen)
+        _add(_name(type(value)), _source(type(value)) + _settings(value), found)
+        parts = (getattr(value, "__wrapped__", None), *_attributes(value))
+    for part in parts:
+        _collect(part, found, seen)
+
+
+def _attributes(value: Any) -> list[Any]:
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _settings(value: Any) -> str:
+    """Of a reward how it is put together."""
+    if not isinstance(value, RewardFunction):
+        return ""
+    return repr(([weight for _, _, weight, _ in value._terms], value.batched, value.on_error))
+
+
+def _called(function: Any) -> list[Any]:
+    """Functions and classes of the same file that a function of the user names."""
+    if not isinstance(function, types.FunctionType) or _is_of_jmarl(function):
+        return []
+    named = [function.__globals__.get(name) for code in _codes(function.__code__) for name in code.co_names]
+    return [x for x in named if isinstance(x, types.FunctionType | type) and x.__module__ == function.__module__]
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """The code of a function and of functions and comprehensions within it."""
+    return [code, *(inner for x in code.co_consts if isinstance(x, types.CodeType) for inner in _codes(x))]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a constant, or a name and a constant."""
+    return isinstance(value[1] if isinstance(value, tuple) and len(value) == 2 else value, bool | int | float | str)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -73,37 +117,45 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _add(function: Any, found: dict[str, str]) -> None:
-    module = getattr(function, "__module__", None) or ""
-    if module == "builtins":
+def _name(function: Any) -> str:
+    return f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def _is_of_jmarl(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").startswith(OF_JMARL)
+
+
+def _source(function: Any) -> str:
+    """Of a function of this library its constants; of any other its source, if Python has it."""
+    if _is_of_jmarl(function):
+        cells = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
+        return repr([x for x in cells if isinstance(x, bool | int | float | str)])
+    code = getattr(function, "__code__", None)  # two lambdas of one line have one source
+    constants = repr([x for c in _codes(code) for x in c.co_consts if isinstance(x, int | float)]) if code else ""
+    try:
+        return inspect.getsource(function) + constants
+    except (OSError, TypeError):
+        return constants
+
+
+def _add(base: str, text: str, found: dict[str, str]) -> None:
+    """Add a function under its name, with a number where the name is taken."""
+    if base.startswith("builtins."):
         return
-    base = f"{module}.{function.__qualname__}"
     name, number = base, 2
     while name in found:
         name, number = f"{base} {number}", number + 1
-    found[name] = _digest(function, own=module.startswith(OWN))
-
-
-def _digest(function: Any, own: bool) -> str:
-    """Of a function of this library its constants; of any other its source, if Python has it."""
-    if own:
-        cells = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
-        text = repr([x for x in cells if isinstance(x, bool | int | float | str)])
-    else:
-        try:
-            text = inspect.getsource(function)
-        except (OSError, TypeError):
-            return "no source"
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    found[name] = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def difference(name: str, old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What differs between two fingerprints, in one line; empty: nothing."""
-    if old == new:
-        return ""
+    """What differs between two fingerprints, in one line; empty: nothing. What is only new is no difference: an object may have
+    made it (a pool, say) when it was used before, and what a reward is made of is known to the reward."""
     if "items" in new:
-        counts = f"{old.get('items')} items -> {new['items']}" if old.get("items") != new["items"] else "other items"
-        return f"{name}: {counts}"
+        if old == new:
+            return ""
+        return f"{name}: {old['items']} items -> {new['items']}" if old.get("items") != new["items"] else f"{name}: other items"
     changed = [f"{key} (changed)" for key in new if key in old and old[key] != new[key]]
-    changed += [f"{key} (gone)" for key in old if key not in new] + [f"{key} (new)" for key in new if key not in old]
-    return f"{name}: {', '.join(changed)}"
+    gone = [f"{key} (gone)" for key in old if key not in new]
+    added = [f"{key} (new)" for key in new if key not in old]
+    return f"{name}: {', '.join(changed + gone + added)}" if changed or gone else ""

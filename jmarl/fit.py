@@ -106,6 +106,7 @@ def fit(
     examples, held_out = (encode(team, params, of, cfg) for of in (data, eval_data))
     state = initial_state(team, params, cfg, mesh)
     about: dict[str, Any] = {"team": team.describe(), "critics": [], "data": fingerprint.of_data(data)}
+    about["initial"] = initial_digests(params, cfg)
     if cfg.replay_rollout:
         return replay(team, state, about, cfg)
     with open_run(cfg, state, about, wandb_config) as opened, explain_memory():
@@ -117,11 +118,18 @@ def fit(
     return result
 
 
+def initial_digests(params: Sequence[Any], cfg: TrainConfig) -> list[str]:
+    """Of each stack the digest of the parameters that a reference is made of, which must not change where a run goes on; with
+    LoRA the digest of the bases says it."""
+    referred = algorithm(cfg.algorithm).data == "pairs" and not cfg.lora_rank
+    return [lora.digest(of_stack) for of_stack in params] if referred else []
+
+
 def replay(team: Team, state: TeamState, about: dict[str, Any], cfg: TrainConfig) -> FitResult:
     """As `train.replay`."""
     failed = read_failed_update(cfg)
     if cfg.resume:
-        state = resume(cfg, state, {"config": dataclasses.asdict(cfg), **about, "bases": bases(state)})
+        state = resume(cfg, state, {"config": dataclasses.asdict(cfg), **about, "bases": bases(state)}, read_only=True)
     state, learned = update(team, state._replace(step=jnp.full_like(state.step, failed.step)), failed.data, cfg)
     row = update_metrics(team, jax.device_get(learned))
     print(json.dumps({"step": failed.step} | row, indent=1), flush=True)
@@ -286,7 +294,7 @@ class FitLog(StepLog):
 
     def step(self, step: int, learned: list[dict[str, jax.Array]], tokens: int, batches: Sequence[Data]) -> None:
         """Keep a step to be written later. batches: each stack's, that it learned from."""
-        self.flush()
+        self.flush()  # waits for the update before, whose time is none of this one's
         now = time.monotonic()
         self.keep(step, learned, tokens, now - self._started, batches)
         self._started = now

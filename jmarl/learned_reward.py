@@ -11,6 +11,7 @@ out: several turns.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -36,13 +37,15 @@ from jmarl.peft_format import merge
 from jmarl.preferences import Coded, encode_answers, encode_pairs, ending, pair_batches, pair_scores, text_of
 from jmarl.rewards import RewardResult
 from jmarl.rounds import Rounds
-from jmarl.rundir import checkpoints_of
+from jmarl.rundir import CannotGoOn, checkpoints_of, set_aside
 from jmarl.settings import Preferences
 from jmarl.stack import unstack
 from jmarl.team import Team, make_team
 from jmarl.text import by_agent
 from jmarl.types import TeamState
 from jmarl.weights import Agent, load_agent, save_pretrained
+
+logger = logging.getLogger(__name__)
 
 HELD_OUT = 5  # the pairs of every fifth prompt are held out
 FOLDER, HEAD = "reward_model", "value_head.safetensors"  # of an output directory, and what it has beside a model's files
@@ -211,11 +214,18 @@ class LearnedRounds:
         cfg, before = reward_config(self.cfg, round_), self.env.model
         if again and not cfg.resume:
             raise ValueError(
-                f"cannot resume: the reward model of round {round_} is not in {cfg.output_dir}; it is kept where the run began "
-                "with checkpoints"
+                f"cannot resume: the reward model of round {round_} is not in {cfg.output_dir}; it was not kept, or is damaged"
             )
         pairs = self.rounds.replayed(round_)
-        self.env.model, result = fit_reward_model(self.agent, pairs, cfg, None if before is None else before.params)
+        start = None if before is None else before.params
+        try:
+            self.env.model, result = fit_reward_model(self.agent, pairs, cfg, start)
+        except CannotGoOn as error:  # the round's pairs were made anew, and are others where rewards are not the same each time
+            if again:
+                raise
+            logger.warning("the reward model of round %d is trained anew: %s", round_, error)
+            set_aside(cfg.output_dir)
+            self.env.model, result = fit_reward_model(self.agent, pairs, dataclasses.replace(cfg, resume=False), start)
         if cfg.output_dir:
             save_reward_model(Path(self.cfg.output_dir) / FOLDER, self.env.model)
         return {} if result.after is None else {f"reward_model/{name}": x for name, x in result.after.items()}

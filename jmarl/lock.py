@@ -19,6 +19,16 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 NAME = "lock"
+_held: set[int] = set()  # descriptors of locks that this process holds
+
+
+def _close_in_child() -> None:
+    """A process that was forked would hold its parent's locks, also when that is dead."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class DirectoryInUse(RuntimeError):
@@ -37,8 +47,11 @@ def locked(directory: str | Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a full disk: the lock holds without a name on it
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(owner).encode(), 0)
+        _held.add(fd)
         yield
     finally:
+        _held.discard(fd)
+        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 

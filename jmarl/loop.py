@@ -100,6 +100,12 @@ def save_at_failure(log: StepLog, saves: Saves, state: TeamState) -> None:
     """Save what a run that fails has learned. A failure of that is told, and does not hide the one that is about to raise."""
     try:
         log.flush()
-        saves.save_at_failure(state)
+        if log.last_step is None or log.last_step == int(state.step) - 1:
+            saves.save_at_failure(state)
+        else:
+            warnings.warn(
+                f"the run is not saved after update {int(state.step)}, whose row is missing: a resumed run makes it again",
+                stacklevel=3,
+            )
     except Exception as error:
         warnings.warn(f"the last updates of the run that failed are not saved: {error!r}", stacklevel=3)

@@ -16,7 +16,7 @@ NAME = "manifest.json"
 
 def write_manifest(folder: Path) -> None:
     """Write the manifest of all files below `folder`. Every file is on the disk when this returns, not only in its cache."""
-    files = {str(path.relative_to(folder)): _describe(path, sync=True) for path in _files(folder)}
+    files = {str(path.relative_to(folder)): describe_file(path, sync=True) for path in _files(folder)}
     with (folder / NAME).open("w", encoding="utf-8") as file:
         json.dump({"files": files, "sha256": _digest(files)}, file, indent=1)
         file.flush()
@@ -38,7 +38,7 @@ def find_damage(folder: Path) -> str | None:
         return f"{NAME} cannot be read ({error})"
     for name, (size, digest) in files.items():
         try:
-            now = _describe(folder / name)
+            now = describe_file(folder / name)
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as error:
@@ -48,6 +48,15 @@ def find_damage(folder: Path) -> str | None:
         if now[1] != digest:
             return f"{name} has other bytes than were written"
     return None
+
+
+def describe_file(path: Path, sync: bool = False) -> list[Any]:
+    """Size and SHA-256 of a file. sync: wait until the file is on the disk."""
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]
 
 
 def sync_directory(directory: Path) -> None:
@@ -61,15 +70,6 @@ def sync_directory(directory: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _describe(path: Path, sync: bool = False) -> list[Any]:
-    """Size and SHA-256. sync: wait until the file is on the disk."""
-    with path.open("rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return [file.tell(), digest]
 
 
 def _digest(files: Any) -> str:

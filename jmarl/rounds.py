@@ -31,6 +31,7 @@ from jmarl.evaluate import Evaluation, evaluate
 from jmarl.fit import Examples, FitLog, batch_size, batches_of, check_parts, encode, update
 from jmarl.loop import Advanced, loop
 from jmarl.lora import model_of
+from jmarl.manifest import describe_file
 from jmarl.metrics import MetricsWriter
 from jmarl.order import DRAW, PAIRS, PROPOSE, tasks_of
 from jmarl.pairs import Pair, replay_weights, select, select_against
@@ -258,7 +259,7 @@ def joint_pair(chosen: Candidates, i: int, rejected: Candidates, j: int, p: int)
 
 
 def save_round(folder: Path, round_: int, pairs: Sequence[Pair]) -> None:
-    """Lines that `load_pairs` reads too, with the tokens beside the texts."""
+    """Lines that `load_pairs` reads too, with the tokens beside the texts; size and SHA-256 of the file lie beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"round_{round_:04}.jsonl"
     with (temporary := final.with_suffix(".tmp")).open("w", encoding="utf-8", errors="backslashreplace") as file:
@@ -267,13 +268,20 @@ def save_round(folder: Path, round_: int, pairs: Sequence[Pair]) -> None:
             prompt, chosen, rejected = (x[0] if len(pair.prompts) == 1 else x for x in texts)
             row = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "tokens": pair.tokens}
             file.write(json.dumps(row | {"metadata": {"rewards": pair.rewards}}, ensure_ascii=False) + "\n")
+    digest = describe_file(temporary, sync=True)
     temporary.replace(final)
+    final.with_suffix(".json").write_text(json.dumps(digest), encoding="utf-8")
 
 
 def load_round(folder: Path, round_: int) -> list[Pair]:
     path = folder / f"round_{round_:04}.jsonl"
     if not path.is_file():
         raise ValueError(f"cannot resume: {path}, the pairs of round {round_}, is missing")
+    beside = path.with_suffix(".json")
+    if not beside.is_file() or json.loads(beside.read_text(encoding="utf-8")) != describe_file(path):
+        raise ValueError(
+            f"cannot resume: {path}, the pairs of round {round_}, is damaged: it has other bytes than were written"
+        )
     pairs = []
     for line in path.read_text(encoding="utf-8").split("\n"):  # splitlines would also cut at other characters of a text
         if not line:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jmarl.checkpoint import Checkpointer, saved_steps
+from jmarl.checkpoint import META, Checkpointer, saved_steps
 from jmarl.config import TrainConfig
 from jmarl.fingerprint import difference
 from jmarl.lock import check_unlocked, locked
@@ -91,17 +91,18 @@ def check_contents(cfg: TrainConfig) -> None:
 
 def is_finished(checkpoints: Path, step: int) -> bool:
     """Whether a run had no update left to make at a step."""
-    with Checkpointer(checkpoints, read_only=True) as saved:
-        if saved.damage(step) is not None:
-            return False
-        return step >= saved.read_meta(step)[0]["config"]["num_updates"]
+    try:
+        content = json.loads((checkpoints / str(step) / META).read_text(encoding="utf-8"))
+        return step >= content["meta"]["config"]["num_updates"]
+    except (OSError, ValueError, KeyError, TypeError):  # damaged: it may go on from the one before
+        return False
 
 
 def set_aside(directory: str) -> None:
     """Move what an earlier run wrote there (metrics, TensorBoard events, checkpoints, models, pairs, reward models) into its
     folder `earlier_1`, `earlier_2`, …"""
     root = Path(directory)
-    names = ("metrics.jsonl", "events*", "checkpoints", "models", "pairs", "history", "reward_model*", "failed_update*")
+    names = ("checkpoints", "metrics.jsonl", "events*", "models", "pairs", "history", "reward_model*", "failed_update*")
     found = [path for name in names for path in sorted(root.glob(name))]
     if not found:
         return
@@ -153,10 +154,10 @@ def open_run(
         yield run
 
 
-def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = None) -> TeamState:
+def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = None, *, read_only: bool = False) -> TeamState:
     """The checkpoint of a step (None: the newest that is whole), on the devices and in the shapes of `state`, whose arrays are
-    freed; refused where it was made by another run. Checkpoints of later steps are set aside."""
-    with Checkpointer(checkpoints_of(cfg), cfg.save_total_limit) as saved:
+    freed; refused where it was made by another run. Checkpoints of later steps are set aside, unless it is read_only."""
+    with Checkpointer(checkpoints_of(cfg), cfg.save_total_limit, read_only=read_only) as saved:
         if step is None and (step := saved.newest_intact(cfg.strict_checkpoints)) is None:
             raise CannotGoOn(f"there is nothing to resume: all checkpoints in {saved.directory} are damaged")
         old, step = saved.read_meta(step)
@@ -168,7 +169,9 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = No
         for leaf in jax.tree.leaves(replaced):  # makes room: two states at once may not fit
             leaf.delete()
         restored = saved.restore(like, step)[0]
-        for later in [s for s in saved.steps() if s > step]:  # of several seeds that go on from the step that all have
+        for later in [
+            s for s in saved.steps() if s > step and not read_only
+        ]:  # of several seeds that go on from the step that all have
             saved.set_aside(later, "later")
     if cfg.progress:
         told = "".join(f", {text}" for name, text in changed.items() if name != "resume")
@@ -196,6 +199,8 @@ def refuse_changes(cfg: TrainConfig, old: dict, meta: dict, step: int) -> dict[s
         differs.append(f"environment: {old['environment']} -> {meta.get('environment')}")
     if old.get("bases", []) != meta["bases"]:
         differs.append("bases: LoRA's frozen weights are others than those that the adapters were trained on")
+    if old.get("initial", meta.get("initial")) != meta.get("initial"):
+        differs.append("initial: other weights before training, of which the reference is made")
     allowed = {name: difference(name, old.get(name, meta.get(name, {})), meta.get(name, {})) for name in MAY_BE_ALLOWED}
     refused = [name for name, text in allowed.items() if text and name not in cfg.changes_allowed]
     differs += [allowed[name] for name in refused]

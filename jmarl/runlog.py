@@ -7,7 +7,6 @@ and a sampling. The first row has compiling in place of an update.
 
 from __future__ import annotations
 
-import pickle
 import time
 import warnings
 from collections.abc import Sequence
@@ -51,8 +50,8 @@ class StepLog:
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         self.team, self.cfg, self.writer = team, cfg, writer
         self.failed_saves = 0
-        self._pending: tuple | None = None
-        self.traced = 0
+        self._waiting: list[tuple[int, tuple]] = []  # steps whose rows are to be written, each with the programs traced so far
+        self.last_step: int | None = None  # of the newest row that this process has written
         self._skipped: dict[str, float] = {}  # of each agent and critic the steps left out so far, as the last row has them
         self._told: set[str] = set()
         self._not_finite = 0  # updates in a row
@@ -60,25 +59,43 @@ class StepLog:
         self._why = ""
         self._started = time.monotonic()
 
-    def keep(self, *pending: Any) -> None:
-        """Keep a step, of which the number is the first, to be written later."""
-        self._pending, self.traced = pending, sum(TRACES.values())
+    @property
+    def waiting_step(self) -> int | None:
+        """The newest step whose row is still to be written."""
+        return self._waiting[-1][1][0] if self._waiting else None
 
-    def _row(self, *pending: Any) -> dict[str, float]:
+    def keep(self, *about: Any, traced: int | None = None) -> None:
+        """Keep a step, of which the number is the first, and write the one before. traced: programs so far, None: as known."""
+        self._waiting.append((sum(TRACES.values()) if traced is None else traced, about))
+        self.flush(leave=1)
+
+    def _row(self, *about: Any) -> dict[str, float]:
         """What is written of a step that was kept; waits for its update."""
         raise NotImplementedError
 
-    def flush(self) -> dict[str, float] | None:
-        """Write the step that is kept, and return its row; None if there is none."""
-        if self._pending is None:
-            return None
-        pending, self._pending = self._pending, None
-        row = self._row(*pending) | {"compiles": self.traced, "failed_saves": self.failed_saves}
-        self._count_not_finite(row, *pending)
-        if self.writer is not None:
-            self.writer.write(pending[0], row)
-            self._more(*pending)
+    def flush(self, leave: int = 0) -> dict[str, float] | None:
+        """Write the steps that are kept, but for the newest `leave`, and return the last row; None if there is none. What
+        interrupts it loses no row: the next call writes it."""
+        row = None
+        while len(self._waiting) > leave:
+            traced, about = self._waiting[0]
+            row = self._write(traced, *about)
+            self.last_step = about[0]
+            self._waiting.pop(0)
+            self._written(row, *about)
         return row
+
+    def _write(self, traced: int, *about: Any) -> dict[str, float]:
+        row = self._row(*about) | {"compiles": traced, "failed_saves": self.failed_saves}
+        if self.writer is not None:
+            self.writer.write(about[0], row)
+        return row
+
+    def _written(self, row: dict[str, float], *about: Any) -> None:
+        """What follows a row: texts and pictures, and a look at whether all is finite."""
+        if self.writer is not None:
+            self._more(*about)
+        self._count_not_finite(row, *about)
 
     def _count_not_finite(self, row: dict[str, float], step: int, *pending: Any) -> None:
         """Count updates in a row in which a loss or gradient was not finite, or nothing was there to learn from; warn of the
@@ -87,7 +104,7 @@ class StepLog:
         before = {name: self._skipped.get(name, 0 if step == 0 else count) for name, count in counts.items()}
         new = [name for name, count in counts.items() if count > before[name]]
         self._skipped |= counts
-        untold = [name for name, count in counts.items() if count and name not in self._told]
+        untold = [name for name in new if name not in self._told]
         if untold:
             where = self.cfg.output_dir and f" in {self.cfg.output_dir}"
             what = f"update {step}{where}: a loss or gradient is not finite, so its step was left out"
@@ -116,12 +133,12 @@ class StepLog:
             failed = FailedUpdate(step, cfg.seed, cfg.algorithm, data, self._why)
             try:
                 path = write_failed_update(failed, about, cfg.output_dir)
-                where = f". What update {step} learned from is in {path}; --replay-rollout {path} makes that update alone"
-            except (OSError, pickle.PicklingError, TypeError, AttributeError) as error:  # a full disk; items of any kind
-                where = f". What update {step} learned from could not be written ({error!r})"
+                where = f" What it learned from is in {path}; --replay-rollout {path} makes that update alone."
+            except Exception as error:  # a full disk, items that cannot be pickled: told, and no reason to hide why it stops
+                where = f" What it learned from could not be written: {error!r}."
         raise NonFiniteError(
-            f"stopped after update {step}: in the last {self._not_finite} updates {self._why}. The weights are as they were "
-            f"before{where}. stop_after_nonfinite={limit} says when to stop"
+            f"stopped at step {step} of the run in {cfg.output_dir or 'memory'}: in the last {self._not_finite} updates "
+            f"{self._why}. Optimizer steps with such numbers were left out.{where} stop_after_nonfinite={limit} sets when"
         )
 
     def _more(self, *pending: Any) -> None:
@@ -148,16 +165,22 @@ class RunLog(StepLog):
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         super().__init__(team, cfg, writer)
         self.rewards: list[float] = []
-        self._about: dict[str, float] = {}
+        self._about: dict[str, float] = {}  # for the row of the next step
 
     def step(
-        self, step: int, played: Rollout, learned: list[dict[str, jax.Array]], at: float, tasks: Sequence[dict] = ()
+        self,
+        step: int,
+        played: Rollout,
+        learned: list[dict[str, jax.Array]],
+        at: float,
+        tasks: Sequence[dict] = (),
+        traced: int | None = None,
     ) -> None:
         """Keep a step to be written later. learned: each stack's update metrics, still on the device; at: when it had its
         rewards, by `time.monotonic`; tasks: that were played."""
-        self.flush()
         self.rewards.append(mean_return(played))
-        self.keep(step, played, learned, at - self._started, tasks)
+        more, self._about = self._about, {}
+        self.keep(step, played, learned, at - self._started, tasks, more, traced=traced)
         self._started = at
         for turn in played.turns:
             if turn.fault:
@@ -172,9 +195,10 @@ class RunLog(StepLog):
             self._about = more
             self._started = time.monotonic()  # what was made is no part of the step
 
-    def _row(self, step: int, played: Rollout, learned: list, seconds: float, tasks: Sequence[dict]) -> dict[str, float]:
+    def _row(
+        self, step: int, played: Rollout, learned: list, seconds: float, tasks: Sequence[dict], more: dict[str, float]
+    ) -> dict[str, float]:
         row = rollout_metrics(self.team, played) | update_metrics(self.team, fetched(learned))
-        more, self._about = self._about, {}
         return row | more | {"time/step_s": seconds, "tokens_per_s": row["tokens"] / seconds}
 
     def _nothing_valid(self, played: Rollout, *_: Any) -> str:
@@ -182,7 +206,7 @@ class RunLog(StepLog):
             return ""
         return f"no joint action had a valid reward ({next((turn.fault for turn in played.turns if turn.fault), '')})"
 
-    def _learned_from(self, step: int, played: Rollout, learned: Any, seconds: float, tasks: Sequence[dict]) -> tuple:
+    def _learned_from(self, step: int, played: Rollout, learned: Any, seconds: float, tasks: Sequence[dict], *_: Any) -> tuple:
         turns = [
             {"prompts": turn.prompts, "completions": turn.texts, "rewards": repr(turn.rewards.tolist()), "fault": turn.fault}
             for turn in played.turns

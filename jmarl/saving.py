@@ -1,4 +1,5 @@
-"""When a run is checkpointed, and what happens where that fails: training goes on, the failure is counted, and tried again."""
+"""When a run is checkpointed, and what happens where that fails: training goes on, the failure is counted, and it is tried
+again. Left out: pairs of preference rounds, which a run cannot go on without: where they cannot be written, it stops."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from jmarl.metrics import say
 from jmarl.team import Team, policies, save_team, to_checkpoint
 from jmarl.types import TeamState
 
-MIN_SHARE = 20  # by time, checkpoints are at least so many times what one takes apart
+MIN_TIMES = 20  # where checkpoints are made by time, at least so many times the duration of one lies between two
 
 
 class Saves:
@@ -43,7 +44,7 @@ class Saves:
     def begin(self, state: TeamState) -> None:
         """Say so where the disk has not room for two checkpoints."""
         if self.savers:
-            free, size = free_bytes(self.cfg.output_dir), nbytes(to_checkpoint(state))
+            free, size = free_bytes(self.savers[0][0].directory), nbytes(to_checkpoint(state))
             if free < 2 * size:
                 warnings.warn(
                     f"{self.cfg.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
@@ -53,10 +54,12 @@ class Saves:
 
     def is_due(self, updates: int) -> bool:
         """Whether a checkpoint is to be made after so many updates."""
-        if not self.savers or self.cfg.save_every:
-            return bool(self.savers) and (self._no_room or updates % (self.cfg.save_every or 1) == 0)
+        if not self.savers:
+            return False
+        if self.cfg.save_every:
+            return self._no_room or updates % self.cfg.save_every == 0
         longest = max(saver.seconds for saver, _ in self.savers)
-        return time.monotonic() - self._last >= max(60 * self.cfg.save_minutes, MIN_SHARE * longest)
+        return time.monotonic() - self._last >= max(60 * self.cfg.save_minutes, MIN_TIMES * longest)
 
     def check(self) -> None:
         """Count background saves that have failed."""
@@ -65,8 +68,10 @@ class Saves:
 
     def save(self, updates: int, state: TeamState) -> None:
         """Begin to save the state after so many updates, if the disk has room for it."""
+        if all(saver.latest_step() == updates for saver, _ in self.savers):
+            return
         size = nbytes(to_checkpoint(state))
-        if self.savers and (free := free_bytes(self.cfg.output_dir)) < size:
+        if (free := free_bytes(self.savers[0][0].directory)) < size:
             if not self._no_room:
                 self._count(f"{self.cfg.output_dir} has {gib(free)} free, and it takes about {gib(size)}")
             self._no_room = True  # it stays due, and is made as soon as there is room
@@ -87,7 +92,9 @@ class Saves:
         """Keep what a run that fails has learned since its last checkpoint, unless an update that failed has consumed it."""
         if not self.savers:
             return
-        saved = self.savers[0][0].latest_step()
+        for saver, _ in self.savers:
+            self._try(saver.wait)
+        saved = min((saver.latest_step() for saver, _ in self.savers), key=lambda step: -1 if step is None else step)
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(state))):
             since = "since the beginning" if saved is None else f"after update {saved}, the last checkpoint,"
             warnings.warn(f"what was learned {since} is lost: the update that failed had consumed the weights", stacklevel=3)
@@ -125,12 +132,8 @@ def write_models(cfg: TrainConfig, team: Team, state: TeamState) -> str:
     return ""
 
 
-def free_bytes(directory: str) -> int:
-    """Free bytes where a directory lies, or will lie."""
-    path = Path(directory).absolute()
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
+def free_bytes(directory: Path) -> int:
+    return shutil.disk_usage(directory).free
 
 
 def gib(size: float) -> str:

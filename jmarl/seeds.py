@@ -119,6 +119,11 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
             f"algorithm={cfg.algorithm!r} learns from pairs in rounds, and runs are trained together only by rows on rollouts "
             "(magrpo, ippo, c3, …): call train once a seed"
         )
+    if cfg.saves and cfg.save_total_limit < 2:
+        raise ValueError(
+            f"save_total_limit={cfg.save_total_limit} is not allowed with several seeds: keep at least 2, because a kill may "
+            "come when only some of them have the newest"
+        )
     if cfg.replay_rollout:
         raise ValueError("replay_rollout makes the update of one run: leave seeds out, and set output_dir to that run's seed_N")
     if cfg.output_dir and checkpoints_of(cfg).exists():
@@ -156,9 +161,9 @@ def open_runs(
 
 def common_step(cfgs: Sequence[TrainConfig]) -> int:
     """The newest step of which all runs have a checkpoint that is whole: where they were killed, only some may have been saved.
-    Damaged ones are set aside."""
+    Reads only: the directories are not locked yet."""
     with contextlib.ExitStack() as opened:
-        savers = [opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.save_total_limit)) for cfg in cfgs]
+        savers = [opened.enter_context(Checkpointer(checkpoints_of(cfg), read_only=True)) for cfg in cfgs]
         common = set.intersection(*(set(saver.steps()) for saver in savers))
         for step in sorted(common, reverse=True):
             if all([saver.is_intact(step, cfgs[0].strict_checkpoints) for saver in savers]):
@@ -178,7 +183,7 @@ def run_seeds(
     saves: Saves,
 ) -> list[TrainResult]:
     """The loop from `state` on, as `train.run` for one run."""
-    team, cfg, first = runs.team, runs.cfgs[0], int(state.step)
+    team, cfg = runs.team, runs.cfgs[0]
     cfgs = [dataclasses.replace(c, overlap_rewards=False) for c in runs.cfgs]  # all of them ask one environment
     log = SeedsLog(runs, logs, writer)
 
@@ -189,7 +194,7 @@ def run_seeds(
         tasks = [partial(tasks_at, items, c, step) for c in cfgs]
         asking = [playing_step(team, of(), env, c, step, of) for of, c in zip(tasks, cfgs, strict=True)]
         rollouts = play_together(runs, state, asking)
-        if step == first:
+        if step == 0:
             for rollout in rollouts:
                 check_valid(rollout)
         played = time.monotonic()
@@ -213,20 +218,24 @@ class SeedsLog(StepLog):
 
     def step(self, step: int, rollouts: Sequence[Rollout], learned: list, at: float, tasks: Sequence[Sequence[dict]]) -> None:
         """As of `RunLog`, of each run."""
-        self.flush()
         self.keep(step, rollouts, learned, at, tasks)
 
-    def flush(self) -> None:
-        if self._pending is None:
-            return
-        (step, rollouts, learned, at, tasks), self._pending = self._pending, None
+    def _write(self, traced: int, *about: Any) -> dict[str, float]:
+        step, rollouts, learned, at, tasks = about
         learned = jax.device_get(learned)
         for i, (log, rollout) in enumerate(zip(self.logs, rollouts, strict=True)):
-            log.step(step, rollout, [of_run(metrics, i, len(self.logs)) for metrics in learned], at, tasks[i])
-            log.traced, log.failed_saves = self.traced, self.failed_saves
-        rows = [log.flush() for log in self.logs]
-        if self.writer:
-            self.writer.write(step, over_runs([row for row in rows if row is not None]))
+            if log.last_step == step or log.waiting_step == step:  # this was interrupted, and is made once more
+                continue
+            log.failed_saves = self.failed_saves
+            log.step(step, rollout, [of_run(metrics, i, len(self.logs)) for metrics in learned], at, tasks[i], traced)
+        rows = [row for log in self.logs if (row := log.flush()) is not None]
+        mean = over_runs(rows) if rows else {}
+        if self.writer and rows:
+            self.writer.write(step, mean)
+        return mean
+
+    def _written(self, row: dict[str, float], *about: Any) -> None:
+        """Each run's log has looked at its own."""
 
     def evaluation(self, updates: int, results: list[Evaluation], began: float) -> None:
         for log, result in zip(self.logs, results, strict=True):

@@ -171,12 +171,15 @@ def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
     return agents
 
 
+OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "adapter", "merges.txt", "vocab.txt")  # what is replaced
+
+
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
     """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...]. With LoRA the
     adapters are merged into the weights, and lie beside them for `peft` in `agent_0/adapter/`, …
 
-    All agents are written under other names first, so that a full disk leaves no part of a model and none of an older one is
-    lost: then `OSError` is raised, and what was there is as it was."""
+    All agents are written under other names first: where one cannot be written (a full disk), an error is raised and what was
+    there is as it was. Files of an older model are replaced, others that lie beside them stay."""
     root, written = Path(directory), list[tuple[Path, Path]]()
     try:
         for spec, stacked in zip(team.stacks, params, strict=True):
@@ -196,11 +199,12 @@ def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
             shutil.rmtree(where, ignore_errors=True)  # may be there only in part
         raise
     for where, final in written:
+        old = final.with_name(f"{final.name}.old")
+        shutil.rmtree(old, ignore_errors=True)  # of a save that was killed
         if final.exists():
-            old = final.with_name(f"{final.name}.old")
-            shutil.rmtree(old, ignore_errors=True)  # of a save that was killed
+            for path in final.iterdir():
+                if not (where / path.name).exists() and not any(path.match(name) for name in OF_A_MODEL):
+                    path.rename(where / path.name)
             final.rename(old)
-            where.rename(final)
-            shutil.rmtree(old)
-        else:
-            where.rename(final)
+        where.rename(final)
+        shutil.rmtree(old, ignore_errors=True)  # there may be none

@@ -40,6 +40,8 @@ from jmarl.critics import Critics, make_critics
 from jmarl.environment import Environment, Formatter, Rewarded, Transition, describe, prompt_of
 from jmarl.evaluate import Evaluation, evaluate
 from jmarl.failed_update import read_failed_update
+from jmarl.fit import initial_digests
+from jmarl.fit import replay as replay_data
 from jmarl.learned_reward import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.learners import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
 from jmarl.lockstep import TextEnvironment, side_by_side
@@ -100,16 +102,20 @@ def train(
         )
     if rounds is not None and row.learned:
         policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), cfg)
+    initial = initial_digests(params, cfg)
     critics, state = start(team, params, policy, critic)
     about = {
         "team": team.describe(),
         "critics": Team(critics.specs).describe(),
+        "initial": initial,
         "environment": describe(env),
         "data": fingerprint.of_data(items),
         "reward": fingerprint.of_reward(env),
     }
     if cfg.replay_rollout:
-        return replay(team, critics, state, about, policy)
+        if rounds is not None and rewarder is None:
+            return TrainResult(replay_data(team, state, about, cfg).state, [], None, None)
+        return replay(team, critics, state, about, cfg, policy)
     with open_run(cfg, state, about, wandb_config) as opened, explain_memory():
         saves, state = Saves(cfg, opened.savers), opened.state
         if rounds is None or rewarder is not None:
@@ -122,13 +128,16 @@ def train(
     return result
 
 
-def replay(team: Team, critics: Critics, state: TeamState, about: dict[str, Any], cfg: TrainConfig) -> TrainResult:
-    """Make the one update of a file (`replay_rollout`) and print what it measures; nothing is written. cfg: of the policy."""
+def replay(
+    team: Team, critics: Critics, state: TeamState, about: dict[str, Any], cfg: TrainConfig, policy: TrainConfig
+) -> TrainResult:
+    """Make the one update of a file (`replay_rollout`) and print what it measures; nothing is written. policy: the settings by
+    which the team is updated."""
     failed = read_failed_update(cfg)
     if cfg.resume:
-        state = resume(cfg, state, {"config": dataclasses.asdict(cfg), **about, "bases": bases(state)})
+        state = resume(cfg, state, {"config": dataclasses.asdict(cfg), **about, "bases": bases(state)}, read_only=True)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # its random keys
-    state, learned = update(team, critics, state, failed.data, cfg)
+    state, learned = update(team, critics, state, failed.data, policy)
     print(json.dumps({"step": failed.step} | update_metrics(team, fetched(learned)), indent=1), flush=True)
     return TrainResult(without_gradients(state), [mean_return(failed.data)], None, None)
 
@@ -193,7 +202,7 @@ def run(
             log.about(rewarder.begin(step, state))
         tasks = partial(tasks_at, items, cfg, step)
         rollout = play_step(team, state, tasks(), env, cfg, step, tasks)
-        if step == first:
+        if step == 0:  # of a run that goes on, an update without a valid reward is one as any other
             check_valid(rollout)
         played = time.monotonic()  # before the update, for which the call below may wait or not
         state, learned = update(team, critics, state, rollout, cfg)

@@ -85,7 +85,10 @@ def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: A
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     shutil.copymode(directory / "config.json", directory / "model.safetensors")  # safetensors gives the file to its owner alone
     if tokenizer is not None:
-        tokenizer.save_pretrained(directory)
+        try:
+            tokenizer.save_pretrained(directory)
+        except Exception as error:  # tokenizers raise no class of their own where the disk is full
+            raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
         written = directory / "tokenizer_config.json"  # transformers 4 does not know the class name that 5 writes
         fields = {**_read_json(written), "tokenizer_class": "PreTrainedTokenizerFast"}
         written.write_text(json.dumps(fields, indent=2) + "\n")

@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from experiments.tiny import random_agents, tokenizer
+from jmarl import runlog
 from jmarl.checkpoint import CheckpointError, saved_steps
 from jmarl.config import TrainConfig
 from jmarl.environment import Rewarded, prompt_of
@@ -236,6 +237,71 @@ def test_a_reward_model_that_is_interrupted_goes_on_where_it_was(tmp_path, capsy
     assert [saved_steps(parts / f"reward_model_{n}" / "checkpoints") for n in (0, 1)] == [[3], [0]]
     run("learned reward", reward=Signalling(0), output_dir=str(parts), resume=True)
     assert_equal_runs(whole, parts)
+
+
+def test_a_reward_model_of_pairs_that_are_others_now_is_trained_anew(tmp_path, caplog):
+    """The task's reward is not the same each time, as a judge's may be: pairs made once more are others."""
+
+    class Judge(Signalling):
+        def __call__(self, a, b, batch_items, rng):
+            return [x + time.monotonic() % 1e-3 for x in super().__call__(a, b, batch_items, rng)]
+
+    stopped = run("learned reward", reward=Judge(7), output_dir=str(tmp_path))
+    assert stopped.interrupted and saved_steps(tmp_path / "reward_model_1" / "checkpoints") == [0]
+    done = run("learned reward", reward=Judge(0), output_dir=str(tmp_path), resume=True)
+    assert len(done.rewards) == 5 and "the reward model of round 1 is trained anew" in caplog.text
+
+
+def test_damaged_pairs_of_rounds_are_named(tmp_path):
+    """One digit of a token, and a file of no bytes."""
+    run("rounds", reward=Signalling(9), output_dir=str(tmp_path))
+    path = tmp_path / "pairs" / "round_0000.jsonl"
+    content = path.read_bytes()
+    at = content.index(b'"tokens"') + 12
+    for damaged in (content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="cannot resume: .*round_0000.jsonl, the pairs of round 0, is damaged"):
+            run("rounds", reward=Signalling(0), output_dir=str(tmp_path), resume=True)
+
+
+def test_an_update_without_a_valid_reward_may_be_the_first_after_a_resume(tmp_path):
+    """In the whole run it is told and passed."""
+
+    def reward(calls, at):
+        def of(a, b, batch_items, rng):
+            calls.append(1)
+            if len(calls) == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return [None] * len(a) if len(calls) == 5 else first_words(a, b, batch_items, rng)  # of the fourth update
+
+        return of
+
+    with pytest.warns(UserWarning, match="8 of 8 joint actions have no valid reward"):
+        run(reward=reward([], 0), output_dir=str(tmp_path / "whole"))
+    assert run(reward=reward([], 4), output_dir=str(tmp_path / "parts")).interrupted
+    with pytest.warns(UserWarning, match="8 of 8 joint actions have no valid reward"):
+        run(reward=reward([1] * 4, 0), output_dir=str(tmp_path / "parts"), resume=True)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_an_interruption_while_a_row_is_made_loses_no_row(tmp_path, monkeypatch):
+    """Two signals while the host waits for the numbers of an update: the second raises KeyboardInterrupt there."""
+    run(output_dir=str(tmp_path / "whole"))
+    fetched, calls = runlog.fetched, []
+
+    def interrupted(tree):
+        calls.append(1)
+        if len(calls) == 3:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        return fetched(tree)
+
+    monkeypatch.setattr(runlog, "fetched", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(output_dir=str(tmp_path / "parts"))
+    assert saved_steps(tmp_path / "parts" / "checkpoints") == [4]
+    run(output_dir=str(tmp_path / "parts"), resume=True)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_an_interrupted_run_returns_what_it_has_learned_and_leaves_the_handlers(tmp_path):
@@ -457,7 +523,7 @@ def test_rewards_that_are_all_nan_stop_the_run_after_three_updates(tmp_path):
     (tmp_path / "models").mkdir()
     with (
         pytest.warns(UserWarning, match="8 of 8 joint actions have no valid reward"),
-        pytest.raises(NonFiniteError, match="stopped after update 4: in the last 3 updates no joint action had a valid"),
+        pytest.raises(NonFiniteError, match="stopped at step 4 .*: in the last 3 updates no joint action had a valid"),
     ):
         run(reward=nan_from(2), output_dir=str(tmp_path))
     about = json.loads((tmp_path / "failed_update_4.json").read_text(encoding="utf-8"))
@@ -507,7 +573,7 @@ def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
     cfg = TrainConfig(algorithm="sft", num_updates=8, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
     with (
         pytest.warns(UserWarning, match="its step was left out"),
-        pytest.raises(NonFiniteError, match="stopped after update 2: .*failed_update_2.pkl"),
+        pytest.raises(NonFiniteError, match="stopped at step 2 .*failed_update_2.pkl"),
     ):
         fit(team, [jax.tree.map(jax.numpy.copy, broken)], data, cfg)
     assert "red two" in json.loads((tmp_path / "failed_update_2.json").read_text(encoding="utf-8"))["texts"][0][0][0]
@@ -538,6 +604,30 @@ def test_a_reward_that_exits_the_process_loses_one_interval(tmp_path, whole):
     assert saved_steps(tmp_path / "checkpoints")[-1] >= 2, "it was in the sixth update"
     finish(begin({"output_dir": str(tmp_path), "resume": True, "allow_changed": "reward"}), 0)
     assert_equal_runs(whole, tmp_path)
+
+
+def test_a_process_that_was_forked_holds_no_lock_of_its_parent(tmp_path):
+    """A worker of a reward, say, that lives on."""
+    script = (
+        "import os, sys, time; from jmarl.lock import locked\n"  # no jax, which must not be forked
+        "with locked(sys.argv[1]):\n"
+        "    if os.fork() == 0: print('forked', flush=True); time.sleep(20); os._exit(0)\n"
+        "    sys.stdin.read()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    wait_for(parent, "forked")
+    with pytest.raises(DirectoryInUse), locked(tmp_path):
+        pass
+    parent.kill()
+    parent.wait()
+    with locked(tmp_path):
+        pass
+    os.killpg(parent.pid, signal.SIGKILL)
+    for pipe in (parent.stdin, parent.stdout):
+        pipe.close()
 
 
 def test_a_lock_is_held_once_even_in_one_process(tmp_path):

@@ -69,6 +69,7 @@ SIDEWAYS = {
     "models.decoding": {"models.config", "models.decoder"},
     "environment": {"rewards"},
     "metrics": {"logfile", "markdown"},
+    "fingerprint": {"rewards"},
     "lockstep": {"core", "environment", "rewards"},
     "pool": {"lockstep"},
     "sandbox": {"sandbox", "sandbox.inside"},
@@ -104,7 +105,7 @@ SIDEWAYS = {
     "step": {"critics", "dynamic", "generate", "learners", "rollout", "team"},
     "runs": {"critics", "generate", "rollout", "step", "team"},
     "seeds": {"train", "evaluate", "loop", "rundir", "runlog", "saving"},
-    "train": {"rounds", "learned_reward", "evaluate", "loop", "programs", "rundir", "runlog", "saving"},
+    "train": {"fit", "rounds", "learned_reward", "evaluate", "loop", "programs", "rundir", "runlog", "saving"},
     "trainers": {"train", "fit", "evaluate", "trainers"},
     "utils": {"utils"},
 }

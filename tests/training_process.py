@@ -65,7 +65,7 @@ def main() -> int:
     else:
         results = [train(team, params, env, ITEMS, cfg, eval_items=ITEMS[:2])]
     print(json.dumps({"updates": int(results[0].state.step), "rewards": np.sum(results[0].rewards)}), flush=True)
-    return exit_code(*results)
+    return exit_code(cfg, *results)
 
 
 if __name__ == "__main__":
