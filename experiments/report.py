@@ -16,7 +16,7 @@ from jmarl.config import TrainConfig
 from jmarl.evaluate import Evaluation, numbers
 from jmarl.failed_update import NonFiniteError
 from jmarl.fit import FitResult
-from jmarl.interrupt import EXIT_INTERRUPTED, Interrupted, end_at_second_signal
+from jmarl.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_second_signal
 from jmarl.lock import DirectoryInUse
 from jmarl.rundir import CannotGoOn, checkpoints_of
 from jmarl.sandbox import SandboxUnavailable
@@ -35,9 +35,9 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
         cfg = tyro.cli(settings)
     except (ValueError, TypeError, DirectoryInUse) as error:
         raise SystemExit(f"error: {error}") from None
-    end_at_second_signal()
     try:
-        result = run(cfg)
+        with ending_at_second_signal():
+            result = run(cfg)
     except (CannotGoOn, CheckpointError, DirectoryInUse, NonFiniteError, SandboxUnavailable) as error:
         raise SystemExit(f"error: {error}") from None
     except Interrupted as why:

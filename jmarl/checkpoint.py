@@ -300,9 +300,9 @@ def _require_writable(directory: Path) -> None:
 
 def _require_json(meta: dict[str, Any]) -> dict[str, Any]:
     try:
-        return json.loads(json.dumps(meta, allow_nan=False))
+        return json.loads(json.dumps(meta))  # settings may be infinite, which Python's JSON reads back
     except (TypeError, ValueError) as error:
-        raise TypeError(f"meta must be a JSON object of finite values: {error}") from error
+        raise TypeError(f"meta must be a JSON object: {error}") from error
 
 
 def _flatten(state: Any) -> dict[str, Any]:

@@ -34,13 +34,18 @@ class Interrupt:
 
 
 _active: Interrupt | None = None  # of the outermost loop of the main thread
-_second_ends = False
+_second_ends = False  # in `ending_at_second_signal`
 
 
-def end_at_second_signal() -> None:
-    """Let a second signal end this process at once, without a traceback: for commands."""
+@contextlib.contextmanager
+def ending_at_second_signal() -> Iterator[None]:
+    """Within this context a second signal ends the process at once, without a traceback: for commands."""
     global _second_ends
     _second_ends = True
+    try:
+        yield
+    finally:
+        _second_ends = False
 
 
 @contextlib.contextmanager

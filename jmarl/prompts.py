@@ -44,7 +44,7 @@ def items_that_fit(
                 "are played: use long_prompts='truncate_left' or 'error', or leave long items out of its tasks"
             )
         return items, eval_items
-    return fitting(team, env, items, cfg, "items"), fitting(team, env, eval_items, cfg, "held-out items")
+    return fitting(team, env, items, cfg, "items"), fitting(team, env, eval_items or (), cfg, "held-out items")
 
 
 def fitting(team: Team, env: Rewarded, items: Sequence[dict], cfg: TrainConfig, called: str) -> Sequence[dict]:

@@ -420,7 +420,7 @@ def test_the_experiment_trains(name, turns, tiny_dir, tmp_path, capsys):
     )  # fmt: skip
     result = run(cfg)
     assert len(result.rewards) == 1 and math.isfinite(result.rewards[0]) and result.after is not None
-    report(result)
+    report(cfg, result)
     printed = capsys.readouterr().out
     assert f"held-out after: reward {result.after.mean:.3f}," in printed, "one task has no interval"
     assert "mean reward of the last 1 updates" in printed

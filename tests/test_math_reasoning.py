@@ -36,7 +36,7 @@ def played(env, *messages, task=TASK):
     """Steps of an episode; a message is of whoever acts."""
     (state, observations), steps = env.reset(task, RNG), []
     for message in messages:
-        state, observations, reward, done, info = step = env.step(
+        state, observations, reward, done, info, _ = step = env.step(
             state, [message if text is not None else "" for text in observations], RNG
         )
         steps.append(step)

@@ -38,7 +38,7 @@ try:
 except MemoryError as error:
     print(error)
     print("from", repr(error.__cause__)[:40])
-resumed = train(*make_team(agents), reward, [{"prompt": "a b"}] * 3, dataclasses.replace(cfg, resume=True))
+resumed = train(*make_team(agents), reward, [{"prompt": "a b"}] * 3, dataclasses.replace(cfg, resume=True, allow_changed="data"))
 print("resumed:", len(resumed.rewards), int(resumed.state.step))
 """
 
