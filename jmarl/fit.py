@@ -121,8 +121,8 @@ def fit(
 def initial_digests(params: Sequence[Any], cfg: TrainConfig) -> list[str]:
     """Of each stack the digest of the parameters that a reference is made of, which must not change where a run goes on; with
     LoRA the digest of the bases says it."""
-    referred = algorithm(cfg.algorithm).data == "pairs" and not cfg.lora_rank
-    return [lora.digest(of_stack) for of_stack in params] if referred else []
+    referred = algorithm(cfg.algorithm).advantage in ("margin", "joint_margin") and not cfg.reference_free
+    return [lora.digest(of_stack) for of_stack in params] if referred and not cfg.lora_rank else []
 
 
 def replay(team: Team, state: TeamState, about: dict[str, Any], cfg: TrainConfig) -> FitResult:

@@ -31,7 +31,7 @@ from jmarl.failed_update import NonFiniteError
 from jmarl.fit import fit
 from jmarl.interrupt import interruptible
 from jmarl.lock import DirectoryInUse, locked
-from jmarl.pairs import Trajectory
+from jmarl.pairs import Pair, Trajectory
 from jmarl.rewards import make_reward
 from jmarl.saving import Saves
 from jmarl.seeds import train_seeds
@@ -581,6 +581,20 @@ def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
     fit(team, [params], data, again)
     row = json.loads(capsys.readouterr().out)
     assert row["step"] == 2 and np.isfinite(row["agent_0/loss"]), "it was the weights"
+
+
+def test_other_weights_under_the_reference_are_refused(tmp_path):
+    """F10: of dpo, whose reference is the weights before training."""
+    data = [Pair((item["prompt"],), ("red two",), ("blue six",)) for item in ITEMS]
+    cfg = TrainConfig(algorithm="dpo", num_updates=1, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
+    for seed, resume in ((0, False), (0, True), (7, True)):
+        team, params = make_team(random_agents("tiny", tokenizer(WORDS, spaced=True), 1, seed=seed, width=32))
+        again = dataclasses.replace(cfg, resume=resume, num_updates=2)
+        if seed == 7:
+            with pytest.raises(ValueError, match="initial: other weights before training, of which the reference is made"):
+                fit(team, params, data, again)
+        else:
+            fit(team, params, data, again if resume else cfg)
 
 
 def test_a_run_may_be_told_not_to_stop(tmp_path):

@@ -38,7 +38,8 @@ try:
 except MemoryError as error:
     print(error)
     print("from", repr(error.__cause__)[:40])
-resumed = train(*make_team(agents), reward, [{"prompt": "a b"}] * 3, dataclasses.replace(cfg, resume=True, allow_changed="data"))
+cfg = dataclasses.replace(cfg, resume=True, allow_changed="data")
+resumed = train(*make_team(agents), reward, [{"prompt": "a b"}] * 3, cfg)
 print("resumed:", len(resumed.rewards), int(resumed.state.step))
 """
 
