@@ -403,8 +403,10 @@ def test_what_the_log_says_of_an_update_breaks_off_behind_it(pair, tmp_path):
         assert saved.steps() == [3]
 
 
-def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path):
-    """It goes on from the checkpoint that was made before the evaluation: its log has every one."""
+@pytest.mark.parametrize(("broken_at", "saved_at"), [(2, 2), (3, 4)])
+def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path, broken_at, saved_at):
+    """It goes on from the checkpoint that was made before the evaluation, of the second update or of the end: its log has every
+    one."""
 
     def reward(broken):
         def breaks(a, b, batch_items):
@@ -419,11 +421,11 @@ def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path):
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
     how = dict(num_updates=4, eval_every=2, eval_generations=2, save_every=1, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
-        train(*make_team(pair), reward(3), items, TrainConfig(**BASE | how), eval_items=held_out)
+        train(*make_team(pair), reward(broken_at), items, TrainConfig(**BASE | how), eval_items=held_out)
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
-        assert saved.latest_step() == 4, "the evaluation is that of the end"
+        assert saved.latest_step() == saved_at
     result = train(*make_team(pair), reward(0), items, TrainConfig(**BASE | how, resume=True), eval_items=held_out)
-    assert result.after is not None and result.rewards == []
+    assert result.after is not None and len(result.rewards) == 4 - saved_at
     assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
 
