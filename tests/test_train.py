@@ -429,6 +429,20 @@ def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path, b
     assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
 
+def test_a_checkpoint_is_begun_before_an_evaluation(pair, tmp_path):
+    """So that one that is killed loses nothing: it is there, or under way, when the evaluation's rewards are asked for."""
+    seen = []
+
+    def reward(a, b, batch_items):
+        if batch_items[0]["prompt"] == "held out":
+            seen.append(sorted(path.name.removesuffix(".saving") for path in (tmp_path / "checkpoints").glob("*")))
+        return share_of_e(a, b)
+
+    cfg = TrainConfig(**BASE | dict(num_updates=4, eval_every=2, eval_generations=2, save_every=2, output_dir=str(tmp_path)))
+    train(*make_team(pair), reward, [{"prompt": "apples"}], cfg, eval_items=[{"prompt": "held out"}])
+    assert seen == [[], ["2"], ["2", "4"]]
+
+
 def test_a_run_that_breaks_off_has_its_last_update_in_the_log(pair, tmp_path):
     with pytest.raises(RewardError, match="no service"):
         run(pair, breaking(3, OSError("no service")), num_updates=4, output_dir=str(tmp_path))
