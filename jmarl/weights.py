@@ -87,7 +87,9 @@ def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: A
     if tokenizer is not None:
         try:
             tokenizer.save_pretrained(directory)
-        except Exception as error:  # tokenizers raise no class of their own where the disk is full
+        except Exception as error:
+            if type(error) is not Exception:  # what tokenizers raise where the disk is full
+                raise
             raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
         written = directory / "tokenizer_config.json"  # transformers 4 does not know the class name that 5 writes
         fields = {**_read_json(written), "tokenizer_class": "PreTrainedTokenizerFast"}

@@ -62,7 +62,7 @@ def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
     assert set(done.evaluate()) == {"eval/reward", "eval/reward_ci95"}
     done.save_model(tmp_path / "saved")
     assert load_agent(tmp_path / "saved" / "agent_1").config == load_agent(model).config
-    assert len(list((tmp_path / "run" / "pairs").iterdir())) == (2 if "iter" in algorithm else 1)
+    assert len(list((tmp_path / "run" / "pairs").glob("*.jsonl"))) == (2 if "iter" in algorithm else 1)
 
 
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])

@@ -345,7 +345,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
     run("parts", num_updates=6)
     rest = run("parts", num_updates=9, resume=True)
     jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
-    names = sorted(p.name for p in (tmp_path / "whole" / "pairs").iterdir())
+    names = sorted(p.name for p in (tmp_path / "whole" / "pairs").glob("*.jsonl"))
     assert names == [f"round_000{k}.jsonl" for k in range(3)]
     for name in names:
         assert (tmp_path / "parts" / "pairs" / name).read_text() == (tmp_path / "whole" / "pairs" / name).read_text()
