@@ -130,13 +130,14 @@ class Watched:
 @pytest.mark.parametrize("name", FLOODS)
 @pytest.mark.parametrize("tests", [SUM, UNIT], ids=["asserts", "unittest"])
 def test_disk_is_bounded_by_its_limit(alone, name, tests):
-    """64 MB, with what is written between two measures, which on a busy machine are some time apart."""
+    """64 MB, with what is written between two measures, which on a busy machine are some time apart; what is watched here may be
+    less than there was, never more."""
     box, directory = alone
     with Watched(directory, helper_of(box)) as watched:
         result = box.run(FLOODS[name], tests, LIMITS)
         left = list(directory.iterdir())
     assert (result.outcome, result.kind, result.limit_hit) == ("error", "limit", "file"), result
-    assert not left and 0 < watched.most < 256, watched.most
+    assert not left and watched.most < 256, watched.most
 
 
 @pytest.mark.parametrize("name", FOLDERS)
