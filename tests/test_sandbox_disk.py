@@ -130,7 +130,7 @@ class Watched:
 @pytest.mark.parametrize("name", FLOODS)
 @pytest.mark.parametrize("tests", [SUM, UNIT], ids=["asserts", "unittest"])
 def test_disk_is_bounded_by_its_limit(alone, name, tests):
-    """64 MB, with what is written between two measures, which on a busy machine are some time apart; what is watched here may be
+    """64 MB, with what is written between two measures, which on a busy machine are some time apart. What is seen here may be
     less than there was, never more."""
     box, directory = alone
     with Watched(directory, helper_of(box)) as watched:
