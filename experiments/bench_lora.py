@@ -22,12 +22,12 @@ import numpy as np
 import tyro
 
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.rewards import make_reward
-from jmarl.step import play_step, update
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
+from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.train import start
-from jmarl.weights import load_agent
+from jmarl.training.step import play_step, update
+from jmarl.training.train import start
 
 
 @dataclasses.dataclass(frozen=True)

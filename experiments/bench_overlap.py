@@ -21,14 +21,14 @@ import numpy as np
 import tyro
 
 from jmarl.config import TrainConfig, check
-from jmarl.envs import code_problems
-from jmarl.envs.code_generation import CodeGeneration
-from jmarl.metrics import read_rows
+from jmarl.envs.code import problems as code_problems
+from jmarl.envs.code.generation import CodeGeneration
+from jmarl.models.hub.agents import load_agent
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.logs.metrics_writer import read_rows
+from jmarl.training.train import train
 from jmarl.types import TeamState
-from jmarl.weights import load_agent
 
 ITEMS = code_problems.generate(64, difficulty=(1, 1))
 

@@ -3,7 +3,7 @@
 Claim: at least 60 checked programs a second, warm, on 2 cores; the first verdict at most 100 ms after the helper was asked for;
 a killed helper is back within a second.
 Command: python -m experiments.bench_sandbox        (prints one JSON object a level)
-Each program is another one, made from templates (`jmarl.envs.code_problems`), and has six tests. 30 s a level.
+Each program is another one, made from templates (`jmarl.envs.code.problems`), and has six tests. 30 s a level.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 
 import tyro
 
-from jmarl.envs.code_generation import item_tests
-from jmarl.envs.code_problems import generate
+from jmarl.envs.code.generation import item_tests
+from jmarl.envs.code.problems import generate
 from jmarl.sandbox import Sandbox, SandboxUnavailable
 
 

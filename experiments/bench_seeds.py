@@ -21,12 +21,12 @@ import tyro
 
 from experiments.story_length import TOPICS
 from jmarl.config import TrainConfig, check
+from jmarl.envs.rewards import make_reward
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
-from jmarl.rewards import make_reward
-from jmarl.seeds import train_seeds
+from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.team import make_team
-from jmarl.weights import Agent, load_agent
+from jmarl.training.seeds import train_seeds
 
 
 @dataclasses.dataclass(frozen=True)

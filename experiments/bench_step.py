@@ -26,16 +26,16 @@ import numpy as np
 import tyro
 
 from jmarl.config import DTYPES, Learning, Sampling, check
-from jmarl.generate import sample_stack
+from jmarl.learning.update import init_stack, lower_update, update_stack
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
-from jmarl.programs import compile_all, example_completions
-from jmarl.sharding import mesh_for, place
-from jmarl.stack import stack_params
-from jmarl.text import encode_prompts, stop_ids
+from jmarl.models.hub.agents import load_agent
+from jmarl.models.hub.tokenize import encode_prompts, stop_ids
+from jmarl.models.sharding import mesh_for, place
+from jmarl.models.stack import stack_params
+from jmarl.sampling.generate import sample_stack
+from jmarl.training.precompile import compile_all, example_completions
 from jmarl.types import TRACES, Batch
-from jmarl.update import init_stack, lower_update, update_stack
-from jmarl.weights import load_agent
 
 PROMPTS = """Describe a city in the clouds:|Invent a new holiday and explain it:|Write a bedtime story for a dragon:
 Explain how teleportation might work:|Tell a joke about dinosaurs:|Describe a world without electricity:

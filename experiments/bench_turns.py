@@ -18,10 +18,10 @@ import numpy as np
 import tyro
 
 from jmarl.config import Sampling, check
-from jmarl.generate import Ask, Past, pad, sample_team, tokens_of
-from jmarl.sharding import mesh_for, place
+from jmarl.models.hub.agents import load_agent
+from jmarl.models.sharding import mesh_for, place
+from jmarl.sampling.generate import Ask, Past, pad, sample_team, tokens_of
 from jmarl.team import make_team
-from jmarl.weights import load_agent
 
 
 @dataclasses.dataclass(frozen=True)

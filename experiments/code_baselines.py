@@ -23,15 +23,15 @@ import tyro
 
 from experiments.code_team import CodeConfig, items_of
 from jmarl.config import TrainConfig, check
-from jmarl.envs.code_generation import CodeGeneration
-from jmarl.envs.code_pipeline import CodePipeline
-from jmarl.evaluate import evaluate, in_last_turn, numbers
-from jmarl.returns import mean_and_interval, valid_mean
-from jmarl.runlog import token_counts
+from jmarl.envs.code.generation import CodeGeneration
+from jmarl.envs.code.pipeline import CodePipeline
+from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
+from jmarl.models.hub.agents import Agent, load_agent
+from jmarl.models.sharding import mesh_for, place
+from jmarl.rl.returns import mean_and_interval, valid_mean
 from jmarl.sandbox import Limits, Sandbox
-from jmarl.sharding import mesh_for, place
 from jmarl.team import make_team
-from jmarl.weights import Agent, load_agent
+from jmarl.training.logs.step_log import token_counts
 
 COLUMNS = ("way", "reward", "tests passed", "pass@1", "pass@k", "tokens")
 

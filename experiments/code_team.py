@@ -2,8 +2,8 @@
 
 Claim: rewards come from real executions of all tests in a sandbox, and the team's reward rises.
 Command: python -m experiments.code_team            (flags: --help)
-Reward: `jmarl.envs.code_generation`, from 0 to 4, or with `--reward simple` `jmarl.envs.code_execution`, from -0.5 to 2.
-Problems: made from templates at difficulty 1 (`jmarl.envs.code_problems`, `eval` held out), or `--dataset humaneval`, …
+Reward: `jmarl.envs.code.generation`, from 0 to 4, or with `--reward simple` `jmarl.envs.code.execution`, from -0.5 to 2.
+Problems: made from templates at difficulty 1 (`jmarl.envs.code.problems`, `eval` held out), or `--dataset humaneval`, …
 Expected: from 1.0 to 1.6 on held-out problems, pass@1 from 0.01 to 0.12, 20 s an update: see experiments/README.md.
 """
 
@@ -13,17 +13,17 @@ import dataclasses
 
 from experiments.report import command, report
 from jmarl.config import TrainConfig, check
-from jmarl.envs import code_problems
-from jmarl.envs.code_completion import CodeCompletion
-from jmarl.envs.code_data import SOURCES, load_items
-from jmarl.envs.code_execution import CodeExecution
-from jmarl.envs.code_generation import CodeGeneration
-from jmarl.learners import check_agents
+from jmarl.envs.code import problems as code_problems
+from jmarl.envs.code.completion import CodeCompletion
+from jmarl.envs.code.data import SOURCES, load_items
+from jmarl.envs.code.execution import CodeExecution
+from jmarl.envs.code.generation import CodeGeneration
+from jmarl.learning.per_agent import check_agents
+from jmarl.models.hub.agents import load_agent
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.sandbox.client import AUTO, UNSAFE
 from jmarl.team import make_team
-from jmarl.train import TrainResult, check_settings, train
-from jmarl.weights import load_agent
+from jmarl.training.train import TrainResult, check_settings, train
 
 REWARDS = {"levels": CodeGeneration, "simple": CodeExecution}
 PROBLEMS = 500  # made, for training

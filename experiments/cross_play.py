@@ -20,10 +20,10 @@ import tyro
 
 from experiments.story_length import HELD_OUT, setup, story
 from jmarl.config import Episodes, Sampling, check
-from jmarl.crossplay import MAX_PAIRINGS, cross_play, load_runs
-from jmarl.environment import Rewarded
-from jmarl.rewards import make_reward, story_length_ratio
-from jmarl.zeroshot import CrossPlay
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward, story_length_ratio
+from jmarl.evaluation.cross_play import MAX_PAIRINGS, cross_play, load_runs
+from jmarl.evaluation.zero_shot import CrossPlay
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ Two trained debaters, `--temperature 0.9 --num-prompts 1 --num-generations 8 --l
     12`, seed 0: from 0.38 ± 0.05 to 0.61 ± 0.02 in 13.7 minutes; both write about "the debate" and take no side.
 As a judge the same model teaches nothing. Asked for a winner, it names whoever comes first (position_bias 1.0, every debate a
     draw), and 2.5 answers of 6 could not be read; asked for scores, none could. Use a larger model.
-Reward: `jmarl.envs.debate`, 0 until the last turn, then from 0 to 1, or with --zero-sum from -1 to 1.
+Reward: `jmarl.envs.debate.debate`, 0 until the last turn, then from 0 to 1, or with --zero-sum from -1 to 1.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.report import command, report
-from jmarl.chat_api import ChatAPI, ChatModel
 from jmarl.config import TrainConfig, check
-from jmarl.envs.debate import Debate, DebateScripted, RuleBasedJudge
-from jmarl.envs.debate_llm import ASKED, LLMJudge
-from jmarl.learners import check_agents
+from jmarl.envs.chat_api import ChatAPI, ChatModel
+from jmarl.envs.debate.debate import Debate, DebateScripted, RuleBasedJudge
+from jmarl.envs.debate.llm_judge import ASKED, LLMJudge
+from jmarl.learning.per_agent import check_agents
+from jmarl.models.hub.agents import load_agent
+from jmarl.rollout.text_model import AgentModel
 from jmarl.team import make_team
-from jmarl.text_model import AgentModel
-from jmarl.train import TrainResult, check_settings, train
-from jmarl.weights import load_agent
+from jmarl.training.train import TrainResult, check_settings, train
 
 KEY = "JUDGE_API_KEY"
 

@@ -17,7 +17,7 @@ import numpy as np
 import tyro
 
 from jmarl.envs import ENVIRONMENTS, make
-from jmarl.lockstep import LockStep, TextEnvironment, text_environment
+from jmarl.envs.vector import LockStep, TextEnvironment, text_environment
 
 ORDINARY = (
     "First I look at what is given, because the answer follows from it. For example, 3 times 4 is 12, and 12 plus 5 is 17. "

@@ -3,8 +3,8 @@
 Claim: a team that is trained together does far better than before. Beside it stand a single agent that writes as many tokens,
 and agents that were each trained alone and then teamed; where the team does not win, experiments/README.md says so.
 Command: python -m experiments.games grid            (or sudoku; flags: --help; --write keeps picture and table here)
-Games: `jmarl.envs.grid` (two agents with 3 moves each, or one with 6; the walker must stand at its goal at the end) and
-`jmarl.envs.sudoku` (1 or 2 blanks; one agent in both roles, or a proposer and a checker that were trained alone). Model: two
+Games: `jmarl.envs.games.grid` (two agents with 3 moves each, or one with 6; the walker must stand at its goal at the end) and
+`jmarl.envs.games.sudoku` (1 or 2 blanks; one agent in both roles, or a proposer and a checker that were trained alone). Model: two
 layers of random weights, a word a token.
 Expected and time: see experiments/README.md.
 """
@@ -26,14 +26,14 @@ import tyro
 from experiments.report import with_interval
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig, check
-from jmarl.envs.grid import MOVES, GridPlanning
-from jmarl.envs.sudoku import NAMES, Sudoku
-from jmarl.evaluate import evaluate, numbers
-from jmarl.lockstep import LockStep, Step, TextEnvironment
-from jmarl.returns import mean_and_interval
+from jmarl.envs.games.grid import MOVES, GridPlanning
+from jmarl.envs.games.sudoku import NAMES, Sudoku
+from jmarl.envs.vector import LockStep, Step, TextEnvironment
+from jmarl.evaluation.evaluate import evaluate, numbers
+from jmarl.models.hub.agents import Agent
+from jmarl.rl.returns import mean_and_interval
 from jmarl.team import agents_of, make_team, policies
-from jmarl.train import train
-from jmarl.weights import Agent
+from jmarl.training.train import train
 
 HERE = Path(__file__).parent
 WAYS = {"team": "a team, trained together", "single": "one agent, as many tokens", "apart": "each trained alone, then teamed"}

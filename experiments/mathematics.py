@@ -2,8 +2,8 @@
 
 Claim: rewards come from exact checks of the answers, and no prompt holds an answer.
 Command: python -m experiments.mathematics --environment math_verifier            (flags: --help)
-Reward: `jmarl.envs.math_reasoning`: 1 correct, 0 wrong, -0.3 no answer that can be read; what each agent gets stands there.
-Problems: made from templates at one difficulty (`jmarl.envs.math_problems`, `eval` held out), or `--data gsm8k` or `svamp`.
+Reward: `jmarl.envs.math.reasoning`: 1 correct, 0 wrong, -0.3 no answer that can be read; what each agent gets stands there.
+Problems: made from templates at one difficulty (`jmarl.envs.math.problems`, `eval` held out), or `--data gsm8k` or `svamp`.
 Seen, seeds 0, 1, 2, held-out, with other work beside:
     TINY = `--model tiny --no-chat --topics arithmetic --demonstrations 4000 --tasks 12000 --imitation-batch-size 64
     --imitation-learning-rate 1e-3 --max-new-tokens 6 --learning-rate 3e-4 --num-prompts 32 --held-out 128 --per-agent vmap`
@@ -29,11 +29,11 @@ from experiments.start import Demonstrated, start
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import check
 from jmarl.envs import make
-from jmarl.envs.math_data import SOURCES
-from jmarl.envs.math_problems import TOPICS, MathProblemGenerator
-from jmarl.learners import check_agents
-from jmarl.lockstep import TextEnvironment
-from jmarl.train import TrainResult, check_settings, train
+from jmarl.envs.math.data import SOURCES
+from jmarl.envs.math.problems import TOPICS, MathProblemGenerator
+from jmarl.envs.vector import TextEnvironment
+from jmarl.learning.per_agent import check_agents
+from jmarl.training.train import TrainResult, check_settings, train
 
 PIECES = (*"0123456789", "+", "-", "×", "÷", "Answer: ", "CORRECT", "WRONG")  # that a tiny model reads and writes
 TURNS = {"math": 1, "math_verifier": 3, "math_planner": 2}  # of an episode, if --num-turns does not say so

@@ -16,11 +16,11 @@ from pathlib import Path
 from experiments.report import command
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig, check
-from jmarl.fit import FitResult, check_fit, fit
-from jmarl.learned_reward import FOLDER, fit_reward_model, save_reward_model
-from jmarl.pairs import held_out, load_pairs, load_trajectories
+from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.weights import load_agent
+from jmarl.training.fit import FitResult, check_fit, fit
+from jmarl.training.preferences.pairs import held_out, load_pairs, load_trajectories
+from jmarl.training.preferences.reward_model import FOLDER, fit_reward_model, save_reward_model
 
 
 @dataclasses.dataclass(frozen=True)

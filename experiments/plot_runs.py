@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from jmarl.metrics import read_rows
+from jmarl.training.logs.metrics_writer import read_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,20 +21,20 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jmarl import probes
 from jmarl.algorithms import ALGORITHMS, algorithm
 from jmarl.config import TrainConfig
-from jmarl.environment import Answer
+from jmarl.envs.environment import Answer
+from jmarl.envs.rewards import make_reward
+from jmarl.learning import probes
+from jmarl.learning.probes import PROBES
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
-from jmarl.order import tasks_of
-from jmarl.probes import PROBES
-from jmarl.rewards import make_reward
+from jmarl.models.hub.agents import Agent
+from jmarl.randomness import tasks_of
 from jmarl.team import init_state, make_team
-from jmarl.train import train
-from jmarl.weights import Agent
+from jmarl.training.train import train
 
-SYMBOLS = ["|", "x", *"abcdefgh", "y", "<stop>"]  # the token ids of `jmarl.probes` as text
+SYMBOLS = ["|", "x", *"abcdefgh", "y", "<stop>"]  # the token ids of `jmarl.learning.probes` as text
 MODEL = ModelConfig("llama", probes.VOCAB, 32, 64, 2, 4, 2, 8, 64)
 THRESHOLDS = {"emit": 0.9, "copy": 0.8, "agree": 0.9, "remember": 0.9}
 UPDATES = {"emit": 60, "copy": 300, "agree": 60, "remember": 100}
@@ -64,7 +64,7 @@ class Config:
 
 
 def tokenizer() -> Any:
-    """Words of one symbol each, with ids as in `jmarl.probes`."""
+    """Words of one symbol each, with ids as in `jmarl.learning.probes`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -79,7 +79,7 @@ class Episode(NamedTuple):
 
 
 class ProbeEnvironment:
-    """A probe for the training loop, which speaks text: `jmarl.environment.Environment`."""
+    """A probe for the training loop, which speaks text: `jmarl.envs.environment.Environment`."""
 
     def __init__(self, name: str, num_agents: int):
         self.probe, self.num_agents = PROBES[name], num_agents

@@ -11,16 +11,16 @@ from typing import TypeVar
 
 import tyro
 
-from jmarl.checkpoint import CheckpointError, saved_steps
 from jmarl.config import TrainConfig
-from jmarl.evaluate import Evaluation, numbers
-from jmarl.failed_update import NonFiniteError
-from jmarl.fit import FitResult
-from jmarl.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_second_signal
-from jmarl.lock import DirectoryInUse
-from jmarl.rundir import CannotGoOn, checkpoints_of
+from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.sandbox import SandboxUnavailable
-from jmarl.train import TrainResult
+from jmarl.training.files.checkpoint import CheckpointError, saved_steps
+from jmarl.training.files.failed_update import NonFiniteError
+from jmarl.training.files.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_second_signal
+from jmarl.training.files.lock import DirectoryInUse
+from jmarl.training.files.run_directory import CannotGoOn, checkpoints_of
+from jmarl.training.fit import FitResult
+from jmarl.training.train import TrainResult
 
 EXIT_LOST = 130  # as a shell has it of a command that Ctrl+C ended
 

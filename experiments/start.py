@@ -9,12 +9,12 @@ from typing import Any
 from experiments.report import told
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig, check
-from jmarl.demonstrations import demonstrate, imitate
-from jmarl.evaluate import evaluate
-from jmarl.lockstep import LockStep, TextEnvironment
-from jmarl.pairs import Trajectory
+from jmarl.envs.vector import LockStep, TextEnvironment
+from jmarl.evaluation.evaluate import evaluate
+from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.team import Team, make_team
-from jmarl.weights import Agent, load_agent
+from jmarl.training.imitation import demonstrate, imitate
+from jmarl.training.preferences.pairs import Trajectory
 
 
 @dataclasses.dataclass(frozen=True)

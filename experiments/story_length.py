@@ -14,16 +14,16 @@ from typing import Any, Self
 
 from experiments.report import command, end_of, with_interval
 from jmarl.algorithms import algorithm
-from jmarl.centralized import Centralized
 from jmarl.config import TrainConfig, check
-from jmarl.environment import Rewarded
-from jmarl.envs.story import HELD_OUT, TOPICS, setup, story
-from jmarl.learners import check_agents
-from jmarl.rewards import make_reward, story_length_ratio
-from jmarl.seeds import check_seeds, train_seeds
+from jmarl.envs.centralized import Centralized
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward, story_length_ratio
+from jmarl.envs.writing.story import HELD_OUT, TOPICS, setup, story
+from jmarl.learning.per_agent import check_agents
+from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.train import TrainResult, check_settings, train
-from jmarl.weights import load_agent
+from jmarl.training.seeds import check_seeds, train_seeds
+from jmarl.training.train import TrainResult, check_settings, train
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +45,10 @@ class StoryConfig(TrainConfig):
     held_out: int = len(HELD_OUT)
     """Held-out topics that are played before and after training; 0: none."""
     seeds: tuple[int, ...] = ()
-    """Train from each of these seeds, all in one program (jmarl.seeds), in output_dir/seed_0, …; best with lora_rank, because
+    """Train from each of these seeds, all in one program (jmarl.training.seeds), in output_dir/seed_0, …; best with lora_rank, because
     else every run has all weights. Empty: one run from `seed`."""
     centralized: bool = False
-    """One model writes both texts, in tagged sections of one completion (jmarl.centralized): give it the tokens of both. The
+    """One model writes both texts, in tagged sections of one completion (jmarl.envs.centralized): give it the tokens of both. The
     default model never wrote a section in 64 tries, so that it earns and learns nothing: choose a larger one."""
 
     def __post_init__(self):

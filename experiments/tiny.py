@@ -10,7 +10,7 @@ import jax
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
-from jmarl.weights import Agent
+from jmarl.models.hub.agents import Agent
 
 STOP = "<stop>"
 

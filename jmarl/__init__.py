@@ -1,73 +1,160 @@
-"""Trains teams of language models to work together with multi-agent reinforcement learning in JAX.
+"""Train teams of language models to work together with multi-agent reinforcement learning in JAX.
 
-The names below are loaded when they are first used, so `import jmarl` costs nothing. The loop itself is
-`jmarl.train.train`: a module and a function cannot both be `jmarl.train`, so the function is imported from its module.
+`train` runs the training loop, `Team` describes who plays and `TrainConfig` how they learn. Each name is imported when it is
+first used, so that `import jmarl` takes milliseconds.
 """
 
+import difflib
 import importlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOME = {
-    "Agent": "weights",
-    "load_agent": "weights",
-    "save_pretrained": "weights",
-    "Sampling": "config",
-    "TrainConfig": "config",
-    "Team": "team",
-    "make_team": "team",
-    "save_team": "team",
-    "agents_of": "team",
-    "policies": "team",
-    "TrainResult": "train",
-    "train_seeds": "seeds",
-    "cross_play": "crossplay",
-    "load_runs": "crossplay",
-    "RewardFunction": "rewards",
-    "RewardProcessors": "rewards",
-    "make_reward": "rewards",
-    "MAGRPOConfig": "trainers.reinforce",
-    "MAGRPOTrainer": "trainers.reinforce",
-    "MAREINFORCEConfig": "trainers.reinforce",
-    "MAREINFORCETrainer": "trainers.reinforce",
-    "MARLOOConfig": "trainers.reinforce",
-    "MARLOOTrainer": "trainers.reinforce",
-    "MAReMaxConfig": "trainers.reinforce",
-    "MAReMaxTrainer": "trainers.reinforce",
-    "IACConfig": "trainers.actor_critic",
-    "IACTrainer": "trainers.actor_critic",
-    "IPPOConfig": "trainers.actor_critic",
-    "IPPOTrainer": "trainers.actor_critic",
-    "MAACConfig": "trainers.actor_critic",
-    "MAACTrainer": "trainers.actor_critic",
-    "MAPPOConfig": "trainers.actor_critic",
-    "MAPPOTrainer": "trainers.actor_critic",
-    "MADPOConfig": "trainers.preference",
-    "MADPOTrainer": "trainers.preference",
-    "MADPOIterConfig": "trainers.preference",
-    "MADPOIterTrainer": "trainers.preference",
-    "MARLHFConfig": "trainers.preference",
-    "MARLHFTrainer": "trainers.preference",
-    "MARLHFIterConfig": "trainers.preference",
-    "MARLHFIterTrainer": "trainers.preference",
-    "DPOConfig": "trainers.preference",
-    "DPOTrainer": "trainers.preference",
-    "SFTConfig": "trainers.preference",
-    "SFTTrainer": "trainers.preference",
-    "load_reward_model": "learned_reward",
-    "load_pairs": "pairs",
-    "load_trajectories": "pairs",
+if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _MODULES
+    from jmarl.config import Sampling as Sampling
+    from jmarl.config import TrainConfig as TrainConfig
+    from jmarl.team import Team as Team
+    from jmarl.team import agents_of as agents_of
+    from jmarl.team import make_team as make_team
+    from jmarl.team import policies as policies
+    from jmarl.team import save_team as save_team
+    from jmarl.models.hub.agents import Agent as Agent
+    from jmarl.models.hub.agents import load_agent as load_agent
+    from jmarl.models.hub.agents import save_pretrained as save_pretrained
+    from jmarl.envs import make as make
+    from jmarl.envs.vector import Step as Step
+    from jmarl.envs.vector import TextEnvironment as TextEnvironment
+    from jmarl.envs.rewards import RewardFunction as RewardFunction
+    from jmarl.envs.rewards import RewardProcessors as RewardProcessors
+    from jmarl.envs.rewards import make_reward as make_reward
+    from jmarl.evaluation.cross_play import cross_play as cross_play
+    from jmarl.evaluation.cross_play import load_runs as load_runs
+    from jmarl.evaluation.evaluate import evaluate as evaluate
+    from jmarl.training.fit import fit as fit
+    from jmarl.training.preferences.pairs import load_pairs as load_pairs
+    from jmarl.training.preferences.pairs import load_trajectories as load_trajectories
+    from jmarl.training.preferences.reward_model import load_reward_model as load_reward_model
+    from jmarl.training.seeds import train_seeds as train_seeds
+    from jmarl.training.train import TrainResult as TrainResult
+    from jmarl.training.train import train as train
+    from jmarl.comlrl.trainers.actor_critic import IACConfig as IACConfig
+    from jmarl.comlrl.trainers.actor_critic import IACTrainer as IACTrainer
+    from jmarl.comlrl.trainers.actor_critic import IPPOConfig as IPPOConfig
+    from jmarl.comlrl.trainers.actor_critic import IPPOTrainer as IPPOTrainer
+    from jmarl.comlrl.trainers.actor_critic import MAACConfig as MAACConfig
+    from jmarl.comlrl.trainers.actor_critic import MAACTrainer as MAACTrainer
+    from jmarl.comlrl.trainers.actor_critic import MAPPOConfig as MAPPOConfig
+    from jmarl.comlrl.trainers.actor_critic import MAPPOTrainer as MAPPOTrainer
+    from jmarl.comlrl.trainers.preference import DPOConfig as DPOConfig
+    from jmarl.comlrl.trainers.preference import DPOTrainer as DPOTrainer
+    from jmarl.comlrl.trainers.preference import MADPOConfig as MADPOConfig
+    from jmarl.comlrl.trainers.preference import MADPOIterConfig as MADPOIterConfig
+    from jmarl.comlrl.trainers.preference import MADPOIterTrainer as MADPOIterTrainer
+    from jmarl.comlrl.trainers.preference import MADPOTrainer as MADPOTrainer
+    from jmarl.comlrl.trainers.preference import MARLHFConfig as MARLHFConfig
+    from jmarl.comlrl.trainers.preference import MARLHFIterConfig as MARLHFIterConfig
+    from jmarl.comlrl.trainers.preference import MARLHFIterTrainer as MARLHFIterTrainer
+    from jmarl.comlrl.trainers.preference import MARLHFTrainer as MARLHFTrainer
+    from jmarl.comlrl.trainers.preference import SFTConfig as SFTConfig
+    from jmarl.comlrl.trainers.preference import SFTTrainer as SFTTrainer
+    from jmarl.comlrl.trainers.reinforce import MAGRPOConfig as MAGRPOConfig
+    from jmarl.comlrl.trainers.reinforce import MAGRPOTrainer as MAGRPOTrainer
+    from jmarl.comlrl.trainers.reinforce import MAREINFORCEConfig as MAREINFORCEConfig
+    from jmarl.comlrl.trainers.reinforce import MAREINFORCETrainer as MAREINFORCETrainer
+    from jmarl.comlrl.trainers.reinforce import MAReMaxConfig as MAReMaxConfig
+    from jmarl.comlrl.trainers.reinforce import MAReMaxTrainer as MAReMaxTrainer
+    from jmarl.comlrl.trainers.reinforce import MARLOOConfig as MARLOOConfig
+    from jmarl.comlrl.trainers.reinforce import MARLOOTrainer as MARLOOTrainer
+
+_MODULES = {  # module -> the public names that it defines
+    "config": (
+        "Sampling",
+        "TrainConfig",
+    ),
+    "team": (
+        "Team",
+        "agents_of",
+        "make_team",
+        "policies",
+        "save_team",
+    ),
+    "models.hub.agents": (
+        "Agent",
+        "load_agent",
+        "save_pretrained",
+    ),
+    "envs": ("make",),
+    "envs.vector": (
+        "Step",
+        "TextEnvironment",
+    ),
+    "envs.rewards": (
+        "RewardFunction",
+        "RewardProcessors",
+        "make_reward",
+    ),
+    "evaluation.cross_play": (
+        "cross_play",
+        "load_runs",
+    ),
+    "evaluation.evaluate": ("evaluate",),
+    "training.fit": ("fit",),
+    "training.preferences.pairs": (
+        "load_pairs",
+        "load_trajectories",
+    ),
+    "training.preferences.reward_model": ("load_reward_model",),
+    "training.seeds": ("train_seeds",),
+    "training.train": (
+        "TrainResult",
+        "train",
+    ),
+    "comlrl.trainers.actor_critic": (
+        "IACConfig",
+        "IACTrainer",
+        "IPPOConfig",
+        "IPPOTrainer",
+        "MAACConfig",
+        "MAACTrainer",
+        "MAPPOConfig",
+        "MAPPOTrainer",
+    ),
+    "comlrl.trainers.preference": (
+        "DPOConfig",
+        "DPOTrainer",
+        "MADPOConfig",
+        "MADPOIterConfig",
+        "MADPOIterTrainer",
+        "MADPOTrainer",
+        "MARLHFConfig",
+        "MARLHFIterConfig",
+        "MARLHFIterTrainer",
+        "MARLHFTrainer",
+        "SFTConfig",
+        "SFTTrainer",
+    ),
+    "comlrl.trainers.reinforce": (
+        "MAGRPOConfig",
+        "MAGRPOTrainer",
+        "MAREINFORCEConfig",
+        "MAREINFORCETrainer",
+        "MAReMaxConfig",
+        "MAReMaxTrainer",
+        "MARLOOConfig",
+        "MARLOOTrainer",
+    ),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-# transformers advises to install PyTorch when it is imported; its tokenizers, all that is used of it here, do without.
+# transformers advises to install PyTorch when it is imported. Only its tokenizers are used here, which work without.
 logging.getLogger("transformers").addFilter(lambda record: not record.getMessage().startswith("PyTorch was not found"))
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'jmarl' has no attribute {name!r}; it has {', '.join(_HOME)}")
-    return getattr(importlib.import_module(f"jmarl.{_HOME[name]}"), name)
+    if name not in _MODULE_OF:
+        nearest = difflib.get_close_matches(name, _MODULE_OF, n=1, cutoff=0.0)[0]
+        raise AttributeError(f"module 'jmarl' has no attribute {name!r}; the nearest name is {nearest!r}, dir(jmarl) lists all")
+    return getattr(importlib.import_module(f"jmarl.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_MODULE_OF})

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jmarl.advantages import ESTIMATORS
-from jmarl.config import CHOICES
-from jmarl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
-from jmarl.settings import did_you_mean
+from jmarl.config import CHOICES, did_you_mean
+from jmarl.rl.advantages import ESTIMATORS
+from jmarl.rl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
 from jmarl.types import Named
 
 

@@ -18,16 +18,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jmarl.config import Learning
-from jmarl.lora import describe, digest, model_of
+from jmarl.learning.objective import without_value_head
+from jmarl.learning.update import init_stack
 from jmarl.models.config import ModelConfig
-from jmarl.objective import without_value_head
-from jmarl.peft_format import merge, save_adapter
-from jmarl.sharding import mesh_for, place
-from jmarl.stack import share_params, stack_params, unstack
-from jmarl.text import stop_ids
+from jmarl.models.hub.agents import Agent, save_pretrained
+from jmarl.models.hub.peft import merge, save_adapter
+from jmarl.models.hub.tokenize import stop_ids
+from jmarl.models.lora import describe, digest, model_of
+from jmarl.models.sharding import mesh_for, place
+from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.types import StackState, TeamState
-from jmarl.update import init_stack
-from jmarl.weights import Agent, save_pretrained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,7 +126,7 @@ def random_agent():
     import jax
 
     from jmarl.models import decoder
-    from jmarl.weights import Agent
+    from jmarl.models.hub.agents import Agent
 
     def make(cfg, tokenizer, seed):
         params = jax.device_get(decoder.init_params(cfg, jax.random.key(seed)))
@@ -206,7 +206,7 @@ def data_dir():
 @pytest.fixture(scope="session")
 def smollm2():
     """The real SmolLM2-135M-Instruct, for tests marked slow."""
-    from jmarl import weights
+    from jmarl.models.hub import agents as weights
 
     if importlib.util.find_spec(weights.SMOLLM2_PACKAGE) is None:
         pytest.skip(f"SmolLM2 is not installed: {weights.SMOLLM2_INSTALL}")

@@ -6,16 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl import rollout
-from jmarl.batches import chosen_rows, in_few_sizes
 from jmarl.config import Episodes, TrainConfig
-from jmarl.generate import Ask, encode, sample_team
-from jmarl.lockstep import LockStep
-from jmarl.rollout import play, to_batches
-from jmarl.runs import as_one
+from jmarl.envs.vector import LockStep
+from jmarl.learning.batches import chosen_rows, in_few_sizes
+from jmarl.learning.update import init_stack, update_stack, updates_done
+from jmarl.rollout import play as rollout
+from jmarl.rollout.play import play, to_batches
+from jmarl.sampling.generate import Ask, encode, sample_team
 from jmarl.team import make_team
-from jmarl.train import train
-from jmarl.update import init_stack, update_stack, updates_done
+from jmarl.training.runs import as_one
+from jmarl.training.train import train
 from tests.test_lockstep import SETTINGS, Relay, Scaled
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import masked
-from jmarl.advantages import ESTIMATORS, at_the_end, estimate, gae, nothing_remembered, remember, running_std
 from jmarl.config import CHOICES
+from jmarl.rl import masked
+from jmarl.rl.advantages import ESTIMATORS, at_the_end, estimate, gae, nothing_remembered, remember, running_std
 
 SCALES = tuple(how for how in CHOICES["advantage_scale"][1:] if how != "running_std")  # that has tests of its own
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jmarl.envs.blocks import Command, boxes, commands_for, read_commands
-from jmarl.envs.house_build import HouseBuild, limits, read_plan
-from jmarl.envs.str_build import FONT, PALETTES, StrBuild, picture, target
-from jmarl.lockstep import LockStep
+from jmarl.envs.games.blocks import Command, boxes, commands_for, read_commands
+from jmarl.envs.games.house_build import HouseBuild, limits, read_plan
+from jmarl.envs.games.str_build import FONT, PALETTES, StrBuild, picture, target
+from jmarl.envs.vector import LockStep
 
 RNG = np.random.default_rng(0)
 I = sorted(target("I"))  # noqa: E741

@@ -8,16 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl.centralized import Centralized, joint_prompt, parse
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, describe
 from jmarl.envs import make
-from jmarl.lockstep import LockStep
+from jmarl.envs.centralized import Centralized, joint_prompt, parse
+from jmarl.envs.environment import Rewarded, describe
+from jmarl.envs.rewards import make_reward, story_length_ratio
+from jmarl.envs.vector import LockStep
 from jmarl.models import decoder
-from jmarl.rewards import make_reward, story_length_ratio
+from jmarl.models.hub.agents import Agent
 from jmarl.team import Team, make_team
-from jmarl.train import environment_of, train
-from jmarl.weights import Agent
+from jmarl.training.train import environment_of, train
 
 ITEMS = [{"prompt": "a fox"}, {"prompt": "the moon"}]
 FORMATTERS = [lambda item: f"Set up {item['prompt']}.", lambda item: f"Tell of {item['prompt']}."]

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.checkpoint import Checkpointer, CheckpointError
+from jmarl.training.files.checkpoint import Checkpointer, CheckpointError
 
 WRITER = """
 import sys, numpy as np, jax.numpy as jnp

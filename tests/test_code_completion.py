@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from jmarl.envs.code_completion import CodeCompletion, functions_of, merge, partition
-from jmarl.envs.code_data import load_items
+from jmarl.envs.code.completion import CodeCompletion, functions_of, merge, partition
+from jmarl.envs.code.data import load_items
 from jmarl.sandbox import Limits
 
 HEAD = "class Counter:\n    def __init__(self, start):\n        self.n = start"

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from jmarl.envs import code_text
-from jmarl.envs.code_data import load_items
-from jmarl.envs.code_generation import CodeGeneration, form, item_tests, program_of
-from jmarl.rewards import RewardProcessors
+from jmarl.envs.code import text as code_text
+from jmarl.envs.code.data import load_items
+from jmarl.envs.code.generation import CodeGeneration, form, item_tests, program_of
+from jmarl.envs.rewards import RewardProcessors
 
 ITEM = {
     "task_id": "t/0",

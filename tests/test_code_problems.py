@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jmarl.envs.code_execution import CodeExecution
-from jmarl.envs.code_generation import CodeGeneration, item_tests
-from jmarl.envs.code_problems import TEMPLATES, Problem, generate, generate_repairs
+from jmarl.envs.code.execution import CodeExecution
+from jmarl.envs.code.generation import CodeGeneration, item_tests
+from jmarl.envs.code.problems import TEMPLATES, Problem, generate, generate_repairs
 from jmarl.sandbox import Limits, default_sandbox
 
 MANY = 400

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 
 from experiments import code_baselines, code_team
-from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded
-from jmarl.envs import code_problems
-from jmarl.envs.code_execution import CodeExecutionEnvironment
-from jmarl.envs.code_generation import CodeGeneration
-from jmarl.envs.code_pipeline import WAIT, CodePipeline
-from jmarl.envs.code_problems import CodeProblemGenerator
-from jmarl.envs.math_problems import MathProblemGenerator
-from jmarl.envs.math_reasoning import MathReasoningEnvironment
+from jmarl.envs.code import problems as code_problems
+from jmarl.envs.code.execution import CodeExecutionEnvironment
+from jmarl.envs.code.generation import CodeGeneration
+from jmarl.envs.code.pipeline import WAIT, CodePipeline
+from jmarl.envs.code.problems import CodeProblemGenerator
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.math.problems import MathProblemGenerator
+from jmarl.envs.math.reasoning import MathReasoningEnvironment
 from jmarl.envs.mixture import Mixture
-from jmarl.evaluate import evaluate, in_last_turn, numbers
-from jmarl.returns import mean_and_interval, pass_at_k
-from jmarl.rewards import make_reward
+from jmarl.envs.rewards import make_reward
+from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
+from jmarl.rl.returns import mean_and_interval, pass_at_k
 from jmarl.sandbox import Sandbox, launch
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.files.checkpoint import Checkpointer
+from jmarl.training.train import train
 
 ITEMS = code_problems.generate(4, difficulty=(1, 1))
 AUX = "def aux(x):\n    return x * x\n"

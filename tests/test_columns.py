@@ -11,11 +11,11 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.envs import make
-from jmarl.fit import fit
-from jmarl.pairs import load_pairs, load_trajectories
-from jmarl.rewards import make_reward
+from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.fit import fit
+from jmarl.training.preferences.pairs import load_pairs, load_trajectories
+from jmarl.training.train import train
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 ITEMS = [{"prompt": text} for text in ("The answer", "apples", "question", "pears")]

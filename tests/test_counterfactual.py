@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.counterfactual import leave_one_out, message_credit
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.lockstep import LockStep, Step, TextEnvironment
-from jmarl.replay import Said, returns
-from jmarl.returns import credit, joint_actions
-from jmarl.rewards import make_reward
-from jmarl.rollout import play
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
+from jmarl.envs.vector import LockStep, Step, TextEnvironment
+from jmarl.rl.returns import credit, joint_actions
+from jmarl.rollout.counterfactual import Said, returns
+from jmarl.rollout.message_credit import leave_one_out, message_credit
+from jmarl.rollout.play import play
 from jmarl.team import make_team
-from jmarl.train import check_settings, train
+from jmarl.training.train import check_settings, train
 
 SETTINGS = Sampling(max_new_tokens=5)
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]

@@ -11,20 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import critics, scoring
-from jmarl.checkpoint import Checkpointer
 from jmarl.config import Learning, TrainConfig
-from jmarl.environment import Rewarded
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning import critics
+from jmarl.learning.objective import make_rows, rows_loss, values_of
+from jmarl.learning.update import updates_done
 from jmarl.models import decoder
-from jmarl.objective import make_rows, rows_loss, values_of
-from jmarl.returns import discounted, joint_actions
-from jmarl.rewards import make_reward
-from jmarl.rollout import play
-from jmarl.stack import unstack
-from jmarl.step import batches_of, learn_from, play_step, update
+from jmarl.models.stack import unstack
+from jmarl.rl.returns import discounted, joint_actions
+from jmarl.rollout.play import play
+from jmarl.sampling import scoring
 from jmarl.team import make_team, without_gradients
-from jmarl.train import start, train
-from jmarl.update import updates_done
+from jmarl.training.files.checkpoint import Checkpointer
+from jmarl.training.step import batches_of, learn_from, play_step, update
+from jmarl.training.train import start, train
 
 BASE = TrainConfig(
     algorithm="iac", num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
@@ -540,7 +541,7 @@ def test_settings_that_do_not_fit_are_refused(agents, changes, message):
 
 def test_value_heads_are_not_saved(agents, tmp_path):
     """The models of a run with value heads are plain ones."""
-    from jmarl.weights import load_agent
+    from jmarl.models.hub.agents import load_agent
 
     cfg = dataclasses.replace(BASE, algorithm="ippo", separate_critic=False, output_dir=str(tmp_path))
     team, params = make_team(agents)

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl import crossplay
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.crossplay import MAX_PAIRINGS, check_runs, cross_play, load_runs
-from jmarl.environment import Rewarded
-from jmarl.evaluate import evaluate
-from jmarl.order import EVAL
-from jmarl.returns import mean_and_interval, valid_mean
-from jmarl.rollout import play
+from jmarl.envs.environment import Rewarded
+from jmarl.evaluation import cross_play as crossplay
+from jmarl.evaluation.cross_play import MAX_PAIRINGS, check_runs, cross_play, load_runs
+from jmarl.evaluation.evaluate import evaluate
+from jmarl.evaluation.zero_shot import CrossPlay
+from jmarl.models.hub.tokenize import stop_ids
+from jmarl.randomness import EVAL
+from jmarl.rl.returns import mean_and_interval, valid_mean
+from jmarl.rollout.play import play
 from jmarl.team import agents_of, make_team, save_team
-from jmarl.text import stop_ids
 from jmarl.types import TRACES
-from jmarl.zeroshot import CrossPlay
 
 ROOT = Path(__file__).resolve().parent.parent
 NEW, GROUP, SEED = 6, 3, 5

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jmarl.envs import debate as debate_module
-from jmarl.envs.debate import (
+from jmarl.envs.debate import debate as debate_module
+from jmarl.envs.debate.debate import (
     Debate,
     DebateEnvironment,
     DebateScripted,
@@ -25,7 +25,7 @@ from jmarl.envs.debate import (
     split_of,
     winner,
 )
-from jmarl.envs.debate_rules import (
+from jmarl.envs.debate.rules import (
     SPEECH_CHARS,
     Memory,
     RuleBasedJudge,
@@ -40,8 +40,8 @@ from jmarl.envs.debate_rules import (
     stem,
 )
 from jmarl.envs.mixture import Mixture
-from jmarl.lockstep import LockStep, Unanswered
-from jmarl.pool import Pool
+from jmarl.envs.pool import Pool
+from jmarl.envs.vector import LockStep, Unanswered
 
 TASK = {
     "motion": "Towns should plant more trees.",

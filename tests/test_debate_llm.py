@@ -15,17 +15,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from jmarl.chat_api import ChatAPI, ChatModel, Unavailable
 from jmarl.config import TrainConfig
-from jmarl.envs.debate import Debate, begin, said
-from jmarl.envs.debate_llm import LLMJudge, question, scores_in, vote_in
-from jmarl.fit import fit
-from jmarl.lockstep import LockStep, Unanswered
-from jmarl.pairs import Trajectory
-from jmarl.pool import Pool
+from jmarl.envs.chat_api import ChatAPI, ChatModel, Unavailable
+from jmarl.envs.debate.debate import Debate, begin, said
+from jmarl.envs.debate.llm_judge import LLMJudge, question, scores_in, vote_in
+from jmarl.envs.pool import Pool
+from jmarl.envs.vector import LockStep, Unanswered
+from jmarl.rollout.text_model import AgentModel
 from jmarl.team import agents_of, make_team, policies
-from jmarl.text_model import AgentModel
-from jmarl.train import train
+from jmarl.training.fit import fit
+from jmarl.training.preferences.pairs import Trajectory
+from jmarl.training.train import train
 
 TASK = {"motion": "Towns should plant more trees.", "swapped": False}
 DEBATE = said(said(begin(TASK, False), "pro", "Shade is a good.\nReally."), "con", "Roots break pipes.")

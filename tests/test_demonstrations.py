@@ -12,17 +12,17 @@ from experiments.building import BuildingConfig
 from experiments.start import start
 from experiments.tools import ToolsConfig
 from jmarl.config import TrainConfig
-from jmarl.core import Message, Observation, Reward, SimulatedEnvironment
-from jmarl.demonstrations import demonstrate, imitate
 from jmarl.envs import ENVIRONMENTS, make
-from jmarl.envs.grid import GridPlanning
-from jmarl.envs.math_reasoning import said_of
-from jmarl.envs.tool_calls import written
-from jmarl.envs.tool_use import ToolTeam, ToolUse
-from jmarl.evaluate import evaluate, numbers
-from jmarl.lockstep import LockStep, Simulated, Step, TextEnvironment, solve_once
-from jmarl.preferences import encode_trajectories
+from jmarl.envs.games.grid import GridPlanning
+from jmarl.envs.math.reasoning import said_of
+from jmarl.envs.messages import Message, Observation, Reward, SimulatedEnvironment
+from jmarl.envs.tools.calls import written
+from jmarl.envs.tools.use import ToolTeam, ToolUse
+from jmarl.envs.vector import LockStep, Simulated, Step, TextEnvironment, solve_once
+from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.team import agents_of, make_team
+from jmarl.training.imitation import demonstrate, imitate
+from jmarl.training.preferences.encoding import encode_trajectories
 
 SOLVED = {  # what an episode of the solver earns: sum of all agents' rewards, and turns
     "grid": (1.0, 1), "sudoku": (1.0, 1), "str_build": (2.0, 1), "house_build": (2.0, 1), "function_calling": (1.1, 1),

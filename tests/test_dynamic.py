@@ -10,19 +10,19 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl import scoring
 from jmarl.config import TrainConfig
-from jmarl.dynamic import further_items, informative, select
-from jmarl.environment import Rewarded
-from jmarl.objective import make_rows
-from jmarl.order import tasks_of
-from jmarl.returns import discounted
-from jmarl.rewards import make_reward
-from jmarl.rollout import Rollout, to_batches
-from jmarl.stack import unstack
-from jmarl.step import play_step
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning.objective import make_rows
+from jmarl.models.stack import unstack
+from jmarl.randomness import tasks_of
+from jmarl.rl.returns import discounted
+from jmarl.rollout.dynamic_sampling import further_items, informative, select
+from jmarl.rollout.play import Rollout, to_batches
+from jmarl.sampling import scoring
 from jmarl.team import init_state, make_team
-from jmarl.train import train
+from jmarl.training.step import play_step
+from jmarl.training.train import train
 from jmarl.types import TRACES
 
 BASE = TrainConfig(

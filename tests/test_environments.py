@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.environments import fuzzed
-from jmarl.core import SPLITS
 from jmarl.envs import ENVIRONMENTS, make
-from jmarl.lockstep import LockStep
+from jmarl.envs.messages import SPLITS
+from jmarl.envs.vector import LockStep
 
 NASTY = [
     "",

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.advantages import nothing_remembered
 from jmarl.config import Learning
+from jmarl.learning.objective import Policy, make_rows, token_loss, with_value_head
+from jmarl.learning.update import agent_gradients, apply_gradients, gradients, init_stack, minibatches, schedule, update_stack
 from jmarl.models import decoder
-from jmarl.objective import Policy, make_rows, token_loss, with_value_head
-from jmarl.scoring import score
+from jmarl.rl.advantages import nothing_remembered
+from jmarl.sampling.scoring import score
 from jmarl.types import Batch, Own
-from jmarl.update import agent_gradients, apply_gradients, gradients, init_stack, minibatches, schedule, update_stack
 
 A, P, G, T, S = 2, 2, 4, 5, 8
 BASE = Learning(algorithm="grpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5, loss_aggregation="token_mean")

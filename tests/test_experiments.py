@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from jmarl import advantages, algorithms
+from jmarl import algorithms
+from jmarl.rl import advantages
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -86,7 +87,7 @@ def test_flags_take_a_number_for_each_agent(module):
     from typing import get_type_hints
 
     from jmarl.config import TrainConfig
-    from jmarl.learners import PER_AGENT
+    from jmarl.learning.per_agent import PER_AGENT
 
     found = importlib.import_module(f"experiments.{module}")
     configs = [x for x in vars(found).values() if isinstance(x, type) and issubclass(x, TrainConfig)]

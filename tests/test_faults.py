@@ -23,20 +23,20 @@ import orbax.checkpoint as ocp
 import pytest
 
 from experiments.tiny import random_agents, tokenizer
-from jmarl import runlog
-from jmarl.checkpoint import CheckpointError, saved_steps
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.failed_update import NonFiniteError
-from jmarl.fit import fit
-from jmarl.interrupt import interruptible
-from jmarl.lock import DirectoryInUse, locked
-from jmarl.pairs import Pair, Trajectory
-from jmarl.rewards import make_reward
-from jmarl.saving import Saves
-from jmarl.seeds import train_seeds
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team, policies, save_team, to_checkpoint
-from jmarl.train import train
+from jmarl.training.files.checkpoint import CheckpointError, saved_steps
+from jmarl.training.files.failed_update import NonFiniteError
+from jmarl.training.files.interrupt import interruptible
+from jmarl.training.files.lock import DirectoryInUse, locked
+from jmarl.training.files.saving import Saves
+from jmarl.training.fit import fit
+from jmarl.training.logs import step_log as runlog
+from jmarl.training.preferences.pairs import Pair, Trajectory
+from jmarl.training.seeds import train_seeds
+from jmarl.training.train import train
 from tests import training_process
 from tests.training_process import BASE, ITEMS, KINDS, WORDS
 
@@ -623,7 +623,7 @@ def test_a_reward_that_exits_the_process_loses_one_interval(tmp_path, whole):
 def test_a_process_that_was_forked_holds_no_lock_of_its_parent(tmp_path):
     """A worker of a reward, say, that lives on."""
     script = (
-        "import os, sys, time; from jmarl.lock import locked\n"  # no jax, which must not be forked
+        "import os, sys, time; from jmarl.training.files.lock import locked\n"  # no jax, which must not be forked
         "with locked(sys.argv[1]):\n"
         "    if os.fork() == 0: print('forked', flush=True); time.sleep(20); os._exit(0)\n"
         "    sys.stdin.read()"

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl import fingerprint
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.rewards import RewardProcessors, make_reward
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import RewardProcessors, make_reward
+from jmarl.training.files import fingerprint
 
 SCRIPT = """
 import json

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jmarl.envs.function_calling import FunctionCalling, signature
-from jmarl.envs.function_calls import CLAMP, REACHED, WEIGHTS, Call, Wanted, canonical, read_calls, score, similarity
-from jmarl.envs.function_requests import FUNCTIONS, draw, schema
+from jmarl.envs.tools.function_calling import FunctionCalling, signature
+from jmarl.envs.tools.function_calls import CLAMP, REACHED, WEIGHTS, Call, Wanted, canonical, read_calls, score, similarity
+from jmarl.envs.tools.function_requests import FUNCTIONS, draw, schema
 
 RNG = np.random.default_rng(0)
 ORDER = {"f": ["a", "b"], "math.gcd": ["x", "y"]}

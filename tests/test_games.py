@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from experiments.environments import fuzzed
-from jmarl.envs.grid import GridPlanning, distances
-from jmarl.envs.sudoku import Sudoku, filled_squares, solutions, units
+from jmarl.envs.games.grid import GridPlanning, distances
+from jmarl.envs.games.sudoku import Sudoku, filled_squares, solutions, units
 
 RNG = np.random.default_rng(0)
 # W . . .     The walker at the upper left, the goal below it behind a wall: 4 moves.

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jmarl import gguf_weights, weights
 from jmarl.models import decoder
-from jmarl.text import chat_prompt
+from jmarl.models.hub import agents as weights
+from jmarl.models.hub import gguf as gguf_weights
+from jmarl.models.hub.tokenize import chat_prompt
 
 TOKENS = np.random.default_rng(0).integers(0, 320, 40)
 CASES = {

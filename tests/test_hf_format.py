@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jmarl import weights
 from jmarl.models import decoder
 from jmarl.models.config import RopeScaling
+from jmarl.models.hub import agents as weights
 
 LLAMA3_ROPE = dict(
     rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,

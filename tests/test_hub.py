@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl import weights
+from jmarl.models.hub import agents as weights
 
 REPO = Path(__file__).resolve().parents[1]
 

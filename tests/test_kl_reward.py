@@ -10,15 +10,16 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl import critics, scoring
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded
-from jmarl.objective import make_rows, values_of
-from jmarl.rewards import make_reward
-from jmarl.stack import unstack
-from jmarl.step import play_step, update
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning import critics
+from jmarl.learning.objective import make_rows, values_of
+from jmarl.models.stack import unstack
+from jmarl.sampling import scoring
 from jmarl.team import make_team
-from jmarl.train import start, train
+from jmarl.training.step import play_step, update
+from jmarl.training.train import start, train
 from jmarl.types import TRACES
 
 BASE = TrainConfig(

@@ -158,7 +158,7 @@ def layer(module: str) -> int:
 
 
 def imports(tree: ast.AST, modules: set[str]) -> set[str]:
-    """Full names of the imported modules, those inside functions too; `from jmarl import text` is `jmarl.text`."""
+    """Full names of the imported modules, those inside functions too; `from jmarl import text` is `jmarl.models.hub.tokenize`."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -204,7 +204,7 @@ def violations(module: str, source: str, modules: set[str]) -> list[str]:
             if entry(name) not in HOST_MAY_USE
         ]
     if "flax" in outside and entry(module) not in FLAX_USERS:
-        wrong.append("imports flax; only jmarl.models and jmarl.checkpoint do")
+        wrong.append("imports flax; only jmarl.models and jmarl.training.files.checkpoint do")
     wrong += [f"imports {name}, which the library never does" for name in sorted(outside & NEVER)]
     return wrong
 
@@ -230,13 +230,13 @@ def test_worlds_and_layers_do_not_overlap():
 @pytest.mark.parametrize(
     ("module", "source", "message"),
     [
-        ("losses", "from jmarl.update import x", "imports jmarl.update of layer 3, itself being in layer 1"),
-        ("losses", "from jmarl import scoring", "imports jmarl.scoring of layer 1"),
+        ("losses", "from jmarl.learning.update import x", "imports jmarl.learning.update of layer 3, itself being in layer 1"),
+        ("losses", "from jmarl import scoring", "imports jmarl.sampling.scoring of layer 1"),
         ("losses", "from jmarl import magic", "imports jmarl. of layer 5"),
-        ("stack", "import jmarl.sharding", "imports jmarl.sharding of layer 2"),
+        ("stack", "import jmarl.models.sharding", "imports jmarl.models.sharding of layer 2"),
         ("losses", "def f():\n    import time", "is device code and imports time"),
         ("update", "open('x')", "is device code and calls open()"),
-        ("update", "from jmarl.rewards import x", "imports host code jmarl.rewards"),
+        ("update", "from jmarl.envs.rewards import x", "imports host code jmarl.envs.rewards"),
         ("text", "import jax.numpy as jnp", "is host code and imports jax"),
         ("metrics", "from jmarl.types import Batch", "is host code and imports jmarl.types"),
         ("train", "from flax import linen", "imports flax"),
@@ -253,9 +253,13 @@ def test_a_violation_is_found(module, source, message):
 
 
 def test_downward_and_listed_imports_are_fine():
-    assert not violations("weights", "from jmarl.hf_format import x\nfrom jmarl.models.config import y", set(MODULES))
+    assert not violations(
+        "weights", "from jmarl.models.hub.hf_format import x\nfrom jmarl.models.config import y", set(MODULES)
+    )
     assert not violations("train", "from jmarl import evaluate, text\nimport time, jax", set(MODULES))
-    assert not violations("trainers.grpo", "from jmarl.train import train\nfrom jmarl.trainers import x", set(MODULES))
+    assert not violations(
+        "trainers.grpo", "from jmarl.training.train import train\nfrom jmarl.comlrl.trainers import x", set(MODULES)
+    )
 
 
 def test_experiments_import_neither_tests_nor_notebooks():

@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.environment import Answer, Rewarded, prompt_of
-from jmarl.fit import FitResult
-from jmarl.learned_reward import (
+from jmarl.envs.environment import Answer, Rewarded, prompt_of
+from jmarl.envs.rewards import RewardResult, make_reward
+from jmarl.models import decoder
+from jmarl.models.hub.agents import Agent, load_agent
+from jmarl.team import make_team
+from jmarl.training.fit import FitResult
+from jmarl.training.preferences.encoding import encode_pairs
+from jmarl.training.preferences.pairs import Pair, held_out
+from jmarl.training.preferences.reward_model import (
     Learned,
     LearnedRounds,
     RewardModel,
@@ -26,14 +32,8 @@ from jmarl.learned_reward import (
     save_reward_model,
     scores_of,
 )
-from jmarl.models import decoder
-from jmarl.pairs import Pair, held_out
-from jmarl.preferences import encode_pairs
-from jmarl.rewards import RewardResult, make_reward
-from jmarl.rounds import Round, load_round
-from jmarl.team import make_team
-from jmarl.train import check_settings, train
-from jmarl.weights import Agent, load_agent
+from jmarl.training.preferences.rounds import Round, load_round
+from jmarl.training.train import check_settings, train
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
@@ -128,7 +128,7 @@ def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
     exact = found._replace(learning=dataclasses.replace(found.learning, compute_dtype="bfloat16"))
     save_reward_model(tmp_path / "saved", exact)
     assert load_reward_model(tmp_path / "saved").learning.compute_dtype == "bfloat16"
-    monkeypatch.setattr("jmarl.learned_reward.save_pretrained", lambda *_: 1 / 0)
+    monkeypatch.setattr("jmarl.training.preferences.reward_model.save_pretrained", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         save_reward_model(tmp_path / "saved", found)
     with pytest.raises(FileNotFoundError, match="saved has no value_head.safetensors, the value head of a reward model"):
@@ -225,7 +225,7 @@ def test_each_round_trains_on_the_model_of_the_last(monkeypatch):
         before = {"accuracy": 0.5} if params else None
         return RewardModel(None, [len(given)], None), FitResult(None, [], before, {"accuracy": 0.9})
 
-    monkeypatch.setattr("jmarl.learned_reward.fit_reward_model", fitted)
+    monkeypatch.setattr("jmarl.training.preferences.reward_model.fit_reward_model", fitted)
     begin = lambda step, _: None if step % 2 else Round([None] * 7, 0.0, 0.0)  # noqa: E731
     rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
     learned = LearnedRounds(rounds, None, dataclasses.replace(CONFIG, **ITER))

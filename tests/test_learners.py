@@ -15,16 +15,16 @@ import tyro
 from experiments.story_length import StoryConfig
 from jmarl import MAGRPOConfig, MAGRPOTrainer
 from jmarl.config import Learning, TrainConfig
-from jmarl.environment import Rewarded
-from jmarl.learners import held_at, of_stack, updates_of
-from jmarl.order import tasks_of
-from jmarl.rewards import make_reward
-from jmarl.stack import unstack
-from jmarl.step import play_step, update
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning.per_agent import held_at, of_stack, updates_of
+from jmarl.learning.update import apply_gradients, init_stack, updates_done
+from jmarl.models.stack import unstack
+from jmarl.randomness import tasks_of
 from jmarl.team import make_team
-from jmarl.train import start, train
+from jmarl.training.step import play_step, update
+from jmarl.training.train import start, train
 from jmarl.types import TRACES, Own
-from jmarl.update import apply_gradients, init_stack, updates_done
 
 # A large adam_eps: otherwise Adam's first step is the sign of the gradient, also where that is a rounding error.
 BASE = TrainConfig(

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, TrainConfig
-from jmarl.environment import Rewarded
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
 from jmarl.models import decoder
-from jmarl.rewards import make_reward
-from jmarl.rollout import play
-from jmarl.stack import unstack
+from jmarl.models.hub.agents import Agent
+from jmarl.models.stack import unstack
+from jmarl.rollout.play import play
 from jmarl.team import make_team
-from jmarl.train import train
-from jmarl.weights import Agent
+from jmarl.training.train import train
 
 # Training and evaluation have the same shapes, and no completion ends early: one program to sample and one to update.
 CONFIG = TrainConfig(

@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl import advantages
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.core import Message, Observation, Reward, SimulatedEnvironment
 from jmarl.envs import make
+from jmarl.envs.messages import Message, Observation, Reward, SimulatedEnvironment
 from jmarl.envs.mixture import Mixture
-from jmarl.lockstep import LockStep, Simulated, Step, TextEnvironment, Unanswered
-from jmarl.pool import Pool
-from jmarl.returns import discounted
-from jmarl.rollout import play, to_batches
-from jmarl.runlog import rollout_metrics
+from jmarl.envs.pool import Pool
+from jmarl.envs.vector import LockStep, Simulated, Step, TextEnvironment, Unanswered
+from jmarl.rl import advantages
+from jmarl.rl.returns import discounted
+from jmarl.rollout.play import play, to_batches
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.logs.step_log import rollout_metrics
+from jmarl.training.train import train
 
 SETTINGS = Sampling(max_new_tokens=4)
 
@@ -418,7 +418,7 @@ def test_an_episode_that_is_cut_is_done_and_truncated():
     [
         ("sudoko", "unknown environment 'sudoko': did you mean 'sudoku'"),
         ("nowhere.at_all:Class", "'nowhere.at_all:Class' cannot be imported: No module named 'nowhere'"),
-        ("jmarl.envs.grid:Nothing", "'jmarl.envs.grid:Nothing' cannot be imported: .* has no attribute 'Nothing'"),
+        ("jmarl.envs.games.grid:Nothing", "'jmarl.envs.games.grid:Nothing' cannot be imported: .* has no attribute 'Nothing'"),
     ],
 )
 def test_unknown_environments_are_named(name, message):

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import lora, scoring
 from jmarl.config import LORA_TARGETS, Learning, Sampling
-from jmarl.generate import sample_stack
-from jmarl.models import decoder
-from jmarl.objective import make_rows, rows_loss
-from jmarl.peft_format import merge
-from jmarl.stack import share_params, stack_params, unstack
+from jmarl.learning.objective import make_rows, rows_loss
+from jmarl.learning.update import init_stack, lower_update, update_stack
+from jmarl.models import decoder, lora
+from jmarl.models.hub.peft import merge
+from jmarl.models.stack import share_params, stack_params, unstack
+from jmarl.sampling import scoring
+from jmarl.sampling.generate import sample_stack
 from jmarl.types import Batch
-from jmarl.update import init_stack, lower_update, update_stack
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([5, 9])
@@ -129,7 +129,7 @@ def test_base_and_adapters_are_the_merged_weights(agent_of, family, tied):
 @pytest.mark.parametrize("name", LORA_TARGETS)
 def test_one_target_alone_changes_its_own_weight(llama, name):
     """Merged, only the part of W that Hugging Face calls so differs from the base, by alpha / rank * a b."""
-    from jmarl.hf_format import tensors_from_params
+    from jmarl.models.hub.hf_format import tensors_from_params
 
     learning = dataclasses.replace(LEARNING, lora_targets=name)
     model = moved(model_of(llama, learning))
@@ -166,7 +166,7 @@ def test_the_sampler_draws_what_plain_weights_draw(llama, fresh):
 
 def test_the_sampler_reads_panels_too(llama):
     """Base weights cut into panels for CPUs, with adapters beside them."""
-    from jmarl import sampling
+    from jmarl.sampling import sampler as sampling
 
     model = moved(model_of(llama))
     prompts, lengths = jnp.asarray(np.random.default_rng(2).integers(1, 320, (A, P, S))), jnp.tile(LENGTHS, (A, 1))

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import lora, weights
 from jmarl.config import LORA_TARGETS, Learning, TrainConfig
-from jmarl.models import decoder
-from jmarl.rewards import make_reward
-from jmarl.stack import share_params, unstack
-from jmarl.step import play_step, update
+from jmarl.envs.rewards import make_reward
+from jmarl.models import decoder, lora
+from jmarl.models.hub import agents as weights
+from jmarl.models.stack import share_params, unstack
 from jmarl.team import bases, init_state, make_team, policies, save_team, to_checkpoint
-from jmarl.train import start, train
+from jmarl.training.step import play_step, update
+from jmarl.training.train import start, train
 from jmarl.types import TRACES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -191,7 +191,7 @@ def test_shared_weights_are_one_set_of_adapters(agent):
 def test_one_program_makes_the_run_of_the_loop():
     """As `test_probes` asks of full weights, with a KL term; the base is not donated."""
     from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, settings, tokenizer
-    from jmarl import probes
+    from jmarl.learning import probes
 
     cfg = dataclasses.replace(settings("grpo", "emit", 0), num_updates=2, kl_coef=0.1, lora_rank=2)
     agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), tokenizer())
@@ -267,7 +267,7 @@ def test_dropout_is_in_the_update_alone(agent):
 
 
 def environment():
-    from jmarl.environment import Rewarded, prompt_of
+    from jmarl.envs.environment import Rewarded, prompt_of
 
     return Rewarded(make_reward(lengths, num_agents=2), [prompt_of] * 2, None)
 

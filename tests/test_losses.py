@@ -12,7 +12,8 @@ import pytest
 
 from jmarl.algorithms import ALGORITHMS, CLIPPING, DEFAULTS, algorithm, check_options, option
 from jmarl.config import CHOICES, Learning, TrainConfig
-from jmarl.losses import (
+from jmarl.learning.objective import Policy, kl_kind, token_loss
+from jmarl.rl.losses import (
     cispo,
     clipped_surrogate,
     cross_entropy,
@@ -22,7 +23,6 @@ from jmarl.losses import (
     token_weights,
     value_loss,
 )
-from jmarl.objective import Policy, kl_kind, token_loss
 
 MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
 
@@ -249,7 +249,7 @@ def test_what_kl_estimates_do_to_a_policy():
 
 def test_rows_of_the_table():
     """Spec section 4, and every row names parts that exist."""
-    from jmarl.advantages import ESTIMATORS
+    from jmarl.rl.advantages import ESTIMATORS
 
     online = {name: row for name, row in ALGORITHMS.items() if row.data == "rollouts"}
     assert {name: (row.advantage, row.scale, row.loss) for name, row in online.items()} == {

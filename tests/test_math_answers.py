@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jmarl.envs.math_answers import check, find_answer, read_gold, verdict
-from jmarl.envs.math_data import load_tasks
-from jmarl.envs.math_expressions import nearly
-from jmarl.envs.math_numbers import numbers
+from jmarl.envs.math.answers import check, find_answer, read_gold, verdict
+from jmarl.envs.math.data import load_tasks
+from jmarl.envs.math.expressions import nearly
+from jmarl.envs.math.numbers import numbers
 
 
 def statuses(answers, gold, kind="number", **how):

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 import pytest
 
-from jmarl.envs.math_answers import check
-from jmarl.envs.math_problems import TOPICS, MathProblemGenerator, split_of
-from jmarl.envs.math_words import NAMES, STORIES
+from jmarl.envs.math.answers import check
+from jmarl.envs.math.problems import TOPICS, MathProblemGenerator, split_of
+from jmarl.envs.math.words import NAMES, STORIES
 
 MANY = 1500
 OPERATORS = {

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jmarl.envs import make
-from jmarl.envs.math_data import Rows, load_tasks, of_gsm8k, of_svamp
-from jmarl.envs.math_problems import MathProblemGenerator
-from jmarl.envs.math_reasoning import (
+from jmarl.envs.math.data import Rows, load_tasks, of_gsm8k, of_svamp
+from jmarl.envs.math.problems import MathProblemGenerator
+from jmarl.envs.math.reasoning import (
     QUOTED,
     MathPlanner,
     MathReasoning,
@@ -26,7 +26,7 @@ from jmarl.envs.math_reasoning import (
     quoted,
     shows_steps,
 )
-from jmarl.lockstep import LockStep
+from jmarl.envs.vector import LockStep
 
 TASK = {"id": "t", "question": "Ann has 12 apples and buys 30 more. How many?", "answer": "42"}
 RNG = np.random.default_rng(0)

@@ -12,8 +12,8 @@ import pytest
 from experiments.mathematics import PIECES, TURNS, MathConfig, environment_of, run
 from experiments.start import start
 from experiments.tiny import random_agents, tokenizer
+from jmarl.models.hub.agents import load_agent
 from jmarl.team import agents_of
-from jmarl.weights import load_agent
 
 
 def test_a_team_trains_by_turns(tiny_dir, tmp_path):

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from jmarl.markdown import escape, joint_actions_table
-from jmarl.metrics import MetricsWriter, flatten, read_rows
+from jmarl.training.logs.metrics_writer import MetricsWriter, flatten, read_rows
+from jmarl.training.logs.tables import escape, joint_actions_table
 
 ROOT = Path(__file__).parent.parent
 
@@ -263,7 +263,9 @@ def test_stdout_that_cannot_be_written_does_not_stop_the_run(tmp_path, stdout, e
 @pytest.mark.parametrize("redirect", [">&-", "| true"])
 def test_a_line_that_nobody_reads_is_not_an_error(redirect):
     """As of a run that is resumed."""
-    child = "import time; from jmarl.metrics import say; time.sleep(0.2); [say('resuming') for _ in range(3)]"
+    child = (
+        "import time; from jmarl.training.logs.metrics_writer import say; time.sleep(0.2); [say('resuming') for _ in range(3)]"
+    )
     command = ["bash", "-o", "pipefail", "-c", f'"$0" -c "$1" {redirect}', sys.executable, child]
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from jmarl.core import EnvironmentMode, Message, Observation, Reward, SimulatedEnvironment
-from jmarl.envs.math_problems import MathProblemGenerator
-from jmarl.envs.math_reasoning import MathReasoningEnvironment
-from jmarl.trainers.mrlm import ExperimentConfig, GRPOConfig, GRPOTrainer, LLMEnvironment, PPOConfig, PPOTrainer, TrainingConfig
+from jmarl.envs.math.problems import MathProblemGenerator
+from jmarl.envs.math.reasoning import MathReasoningEnvironment
+from jmarl.envs.messages import EnvironmentMode, Message, Observation, Reward, SimulatedEnvironment
+from jmarl.mrlm.trainers import ExperimentConfig, GRPOConfig, GRPOTrainer, LLMEnvironment, PPOConfig, PPOTrainer, TrainingConfig
 
 SHORT = dict(max_new_tokens=3, progress=False)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Learning
-from jmarl.update import apply_gradients, init_stack, schedule
+from jmarl.learning.update import apply_gradients, init_stack, schedule
 
 
 def make(learning, agents=2):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from jmarl.pairs import (
+from jmarl.training.preferences.pairs import (
     Pair,
     Trajectory,
     held_out,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.generate import answered, sample_team
-from jmarl.parts import parts_of
-from jmarl.rewards import make_reward
-from jmarl.rollout import playing
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
+from jmarl.rollout.chunks import parts_of
+from jmarl.rollout.play import playing
+from jmarl.sampling.generate import answered, sample_team
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.train import train
 from jmarl.types import TRACES
 
 SETTINGS = Sampling(max_new_tokens=6)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from jmarl import (
+from jmarl import (  # fmt: skip
     DPOConfig,
     DPOTrainer,
     MADPOConfig,
@@ -22,7 +22,7 @@ from jmarl import (
     SFTConfig,
     SFTTrainer,
     load_agent,
-)  # fmt: skip
+)
 
 ITEMS = [{"prompt": "What is the answer?"}, {"prompt": "The other agent"}]
 TRAINERS = {

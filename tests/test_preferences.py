@@ -12,14 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import losses
 from jmarl.config import Learning, TrainConfig
-from jmarl.fit import batches_of, encode, evaluate, examples_at, fit
+from jmarl.learning.data_objective import Pairs, Texts, pairs_loss, texts_loss
+from jmarl.learning.objective import values_of, with_value_head
+from jmarl.learning.update import agent_gradients, init_stack, update_stack
 from jmarl.models import decoder
-from jmarl.objective import values_of, with_value_head
-from jmarl.offline_objective import Pairs, Texts, pairs_loss, texts_loss
-from jmarl.pairs import Pair, Trajectory
-from jmarl.preferences import (
+from jmarl.models.stack import unstack
+from jmarl.rl import losses
+from jmarl.sampling.scoring import hidden_states
+from jmarl.team import make_team
+from jmarl.training.fit import batches_of, encode, evaluate, examples_at, fit
+from jmarl.training.preferences.encoding import (
     encode_pairs,
     encode_trajectories,
     pair_batches,
@@ -28,10 +31,7 @@ from jmarl.preferences import (
     text_batches,
     with_others,
 )
-from jmarl.scoring import hidden_states
-from jmarl.stack import unstack
-from jmarl.team import make_team
-from jmarl.update import agent_gradients, init_stack, update_stack
+from jmarl.training.preferences.pairs import Pair, Trajectory
 
 PAIRS = [
     Pair(("the answer", "a basket"), ("is 42", "of fruit"), ("seven", "of apples and pears")),
@@ -527,8 +527,8 @@ def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
 @pytest.mark.parametrize(
     ("settings", "data", "message"),
     [
-        (dict(algorithm="magrpo"), TASTES, "learns from what the team writes: use jmarl.train.train"),
-        (dict(algorithm="marlhf"), TASTES, "learns from what the team writes: use jmarl.train.train"),
+        (dict(algorithm="magrpo"), TASTES, "learns from what the team writes: use jmarl.training.train.train"),
+        (dict(algorithm="marlhf"), TASTES, "learns from what the team writes: use jmarl.training.train.train"),
         (dict(algorithm="dpo"), [TALK], "learns from a list of Pair, got Trajectory.*load_pairs"),
         (dict(algorithm="sft"), TASTES, "learns from a list of Trajectory, got Pair.*load_trajectories"),
         (dict(algorithm="dpo"), [], "there is no data"),

@@ -21,9 +21,9 @@ from experiments.probes import (
     table,
     team_of,
 )
-from jmarl import probes
+from jmarl.learning import probes
 from jmarl.team import init_state
-from jmarl.train import train
+from jmarl.training.train import train
 
 # What separates a row that works from one that does not: joint credit (agree), or credit over turns (remember).
 TELLING = dict.fromkeys(ROWS, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}

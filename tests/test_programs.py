@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jmarl import programs, update
 from jmarl.config import TrainConfig
+from jmarl.learning import update
 from jmarl.team import make_team
-from jmarl.train import environment_of, start
+from jmarl.training import precompile as programs
+from jmarl.training.train import environment_of, start
 
 RUNS = {
     "ippo": dict(algorithm="ippo", kl_coef=0.1),

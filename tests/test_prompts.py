@@ -9,17 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl import scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.lockstep import LockStep, Step, TextEnvironment
-from jmarl.prompts import items_that_fit
-from jmarl.rewards import make_reward
-from jmarl.rollout import play, to_batches
-from jmarl.stack import unstack
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
+from jmarl.envs.vector import LockStep, Step, TextEnvironment
+from jmarl.models.hub.tokenize import chat_prompt, encode_prompts
+from jmarl.models.stack import unstack
+from jmarl.rollout.play import play, to_batches
+from jmarl.rollout.prompt_check import items_that_fit
+from jmarl.sampling import scoring
 from jmarl.team import make_team
-from jmarl.text import chat_prompt, encode_prompts
-from jmarl.train import train
+from jmarl.training.train import train
 from jmarl.types import TRACES
 
 CONTEXT, NEW = 128, 8

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jmarl.rewards
-import jmarl.utils.reward_processor
-from jmarl.rewards import (
+import jmarl.comlrl.utils.reward_processor
+import jmarl.envs.rewards
+from jmarl.envs.rewards import (
     ERROR_WINDOW,
     MAX_ABS_REWARD,
     RewardError,
@@ -116,7 +116,7 @@ def test_impossible_processors_are_refused_with_the_numbers(make):
 
 
 def test_old_module_path_is_the_same_class():
-    assert jmarl.utils.reward_processor.RewardProcessors is RewardProcessors
+    assert jmarl.comlrl.utils.reward_processor.RewardProcessors is RewardProcessors
 
 
 # --- the story reward ------------------------------------------------------------------------------------------------
@@ -834,7 +834,7 @@ def test_make_reward_builds_a_reward_function():
 
 
 def test_rewards_belong_to_the_host_world():
-    tree = ast.parse(pathlib.Path(jmarl.rewards.__file__).read_text())
+    tree = ast.parse(pathlib.Path(jmarl.envs.rewards.__file__).read_text())
     names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert not {name.split(".")[0] for name in names} & {"jax", "flax", "optax", "torch"}

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.evaluate import evaluate
-from jmarl.generate import Ask, bucket, encode, sample_team
-from jmarl.order import EVAL
-from jmarl.returns import credit, joint_actions
-from jmarl.rewards import make_reward
-from jmarl.rollout import play, to_batches
-from jmarl.stack import unstack
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
+from jmarl.evaluation.evaluate import evaluate
+from jmarl.learning.update import init_stack, update_stack
+from jmarl.models.stack import unstack
+from jmarl.randomness import EVAL
+from jmarl.rl.returns import credit, joint_actions
+from jmarl.rollout.play import play, to_batches
+from jmarl.sampling import scoring
+from jmarl.sampling.generate import Ask, bucket, encode, sample_team
 from jmarl.team import make_team
 from jmarl.types import TRACES
-from jmarl.update import init_stack, update_stack
 
 NEW, GROUP = 6, 3
 SETTINGS = Sampling(max_new_tokens=NEW)

@@ -12,21 +12,21 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl import comparators
-from jmarl.comparators import Candidates, History
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.generate import tokens_of
-from jmarl.lockstep import LockStep
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
+from jmarl.envs.vector import LockStep
 from jmarl.models import decoder
-from jmarl.order import tasks_of
-from jmarl.pairs import Pair, load_pairs
-from jmarl.rewards import make_reward
-from jmarl.rollout import play
-from jmarl.rounds import Round, Rounds, chosen_of, load_round, save_round
+from jmarl.models.hub.agents import Agent
+from jmarl.randomness import tasks_of
+from jmarl.rollout.play import play
+from jmarl.sampling.generate import tokens_of
 from jmarl.team import init_state, make_team, policies
-from jmarl.train import train
-from jmarl.weights import Agent
+from jmarl.training.preferences import comparators
+from jmarl.training.preferences.comparators import Candidates, History
+from jmarl.training.preferences.pairs import Pair, load_pairs
+from jmarl.training.preferences.rounds import Round, Rounds, chosen_of, load_round, save_round
+from jmarl.training.train import train
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
@@ -383,7 +383,7 @@ def test_equal_rewards_make_no_pairs(agents):
         (dict(temperature=0.0), "temperature=0 makes all completions"),
         (dict(algorithm="madpo", comparator="initial"), "comparator='initial' has no meaning for algorithm='madpo'"),
         (dict(algorithm="madpo", round_updates=None, pair_selection="comparator_reward"), "needs a comparator"),
-        (dict(algorithm="dpo", round_updates=None), "learns from data that is given: use jmarl.fit.fit"),
+        (dict(algorithm="dpo", round_updates=None), "learns from data that is given: use jmarl.training.fit.fit"),
         (dict(num_generations=1), "num_generations=1 is too small"),
         (dict(micro_batches=65), "micro_batches=65 is more than batch_size=64"),
     ],
@@ -442,8 +442,8 @@ def test_random_pairs_are_drawn_anew_in_every_round(agents, monkeypatch):
         return Candidates([["p"]] * 2, texts, first + np.arange(8.0)[None], [[[1]]] * 2, ids)
 
     rounds, _ = rounds_of(agents, pair_selection="random", num_prompts=1)
-    monkeypatch.setattr("jmarl.rounds.play", lambda *_, **__: None)
-    monkeypatch.setattr("jmarl.rounds.candidates_of", lambda *_: candidates(0))
+    monkeypatch.setattr("jmarl.training.preferences.rounds.play", lambda *_, **__: None)
+    monkeypatch.setattr("jmarl.training.preferences.rounds.candidates_of", lambda *_: candidates(0))
     monkeypatch.setattr(rounds.comparator, "answer", lambda *_: candidates(10))
     first, second, again = ([pair.chosen[0] for pair in rounds._round(k, []).pairs] for k in (0, 1, 0))
     assert sorted(first) == [str(10 + k) for k in range(8)] and first == again != second

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import sampling, scoring
 from jmarl.config import Sampling
 from jmarl.models import decoder
+from jmarl.sampling import sampler as sampling
+from jmarl.sampling import scoring
 
 ENDS = jnp.zeros(320, bool).at[3:43].set(True)
 STOP = jnp.arange(3, 43)  # forty ids that end a row: about one token in eight, so rows end at different lengths

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jmarl import sampling
 from jmarl.config import Sampling
-from jmarl.weights import save_pretrained
+from jmarl.models.hub.agents import save_pretrained
+from jmarl.sampling import sampler as sampling
 
 PROMPTS = """The capital of France is|Once upon a time|def add(a, b):|The three laws of motion say that|Dear Sir or Madam,
 In the beginning|To make a cup of tea, first|The sum of 17 and 25 is|A haiku about rain:|She opened the door and

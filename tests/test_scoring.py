@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import scoring, weights
-from jmarl.hf_format import tensors_from_params
 from jmarl.models import decoder
+from jmarl.models.hub import agents as weights
+from jmarl.models.hub.hf_format import tensors_from_params
+from jmarl.sampling import scoring
 
 P, G, T, S = 2, 3, 5, 16
 LENGTHS = (6, 11)

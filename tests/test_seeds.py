@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.rewards import RewardError, make_reward
-from jmarl.seeds import train_seeds
+from jmarl.envs.rewards import RewardError, make_reward
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.seeds import train_seeds
+from jmarl.training.train import train
 from jmarl.types import TRACES
 
 ITEMS = [{"prompt": text} for text in ("The answer", "seven apples and three pears", "is", "of fruit")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jmarl import sharding
+from jmarl.models import sharding
 
 ROOT = Path(__file__).resolve().parent.parent
 MESH = "agent=2,data=2,model=2"

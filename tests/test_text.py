@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jmarl import text
+from jmarl.models.hub import tokenize as text
 
 
 def test_chat_prompt_ends_where_the_assistant_begins(tiny_tokenizer):

@@ -21,17 +21,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import advantages, algorithms, losses, weights
-from jmarl.checkpoint import Checkpointer
+from jmarl import algorithms
 from jmarl.config import TrainConfig
-from jmarl.manifest import write_manifest
-from jmarl.order import tasks_of
-from jmarl.rewards import RewardError, make_reward
-from jmarl.saving import Saves
+from jmarl.envs.rewards import RewardError, make_reward
+from jmarl.learning.update import updates_done
+from jmarl.models.hub import agents as weights
+from jmarl.randomness import tasks_of
+from jmarl.rl import advantages, losses
 from jmarl.team import init_state, make_team, without_gradients
-from jmarl.train import train
+from jmarl.training.files.checkpoint import Checkpointer
+from jmarl.training.files.manifest import write_manifest
+from jmarl.training.files.saving import Saves
+from jmarl.training.train import train
 from jmarl.types import TRACES
-from jmarl.update import updates_done
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a resumed run measures anew: times, rates, and how much this process has compiled.

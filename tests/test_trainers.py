@@ -38,9 +38,9 @@ from jmarl import (
     RewardProcessors,
     load_agent,
 )
+from jmarl.comlrl.config import OTHER_NAMES, REFUSED, TrainerConfig
 from jmarl.config import TrainConfig
-from jmarl.rewards import RewardError
-from jmarl.trainers.settings import OTHER_NAMES, REFUSED, TrainerConfig
+from jmarl.envs.rewards import RewardError
 
 ITEMS = [{"prompt": "What is the answer?"}, {"prompt": "The other agent"}]
 TRAINERS = {
@@ -117,8 +117,8 @@ def test_the_quick_demo_runs(model, offline_wandb):
     from transformers import AutoTokenizer
 
     from jmarl import load_agent
-    from jmarl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
-    from jmarl.utils.reward_processor import RewardProcessors
+    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
+    from jmarl.comlrl.utils.reward_processor import RewardProcessors
 
     train_data = {
         "prompt": [
@@ -214,7 +214,7 @@ def test_the_readme_usage_runs(model):
     from datasets import Dataset
     from transformers import AutoTokenizer
 
-    from jmarl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
+    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
 
     # Load dataset and tokenizer
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -251,7 +251,7 @@ def test_the_trainer_guide_runs(model, offline_wandb):
             rewards.append(reward)
         return rewards
 
-    from jmarl.utils.reward_processor import RewardProcessors
+    from jmarl.comlrl.utils.reward_processor import RewardProcessors
 
     # Scale rewards (amplify small rewards for better training signals)
     RewardProcessors.scale(factor=100.0)  # 0.5 → 50.0
@@ -279,7 +279,7 @@ def test_the_trainer_guide_runs(model, offline_wandb):
     from transformers import AutoTokenizer
 
     from jmarl import load_agent
-    from jmarl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
+    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
 
     # Load models and tokenizer
     model_name = model
@@ -411,7 +411,7 @@ def test_trainers_differ_by_their_algorithm(algorithm, model):
     assert len(tiny_trainer(model, trainer).train().rewards) == 2
     with pytest.raises(TypeError, match=f"takes args={config.__name__}"):
         tiny_trainer(model, trainer, args=tiny_config(other))
-    module = importlib.import_module(f"jmarl.trainers.{algorithm}")
+    module = importlib.import_module(f"jmarl.comlrl.trainers.{algorithm}")
     assert getattr(module, trainer.__name__) is trainer and getattr(module, config.__name__) is config
 
 
@@ -690,7 +690,7 @@ assert not {"jax", "numpy", "transformers"} & set(sys.modules), "import jmarl is
 for name in jmarl._HOME:
     assert getattr(jmarl, name).__name__ in (name, "RewardFunction") and name in dir(jmarl), name
 import jmarl.train
-assert callable(jmarl.train.train)
+assert callable(jmarl.training.train.train)
 try:
     jmarl.MAGRPO
 except AttributeError as error:

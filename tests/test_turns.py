@@ -8,19 +8,19 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl import scoring
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.environment import Rewarded
-from jmarl.evaluate import evaluate
-from jmarl.lockstep import LockStep
-from jmarl.returns import credit, discounted, joint_actions
-from jmarl.rewards import make_reward
-from jmarl.rollout import play, to_batches
-from jmarl.runlog import rollout_metrics
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.envs.vector import LockStep
+from jmarl.evaluation.evaluate import evaluate
+from jmarl.models.hub.agents import Agent
+from jmarl.rl.returns import credit, discounted, joint_actions
+from jmarl.rollout.play import play, to_batches
+from jmarl.sampling import scoring
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.logs.step_log import rollout_metrics
+from jmarl.training.train import train
 from jmarl.types import TRACES
-from jmarl.weights import Agent
 
 SETTINGS = Sampling(max_new_tokens=5)
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import scoring, weights
-from jmarl.advantages import nothing_remembered
 from jmarl.config import CHOICES, Learning
-from jmarl.hf_format import tensors_from_params
+from jmarl.learning.objective import make_rows, rows_loss, split, token_loss
+from jmarl.learning.update import agent_gradients, init_stack, update_stack
 from jmarl.models import decoder
-from jmarl.objective import make_rows, rows_loss, split, token_loss
-from jmarl.stack import stack_params, unstack
+from jmarl.models.hub import agents as weights
+from jmarl.models.hub.hf_format import tensors_from_params
+from jmarl.models.stack import stack_params, unstack
+from jmarl.rl.advantages import nothing_remembered
+from jmarl.sampling import scoring
 from jmarl.types import Batch
-from jmarl.update import agent_gradients, init_stack, update_stack
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([[5, 9], [12, 7]])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jmarl import weights
 from jmarl.models import decoder, decoding
-from jmarl.peft_format import save_adapter
+from jmarl.models.hub import agents as weights
+from jmarl.models.hub.peft import save_adapter
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
 TOKENS = np.random.default_rng(0).integers(0, 320, 48)

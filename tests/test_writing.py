@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jmarl.core import SPLITS
 from jmarl.envs import make
 from jmarl.envs.data import split_of
-from jmarl.envs.story import HELD_OUT, TOPICS
-from jmarl.envs.writing import SEPARATOR, Arxiv, Tldr
-from jmarl.envs.writing_score import ARXIV, TLDR, WordLists, categories_in, levels, measure, ramp, transition_score
-from jmarl.envs.writing_words import STOP_WORDS, TRANSITIONS
-from jmarl.lockstep import LockStep
-from jmarl.rewards import RewardProcessors
+from jmarl.envs.messages import SPLITS
+from jmarl.envs.rewards import RewardProcessors
+from jmarl.envs.vector import LockStep
+from jmarl.envs.writing.score import ARXIV, TLDR, WordLists, categories_in, levels, measure, ramp, transition_score
+from jmarl.envs.writing.story import HELD_OUT, TOPICS
+from jmarl.envs.writing.words import STOP_WORDS, TRANSITIONS
+from jmarl.envs.writing.writing import SEPARATOR, Arxiv, Tldr
 
 RNG = np.random.default_rng(0)
 ONE_EACH = " ".join(phrases[0] for phrases in TRANSITIONS.values())
@@ -371,7 +371,9 @@ def test_real_data_sets(name, folder, file, data_dir):
 )
 def test_the_hub_is_asked_for_by_name(name, hub, field, monkeypatch):
     asked = []
-    monkeypatch.setattr("jmarl.envs.writing.load_rows", lambda *of, **how: asked.append((of, how)) or [{field: "a text"}])
+    monkeypatch.setattr(
+        "jmarl.envs.writing.writing.load_rows", lambda *of, **how: asked.append((of, how)) or [{field: "a text"}]
+    )
     tasks = [task for split in SPLITS for task in make(name, data="hub").tasks(split)]
     assert asked == [((hub, (field,)), {"path": None})] * 2 and tasks == [{field: "a text"}]
 

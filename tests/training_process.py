@@ -16,11 +16,11 @@ import numpy as np
 from experiments.report import exit_code
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.rewards import make_reward
-from jmarl.seeds import train_seeds
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.seeds import train_seeds
+from jmarl.training.train import train
 
 WORDS = ("red", "green", "blue", "one", "two", "six")
 ITEMS = [{"prompt": f"{a} {b}"} for a in WORDS[:3] for b in WORDS[3:]]

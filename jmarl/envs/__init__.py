@@ -12,22 +12,22 @@ import inspect
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
-    "arxiv": "jmarl.envs.writing:Arxiv",
-    "debate": "jmarl.envs.debate:Debate",
-    "debate_scripted": "jmarl.envs.debate:DebateScripted",
-    "function_calling": "jmarl.envs.function_calling:FunctionCalling",
-    "grid": "jmarl.envs.grid:GridPlanning",
-    "house_build": "jmarl.envs.house_build:HouseBuild",
-    "math": "jmarl.envs.math_reasoning:MathReasoning",
-    "math_planner": "jmarl.envs.math_reasoning:MathPlanner",
-    "math_verifier": "jmarl.envs.math_reasoning:MathVerifier",
-    "story": "jmarl.envs.story:Story",
-    "str_build": "jmarl.envs.str_build:StrBuild",
-    "sudoku": "jmarl.envs.sudoku:Sudoku",
-    "tldr": "jmarl.envs.writing:Tldr",
-    "tools": "jmarl.envs.tool_use:ToolUse",
-    "tools_sandbox": "jmarl.envs.tool_use:ToolSandbox",
-    "tools_team": "jmarl.envs.tool_use:ToolTeam",
+    "arxiv": "jmarl.envs.writing.writing:Arxiv",
+    "debate": "jmarl.envs.debate.debate:Debate",
+    "debate_scripted": "jmarl.envs.debate.debate:DebateScripted",
+    "function_calling": "jmarl.envs.tools.function_calling:FunctionCalling",
+    "grid": "jmarl.envs.games.grid:GridPlanning",
+    "house_build": "jmarl.envs.games.house_build:HouseBuild",
+    "math": "jmarl.envs.math.reasoning:MathReasoning",
+    "math_planner": "jmarl.envs.math.reasoning:MathPlanner",
+    "math_verifier": "jmarl.envs.math.reasoning:MathVerifier",
+    "story": "jmarl.envs.writing.story:Story",
+    "str_build": "jmarl.envs.games.str_build:StrBuild",
+    "sudoku": "jmarl.envs.games.sudoku:Sudoku",
+    "tldr": "jmarl.envs.writing.writing:Tldr",
+    "tools": "jmarl.envs.tools.use:ToolUse",
+    "tools_sandbox": "jmarl.envs.tools.use:ToolSandbox",
+    "tools_team": "jmarl.envs.tools.use:ToolTeam",
 }
 
 

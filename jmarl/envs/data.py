@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jmarl.core import check_split
+from jmarl.envs.messages import check_split
 
 EVAL_SHARE = 0.2
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.environment import Answer, describe
-from jmarl.lockstep import LockStep
-from jmarl.rewards import RewardResult
+from jmarl.envs.environment import Answer, describe
+from jmarl.envs.rewards import RewardResult
+from jmarl.envs.vector import LockStep
 
 
 class Mixture:

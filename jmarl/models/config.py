@@ -1,7 +1,7 @@
 """What a decoder looks like: one frozen dataclass for Llama (SmolLM2), Qwen2/2.5 and Qwen3.
 
 Imports no jax, so that the weight loader (host world) can use it. The translation from and to Hugging Face's
-``config.json`` lives in `jmarl.weights`.
+``config.json`` lives in `jmarl.models.hub.agents`.
 """
 
 from __future__ import annotations

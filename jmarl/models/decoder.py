@@ -16,8 +16,8 @@ with an agent each it reads the weights cut into `panels`.
 Scoring (`groups`), prefill and decoding (`models/decoding.py`) are the same `Block` and differ in what its `attention` lets
 each token see, which is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all
 completions of its group.
-With LoRA there are adapters among the layers' parameters, which `jmarl.lora` describes.
-Left out: sliding windows, mixture of experts, biases in the feed-forward layer; `jmarl.weights`
+With LoRA there are adapters among the layers' parameters, which `jmarl.models.lora` describes.
+Left out: sliding windows, mixture of experts, biases in the feed-forward layer; `jmarl.models.hub.agents`
 refuses such checkpoints by name.
 """
 
@@ -154,7 +154,7 @@ class Block(nn.Module):
         return self.get_variable("params", name)
 
     def adapted(self, name: str, x: jax.Array, out: jax.Array) -> jax.Array:
-        """`out`, which a weight made of x, and what the adapter of this name adds to it (see `jmarl.lora`), if there is one."""
+        """`out`, which a weight made of x, and what the adapter of this name adds to it (see `jmarl.models.lora`), if there is one."""
         if not self.has_variable("params", name):
             return out
         w = self.get_variable("params", name)

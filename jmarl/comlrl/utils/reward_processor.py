@@ -1,0 +1,3 @@
+"""The old path of `RewardProcessors`."""
+
+from jmarl.envs.rewards import RewardProcessors as RewardProcessors

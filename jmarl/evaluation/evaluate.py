@@ -1,0 +1,71 @@
+"""Play held-out prompts without learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jmarl.config import TrainConfig
+from jmarl.envs.environment import Environment
+from jmarl.randomness import EVAL
+from jmarl.rl.returns import mean_and_interval, pass_at_k, valid_mean
+from jmarl.rollout.play import Rollout, playing
+from jmarl.sampling.generate import Asking, answered, sample_team
+from jmarl.team import Team
+
+
+class Evaluation(NamedTuple):
+    mean: float  # return, which with one turn is the reward, over valid joint actions
+    interval: float  # half of the 95 % interval of the mean, over prompts
+    rollout: Rollout
+
+    def __repr__(self) -> str:  # without all that was played
+        return f"Evaluation(mean={self.mean:.4g}, interval={self.interval:.2g})"
+
+
+def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Of episodes that do not branch [P, J], the value in the last turn that each had. values: of each turn [P * J]."""
+    last = [np.array(of_turn, float) for of_turn in values]
+    for t in range(len(last) - 1, 0, -1):
+        last[t - 1][rollout.turns[t].parents] = last[t]
+    return last[0].reshape(rollout.turns[0].rewards.shape[:2])
+
+
+def numbers(result: Evaluation) -> dict[str, float]:
+    """What is logged of an evaluation: the return; of each part of the reward the mean in the episodes' last turns; and where
+    one that is 0 or 1 is called `solved`, pass@k for k = 1, 2, 4, … and all samples, with 95 % intervals over prompts."""
+    row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
+    turns = result.rollout.turns
+    for name in dict.fromkeys(name for turn in turns for name in turn.parts):
+        each = [turn.parts.get(name, np.full(turn.rewards[..., 0].size, np.nan)) for turn in turns]
+        last = in_last_turn(result.rollout, each)
+        row[f"eval/reward/{name}"] = float(valid_mean(last.reshape(-1)))
+        if name.split("/")[-1] == "solved" and set(last[np.isfinite(last)]) <= {0.0, 1.0}:  # `math/solved` of a mixture too
+            of = name.removesuffix("solved")
+            samples = last.shape[1]
+            for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
+                mean, interval = mean_and_interval(pass_at_k(last, k))
+                row |= {f"eval/{of}pass@{k}": float(mean), f"eval/{of}pass@{k}_ci95": float(interval)}
+    return row
+
+
+def evaluate(team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Evaluation:
+    """Mean return on items, `cfg.eval_generations` completions each, at `cfg.eval_temperature`; episodes do not branch.
+
+    The random keys do not depend on the training step, so two evaluations differ only by what was learned.
+    """
+    return answered(evaluating(team, items, env, cfg), partial(sample_team, team, params))
+
+
+def evaluating(team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Asking[Evaluation]:
+    """`evaluate` as a generator that asks for completions, as `rollout.playing` does."""
+    episodes = cfg.eval_episodes()
+    how: dict[str, Any] = dict(seed=cfg.seed, step=0, group=cfg.eval_generations, purpose=EVAL)
+    rollout = yield from playing(team, items, env, cfg.eval_sampling(), episodes, **how)
+    rewards = rollout.joint_returns[0].mean(-1)  # [P, J]: a joint reward, or the mean over agents
+    # An invalid joint action counts nowhere; a prompt of nothing else drops out, and with no prompt left the mean is NaN.
+    mean, interval = mean_and_interval(valid_mean(rewards))
+    return Evaluation(float(mean), float(interval), rollout)

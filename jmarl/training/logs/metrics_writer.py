@@ -1,0 +1,382 @@
+"""Writes what a run measures: `metrics.jsonl`, TensorBoard, Weights & Biases and a progress bar.
+
+`metrics.jsonl` is the source of truth: one JSON object a line with its `step`, flushed at once; NaN and infinities are
+the strings "NaN", "Infinity", "-Infinity", so that any JSON reader takes the file. A run that starts at `start_step`
+first drops the rows from that step on (the file is replaced atomically) and tells TensorBoard to do the same, so that a
+resumed run doubles no row.
+
+Training outlives its logs: rows that a full disk refuses wait in memory and are written with the next row that it takes
+(`logfile`); a terminal that is gone shows no more. Each failed write is counted in `log_errors`, the first of each kind is
+logged. Only a run directory that cannot be written at the start is an error.
+
+Events are written here, not by tensorboardX's `SummaryWriter`: when its background thread dies of a full disk, its queue fills
+up and the next call blocks for ever; and its record writer leaves half a record behind.
+
+Left out: texts and histograms in `metrics.jsonl`, texts in W&B, system metrics, averages (values are written as given).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import json
+import logging
+import math
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from jmarl.training.logs.log_file import LogFile
+from jmarl.training.logs.tables import escape
+
+logger = logging.getLogger(__name__)
+
+REWARD_TAG = "reward/mean"  # what the progress bar and TensorBoard's HPARAMS tab show
+LOSS_TAG = "loss"  # and what the bar shows of runs without rewards
+SPEED_TAG = "tokens_per_s"
+
+
+class MetricsWriter:
+    """Sends each row to every log that is switched on.
+
+    Args:
+      run_dir: holds `metrics.jsonl` and the TensorBoard event files; made if missing.
+      hparams: the configuration, nested as it likes; shown in TensorBoard (HPARAMS and TEXT) and W&B.
+      total_steps: where the progress bar ends.
+      start_step: the first step that this process will write; rows from it on are dropped. 0 starts anew.
+      tensorboard, progress: switch these logs off; `print_every`: how often a plain line is printed where stdout is no
+        terminal.
+      wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
+
+    Attributes:
+      log_errors: how many writes have failed.
+      evaluated: the values of `eval/updates` in the rows that a resumed run keeps: after so many updates it was evaluated.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        hparams: Mapping[str, Any],
+        *,
+        total_steps: int,
+        start_step: int = 0,
+        tensorboard: bool = True,
+        progress: bool = True,
+        print_every: int = 10,
+        wandb_config: Mapping[str, Any] | None = None,
+    ):
+        self.run_dir = Path(run_dir)
+        self.log_errors = 0
+        self._warned: set[str] = set()
+        hparams = {valid(name): valid(x) if isinstance(x, str) else x for name, x in flatten(hparams)}
+        rows = _Jsonl(self.run_dir, start_step)
+        self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.kept if "eval/updates" in row)
+        self._sinks: dict[str, Any] = {"metrics.jsonl": rows}
+        if wandb_config is not None:
+            self._sinks["W&B"] = _Wandb(self.run_dir, hparams, wandb_config)
+        if tensorboard:
+            self._open("TensorBoard", _TensorBoard, self.run_dir, hparams, start_step)
+        if progress:
+            self._open("progress", _Terminal, total_steps, start_step, print_every)
+
+    def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Writes one row of numbers or arrays of one element; tags such as `agent_0/loss` are kept as they are."""
+        row = {valid(tag): np.asarray(value) for tag, value in scalars.items()}
+        shapes = {tag: value.shape for tag, value in row.items() if value.size != 1}
+        if shapes:
+            raise ValueError(f"a metric is one number; these are arrays of shape {shapes}")
+        self._call("write", step, {tag: float(value.item()) for tag, value in row.items()})
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        """Shows a markdown text in TensorBoard."""
+        self._call("text", step, valid(name), valid(markdown))
+
+    def histogram(self, step: int, name: str, values: Any) -> None:
+        """Shows the distribution of the finite values in TensorBoard and W&B; nothing if there are none."""
+        flat = np.asarray(values, np.float64).ravel()
+        flat = flat[np.isfinite(flat)]
+        if flat.size:
+            self._call("histogram", step, valid(name), flat)
+
+    def sync(self) -> None:
+        """Have `metrics.jsonl` on the disk, as before a checkpoint that the rows must not lag behind."""
+        self._call("sync")
+
+    def close(self) -> None:
+        """Flushes and closes every log. The writer takes nothing afterwards."""
+        self._call("close")
+        self._sinks = {}
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _open(self, name: str, sink: type[_Sink], *args: Any) -> None:
+        try:
+            self._sinks[name] = sink(*args)
+        except sink.errors as error:
+            self._count(name, error)
+
+    def _call(self, method: str, *args: Any) -> None:
+        for name, sink in self._sinks.items():
+            try:
+                getattr(sink, method)(*args)
+            except sink.errors as error:
+                self._count(name, error)
+
+    def _count(self, name: str, error: BaseException) -> None:
+        self.log_errors += 1
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning("%s cannot be written: %s. Training goes on; log_errors counts the rest.", name, error)
+
+
+class _Sink:
+    """One log. `errors` are those that cost it a row and not the run."""
+
+    errors: tuple[type[BaseException], ...] = (OSError,)
+
+    def __init__(self, *args: Any):
+        raise NotImplementedError
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        pass
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Jsonl(_Sink):
+    """Rows as lines. kept: the rows of a run that goes on."""
+
+    def __init__(self, run_dir: Path, start_step: int):
+        path = run_dir / "metrics.jsonl"
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self.kept = _truncate_rows(path, start_step)
+            self.file = LogFile(path)
+        except OSError as error:
+            raise OSError(f"run directory {run_dir} cannot be written: {error}. Choose another one.") from error
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        line = json.dumps({"step": int(step)} | {tag: _jsonable(value) for tag, value in row.items()}) + "\n"
+        self.file.write(line.encode())
+
+    def sync(self) -> None:
+        self.file.sync()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _TensorBoard(_Sink):
+    """Event files in the run directory, so that the run's name in TensorBoard is the directory's."""
+
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
+        # Imported here, because tensorboardX imports torch (two seconds) wherever torch is installed.
+        from tensorboardX import summary
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import masked_crc32c
+
+        event: Any = event_pb2  # generated modules: a type checker does not see their classes
+        protos: Any = summary_pb2
+        self.summary, self.protos, self.event, self.checksum = summary, protos, event.Event, masked_crc32c
+        # Nanoseconds: TensorBoard reads the files of a run in the order of their names, also two of the same second.
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}.{os.getpid()}"
+        self.file = LogFile(run_dir / name)
+        self._add(file_version="brain.Event:2")
+        restart = event.SessionLog(status=event.SessionLog.START)
+        self._add(step=start_step, session_log=restart)  # TensorBoard hides what a dead run wrote from here on
+        experiment, start, self.end = summary.hparams(dict(hparams), {REWARD_TAG: 0.0})
+        rows = "\n".join(f"| {escape(name)} | {escape(str(value))} |" for name, value in hparams.items())
+        for item in (experiment, start, summary.text("hparams", f"| name | value |\n| --- | --- |\n{rows}")):
+            self._add(step=start_step, summary=item)
+
+    def _add(self, **fields: Any) -> None:
+        """Append an event as a record of the TFRecord format: length, its checksum, data, their checksum."""
+        data = self.event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        sums = (struct.pack("<I", self.checksum(part)) for part in (length, data))
+        self.file.write(b"".join((length, next(sums), data, next(sums))))
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        values = [self.protos.Summary.Value(tag=tag, simple_value=value) for tag, value in row.items()]
+        self._add(step=step, summary=self.protos.Summary(value=values))
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        self._add(step=step, summary=self.summary.text(name, markdown))
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        self._add(step=step, summary=self.summary.histogram(name, values, bins="auto", max_bins=64))
+
+    def close(self) -> None:
+        try:
+            self._add(summary=self.end)
+        finally:
+            self.file.close()
+
+
+class _Wandb(_Sink):
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any]):
+        try:
+            self.wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise ImportError("wandb_config is given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
+        self.errors = (OSError, self.wandb.Error)
+        self.run = self.wandb.init(**{"dir": str(run_dir), "config": dict(hparams)} | dict(config))
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        self.run.log(row, step=step)
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        self.run.log({name: self.wandb.Histogram(values)}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # rich's own ends the process
+
+
+class _Terminal(_Sink):
+    """A bar on a terminal, else a line every `print_every` steps and at the end. Only rows with a reward or loss count."""
+
+    errors = (OSError, ValueError)  # ValueError: stdout was closed
+
+    def __init__(self, total_steps: int, start_step: int, print_every: int):
+        self.total, self.first, self.print_every = total_steps, start_step, print_every
+        self.started = time.monotonic()
+        self.bar = self.task = None
+        console = _Console()
+        if sys.stdout is not None and console.is_terminal and not console.is_jupyter:
+            texts = map(TextColumn, ("{task.fields[reward]}", "{task.fields[speed]} tokens/s"))
+            columns = MofNCompleteColumn(), BarColumn(), *texts, TimeElapsedColumn(), TextColumn("left")
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False)
+            self.task = self.bar.add_task("", total=total_steps, completed=start_step, reward="", speed="-")
+            _to_stdout(self.bar.start)
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        tag = next((tag for tag in (REWARD_TAG, LOSS_TAG) if tag in row), None)
+        if tag is None:
+            return
+        reward = f"{tag.partition('/')[0]} {row[tag]:.3f}"
+        speed = f"{row[SPEED_TAG]:,.0f}" if SPEED_TAG in row else "-"
+        done = step + 1
+        if self.bar is not None and self.task is not None:
+            shown = dict(completed=done, reward=reward, speed=speed, refresh=True)
+            _to_stdout(partial(self.bar.update, self.task, **shown))
+        elif done % self.print_every == 0 or done == self.total:
+            elapsed = time.monotonic() - self.started
+            left = elapsed / max(done - self.first, 1) * (self.total - done)
+            times = f"elapsed {_clock(elapsed)}  left {_clock(left)}"
+            _to_stdout(partial(print, f"step {done}/{self.total}  {reward}  {speed} tokens/s  {times}", flush=True))
+
+    def close(self) -> None:
+        if self.bar is not None:
+            _to_stdout(self.bar.stop)
+
+
+def say(line: str) -> None:
+    """Print a line, if stdout takes it: a run does not end because nobody reads."""
+    with contextlib.suppress(*_Terminal.errors):
+        _to_stdout(partial(print, line, flush=True))
+
+
+def _to_stdout(show: Callable[[], Any]) -> None:
+    """Call what writes to stdout. Where a pipe or terminal is gone, the rest goes to the null device: what is buffered must not
+    fail the exit of the process."""
+    if sys.stdout is None:
+        raise OSError("there is no stdout")
+    try:
+        show()
+    except OSError as error:
+        if error.errno in (errno.EPIPE, errno.EIO):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+        raise
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`, "NaN" as a float again. Damaged lines are logged and left out."""
+    lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    return [row for _, row in _parse(lines, path)]
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
+    """`(a/b, value)` for each leaf of a nested mapping; what is neither number nor string becomes its `str`."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def valid(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate, which JSON and Python's strings may have, becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _truncate_rows(path: Path, start_step: int) -> list[dict[str, Any]]:
+    """Drops rows with `step >= start_step` and damaged lines, by replacing the file at once. Returns the rows that stay."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines()
+    kept = [(line, row) for line, row in _parse(lines, path) if row["step"] < start_step]
+    rows, dropped = [row for _, row in kept], len(lines) - len(kept)
+    if not dropped and text.endswith("\n"):
+        return rows
+    logger.warning("%s: dropped %d of %d rows, the run starts at step %d", path, dropped, len(lines), start_step)
+    temporary = path.with_suffix(".jsonl.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line, _ in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return rows
+
+
+def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            yield line, {"step": int(row["step"])} | {k: float(v) for k, v in row.items() if k != "step"}
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning("%s: line %d is damaged (%s) and left out", path, number, error)
+
+
+def _jsonable(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

@@ -1,0 +1,306 @@
+"""Learning from preferences that a team's own completions show: madpo and madpo_iter. One round:
+
+    candidates = what the team writes on the round's items           sampled and rewarded as in `train`
+    others     = what the comparator writes on them                  in rounds; see `comparators`
+    pairs      = those of different reward, the telling ones first   `pairs.select`, `pairs.select_against`
+    state      = several updates on pairs of this and older rounds   `fit.update`; `pairs.replay_weights`
+
+madpo is one round over all items, with pairs among the team's own completions. What a round made is kept in
+`pairs/round_0000.jsonl` of the output directory, with the tokens, so that a run goes on bit for bit where it was stopped. Left
+out: several turns, cross joint actions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jmarl.algorithms import Algorithm, algorithm, option
+from jmarl.config import TrainConfig
+from jmarl.envs.environment import Environment
+from jmarl.evaluation.evaluate import Evaluation, evaluate
+from jmarl.models.lora import model_of
+from jmarl.randomness import DRAW, PAIRS, PROPOSE, tasks_of
+from jmarl.rollout.play import play
+from jmarl.team import Team
+from jmarl.training.files.checkpoint import saved_steps
+from jmarl.training.files.manifest import describe_file
+from jmarl.training.files.saving import Saves
+from jmarl.training.fit import Examples, FitLog, batch_size, batches_of, check_parts, encode, update
+from jmarl.training.logs.metrics_writer import MetricsWriter
+from jmarl.training.logs.step_log import TrainResult
+from jmarl.training.loop import Advanced, loop
+from jmarl.training.preferences.comparators import Candidates, Comparator, History, candidates_of
+from jmarl.training.preferences.pairs import Pair, replay_weights, select, select_against
+from jmarl.types import Data, TeamState
+
+
+class Round(NamedTuple):
+    pairs: list[Pair]
+    reward: float  # mean of the team's candidates
+    compared: float  # mean of the comparator's; NaN where there is none
+
+
+class Rounds:
+    """The rounds of a run: makes their pairs, keeps them, and draws from them.
+
+    initial: the parameters of each stack before training, which stay as they are: the reference, and perhaps the comparator.
+    """
+
+    def __init__(self, team: Team, initial: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig):
+        self.team, self.items, self.env, self.cfg, self.row = team, items, env, cfg, algorithm(cfg.algorithm)
+        self.initial = list(initial)
+        self.updates = self.setting("round_updates") if self.row.rounds else cfg.num_updates
+        kind = self.setting("comparator")
+        history = self._history() if kind == "history" else None
+        self.comparator = Comparator(team, cfg, kind, self.initial, history) if self.row.rounds else None
+        self.pairs: dict[int, list[Pair]] = {}  # of rounds that are still drawn from
+        self.examples: dict[int, Examples] = {}
+        self.folder = Path(cfg.output_dir) / "pairs" if cfg.output_dir else None
+
+    def setting(self, name: str) -> Any:
+        return option(name, getattr(self.cfg, name), self.row)
+
+    def _history(self) -> History:
+        """In files where the run keeps checkpoints, from whose oldest it may go on."""
+        folder = Path(self.cfg.output_dir) / "history" if self.cfg.saves or self.cfg.resume else None
+
+        def oldest() -> int:
+            steps = saved_steps(Path(self.cfg.output_dir) / "checkpoints")
+            return min(steps, default=0) // self.updates
+
+        return History(self.setting("comparator_lag"), folder, oldest)
+
+    def begin(self, step: int, state: TeamState) -> Round | None:
+        """Make the pairs of the round that begins at a step, if one does. A later round may make none (all rewards are equal,
+        as of a solved task; `pairs` in the log is then 0): its updates learn from the last one that did."""
+        round_, at = divmod(step, self.updates)
+        if at:
+            return None
+        params = [model_of(stack) for stack in state.stacks]
+        if self.comparator is not None and self.comparator.history is not None:
+            self.comparator.history.remember(round_, params)
+        made = self._round(round_, params)
+        if not made.pairs and not any(self.pairs.values()):
+            raise ValueError(
+                "no two completions of an item have different rewards, so there are no pairs: use more generations or prompts, "
+                "a higher temperature, or a reward that tells completions apart"
+            )
+        if self.folder is not None:
+            save_round(self.folder, round_, made.pairs)
+        self._keep(round_, made.pairs)
+        return made
+
+    def _keep(self, round_: int, pairs: list[Pair]) -> None:
+        """Keep a round's pairs, and of older rounds those that are drawn from: none that is not will ever be again."""
+        self.pairs[round_] = pairs
+        if any(self.pairs.values()):
+            weights = self.weights(round_)
+            self.pairs = {r: of for r, of in self.pairs.items() if weights[r]}
+            self.examples = {r: of for r, of in self.examples.items() if weights[r]}
+
+    def resume(self, step: int) -> None:
+        """Read what the rounds before a step made, where a run goes on from it."""
+        if step == 0 or self.folder is None:
+            return
+        for round_ in range(-(-step // self.updates)):
+            self._keep(round_, load_round(self.folder, round_))
+
+    def coded(self, round_: int) -> Examples:
+        """A round's pairs as token ids, with what the reference says of them."""
+        if round_ not in self.examples:
+            self.examples[round_] = encode(self.team, self.initial, self.pairs[round_], self.cfg)
+        return self.examples[round_]
+
+    def weights(self, round_: int) -> np.ndarray:
+        """How likely each round up to this one is drawn from."""
+        rounds = range(round_ + 1)
+        how = (self.setting("replay"), self.setting("replay_k"), self.setting("replay_lambda"))
+        weights = replay_weights(len(rounds), *how) * [bool(self.pairs.get(r)) for r in rounds]
+        if not weights.any():  # the newest rounds made none: the last that did
+            weights[max(r for r in rounds if self.pairs.get(r))] = 1
+        return weights / weights.sum()
+
+    def replayed(self, round_: int) -> list[Pair]:
+        """Pairs of this round and older ones: all of the likeliest rounds, of others as many less as they are less likely."""
+        weights, found = self.weights(round_), []
+        for r, pairs in self.pairs.items():
+            rng, many = np.random.default_rng((self.cfg.seed, round_, r, DRAW)), round(weights[r] / weights.max() * len(pairs))
+            found += [pairs[i] for i in sorted(chosen_of(len(pairs), many, rng))]
+        return found
+
+    def _round(self, round_: int, params: Sequence[Any]) -> Round:
+        pairs, own_rewards, other_rewards = [], [], []
+        for number, items in self._draws(round_):
+            how: dict[str, Any] = dict(seed=self.cfg.seed, step=number, group=self.cfg.num_generations, purpose=PROPOSE)
+            settings = self.cfg.sampling(), self.cfg.episodes()
+            own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
+            other, how_chosen = None, (self.setting("pair_selection"), self.setting("pairs_per_prompt"))
+            if self.comparator is not None:
+                other = self.comparator.answer(params, items, self.env, number, round_)
+                other_rewards.append(other.rewards)
+            own_rewards.append(own.rewards)
+            rng = np.random.default_rng((self.cfg.seed, number, PAIRS))
+            pairs += [pair for p in range(len(items)) for pair in pairs_of(own, other, p, *how_chosen, rng)]
+        return Round(pairs, mean(own_rewards), mean(other_rewards))
+
+    def _draws(self, round_: int) -> list[tuple[int, list[dict]]]:
+        """The items of a round in parts that are sampled together, each with a number of its own."""
+        size, count = self.cfg.num_prompts, len(self.items)
+        if self.row.rounds:
+            return [(round_, [self.items[i] for i in tasks_of(round_, count, size, self.cfg.seed)])]
+        parts = [range(i, min(i + size, count)) for i in range(0, count, size)]
+        return [(n, [self.items[i] for i in part]) for n, part in enumerate(parts)]  # a slice of a Dataset is columns
+
+    def drawn(self, step: int) -> Examples:
+        """The pairs of a step: from this round and, by `replay`, from older ones."""
+        now = step // self.updates
+        rng = np.random.default_rng((self.cfg.seed, step, DRAW))
+        numbers = np.bincount(rng.choice(now + 1, batch_size(self.cfg), p=self.weights(now)), minlength=now + 1)
+        coded, reference = [], []
+        for of, n in [(self.coded(r), n) for r, n in enumerate(numbers) if n]:
+            chosen = chosen_of(len(of.coded), n, rng)
+            coded += [of.coded[i] for i in chosen]
+            reference += [] if of.reference is None else [of.reference[i] for i in chosen]
+        return Examples(coded, np.array(reference) if reference else None)
+
+    def step(self, step: int, state: TeamState) -> tuple[TeamState, list[dict[str, Any]], int, tuple[Data, ...]]:
+        """One update: the state, metrics, how many tokens were learned from, and each stack's batch."""
+        examples = self.drawn(step)
+        batches = batches_of(self.team, examples, range(len(examples.coded)), self.cfg)
+        state, learned = update(self.team, state, batches, self.cfg)
+        return state, learned, sum(len(row) for of in examples.coded for c in of for row in c.rows), batches
+
+
+class RoundLog(FitLog):
+    """Logs of a run in rounds; also keeps the rounds' mean rewards."""
+
+    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
+        super().__init__(team, cfg, writer)
+        self.rewards: list[float] = []
+        self._made: Round | None = None
+
+    def begin(self, made: Round) -> None:
+        """Keep what is known of a round for the row of its first update."""
+        self.flush()
+        self.rewards.append(made.reward)
+        self._made = made
+        self._started = time.monotonic()  # what was made is no part of the step
+
+    def _row(self, step: int, learned: list, tokens: int, seconds: float, batches: Sequence[Data]) -> dict[str, float]:
+        row = super()._row(step, learned, tokens, seconds, batches)
+        if self._made is not None:
+            row |= {"reward/mean": self._made.reward, "pairs": float(len(self._made.pairs))}
+            row |= {"reward/comparator": self._made.compared} if math.isfinite(self._made.compared) else {}
+            self._made = None
+        return row
+
+    def evaluation(self, updates: int, result: Evaluation, began: float) -> None:  # type: ignore[override]
+        super().evaluation(updates, {"reward": result.mean, "reward_ci95": result.interval}, began)
+
+
+def run_rounds(
+    team: Team,
+    state: TeamState,
+    rounds: Rounds,
+    cfg: TrainConfig,
+    log: RoundLog,
+    saves: Saves,
+    eval_items: Sequence[dict],
+) -> TrainResult:
+    """The loop of `train` from `state` on, for rows that learn from pairs of the team's completions."""
+    rounds.resume(int(state.step))
+
+    def evaluated(state: TeamState) -> Evaluation:
+        return evaluate(team, [model_of(s) for s in state.stacks], eval_items, rounds.env, cfg)
+
+    def advance(step: int, state: TeamState) -> Advanced:
+        if made := rounds.begin(step, state):
+            log.begin(made)
+        state, *learned = rounds.step(step, state)
+        return state, partial(log.step, step, *learned)
+
+    done = loop(state, cfg, log, saves, advance, evaluated if eval_items else None)
+    return TrainResult(done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
+
+
+def chosen_of(count: int, n: int, rng: np.random.Generator) -> list[int]:
+    """n of `count` in random order, none twice before all were once."""
+    return [int(i) for k in range(-(-n // count) if n else 0) for i in rng.permutation(count)[: n - k * count]]
+
+
+def mean(rewards: Sequence[np.ndarray]) -> float:
+    found = np.concatenate([r[np.isfinite(r)] for r in rewards]) if rewards else np.array([])
+    return float(found.mean()) if found.size else float("nan")
+
+
+def pairs_of(own: Candidates, other: Candidates | None, p: int, how: str, limit: int, rng: np.random.Generator) -> list[Pair]:
+    """Pairs of the p-th item: among the team's own completions, or against the comparator's one by one."""
+    if other is None:
+        return [joint_pair(own, i, own, j, p) for i, j in select(own.rewards[p].tolist(), how, limit, rng)]
+    met = select_against(own.rewards[p].tolist(), other.rewards[p].tolist(), how, limit, rng)
+    return [joint_pair(own, i, other, i, p) if won else joint_pair(other, i, own, i, p) for i, won in met]
+
+
+def joint_pair(chosen: Candidates, i: int, rejected: Candidates, j: int, p: int) -> Pair:
+    """Joint action i of one against j of the other, on item p, with the tokens that were sampled."""
+    agents = range(len(chosen.texts))
+    texts = (tuple(of.texts[n][p][g] for n in agents) for of, g in ((chosen, i), (rejected, j)))
+    tokens = tuple((chosen.prompt_ids[n][p], chosen.ids[n][p][i], rejected.ids[n][p][j]) for n in agents)
+    rewards = (float(chosen.rewards[p][i]), float(rejected.rewards[p][j]))
+    return Pair(tuple(chosen.prompts[n][p] for n in agents), *texts, rewards=rewards, tokens=tokens)
+
+
+def save_round(folder: Path, round_: int, pairs: Sequence[Pair]) -> None:
+    """Lines that `load_pairs` reads too, with the tokens beside the texts; size and SHA-256 of the file lie beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"round_{round_:04}.jsonl"
+    with (temporary := final.with_suffix(".tmp")).open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for pair in pairs:
+            texts = (pair.prompts, pair.chosen, pair.rejected)
+            prompt, chosen, rejected = (x[0] if len(pair.prompts) == 1 else x for x in texts)
+            row = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "tokens": pair.tokens}
+            file.write(json.dumps(row | {"metadata": {"rewards": pair.rewards}}, ensure_ascii=False) + "\n")
+    digest = describe_file(temporary, sync=True)
+    temporary.replace(final)
+    final.with_suffix(".json").write_text(json.dumps(digest), encoding="utf-8")
+
+
+def load_round(folder: Path, round_: int) -> list[Pair]:
+    path = folder / f"round_{round_:04}.jsonl"
+    if not path.is_file():
+        raise ValueError(f"cannot resume: {path}, the pairs of round {round_}, is missing")
+    beside = path.with_suffix(".json")
+    if not beside.is_file() or json.loads(beside.read_text(encoding="utf-8")) != describe_file(path):
+        raise ValueError(
+            f"cannot resume: {path}, the pairs of round {round_}, is damaged: it has other bytes than were written"
+        )
+    pairs = []
+    for line in path.read_text(encoding="utf-8").split("\n"):  # splitlines would also cut at other characters of a text
+        if not line:
+            continue
+        row = json.loads(line)
+        texts = ((x,) if isinstance(x, str) else tuple(x) for x in (row["prompt"], row["chosen"], row["rejected"]))
+        pairs.append(Pair(*texts, rewards=tuple(row["metadata"]["rewards"]), tokens=row["tokens"]))
+    return pairs
+
+
+def check_rounds(cfg: TrainConfig) -> None:
+    """Refuse settings that rounds do not have."""
+    row: Algorithm = algorithm(cfg.algorithm)
+    for name, needed in (("num_turns", 1), ("joint_mode", "aligned")):
+        if getattr(cfg, name) != needed:
+            raise ValueError(f"{name}={getattr(cfg, name)!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}")
+    if not row.learned:  # its team learns from rollouts, and its reward model from as many parts as there are pairs
+        check_parts(cfg)
+    if cfg.temperature == 0 and option("comparator", cfg.comparator, row) == "current":
+        raise ValueError("temperature=0 makes all completions of a prompt alike: preferences need temperature > 0")
+    if not row.rounds and cfg.pair_selection == "comparator_reward":
+        raise ValueError("pair_selection='comparator_reward' needs a comparator: it is for madpo_iter and marlhf_iter")

@@ -1,0 +1,189 @@
+"""Runs that lie side by side: the agents of all in one stack, what they ask for sampled in one program, their batches learned
+from in one update; and the part of one run, where it would lie alone. `seeds` trains them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jmarl.algorithms import algorithm, shares_critic
+from jmarl.config import TrainConfig
+from jmarl.learning.batches import fetched, stacked
+from jmarl.learning.critics import Critics, judges_as_it_learns, penalises
+from jmarl.models import lora, sharding
+from jmarl.models.sharding import mesh_of, put
+from jmarl.models.stack import is_shared, map_own, part
+from jmarl.rollout.play import Rollout
+from jmarl.sampling.generate import Ask, Asking, Past, on_host, sample_team
+from jmarl.team import Team, each_stack
+from jmarl.training.step import batches_of, learn_from
+from jmarl.types import TeamState
+
+T = TypeVar("T")
+
+
+class Runs(NamedTuple):
+    """What does not change about runs that are trained together."""
+
+    team: Team
+    critics: Critics
+    cfgs: tuple[TrainConfig, ...]  # of each run, with its seed and directory
+    mesh_alone: Mesh | None  # where the models of one run would lie
+    mesh: Mesh | None  # where those of all lie
+
+    def wide(self, specs: Sequence[Any]) -> tuple:
+        """Stacks with the agents of all runs, run by run."""
+        return tuple(dataclasses.replace(spec, members=spec.members * len(self.cfgs)) for spec in specs)
+
+    @property
+    def all(self) -> Team:
+        return Team(self.wide(self.team.stacks))
+
+    @property
+    def critics_of_all(self) -> Critics:
+        return self.critics._replace(specs=self.wide(self.critics.specs))
+
+
+def together(states: Sequence[TeamState], runs: Runs) -> TeamState:
+    """The state of all runs, each stack [K * A, ...]; those given are consumed."""
+    where = runs.mesh if algorithm(runs.cfgs[0].algorithm).critic == "own" else sharding.of_one_agent(runs.mesh)
+    jax.block_until_ready(states)  # before the first program that moves data between devices, see `stack.part`
+
+    def joined(stacks, where):
+        whole = jax.tree.map(_concatenated, *(stack._replace(base=None) for stack in stacks))
+        return sharding.place(whole._replace(base=stacks[0].base), where)
+
+    stacks = tuple(joined(of, runs.mesh) for of in zip(*(state.stacks for state in states), strict=True))
+    critics = tuple(joined(of, where) for of in zip(*(state.critics for state in states), strict=True))
+    return TeamState(sharding.place(states[0].step, runs.mesh), stacks, critics)
+
+
+def _concatenated(*arrays: jax.Array) -> jax.Array:
+    """Arrays on axis 0; they are freed one by one, so that all weights are never there twice. Waits, as `stack.part` does."""
+    if len(arrays) == 1:
+        return arrays[0]
+    whole = jax.block_until_ready(jnp.concatenate(arrays))
+    for x in arrays:
+        x.delete()
+    return whole
+
+
+def of_run(tree: T, run: int, count: int) -> T:
+    """One run's part of arrays [K * A, ...]; what agents share is in every part."""
+    return map_own(lambda x: part(x, _places(x, run, count)), tree) if count > 1 else tree
+
+
+def _places(x: Any, run: int, count: int) -> slice:
+    return slice(run * (x.shape[0] // count), (run + 1) * (x.shape[0] // count))
+
+
+@partial(jax.jit, static_argnames=("run", "count", "mesh"))
+def _cut(own: Any, *, run: int, count: int, mesh: Mesh | None) -> Any:
+    return sharding.constrain(jax.tree.map(lambda x: x[_places(x, run, count)], own), mesh)
+
+
+def cut(stack: T, run: int, count: int, where: Mesh | None) -> T:
+    """`of_run` of a stack, by one program, on the mesh where one run would be."""
+    if count > 1:
+        own, lies = jax.tree.map(lambda x: None if is_shared(x) else x, stack, is_leaf=is_shared), mesh_of(stack)
+        there = where if where is not None and lies is not None and where.size == lies.size else None
+        mine = jax.block_until_ready(_cut(own, run=run, count=count, mesh=there))
+        stack = jax.tree.map(lambda x, of_run: x if is_shared(x) else of_run, stack, mine, is_leaf=is_shared)
+    return put(stack, where)
+
+
+def alone(state: TeamState, run: int, runs: Runs) -> TeamState:
+    """The state of one run, where it would be of that run alone."""
+    count, own = len(runs.cfgs), algorithm(runs.cfgs[0].algorithm).critic == "own"
+    where = runs.mesh_alone if own else sharding.of_one_agent(runs.mesh_alone)
+    stacks = tuple(cut(stack, run, count, runs.mesh_alone) for stack in state.stacks)
+    return TeamState(
+        put(state.step, runs.mesh_alone), stacks, tuple(cut(critic, run, count, where) for critic in state.critics)
+    )
+
+
+def play_together(runs: Runs, state: TeamState, asking: Sequence[Asking[T]]) -> list[T]:
+    """What one generator a run returns. All are driven to the point where they ask for completions; asks of the same shapes are
+    answered by one program of all runs, others by one of each run."""
+    params, count = [lora.model_of(stack) for stack in state.stacks], len(asking)
+    results: dict[int, T] = {}
+    asks: dict[int, Ask] = {}
+
+    def go_on(run: int, done: tuple | None) -> None:
+        try:
+            asks[run] = asking[run].send(done)  # type: ignore[arg-type]  # a generator that has not begun takes None
+        except StopIteration as end:
+            results[run] = end.value
+
+    for run in range(count):
+        go_on(run, None)
+    while asks:
+        waiting, asks = asks, {}
+        if len(waiting) == count and (ask := as_one(list(waiting.values()), runs.mesh)) is not None:
+            done = [on_host(of_stack) for of_stack in sample_team(runs.all, params, ask)]
+            answers = {run: tuple(of_run(of_stack, run, count) for of_stack in done) for run in waiting}
+        else:
+            answers = {run: sample_team(runs.team, *apart(params, ask, run, runs)) for run, ask in waiting.items()}
+        for run, done in answers.items():
+            go_on(run, done)
+    return [results[run] for run in range(count)]
+
+
+def apart(params: Sequence[Any], ask: Ask, run: int, runs: Runs) -> tuple[list[Any], Ask]:
+    """One run's parameters and what it asks for, where that run alone would have them."""
+    own = [cut(of_stack, run, len(runs.cfgs), runs.mesh_alone) for of_stack in params]
+    past = ask.past and ask.past._replace(caches=_put_caches(ask.past.caches, runs.mesh_alone))
+    return own, ask._replace(past=past)
+
+
+def _put_caches(caches: Any, mesh: Mesh | None) -> Any:
+    return jax.device_put(caches, jax.devices()[0] if mesh is None else sharding.batch_shardings(mesh, caches))
+
+
+def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
+    """The ask of all runs' agents, if theirs have the same shapes (prompts are padded to the widest)."""
+    first = asks[0]
+
+    def alike(of: Callable[[Ask], Any]) -> bool:
+        return all(of(ask) == of(first) for ask in asks)
+
+    fixed = alike(lambda ask: (ask.settings, ask.step, ask.group, ask.purpose, ask.turn, ask.keep, ask.prompt_ids.tolist()))
+    shapes = alike(lambda ask: [lengths.shape for _, lengths in ask.encoded])
+    if not (fixed and shapes and alike(lambda ask: jax.tree.map(jnp.shape, ask.past))):
+        return None
+    encoded = []
+    for of_stack in zip(*(ask.encoded for ask in asks), strict=True):
+        width = max(ids.shape[-1] for ids, _ in of_stack)
+        missing = [(ids, width - ids.shape[-1]) for ids, _ in of_stack]
+        wide = [np.pad(ids, ((0, 0), (0, 0), (0, m)), "edge") if m else ids for ids, m in missing]
+        encoded.append((np.concatenate(wide), np.concatenate([lengths for _, lengths in of_stack])))
+    past = None
+    if first.past is not None:
+        pasts = [ask.past for ask in asks if ask.past is not None]
+        caches = jax.tree.map(lambda *x: jnp.concatenate(x), *(past.caches for past in pasts))
+        past = Past(_put_caches(caches, mesh), tuple(map(np.concatenate, zip(*(past.rows for past in pasts), strict=True))))
+    acts = [ask.acts for ask in asks if ask.acts is not None]  # who writes in any run; what others write is nobody's
+    writes = np.any(acts, 0) if len(acts) == len(asks) else None
+    return first._replace(encoded=tuple(encoded), seed=np.array([ask.seed for ask in asks]), past=past, acts=writes)
+
+
+def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> tuple[TeamState, list[dict[str, Any]]]:
+    """One update of all runs: each judged alone, all learning in one program. Returns metrics [K * A] as `step.learn_from`."""
+    learning = runs.cfgs[0].learning()
+    judged = algorithm(learning.algorithm).critic is not None and (penalises(learning) or not judges_as_it_learns(learning))
+    needed = each_stack(state, lambda stack: stack._replace(opt_state=(), grads=None))
+    if not (penalises(learning) or shares_critic(learning)):  # read are the critics alone
+        needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
+    each = [
+        batches_of(runs.team, runs.critics, alone(needed, i, runs) if judged else state, rollout, cfg)
+        for i, (rollout, cfg) in enumerate(zip(rollouts, runs.cfgs, strict=True))
+    ]
+    batches, of_critics = ([stacked(fetched(parts)) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True))
+    return learn_from(runs.all, runs.critics_of_all, state, batches, of_critics, runs.cfgs[0])

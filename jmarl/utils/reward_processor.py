@@ -1,3 +1,0 @@
-"""The old path of `RewardProcessors`."""
-
-from jmarl.rewards import RewardProcessors as RewardProcessors
