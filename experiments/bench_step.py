@@ -26,7 +26,8 @@ import numpy as np
 import tyro
 
 from jmarl.config import DTYPES, Learning, Sampling, check
-from jmarl.learning.update import init_stack, lower_update, update_stack
+from jmarl.learning.optimizer import init_stack
+from jmarl.learning.update import lower_update, update_stack
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.hub.agents import load_agent

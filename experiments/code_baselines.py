@@ -26,9 +26,9 @@ from jmarl.config import TrainConfig, check
 from jmarl.envs.code.generation import CodeGeneration
 from jmarl.envs.code.pipeline import CodePipeline
 from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
+from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.models.sharding import mesh_for, place
-from jmarl.rl.returns import mean_and_interval, valid_mean
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.team import make_team
 from jmarl.training.logs.step_log import token_counts

@@ -30,8 +30,8 @@ from jmarl.envs.games.grid import MOVES, GridPlanning
 from jmarl.envs.games.sudoku import NAMES, Sudoku
 from jmarl.envs.vector import LockStep, Step, TextEnvironment
 from jmarl.evaluation.evaluate import evaluate, numbers
+from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.models.hub.agents import Agent
-from jmarl.rl.returns import mean_and_interval
 from jmarl.team import agents_of, make_team, policies
 from jmarl.training.train import train
 

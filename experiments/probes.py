@@ -26,12 +26,13 @@ from jmarl.config import TrainConfig
 from jmarl.envs.environment import Answer
 from jmarl.envs.rewards import make_reward
 from jmarl.learning import probes
+from jmarl.learning.optimizer import init_state
 from jmarl.learning.probes import PROBES
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.hub.agents import Agent
 from jmarl.randomness import tasks_of
-from jmarl.team import init_state, make_team
+from jmarl.team import make_team
 from jmarl.training.train import train
 
 SYMBOLS = ["|", "x", *"abcdefgh", "y", "<stop>"]  # the token ids of `jmarl.learning.probes` as text

@@ -10,32 +10,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _MODULES
-    from jmarl.config import Sampling as Sampling
-    from jmarl.config import TrainConfig as TrainConfig
-    from jmarl.team import Team as Team
-    from jmarl.team import agents_of as agents_of
-    from jmarl.team import make_team as make_team
-    from jmarl.team import policies as policies
-    from jmarl.team import save_team as save_team
-    from jmarl.models.hub.agents import Agent as Agent
-    from jmarl.models.hub.agents import load_agent as load_agent
-    from jmarl.models.hub.agents import save_pretrained as save_pretrained
-    from jmarl.envs import make as make
-    from jmarl.envs.vector import Step as Step
-    from jmarl.envs.vector import TextEnvironment as TextEnvironment
-    from jmarl.envs.rewards import RewardFunction as RewardFunction
-    from jmarl.envs.rewards import RewardProcessors as RewardProcessors
-    from jmarl.envs.rewards import make_reward as make_reward
-    from jmarl.evaluation.cross_play import cross_play as cross_play
-    from jmarl.evaluation.cross_play import load_runs as load_runs
-    from jmarl.evaluation.evaluate import evaluate as evaluate
-    from jmarl.training.fit import fit as fit
-    from jmarl.training.preferences.pairs import load_pairs as load_pairs
-    from jmarl.training.preferences.pairs import load_trajectories as load_trajectories
-    from jmarl.training.preferences.reward_model import load_reward_model as load_reward_model
-    from jmarl.training.seeds import train_seeds as train_seeds
-    from jmarl.training.train import TrainResult as TrainResult
-    from jmarl.training.train import train as train
     from jmarl.comlrl.trainers.actor_critic import IACConfig as IACConfig
     from jmarl.comlrl.trainers.actor_critic import IACTrainer as IACTrainer
     from jmarl.comlrl.trainers.actor_critic import IPPOConfig as IPPOConfig
@@ -64,6 +38,32 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.comlrl.trainers.reinforce import MAReMaxTrainer as MAReMaxTrainer
     from jmarl.comlrl.trainers.reinforce import MARLOOConfig as MARLOOConfig
     from jmarl.comlrl.trainers.reinforce import MARLOOTrainer as MARLOOTrainer
+    from jmarl.config import Sampling as Sampling
+    from jmarl.config import TrainConfig as TrainConfig
+    from jmarl.envs import make as make
+    from jmarl.envs.rewards import RewardFunction as RewardFunction
+    from jmarl.envs.rewards import RewardProcessors as RewardProcessors
+    from jmarl.envs.rewards import make_reward as make_reward
+    from jmarl.envs.vector import Step as Step
+    from jmarl.envs.vector import TextEnvironment as TextEnvironment
+    from jmarl.evaluation.cross_play import cross_play as cross_play
+    from jmarl.evaluation.cross_play import load_runs as load_runs
+    from jmarl.evaluation.evaluate import evaluate as evaluate
+    from jmarl.models.hub.agents import Agent as Agent
+    from jmarl.models.hub.agents import load_agent as load_agent
+    from jmarl.models.hub.agents import save_pretrained as save_pretrained
+    from jmarl.team import Team as Team
+    from jmarl.team import agents_of as agents_of
+    from jmarl.team import make_team as make_team
+    from jmarl.team import policies as policies
+    from jmarl.team import save_team as save_team
+    from jmarl.training.fit import fit as fit
+    from jmarl.training.preferences.pairs import load_pairs as load_pairs
+    from jmarl.training.preferences.pairs import load_trajectories as load_trajectories
+    from jmarl.training.preferences.reward_model import load_reward_model as load_reward_model
+    from jmarl.training.seeds import train_seeds as train_seeds
+    from jmarl.training.train import TrainResult as TrainResult
+    from jmarl.training.train import train as train
 
 _MODULES = {  # module -> the public names that it defines
     "config": (

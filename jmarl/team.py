@@ -14,13 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
 
-from jmarl.config import Learning
-from jmarl.learning.objective import without_value_head
-from jmarl.learning.update import init_stack
 from jmarl.models.config import ModelConfig
+from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, save_pretrained
 from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.tokenize import stop_ids
@@ -104,29 +100,6 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool 
         of_agents = [agents[roles[0]].params for roles in members]
         params.append(share_params(of_agents) if lora else stack_params(of_agents))
     return Team(tuple(specs)), params
-
-
-def init_state(
-    params: Sequence[Any],
-    learning: Learning | Sequence[Learning],
-    mesh: Mesh | None = None,
-    roles: Sequence[int] | None = None,
-    learns: Sequence[bool] | None = None,
-) -> TeamState:
-    """The state at step 0, on the mesh if there is one, from each stack's parameters, which become part of it. learning: one
-    for all stacks or of each; roles: that each parameter set of a stack plays (None: one); learns: which stacks do (None: all).
-    """
-    for i, tree in enumerate(params):
-        if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(tree)):
-            raise ValueError(
-                f"the parameters of stack {i} were consumed by an earlier run (training updates them in place): "
-                "make them anew with make_team"
-            )
-    one = [1] * len(params)
-    of_each = [learning] * len(params) if isinstance(learning, Learning) else learning
-    each = zip(params, of_each, roles or one, one if learns is None else learns, strict=True)
-    stacks = tuple(init_stack(place(p, mesh), how, n, bool(learn)) for p, how, n, learn in each)
-    return TeamState(place(jnp.int32(0), mesh), stacks)
 
 
 def without_gradients(state: TeamState) -> TeamState:

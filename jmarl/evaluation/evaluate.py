@@ -10,8 +10,9 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.environment import Environment
+from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.randomness import EVAL
-from jmarl.rl.returns import mean_and_interval, pass_at_k, valid_mean
+from jmarl.rl.returns import pass_at_k
 from jmarl.rollout.play import Rollout, playing
 from jmarl.sampling.generate import Asking, answered, sample_team
 from jmarl.team import Team

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.rl.returns import mean_and_interval, valid_mean
+from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 
 Texts = list[list[list[str]]]
 

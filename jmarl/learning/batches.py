@@ -9,19 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jmarl.models.stack import library
 from jmarl.types import Batch, Completions
 
 PER_TOKEN = ("tokens", "action_mask", "old_logprobs", "truncated_logprobs")
-
-
-def library(arrays: Any) -> Any:
-    """numpy for arrays that are all on the host, where they then stay and no program runs; jax's for others."""
-    return np if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(arrays)) else jnp
-
-
-def fetched(arrays: Any) -> Any:
-    """Arrays as those of the host; where all are, they stay as they are."""
-    return arrays if library(arrays) is np else jax.device_get(arrays)
 
 
 def one_a_prompt(batch: Batch) -> Batch:

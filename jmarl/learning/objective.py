@@ -18,7 +18,7 @@ from jmarl.config import Learning
 from jmarl.learning.data_objective import Pairs, Texts, make_pairs, make_texts, pairs_loss, scores_values, texts_loss
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
-from jmarl.models.stack import own_leaves
+from jmarl.models.heads import values_of
 from jmarl.rl import advantages, losses, masked
 from jmarl.sampling.scoring import hidden_states, score, score_loss, token_scores
 from jmarl.types import Batch, Data, PreferenceBatch, Running, TextBatch
@@ -252,22 +252,6 @@ def value_mask(batch: Batch, kind: str) -> jax.Array:
     valid = jnp.isfinite(batch.rewards)[..., None]
     at = 0 if kind == "v" else batch.action_mask.sum(-1, keepdims=True)
     return valid & (jnp.arange(batch.action_mask.shape[-1]) == at)
-
-
-def with_value_head(params: Any) -> Any:
-    """Parameters [A, ...] of stacked decoders with a second head, at first 0 everywhere: one number of each hidden state."""
-    agents, size = own_leaves(params)[0][0].shape[0], params["final_norm"].shape[-1]
-    return params | {"value": jnp.zeros((agents, size)), "value_bias": jnp.zeros(agents)}
-
-
-def without_value_head(params: Any) -> Any:
-    return {name: w for name, w in params.items() if name not in ("value", "value_bias")}
-
-
-def values_of(params: Any, hidden: jax.Array) -> jax.Array:
-    """Values [...] of hidden states [..., D], in float32 whatever the layers compute in."""
-    hidden = hidden.astype(jnp.float32)
-    return jnp.matmul(hidden, params["value"], precision=decoder.exact(hidden)) + params["value_bias"]
 
 
 def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learning) -> tuple[jax.Array, dict]:

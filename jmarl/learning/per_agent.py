@@ -23,11 +23,12 @@ from jax.sharding import Mesh
 
 from jmarl.algorithms import algorithm
 from jmarl.config import OF_OPTIMIZER, Learning, TrainConfig
+from jmarl.learning.optimizer import init_state
 from jmarl.learning.update import lower_update, update_stack
 from jmarl.memory import Program, starting
 from jmarl.models import lora
 from jmarl.models.sharding import place
-from jmarl.team import StackSpec, Team, init_state
+from jmarl.team import StackSpec, Team
 from jmarl.types import Data, Own, StackState, TeamState
 
 PER_AGENT = ("learning_rate", "max_grad_norm", "weight_decay")

@@ -9,89 +9,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.stages import Lowered
 
 from jmarl.algorithms import algorithm, option
-from jmarl.config import Learning, single
+from jmarl.config import Learning
 from jmarl.learning.objective import Rows, make_rows, rows_loss, split
+from jmarl.learning.optimizer import apply_gradients, updates_done
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
-from jmarl.models.sharding import apart, batch_shardings, constrain, mesh_of, over_agents, place
+from jmarl.models.sharding import apart, batch_shardings, constrain, mesh_of, over_agents
 from jmarl.models.stack import COMPILER, per_agent
 from jmarl.rl import advantages, masked
 from jmarl.types import TRACES, Batch, Data, Own, Running, StackState
-
-
-def schedule(cfg: Learning) -> optax.Schedule:
-    """Learning rate by optimiser step: linear warm-up, then constant, or linearly or by a cosine down to 0."""
-    steps = cfg.num_epochs * cfg.num_minibatches
-    peak: float = single("learning_rate", cfg.learning_rate)
-    warmup_steps, rest = cfg.warmup_updates * steps, (cfg.num_updates - cfg.warmup_updates) * steps
-    after = {
-        "constant": lambda: optax.constant_schedule(peak),
-        "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
-    }[cfg.lr_schedule]()
-    if not warmup_steps:
-        return after
-    warmup = optax.linear_schedule(peak / warmup_steps, peak, max(warmup_steps - 1, 1))
-    return optax.join_schedules([warmup, after], [warmup_steps])
-
-
-def rate_of(cfg: Learning, own: Own) -> optax.Schedule:
-    """The schedule of one agent."""
-    return schedule(cfg) if own.learning_rate is None else lambda steps: own.learning_rate * schedule(cfg)(steps)
-
-
-def optimizer(cfg: Learning, own: Own | None = None) -> optax.GradientTransformation:
-    """The optimiser of one agent after a clip by the global norm; its last part is the learning rate, which counts steps."""
-    own = own or Own()
-    rate = rate_of(cfg, own)
-    clip = single("max_grad_norm", cfg.max_grad_norm) if own.max_grad_norm is None else own.max_grad_norm
-    decay = single("weight_decay", cfg.weight_decay) if own.weight_decay is None else own.weight_decay
-    after = {
-        "adamw": lambda: optax.adamw(rate, cfg.adam_b1, cfg.adam_b2, cfg.adam_eps, weight_decay=decay),
-        "lion": lambda: optax.lion(rate, weight_decay=decay),
-        "sgd": lambda: optax.chain(
-            optax.trace(cfg.momentum) if cfg.momentum else optax.identity(),
-            optax.add_decayed_weights(decay),
-            optax.scale_by_learning_rate(rate),
-        ),
-    }[single("optimizer", cfg.optimizer)]()
-    return optax.chain(optax.clip_by_global_norm(clip), after)
-
-
-def updates_done(state: StackState) -> jax.Array:
-    """Number of optimiser steps that changed the parameters, [A] (or [] of one agent): the learning rate's own count."""
-    return state.opt_state[1][-1].count
-
-
-def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) -> StackState:
-    """Training state of a stack from its parameters [A, ...], each of which plays so many roles, on their mesh; a KL term
-    freezes a copy of them as reference. With LoRA only their adapters are trained, and their base is the reference. A stack
-    that never `learns` has parameters alone."""
-    base, params = lora.split(params)
-    agents = jax.tree.leaves(params)[0].shape[0]
-    running = advantages.nothing_remembered(agents, roles, cfg.kl_coef)
-    if not learns:
-        return place(StackState(params, (), None, jnp.zeros(agents, jnp.int32), running, None, base), mesh_of(params))
-
-    optimizer(cfg)  # refuses settings of a whole team
-    mesh = mesh_of(params)
-    moments, grads = _moments(params, single("optimizer", cfg.optimizer), bool(cfg.momentum), mesh)
-    reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef and base is None else None
-    return place(StackState(params, moments, reference, jnp.zeros(agents, jnp.int32), running, grads, base), mesh)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _moments(params: Any, name: str, momentum: bool, mesh: Any) -> tuple[Any, Any]:
-    """What an optimiser begins with, and room for gradients where they are kept: made where they stay, because thrice the
-    parameters is much to move."""
-    plain = optimizer(Learning(optimizer=name, momentum=0.5 if momentum else 0.0))
-    kept = jax.tree.map(jnp.zeros_like, params) if jax.default_backend() == "cpu" else None
-    return constrain((jax.vmap(plain.init)(params), kept), mesh)
 
 
 def gradients(params: Any, rows: Rows, base: Any, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:
@@ -141,40 +71,6 @@ def agent_gradients(
     rows, about_batch = make_rows(reference, running, batch, lora.join(base, params), **how)
     grads, metrics = gradients(params, rows, base, cfg, learning)
     return grads, metrics | about_batch
-
-
-def apply_gradients(
-    state: StackState,
-    grads: Any,
-    loss: jax.Array,
-    held: jax.Array | None = None,
-    own: Own | None = None,
-    *,
-    learning: Learning,
-) -> tuple[StackState, dict]:
-    """One optimiser step of one agent, unless it is `held`. A loss or gradient that is not finite changes nothing and is
-    counted."""
-    norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-    ok = finite if held is None else finite & ~held
-    adam = optimizer(learning, own)
-
-    def choose(ok, new, old):
-        return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
-
-    changes, _ = adam.update(grads, state.opt_state, state.params)
-    params = choose(ok, optax.apply_updates(state.params, changes), state.params)
-    # The moments are made once more, after the parameters (which `written` has XLA wait for): both are then written in place,
-    # and no copy of the moments is kept. (`written` is false for parameters that were broken before.)
-    written = jnp.isfinite(sum(leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(params)))
-    _, moments = adam.update(
-        grads, choose(written, state.opt_state, jax.tree.map(jnp.zeros_like, state.opt_state)), state.params
-    )
-    opt_state = choose(ok & written, moments, state.opt_state)
-    skipped = state.skipped + ~finite
-    metrics = {"grad_norm": norm, "learning_rate": rate_of(learning, own or Own())(updates_done(state)), "skipped": skipped}
-    kept = None if state.grads is None else grads
-    return state._replace(params=params, opt_state=opt_state, skipped=skipped, grads=kept), metrics
 
 
 def unless_held(f: Any, held: jax.Array | None, how: str) -> Any:

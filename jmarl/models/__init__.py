@@ -1,1 +1,4 @@
-"""Model definitions. The only package that uses Flax Linen; outside it parameters are plain nested dicts."""
+"""The decoder, decoding with a KV cache, LoRA, heads, the agent axis and its sharding.
+
+Device code, except `hub`. The room imports `config` and `types`. Open `decoder.py` first.
+"""

@@ -104,3 +104,13 @@ def unstack(tree: Any, agent: int) -> Any:
 
     own, whole = own_leaves(tree)
     return whole([of_agent(x) for x in own])
+
+
+def library(arrays: Any) -> Any:
+    """numpy for arrays that are all on the host, where they then stay and no program runs; jax's for others."""
+    return np if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(arrays)) else jnp
+
+
+def fetched(arrays: Any) -> Any:
+    """Arrays as those of the host; where all are, they stay as they are."""
+    return arrays if library(arrays) is np else jax.device_get(arrays)

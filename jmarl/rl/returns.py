@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import stdtrit
 
 
 def joint_actions(mode: str, num_agents: int, group: int) -> np.ndarray:
@@ -78,19 +77,3 @@ def pass_at_k(solved: np.ndarray, k: int) -> np.ndarray:
     count, right = np.isfinite(solved).sum(-1), np.nansum(solved, -1).astype(int)
     each = [1 - math.comb(n - c, k) / math.comb(n, k) if n >= k else math.nan for n, c in zip(count, right, strict=True)]
     return np.array(each)
-
-
-def valid_mean(x: np.ndarray) -> np.ndarray:
-    """Mean over the last axis of the numbers that are not NaN; NaN where there are none."""
-    valid = np.isfinite(x)
-    with np.errstate(invalid="ignore"):
-        return np.where(valid, x, 0).sum(-1) / np.where(valid.any(-1), valid.sum(-1), np.nan)
-
-
-def mean_and_interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of [..., P] the mean over the P numbers that are not NaN, and half of its 95 % interval by Student's t, which few numbers
-    (seeds) need: NaN below two of them."""
-    mean, count = valid_mean(x), np.isfinite(x).sum(-1)
-    variance = valid_mean((x - mean[..., None]) ** 2)  # times n / (n - 1) below, as of a sample
-    freedom = np.where(count > 1, count - 1, np.nan)
-    return mean, stdtrit(freedom, 0.975) * np.sqrt(variance / freedom)

@@ -18,11 +18,10 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jmarl.config import Episodes, Sampling
-from jmarl.learning.batches import fetched
 from jmarl.memory import Program, starting
 from jmarl.models.hub.tokenize import cut_left, decode, encode_prompts, follow_ups
 from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, map_own
+from jmarl.models.stack import COMPILER, fetched, map_own
 from jmarl.randomness import TRAIN
 from jmarl.sampling import sampler as sampling
 from jmarl.team import StackSpec, Team

@@ -19,6 +19,8 @@ Covered, by tests with an attack each (tests/attacks.py, tests/test_sandbox_sess
 secrets, the network, other processes, files outside a small directory, state for the next program, loops, floods, memory, disk,
 processes.
 
+Open `client.py` first. The room imports only the standard library and itself.
+
 Not covered:
 - Faults of the kernel, of bubblewrap, or of the interpreter that the judge runs: a program that breaks one of these is outside.
 - Side channels: time, caches, how busy the machine is. Level S2 also shows whether a file exists, and its size and owner.

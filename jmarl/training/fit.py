@@ -24,10 +24,10 @@ import numpy as np
 from jmarl.algorithms import algorithm, check_options, option
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.learning.data_objective import scores_values
-from jmarl.learning.objective import with_value_head
 from jmarl.learning.per_agent import adapted, check_agents, check_stacks, held_at, initial_state, learn
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
+from jmarl.models.heads import with_value_head
 from jmarl.team import Team, bases, without_gradients
 from jmarl.training.files import fingerprint
 from jmarl.training.files.failed_update import read_failed_update

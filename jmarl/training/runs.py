@@ -15,11 +15,11 @@ from jax.sharding import Mesh
 
 from jmarl.algorithms import algorithm, shares_critic
 from jmarl.config import TrainConfig
-from jmarl.learning.batches import fetched, stacked
+from jmarl.learning.batches import stacked
 from jmarl.learning.critics import Critics, judges_as_it_learns, penalises
 from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
-from jmarl.models.stack import is_shared, map_own, part
+from jmarl.models.stack import fetched, is_shared, map_own, part
 from jmarl.rollout.play import Rollout
 from jmarl.sampling.generate import Ask, Asking, Past, on_host, sample_team
 from jmarl.team import Team, each_stack

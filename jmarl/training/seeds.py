@@ -30,12 +30,12 @@ from jmarl.config import TrainConfig
 from jmarl.envs.environment import Environment, Formatter, Transition, describe
 from jmarl.envs.vector import TextEnvironment
 from jmarl.evaluation.evaluate import Evaluation, evaluating, numbers
+from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.learning.per_agent import adapted
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import map_own
-from jmarl.rl.returns import mean_and_interval
 from jmarl.rollout.play import Rollout
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team

@@ -13,10 +13,11 @@ import numpy as np
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig
 from jmarl.envs.environment import Environment
-from jmarl.learning.critics import Critics, judge, playing_greedily, trains
+from jmarl.learning.critics import Critics, trains
 from jmarl.learning.per_agent import held_at, learn
 from jmarl.models import lora
 from jmarl.randomness import tasks_of
+from jmarl.rollout.critic_values import judge, playing_greedily
 from jmarl.rollout.dynamic_sampling import further_items, refilling
 from jmarl.rollout.play import Rollout, playing
 from jmarl.sampling.generate import Asking, answered, sample_team

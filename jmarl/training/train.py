@@ -38,16 +38,15 @@ from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import TextEnvironment, side_by_side
 from jmarl.evaluation.evaluate import Evaluation, evaluate
-from jmarl.learning.batches import fetched
 from jmarl.learning.critics import Critics, make_critics
-from jmarl.learning.objective import with_value_head
+from jmarl.learning.optimizer import init_stack
 from jmarl.learning.per_agent import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
-from jmarl.learning.update import init_stack
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
+from jmarl.models.heads import with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
-from jmarl.models.stack import map_own, unstack
+from jmarl.models.stack import fetched, map_own, unstack
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team, bases, without_gradients
 from jmarl.training.files import fingerprint

@@ -1,4 +1,7 @@
-"""Trainer classes with the names and arguments of older scripts; each fills a `TrainConfig` and calls `train`."""
+"""Trainer classes with the names and arguments of CoMLRL; each fills a `TrainConfig` and calls `train`.
+
+Open `reinforce.py` first.
+"""
 
 from jmarl.comlrl.trainers.actor_critic import IACConfig as IACConfig
 from jmarl.comlrl.trainers.actor_critic import IACTrainer as IACTrainer

@@ -1,1 +1,4 @@
-"""Old module paths, kept so that older scripts run with only the package name changed."""
+"""CoMLRL's module paths under `comlrl.utils`.
+
+Open `reward_processor.py` first.
+"""

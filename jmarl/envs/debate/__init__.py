@@ -1,1 +1,4 @@
-""""""
+"""Debates between agents and the judges that score them.
+
+The room imports `envs`. Open `debate.py` first.
+"""

@@ -17,7 +17,7 @@ training. Against a script: `DebateScripted`, for a team of one. Self-play: `Deb
 tasks, with agent 0 as pro in one and as con (`swapped`) in the other, and a team with shared weights, if it is to be one
 policy; rewards are the agents', whatever side they are on.
 
-Data: 70 motions of this project (`debate_motions.json`), split by a hash of the motion: about a fifth is `eval`. Or `data=`, a
+Data: 70 motions of this project (`motions.json`), split by a hash of the motion: about a fifth is `eval`. Or `data=`, a
 JSON Lines file with the field `motion`, and perhaps the others above; without key points, coverage is left out of the score.
 Left out: more than two sides, a vote before and after, and texts beyond 2,000 characters a speech, which nobody reads.
 """
@@ -150,7 +150,7 @@ def winner(verdict: Verdict) -> str:
 def load_motions(data: str | Path | None = None) -> list[dict]:
     """This project's motions, or those of a JSON Lines file; none twice."""
     if data is None:
-        rows = json.loads(files("jmarl.envs").joinpath("debate_motions.json").read_text(encoding="utf-8"))
+        rows = json.loads(files("jmarl.envs.debate").joinpath("motions.json").read_text(encoding="utf-8"))
     else:
         rows = load_rows("", ["motion"], path=data)
     found: dict[str, dict] = {}

@@ -42,7 +42,7 @@ from jmarl.envs.writing import words as writing_words
 from jmarl.envs.writing.score import ARXIV, NOMINAL_MAX, TLDR, Gates, WordLists, best, levels, measure
 
 SEPARATOR = "[PARAGRAPH_SPLIT]"
-TEXTS = Path(__file__).with_name("writing_texts.json")
+TEXTS = Path(__file__).with_name("texts.json")
 
 
 class Page(NamedTuple):
@@ -109,7 +109,7 @@ class Writing(TwoTexts):
     """
 
     gates: Gates
-    own: str  # texts of `writing_texts.json`
+    own: str  # texts of `texts.json`
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation, numbers
-from jmarl.learning.batches import fetched
+from jmarl.models.stack import fetched
 from jmarl.rollout.play import Rollout, Turn
 from jmarl.team import Team
 from jmarl.training.files.failed_update import FailedUpdate, NonFiniteError, write_failed_update

@@ -26,7 +26,7 @@ from jmarl.algorithms import algorithm, option
 from jmarl.config import Learning, Preferences, TrainConfig
 from jmarl.envs.environment import Answer, Environment
 from jmarl.envs.rewards import RewardResult
-from jmarl.learning.objective import without_value_head
+from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.peft import merge
 from jmarl.models.hub.tokenize import by_agent

@@ -1,0 +1,703 @@
+"""The trainer classes: code of older scripts runs, and what they say is what the engine is told.
+
+The scripts stand here as their authors wrote them, except for the lines that import, that load a model and that name a
+data set; each runs all of its updates with a tiny model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jmarl import (
+    IACConfig,
+    IACTrainer,
+    IPPOConfig,
+    IPPOTrainer,
+    MAACConfig,
+    MAACTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAPPOConfig,
+    MAPPOTrainer,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
+    MAReMaxConfig,
+    MAReMaxTrainer,
+    MARLOOConfig,
+    MARLOOTrainer,
+    RewardProcessors,
+    load_agent,
+)
+from jmarl.comlrl.config import OTHER_NAMES, REFUSED, TrainerConfig
+from jmarl.config import TrainConfig
+from jmarl.envs.rewards import RewardError
+
+ITEMS = [{"prompt": "What is the answer?"}, {"prompt": "The other agent"}]
+TRAINERS = {
+    "magrpo": (MAGRPOTrainer, MAGRPOConfig),
+    "mareinforce": (MAREINFORCETrainer, MAREINFORCEConfig),
+    "marloo": (MARLOOTrainer, MARLOOConfig),
+    "maremax": (MAReMaxTrainer, MAReMaxConfig),
+    "iac": (IACTrainer, IACConfig),
+    "maac": (MAACTrainer, MAACConfig),
+    "ippo": (IPPOTrainer, IPPOConfig),
+    "mappo": (MAPPOTrainer, MAPPOConfig),
+}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Scripts write below the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def model(tiny_dir) -> str:
+    """A tiny model with room for the 256 tokens that scripts ask for by default."""
+    return str(tiny_dir("llama", max_position_embeddings=512))
+
+
+@pytest.fixture
+def offline_wandb(monkeypatch):
+    """W&B without a network or an account."""
+    pytest.importorskip("wandb", reason="the scripts log to W&B: pip install 'jmarl[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def tiny_config(cls=MAGRPOConfig, **settings) -> TrainerConfig:
+    few = dict(num_generations=2, max_new_tokens=4, max_steps=2, output_dir="", temperature=1.0, top_p=1.0, top_k=0)
+    return cls(**few | settings)
+
+
+def lengths(a, b):
+    return [abs(len(y) - len(x)) / 10 for x, y in zip(a, b, strict=True)]
+
+
+def tiny_trainer(model, cls=MAGRPOTrainer, /, **arguments) -> MAGRPOTrainer:
+    given = dict(model=model, reward_func=lengths, train_dataset=ITEMS, args=tiny_config(cls.config_class))
+    return cls(**given | arguments)
+
+
+def rows(output_dir) -> list[dict]:
+    return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_reward_that_raises_is_masked_where_a_trainer_is_told_so(model):
+    """As its error advises."""
+
+    def picky(a, b):
+        if "e" in a[0]:
+            raise OSError("no service")
+        return [1.0]
+
+    with pytest.raises(RewardError, match="on_error='mask'"):
+        tiny_trainer(model, reward_func=lambda a, b: 1 / 0).train()
+    with pytest.warns(UserWarning, match="have no valid reward.*no service"):
+        tiny_trainer(model, reward_func=picky, on_error="mask", args=tiny_config(num_generations=8, max_new_tokens=8)).train()
+
+
+# --- scripts ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_quick_demo_runs(model, offline_wandb):
+    # import math
+    # from functools import partial
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    from jmarl import load_agent
+    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
+    from jmarl.comlrl.utils.reward_processor import RewardProcessors
+
+    train_data = {
+        "prompt": [
+            "Describe a city in the clouds:",
+            "Invent a new holiday and explain it:",
+            "Write a bedtime story for a dragon:",
+            "Explain how teleportation might work:",
+            "Tell a joke about dinosaurs:",
+            "Describe a world without electricity:",
+            "Create a superhero with a unique power:",
+            "Write a scene where the moon talks:",
+            "Invent a new type of fruit:",
+            "Design a playground on Mars:",
+        ]
+    }
+    train_dataset = Dataset.from_dict(train_data)
+
+    model_name = model
+    tokenizer = AutoTokenizer.from_pretrained(model_name)
+    agents = [load_agent(model_name) for _ in range(2)]
+
+    def proper_length_ratio_reward(
+        completions1, completions2, target_min=2.0, target_max=3.0
+    ):  # fmt: skip
+        rewards = []
+        for c1, c2 in zip(completions1, completions2):  # noqa: B905
+            len1, len2 = len(c1), len(c2)
+
+            if len1 == 0:
+                rewards.append(0.0)
+                continue
+
+            ratio = len2 / len1
+
+            if target_min <= ratio <= target_max:
+                reward = 1.0
+            else:
+                if ratio < target_min:  # noqa: SIM108
+                    distance = target_min - ratio
+                else:
+                    distance = ratio - target_max
+
+                reward = math.exp(-distance)
+
+            rewards.append(float(reward))
+
+        return rewards
+
+    config = MAGRPOConfig(
+        output_dir="./magrpo_multi_reward_output",
+        num_train_epochs=3,
+        per_device_train_batch_size=1,
+        learning_rate=5e-5,
+        logging_steps=10,
+        save_steps=100,
+        num_generations=8,
+        max_new_tokens=128,
+    )
+
+    wandb_config = {
+        "project": "your-project-name",
+        "entity": "your-entity-name",
+        "name": "length-ratio-demo",
+    }
+
+    configured_reward_func = partial(
+        proper_length_ratio_reward, target_min=2, target_max=3
+    )  # fmt: skip
+
+    trainer = MAGRPOTrainer(
+        agents=agents,
+        reward_func=configured_reward_func,
+        reward_processor=RewardProcessors.scale(factor=100.0),
+        args=config,
+        train_dataset=train_dataset,
+        tokenizer=tokenizer,
+        wandb_config=wandb_config,
+    )
+
+    trainer.train()
+    trainer.save_model(f"{config.output_dir}/models")
+
+    # What it did: 3 epochs of 10 prompts, rewards times 100, and two agents on disk, in W&B's offline format too.
+    written = rows(config.output_dir)
+    assert [row["step"] for row in written] == list(range(30))
+    for row in written:
+        assert row["reward/mean"] == pytest.approx(100 * row["reward/proper_length_ratio_reward"])
+    assert {path.name for path in Path(config.output_dir, "models").iterdir()} == {"agent_0", "agent_1"}
+    assert list(Path(config.output_dir).glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_the_readme_usage_runs(model):
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
+
+    # Load dataset and tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    dataset = Dataset.from_list(ITEMS).select(range(1))
+
+    # Initialize trainer and start training
+    trainer = MAGRPOTrainer(
+        model=model,
+        num_agents=2,
+        tokenizer=tokenizer,
+        train_dataset=dataset,
+        reward_func=lambda a, b: [abs(max(len(b[0]), 1) / max(len(a[0]), 1) - 3.0)],
+        formatters=[lambda example: example["prompt"]] * 2,
+        args=MAGRPOConfig(
+            per_device_train_batch_size=1,
+        ),
+    )
+    trainer.train()
+
+    assert len(rows("runs/magrpo")) == 20  # the 20 epochs that the script leaves to the default
+
+
+def test_the_trainer_guide_runs(model, offline_wandb):
+    def my_reward_function(completions1, completions2, batch_items=None):
+        """Reward function that compares completions from 2 agents."""
+        rewards = []
+        for c1, c2 in zip(completions1, completions2):  # noqa: B905
+            # Your reward logic here
+            # Example: length-based reward
+            if len(c2) > len(c1) * 2:  # noqa: SIM108
+                reward = 1.0
+            else:
+                reward = 0.5
+            rewards.append(reward)
+        return rewards
+
+    from jmarl.comlrl.utils.reward_processor import RewardProcessors
+
+    # Scale rewards (amplify small rewards for better training signals)
+    RewardProcessors.scale(factor=100.0)  # 0.5 → 50.0
+
+    # Clamp rewards to prevent extreme values
+    RewardProcessors.clamp(min_val=-10.0, max_val=10.0)
+
+    # Apply sigmoid scaling
+    RewardProcessors.sigmoid_scale()
+
+    # Identity (no change)
+    RewardProcessors.identity()
+
+    from datasets import Dataset
+
+    train_data = {
+        "prompt": [
+            "Write a story about a robot:",
+            "Explain quantum physics:",
+            "Create a recipe for chocolate cake:",
+        ]
+    }
+    train_dataset = Dataset.from_dict(train_data)
+
+    from transformers import AutoTokenizer
+
+    from jmarl import load_agent
+    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig, MAGRPOTrainer
+
+    # Load models and tokenizer
+    model_name = model
+    tokenizer = AutoTokenizer.from_pretrained(model_name)
+    agents = [load_agent(model_name) for _ in range(2)]
+
+    # Training configuration
+    config = MAGRPOConfig(
+        output_dir="./my_experiment",
+        num_train_epochs=3,
+        learning_rate=5e-5,
+        num_generations=4,  # Samples per agent per prompt
+        max_new_tokens=128,
+        per_device_train_batch_size=1,  # Must be 1 (see explanation below)
+    )
+
+    # Create trainer
+    trainer = MAGRPOTrainer(
+        agents=agents,
+        reward_funcs=my_reward_function,
+        reward_processors=RewardProcessors.scale(factor=100.0),  # Scale rewards
+        args=config,
+        train_dataset=train_dataset,
+        tokenizer=tokenizer,
+        wandb_config={
+            "project": "my-project",
+            "entity": "my-username",
+            "name": "my-experiment",
+        },
+    )
+
+    # Train
+    trainer.train()
+
+    # Save models
+    trainer.save_model("./my_experiment/final_models")
+
+    assert len(rows("my_experiment")) == 9
+    assert all(50 <= row["reward/mean"] <= 100 for row in rows("my_experiment"))
+    assert load_agent("my_experiment/final_models/agent_1").config == agents[1].config
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_rewards_are_called_per_joint_action_unless_batched(model, batched):
+    sizes = []
+
+    def reward(a, b, batch_items, prompts):
+        sizes.append({len(a), len(b), len(batch_items), len(prompts)})
+        return [0.0] * len(a)
+
+    settings = tiny_config(num_prompts=2, num_generations=3, max_steps=1)
+    tiny_trainer(model, reward_func=reward, args=settings, batched_reward=batched).train()
+    assert sizes == ([{6}] if batched else [{1}] * 6)
+
+
+def test_several_rewards_weights_and_processors(model):
+    def one(a, b):
+        return [1.0] * len(a)
+
+    def two(a, b):
+        return [2.0] * len(a)
+
+    scale = RewardProcessors.scale
+    together = dict(reward_func=[one, two], args=tiny_config(output_dir="out", max_steps=1))
+    cases = [
+        (dict(), 1.5),
+        (dict(reward_weights=[0.7, 0.3]), 0.7 + 0.6),
+        (dict(reward_weights=[1, 1], reward_processors=[scale(10), None]), 12.0),
+        (dict(reward_weights=[1, 1], reward_processor=scale(10)), 30.0),
+    ]
+    for options, expected in cases:
+        tiny_trainer(model, **together, **options).train()
+        (row,) = rows("out")
+        assert row["reward/mean"] == pytest.approx(expected)
+        assert (row["reward/one"], row["reward/two"]) == (1.0, 2.0)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_both_generations_of_names_mean_the_same_run():
+    older = MAGRPOConfig(
+        learning_rate=1e-4, per_device_train_batch_size=3, logging_steps=7, save_steps=5, eval_steps=9,
+        warmup_steps=2, max_steps=40, lr_scheduler_type="linear", adam_beta1=0.8, output_dir="out", top_k=None,
+    )  # fmt: skip
+    newer = MAGRPOConfig(
+        agent_learning_rate=1e-4, rollout_buffer_size=3, log_every=7, save_every=5, eval_interval=9,
+        warmup_updates=2, num_updates=40, lr_schedule="linear", adam_b1=0.8, output_dir="out", top_k=0,
+    )  # fmt: skip
+    assert older.train_config(11) == newer.train_config(11)
+    assert older.train_config(11) == TrainConfig(
+        learning_rate=1e-4, num_prompts=3, log_every=7, save_every=5, eval_every=9, warmup_updates=2, num_updates=40,
+        lr_schedule="linear", adam_b1=0.8, output_dir="out", num_generations=4, max_new_tokens=256, temperature=0.6,
+        top_p=0.6, top_k=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "items", "updates"),
+    [
+        (dict(num_train_epochs=3), 10, 30),
+        (dict(num_train_epochs=3, num_prompts=4), 10, 9),  # the last update of an epoch takes from the next one
+        (dict(num_train_epochs=0.5), 10, 5),
+        (dict(), 2, 40),
+        (dict(num_updates=7), 10, 7),
+        (dict(max_steps=-1, num_train_epochs=1), 10, 10),
+    ],
+)
+def test_number_of_updates(settings, items, updates):
+    assert MAGRPOConfig(**settings).train_config(items).num_updates == updates
+
+
+def test_every_accepted_name_reaches_the_run_and_can_be_read():
+    fields = {field.name: field for field in dataclasses.fields(MAGRPOConfig)}
+    assert set(OTHER_NAMES.values()) <= set(fields) and not set(OTHER_NAMES) & set(fields) and not set(REFUSED) & set(fields)
+    assert {field.name for field in dataclasses.fields(TrainConfig)} <= set(fields)
+    for name, field in OTHER_NAMES.items():
+        assert getattr(MAGRPOConfig(), name) == getattr(MAGRPOConfig(), field)
+
+
+@pytest.mark.parametrize("algorithm", TRAINERS)
+def test_trainers_differ_by_their_algorithm(algorithm, model):
+    trainer, config = TRAINERS[algorithm]
+    other = MAGRPOConfig if config is not MAGRPOConfig else MARLOOConfig
+    assert config().train_config(1).algorithm == algorithm
+    assert len(tiny_trainer(model, trainer).train().rewards) == 2
+    with pytest.raises(TypeError, match=f"takes args={config.__name__}"):
+        tiny_trainer(model, trainer, args=tiny_config(other))
+    module = importlib.import_module(f"jmarl.comlrl.trainers.{algorithm}")
+    assert getattr(module, trainer.__name__) is trainer and getattr(module, config.__name__) is config
+
+
+def test_critics_of_the_trainers(model, tiny_dir):
+    """Separate by default, a head of the agent with use_separate_critic=False; from another model where one is given."""
+    other = str(tiny_dir("qwen3", hidden_size=48))
+    args = tiny_config(IPPOConfig, use_separate_critic=True, value_clip_range=0.2, num_epochs=2, critic_learning_rate=1e-3)
+    result = tiny_trainer(model, IPPOTrainer, args=args, critics=[other, other]).train()
+    assert result.state.critics[0].params["value"].shape == (2, 48)
+    args = tiny_config(IPPOConfig, use_separate_critic=False, value_loss_coef=0.6)
+    trainer = tiny_trainer(model, IPPOTrainer, args=args)
+    result = trainer.train()
+    assert not result.state.critics and "value" in result.state.stacks[0].params
+    assert "value" not in trainer.agents[0].params and trainer.train().state.stacks
+    result = tiny_trainer(model, MAACTrainer, args=tiny_config(MAACConfig), critic_model=other).train()
+    assert result.state.critics[0].params["value"].shape == (1, 48)
+    with pytest.raises(ValueError, match="critics= names 2 different models: all critics start from one"):
+        tiny_trainer(model, IACTrainer, critics=[other, model])
+    with pytest.raises(TypeError, match="critics= is a list of models or names; one is critic_model="):
+        tiny_trainer(model, IACTrainer, critics=other)
+    with pytest.raises(TypeError, match="critic_value_head_hidden_dim is not a setting here; a value head is one linear layer"):
+        IACConfig(critic_value_head_hidden_dim=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (dict(lerning_rate=1), TypeError, "no setting 'lerning_rate'; did you mean 'learning_rate'"),
+        (dict(logging_step=1), TypeError, "did you mean 'logging_steps'"),
+        (dict(learning_rate=1, agent_learning_rate=1), TypeError, "learning_rate and agent_learning_rate are the same"),
+        (dict(advantage_mode="mean"), TypeError, "choose the trainer instead"),
+        (dict(parallel_training="mp"), TypeError, "set mesh"),
+        (dict(num_turns=0), ValueError, "num_turns=0 is not allowed"),
+        (dict(branching="bush"), ValueError, "branching='bush'.*tree or chain"),
+        (dict(history="all"), ValueError, "history='all'.*none or append"),
+        (dict(discount=1.5), ValueError, "gamma=1.5"),
+        (dict(joint_mode="all"), ValueError, "joint_mode='all'"),
+        (dict(top_p=1.5), ValueError, "top_p=1.5"),
+        (dict(num_train_epochs=0), ValueError, "num_train_epochs=0"),
+        (dict(per_device_train_batch_size=0), ValueError, "num_prompts=0"),
+        (dict(num_agents=0), ValueError, "num_agents=0"),
+    ],
+)
+def test_a_bad_setting_is_refused(settings, error, message):
+    with pytest.raises(error, match=message):
+        MAGRPOConfig(**settings)
+
+
+def test_settings_are_frozen_and_can_be_replaced():
+    config = MAGRPOConfig(joint_mode="align", seed=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 4
+    assert dataclasses.replace(config, seed=4) == MAGRPOConfig(joint_mode="align", seed=4)
+    with pytest.raises(AttributeError, match="no setting 'sead'"):
+        _ = config.sead
+
+
+# --- agents, data, formatters -----------------------------------------------------------------------------------------
+
+
+def test_agents_may_be_names_loaded_or_of_different_models(model, tiny_dir):
+    other = str(tiny_dir("qwen2"))
+    with_three = dict(reward_func=lambda a, b, c: [float(len(a[0]) - len(b[0]) + len(c[0]))])
+    trainer = tiny_trainer(None, agents=[model, load_agent(other), Path(model)], **with_three)
+    assert [stack.order for stack in trainer.team.stacks] == [[0, 2], [1]]
+    trainer.train()
+    assert [agent.config.family for agent in trainer.agents] == ["llama", "qwen2", "llama"]
+    start = load_agent(model).params
+    assert any((np.asarray(new) != old).any() for new, old in zip(leaves(trainer.agents[2].params), leaves(start), strict=True))
+
+
+def leaves(tree) -> list:
+    import jax
+
+    return jax.tree.leaves(tree)
+
+
+def test_default_team_has_two_agents_and_counts_must_agree(model):
+    assert tiny_trainer(model).num_agents == 2
+    assert tiny_trainer(None, agent_model=load_agent(model)).num_agents == 2
+    for arguments in (dict(num_agents=3), dict(args=tiny_config(num_agents=3))):
+        with pytest.raises(ValueError, match="number of agents is not clear: agents= 2, num_agents.* 3"):
+            tiny_trainer(None, agents=[model, model], **arguments)
+
+
+def test_two_turns_as_older_scripts_write_them(model, tmp_path):
+    """`external_transition` with its keywords, `external_prompts` in a formatter, and the names of their settings."""
+    reads = []
+
+    def transition(prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
+        assert [history[-1] for history in response_history_per_agent] == list(agent_completions)
+        return [f"{prompt}, again {i}" for i in range(num_agents)]
+
+    def formatter(item, external_prompts=None):
+        reads.append(external_prompts or item["prompt"])
+        return reads[-1]
+
+    settings = dict(num_turns=2, discount=0.9, early_termination_threshold=1e9, max_new_tokens=4, num_generations=2)
+    args = MAGRPOConfig(num_train_epochs=1, output_dir=str(tmp_path), progress=False, **settings)
+    result = tiny_trainer(model, args=args, formatters=formatter, external_transition=transition).train()
+    assert args.gamma == args.discount == 0.9
+    assert len(result.rewards) == len(ITEMS) and {f"{ITEMS[0]['prompt']}, again {i}" for i in (0, 1)} <= set(reads)
+
+
+def test_formatters_give_each_agent_its_prompt(model):
+    data = [{"topic": "apples"}]
+    formatters = [
+        lambda x: f"Say {x['topic']}",
+        lambda x, external_prompts: f"Sing {x['topic']}{external_prompts or '!'}",
+    ]
+    trainer = tiny_trainer(model, train_dataset=data, eval_dataset=data, formatters=formatters)
+    assert trainer.train().before.rollout.turns[0].prompts == [["Say apples"], ["Sing apples!"]]
+    one = tiny_trainer(model, train_dataset=data, formatters=lambda x: x["topic"])
+    assert [formatter(data[0]) for formatter in one.env.formatters] == ["apples", "apples"]
+
+
+class Numbered:
+    """A data set with a length and items by number and nothing else."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return ITEMS[i]
+
+
+@pytest.mark.parametrize("kind", ["list", "dataset", "generator", "numbered"])
+def test_any_series_of_dicts_is_a_data_set(model, kind):
+    from datasets import Dataset
+
+    data = {"list": ITEMS, "dataset": Dataset.from_list(ITEMS), "generator": (x for x in ITEMS), "numbered": Numbered()}
+    trainer = tiny_trainer(model, train_dataset=data[kind], args=tiny_config(max_steps=-1, num_train_epochs=2))
+    assert len(trainer.train().rewards) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(formatters=[lambda x: x["prompt"]] * 3), ValueError, "3 formatters for 2 agents"),
+        (dict(formatters=lambda x: 5), TypeError, "formatter 0 returned a int"),
+        (dict(train_dataset=[{"text": "x"}]), ValueError, r"items need a 'prompt'.*\['text'\]"),
+        (dict(train_dataset=[]), ValueError, "train_dataset= has no items"),
+        (dict(train_dataset=["x"]), TypeError, "first item is a str"),
+        (dict(train_dataset={"prompt": ["x"]}), TypeError, "Dataset.from_dict"),
+        (dict(train_dataset=None), TypeError, "train_dataset= is .*; got NoneType"),
+        (dict(reward_func=None), TypeError, "a reward is needed"),
+        (dict(reward_funcs=lengths), TypeError, "reward_func= and reward_funcs= mean the same"),
+        (dict(reward_func=lambda a: [0.0]), TypeError, "takes 1 completion lists"),
+        (dict(agents=["x", "y"]), TypeError, "either agents= .* or model="),
+        (dict(model=None), TypeError, "either agents= .* or model="),
+        (dict(model=None, agents="x"), TypeError, "agents= is a list"),
+        (
+            dict(model=None, agents=[object(), object()]),
+            TypeError,
+            "agent 0 is a object: load it with jmarl.load_agent",
+        ),
+        (dict(args=MAGRPOConfig(num_turns=2)), ValueError, "num_turns=2 needs external_transition"),
+        (dict(eval_logger=print), NotImplementedError, "eval_logger="),
+        (dict(eval_aggregator=print), NotImplementedError, "eval_aggregator="),
+        (dict(args=TrainConfig()), TypeError, "takes args=MAGRPOConfig"),
+        (dict(args=tiny_config(num_generations=1)), ValueError, "num_generations=1 is too small"),
+    ],
+)
+def test_a_bad_argument_is_refused(model, arguments, error, message):
+    with pytest.raises(error, match=message):
+        tiny_trainer(model, **arguments)
+
+
+def test_a_tokenizer_must_have_the_vocabulary_of_the_agents(model, make_tokenizer):
+    other = make_tokenizer()
+    tiny_trainer(model, tokenizer=other)
+    tiny_trainer(model, tokenizer=[other, other])
+    other.add_tokens(["<tool>"])
+    with pytest.raises(ValueError, match=r"another vocabulary \(321 tokens\) than agent 0"):
+        tiny_trainer(model, tokenizer=other)
+
+
+def test_wandb_that_cannot_log_is_refused_before_anything_is_loaded(monkeypatch):
+    arguments = dict(wandb_config={"project": "p"}, args=tiny_config(output_dir="out"))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"pip install 'jmarl\[wandb\]'"):
+        tiny_trainer("no such model", **arguments)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ValueError, match="output_dir is empty"):
+        tiny_trainer("no such model", **arguments | dict(args=tiny_config(output_dir="")))
+
+
+# --- train, evaluate, save --------------------------------------------------------------------------------------------
+
+
+def test_training_raises_a_reward_and_evaluate_shows_it(model):
+    """Probe: agents are rewarded for the letter e, which the tiny tokenizer writes in many ways."""
+    settings = tiny_config(
+        num_prompts=2, num_generations=16, max_new_tokens=8, max_steps=30, learning_rate=3e-3, eval_generations=16
+    )
+    reward = dict(reward_func=lambda a, b: [x.count("e") + y.count("e") for x, y in zip(a, b, strict=True)])
+    trainer = tiny_trainer(model, args=settings, eval_dataset=ITEMS, batched_reward=True, **reward)
+    before = trainer.evaluate()
+    result = trainer.train()
+    after = trainer.evaluate()
+    assert before == {"eval/reward": result.before.mean, "eval/reward_ci95": result.before.interval}
+    assert after["eval/reward"] == pytest.approx(result.after.mean)
+    assert after["eval/reward"] > before["eval/reward"] + before["eval/reward_ci95"]
+    assert trainer.evaluate(ITEMS[:1])["eval/reward"] != after["eval/reward"]
+
+
+def test_eval_num_samples_takes_the_first_items(model):
+    from datasets import Dataset
+
+    both = dict(eval_dataset=Dataset.from_list(ITEMS))
+    first = tiny_trainer(model, args=tiny_config(eval_num_samples=1), **both).evaluate()
+    assert first["eval/reward"] == tiny_trainer(model, eval_dataset=ITEMS[:1]).evaluate()["eval/reward"]
+    with pytest.raises(ValueError, match="nothing to evaluate on"):
+        tiny_trainer(model).evaluate()
+
+
+def test_saved_agents_load_in_transformers_with_the_trained_weights(model):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trainer = tiny_trainer(model, args=tiny_config(learning_rate=1e-2))
+    trainer.save_model("before")
+    trainer.train()
+    trainer.save_model("after")
+    text = ITEMS[0]["prompt"]
+    outputs = {}
+    for path in [model, *(f"{when}/agent_{i}" for when in ("before", "after") for i in (0, 1))]:
+        ids = AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            outputs[path] = AutoModelForCausalLM.from_pretrained(path)(ids).logits.numpy()
+    assert np.array_equal(outputs["before/agent_0"], outputs[model])
+    assert np.array_equal(outputs["before/agent_1"], outputs[model])
+    assert np.abs(outputs["after/agent_0"] - outputs[model]).max() > 0.01
+    assert np.abs(outputs["after/agent_1"] - outputs["after/agent_0"]).max() > 0.01
+    saved, held = load_agent("after/agent_1"), trainer.agents[1]
+    assert all(np.array_equal(x, y) for x, y in zip(leaves(saved.params), leaves(held.params), strict=True))
+
+
+def test_training_goes_on_from_where_it_stands(model):
+    """Two calls of train() with plain trained weights are a trainer and a second one started from its agents."""
+    trainer = tiny_trainer(model, args=tiny_config(learning_rate=1e-3))
+    trainer.train()
+    second = tiny_trainer(None, agents=trainer.agents, args=tiny_config(learning_rate=1e-3))
+    trainer.train()
+    second.train()
+    pairs = zip(leaves(trainer.params), leaves(second.params), strict=True)
+    assert all(np.array_equal(x, y) for x, y in pairs)
+
+
+def test_weights_lost_in_a_run_that_broke_off_are_not_used(model):
+    calls = []
+
+    def breaks(a, b):
+        calls.append(1)
+        if len(calls) in (1, 8):
+            raise KeyboardInterrupt
+        return [float(len(a[0]))]
+
+    trainer = tiny_trainer(model, reward_func=breaks, args=tiny_config(max_steps=5))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert len(trainer.agents) == 2  # nothing was updated yet
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    with pytest.raises(RuntimeError, match="train.. did not finish"):
+        trainer.save_model("models")
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+def test_importing_jmarl_loads_nothing_heavy_and_every_name_is_there():
+    code = """
+import sys, jmarl
+assert not {"jax", "numpy", "transformers"} & set(sys.modules), "import jmarl is not light"
+for name in jmarl._HOME:
+    assert getattr(jmarl, name).__name__ in (name, "RewardFunction") and name in dir(jmarl), name
+import jmarl.train
+assert callable(jmarl.training.train.train)
+try:
+    jmarl.MAGRPO
+except AttributeError as error:
+    assert "MAGRPOTrainer" in str(error)
+else:
+    raise AssertionError
+"""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,221 @@
+"""Training and evaluating on code: pass@k, metrics, the sandbox's level in a run's metadata, agents one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import code_baselines, code_team
+from jmarl.config import TrainConfig
+from jmarl.envs.code import problems as code_problems
+from jmarl.envs.code.execution import CodeExecutionEnvironment
+from jmarl.envs.code.generation import CodeGeneration
+from jmarl.envs.code.pipeline import WAIT, CodePipeline
+from jmarl.envs.code.problems import CodeProblemGenerator
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.math.problems import MathProblemGenerator
+from jmarl.envs.math.reasoning import MathReasoningEnvironment
+from jmarl.envs.mixture import Mixture
+from jmarl.envs.rewards import make_reward
+from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
+from jmarl.evaluation.statistics import mean_and_interval
+from jmarl.rl.returns import pass_at_k
+from jmarl.sandbox import Sandbox, launch
+from jmarl.team import make_team
+from jmarl.training.files.checkpoint import Checkpointer
+from jmarl.training.train import train
+
+ITEMS = code_problems.generate(4, difficulty=(1, 1))
+AUX = "def aux(x):\n    return x * x\n"
+MAIN = "def squares(a, b):\n    return aux(a) + aux(b)\n"
+SQUARES = {
+    "prompt": "Add the squares of two numbers.",
+    "entry_point": "squares",
+    "test": "def check(f):\n    assert f(1, 2) == 5\n    assert f(2, 2) == 8",
+}
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    cfg = tiny_config(max_positions=2048)
+    return [random_agent(cfg, tiny_tokenizer, seed) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(k):
+    solved = np.random.default_rng(0).random((6, 5)) < np.linspace(0, 1, 6)[:, None]
+    expected = [np.mean([max(some) for some in itertools.combinations(row, k)]) for row in solved.astype(float)]
+    np.testing.assert_allclose(pass_at_k(solved.astype(float), k), expected)
+
+
+def test_samples_that_nobody_can_judge_do_not_count():
+    nan = np.nan
+    np.testing.assert_allclose(pass_at_k(np.array([[1, nan, 0, nan], [nan, nan, nan, 1], [nan] * 4]), 2), [1, nan, nan])
+    np.testing.assert_allclose(pass_at_k(np.array([[1, nan, 0, nan], [nan, nan, nan, 1], [nan] * 4]), 1), [0.5, 1, nan])
+
+
+def test_an_episode_is_what_it_was_in_its_last_turn(agents):
+    """Chains of up to three turns, of which some end early, against following each by hand."""
+    rng = np.random.default_rng(0)
+
+    def solved(a, b):
+        return (rng.random(len(a)) < 0.3).astype(float).tolist()
+
+    env = Rewarded(make_reward(solved, num_agents=2), [lambda item: item["prompt"]] * 2, lambda num_agents, **_: ["on"] * 2)
+    cfg = TrainConfig(
+        num_turns=3, branching="chain", early_termination_threshold=0.5, eval_generations=4, max_new_tokens=4, num_prompts=3
+    )
+    result = evaluate(*make_team(agents), [{"prompt": p} for p in ("a", "b c", "d")], env, cfg)
+    turns = result.rollout.turns
+    assert len(turns) == 3 and len(turns[1].items) < 12
+    expected = []
+    for i in range(12):
+        value, at = turns[0].parts["solved"][i], i
+        for turn in turns[1:]:
+            (child,) = np.flatnonzero(turn.parents == at) if at in turn.parents else (None,)
+            if child is None:
+                break
+            value, at = turn.parts["solved"][child], child
+        expected.append(value)
+    last = in_last_turn(result.rollout, [turn.parts["solved"] for turn in turns])
+    np.testing.assert_array_equal(last, np.reshape(expected, (3, 4)))
+    told = numbers(result)
+    assert set(told) == {"eval/reward", "eval/reward_ci95", "eval/reward/solved"} | {
+        f"eval/pass@{k}{of}" for k in (1, 2, 4) for of in ("", "_ci95")
+    }
+    mean, interval = mean_and_interval(pass_at_k(last, 4))
+    assert told["eval/pass@1"] == pytest.approx(np.mean(expected)) == told["eval/reward/solved"]
+    assert (told["eval/pass@4"], told["eval/pass@4_ci95"]) == (pytest.approx(mean), pytest.approx(interval))
+
+
+# Agents one after the other
+
+
+def test_a_pipeline_asks_one_agent_a_turn_who_reads_those_before():
+    env = CodePipeline(2)
+    rng = np.random.default_rng(0)
+    states, first = env.reset([SQUARES], rng)
+    assert "named aux" in first[0][0] and first[1] == [WAIT]
+    answer = env.step(states, [[f"```python\n{AUX}```"], [MAIN]], rng)  # what the second says now is not read
+    assert answer.result.total[0] == pytest.approx(0.4) and answer.after[0].score.result is None
+    states, second = env.observe(answer.after)
+    assert second[0] == [WAIT] and "def aux(x):" in second[1][0] and "squares" in second[1][0]
+    done = env.step(states, [["def aux(x): return 0"], [MAIN]], rng)
+    assert done.result.total[0] == pytest.approx(4.0) and done.after[0].codes == (AUX.strip(), MAIN.strip())
+
+
+def test_a_pipeline_of_three():
+    env, rng = CodePipeline(3), np.random.default_rng(0)
+    states, _ = env.reset([SQUARES], rng)
+    codes = ["def aux_1(x):\n    return x * x", "def aux_2(x):\n    return aux_1(x)", MAIN.replace("aux(a)", "aux_1(a)")]
+    for turn, code in enumerate(codes):
+        answer = env.step(
+            states, [[code.replace("aux(b)", "aux_2(b)")] if agent == turn else ["no"] for agent in range(3)], rng
+        )
+        states, prompts = env.observe(answer.after) if turn < 2 else (None, None)
+        if turn == 1:
+            assert "aux_1" in prompts[2][0] and "def aux_2" in prompts[2][0]
+    assert answer.after[0].score.solved
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def trained(agents, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    cfg = TrainConfig(
+        num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=8, save_every=1, output_dir=str(out), eval_generations=2
+    )
+    with Sandbox() as box:
+        train(*make_team(agents), CodeGeneration(2, sandbox=box), ITEMS, cfg, eval_items=ITEMS[:2])
+        return out, cfg, box.level
+
+
+def test_metrics_of_levels_and_pass_at_k_are_logged(trained):
+    rows = [json.loads(line) for line in (trained[0] / "metrics.jsonl").read_text().splitlines()]
+    steps, evaluations = [row for row in rows if "reward/mean" in row], [row for row in rows if "eval/reward" in row]
+    names = ("level_1", "level_2", "level_3", "bonus", "solved", "limited")
+    assert len(steps) == 2 and all(f"reward/{name}" in row for row in steps for name in names)
+    assert len(evaluations) == 2 and all(f"eval/reward/{name}" in row for row in evaluations for name in names)
+    assert all(f"eval/pass@{k}" in row and f"eval/pass@{k}_ci95" in row for row in evaluations for k in (1, 2))
+
+
+def test_the_level_is_in_the_metadata_and_stays(trained, agents, monkeypatch):
+    out, cfg, level = trained
+    with Checkpointer(out / "checkpoints", read_only=True) as saved:
+        assert saved.read_meta(None)[0]["environment"] == {"sandbox": level}
+    events = b"".join(path.read_bytes() for path in Path(out).rglob("*tfevents*"))
+    assert b"sandbox" in events
+    with Sandbox("unsafe-process") as box, pytest.raises(ValueError, match=rf"environment: .*{level}.* -> .*S1"):
+        again = TrainConfig(**{f: getattr(cfg, f) for f in TrainConfig.__dataclass_fields__} | dict(resume=True, num_updates=3))
+        train(*make_team(agents), CodeGeneration(2, sandbox=box), ITEMS, again)
+
+
+def test_parameters_are_bit_equal_whether_programs_run_beside_the_sampler_or_not(agents):
+    """Rewards of real executions, half of a step's prompts at a time."""
+    states = []
+    for overlap in (True, False):
+        cfg = TrainConfig(
+            num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=8, learning_rate=1e-2, sample_parts=2,
+            overlap_rewards=overlap,
+        )  # fmt: skip
+        with Sandbox() as box:
+            env = Noisy(2, sandbox=box)
+            states.append(train(*make_team(agents), env, ITEMS, cfg).state)
+    for x, y in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+class Noisy(CodeGeneration):
+    """Whatever a random model writes becomes a program that some tests pass."""
+
+    def written(self, completion):
+        functions = [f"def {item['entry_point']}(x):\n    return aux(x) % 7" for item in ITEMS]
+        return "\n".join([f"def aux(x):\n    return {len(completion)}", *functions])
+
+
+def test_below_s2_training_is_refused_with_the_reason_and_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch.shutil, "which", lambda name: None)
+    monkeypatch.setattr("jmarl.sandbox.client.supported", lambda level: "no Landlock" if level == "S2" else "")
+    monkeypatch.setattr("sys.argv", ["code_team", "--output-dir", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match=r"S3: bwrap is not installed.*apt-get install bubblewrap.*S2: no Landlock.*Linux 6.7"):
+        code_team.main()
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_table_of_baselines(tiny_dir, monkeypatch, capsys, tmp_path):
+    """The experiment whole, with a tiny model: every way has a row with its cost."""
+    model = str(tiny_dir("llama", seed=0, max_position_embeddings=1024))
+    for i in range(2):
+        (tmp_path / f"agent_{i}").symlink_to(model)
+    flags = ["--model", model, "--team", str(tmp_path), "--held-out", "2", "--eval-generations", "2", "--max-new-tokens", "4"]
+    monkeypatch.setattr("sys.argv", ["code_baselines", *flags, "--no-chat"])
+    code_baselines.main()
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row[0].strip("| ") for row in rows[2:]] == [
+        "single agent", "naive concatenation", "sequential pipeline", "one-round discussion", "trained team",
+    ]  # fmt: skip
+    assert rows[0][3:5] == ["pass@1", "pass@2"] and all(row[3] == "0.000 ± 0.000" for row in rows[2:])
+    tokens = [float(row[5].strip("| ")) for row in rows[2:]]
+    assert tokens[0] <= 8 and tokens[1] <= 8 and tokens[3] > tokens[1]
+
+
+def test_code_in_mrlms_words_and_in_a_mixture(box):
+    """The constructor takes a generator; joint actions of a mixture's environments are each judged by their own."""
+    env = CodeExecutionEnvironment(CodeProblemGenerator(difficulty_range=(1, 1)), sandbox=box)
+    tasks = env.tasks("eval", 3)
+    assert {task["difficulty"] for task in tasks} == {1} and env.roles == ("main",)
+    both = Mixture({"code": env, "math": MathReasoningEnvironment(MathProblemGenerator(difficulty_range=(1, 2)))})
+    mixed, rng = both.tasks("train", 6), np.random.default_rng(0)
+    states, _ = both.reset(mixed, rng)
+    said = [task["task"].get("solution") or f"Answer: {task['task']['answer']}" for task in mixed]
+    result = both.step(states, [said], rng).result
+    assert result.total.tolist() == [2.0 if task["environment"] == "code" else 1.0 for task in mixed]
+    with pytest.raises(ValueError, match="give from and to, between 1 and 3"):
+        CodeProblemGenerator((0, 3))

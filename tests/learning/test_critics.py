@@ -1,0 +1,581 @@
+"""Critics: values, targets, what they learn from, and the rows that need them; baselines that come from elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.config import Learning, TrainConfig
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning import critics
+from jmarl.learning.objective import make_rows, rows_loss
+from jmarl.learning.optimizer import updates_done
+from jmarl.models import decoder
+from jmarl.models.heads import values_of
+from jmarl.models.stack import unstack
+from jmarl.rl.returns import discounted, joint_actions
+from jmarl.rollout.play import play
+from jmarl.sampling import scoring
+from jmarl.team import make_team, without_gradients
+from jmarl.training.files.checkpoint import Checkpointer
+from jmarl.training.step import batches_of, learn_from, play_step, update
+from jmarl.training.train import start, train
+
+BASE = TrainConfig(
+    algorithm="iac", num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
+    progress=False, mesh="agent=1",
+)  # fmt: skip
+ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(2)]
+
+
+def answer(agent_completions, **_):
+    return [f"and {text}" for text in agent_completions[::-1]]
+
+
+def lengths(*completions):
+    """Each joint action: characters of the first agent's text, less half of what the others wrote."""
+    return [float(len(first) - 0.5 * sum(map(len, rest))) for first, *rest in zip(*completions, strict=True)]
+
+
+def environment(n, turns=1):
+    formatters = [lambda item: item["prompt"], lambda item: item["prompt"] + " or"][:n]
+    return Rewarded(make_reward(lengths, num_agents=n), formatters, answer if turns > 1 else None)
+
+
+def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weights=False):
+    """A step of training in its parts: what was played, the batches, and the state before and after."""
+    team, params = make_team(agents, shared_weights)
+    judges, state = start(team, params, cfg, critic)
+    state = change(state)
+    played = play_step(team, state, ITEMS, environment(len(agents), cfg.num_turns), cfg, 0)
+    batches = jax.device_get(critics.judge(team, judges, state, played, cfg))
+    before = jax.device_get(without_gradients(state))
+    after, metrics = update(team, judges, state, played, cfg)
+    return played, batches, before, jax.device_get(after), jax.device_get(metrics)
+
+
+def believe(value):
+    """Every critic (or value head) gives this value to everything."""
+
+    def change(state):
+        def of(stack):
+            if "value_bias" not in stack.params:
+                return stack
+            return stack._replace(params=stack.params | {"value_bias": stack.params["value_bias"] + value})
+
+        return state._replace(stacks=tuple(map(of, state.stacks)), critics=tuple(map(of, state.critics)))
+
+    return change
+
+
+def shaped(state):
+    """Critics, or value heads, which are not 0, so that the layers under them have a gradient."""
+    field = "critics" if state.critics else "stacks"
+    first, *rest = getattr(state, field)
+    params = first.params | {"value": first.params["value"] + 0.1}
+    return state._replace(**{field: (first._replace(params=params), *rest)})
+
+
+def moved(before, after):
+    """The largest change in each array."""
+    return jax.tree.map(lambda x, y: float(np.abs(x - y).max()), before, after)
+
+
+# --- what an advantage is ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("critic_type", ["v", "q"])
+@pytest.mark.parametrize("row, separate", [("iac", True), ("iac", False), ("maac", True)])
+def test_the_advantage_is_the_return_minus_the_value(agents, row, critic_type, separate):
+    """A critic that gives 0.5 to everything: A = R - 0.5, of every kind of critic; its targets are the returns."""
+    cfg = dataclasses.replace(BASE, algorithm=row, critic_type=critic_type, separate_critic=None if row == "maac" else separate)
+    played, (batches, of_critics), before, _, metrics = one_step(agents, cfg, change=believe(0.5))
+    for a in range(2):
+        mine = jax.tree.map(lambda x, a=a: x[a], batches[0])
+        state = jax.tree.map(lambda x, a=a: x[a], before.stacks[0])
+        trains = "policy" if separate else "both"
+        rows, _ = make_rows(None, state.running, mine, None, cfg=agents[a].config, learning=cfg.learning(), trains=trains)
+        expected = np.broadcast_to(played.returns[0][a][..., None] - 0.5, rows.mask.shape)
+        np.testing.assert_allclose(rows.policy.advantages, expected, rtol=1e-5, atol=1e-5)
+        if not separate:
+            assert rows.values.mask.sum() == 6 and rows.values.old[np.asarray(rows.values.mask)].tolist() == [0.5] * 6
+            np.testing.assert_allclose(rows.values.targets[..., 0], played.returns[0][a], rtol=1e-6)
+    if separate:
+        learning = cfg.learning()
+        critic = jax.tree.map(lambda x: x[0], of_critics[0])
+        rows, _ = make_rows(None, before.stacks[0].running, critic, None, cfg=None, learning=learning, trains="values")
+        target = played.joint_returns[0].mean(-1) if row == "maac" else played.returns[0][0]
+        here = np.asarray(rows.values.mask)
+        assert here.sum() == 6 and (here.sum(-1) == 1).all()
+        np.testing.assert_allclose(rows.values.targets[here], target.reshape(-1), rtol=1e-5)
+        assert rows.values.old[here].tolist() == [0.5] * 6
+        name, stack = ("loss", metrics[-1]) if row == "maac" else ("critic_loss", metrics[0])
+        assert stack[name][0] == pytest.approx(np.mean((target - 0.5) ** 2), rel=1e-4)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_ippo_has_an_advantage_for_each_token(agents, separate):
+    """lambda = 1: A_t = R - V(s_t) with the critic's own values; lambda = 0.95 by the sum of (lambda)^k delta, in numpy."""
+    rng = np.random.default_rng(0)
+    head = rng.normal(size=agents[0].config.hidden_size)
+
+    def change(state):
+        stacks = state.critics if separate else state.stacks
+        stacks = (stacks[0]._replace(params=stacks[0].params | {"value": stacks[0].params["value"] + head}),)
+        return state._replace(critics=stacks) if separate else state._replace(stacks=stacks)
+
+    for lam in (1.0, 0.95):
+        cfg = dataclasses.replace(
+            BASE, algorithm="ippo", gae_lambda=lam, advantage_scale="none", separate_critic=separate, max_new_tokens=5,
+            micro_batches=2,
+        )  # fmt: skip
+        played, (batches, _), before, after, _ = one_step(agents, cfg, change=change)
+        stack = (before.critics if separate else before.stacks)[0]
+        for a in range(2):
+            params, mine = unstack(stack.params, a), unstack(batches[0], a)
+            arrays = (mine.prompts, mine.prompt_lengths, mine.tokens)
+            hidden = scoring.hidden_states(params, agents[a].config, *arrays, "full")
+            values = np.asarray(values_of(params, hidden)).reshape(mine.tokens.shape)
+            np.testing.assert_allclose(mine.values, values, rtol=1e-4, atol=1e-5)
+            rows, _ = make_rows(
+                None, unstack(before.stacks[0].running, a), mine, None, cfg=agents[a].config, learning=cfg.learning()
+            )
+            expected = np.zeros(values.shape)
+            for p, g in np.ndindex(*values.shape[:2]):
+                n = mine.action_mask[p, g].sum()
+                v, r = [*values[p, g, :n], 0.0], np.zeros(n)
+                r[-1] = played.returns[0][a, p, g]
+                delta = [r[t] + v[t + 1] - v[t] for t in range(n)]
+                expected[p, g, :n] = [sum(lam ** (k - t) * delta[k] for k in range(t, n)) for t in range(n)]
+            np.testing.assert_allclose(np.where(rows.mask, rows.policy.advantages, 0), expected, rtol=1e-4, atol=1e-4)
+        changed = moved(stack.params, (after.critics if separate else after.stacks)[0].params)
+        assert changed["value"] > 0 and changed["layers"]["qkv"] > 0
+
+
+@pytest.mark.parametrize("row", ["iac", "maac"])
+def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
+    """With a random head: its values, and where it is trained, are those behind the last token of prompt and completion, each
+    as one plain sequence without shared prefix or padding."""
+    head = np.random.default_rng(0).normal(size=agents[0].config.hidden_size)
+
+    def change(state):
+        params = state.critics[0].params
+        return state._replace(critics=(state.critics[0]._replace(params=params | {"value": params["value"] + head}),))
+
+    cfg = dataclasses.replace(BASE, algorithm=row, critic_type="q")
+    _, (_, of_critics), before, *_ = one_step(agents, cfg, change=change)
+    params, batch, model = unstack(before.critics[0].params, 0), unstack(of_critics[0], 0), agents[0].config
+    rows, _ = make_rows(None, None, batch, None, cfg=model, learning=cfg.learning(), trains="values")
+    for p, g in np.ndindex(2, 3):
+        n = batch.action_mask[p, g].sum()
+        assert np.flatnonzero(rows.values.mask[p, g]).tolist() == [n]
+        sequence = np.concatenate([batch.prompts[p, : batch.prompt_lengths[p]], batch.tokens[p, g, :n]])
+        plain = decoder.stream(decoder.causal(len(sequence)))
+        x, _ = decoder.run_layers(params, model, params["embed"][sequence], jnp.arange(len(sequence)), plain)
+        last = decoder.rms_norm(x, params["final_norm"], model.rms_eps)[-1]
+        assert batch.values[p, g, 0] == pytest.approx(float(values_of(params, last)), rel=1e-4, abs=1e-4)
+
+
+def test_td_numbers_of_the_spec():
+    """r = [1, 2, 4], V = [.5, .25, -1], gamma .9 over the turns of a chain: TD(0) targets [1.225, 1.1, 4], A [.725, .85, 5]."""
+    rewards, values = [np.full((1, 1, 1), r) for r in (1.0, 2.0, 4.0)], [np.full((1, 1), v) for v in (0.5, 0.25, -1.0)]
+    parents = [np.zeros(1, int)] * 3
+    targets = discounted(rewards, parents, 0.9, values, 0.0)
+    np.testing.assert_allclose(np.ravel(targets), [1.225, 1.1, 4.0])
+    np.testing.assert_allclose(np.ravel(targets) - np.ravel(values), [0.725, 0.85, 5.0])
+    monte_carlo = discounted(rewards, parents, 0.9, values, 1.0)
+    np.testing.assert_allclose(np.ravel(monte_carlo), [1 + 0.9 * (2 + 0.9 * 4), 2 + 0.9 * 4, 4])
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
+def test_lambda_returns_of_a_tree_are_gae(lam):
+    """T - V = delta + gamma lam (mean A of the child), by recursion; joint actions without a child end there."""
+    rng, gamma = np.random.default_rng(0), 0.9
+    parents = [np.arange(2), np.array([0, 3, 4]), np.array([1, 7])]
+    rewards = [rng.normal(size=(p, 3, 2)) for p in (2, 3, 2)]
+    values = [rng.normal(size=(p, 2)) for p in (2, 3, 2)]
+    targets = discounted(rewards, parents, gamma, values, lam)
+
+    def advantage(t, node, j):
+        child = [c for c, at in enumerate(parents[t + 1]) if at == node * 3 + j] if t + 1 < 3 else []
+        if not child:
+            return rewards[t][node, j] - values[t][node]
+        below = np.mean([advantage(t + 1, child[0], k) for k in range(3)], 0)
+        return rewards[t][node, j] + gamma * values[t + 1][child[0]] - values[t][node] + gamma * lam * below
+
+    for t in range(3):
+        for node, j in np.ndindex(*rewards[t].shape[:2]):
+            np.testing.assert_allclose(targets[t][node, j] - values[t][node], advantage(t, node, j))
+
+
+# --- what is trained -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row, changes, steps",
+    [("maac", {}, [1]), ("mappo", {"num_epochs": 2}, [1]), ("iac", {}, [1, 1]), ("ippo", {"num_epochs": 2}, [2, 2])],
+)
+def test_steps_of_critics(agents, row, changes, steps):
+    """A central critic takes one step a batch (CoMLRL's takes one an agent); critics of the agents' own as many as they do. All
+    agents and critics change, in every array but the unused output weight."""
+    cfg = dataclasses.replace(BASE, algorithm=row, **changes)
+    _, _, before, after, _ = one_step(agents, cfg, change=shaped)
+    assert [updates_done(critic).tolist() for critic in after.critics] == [steps]
+    assert updates_done(after.stacks[0]).tolist() == [cfg.num_epochs] * 2
+    for was, now in ((before.stacks[0], after.stacks[0]), (before.critics[0], after.critics[0])):
+        changed = moved(was.params, now.params)
+        assert all(change > 0 for change in jax.tree.leaves(changed))
+
+
+def test_ippo_of_one_agent_is_ppo(agents):
+    """The same parameters, bit for bit; and PPO refuses a team."""
+    results = [one_step(agents[:1], dataclasses.replace(BASE, algorithm=row))[3] for row in ("ppo", "ippo")]
+    jax.tree.map(np.testing.assert_array_equal, *[(r.stacks[0].params, r.critics[0].params) for r in results])
+    team, params = make_team(agents)
+    with pytest.raises(ValueError, match="'ppo' is for a team of one, this one has 2 agents: choose ippo or mappo"):
+        train(team, params, environment(2), ITEMS, dataclasses.replace(BASE, algorithm="ppo"))
+
+
+def test_a_value_head_shares_the_gradient(agents):
+    """The gradient of an agent with a value head is the policy's plus value_coef times the value loss's, each made alone."""
+    how = dict(separate_critic=False, value_coef=0.3, entropy_coef=0.01, micro_batches=2)
+    cfg = dataclasses.replace(BASE, algorithm="ippo", **how)
+    _, (batches, _), before, _, _ = one_step(agents, cfg, change=believe(0.5))
+    params, mine, running = (unstack(x, 0) for x in (before.stacks[0].params, batches[0], before.stacks[0].running))
+    make = functools.partial(make_rows, None, running, mine, None, cfg=agents[0].config, learning=cfg.learning())
+    rows, _ = make(trains="both")
+    grad = jax.grad(lambda p, rows: rows_loss(p, rows, agents[0].config, cfg.learning())[0])
+    policy = grad(params, rows._replace(values=None))
+
+    def value_loss(p):
+        hidden = scoring.hidden_states(p, agents[0].config, mine.prompts, mine.prompt_lengths, mine.tokens, "full")
+        error = (rows.values.targets - values_of(p, hidden).reshape(rows.mask.shape)) ** 2
+        return jnp.sum(jnp.where(rows.values.mask, error, 0)) / rows.values.mask.sum()
+
+    expected = jax.tree.map(lambda a, b: a + 0.3 * b, policy, jax.grad(value_loss)(params))
+    for got, want in zip(jax.tree.leaves(grad(params, rows)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_values_of_the_pass_that_learns(agents, separate):
+    """A step with the values that critics give as they learn is the step with values of a pass of their own before it."""
+    how = dict(separate_critic=separate, gae_lambda=0.9, kl_coef=0.1, kl_in="reward", frozen_agents=(1,), num_generations=3)
+    cfg = dataclasses.replace(BASE, algorithm="ippo", **how)
+    results = []
+    for before in (False, True):
+        team, params = make_team(agents)
+        judges, state = start(team, params, cfg, None)
+        state = shaped(state)
+        played = play_step(team, state, ITEMS, environment(2), cfg, 0)
+        batches, of_critics = batches_of(team, judges, state, played, cfg)
+        assert batches[0].values is None
+        if before:
+            read = batches[0].prompts, batches[0].prompt_lengths, batches[0].tokens
+            values = critics.value_stack((state.critics if separate else state.stacks)[0].params, team.stacks[0], *read, cfg)
+            batches, of_critics = ([batch._replace(values=values) for batch in of] for of in (batches, of_critics))
+        results.append(jax.device_get(learn_from(team, judges, state, batches, of_critics, cfg)))
+    (after, metrics), (expected, wanted) = results
+    assert set(metrics[0]) == set(wanted[0])
+    for name, of_agent in wanted[0].items():
+        np.testing.assert_allclose(metrics[0][name], of_agent, rtol=1e-4, atol=1e-5, err_msg=name)
+    for got, want in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", ["iac", "maac", "ippo"])
+def test_a_critic_learns_a_constant_reward(agents, row):
+    """Probe 1: the same reward for everything. The critic's error falls, and what it gives comes near the reward."""
+    cfg = dataclasses.replace(BASE, algorithm=row, num_updates=30, learning_rate=3e-3)
+    team, params = make_team(agents)
+    reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
+    result = train(team, params, reward, ITEMS, cfg)
+    critic = result.state.critics[0]
+    spec = critics.make_critics(team, params_of(agents), cfg.learning())[0].specs[0]
+    prompt = "[Agent 0] The answer\n[Agent 1] The answer" if row == "maac" else "The answer"
+    text = spec.tokenizer.encode(prompt)
+    agents_of = critic.params["value"].shape[0]
+    tokens = jnp.zeros((agents_of, 1, 1, 1), jnp.int32)
+    got = critics.value_stack(
+        critic.params, spec, np.tile(text, (agents_of, 1, 1)), np.full((agents_of, 1), len(text)), tokens, cfg
+    )
+    np.testing.assert_allclose(got, 1.0, atol=0.3)
+
+
+def params_of(agents):
+    return make_team(agents)[1]
+
+
+def test_a_critic_of_another_model(agents, tiny_config, tiny_tokenizer, make_tokenizer, random_agent):
+    """Own critics may have another architecture and size, a central one another tokenizer too."""
+    other = random_agent(tiny_config("qwen3", hidden_size=48), tiny_tokenizer, 7)
+    for row in ("iac", "ippo", "maac"):
+        _, _, before, after, _ = one_step(agents, dataclasses.replace(BASE, algorithm=row), critic=other)
+        assert before.critics[0].params["value"].shape == (1 if row == "maac" else 2, 48)
+        assert moved(before.critics[0].params, after.critics[0].params)["value"] > 0
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["unusual"])
+    foreign = random_agent(tiny_config("qwen3", vocab_size=321, hidden_size=48), tokenizer, 7)
+    one_step(agents, dataclasses.replace(BASE, algorithm="maac"), critic=foreign)
+    with pytest.raises(ValueError, match="another vocabulary than agents .* a central one .maac, mappo. may be any model"):
+        one_step(agents, BASE, critic=foreign)
+    with pytest.raises(ValueError, match="algorithm='magrpo' has no critic beside its agents"):
+        one_step(agents, dataclasses.replace(BASE, algorithm="magrpo"), critic=other)
+
+
+def test_a_central_critic_reads_the_prompts_of_all(agents):
+    """In order, one a line; as type q the completions behind them."""
+    cfg = dataclasses.replace(BASE, algorithm="maac", critic_type="q")
+    played, (_, (batch,)), *_ = one_step(agents, cfg)
+    turn, decode = played.turns[0], agents[0].tokenizer.decode
+    for p, item in enumerate(ITEMS):
+        read = decode(batch.prompts[0, p, : batch.prompt_lengths[0, p]])
+        assert read == f"[Agent 0] {item['prompt']}\n[Agent 1] {item['prompt']} or"
+        for g in range(3):
+            said = decode(batch.tokens[0, p, g][batch.action_mask[0, p, g]])
+            assert said == f"\n[Agent 0] {turn.texts[0][p][g]}\n[Agent 1] {turn.texts[1][p][g]}"
+
+
+CHAIN = {"branching": "chain", "history": "append", "gae_lambda": 0.5}
+
+
+@pytest.mark.parametrize(
+    "row, changes",
+    [
+        ("iac", {}),
+        ("iac", {"critic_type": "q"}),
+        ("iac", CHAIN),
+        ("maac", {"critic_type": "q"}),
+        ("maac", CHAIN),
+        ("mappo", {}),
+        ("ippo", CHAIN),
+    ],
+    ids=str,
+)
+def test_several_turns_and_crossed_actions(agents, row, changes):
+    """Trees of two turns and chains that go on: what is expected of a constant critic, V = 0.5, and finite updates. Returns are
+    lambda-returns: in the first turn r + gamma (lam R' + (1 - lam) V')."""
+    joint_mode = "aligned" if "branching" in changes else "cross"
+    cfg = dataclasses.replace(BASE, algorithm=row, num_turns=2, gamma=0.9, joint_mode=joint_mode, num_generations=2, **changes)
+    played, (batches, of_critics), before, after, metrics = one_step(agents, cfg, change=believe(0.5))
+    assert np.isfinite(metrics[0]["loss"]).all() and after.stacks[0].skipped.tolist() == [0, 0]
+    assert all((critic.skipped == 0).all() for critic in after.critics) and of_critics
+    if row == "ippo":
+        return
+    lam = 1.0 if row in ("iac", "maac") else 0.95
+    lam = cfg.gae_lambda if cfg.gae_lambda is not None else lam
+    first, second = (turn.rewards for turn in played.turns)
+    below = np.zeros((*first.shape[:2], 2)).reshape(-1, 2)
+    below[played.turns[1].parents] = second.mean(1)
+    expected = first + 0.9 * (lam * below.reshape(first.shape) + (1 - lam) * 0.5)
+    got = batches[0].rewards[0].reshape(-1)[: expected.shape[0] * 2]
+    if joint_mode == "aligned":
+        np.testing.assert_allclose(got, expected[..., 0].reshape(-1), rtol=1e-5)
+    assert np.asarray(batches[0].values).ravel()[0] == 0.5
+
+
+def test_micro_batches_of_a_central_critic(agents):
+    """Its batch has as many rows as there are tasks, whatever the agents' parts are: here 4 parts of 2 roles by 2 prompts."""
+    cfg = dataclasses.replace(BASE, algorithm="maac", num_generations=4, micro_batches=4)
+    _, _, _, after, _ = one_step(agents[:1] * 2, cfg, shared_weights=True)
+    assert updates_done(after.critics[0]).tolist() == [1]
+
+
+def test_a_text_longer_than_the_critics_context_is_an_error(agents, tiny_config, tiny_tokenizer, random_agent):
+    short = random_agent(tiny_config(max_positions=32), tiny_tokenizer, 7)
+    with pytest.raises(ValueError, match=r"what the central critic reads at prompt 1 .* more than its context of 32"):
+        one_step(agents, dataclasses.replace(BASE, algorithm="maac"), critic=short)
+    shorter = random_agent(tiny_config(max_positions=8), tiny_tokenizer, 7)
+    with pytest.raises(ValueError, match=r"a critic reads up to \d+ tokens, more than its context of 8"):
+        one_step(agents, dataclasses.replace(BASE, algorithm="ippo"), critic=shorter)
+
+
+def test_rewards_of_each_agent_and_a_central_critic(agents):
+    """Bootstrapping from the team's mean would be wrong for the single agents."""
+    reward = make_reward(lambda a, b: [(1.0, -1.0)] * len(a), num_agents=2)
+    formatters = [lambda item: item["prompt"]] * 2
+    for lam in (0.5, 1.0):
+        cfg = dataclasses.replace(BASE, algorithm="mappo", num_turns=2, gae_lambda=lam, num_updates=1)
+        team, params = make_team(agents)
+        if lam == 1:
+            train(team, params, Rewarded(reward, formatters, answer), ITEMS, cfg)
+            continue
+        with pytest.raises(ValueError, match="gae_lambda=0.5 with a central critic"):
+            train(team, params, Rewarded(reward, formatters, answer), ITEMS, cfg)
+
+
+def test_gae_is_scaled_by_role(agents):
+    """Two roles of shared weights: the tokens' advantages of each have a standard deviation of 1."""
+    cfg = dataclasses.replace(BASE, algorithm="ippo", micro_batches=2)
+    _, (batches, _), before, *_ = one_step(agents[:1] * 2, cfg, shared_weights=True)
+    mine = unstack(batches[0], 0)
+    far = mine._replace(rewards=np.where(mine.roles == 1, 100 * mine.rewards, mine.rewards))
+    running = unstack(before.stacks[0].running, 0)
+    first = np.arange(far.rewards.shape[1]) == 0  # of each prompt, cut off and far from the others
+    cut = far._replace(ended=np.broadcast_to(~first, far.rewards.shape), rewards=np.where(first, 1e4, far.rewards))
+    for given, changes in ((far, {}), (cut, {"mask_overlong": True})):
+        learning = dataclasses.replace(cfg.learning(), **changes)
+        rows, _ = make_rows(None, running, given, None, cfg=agents[0].config, learning=learning)
+        for role in range(2):
+            here = np.asarray(rows.mask) & (mine.roles == role)[..., None]
+            assert np.std(np.asarray(rows.policy.advantages)[here]) == pytest.approx(1, rel=1e-3)
+
+
+def test_shared_weights_have_a_critic_in_two_roles(agents):
+    _, (batches, of_critics), _, after, _ = one_step(agents[:1] * 2, BASE, shared_weights=True)
+    assert of_critics[0].rewards.shape == (1, 4, 3) and batches[0].roles[0, :, 0].tolist() == [0, 0, 1, 1]
+    assert updates_done(after.critics[0]).tolist() == [1]
+
+
+@pytest.mark.parametrize("row", ["ippo", "maac", "rae"])
+def test_a_resumed_run_has_its_critics_again(agents, tmp_path, row):
+    """4 updates = 2 + 2: agents, critics and what they remember are bit-equal."""
+    states = []
+    for name, stops in (("whole", [4]), ("parts", [2, 4])):
+        for i, stop in enumerate(stops):
+            team, params = make_team(agents)
+            cfg = dataclasses.replace(
+                BASE, algorithm=row, num_updates=stop, save_every=2, output_dir=str(tmp_path / name), resume=i > 0
+            )
+            result = train(team, params, environment(2), ITEMS, cfg)
+        states.append(jax.device_get(result.state))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    with Checkpointer(tmp_path / "parts" / "checkpoints", read_only=True) as saved:
+        assert saved.steps() == [2, 4]
+
+
+# --- baselines that are remembered, or played ----------------------------------------------------------------------------
+
+
+def test_remax_subtracts_what_the_greedy_completion_got(agents):
+    """The greedy joint action's reward, made here by an evaluation at temperature 0, for every completion of the item."""
+    cfg = dataclasses.replace(BASE, algorithm="remax")
+    played, (batches, _), before, *_ = one_step(agents, cfg)
+    team, params = make_team(agents)
+    settings = dataclasses.replace(cfg.sampling(), temperature=0.0)
+    greedy = play(team, params, ITEMS, environment(2), settings, cfg.episodes(), seed=0, step=9, group=1)
+    rewards = greedy.turns[0].rewards[:, 0, 0]
+    np.testing.assert_allclose(batches[0].values[..., 0], np.broadcast_to(rewards[None, :, None], (2, 2, 3)), rtol=1e-6)
+    rows, _ = make_rows(
+        None, unstack(before.stacks[0].running, 0), unstack(batches[0], 0), None, cfg=agents[0].config, learning=cfg.learning()
+    )
+    np.testing.assert_allclose(rows.policy.advantages[..., 0], played.returns[0][0] - rewards[:, None], rtol=1e-5, atol=1e-5)
+
+
+def test_remax_over_several_turns(agents):
+    """A node's baseline is what the greedy episode on its item returns from the same turn on."""
+    cfg = dataclasses.replace(BASE, algorithm="remax", num_turns=2, num_generations=2)
+    played, *_ = one_step(agents, cfg)
+    assert [x.shape for x in played.expected] == [x.shape for x in played.returns] == [(2, 2, 2), (2, 4, 2)]
+    assert played.expected[1][0, 0, 0] == played.expected[1][0, 1, 1], "both children of item 0"
+    assert played.expected[0][0, 0, 0] != played.expected[1][0, 0, 0], "the return of two turns and that of the last"
+
+
+def test_the_moving_average_of_rae_follows_each_role(agents):
+    """b <- 0.9 b + 0.1 mean R of each role, from 0 on; A = R - b. Two roles of shared weights have one each."""
+    cfg = dataclasses.replace(BASE, algorithm="rae", ema_decay=0.9)
+    played, (batches, _), _, after, _ = one_step(agents[:1] * 2, cfg, shared_weights=True)
+    means = [played.returns[0][n].mean() for n in range(2)]
+    np.testing.assert_allclose(after.stacks[0].running.baseline[0], [0.1 * m for m in means], rtol=1e-5)
+    rows, _ = make_rows(
+        None, unstack(after.stacks[0].running, 0), unstack(batches[0], 0), None, cfg=agents[0].config, learning=cfg.learning()
+    )
+    expected = np.concatenate([played.returns[0][n] - 0.1 * means[n] for n in range(2)])
+    np.testing.assert_allclose(rows.policy.advantages[..., 0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dr_mas_compares_an_agent_over_all_turns(agents):
+    """Rows of one item and agent have one number in both turns; at_grpo's have one a turn."""
+    groups = {}
+    for row in ("dr_mas", "at_grpo"):
+        cfg = dataclasses.replace(BASE, algorithm=row, num_turns=2, branching="chain")
+        _, (batches, _), *_ = one_step(agents[:1] * 2, cfg, shared_weights=True)
+        valid = np.isfinite(batches[0].rewards[0].reshape(-1))
+        groups[row] = np.asarray(batches[0].groups[0]).reshape(-1)[valid]
+    counts = {row: sorted(np.unique(numbers, return_counts=True)[1].tolist()) for row, numbers in groups.items()}
+    assert counts == {"dr_mas": [6, 6, 6, 6], "at_grpo": [3] * 8}
+
+
+# --- settings ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(algorithm="magrpo", gae_lambda=0.5), "gae_lambda=0.5 has no meaning for algorithm='magrpo'; it is for iac, maac"),
+        (dict(algorithm="maac", separate_critic=False), "separate_critic=False has no meaning for algorithm='maac'"),
+        (dict(algorithm="ippo", critic_type="q"), "critic_type='q' has no meaning for algorithm='ippo'; it is for iac, maac"),
+        (
+            dict(algorithm="iac", value_coef=0.5),
+            "value_coef=0.5 weighs a value head on the actor: set separate_critic to false",
+        ),
+        (dict(algorithm="grpo", ema_decay=0.5), "ema_decay=0.5 has no meaning .* it is for rae"),
+        (dict(algorithm="maac", cross_credit="sum"), "cross_credit='sum' does not fit algorithm='maac'"),
+        (dict(algorithm="ippo", value_clip=0.2), "value_clip=0.2 never clips where a critic makes one step"),
+        (dict(algorithm="mappo", value_clip=0.2, num_epochs=2), "a central one never does"),
+        (
+            dict(algorithm="iac", separate_critic=False, critic_learning_rate=1e-3),
+            "critic_learning_rate is for separate critics",
+        ),
+        (dict(algorithm="iac", critic_type="q", num_generations=1), "its value_baseline baseline needs at least 2"),
+        (dict(algorithm="magrpo", importance_level="sequence"), "importance_level='sequence' needs importance_cap"),
+        (dict(algorithm="ippo", advantage_scale="std"), "advantage_scale='std' has no meaning for advantages of tokens"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(agents, changes, message):
+    team, params = make_team(agents)
+    with pytest.raises(ValueError, match=message):
+        train(team, params, environment(2), ITEMS, dataclasses.replace(BASE, **changes))
+
+
+def test_value_heads_are_not_saved(agents, tmp_path):
+    """The models of a run with value heads are plain ones."""
+    from jmarl.models.hub.agents import load_agent
+
+    cfg = dataclasses.replace(BASE, algorithm="ippo", separate_critic=False, output_dir=str(tmp_path))
+    team, params = make_team(agents)
+    train(team, params, environment(2), ITEMS, cfg)
+    loaded = load_agent(tmp_path / "models" / "agent_0")
+    assert jax.tree.structure(loaded.params) == jax.tree.structure(agents[0].params)
+
+
+def test_a_central_critic_learns_the_mean_of_the_agents_returns():
+    """And its values of joint actions are the mean of a node's, where they differ."""
+    ones = np.ones((1, 2, 4), np.int32), np.full((1, 2), 4)
+    text = critics.JointText(*ones, np.zeros((1, 2, 3, 1), np.int32), np.zeros((1, 2, 3), np.int32), 2)
+    target = np.arange(12.0).reshape(2, 3, 2) ** 2
+    np.testing.assert_allclose(critics.central_batch([text], [target], [np.zeros((2, 3))], [2]).rewards[0], target.mean(-1))
+    turn = SimpleNamespace(joint=joint_actions("aligned", 2, 3), texts=[[["a"] * 3]])
+    values, nodes = critics._of_team(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
+    assert nodes[0].tolist() == [[3], [3]] and values[0].tolist() == [[[1, 2, 6]]] * 2
+
+
+def test_a_penalty_is_a_reward_only_where_it_is_to_be():
+    assert [critics.penalises(Learning(algorithm="ippo", kl_coef=0.1, kl_in=where)) for where in ("loss", "reward")] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(num_prompts=3), dict(num_prompts=3, num_turns=2, early_termination_threshold=-9.0)], ids=str
+)
+def test_a_central_critic_of_three_prompts(agents, changes):
+    """No number of prompts or of nodes that go on has to be a power of two; in the second run no episode goes on."""
+    cfg = dataclasses.replace(BASE, algorithm="maac", num_updates=1, **changes)
+    team, params = make_team(agents)
+    result = train(team, params, environment(2, cfg.num_turns), [*ITEMS, {"prompt": "of fruit"}], cfg)
+    assert np.isfinite(result.rewards).all()
+    assert int(result.state.critics[0].skipped[0]) == 0 and int(updates_done(result.state.critics[0])[0]) == 1

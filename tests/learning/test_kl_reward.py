@@ -1,0 +1,140 @@
+"""The KL penalty as a reward of each token, in rows whose critics give a value for each token (ppo, ippo)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.config import TrainConfig
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning import critics
+from jmarl.learning.objective import make_rows
+from jmarl.models.heads import values_of
+from jmarl.models.stack import unstack
+from jmarl.sampling import scoring
+from jmarl.team import make_team
+from jmarl.training.step import play_step, update
+from jmarl.training.train import start, train
+from jmarl.types import TRACES
+
+BASE = TrainConfig(
+    algorithm="ippo", num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=5, learning_rate=1e-2, adam_eps=1e-4,
+    progress=False, mesh="agent=1", advantage_scale="none", gae_lambda=0.9, kl_coef=0.3, kl_in="reward",
+)  # fmt: skip
+ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
+ESTIMATES = {"k1": lambda d: -d, "k2": lambda d: d**2 / 2, "k3": lambda d: np.exp(d) - d - 1}
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(2)]
+
+
+def lengths(a, b):
+    """NaN for one joint action of the six."""
+    return [float("nan") if i == 4 else float(len(x) - 0.5 * len(y)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
+
+
+def environment(reward=lengths):
+    return Rewarded(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2)
+
+
+def moved_away(state, head, coef):
+    """Critics with a random head; a reference that is not the agents; another coefficient than at the start."""
+
+    def with_head(stack):
+        params = stack.params
+        return stack._replace(params=params | {"value": params["value"] + head}) if "value" in params else stack
+
+    stack = state.stacks[0]
+    reference = jax.tree.map(lambda x: 0.9 * x, stack.params)
+    running = stack.running._replace(kl_coef=coef * np.ones_like(stack.running.kl_coef))
+    stack = with_head(stack._replace(reference=reference, running=running))
+    return state._replace(stacks=(stack,), critics=tuple(map(with_head, state.critics)))
+
+
+def gae_by_hand(rewards, values, lam):
+    """A_t = sum_k lam^(k - t) delta_k, in float64."""
+    after = [*values[1:], 0.0]
+    delta = [r + v_next - v for r, v, v_next in zip(rewards, values, after, strict=True)]
+    return [sum(lam ** (k - t) * delta[k] for k in range(t, len(delta))) for t in range(len(delta))]
+
+
+@pytest.mark.parametrize("separate, kind", [(True, "k1"), (True, "k3"), (False, "k1"), (False, "k2")])
+def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separate, kind):
+    """By numpy: r_t = -coef * estimate_t, and the return on the last token; A by its sum over delta; targets = V + A, of
+    critics beside the agents and of value heads. The invalid row counts nowhere."""
+    cfg = dataclasses.replace(BASE, separate_critic=separate, kl_estimator=kind, micro_batches=2)  # values before the update
+    head, coef = np.random.default_rng(0).normal(size=agents[0].config.hidden_size), 0.7
+    team, params = make_team(agents)
+    judges, state = start(team, params, cfg, None)
+    state = moved_away(state, head, coef)
+    played = play_step(team, state, ITEMS, environment(), cfg, 0)
+    batches, of_critics = jax.device_get(critics.judge(team, judges, state, played, cfg))
+    before, model = jax.device_get(state), agents[0].config
+    make = functools.partial(make_rows, cfg=model)
+    for a in range(2):
+        mine, stack = unstack(batches[0], a), before.stacks[0]
+        arrays = (mine.prompts, mine.prompt_lengths, mine.tokens)
+        ref = np.asarray(scoring.score(unstack(stack.reference, a), model, *arrays).logprobs, np.float64)
+        of_values = unstack((before.critics[0] if separate else stack).params, a)
+        values = np.asarray(values_of(of_values, scoring.hidden_states(of_values, model, *arrays, "full")))
+        values = values.reshape(mine.tokens.shape).astype(np.float64)
+        trains = "policy" if separate else "both"
+        rows, _ = make(None, unstack(stack.running, a), mine, None, learning=cfg.learning(), trains=trains)
+        targets = rows.values
+        if separate:
+            of_critic = unstack(of_critics[0], a)
+            targets = make(None, None, of_critic, None, learning=judges.learning, trains="values")[0].values
+        assert np.asarray(rows.mask).any(-1).sum() == np.asarray(targets.mask).any(-1).sum() == 5
+        for p, g in np.ndindex(2, 3):
+            n = mine.action_mask[p, g].sum()
+            if (p, g) == (1, 1):
+                assert np.isnan(mine.rewards[p, g]) and not mine.penalty[p, g].any()
+                continue
+            rewards = -coef * ESTIMATES[kind](ref[p, g, :n] - mine.old_logprobs[p, g, :n])
+            assert np.abs(rewards).max() > 1e-3
+            rewards[-1] += played.returns[0][a, p, g]
+            expected = gae_by_hand(rewards, values[p, g, :n], 0.9)
+            np.testing.assert_allclose(rows.policy.advantages[p, g, :n], expected, rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(targets.targets[p, g, :n], values[p, g, :n] + expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_the_first_update_is_that_without_a_penalty(agents, separate):
+    """Agents that are their reference pay nothing for k3: the same advantages, targets and update as with no KL term; and the
+    reference's log-probabilities in the update are those made before it (a KL of 0)."""
+    results = []
+    for changes in (dict(kl_estimator="k3"), dict(kl_coef=0.0)):
+        cfg = dataclasses.replace(BASE, separate_critic=separate, **changes)
+        team, params = make_team(agents)
+        judges, state = start(team, params, cfg, None)
+        played = play_step(team, state, ITEMS, environment(), cfg, 0)
+        results.append(jax.device_get(update(team, judges, state, played, cfg)))
+    (with_it, metrics), (without, _) = results
+    for got, expected in zip(with_it.stacks + with_it.critics, without.stacks + without.critics, strict=True):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), got.params, expected.params)
+    np.testing.assert_allclose(metrics[0]["kl"], 0, atol=1e-5)
+
+
+def test_a_run_of_it_compiles_before_its_first_step_and_resumes(agents, tmp_path):
+    """Its update is the program that was compiled for it; the coefficient follows its target; 4 updates = 2 + 2."""
+    states = []
+    for name, stops in (("whole", [4]), ("parts", [2, 4])):
+        for i, stop in enumerate(stops):
+            changes = dict(num_updates=stop, output_dir=str(tmp_path / name), resume=i > 0, save_every=2, kl_target=1e-4)
+            traced, fixed = TRACES["update"], dict(min_new_tokens=5, kl_estimator="k3")
+            cfg = dataclasses.replace(BASE, **changes, **fixed)
+            result = train(*make_team(agents), environment(lambda a, b: [float(len(x)) for x in a]), ITEMS, cfg)
+            assert TRACES["update"] - traced <= 2, "one of the agents, one of their critics"
+        states.append(jax.device_get(result.state))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    coefs = [row["agent_0/kl_coef"] for row in rows]
+    assert coefs[0] == pytest.approx(0.3) and coefs[1] == pytest.approx(0.3 * 0.98) and coefs[-1] > coefs[1]

@@ -1,0 +1,346 @@
+"""Agents that are trained differently: frozen ones, one after the other, with numbers and optimisers of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tyro
+
+from experiments.story_length import StoryConfig
+from jmarl import MAGRPOConfig, MAGRPOTrainer
+from jmarl.config import Learning, TrainConfig
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning.optimizer import apply_gradients, init_stack, updates_done
+from jmarl.learning.per_agent import held_at, of_stack, updates_of
+from jmarl.models.stack import unstack
+from jmarl.randomness import tasks_of
+from jmarl.team import make_team
+from jmarl.training.step import play_step, update
+from jmarl.training.train import start, train
+from jmarl.types import TRACES, Own
+
+# A large adam_eps: otherwise Adam's first step is the sign of the gradient, also where that is a rounding error.
+BASE = TrainConfig(
+    num_updates=4, num_prompts=2, num_generations=3, max_new_tokens=4, min_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
+    progress=False, mesh="agent=1",
+)  # fmt: skip
+ITEMS = [{"prompt": text} for text in ("The answer", "apples", "question")]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def different(agents, tiny_config, tiny_tokenizer, random_agent):
+    """Two architectures: two stacks."""
+    return [agents[0], random_agent(tiny_config("qwen3", hidden_size=48), tiny_tokenizer, 3)]
+
+
+def first(text):
+    return sum(map(ord, text)) / 1000
+
+
+def together(a, b):
+    return [first(x) - 0.5 * first(y) for x, y in zip(a, b, strict=True)]
+
+
+def environment(reward=together):
+    return Rewarded(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2)
+
+
+def run(agents, reward=together, **changes):
+    """The state after a run."""
+    return jax.device_get(train(*make_team(agents), environment(reward), ITEMS, dataclasses.replace(BASE, **changes)).state)
+
+
+def params_of(state, agent):
+    """Of an agent of a team of one stack, or of stacks of one."""
+    return unstack(state.stacks[0].params, agent) if len(state.stacks) == 1 else unstack(state.stacks[agent].params, 0)
+
+
+def untrained(agents, agent):
+    return jax.device_get(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), agents[agent].params))
+
+
+def assert_close(got, expected):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, expected)
+
+
+assert_equal = functools.partial(jax.tree.map, np.testing.assert_array_equal)
+
+
+# --- numbers of each agent -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode, epochs", [("map", 1), ("vmap", 2)])
+def test_a_stack_with_numbers_of_its_agents_equals_runs_with_one_each(agents, mode, epochs):
+    """Learning rates, clips and decays (x, y): agent 0 ends where the run with x for all has it, agent 1 where that with y has
+    it (they do not see each other in one turn); schedules included."""
+    numbers = dict(learning_rate=(1e-2, 3e-3), max_grad_norm=(0.3, 1.5), weight_decay=(0.0, 0.1))
+    common = dict(per_agent=mode, num_epochs=epochs, lr_schedule="linear", warmup_updates=1)
+    reward = functools.partial(lambda a, b: [(first(x), first(y)) for x, y in zip(a, b, strict=True)])
+    both = run(agents, reward, **numbers, **common)
+    for agent in range(2):
+        alone = run(agents, reward, **{name: each[agent] for name, each in numbers.items()}, **common)
+        assert_close(params_of(both, agent), params_of(alone, agent))
+        other = run(agents, reward, **{name: each[1 - agent] for name, each in numbers.items()}, **common)
+        assert np.abs(params_of(both, agent)["embed"] - params_of(other, agent)["embed"]).max() > 1e-4
+
+
+def test_other_numbers_are_no_other_program(agents):
+    """They are arrays that the program reads, one number for all as well as one an agent: a sweep compiles once."""
+    changes = dict(num_updates=1, max_new_tokens=4)
+    run(agents, learning_rate=(1e-2, 1e-3), **changes)
+    traced = TRACES["update"]
+    run(agents, learning_rate=(5e-4, 2e-2), **changes)
+    run(agents, learning_rate=3e-3, weight_decay=0.1, max_grad_norm=0.5, **changes)
+    assert TRACES["update"] == traced
+    cfg = dataclasses.replace(BASE, learning_rate=(1e-2, 1e-3), optimizer=("adamw", "lion"))
+    for agent in range(2):  # of different stacks: an optimiser each
+        learning, own = of_stack(cfg, cfg.learning(), ((agent,),), 2)
+        assert own.learning_rate.tolist() == np.float32([cfg.learning_rate[agent]]).tolist()
+        assert learning.optimizer == cfg.optimizer[agent]
+
+
+def test_own_critics_learn_at_the_rates_of_their_agents(agents, tmp_path):
+    run(agents, algorithm="iac", learning_rate=(1e-2, 3e-3), num_updates=1, output_dir=str(tmp_path))
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    for name in ("learning_rate", "critic_learning_rate"):
+        assert [row[f"agent_{a}/{name}"] for a in (0, 1)] == pytest.approx([1e-2, 3e-3])
+
+
+# --- optimisers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields", [dict(optimizer="lion"), dict(optimizer="sgd"), dict(optimizer="sgd", momentum=0.5)], ids=str
+)
+def test_optimisers_closed_form(fields):
+    """Two steps by their papers: lion moves by the sign of an interpolation, sgd by the sum of decayed gradients; the decay of
+    weights is apart from both."""
+    learning = Learning(learning_rate=0.1, weight_decay=0.5, max_grad_norm=9.0, **fields)
+    state, w, memory = init_stack({"w": jnp.full((1, 2), 2.0)}, learning), np.full(2, 2.0), np.zeros(2)
+    step = jax.vmap(functools.partial(apply_gradients, learning=learning))
+    for grad in (np.array([0.3, -0.1]), np.array([-0.2, -0.4])):
+        state, _ = step(state, {"w": jnp.asarray(grad[None], jnp.float32)}, jnp.zeros(1))
+        if fields["optimizer"] == "lion":
+            change, memory = np.sign(0.9 * memory + 0.1 * grad), 0.99 * memory + 0.01 * grad
+        else:
+            change = memory = grad + fields.get("momentum", 0.0) * memory
+        w = w - 0.1 * (change + 0.5 * w)
+        np.testing.assert_allclose(state.params["w"][0], w, rtol=1e-5)
+    assert updates_done(state).tolist() == [2]
+
+
+def test_stacks_have_optimisers_of_their_own(different):
+    """Each stack ends where it does in the run that gives its optimiser to all."""
+    reward = functools.partial(lambda a, b: [(first(x), first(y)) for x, y in zip(a, b, strict=True)])
+    both = run(different, reward, optimizer=("adamw", "sgd"), momentum=0.5, num_updates=2)
+    for agent, of_all in enumerate((dict(optimizer="adamw"), dict(optimizer="sgd", momentum=0.5, adam_eps=1e-8))):
+        alone = run(different, reward, **of_all, num_updates=2)
+        assert_equal(params_of(both, agent), params_of(alone, agent))
+
+
+# --- held agents -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_held_agent_changes_in_nothing():
+    """Parameters, moments, schedule, skipped steps; its gradient may be broken. The other's step is that of a stack without
+    held agents."""
+    learning = Learning(learning_rate=0.1, adam_eps=1.0)
+    params, grads = {"w": jnp.ones((2, 3))}, {"w": jnp.full((2, 3), 0.125)}
+    step = jax.vmap(functools.partial(apply_gradients, learning=learning))
+    state = init_stack(params, learning)
+    broken = {"w": grads["w"].at[0].set(jnp.nan)}
+    held, _ = step(state, broken, jnp.zeros(2), jnp.array([True, False]), Own())
+    free, _ = step(state, grads, jnp.zeros(2))
+    assert_equal(unstack((held.params, held.opt_state), 0), unstack((state.params, state.opt_state), 0))
+    assert_equal(unstack((held.params, held.opt_state), 1), unstack((free.params, free.opt_state), 1))
+
+
+@pytest.mark.parametrize("changes", [{}, {"per_agent": "vmap", "num_epochs": 2}, {"algorithm": "ippo"}], ids=str)
+def test_a_frozen_agent_is_played_and_stays_as_it_was(agents, changes):
+    """Bit-equal, moments and schedule too, and so is its own critic. Its partner ends where it does in a run in which the
+    frozen one has nothing to learn (a reward of its own that is constant)."""
+    state = run(agents, frozen_agents=(0,), **changes)
+    assert_equal(params_of(state, 0), untrained(agents, 0))
+    assert updates_done(state.stacks[0]).tolist() == [0, 4 * changes.get("num_epochs", 1)]
+    assert all((moment[0] == 0).all() for moment in jax.tree.leaves(state.stacks[0].opt_state))
+    assert (unstack(state.stacks[0].running, 0).count, unstack(state.stacks[0].running, 1).count) == (0, 24)
+    for critic in state.critics:
+        assert updates_done(critic).tolist() == [0, 4] and (critic.params["value"][0] == 0).all()
+    if "algorithm" not in changes:
+
+        def of_partner(a, b):
+            return [(1.0, value) for value in together(a, b)]
+
+        assert_close(params_of(state, 1), params_of(run(agents, of_partner, **changes), 1))
+
+
+def test_a_frozen_stack_has_no_optimiser_and_no_update(different, tmp_path):
+    """Its partner's run is bit-equal to one in which both learn and the partner's reward does not depend on the other."""
+    traced = TRACES["update"]
+    state = run(different, lambda a, b: [first(y) for y in b], frozen_agents=(0,), output_dir=str(tmp_path), save_every=4)
+    assert TRACES["update"] - traced == 1
+    assert state.stacks[0].opt_state == () and state.stacks[0].reference is None
+    assert_equal(params_of(state, 0), untrained(different, 0))
+    assert_equal(params_of(state, 1), params_of(run(different, lambda a, b: [first(y) for y in b]), 1))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["agent_0/held"] == 1 and "agent_0/loss" not in row and "agent_1/loss" in row for row in rows)
+    assert (tmp_path / "models" / "agent_0").is_dir()
+
+
+# --- one after the other ---------------------------------------------------------------------------------------------------
+
+
+def test_whose_turn_it_is_follows_from_the_step():
+    cfg = dataclasses.replace(BASE, update_order="alternating", alternate_every=2, frozen_agents=(1,), num_updates=7)
+    held = [held_at(cfg, 3, step).tolist() for step in range(5)]
+    assert held == [[False, True, True]] * 2 + [[True, True, False]] * 2 + [[False, True, True]]
+    assert held_at(BASE, 3, 0) is None
+    counts = [sum(not held_at(cfg, 3, step)[agent] for step in range(7)) for agent in range(3)]
+    assert counts == [4, 0, 3] and updates_of(cfg, 3) == 4
+
+
+@pytest.mark.parametrize(
+    "team, changes", [("agents", {}), ("different", {"alternate_every": 2}), ("agents", {"algorithm": "rae"})]
+)
+def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
+    """Updates of one team, each with the other agent frozen, step by step on one state: bit-equal, also what is remembered."""
+    agents, every = request.getfixturevalue(team), changes.get("alternate_every", 1)
+    got = run(agents, update_order="alternating", **changes)
+    cfg = dataclasses.replace(BASE, **changes | {"alternate_every": 1})
+    made, params = make_team(agents)
+    critics, state = start(made, params, cfg, None)
+    for step in range(4):
+        turn = dataclasses.replace(cfg, frozen_agents=(1 - step // every % 2,))
+        tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.num_prompts, BASE.seed)]
+        played = play_step(made, state, tasks, environment(), turn, step)
+        state, _ = update(made, critics, state, played, turn)
+    for stack, expected in zip(got.stacks, jax.device_get(state).stacks, strict=True):
+        assert_equal(stack._replace(grads=None), expected._replace(grads=None))
+    assert np.concatenate([updates_done(stack) for stack in got.stacks]).tolist() == [2, 2]
+
+
+def test_a_schedule_is_as_long_as_the_agents_own_updates(agents, tmp_path):
+    """Linear to 0 over 4 updates of two agents in turn: each sees 1 and 1/2 of its peak."""
+    run(agents, update_order="alternating", lr_schedule="linear", output_dir=str(tmp_path))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rates = [[row.get(f"agent_{a}/learning_rate") for row in rows] for a in (0, 1)]
+    assert rates[0] == [pytest.approx(1e-2), None, pytest.approx(5e-3), None]
+    assert rates[1] == [None, pytest.approx(1e-2), None, pytest.approx(5e-3)]
+    assert [row["agent_0/held"] for row in rows] == [0, 1, 0, 1]
+
+
+def test_a_resumed_run_goes_on_with_the_agent_whose_turn_it_is(agents, tmp_path):
+    """4 updates = 1 + 3, with numbers of each agent: bit-equal."""
+    common = dict(update_order="alternating", alternate_every=2, learning_rate=(1e-2, 3e-3), optimizer="lion", adam_eps=1e-8)
+    whole = run(agents, **common, output_dir=str(tmp_path / "whole"))
+    run(agents, **common, num_updates=1, save_every=1, output_dir=str(tmp_path / "parts"))
+    parts = run(agents, **common, save_every=1, output_dir=str(tmp_path / "parts"), resume=True)
+    assert_equal(parts, whole)
+
+
+# --- rewards of each agent -------------------------------------------------------------------------------------------------
+
+
+def test_each_agent_learns_its_own_reward(agents):
+    """[N floats] a joint action: agent 0 ends where the run with its reward for all has it, agent 1 where that with the other
+    one does, bit for bit."""
+    other = functools.partial(lambda a, b: [-first(y) for y in b])
+    own = functools.partial(lambda a, b: [(first(x), -first(y)) for x, y in zip(a, b, strict=True)])
+    both = run(agents, own)
+    assert_equal(params_of(both, 0), params_of(run(agents, lambda a, b: [first(x) for x in a]), 0))
+    assert_equal(params_of(both, 1), params_of(run(agents, other), 1))
+    assert np.abs(params_of(both, 1)["embed"] - untrained(agents, 1)["embed"]).max() > 1e-4
+
+
+# --- settings --------------------------------------------------------------------------------------------------------------
+
+
+def test_flags_take_one_value_or_one_an_agent():
+    cfg = tyro.cli(
+        TrainConfig, args=["--learning-rate", "1e-5", "2e-5", "--optimizer", "adamw", "sgd", "--frozen-agents", "1", "2"]
+    )
+    assert (cfg.learning_rate, cfg.optimizer, cfg.frozen_agents) == ((1e-5, 2e-5), ("adamw", "sgd"), (1, 2))
+    cfg = tyro.cli(TrainConfig, args=["--learning-rate", "1e-5", "--optimizer", "lion"])
+    assert (cfg.learning_rate, cfg.optimizer, cfg.frozen_agents) == (1e-5, "lion", ())
+    assert TrainConfig(learning_rate=[1e-5, 2e-5]).learning_rate == (1e-5, 2e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(learning_rate=(1e-2,)), r"learning_rate=\(0.01,\) has 1 values for 2 agents: give one for all, or one an agent"),
+        (dict(learning_rate=(1e-2, 0.0)), r"learning_rate=\(0.01, 0.0\) is not allowed: learning_rate must be > 0"),
+        (dict(optimizer="adam"), "optimizer='adam' is not allowed: optimizer must be one of"),
+        (dict(optimizer=("sgd", "lion"), adam_eps=1e-8), r"agents \[0, 1\] are of one architecture, .* one optimizer"),
+        (dict(optimizer="sgd"), "adam_eps=0.0001 is not allowed: adam_eps must be 1e-08 without optimizer=adamw"),
+        (dict(momentum=0.5), "momentum=0.5 is not allowed: momentum must be 0.0 without optimizer=sgd"),
+        (dict(frozen_agents=(2,)), r"frozen_agents=\(2,\) is not allowed: the agents of this team are 0 to 1"),
+        (dict(frozen_agents=(1, 1)), r"frozen_agents=\(1, 1\) is not allowed: .* different numbers"),
+        (dict(frozen_agents=(0, 1)), r"leaves none of 2 agents to learn"),
+        (dict(update_order="alternating", frozen_agents=(0,)), "needs two agents that learn in turn, .* only agent 1 learns"),
+        (dict(update_order="random"), "update_order='random' is not allowed"),
+        (dict(alternate_every=2), "alternate_every=2 is not allowed: alternate_every must be 1 where update_order is simult"),
+        (
+            dict(update_order="alternating", lr_schedule="linear", warmup_updates=2),
+            "in alternating order each of 2 agents learns in only 2 of num_updates=4 updates",
+        ),
+        (dict(algorithm="maac", learning_rate=(1e-2, 1e-3)), "the central critic of 'maac' takes: set critic_learning_rate"),
+        (dict(algorithm="mappo", max_grad_norm=(1.0, 2.0)), "give one max_grad_norm for all"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_runs(agents, changes, message):
+    before = TRACES.copy()
+    with pytest.raises(ValueError, match=message):
+        run(agents, **changes)
+    assert TRACES.copy() == before
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(learning_rate=(1e-2, 1e-3)), r"agents \[0, 1\] share one set of weights, which has one learning_rate"),
+        (dict(frozen_agents=(1,)), r"share one set of weights, so they can neither .* nor be frozen apart"),
+        (dict(update_order="alternating"), r"share one set of weights, so they can neither learn in turn"),
+    ],
+)
+def test_shared_weights_are_one_agent(agents, changes, message):
+    team, params = make_team(agents[:1] * 2, shared_weights=True)
+    with pytest.raises(ValueError, match=message):
+        train(team, params, environment(), ITEMS, dataclasses.replace(BASE, **changes))
+
+
+def test_it_is_refused_before_models_are_loaded():
+    """By trainers, whose model is not even there, and by experiments, of which one model for all roles is a team of one."""
+    args = MAGRPOConfig(learning_rate=(1e-5, 1e-5, 1e-5))
+    how = dict(reward_func=together, train_dataset=ITEMS, args=args)
+    with pytest.raises(ValueError, match="learning_rate=.* has 3 values for 2 agents"):
+        MAGRPOTrainer("no such model", num_agents=2, **how)
+    with pytest.raises(ValueError, match="learning_rate=.* has 3 values for 2 agents"):
+        StoryConfig(learning_rate=(1e-5, 1e-5, 1e-5))
+    StoryConfig(frozen_agents=(1,))
+    with pytest.raises(ValueError, match="the agents of this team are 0 to 0"):
+        StoryConfig(frozen_agents=(1,), centralized=True)
+
+
+def test_a_teams_numbers_are_no_stacks_settings():
+    with pytest.raises(TypeError, match=r"learning_rate=\(0.1, 0.2\) is of a whole team: make a stack's settings of it"):
+        init_stack({"w": jnp.ones((2, 3))}, Learning(learning_rate=(0.1, 0.2)))
+
+
+def test_the_schedule_of_a_central_critic_is_that_of_the_run():
+    """In alternating order the agents learn in half of the updates, it in all."""
+    cfg = TrainConfig(algorithm="maac", update_order="alternating", num_updates=10, lr_schedule="linear")
+    lengths = [of_stack(cfg, cfg.learning(), members, 2)[0].num_updates for members in (((0, 1),), ((0,), (1,)))]
+    assert lengths == [10, updates_of(cfg, 2)] == [10, 5]

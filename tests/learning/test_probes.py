@@ -1,0 +1,114 @@
+"""Probe environments: their rewards, every row on a telling one, and whole runs made as one program."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.probes import (
+    ITEMS,
+    MODEL,
+    ROWS,
+    SYMBOLS,
+    Config,
+    ProbeEnvironment,
+    items_of,
+    learned,
+    settings,
+    table,
+    team_of,
+)
+from jmarl.learning import probes
+from jmarl.learning.optimizer import init_state
+from jmarl.training.train import train
+
+# What separates a row that works from one that does not: joint credit (agree), or credit over turns (remember).
+TELLING = dict.fromkeys(ROWS, "agree") | {"ppo": "emit", "at_grpo": "remember", "dr_mas": "remember"}
+TELLING |= {"remax": "remember", "maremax": "remember"}  # noisy baselines: `agree` depends on the seed
+
+
+def test_rewards_by_hand():
+    """Two agents, two tokens each; 1 is the target, 5 the item."""
+    said = np.array([[1, 5], [1, 1]])
+    assert probes.PROBES["constant"].reward([said], np.array(5)) == 1
+    assert probes.PROBES["emit"].reward([said], np.array(5)) == 0.75
+    assert probes.PROBES["copy"].reward([said], np.array(5)) == 0.25
+    assert probes.PROBES["agree"].reward([said], np.array(5)) == 0.5
+    assert probes.passed_on(said[None]).tolist() == [[1, 1]] and probes.passed_on(np.array([[3, 0], [4, 0]])).tolist() == [4, 3]
+    second = np.array([[1, 1], [1, 7]])  # of what each read (1 and 1), three places are right; both wrote 1 first
+    assert probes.PROBES["remember"].reward([said, second], np.array(5)) == pytest.approx(0.5 + 0.5 * 0.75)
+    batched = probes.PROBES["remember"].reward([np.stack([said] * 3)] * 2, np.array([5, 6, 7]))
+    assert batched.shape == (3,)
+
+
+def test_the_loops_environment_speaks_the_tokens():
+    """Text and back: prompts hold the item between two marks, later ones what the next agent wrote; a reward at the end."""
+    env = ProbeEnvironment("remember", 2)
+    states, prompts = env.reset(ITEMS[:1], np.random.default_rng(0))
+    assert prompts == [["| a |"], ["| a |"]] and SYMBOLS[probes.STOP] == "<stop>"
+    first = env.step(states, [["x b"], ["a x"]], np.random.default_rng(0))
+    assert first.result.total.tolist() == [0.0] and not first.done.any()
+    states, prompts = env.observe(first.after)
+    assert prompts == [["| a |"], ["| x |"]]
+    last = env.step(states, [["a a"], ["x y"]], np.random.default_rng(0))
+    assert last.result.total.tolist() == [0.5 * 0.5 + 0.5 * 0.75] and last.done.all()
+
+
+@pytest.mark.parametrize("probe, row", [("copy", "magrpo"), ("remember", "dr_mas"), ("agree", "rae")])
+def test_one_program_makes_the_run_of_the_loop(probe, row):
+    """Items, random keys and arithmetic are the loop's: rewards of 4 updates and the parameters after them agree."""
+    cfg = dataclasses.replace(settings(row, probe, 0), num_updates=4, kl_coef=0.1)
+    team, params = team_of(2, 0)
+    looped = train(team, params, ProbeEnvironment(probe, 2), ITEMS, cfg)
+    state, metrics = probes.run(
+        init_state(team_of(2, 0)[1], cfg.learning()).stacks[0], items_of(cfg, 4), probe=probe, model=MODEL, cfg=cfg
+    )
+    if probe != "remember":  # the loop tells the return of the first turn, which is the reward of the end
+        np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
+    for got, expected in zip(jax.tree.leaves(state.params), jax.tree.leaves(looped.state.stacks[0].params), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-4)
+    np.testing.assert_allclose(state.running.baseline, looped.state.stacks[0].running.baseline, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", TELLING)
+def test_every_row_learns_a_telling_probe(row):
+    """The mean of the last 10 updates reaches the threshold of `experiments.probes`, seed 0."""
+    from experiments.probes import THRESHOLDS
+
+    assert learned(row, TELLING[row], 0) >= THRESHOLDS[TELLING[row]]
+
+
+@pytest.mark.slow
+def test_without_credit_over_turns_the_first_turn_learns_nothing():
+    """The control of `remember`: with gamma 0 only the second turn's half can be had."""
+    rewards = {}
+    for gamma in (0.0, 1.0):
+        cfg = dataclasses.replace(settings("magrpo", "remember", 0), gamma=gamma)
+        state = init_state(team_of(2, 0)[1], cfg.learning()).stacks[0]
+        _, metrics = probes.run(state, items_of(cfg, 100), probe="remember", model=MODEL, cfg=cfg)
+        rewards[gamma] = float(metrics["reward"][-10:].mean())
+    assert rewards[0.0] < 0.7 and rewards[1.0] > 0.9
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(algorithm="maac"), "algorithm='maac' is not made in one program"),
+        (dict(joint_mode="cross"), "one program makes aligned joint actions"),
+        (dict(num_turns=2, branching="chain"), "probe 'agree' has num_turns=1"),
+    ],
+)
+def test_runs_that_one_program_does_not_make_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        probes.check_probe("agree", dataclasses.replace(settings("magrpo", "agree", 0), **changes))
+
+
+def test_the_table_marks_what_stays_below():
+    text = table(
+        {"magrpo": {"agree": [0.99, 0.95]}, "ppo": {"agree": []}, "grpo": {"agree": [0.95, 0.5]}}, Config(probes=("agree",))
+    )
+    assert text.splitlines()[2:] == ["| `magrpo` | 0.95 |", "| `ppo` | – |", "| `grpo` | 0.50 (below) |"]

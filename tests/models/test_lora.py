@@ -1,0 +1,319 @@
+"""LoRA: adapters over one frozen base, in the decoder, the sampler, the update, a whole run, and on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.config import LORA_TARGETS, Learning, Sampling
+from jmarl.learning.objective import make_rows, rows_loss
+from jmarl.learning.optimizer import init_stack
+from jmarl.learning.update import lower_update, update_stack
+from jmarl.models import decoder, lora
+from jmarl.models.hub.peft import merge
+from jmarl.models.stack import share_params, stack_params, unstack
+from jmarl.sampling import scoring
+from jmarl.sampling.generate import sample_stack
+from jmarl.types import Batch
+
+A, P, G, T, S = 2, 2, 4, 6, 16
+LENGTHS = np.array([5, 9])
+LEARNING = Learning(algorithm="magrpo", learning_rate=1e-2, adam_eps=1e-4, lora_rank=3, lora_alpha=5.0)
+KL = dataclasses.replace(LEARNING, kl_coef=0.2, old_logprobs="rescored")
+
+
+@pytest.fixture(scope="module")
+def agent_of(tiny_config, tiny_tokenizer, random_agent):
+    """`agent_of(family)`: a random one, with biases and norms that matter."""
+
+    @functools.cache
+    def make(family, **overrides):
+        agent = random_agent(tiny_config(family, **overrides), tiny_tokenizer, 0)
+        rng = np.random.default_rng(1)
+        params = jax.tree.map(lambda x: np.asarray(x + 0.05 * rng.normal(size=x.shape), np.float32), agent.params)
+        return agent._replace(params=params)
+
+    return make
+
+
+def model_of(agent, learning=LEARNING, agents=A):
+    return lora.models([share_params([agent.params])], [(agent.config, agents)], learning, seed=3)[0]
+
+
+def moved(model, size=0.3):
+    """The model after some training: adapters that are not 0."""
+    base, trained = lora.split(model)
+    leaves, structure = jax.tree.flatten(trained)
+    keys = jax.random.split(jax.random.key(7), len(leaves))
+    noise = [x + size * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
+    return lora.join(base, structure.unflatten(noise))
+
+
+def merged(agent, model):
+    """Plain parameters [A, ...] of the same agents."""
+    return stack_params([merge(agent.config, jax.device_get(unstack(model, a))) for a in range(A)])
+
+
+@pytest.fixture(scope="module")
+def llama(agent_of):
+    return agent_of("llama")
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Completions of lengths 1 to T, with log-probabilities that are no policy's, and each agent's own rewards."""
+    rng = np.random.default_rng(0)
+    prompts, tokens = (jnp.asarray(rng.integers(1, 320, shape)) for shape in ((A, P, S), (A, P, G, T)))
+    mask = jnp.asarray(np.arange(T) < rng.integers(1, T + 1, (A, P, G, 1)))
+    rewards = jnp.asarray(rng.normal(size=(A, P, G)), jnp.float32)
+    old = jnp.where(mask, jnp.asarray(rng.normal(size=mask.shape), jnp.float32) - 6, 0)
+    groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
+    return Batch(prompts, jnp.tile(LENGTHS, (A, 1)), tokens, mask, old, jnp.ones((A, P, G), bool), rewards, groups)
+
+
+def step(model, batch, agent, learning=LEARNING, mode="map", steps=1):
+    """The state after some updates, and the metrics of the last, on the host. The model stays alive."""
+    base, trained = lora.split(model)
+    state = init_stack(lora.join(base, jax.tree.map(jnp.copy, trained)), learning)
+    for _ in range(steps):
+        state, metrics = update_stack(state, batch, cfg=agent.config, learning=learning, mode=mode)
+    return jax.device_get((state, metrics))
+
+
+def distance(got, expected):
+    """The largest relative distance between the arrays of two trees."""
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    return max(float(np.linalg.norm(a - b) / (np.linalg.norm(b) + 1e-8)) for a, b in pairs)
+
+
+def assert_equal_trees(got, expected):
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+# --- the decoder and the sampler -----------------------------------------------------------------------------------------
+
+
+def test_adapters_begin_as_pefts():
+    """b = 0, a uniform in +- 1 / sqrt(inputs): its std is that bound over sqrt(3). No two agents, targets, layers are equal."""
+    from jmarl.models.config import ModelConfig
+
+    cfg = ModelConfig("llama", 320, 64, 96, 2, 4, 2, 16, 128)
+    base = share_params([decoder.init_params(cfg, jax.random.key(0))])
+    _, trained = lora.split(lora.models([base], [(cfg, 2)], dataclasses.replace(LEARNING, lora_rank=32), 0)[0])
+    seen = []
+    for name, (inputs, outputs) in lora.target_shapes(cfg).items():
+        a, b = trained["layers"][name]["a"], trained["layers"][name]["b"]
+        assert a.shape == (2, 2, inputs, 32) and b.shape == (2, 2, 32, outputs) and not b.any()
+        assert np.abs(a).max() <= inputs**-0.5 and np.std(a) == pytest.approx((3 * inputs) ** -0.5, rel=0.03)
+        seen += [float(x) for x in a[:, :, 0, 0].reshape(-1)]
+    assert len(trained["layers"]) == 7 and len(set(seen)) == 7 * 2 * 2
+
+
+@pytest.mark.parametrize("family, tied", [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", True)])
+def test_base_and_adapters_are_the_merged_weights(agent_of, family, tied):
+    """Logits of base and adapters apart equal those of W + alpha / rank * a b; and the adapters matter."""
+    agent = agent_of(family, tie_embeddings=tied)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 320, 24))
+    model, forward = moved(model_of(agent)), jax.jit(decoder.forward, static_argnums=1)
+    plain = merged(agent, model)
+    for a in range(A):
+        got, expected = (forward(unstack(params, a), agent.config, tokens) for params in (model, plain))
+        assert distance(got, expected) < 1e-5
+        assert distance(got, forward(agent.params, agent.config, tokens)) > 0.1
+
+
+@pytest.mark.parametrize("name", LORA_TARGETS)
+def test_one_target_alone_changes_its_own_weight(llama, name):
+    """Merged, only the part of W that Hugging Face calls so differs from the base, by alpha / rank * a b."""
+    from jmarl.models.hub.hf_format import tensors_from_params
+
+    learning = dataclasses.replace(LEARNING, lora_targets=name)
+    model = moved(model_of(llama, learning))
+    before, after = (tensors_from_params(llama.config, p) for p in (llama.params, unstack(merged(llama, model), 1)))
+    changed = [tensor for tensor in before if (before[tensor] != after[tensor]).any()]
+    assert len(changed) == llama.config.num_layers and all(f".{name}." in tensor for tensor in changed)
+    pair = jax.tree.map(lambda x: np.asarray(x[1]), model["layers"][name])
+    for layer, tensor in enumerate(changed):
+        change = 5 / 3 * (pair["a"][layer] @ pair["b"][layer]).T
+        np.testing.assert_allclose(after[tensor] - before[tensor], change, atol=1e-5)
+
+
+def sampled(params, agent, **settings):
+    rng = np.random.default_rng(2)
+    prompts = jnp.asarray(rng.integers(1, 320, (A, P, S)))
+    arrays = (prompts, jnp.tile(LENGTHS, (A, 1)), 0, jnp.arange(A)[:, None], jnp.arange(P), jnp.array([2]))
+    how = dict(cfg=agent.config, settings=Sampling(max_new_tokens=T, **settings), seed=0, stack=0, roles=1, group=G, purpose=0)
+    return jax.device_get(sample_stack(params, *arrays, **how))
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_the_sampler_draws_what_plain_weights_draw(llama, fresh):
+    """Fresh adapters: the base's tokens. Moved ones: those of the merged weights; with log-probabilities up to rounding."""
+    model = model_of(llama) if fresh else moved(model_of(llama))
+    plain = stack_params([llama.params] * A) if fresh else merged(llama, model)
+    got, expected = sampled(model, llama), sampled(plain, llama)
+    np.testing.assert_array_equal(got.tokens, expected.tokens)
+    np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-4)
+    if fresh:
+        np.testing.assert_array_equal(sampled(share_params([llama.params]), llama).tokens, expected.tokens)
+    else:
+        assert (got.tokens != sampled(stack_params([llama.params] * A), llama).tokens).any()
+
+
+def test_the_sampler_reads_panels_too(llama):
+    """Base weights cut into panels for CPUs, with adapters beside them."""
+    from jmarl.sampling import sampler as sampling
+
+    model = moved(model_of(llama))
+    prompts, lengths = jnp.asarray(np.random.default_rng(2).integers(1, 320, (A, P, S))), jnp.tile(LENGTHS, (A, 1))
+    keys = jax.random.split(jax.random.key(0), (A, P, G))
+
+    @functools.partial(jax.jit, static_argnames="cut")
+    def run(model, cut):
+        return sampling.sample(model, llama.config, Sampling(max_new_tokens=T), prompts, lengths, keys, jnp.array([2]), cut=cut)
+
+    got, expected = (run(model, cut=cut) for cut in (True, False))
+    np.testing.assert_array_equal(got.tokens, expected.tokens)
+    np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-4)
+
+
+# --- the update ----------------------------------------------------------------------------------------------------------
+
+
+def gradients_of(llama, batch, model, base, learning=LEARNING):
+    """Gradients of agent 1's loss by `model`, which are adapters where there is a base."""
+    mine = unstack(batch, 1)
+    running = unstack(init_stack(stack_params([llama.params]), learning).running, 0)
+    rows, _ = make_rows(None, running, mine, None, cfg=llama.config, learning=learning)
+    grad = jax.jit(lambda p, b: jax.grad(rows_loss, has_aux=True)(p, rows, llama.config, learning, b)[0])
+    return jax.device_get(grad(model, base))
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_gradients_of_the_adapters_are_those_of_the_weight(llama, batch, fresh):
+    """By the chain rule from the merged weights' gradient G: s a^T G of b and s G b^T of a, for all seven targets. So those of
+    b are not 0 at the start, where b = 0 makes those of a 0, and later none is."""
+    model = model_of(llama) if fresh else moved(model_of(llama))
+    base, trained = (unstack(part, 1) for part in lora.split(model))
+    got = gradients_of(llama, batch, trained, base)["layers"]
+    whole = gradients_of(llama, batch, unstack(merged(llama, model), 1), None)["layers"]
+    cfg, scale = llama.config, 5 / 3
+    qkv = whole["qkv"].reshape(*whole["qkv"].shape[:-1], cfg.num_kv_heads, -1, cfg.head_dim)
+    parts = {"q_proj": qkv[..., :-2, :], "k_proj": qkv[..., -2, :], "v_proj": qkv[..., -1, :]}
+    parts = {name: x.reshape(*x.shape[:2], -1) for name, x in parts.items()}
+    parts |= {f"{name}_proj": whole[name] for name in ("gate", "up", "down")} | {"o_proj": whole["out"]}
+    for name in LORA_TARGETS:
+        a, b = (np.asarray(trained["layers"][name][part]) for part in "ab")
+        assert distance(got[name]["b"], scale * np.swapaxes(a, 1, 2) @ parts[name]) < 1e-4
+        assert np.abs(got[name]["b"]).max() > 0
+        if fresh:
+            assert not got[name]["a"].any()
+        else:
+            assert distance(got[name]["a"], scale * parts[name] @ np.swapaxes(b, 1, 2)) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def updated(llama, batch):
+    model = moved(model_of(llama))
+    return model, *step(model, batch, llama, KL)
+
+
+def test_only_adapters_are_trained(updated, llama):
+    """Every adapter moves; the base, which is what was loaded, keeps every bit, and state and moments have no other arrays."""
+    model, state, _ = updated
+    base, trained = lora.split(model)
+    assert jax.tree.structure(state.params) == jax.tree.structure(trained) == jax.tree.structure(state.grads)
+    assert all(np.abs(x - y).max() > 1e-4 for x, y in zip(*map(jax.tree.leaves, (state.params, trained)), strict=True))
+    after = unstack(state.base, 0)
+    assert_equal_trees({**after, "layers": {k: x for k, x in after["layers"].items() if k != lora.ALPHA}}, llama.params)
+    assert state.reference is None
+
+
+def test_a_stack_of_adapters_equals_its_agents_alone(updated, llama, batch):
+    model, state, metrics = updated
+    for a in range(A):
+        base, trained = lora.split(model)
+        alone = lora.join(base, jax.tree.map(lambda x, a=a: x[a : a + 1], trained))
+        got, of_alone = step(alone, jax.tree.map(lambda x, a=a: x[a : a + 1], batch), llama, KL)
+        assert distance(unstack(got.params, 0), unstack(state.params, a)) < 1e-5
+        assert of_alone["loss"][0] == pytest.approx(metrics["loss"][a], rel=1e-5)
+
+
+SEVERAL = dict(num_minibatches=2, micro_batches=2, lora_dropout=0.3, kl_coef=0.0, old_logprobs="sampler")
+
+
+@pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one step", "several"])
+def test_vmap_equals_map(llama, batch, changes):
+    """Gradients of all agents at once; also over micro-batches and several steps, with dropout."""
+    learning, model = dataclasses.replace(KL, **changes), moved(model_of(llama))
+    if changes:
+        batch = batch._replace(dropout=lora.dropout_keys(learning, 0, 0, 0, A))
+    (state, metrics), (other, others) = (step(model, batch, llama, learning, mode) for mode in ("map", "vmap"))
+    assert distance(other.params, state.params) < 1e-5
+    for name, value in metrics.items():
+        np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_every_pass_over_a_batch_has_a_dropout_of_its_own(llama, batch):
+    """Where no step moves anything, the third pass has another gradient than the second."""
+    learning, model = dataclasses.replace(LEARNING, lora_dropout=0.3, learning_rate=1e-30), moved(model_of(llama))
+    batch = batch._replace(dropout=lora.dropout_keys(learning, 0, 0, 0, A))
+    second, third = (step(model, batch, llama, dataclasses.replace(learning, num_epochs=n))[0].grads for n in (2, 3))
+    assert distance(third, second) > 0.1
+
+
+def test_the_reference_is_the_base(llama, batch):
+    """KL is 0 with fresh adapters and above it later; its reference log-probabilities are the base's."""
+    kl = [step(model_of(llama), batch, llama, KL, "vmap", steps)[1]["kl"] for steps in (1, 3)]
+    np.testing.assert_allclose(kl[0], 0, atol=1e-6)
+    assert (kl[1] > 1e-3).all()
+    model = moved(model_of(llama))
+    score = jax.jit(functools.partial(scoring.score, cfg=llama.config))
+    inputs = dict(prompts=batch.prompts[0], lengths=batch.prompt_lengths[0], tokens=batch.tokens[0])
+    d = score(llama.params, **inputs).logprobs - score(unstack(model, 0), **inputs).logprobs
+    expected = (jnp.exp(d) - d - 1)[batch.action_mask[0]].mean()
+    assert step(model, batch, llama, KL)[1]["kl"][0] == pytest.approx(float(expected), rel=1e-3)
+
+
+# --- memory --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["map", "vmap", "sample"])
+def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
+    """Where the base dominates, one more agent costs far less than a base, in the update (both modes) and in sampling: its
+    adapters, its rows, and with vmap its activations."""
+    cfg = tiny_config(vocab_size=2048, hidden_size=256, intermediate_size=1024, head_dim=64)
+    base = share_params([decoder.init_params(cfg, jax.random.key(0))])
+    learning, used = dataclasses.replace(LEARNING, lora_rank=2), []
+    for agents in (1, 4):
+        model = lora.models([base], [(cfg, agents)], learning, 0)[0]
+        ones = functools.partial(jnp.ones, dtype=jnp.int32)
+        prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
+        if program == "sample":
+            how = dict(settings=Sampling(max_new_tokens=T), seed=0, stack=0, roles=1, group=2, purpose=0)
+            inputs = (prompts, lengths, 0, jnp.arange(agents)[:, None], jnp.arange(1), jnp.array([2]))
+            lowered = sample_stack.lower(model, *inputs, cfg=cfg, **how)
+        else:
+            arrays = (prompts, lengths, ones((*shape, T)), jnp.ones((*shape, T), bool), jnp.zeros((*shape, T)))
+            batch = Batch(*arrays, jnp.ones(shape, bool), jnp.zeros(shape), ones(shape))
+            lowered = lower_update(init_stack(model, learning), batch, cfg=cfg, learning=learning, mode=program)
+        m = lowered.compile().memory_analysis()
+        used.append(m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes)
+    (one, four), size = used, sum(x.nbytes for x in jax.tree.leaves(base))
+    assert one >= size and (four - one) / 3 < size / 4, f"{one} and {four} bytes, the base has {size}"
+
+
+def test_every_weight_of_every_layer_has_a_start_and_a_dropout_of_its_own(tiny_config):
+    cfg = tiny_config()
+    base = decoder.init_params(cfg, jax.random.key(0))
+    model = unstack(lora.models([share_params([base])], [(cfg, 1)], Learning(lora_rank=2), 0)[0], 0)
+    layers = lora.with_dropout(model, jax.random.key(0), 0.4)["layers"]
+    keys = [tuple(k) for name in lora.targets_of(model) for k in jax.random.key_data(layers[name]["dropout"]["key"]).tolist()]
+    assert len(set(keys)) == len(keys) == 7 * cfg.num_layers
+    signs = [np.sign(layers[name]["a"][i, :, 0]) for name in lora.targets_of(model) for i in range(cfg.num_layers)]
+    assert len({tuple(of[:32].tolist()) for of in signs}) == len(signs)

@@ -1,0 +1,142 @@
+"""Agents that do not act: they are not sampled, their rows are not learned from, and they do not change."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.config import Episodes, TrainConfig
+from jmarl.envs.vector import LockStep
+from jmarl.learning.batches import chosen_rows, in_few_sizes
+from jmarl.learning.optimizer import init_stack, updates_done
+from jmarl.learning.update import update_stack
+from jmarl.rollout import play as rollout
+from jmarl.rollout.play import play, to_batches
+from jmarl.sampling.generate import Ask, encode, sample_team
+from jmarl.team import make_team
+from jmarl.training.runs import as_one
+from jmarl.training.train import train
+from tests.envs.test_vector import SETTINGS, Relay, Scaled
+
+
+@pytest.fixture(scope="module")
+def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
+    cfg = tiny_config(tie_embeddings=False)
+    return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(2)]
+
+
+def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, monkeypatch):
+    """With and without the rows of agents that do not act: as many as the busier agent has, and the same parameters; and so
+    with rows of padding. Agent 0 acts in turns 0 and 2, agent 1 in 1 and 2."""
+    team, params = make_team(tiny_pair)
+    how = Episodes(num_turns=3, branching="chain")
+    got = play(team, params, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
+    few = to_batches(team, got)[0]
+    monkeypatch.setattr(rollout, "used_rows", lambda *_: None)
+    whole = to_batches(team, got)[0]
+    assert whole.rewards.shape[1] == 12 and few.rewards.shape[1] == 8
+    assert np.isfinite(np.asarray(few.rewards)).sum() == np.isfinite(np.asarray(whole.rewards)).sum() == 16
+    more = chosen_rows(few, np.pad(np.tile(np.arange(8), (2, 1)), ((0, 0), (0, 3)), constant_values=-1))
+    assert more.tokens.shape[1] == 11 and np.isnan(more.rewards[:, 8:]).all()
+    learning = TrainConfig(algorithm="mareinforce", learning_rate=1e-2, num_generations=2).learning()
+    after = []
+    for batch in (few, whole, more):
+        stack = init_stack(jax.tree.map(np.copy, params[0]), learning)
+        after.append(update_stack(stack, batch, cfg=tiny_pair[0].config, learning=learning)[0].params)
+    for x, *others in zip(*map(jax.tree.leaves, after), strict=True):
+        for y in others:
+            np.testing.assert_allclose(x, y, atol=1e-5)
+    assert np.abs(after[0]["embed"] - params[0]["embed"]).max((1, 2)).min() > 1e-3  # both moved
+
+
+@pytest.mark.parametrize("most", [3, 9, 48, 50])
+def test_batches_of_any_number_of_rows_have_few_sizes(most):
+    """Each used row is in it once and before all others, and there are few sizes, not much larger than they need be."""
+    rng = np.random.default_rng(0)
+    for rows in range(1, most + 1):  # that were sampled
+        for count in {1, rows // 2, rows} - {0}:  # that are used by the busier of two agents
+            used = np.array([rng.permutation(np.arange(rows) < n) for n in (count, rng.integers(count + 1))])
+            picked = in_few_sizes(used, most)
+            if picked is None:
+                continue
+            size = picked.shape[1]
+            assert size in (8, 16, 24, 32, 48, most) and count <= size < count + max(8, count / 2)
+            for of, each in zip(used, picked, strict=True):
+                first, behind = np.split(each, [of.sum()])
+                assert set(first) == set(np.flatnonzero(of)) and not of[behind[behind >= 0]].any()
+                assert len(behind[behind >= 0]) == min(size, rows) - of.sum()
+    assert in_few_sizes(np.ones((1, most), bool), most) is None, "all rows as they are"
+    assert in_few_sizes(np.arange(40)[None] < 3, 40, least=20).shape == (1, 24)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_agents_that_do_not_act_are_not_sampled(tiny_pair, shared):
+    """The others write what they write when all are sampled."""
+    team, params = make_team(tiny_pair[:1] * 2, shared_weights=True) if shared else make_team(tiny_pair)
+    encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
+    ask = Ask(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
+    whole = sample_team(team, params, ask)[0]
+    for agent in range(2):
+        done = sample_team(team, params, ask._replace(acts=np.arange(2) == agent))[0]
+        own, other = (np.reshape(done.action_mask, (2, 2, 2, -1))[n] for n in (agent, 1 - agent))
+        assert not other.any() and own.any(-1).all()
+        assert shared or np.asarray(done.steps).tolist()[1 - agent] == 0  # and not sampled and then masked
+        for name in ("tokens", "action_mask", "ended"):
+            both = [np.reshape(getattr(of, name), (2, 2, 2, -1))[agent] for of in (done, whole)]
+            assert (both[0] == both[1]).all(), name
+        logprobs = [np.reshape(of.logprobs, (2, 2, 2, -1))[agent] for of in (done, whole)]
+        np.testing.assert_allclose(*logprobs, atol=1e-5)
+    nobody = sample_team(team, params, ask._replace(acts=np.zeros(2, bool)))[0]
+    assert not np.asarray(nobody.action_mask).any() and nobody.tokens.shape == whole.tokens.shape
+
+
+def test_runs_that_are_sampled_together_sample_whoever_writes_in_one_of_them(tiny_pair):
+    team, _ = make_team(tiny_pair)
+    encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
+    ask = Ask(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
+    writes = [None if acts is None else np.array(acts) for acts in ([True, False], [False, True], [True, False], None)]
+    asks = [ask._replace(acts=acts) for acts in writes]
+    assert as_one(asks[:2], None).acts.tolist() == [True, True] and as_one(asks[2:], None).acts is None
+    assert as_one([asks[0], asks[2]], None).acts.tolist() == [True, False]
+
+
+def moved(before, after) -> list[bool]:
+    """Whether anything of each of two agents did."""
+    pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+    return [any(bool((x[agent] != np.asarray(y)[agent]).any()) for x, y in pairs) for agent in range(2)]
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("why", ["not asked", "cut off"])
+def test_an_agent_without_a_row_is_not_carried_on(tiny_pair, minibatches, why):
+    """Neither its parameters nor its moments move, by momentum, nor its KL coefficient: where it was not asked, or where all
+    that it wrote was cut off and is masked for that."""
+    team, params = make_team(tiny_pair)
+    how = dict(algorithm="dapo", kl_coef=0.1, kl_target=0.01)
+    learning = TrainConfig(learning_rate=1e-2, num_generations=2, num_minibatches=minibatches, **how).learning()
+    state = init_stack(jax.tree.map(np.copy, params[0]), learning)
+    got = play(team, params, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), seed=0, step=0, group=2)
+    batch = to_batches(team, got)[0]
+    batch = batch._replace(rewards=np.arange(8, dtype=np.float32).reshape(2, 2, 2), ended=np.ones((2, 2, 2), bool))
+    static = dict(cfg=tiny_pair[0].config, learning=learning)
+    state, _ = update_stack(state, batch, **static)
+    before = jax.device_get((state.params, state.opt_state, state.running.kl_coef))
+    second = np.arange(2)[:, None, None] == 1
+    alone = (
+        batch._replace(rewards=np.where(second, np.float32(np.nan), batch.rewards))
+        if why == "not asked"
+        else batch._replace(ended=np.broadcast_to(~second, (2, 2, 2)))
+    )
+    state, _ = update_stack(state, alone, **static)
+    assert moved(before, (state.params, state.opt_state, state.running.kl_coef)) == [True, False]
+
+
+@pytest.mark.parametrize("algorithm", ["maac", "ippo", "iac"])
+def test_critics_learn_of_agents_that_act_in_turns(tiny_pair, algorithm):
+    """Also a central one of type v, whose rows have no token."""
+    team, params = make_team(tiny_pair)
+    options = dict(num_updates=2, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
+    cfg = TrainConfig(algorithm=algorithm, learning_rate=1e-2, **options)
+    result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
+    assert (np.asarray(updates_done(result.state.critics[0])) == 2).all()

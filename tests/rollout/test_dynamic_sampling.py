@@ -1,0 +1,294 @@
+"""Dynamic sampling: which prompts are replaced, what the new batches hold, and that only the step number goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jmarl.config import TrainConfig
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning.objective import make_rows
+from jmarl.learning.optimizer import init_state
+from jmarl.models.stack import unstack
+from jmarl.randomness import tasks_of
+from jmarl.rl.returns import discounted
+from jmarl.rollout.dynamic_sampling import further_items, informative, select
+from jmarl.rollout.play import Rollout, to_batches
+from jmarl.sampling import scoring
+from jmarl.team import make_team
+from jmarl.training.step import play_step
+from jmarl.training.train import train
+from jmarl.types import TRACES
+
+BASE = TrainConfig(
+    num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False, mesh="agent=1"
+)
+ITEMS = [{"prompt": text} for text in ("flat The", "seven apples and three pears", "flat a", "market", "flat b", "question")]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in range(2)]
+
+
+def teaches(a, b, prompts):
+    """The same for all on items that begin with flat; else the mean of the characters, which hardly two texts share."""
+    pairs = zip(a, b, prompts, strict=True)
+    return [1.0 if prompt.startswith("flat") else np.mean([ord(c) / 100 for c in x + y + "a"]) for x, y, prompt in pairs]
+
+
+def answer(prompt, agent_completions, **_):
+    return [f"{prompt} and {text}" for text in agent_completions[::-1]]
+
+
+def environment(cfg, reward=teaches):
+    return Rewarded(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2, answer if cfg.num_turns > 1 else None)
+
+
+def run(agents, reward=teaches, items=ITEMS, **changes):
+    cfg = dataclasses.replace(BASE, **changes)
+    return jax.device_get(train(*make_team(agents), environment(cfg, reward), items, cfg).state)
+
+
+def rows_of(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def played_on(agents, tasks, further, shared_weights=False, reward=teaches, **changes):
+    cfg = dataclasses.replace(BASE, **changes)
+    team, params = make_team(agents, shared_weights)
+    state = init_state(params, cfg.learning())
+    return team, params, play_step(team, state, tasks, environment(cfg, reward), cfg, 0, lambda draw: further[draw - 1])
+
+
+# --- which prompts -------------------------------------------------------------------------------------------------------
+
+
+def test_items_of_further_rounds_follow_from_seed_and_step():
+    """Those that the step does not have come first, each once; then its own."""
+    rounds = [further_items(5, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
+    assert sorted(sum(rounds, [])[:5]) == [0, 2, 4, 5, 6] and sorted(sum(rounds, [])[5:7]) == [1, 3]
+    assert rounds == [further_items(5, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
+    for step, seed in ((6, 2), (5, 3)):
+        assert rounds != [further_items(step, draw, [3, 1], 7, seed) for draw in (1, 2, 3, 4)]
+    assert [further_items(5, draw, [0], 30, seed=2)[0] for draw in range(1, 30)] != [i for i in tasks_of(5, 30, 30, 2) if i]
+    assert further_items(0, 1, [0, 1], 2, seed=0) in ([0, 1], [1, 0]), "nothing else in the data set"
+
+
+def test_a_prompt_is_idle_where_its_advantages_are_zero(agents):
+    """`informative` against the advantages of the batch, with group and episode baselines; invalid rewards count nowhere."""
+    returns = np.zeros((2, 5, 3))
+    returns[1, 0, 0] = returns[0, 2, 0] = 1e-3  # of one agent
+    returns[:, 1] = [0.1, 0.1, 0.1 + 1e-7]  # equal
+    returns[:, 3] = np.nan
+    returns[:, 4] = [0.5, np.nan, 0.5]
+    _, _, played = played_on(agents, ITEMS[:2] * 2 + ITEMS[:1], [], num_prompts=5)
+    played = played._replace(returns=(returns,))
+    assert informative(played, "turn").tolist() == [True, False, True, False, False]
+    for grouping, expected in (("turn", [False] * 5), ("episode", [True, False, False, False, False])):
+        of_turns = np.zeros((2, 5, 3)), np.zeros((2, 5, 3))
+        of_turns[1][:, 0] = 1.0  # another return in the second turn
+        two = played._replace(turns=played.turns * 2, returns=of_turns)
+        assert informative(two, grouping).tolist() == expected
+
+
+def test_nodes_of_a_tree_are_groups_of_their_own_and_rows_of_chains_are_not(agents):
+    """Item 1 goes on with two nodes, of returns 0 and 1."""
+    _, _, played = played_on(agents, ITEMS[:2], [])
+    later = played.turns[0]._replace(items=np.array([0, 1, 1]))
+    for group, expected in ((3, [False, False]), (1, [False, True])):
+        second = np.broadcast_to([[0.0], [0.0], [1.0]], (2, 3, group))
+        two = played._replace(turns=(played.turns[0], later), returns=(np.zeros((2, 2, 3)), second))
+        assert informative(two, "turn").tolist() == expected
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "marloo", "maremax", "dapo"])
+def test_equal_returns_give_no_advantage(agents, algorithm):
+    """The fact that all rests on: zero variance in a group is an advantage of exactly 0 for its rows, and of no others."""
+    cfg = dataclasses.replace(BASE, algorithm=algorithm)
+    team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
+    batch = unstack(to_batches(team, played)[0], 0)
+    running = unstack(init_state(make_team(agents)[1], cfg.learning()).stacks[0].running, 0)
+    rows, metrics = make_rows(None, running, batch, None, cfg=agents[0].config, learning=cfg.learning())
+    advantages = np.asarray(rows.policy.advantages)
+    assert (advantages[0] == 0).all() and np.abs(advantages[1]).max() > 0.1
+    assert metrics["zero_variance_share"] == 0.5 or algorithm == "dapo", "dapo leaves overlong rows out of the share"
+
+
+def test_the_same_prompts_are_written_to_anew(agents):
+    """Rounds that come back to an item have random numbers of their own."""
+    said = []
+
+    def reward(a, b):
+        said.append(a)
+        return [0.0] * len(a)
+
+    run(agents, reward, items=ITEMS[:1], num_updates=1, num_prompts=1, dynamic_sampling=2)
+    assert len(said) == 3 and said[0] != said[1] != said[2] != said[0]
+
+
+# --- what is put together --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_turns": 2},
+        {"num_turns": 2, "history": "append", "branching": "chain", "algorithm": "dr_mas", "gamma": 0.0},
+        {"num_turns": 2, "joint_mode": "cross", "num_generations": 2, "early_termination_threshold": 1.4},
+        {"shared_weights": True, "num_turns": 2},
+    ],
+    ids=str,
+)
+def test_replaced_prompts_bring_all_that_is_theirs(agents, changes):
+    """Every row of the batch is rated by its agent as the sampler rated it, so prompt, history, tokens and log-probabilities
+    belong together; the flat item is gone; returns are those of the rewards over the new tree; the texts are the tokens."""
+    agents = agents[:1] * 2 if "shared_weights" in changes else agents
+    further = [[ITEMS[0], ITEMS[2]], [ITEMS[4], {"prompt": "a much longer prompt of seven words"}]]
+    team, params, played = played_on(agents, [ITEMS[0], ITEMS[1]], further, dynamic_sampling=3, **changes)
+    assert played.notes["dynamic/replaced"] == 0.5 and played.notes["dynamic/rounds"] == 2
+    assert played.turns[0].prompts == [["a much longer prompt of seven words", ITEMS[1]["prompt"]]] * 2
+    again = discounted(
+        [turn.rewards for turn in played.turns], [turn.parents for turn in played.turns], changes.get("gamma", 1.0)
+    )
+    jax.tree.map(np.testing.assert_array_equal, again, list(played.joint_returns))
+    batch = to_batches(team, played)[0]
+    for a in range(len(team.stacks[0].members)):
+        mine = unstack(batch, a)
+        config = team.stacks[0].config
+        scored = scoring.score(unstack(params[0], a), config, mine.prompts, mine.prompt_lengths, mine.tokens)
+        here = np.asarray(mine.action_mask)
+        np.testing.assert_allclose(np.where(here, scored.logprobs, 0), np.where(here, mine.old_logprobs, 0), atol=1e-4)
+    decode = functools.partial(agents[0].tokenizer.decode, skip_special_tokens=True)
+    for turn in played.turns:
+        done, (ids, lengths) = turn.completions[0], turn.encoded[0]
+        shape = (2, -1)
+        tokens, mask = (np.asarray(x).reshape(*shape, *x.shape[2:]) for x in (done.tokens, done.action_mask))
+        ids, lengths = ids.reshape(*shape, ids.shape[-1]), lengths.reshape(shape)
+        for n, p in np.ndindex(2, len(turn.items)):
+            assert [decode(row[m]) for row, m in zip(tokens[n, p], mask[n, p], strict=True)] == turn.texts[n][p]
+            assert decode(ids[n, p, : lengths[n, p]]).endswith(turn.prompts[n][p])
+
+
+def test_empty_places_are_filled_in_order(agents):
+    """Three idle prompts, of which a round replaces two."""
+    tasks, further = [[ITEMS[k] for k in of] for of in ((0, 2, 4), (3, 0, 1))]
+    _, _, played = played_on(agents, tasks, [further], num_prompts=3, dynamic_sampling=1)
+    assert played.turns[0].prompts[0] == [ITEMS[k]["prompt"] for k in (3, 1, 4)]
+    assert played.notes["dynamic/replaced"] == pytest.approx(2 / 3) and played.notes["dynamic/rounds"] == 1
+
+
+def test_who_acts_comes_along_with_a_prompt(agents):
+    team, _, played = played_on(agents, ITEMS[:2], [])
+    turn = played.turns[0]._replace(acts=np.array([[True, True], [True, False]]))
+    swapped = select(team, [played._replace(turns=(turn,))], [(0, 1), (0, 0)])
+    assert swapped.turns[0].acts.tolist() == [[True, True], [False, True]]
+
+
+def test_an_episode_that_is_over_stands_beside_one_that_goes_on(agents):
+    team, _, played = played_on(agents, ITEMS[:2], [], num_turns=2)
+    done = played.turns[0].completions[0]
+    short = played.turns[0]._replace(completions=(done._replace(steps=done.steps - 1),))
+    over = Rollout(2, (short,), played.joint_returns[:1], played.returns[:1])
+    before, after = select(team, [played, over], [(1, 1), (0, 1)]).turns
+    np.testing.assert_array_equal(before.completions[0].steps, done.steps)
+    assert before.texts[0] == [played.turns[0].texts[0][1]] * 2
+    assert after.items.tolist() == [1] * 3 and after.parents.tolist() == [3, 4, 5]
+    assert after.texts == [of_agent[3:] for of_agent in played.turns[1].texts]
+
+
+def test_selecting_what_is_there_already_changes_nothing(agents):
+    """All items of one of two rollouts, in their order: every array of it again, padding included, and what was wrong with a
+    reward."""
+
+    def spoiled(a, b, prompts):
+        return [x if k % 3 else float("nan") for k, x in enumerate(teaches(a, b, prompts))]
+
+    team, _, played = played_on(agents, ITEMS[:3], [], num_prompts=3, num_turns=2, reward=spoiled)
+    played = played._replace(returns=tuple(x * np.array([1, 2])[:, None, None] for x in played.returns))
+    assert [turn.invalid for turn in played.turns] == [3, 6] and "nan" in played.turns[0].fault
+    other = played._replace(turns=tuple(turn._replace(fault="another") for turn in played.turns))
+    again = select(team, [other, played], [(1, p) for p in range(3)])
+    for of_turn, same in zip(played.turns, again.turns, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(same), jax.device_get(of_turn))
+    assert isinstance(again, Rollout)
+    jax.tree.map(np.testing.assert_array_equal, (again.returns, again.joint_returns), (played.returns, played.joint_returns))
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_is_idle_nothing_changes(agents):
+    items = ITEMS[1::2]
+    jax.tree.map(np.testing.assert_array_equal, run(agents, items=items, dynamic_sampling=2), run(agents, items=items))
+
+
+def test_where_all_is_idle_the_prompts_stay(agents, tmp_path):
+    """Two rounds are tried in vain; the update is that of the first prompts: none."""
+    before = jax.device_get(make_team(agents)[1][0])
+    after = run(agents, items=ITEMS[::2], dynamic_sampling=2, output_dir=str(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, after.stacks[0].params, before)
+    rows = rows_of(tmp_path)
+    assert [(row["dynamic/replaced"], row["dynamic/rounds"]) for row in rows] == [(0, 2)] * 2
+    run(agents, items=ITEMS[::2], output_dir=str(tmp_path / "once"))
+    for row, once in zip(rows, rows_of(tmp_path / "once"), strict=True):
+        assert row["prefilled_tokens"] > 2 * once["prefilled_tokens"], "prompts of all three rounds are counted"
+
+
+def test_updates_are_full_of_signal(agents, tmp_path):
+    """Half of the items are flat: without it some updates have idle groups, with it none; no program is compiled for it."""
+    run(agents, num_updates=3, output_dir=str(tmp_path / "without"))
+    compiled = TRACES["sample"]
+    run(agents, num_updates=3, dynamic_sampling=4, output_dir=str(tmp_path / "with"))
+    assert TRACES["sample"] == compiled
+    shares = {name: [row["agent_0/zero_variance_share"] for row in rows_of(tmp_path / name)] for name in ("without", "with")}
+    assert max(shares["without"]) > 0 and shares["with"] == [0, 0, 0]
+    rows = rows_of(tmp_path / "with")
+    assert "dynamic/replaced" not in rows_of(tmp_path / "without")[0]
+    assert [row["dynamic/replaced"] for row in rows] == shares["without"]
+    assert all(row["dynamic/rounds"] >= 1 for row in rows if row["dynamic/replaced"])
+    assert any(row["dynamic/return"] != row["reward/mean"] for row in rows), "what was left out is told"
+
+
+def test_a_resumed_run_is_bit_equal(agents, tmp_path):
+    common = dict(num_updates=4, save_every=2, dynamic_sampling=2)
+    whole = run(agents, **common, output_dir=str(tmp_path / "whole"))
+    run(agents, **common | {"num_updates": 2}, output_dir=str(tmp_path / "parts"))
+    parts = run(agents, **common, output_dir=str(tmp_path / "parts"), resume=True)
+    jax.tree.map(np.testing.assert_array_equal, parts, whole)
+    assert [row["dynamic/replaced"] for row in rows_of(tmp_path / "parts")] == [
+        row["dynamic/replaced"] for row in rows_of(tmp_path / "whole")
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["mareinforce", "remax", "rae", "iac", "maac", "ippo", "mappo"])
+def test_rows_without_a_group_baseline_refuse_it(agents, algorithm):
+    with pytest.raises(ValueError, match=f"dynamic_sampling=1 has no meaning for algorithm='{algorithm}'.* it is for magrpo"):
+        run(agents, dynamic_sampling=1, algorithm=algorithm)
+
+
+def test_a_number_of_rounds_is_not_negative():
+    with pytest.raises(ValueError, match=r"dynamic_sampling=-1 is not allowed: dynamic_sampling must be >= 0 \(0 is off\)"):
+        dataclasses.replace(BASE, dynamic_sampling=-1)
+
+
+@pytest.mark.parametrize(("num_turns", "first", "mean"), [(1, 0, 1), (2, 0 + 1, (1 + 5 + 9) / 3)])
+def test_the_return_of_all_that_was_played_is_told(agents, tmp_path, num_turns, first, mean):
+    """Three rounds whose turns have the rewards 0, 1, 2, … all over: none teaches anything."""
+    calls = []
+
+    def reward(a, b):
+        calls.append(len(a))
+        return [len(calls) - 1.0] * len(a)
+
+    few = dict(num_updates=1, num_prompts=1, num_turns=num_turns)
+    run(agents, reward, items=ITEMS[:1], dynamic_sampling=2, output_dir=str(tmp_path), **few)
+    (row,) = rows_of(tmp_path)
+    assert len(calls) == 3 * num_turns and (row["reward/mean"], row["dynamic/return"]) == (first, mean)

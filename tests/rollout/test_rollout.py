@@ -1,0 +1,403 @@
+"""From prompts to joint actions, rewards, credited returns and the batches that the stacks learn from."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
+from jmarl.evaluation.evaluate import evaluate
+from jmarl.learning.optimizer import init_stack
+from jmarl.learning.update import update_stack
+from jmarl.models.stack import unstack
+from jmarl.randomness import EVAL
+from jmarl.rl.returns import credit, joint_actions
+from jmarl.rollout.play import play, to_batches
+from jmarl.sampling import scoring
+from jmarl.sampling.generate import Ask, bucket, encode, sample_team
+from jmarl.team import make_team
+from jmarl.types import TRACES
+
+NEW, GROUP = 6, 3
+SETTINGS = Sampling(max_new_tokens=NEW)
+ITEMS = [{"prompt": "The answer", "tag": 1}, {"prompt": "seven apples and three pears", "tag": 2}]
+FORMATTERS = [lambda item: item["prompt"], lambda item: f"{item['prompt']} or {item['tag']}"]
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    cfg = tiny_config(tie_embeddings=False)
+    return [random_agent(cfg, tiny_tokenizer, seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def pair(agents):
+    """Two agents of one architecture: one stack."""
+    return make_team(agents)
+
+
+@pytest.fixture(scope="module")
+def mixed(agents, tiny_config, make_tokenizer, random_agent):
+    """Three agents, of which the first and the last share a stack; the other one has its own tokenizer."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["unusual"])
+    other = random_agent(tiny_config("qwen2", vocab_size=321), tokenizer, 2)
+    return make_team([agents[0], other, agents[1]])
+
+
+def lengths_reward(a, b):
+    """Tells from the value which texts were put together."""
+    return [len(x) + 1000 * len(y) for x, y in zip(a, b, strict=True)]
+
+
+def play_pair(pair, items=ITEMS, reward=lengths_reward, step=0, seed=0, group=GROUP, joint_mode="aligned", **options):
+    team, params = pair
+    options = dict(seed=seed, step=step, group=group) | options
+    env = Rewarded(make_reward(reward, num_agents=2), FORMATTERS)
+    return play(team, params, items, env, SETTINGS, Episodes(joint_mode=joint_mode), **options)
+
+
+@pytest.fixture(scope="module")
+def played(pair):
+    return play_pair(pair)
+
+
+# --- joint actions and credit --------------------------------------------------------------------------------------------
+
+
+def test_joint_actions():
+    assert joint_actions("aligned", 3, 2).tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert joint_actions("cross", 2, 2).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert joint_actions("cross", 3, 3).shape == (27, 3)
+
+
+@pytest.mark.parametrize(
+    "mode, how, expected", [("aligned", "mean", [2, 4]), ("cross", "mean", [2.5, 3.5]), ("cross", "sum", [5, 7])]
+)
+def test_credit_of_the_specs_example(mode, how, expected):
+    """Reward = sum of the two indices, 1 or 2 each; the leaves of spec section 1, the same for both agents."""
+    joint = joint_actions(mode, 2, 2)
+    rewards = np.repeat((joint + 1).sum(-1, keepdims=True), 2, 1)[None].astype(float)
+    assert credit(rewards, joint, 2, how).tolist() == [[expected], [expected]]
+
+
+def test_credit_of_own_rewards_and_of_invalid_ones():
+    """Each agent gets its own reward's mean; an invalid joint action counts nowhere, and with no other left it is NaN."""
+    joint = joint_actions("cross", 2, 2)
+    rewards = np.stack([joint[:, 0] * 10.0 + joint[:, 1], -joint[:, 1] * 1.0], -1)[None]  # [1, 4, 2]
+    assert credit(rewards, joint, 2).tolist() == [[[0.5, 10.5]], [[0, -1]]]
+    rewards[0, [0, 1]] = np.nan  # all with agent 0's first completion
+    got = credit(rewards, joint, 2)
+    assert np.isnan(got[0, 0, 0]) and got[0, 0, 1] == 10.5 and got[1].tolist() == [[0, -1]]
+    rewards[0, 2] = np.nan  # only (1, 1) is left
+    assert np.isnan(credit(rewards, joint, 2)[1, 0, 0])
+
+
+# --- playing -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_agent_reads_its_own_prompt(played):
+    assert played.turns[0].prompts == [[f(item) for item in ITEMS] for f in FORMATTERS]
+
+
+@pytest.mark.parametrize("mode, count", [("aligned", GROUP), ("cross", GROUP**2)])
+def test_rewards_are_those_of_the_joint_actions_texts(pair, mode, count):
+    """The reward of prompt p and joint action j is that of exactly those texts, and items and prompts come along."""
+    seen = {}
+
+    def reward(a, b, batch_items, prompts, rng):
+        seen.update(items=batch_items, prompts=prompts, random=rng.random())
+        return lengths_reward(a, b)
+
+    got = play_pair(pair, reward=reward, joint_mode=mode)
+    assert got.turns[0].rewards.shape == (2, count, 2) and got.turns[0].joint.shape == (count, 2)
+    for p in range(2):
+        for j, (g, h) in enumerate(got.turns[0].joint):
+            assert (
+                got.turns[0].rewards[p, j].tolist()
+                == [len(got.turns[0].texts[0][p][g]) + 1000 * len(got.turns[0].texts[1][p][h])] * 2
+            )
+    assert seen["items"] == [item for item in ITEMS for _ in range(count)]
+    assert seen["prompts"] == [item["prompt"] for item in ITEMS for _ in range(count)]
+    assert seen["random"] == np.random.default_rng((0, 0, 0)).random()
+
+
+def test_texts_are_the_chosen_tokens_without_special_ones(pair, played, tiny_tokenizer):
+    tokens, mask = jax.device_get((played.turns[0].completions[0].tokens, played.turns[0].completions[0].action_mask))
+    for agent in range(2):
+        for p in range(2):
+            for g in range(GROUP):
+                row = tokens[agent, p, g][mask[agent, p, g]]
+                assert played.turns[0].texts[agent][p][g] == tiny_tokenizer.decode(row, skip_special_tokens=True)
+    assert len({text for agent in played.turns[0].texts for prompt in agent for text in prompt}) == 2 * 2 * GROUP
+
+
+def test_the_same_step_is_played_again_and_another_is_not(pair, played):
+    """Texts follow from seed, step and purpose, and are other ones for other seeds, steps and purposes."""
+    assert play_pair(pair).turns[0].texts == played.turns[0].texts
+    for change in (dict(step=1), dict(seed=1), dict(purpose=EVAL)):
+        assert play_pair(pair, **change).turns[0].texts != played.turns[0].texts
+
+
+def test_what_a_prompt_gets_does_not_depend_on_the_prompts_after_it(pair, played):
+    assert [agent[0] for agent in play_pair(pair, items=ITEMS[:1]).turns[0].texts] == [
+        agent[0] for agent in played.turns[0].texts
+    ]
+
+
+def test_an_invalid_reward_masks_its_joint_action(pair):
+    """NaN for one of prompt 0's: the returns are NaN, the others stay, and it is counted."""
+    got = play_pair(pair, reward=lambda a, b: [float("nan"), *range(1, len(a))])
+    assert got.turns[0].invalid == 1 and np.isnan(got.returns[0][:, 0, 0]).all()
+    assert np.isfinite(np.delete(got.returns[0].reshape(2, -1), 0, 1)).all()
+    assert np.isnan(to_batches(pair[0], got)[0].rewards[:, 0, 0]).all()
+
+
+# --- batches -------------------------------------------------------------------------------------------------------------
+
+
+def test_batches_hold_what_was_sampled_and_its_return(pair, played):
+    """Own prompts, whole-vocabulary log-probabilities, and the return of exactly that completion."""
+    (batch,) = jax.device_get(to_batches(pair[0], played))
+    assert batch.prompts.shape == (2, 2, 32) and batch.tokens.shape == (2, 2, GROUP, NEW)
+    np.testing.assert_array_equal(batch.rewards, played.returns[0].astype(np.float32))
+    np.testing.assert_array_equal(batch.old_logprobs, played.turns[0].completions[0].logprobs)
+    spec = pair[0].stacks[0]
+    for agent in range(2):
+        for p in range(2):
+            ids = batch.prompts[agent, p, : batch.prompt_lengths[agent, p]]
+            assert spec.tokenizer.decode(ids) == played.turns[0].prompts[agent][p]
+    scores = jax.vmap(functools.partial(scoring.score, cfg=spec.config))(
+        pair[1][0], prompts=batch.prompts, lengths=batch.prompt_lengths, tokens=batch.tokens
+    )
+    np.testing.assert_allclose(scores.logprobs[batch.action_mask], batch.old_logprobs[batch.action_mask], atol=1e-4)
+
+
+@pytest.mark.parametrize("steps, kept", [(1, 2), (2, 2), (3, 4), (4, 4), (5, 6), (7, 7), (8, 8)])
+def test_token_axes_are_cut_to_quarters(pair, played, steps, kept):
+    """Of 7 or 8 new tokens; never shorter than the longest completion."""
+    size = 7 if steps == 7 else 8
+    done = played.turns[0].completions[0]
+    padded = [jnp.pad(x, ((0, 0),) * 3 + ((0, size - NEW),)) for x in done[:4]]
+    longer = dict(zip(done._fields, padded, strict=False)) | {"steps": jnp.full(2, steps)}
+    turn = played.turns[0]._replace(completions=(done._replace(**longer),))
+    cut = played._replace(turns=(turn,))
+    (batch,) = to_batches(pair[0], cut)
+    assert batch.tokens.shape[-1] == batch.action_mask.shape[-1] == batch.old_logprobs.shape[-1] == kept
+
+
+def test_a_team_of_two_stacks(mixed, agents, played):
+    """Agents 0 and 2 are one stack and agent 1 another, with another tokenizer: texts, prompts and returns find their
+    agents, and agent 0 writes what it writes in another team (same seed, stack and place)."""
+    team, params = mixed
+    assert [spec.order for spec in team.stacks] == [[0, 2], [1]] and team.num_agents == 3
+
+    def reward(a, b, c):
+        return [[len(x), 100 + len(y), 200 + len(z)] for x, y, z in zip(a, b, c, strict=True)]
+
+    formatters = [FORMATTERS[0], lambda item: "unusual " + item["prompt"], FORMATTERS[1]]
+    keys = dict(seed=0, step=0, group=GROUP)
+    got = play(team, params, ITEMS, Rewarded(make_reward(reward, num_agents=3), formatters), SETTINGS, Episodes(), **keys)
+    assert got.turns[0].texts[0] == played.turns[0].texts[0]
+    for agent in range(3):
+        assert got.returns[0][agent].tolist() == [[100 * agent + len(t) for t in row] for row in got.turns[0].texts[agent]]
+    first, second = jax.device_get(to_batches(team, got))
+    np.testing.assert_array_equal(first.rewards, got.returns[0][[0, 2]].astype(np.float32))
+    np.testing.assert_array_equal(second.rewards, got.returns[0][[1]].astype(np.float32))
+    assert second.prompts[0, 0, 0] == 320, "the added token of agent 1's tokenizer"
+
+
+def test_shared_weights_are_one_parameter_set_with_two_roles(agents):
+    """A = 1; roles lie side by side on the prompt axis with their own prompts, keys and returns."""
+    team, params = make_team([agents[0]] * 2, shared_weights=True)
+    assert jax.tree.leaves(params[0])[0].shape[0] == 1 and team.stacks[0].members == ((0, 1),)
+    got = play_pair((team, params), items=ITEMS)
+    (batch,) = jax.device_get(to_batches(team, got))
+    assert batch.tokens.shape == (1, 4, GROUP, NEW)
+    np.testing.assert_array_equal(batch.rewards[0], got.returns[0].reshape(4, GROUP).astype(np.float32))
+    texts = [team.stacks[0].tokenizer.decode(ids[:n]) for ids, n in zip(batch.prompts[0], batch.prompt_lengths[0], strict=True)]
+    assert texts == [prompt for role in got.turns[0].prompts for prompt in role]
+    same = make_team([agents[0]] * 2)  # two copies instead: the same prompts and keys, so the same texts
+    assert play_pair(same).turns[0].texts == got.turns[0].texts
+    assert got.turns[0].texts[0] != got.turns[0].texts[1]
+
+
+# --- lengths and compiles ------------------------------------------------------------------------------------------------
+
+
+def test_buckets():
+    assert [bucket(n) for n in (1, 16, 17, 32, 33, 100)] == [16, 16, 32, 32, 64, 128]
+
+
+def test_the_number_of_compiles_is_bounded_by_the_buckets(pair):
+    """Prompts of 1 to 60 tokens, another seed, step and purpose each time: three programs, for 16, 32 and 64."""
+    team, params = pair
+    settings, before = Sampling(max_new_tokens=2), TRACES["sample"]
+    widths = set()
+    for n in range(1, 61, 4):
+        encoded = encode(team, [["a" * n], ["b" * n]], settings, chat=False)
+        widths.add(encoded[0][0].shape[-1])
+        ask = Ask(encoded, settings, seed=n, step=n, group=1, prompt_ids=np.arange(1), purpose=n % 2)
+        sample_team(team, params, ask)
+    assert widths == {16, 32, 64}
+    assert TRACES["sample"] - before == len(widths)
+
+
+def test_a_prompt_beyond_the_context_is_named_before_anything_runs(pair):
+    """125 tokens and 6 new ones in a context of 128: no program is traced and no reward is asked for."""
+
+    def reward(a, b):
+        raise AssertionError("the reward was called")
+
+    before = TRACES.copy()
+    items = [ITEMS[0], {"prompt": "x" * 125, "tag": 3}]
+    with pytest.raises(
+        ValueError, match=r"prompt 1 of agent 0 \('xxx.*has 125 tokens.*max_new_tokens=6 that is 131.*context of 128"
+    ):
+        play_pair(pair, items=items, reward=reward)
+    assert TRACES.copy() == before
+
+
+def test_the_longest_prompt_that_fits(pair):
+    """122 tokens and 6 new ones fill the context of 128 exactly."""
+    team, params = pair
+    encoded = encode(team, [["x" * 122], ["y"]], SETTINGS, chat=False)
+    assert encoded[0][0].shape == (2, 1, 128) and encoded[0][1].tolist() == [[122], [1]]
+
+
+# --- evaluation ----------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_mean_and_interval(pair):
+    """Over prompts: invalid joint actions and prompts without a valid one count nowhere."""
+    team, params = pair
+    cfg = TrainConfig(max_new_tokens=NEW, eval_generations=GROUP, num_generations=GROUP)
+    items = [*ITEMS, {"prompt": "of fruit", "tag": 3}]
+
+    def reward(a, b):  # three prompts of three: means 2, 8 and nothing
+        return [1, 2, 3, 7, float("nan"), 9, *[None] * 3]
+
+    result = evaluate(team, params, items, Rewarded(make_reward(reward, num_agents=2), FORMATTERS), cfg)
+    assert result.mean == 5 and result.interval == pytest.approx(12.706205 * np.std([2, 8], ddof=1) / np.sqrt(2))
+    assert result.rollout.turns[0].invalid == 4
+    none = make_reward(lambda a, b: [None] * len(a), num_agents=2)
+    nothing = evaluate(team, params, items, Rewarded(none, FORMATTERS), cfg)
+    assert np.isnan(nothing.mean) and np.isnan(nothing.interval)
+
+
+def test_stacked_agents_are_their_own(pair, agents):
+    """`make_team` keeps the order of the agents and their weights, in float32."""
+    for a, agent in enumerate(agents):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(unstack(pair[1][0], a)), agent.params)
+    assert {x.dtype for x in jax.tree.leaves(pair[1])} == {jnp.dtype("float32")}
+
+
+def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
+    """They are what importance_cap weighs by, and larger than those over the whole vocabulary."""
+    settings = Sampling(max_new_tokens=4, top_k=5)
+    env = Rewarded(lambda a, b: [1.0] * len(a), [prompt_of] * 2)
+    played = play(*pair, [{"prompt": "apples"}], env, settings, Episodes(), seed=0, step=0, group=3)
+    batch, done = to_batches(pair[0], played)[0], played.turns[0].completions[0]
+    np.testing.assert_array_equal(batch.truncated_logprobs, done.truncated_logprobs[..., : batch.tokens.shape[-1]])
+    assert (batch.truncated_logprobs > batch.old_logprobs + 1e-3).any()
+
+
+# --- what a run must survive ---------------------------------------------------------------------------------------------
+
+
+def updated(pair, got, algorithm="grpo", **changes):
+    """What a stack was and is, and what it told, after one update on a rollout."""
+    learning = TrainConfig(algorithm=algorithm, learning_rate=1e-2, num_generations=max(GROUP, 2), **changes).learning()
+    state = init_stack(jax.tree.map(np.copy, pair[1][0]), learning)
+    before = jax.device_get(state.params)
+    state, metrics = update_stack(state, to_batches(pair[0], got)[0], cfg=pair[0].stacks[0].config, learning=learning)
+    return before, *jax.device_get((state.params, metrics))
+
+
+def unchanged(before, after):
+    return all((x == y).all() for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+
+
+def healthy(after, metrics):
+    finite = all(np.isfinite(x).all() for x in jax.tree.leaves((after, metrics)))
+    return finite and (metrics["skipped"] == 0).all()
+
+
+BAD_REWARDS = [float("nan"), float("inf"), -float("inf"), None, "2", 1e308, np.float32("nan"), np.float64(1e308)]
+
+
+@pytest.mark.parametrize("bad", BAD_REWARDS, ids=repr)
+def test_a_bad_reward_reaches_neither_parameters_nor_the_others(pair, bad):
+    """One of six joint actions: its return is NaN and counted, all else is finite, and what is learned is what the other five
+    teach, numpy's scalars among them."""
+    got = play_pair(pair, reward=lambda a, b: [1.0, bad, np.float32(2), np.int64(3), np.array(5.0), 6])
+    assert got.turns[0].invalid == 1 and np.isnan(got.returns[0][:, 0, 1]).all() and np.isfinite(got.returns[0]).sum() == 10
+    before, after, metrics = updated(pair, got)
+    assert healthy(after, metrics) and (metrics["grad_norm"] > 0).all() and not unchanged(before, after)
+
+
+@pytest.fixture(scope="module")
+def silent(agents):
+    """A pair that ends every completion at once: all hidden states point along the first axis, which the end's logit reads."""
+    trees = [agent.params | {name: agent.params[name].copy() for name in ("embed", "lm_head")} for agent in agents]
+    for tree, agent in zip(trees, agents, strict=True):
+        tree["embed"][:, 0] = 1000
+        tree["lm_head"][:] = 0
+        tree["lm_head"][0, agent.tokenizer.eos_token_id] = 3
+    return make_team([agent._replace(params=tree) for agent, tree in zip(agents, trees, strict=True)])
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "dapo", "mareinforce"])
+def test_completions_that_end_at_once_are_texts_of_nothing(silent, algorithm):
+    """One action each, the end. By their equal lengths they teach nothing, by other rewards something finite."""
+    got = play_pair(silent)
+    done = got.turns[0].completions[0]
+    assert (done.action_mask.sum(-1) == 1).all() and done.ended.all()
+    assert {text for agent in got.turns[0].texts for prompt in agent for text in prompt} == {""}
+    assert np.isfinite(got.returns[0]).all() and (got.returns[0] == 0).all()
+    before, after, metrics = updated(silent, got, algorithm)
+    assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
+    before, after, metrics = updated(silent, play_pair(silent, reward=lambda a, b: range(len(a))), algorithm)
+    assert healthy(after, metrics) and (metrics["grad_norm"] > 0).all() and not unchanged(before, after)
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "marloo", "dapo"])
+def test_equal_rewards_teach_nothing(pair, algorithm):
+    before, after, metrics = updated(pair, play_pair(pair, reward=lambda a, b: [0.1] * len(a)), algorithm)
+    assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "grpo"])
+def test_a_group_of_one_teaches_nothing(pair, algorithm):
+    """Where its baseline is of the group; where there is none it teaches."""
+    got = play_pair(pair, group=1)
+    before, after, metrics = updated(pair, got, algorithm)
+    assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
+    before, after, metrics = updated(pair, got, "mareinforce")
+    assert healthy(after, metrics) and (metrics["grad_norm"] > 0).all() and not unchanged(before, after)
+
+
+def test_nothing_but_masked_rewards_teaches_nothing(pair):
+    before, after, metrics = updated(pair, play_pair(pair, reward=lambda a, b: [None] * len(a)))
+    assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
+
+
+def test_joint_actions_on_which_a_reward_raised_are_counted(pair):
+    """Also where a number stands in for them, of which `reward/invalid` says nothing."""
+
+    def fails(a, b):
+        raise ZeroDivisionError
+
+    team, params = pair
+    keys = dict(seed=0, step=0, group=GROUP)
+    for on_error, invalid in (("mask", 6), (0.5, 0)):
+        env = Rewarded(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
+        got = play(team, params, ITEMS, env, SETTINGS, Episodes(), **keys)
+        assert got.notes["reward/raised"] == 6 and got.turns[0].invalid == invalid
+    assert "reward/raised" not in play_pair(pair).notes

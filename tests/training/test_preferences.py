@@ -1,0 +1,623 @@
+"""Losses of pairs and texts: closed forms, torch, and the gradient of a whole team; training on data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.config import Learning, TrainConfig
+from jmarl.learning.data_objective import Pairs, Texts, pairs_loss, texts_loss
+from jmarl.learning.optimizer import init_stack
+from jmarl.learning.update import agent_gradients, update_stack
+from jmarl.models import decoder
+from jmarl.models.heads import values_of, with_value_head
+from jmarl.models.stack import unstack
+from jmarl.rl import losses
+from jmarl.sampling.scoring import hidden_states
+from jmarl.team import make_team
+from jmarl.training.fit import batches_of, encode, evaluate, examples_at, fit
+from jmarl.training.preferences.encoding import (
+    encode_pairs,
+    encode_trajectories,
+    pair_batches,
+    pair_scores,
+    reference_scores,
+    text_batches,
+    with_others,
+)
+from jmarl.training.preferences.pairs import Pair, Trajectory
+
+PAIRS = [
+    Pair(("the answer", "a basket"), ("is 42", "of fruit"), ("seven", "of apples and pears")),
+    Pair(("def add", "seven"), ("(first, second)", "apples"), ("question", "and ten pieces")),
+    Pair(("walked to", "the agents"), ("the market", "talk"), ("walked", "of the children")),
+]
+
+
+@pytest.fixture(scope="module")
+def team(tiny_config, tiny_tokenizer, random_agent):
+    return make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)])
+
+
+@pytest.fixture(scope="module")
+def old(tiny_config, tiny_tokenizer, random_agent):
+    """Another team, as reference."""
+    return make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (2, 3)])[1]
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def plain_logprobs(params, cfg, ids):
+    """Log-probabilities [T - 1] of ids [T] after the first, by the plain forward pass of one sequence."""
+    logp = jax.nn.log_softmax(decoder.forward(params, cfg, ids)[:-1])
+    return jnp.take_along_axis(logp, ids[1:, None], -1)[:, 0]
+
+
+def row_logprobs(params, cfg, coded, which):
+    """Of one completion's tokens; zeros behind them, which no token before sees, so that all have one shape to compile."""
+    ids = [*coded.prompt, *coded.rows[which]]
+    return plain_logprobs(params, cfg, jnp.array(ids + [0] * (48 - len(ids))))[len(coded.prompt) - 1 : len(ids) - 1]
+
+
+def coded_logprob(params, cfg, coded, which):
+    return row_logprobs(params, cfg, coded, which).sum()
+
+
+def margin_of(params, reference, cfg, coded):
+    """Log-ratio of the chosen completion minus that of the rejected one."""
+    ratios = [coded_logprob(params, cfg, coded, k) - coded_logprob(reference, cfg, coded, k) for k in (0, 1)]
+    return ratios[0] - ratios[1]
+
+
+# --- losses ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "smoothing", "formula"),
+    [
+        ("sigmoid", 0.0, lambda t, m, b, s: -t.nn.functional.logsigmoid(b * m)),
+        (
+            "sigmoid",
+            0.2,
+            lambda t, m, b, s: -t.nn.functional.logsigmoid(b * m) * (1 - s) - t.nn.functional.logsigmoid(-b * m) * s,
+        ),
+        ("hinge", 0.0, lambda t, m, b, s: t.relu(1 - b * m)),
+        ("ipo", 0.0, lambda t, m, b, s: (m - 1 / (2 * b)) ** 2),
+    ],
+)
+def test_the_loss_and_its_gradient_are_those_of_the_formula_as_trl_writes_it(kind, smoothing, formula):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    margins, beta = 8 * rng.normal(size=40), 0.3
+    x = torch.tensor(margins, dtype=torch.float64, requires_grad=True)
+    expected = formula(torch, x, beta, smoothing).mean()
+    expected.backward()
+    weights = jnp.full(40, 1 / 40)
+    how = functools.partial(losses.preference, kind=kind, beta=beta, smoothing=smoothing)
+    (loss, metrics), grad = jax.value_and_grad(how, has_aux=True)(jnp.asarray(margins, jnp.float32), weights)
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(grad, x.grad.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(metrics["accuracy"], margins > 0)
+
+
+def test_a_tie_is_half_right():
+    _, metrics = losses.preference(jnp.zeros(3), jnp.ones(3) / 3)
+    assert metrics["accuracy"].tolist() == [0.5] * 3
+
+
+def test_what_is_told_of_pairs_by_hand():
+    """Means over two valid pairs, the third is padding; behind a completion anything may stand."""
+    of_tokens = jnp.array([[[-1.0, -2.0], [-4.0, jnp.nan]], [[-2.0, -jnp.inf], [-1.0, -1.0]], [[-9.0, -9.0], [-8.0, -7.0]]])
+    take = jnp.array([[[1.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
+    reference = jnp.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    of = Pairs(take, reference, others=jnp.array([0.5, 1.0, 0.0]), share=jnp.array([0.5, 0.5, 0.0]))
+    loss, metrics = pairs_loss(of_tokens, of, Learning(algorithm="madpo", beta=0.2))
+    expected = {"chosen": (-4 - 2) / 2, "rejected": (-4 - 4) / 2, "margin": (0.5 + 3) / 2, "accuracy": 1.0}
+    expected["loss"] = np.log1p(np.exp(-0.2 * np.array([0.5, 3.0]))).mean()
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
+    assert loss == metrics["loss"]
+
+
+def test_what_is_told_of_texts_by_hand():
+    logp, entropy = -jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([1.0, 3.0, 5.0, 7.0])
+    of = Texts(jnp.array([0.5, 0.5, 0.0, 0.0]), jnp.array([0.0, 0.0, 1.0, 0.0]))
+    for weight, more in ((0.0, {}), (0.3, {"nll_world": 4.0})):
+        loss, metrics = texts_loss(logp, entropy, of, Learning(algorithm="sft", bc_weight=0.7, world_model_weight=weight))
+        told = {"nll": 1.5, "entropy": 2.0, "loss": 0.7 * 1.5 + weight * 4} | more
+        assert metrics == pytest.approx(told) and loss == metrics["loss"]
+
+
+# --- one agent and teams -----------------------------------------------------------------------------------------------
+
+
+def learned(team_and_params, reference, pairs, learning, mode="map", count=4):
+    """Parameters and metrics after one update on pairs."""
+    team, params = team_and_params
+    coded = encode_pairs(team, pairs, False)
+    of_reference = reference_scores(team, [reference], coded, count, learning, mode)
+    batches = pair_batches(team, coded, of_reference, count, learning)
+    if learning.algorithm == "madpo":
+        batches = with_others(team, params, batches, learning, mode)
+    state = init_stack(jax.tree.map(jnp.copy, params[0]), learning)
+    state, metrics = update_stack(state, batches[0], cfg=team.stacks[0].config, learning=learning, mode=mode)
+    return jax.device_get(state.grads), jax.device_get(metrics)
+
+
+def assert_close(got, expected, rtol=2e-3, atol=2e-5):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol), got, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "madpo"])
+def test_the_gradient_is_that_of_the_loss_of_margins(team, old, algorithm):
+    """dpo: each agent by its own margin; madpo: -log sigma(beta (own + others')), the others held. Against plain forward passes
+    of each completion by itself: padding, the shared prompt and the batch change nothing. The end of a completion counts."""
+    spec, beta = team[0].stacks[0], 0.5
+    cfg, coded = spec.config, encode_pairs(team[0], PAIRS, False)
+    margins = np.array([[margin_of(unstack(team[1][0], n), unstack(old[0], n), cfg, c[n]) for n in (0, 1)] for c in coded])
+    assert coded[0][0].rows[0][-1] == spec.stop[0]
+
+    def loss(params, n):
+        own = jnp.stack([margin_of(params, unstack(old[0], n), cfg, c[n]) for c in coded])
+        others = margins.sum(1) - margins[:, n] if algorithm == "madpo" else 0
+        return -jax.nn.log_sigmoid(beta * (own + others)).mean()
+
+    grads, metrics = learned(team, old[0], PAIRS, Learning(algorithm=algorithm, beta=beta))
+    for n in (0, 1):
+        value, expected = jax.value_and_grad(loss)(unstack(team[1][0], n), n)
+        np.testing.assert_allclose(metrics["loss"][n], value, rtol=1e-4)
+        assert_close(unstack(grads, n), expected)
+    shown = margins.sum(1, keepdims=True) if algorithm == "madpo" else margins
+    np.testing.assert_allclose(metrics["margin"], np.broadcast_to(shown, margins.shape).mean(0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(metrics["accuracy"], np.broadcast_to(shown > 0, margins.shape).mean(0), atol=1e-6)
+
+
+def test_agents_of_a_team_get_one_joint_loss(team, old):
+    """madpo: all agents have the same loss; without the others it is dpo's."""
+    _, joint = learned(team, old[0], PAIRS, Learning(algorithm="madpo"))
+    _, alone = learned(team, old[0], PAIRS, Learning(algorithm="dpo"))
+    np.testing.assert_allclose(joint["loss"][0], joint["loss"][1], rtol=1e-5)
+    assert abs(alone["loss"][0] - alone["loss"][1]) > 1e-3
+
+
+def test_at_the_start_the_loss_is_log_2_and_reference_free_is_not(team):
+    """The policy is its own reference: every margin is 0, and still the gradient is not."""
+    grads, metrics = learned(team, team[1][0], PAIRS, Learning(algorithm="madpo"))
+    np.testing.assert_allclose(metrics["loss"], math.log(2), rtol=1e-6)
+    assert (metrics["grad_norm"] > 1e-2).all()
+    _, free = learned(team, team[1][0], PAIRS, Learning(algorithm="madpo", reference_free=True))
+    assert (np.abs(free["loss"] - math.log(2)) > 1e-2).all()
+
+
+def test_ipo_compares_means_of_tokens(team, old):
+    spec, coded = team[0].stacks[0], encode_pairs(team[0], PAIRS, False)
+    expected = []
+    for c in coded:
+        means = [
+            (
+                coded_logprob(unstack(team[1][0], 0), spec.config, c[0], k)
+                - coded_logprob(unstack(old[0], 0), spec.config, c[0], k)
+            )
+            / len(c[0].rows[k])
+            for k in (0, 1)
+        ]
+        expected.append((means[0] - means[1] - 1 / 0.4) ** 2)
+    _, metrics = learned(team, old[0], PAIRS, Learning(algorithm="dpo", preference_loss="ipo", beta=0.2))
+    np.testing.assert_allclose(metrics["loss"][0], np.mean(expected), rtol=1e-4)
+
+
+def test_micro_batches_padding_and_vmap_change_nothing(team, old):
+    """Three pairs as one batch, in two parts that the three do not fill, with five empty places behind them, and vmapped."""
+    base = Learning(algorithm="madpo")
+    whole, metrics = learned(team, old[0], PAIRS, base, count=3)
+    for learning, mode, count in (
+        (dataclasses.replace(base, micro_batches=2), "map", 3),
+        (base, "map", 8),
+        (base, "vmap", 4),
+    ):
+        grads, others = learned(team, old[0], PAIRS, learning, mode, count)
+        assert_close(grads, whole)
+        for name in ("loss", "accuracy", "margin"):
+            np.testing.assert_allclose(others[name], metrics[name], rtol=1e-4, atol=1e-5)
+
+
+def test_roles_of_shared_weights_are_agents_of_a_pair(team, old, tiny_config, tiny_tokenizer, random_agent):
+    """One parameter set in two roles: its gradient is the sum of both roles' parts, of half the weight each."""
+    agent = random_agent(tiny_config(), tiny_tokenizer, 0)
+    shared = make_team([agent, agent], shared_weights=True)
+    apart = make_team([agent, agent])
+    reference = jax.tree.map(lambda x: x[:1], old[0])
+    both = jax.tree.map(lambda x: jnp.concatenate([x, x]), reference)
+    grads, _ = learned(shared, reference, PAIRS, Learning(algorithm="madpo"))
+    separate, _ = learned(apart, both, PAIRS, Learning(algorithm="madpo"))
+    assert_close(unstack(grads, 0), jax.tree.map(lambda x: x.mean(0), separate))
+
+
+def test_sampled_pairs_are_learned_from_as_they_were_sampled(team):
+    """Their tokens are not those that their texts would be encoded as, and nothing is put behind them."""
+    tokens = tuple(([5, 6, 7], [9, 9], [8]) for _ in range(2))
+    (coded,) = encode_pairs(team[0], [PAIRS[0]._replace(tokens=tokens)], False)
+    assert [(c.prompt, *c.rows) for c in coded] == [([5, 6, 7], [9, 9], [8])] * 2
+
+
+def test_chat_prompts(team, tiny_tokenizer):
+    """A text as a user's message, and messages, are encoded alike."""
+    text = Pair(("How many?",) * 2, ("Two.",) * 2, ("Ten.",) * 2)
+    chat = text._replace(prompts=(({"role": "user", "content": "How many?"},),) * 2)
+    as_text, as_chat = encode_pairs(team[0], [text], True), encode_pairs(team[0], [chat], False)
+    assert as_text == as_chat
+    prompt = tiny_tokenizer.decode(as_text[0][0].prompt)
+    assert prompt == "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
+    assert tiny_tokenizer.decode(as_text[0][0].rows[0]) == "Two.<|im_end|>"
+
+
+def test_a_chat_ends_as_its_template_does_and_a_text_as_the_tokenizer_does(tiny_config, make_tokenizer, random_agent):
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    team, _ = make_team([random_agent(tiny_config(), tokenizer, 0)])
+    text = Pair(("How many?",), ("Two.",), ("Ten.",))
+    chat = text._replace(prompts=(({"role": "user", "content": "How many?"},),))
+    for pairs, as_chat, expected in (([text, chat], False, ["<|endoftext|>", "<|im_end|>"]), ([text], True, ["<|im_end|>"])):
+        found = encode_pairs(team, pairs, as_chat)
+        assert [tokenizer.decode(row[-1:]) for (coded,) in found for row in coded.rows] == np.repeat(expected, 2).tolist()
+
+
+def test_agents_of_several_stacks_have_their_own_numbers(agents, two_models):
+    """Three agents, the middle one of another architecture: references are those of each alone, others' margins sum up."""
+    three, learning = [*two_models, agents[1]], Learning(algorithm="madpo")
+    pairs = [Pair(*((*texts, "of the farmer") for texts in pair[:3])) for pair in PAIRS]
+    team, params = make_team(three)
+    coded = encode_pairs(team, pairs, False)
+    found = reference_scores(team, params, coded, 4, learning, "vmap")
+    for n, agent in enumerate(three):
+        alone, own = make_team([agent])
+        expected = reference_scores(alone, own, [[of[n]] for of in coded], 4, learning, "vmap")
+        np.testing.assert_allclose(found[:, n], expected[:, 0], rtol=1e-4)
+    batches = with_others(team, params, pair_batches(team, coded, 0.5 * found, 4, learning), learning, "vmap")
+    margins = 0.5 * (found[..., 0] - found[..., 1])
+    others = margins.sum(1, keepdims=True) - margins
+    for spec, batch in zip(team.stacks, batches, strict=True):
+        got = batch.others.reshape(len(spec.order), -1)[:, : len(pairs)]
+        np.testing.assert_allclose(got, others[:, spec.order].T, rtol=1e-3, atol=1e-3)
+
+
+def test_long_prompts_beside_long_completions(team):
+    """Of a context of 128: one pair fills it with its prompt, another with a completion, both to the last token."""
+    tokens = [(([5] * 112, [6] * 16, [7]),) * 2, (([5], [6] * 127, [7]),) * 2]
+    pairs = [Pair(("a", "b"), ("c", "d"), ("e", "f"), tokens=t) for t in tokens]
+    coded = encode_pairs(team[0], pairs, False)
+    for algorithm in ("dpo", "reward_model"):
+        learning = Learning(algorithm=algorithm)
+        params = team[1] if algorithm == "dpo" else [with_value_head(team[1][0]) | {"value": jnp.ones((2, 32))}]
+        together = pair_scores(team[0], params, pair_batches(team[0], coded, None, 2, learning), learning, "map")
+        for i, one in enumerate(coded):
+            alone = pair_scores(team[0], params, pair_batches(team[0], [one], None, 1, learning), learning, "map")
+            np.testing.assert_allclose(together[i], alone[0], rtol=1e-4, atol=1e-4)
+    for rows in (([6] * 16, [7]), ([7], [6] * 16)):
+        with pytest.raises(ValueError, match="has 129 tokens, the context 128"):
+            encode_pairs(team[0], [pairs[0]._replace(tokens=(([5] * 113, *rows),) * 2)], False)
+
+
+def test_what_does_not_fit_is_named(team):
+    long = Pair(("xyz " * 60, "b"), ("c", "d"), ("e", "f"))
+    with pytest.raises(ValueError, match=r"pair 0 of agent 0 .* tokens, the context 128"):
+        encode_pairs(team[0], [long], False)
+    for n in (1, 3):
+        with pytest.raises(ValueError, match=f"pair 0 is of {n} agents, the team has 2"):
+            encode_pairs(team[0], [Pair(("a",) * n, ("b",) * n, ("c",) * n)], False)
+
+
+def test_a_trajectory_that_does_not_fit_is_named(team, one):
+    with pytest.raises(ValueError, match=r"trajectory 1 \('the'...\) has \d+ tokens, the context 128"):
+        encode_trajectories(one[0], [TALK, Trajectory(("the",), ("xyz " * 60,))], False)
+    with pytest.raises(ValueError, match="trajectories are of one agent, the team has 2"):
+        encode_trajectories(team[0], [TALK], False)
+
+
+# --- reward model ------------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_model_scores_behind_the_last_token(team):
+    """-log sigma(s_w - s_l), where s is the value head's number of the hidden state behind a completion's last token; the head
+    starts at 0 and has a gradient."""
+    learning, (one, params) = Learning(algorithm="reward_model"), (team[0], team[1][0])
+    spec = one.stacks[0]
+    with_head = with_value_head(params) | {"value": 0.3 * jax.random.normal(jax.random.key(0), params["final_norm"].shape)}
+    coded = encode_pairs(one, PAIRS, False)
+    (batch,) = pair_batches(one, coded, None, 4, learning)
+    scores = pair_scores(one, [with_head], (batch,), learning, "map")
+
+    def by_itself(n, c, k):
+        params = unstack(with_head, n)
+        ids = jnp.array([[*c.prompt, *c.rows[k]]])
+        behind = hidden_states(params, spec.config, ids, jnp.array([ids.shape[1]]), jnp.zeros((1, 1, 1), jnp.int32), "full")
+        return values_of(params, behind)[0]
+
+    for i, c in enumerate(coded):
+        for n in (0, 1):
+            np.testing.assert_allclose(scores[i, n], [by_itself(n, c[n], k) for k in (0, 1)], rtol=1e-4, atol=1e-5)
+    agent = functools.partial(unstack, agent=0)
+    of_agent = jax.jit(functools.partial(agent_gradients, cfg=spec.config, learning=learning))
+    _, metrics = of_agent(agent(with_head), None, None, agent(batch))
+    margins = scores[:3, 0, 0] - scores[:3, 0, 1]
+    np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-margins)).mean(), rtol=1e-4)
+    grads, fresh = of_agent(agent(with_value_head(params)), None, None, agent(batch))
+    np.testing.assert_allclose(fresh["loss"], math.log(2), rtol=1e-6)
+    assert np.abs(grads["value"]).max() > 1e-3
+
+
+# --- texts -------------------------------------------------------------------------------------------------------------
+
+TALK = Trajectory(("2 + 2?", "Wrong, again.", "Right."), ("5", "4"))
+
+
+@pytest.fixture(scope="module")
+def one(tiny_config, tiny_tokenizer, random_agent):
+    return make_team([random_agent(tiny_config(), tiny_tokenizer, 0)])
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_trajectory_is_one_row_with_its_whole_history(one, tiny_tokenizer, chat):
+    ((coded,),) = encode_trajectories(one[0], [TALK], chat)
+    said = [t for t, kind in zip(coded.rows[0], coded.kinds, strict=True) if kind == 1]
+    assert tiny_tokenizer.decode(said) == "5<|im_end|>4<|im_end|>"
+    told = tiny_tokenizer.decode([t for t, kind in zip(coded.rows[0], coded.kinds, strict=True) if kind == 2])
+    ends = "\n<|im_start|>assistant\n"
+    chatted = f"\n<|im_start|>user\nWrong, again.<|im_end|>{ends}\n<|im_start|>user\nRight.<|im_end|>{ends}"
+    assert told == (chatted if chat else "Wrong, again.Right.")
+
+
+def test_messages_are_a_chat_of_a_trajectory(one):
+    messages = TALK._replace(observations=tuple(({"role": "user", "content": text},) for text in TALK.observations))
+    assert encode_trajectories(one[0], [messages], False) == encode_trajectories(one[0], [TALK], True)
+
+
+def test_a_template_without_an_end_of_messages_loses_nothing(tiny_config, make_tokenizer, random_agent):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ';' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    team, _ = make_team([random_agent(tiny_config(), tokenizer, 0)])
+    ((coded,),) = encode_trajectories(team, [TALK._replace(observations=TALK.observations[:2])], True)
+    said = "5<|im_end|>;user: Wrong, again.;assistant: 4<|im_end|>"
+    assert tokenizer.decode([*coded.prompt, *coded.rows[0]]) == f"user: 2 + 2?;assistant: {said}"
+
+
+@pytest.mark.parametrize(("cloning", "predicting"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.3)])
+def test_the_loss_of_texts_is_the_mean_surprise_of_each_kind_of_token(one, cloning, predicting):
+    """Behaviour cloning, a world model, and both: against plain forward passes of whole rows; the ends are trained."""
+    team, params = one
+    cfg, coded = team.stacks[0].config, encode_trajectories(team, [TALK, Trajectory(("the",), ("market",))], False)
+
+    def loss(params):
+        nll, kinds = [], []
+        for (c,) in coded:
+            nll.append(-row_logprobs(params, cfg, c, 0))
+            kinds += c.kinds
+        nll, kinds = jnp.concatenate(nll), np.array(kinds)
+        return cloning * nll[kinds == 1].mean() + predicting * nll[kinds == 2].mean()
+
+    learning = Learning(algorithm="sft", bc_weight=cloning, world_model_weight=predicting, micro_batches=2)
+    (batch,) = text_batches(team, coded, 4)
+    state = init_stack(jax.tree.map(jnp.copy, params[0]), learning)
+    state, metrics = update_stack(state, batch, cfg=cfg, learning=learning)
+    value, expected = jax.value_and_grad(loss)(unstack(params[0], 0))
+    np.testing.assert_allclose(metrics["loss"][0], value, rtol=1e-4)
+    assert_close(jax.device_get(unstack(state.grads, 0)), jax.device_get(expected))
+
+
+# --- training ----------------------------------------------------------------------------------------------------------
+
+WORDS = ["apples", "pears", "the farmer", "ten pieces", "basket", "children", "market", "question"]
+TASTES = [
+    Pair((f"{word} and", f"the {word}"), (f"seven {end}", "aeiou"), (f"{end} walked", "xyz")) for word in WORDS for end in WORDS
+]
+RUN = TrainConfig(num_updates=12, learning_rate=1e-2, per_agent="vmap", progress=False, batch_size=8)
+
+
+def fitted(agents, algorithm, data, **changes):
+    team, params = make_team(agents)
+    cfg = dataclasses.replace(RUN, algorithm=algorithm, **changes)
+    held = data[::4]
+    return fit(team, params, [d for i, d in enumerate(data) if i % 4], cfg, eval_data=held)
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    """Two agents of one architecture."""
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def two_models(agents, tiny_config, tiny_tokenizer, random_agent):
+    return [agents[0], random_agent(tiny_config("qwen3", hidden_size=48), tiny_tokenizer, 1)]
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "madpo"])
+def test_held_out_preferences_are_learned(agents, algorithm):
+    result = fitted(agents, algorithm, TASTES)
+    assert result.before["accuracy"] == 0.5 and result.before["margin"] == 0, "the policy is the reference"
+    np.testing.assert_allclose(result.before["loss"], math.log(2), rtol=1e-5)
+    assert result.after["accuracy"] > 0.95 and result.after["loss"] < 0.3, result.after
+    assert len(result.losses) == 12 and result.losses[-1] < result.losses[0]
+
+
+def test_two_architectures_learn_joint_preferences(two_models):
+    assert fitted(two_models, "madpo", TASTES).after["accuracy"] > 0.95
+
+
+def test_a_reward_model_ranks_held_out_pairs(agents):
+    alone = [Pair(p.prompts[:1], p.chosen[:1], p.rejected[:1]) for p in TASTES]
+    result = fitted(agents[:1], "reward_model", alone, num_updates=20, learning_rate=3e-3)
+    assert result.before["accuracy"] == 0.5 and result.after["accuracy"] > 0.9, result.after
+
+
+def test_texts_are_learned(agents):
+    words = WORDS[:7] * 4  # each is among those held out, which is every fourth, and among the others
+    data = [Trajectory((f"{word} and", "the question is"), (f"seven {word}",)) for word in words]
+    result = fitted(agents[:1], "sft", data, world_model_weight=0.5, num_updates=24)
+    assert result.after["nll"] < 0.5 * result.before["nll"] and result.after["nll_world"] < 0.5 * result.before["nll_world"]
+    both = result.after["nll"] + 0.5 * result.after["nll_world"]
+    np.testing.assert_allclose(result.after["loss"], both, rtol=1e-5)
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
+    """Six updates at once, and three and three: the same parameters and the same rows."""
+
+    def run(where, **changes):
+        return fitted(agents, "madpo", TASTES, output_dir=str(tmp_path / where), save_every=3, **changes)
+
+    whole = run("whole", num_updates=6)
+    run("parts", num_updates=3)
+    rest = run("parts", num_updates=6, resume=True)
+    assert rest.before is None
+    jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
+
+    def rows(where):
+        lines = (tmp_path / where / "metrics.jsonl").read_text().splitlines()
+        found = [{k: v for k, v in json.loads(line).items() if "time" not in k and "per_s" not in k} for line in lines]
+        return [{k: v for k, v in row.items() if k != "compiles"} for row in found if "loss" in row]
+
+    assert rows("parts") == rows("whole") and len(rows("whole")) == 6
+    assert (tmp_path / "whole" / "models" / "agent_1" / "model.safetensors").exists()
+
+
+def test_every_pair_is_seen_once_an_epoch():
+    """Orders follow from seed and epoch alone."""
+    seen = [examples_at(step, 10, 3, seed=0) for step in range(6)]
+    assert len(set(sum(seen[:3], []))) == 9 and len(set(sum(seen[3:], []))) == 9 and seen[:3] != seen[3:]
+    assert examples_at(4, 10, 3, seed=0) == seen[4] and examples_at(0, 10, 3, seed=1) != seen[0]
+    assert sorted(examples_at(0, 2, 8, seed=0)) == [0, 1]
+
+
+def test_held_out_pairs_of_a_team_are_judged_by_the_joint_margin(agents):
+    team, params = make_team(agents)
+    cfg, other = dataclasses.replace(RUN, algorithm="madpo", batch_size=9), jax.tree.map(lambda x: 0.9 * x, params)
+    held_out = encode(team, params, TASTES[:9], cfg)
+    found = evaluate(team, other, held_out, cfg)
+    scores = pair_scores(team, other, batches_of(team, held_out, range(9), cfg), cfg.learning(), cfg.per_agent)[:9]
+    margins = (scores[..., 0] - scores[..., 1]).sum(1)
+    assert (
+        (margins > 0).sum() == 8
+        and found["margin"] == pytest.approx(margins.mean(), rel=1e-4)
+        and found["accuracy"] == pytest.approx(8 / 9)
+    )
+
+
+def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
+    """Nine pairs as batches of four and of nine; texts too, whose tokens count alike in whatever batch they are."""
+    texts = [Trajectory(("the",), (word * n,)) for n, word in enumerate(WORDS, 1)]
+    for algorithm, data in (("madpo", TASTES[:9]), ("sft", texts)):
+        team, params = make_team(agents[: 1 if algorithm == "sft" else 2])
+        other = jax.tree.map(lambda x: 0.9 * x, params)
+        found = []
+        for size in (4, 9):
+            cfg = dataclasses.replace(RUN, algorithm=algorithm, batch_size=size)
+            found.append(evaluate(team, other, encode(team, params, data, cfg), cfg))
+        for name in found[0]:
+            np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "message"),
+    [
+        (dict(algorithm="magrpo"), TASTES, "learns from what the team writes: use jmarl.training.train.train"),
+        (dict(algorithm="marlhf"), TASTES, "learns from what the team writes: use jmarl.training.train.train"),
+        (dict(algorithm="dpo"), [TALK], "learns from a list of Pair, got Trajectory.*load_pairs"),
+        (dict(algorithm="sft"), TASTES, "learns from a list of Trajectory, got Pair.*load_trajectories"),
+        (dict(algorithm="dpo"), [], "there is no data"),
+        (dict(algorithm="dpo", bc_weight=0.5), TASTES, "bc_weight=0.5 has no meaning for algorithm='dpo'; it is for sft"),
+        (dict(algorithm="sft", beta=0.5), [TALK], "beta=0.5 has no meaning for algorithm='sft'"),
+        (dict(algorithm="dpo", kl_coef=0.1), TASTES, "kl_coef=0.1 has no meaning for algorithm='dpo'"),
+        (dict(algorithm="dpo", num_epochs=2), TASTES, "num_epochs=2 has no meaning for algorithm='dpo'"),
+        (dict(algorithm="dpo", num_turns=3), TASTES, "num_turns=3 has no meaning for algorithm='dpo' on given data"),
+        (dict(algorithm="dpo", num_generations=4), TASTES, "num_generations=4 has no meaning .* nothing is written: .* at 8"),
+        (dict(algorithm="sft", top_p=0.9), [TALK], "top_p=0.9 has no meaning for algorithm='sft' on given data"),
+        (dict(algorithm="sft", eval_temperature=0.0), [TALK], "eval_temperature=0.0 has no meaning"),
+        (dict(algorithm="dpo", pairs_per_prompt=3), TASTES, "pairs_per_prompt=3 has no meaning for algorithm='dpo'"),
+        (dict(algorithm="dpo", micro_batches=16), TASTES, "micro_batches=16 is more than batch_size=8"),
+    ],
+)
+def test_bad_settings_are_refused(agents, settings, data, message):
+    team, params = make_team(agents)
+    with pytest.raises((ValueError, TypeError), match=message):
+        fit(team, params, data, dataclasses.replace(RUN, **settings))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([PAIRS[0], PAIRS[0]._replace(prompts=("the", ""))], "the prompt of pair 1 of agent 1 is empty"),
+        ([PAIRS[0], PAIRS[0]._replace(chosen=("x", "xyz " * 99))], "pair 1 of agent 1 .* tokens, the context"),
+    ],
+)
+def test_a_pair_that_cannot_be_read_is_named(agents, data, message):
+    with pytest.raises(ValueError, match=message):
+        encode_pairs(make_team(agents)[0], data, False)
+
+
+def test_more_parts_than_pairs_are_told_by_the_users_setting(agents):
+    team, params = make_team(agents)
+    learning = Learning(algorithm="madpo", micro_batches=8)
+    (batch,) = pair_batches(team, encode_pairs(team, TASTES[:4], False), None, 4, learning)
+    state = init_stack(params[0], learning)
+    with pytest.raises(ValueError, match="micro_batches=8 is more than the 4 pairs or texts of an update: .* batch_size"):
+        update_stack(state, batch, cfg=team.stacks[0].config, learning=learning)
+
+
+def test_held_out_data_are_of_the_same_kind(agents):
+    team, params = make_team(agents)
+    with pytest.raises(TypeError, match="learns from a list of Pair, got Trajectory"):
+        fit(team, params, TASTES, dataclasses.replace(RUN, algorithm="madpo"), eval_data=[TALK])
+
+
+LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_proj,down_proj")
+
+
+def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
+    """LoRA: two agents of one model learn held-out preferences, the base stays as it is, and a run goes on bit for bit."""
+
+    def run(where, **changes):
+        team, params = make_team([agents[0]] * 2, lora=True)
+        how = dict(algorithm="madpo", output_dir=str(tmp_path / where), save_every=10)
+        return fit(team, params, TASTES[1::2], dataclasses.replace(RUN, **how, **LORA, **changes), eval_data=TASTES[::4])
+
+    whole = run("whole", num_updates=20)
+    assert whole.before["margin"] == 0 and whole.after["accuracy"] > 0.9, whole.after
+    (stack,) = whole.state.stacks
+    for (path, x), y in zip(
+        jax.tree_util.tree_flatten_with_path(agents[0].params)[0], jax.tree.leaves(agents[0].params), strict=True
+    ):
+        base = functools.reduce(lambda tree, k: tree[k.key], path, stack.base)
+        np.testing.assert_array_equal(base.value, y, err_msg=str(x.shape))
+    run("parts", num_updates=10)
+    rest = run("parts", num_updates=20, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, rest.state, whole.state)
+    assert (tmp_path / "whole" / "models" / "agent_1" / "adapter" / "adapter_config.json").exists()
+
+
+def test_a_reward_model_of_adapters(agents):
+    alone = [Pair(p.prompts[:1], p.chosen[:1], p.rejected[:1]) for p in TASTES]
+    result = fitted(agents[:1], "reward_model", alone, **LORA | dict(num_updates=20))
+    assert result.after["accuracy"] > 0.9, result.after
+
+
+def test_frozen_agents_and_rates_of_their_own(agents):
+    """A frozen agent stays bit-equal and its part still counts in its partner's margin; another rate changes one agent only."""
+    base = fitted(agents, "madpo", TASTES, num_updates=2)
+    frozen = fitted(agents, "madpo", TASTES, num_updates=2, frozen_agents=(1,))
+    slower = fitted(agents, "madpo", TASTES, num_updates=1, learning_rate=(1e-2, 1e-3))
+    once = fitted(agents, "madpo", TASTES, num_updates=1)
+    leaf = lambda result, n: np.asarray(result.state.stacks[0].params["embed"][n])  # noqa: E731
+    np.testing.assert_array_equal(leaf(frozen, 1), agents[1].params["embed"])
+    assert (leaf(frozen, 0) != leaf(base, 0)).any(), "the second step's margin has a partner that did not move"
+    np.testing.assert_allclose(leaf(slower, 0), leaf(once, 0), atol=1e-6)
+    moved = np.abs(leaf(once, 1) - agents[1].params["embed"]).max(), np.abs(leaf(slower, 1) - agents[1].params["embed"]).max()
+    np.testing.assert_allclose(moved[1] / moved[0], 0.1, rtol=1e-2)
