@@ -4,8 +4,8 @@ On Linux the process starts itself again once with `glibc.malloc.hugetlb=1`. XLA
 every step; in 4 KiB pages the kernel's page faults take a fifth to a third of the time, in huge pages a few per cent. glibc
 reads the setting only when a process starts. Anything set in GLIBC_TUNABLES already is left alone.
 
-JAX gets one virtual CPU device a core, so that agents can run beside each other (see `jmarl.models.sharding`); JAX_NUM_CPU_DEVICES
-set by the user wins.
+JAX gets one virtual CPU device a core, so that agents can run beside each other (see
+`jmarl.models.sharding`); JAX_NUM_CPU_DEVICES set by the user wins.
 """
 
 import os

@@ -2,7 +2,8 @@
 
 Claim: games that need two agents and no data run with one command; tasks are made, held-out ones apart, rewards are exact.
 Command: python -m experiments.building --environment str_build        (or house_build, function_calling; flags: --help)
-Reward: `jmarl.envs.games.str_build` (-3 to 2), `jmarl.envs.games.house_build` (-2 to 2), `jmarl.envs.tools.function_calling` (-0.25 to 1.10).
+Reward: `jmarl.envs.games.str_build` (-3 to 2), `jmarl.envs.games.house_build` (-2 to 2),
+`jmarl.envs.tools.function_calling` (-0.25 to 1.10).
 Seen (seed 0, held-out, with other work beside; untrained -> after imitating the solver -> after training):
     function_calling `--calls 2 2 --demonstrations 48 --imitation-updates 6 --num-prompts 2 --joint-mode cross --max-new-tokens
     48 --temperature 0.8 --eval-temperature 0.5 --learning-rate 2e-5 --num-updates 24 --held-out 16`: -0.13 ± 0.03 -> 0.66 ±

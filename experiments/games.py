@@ -3,9 +3,9 @@
 Claim: a team that is trained together does far better than before. Beside it stand a single agent that writes as many tokens,
 and agents that were each trained alone and then teamed; where the team does not win, experiments/README.md says so.
 Command: python -m experiments.games grid            (or sudoku; flags: --help; --write keeps picture and table here)
-Games: `jmarl.envs.games.grid` (two agents with 3 moves each, or one with 6; the walker must stand at its goal at the end) and
-`jmarl.envs.games.sudoku` (1 or 2 blanks; one agent in both roles, or a proposer and a checker that were trained alone). Model: two
-layers of random weights, a word a token.
+Games: `jmarl.envs.games.grid` (two agents with 3 moves each, or one with 6; the walker must stand at its goal at the end)
+and `jmarl.envs.games.sudoku` (1 or 2 blanks; one agent in both roles, or a proposer and a checker that were trained alone).
+Model: two layers of random weights, a word a token.
 Expected and time: see experiments/README.md.
 """
 

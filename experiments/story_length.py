@@ -45,11 +45,11 @@ class StoryConfig(TrainConfig):
     held_out: int = len(HELD_OUT)
     """Held-out topics that are played before and after training; 0: none."""
     seeds: tuple[int, ...] = ()
-    """Train from each of these seeds, all in one program (jmarl.training.seeds), in output_dir/seed_0, …; best with lora_rank, because
-    else every run has all weights. Empty: one run from `seed`."""
+    """Train from each of these seeds, all in one program (jmarl.training.seeds), in output_dir/seed_0, …; best with lora_rank,
+    because else every run has all weights. Empty: one run from `seed`."""
     centralized: bool = False
-    """One model writes both texts, in tagged sections of one completion (jmarl.envs.centralized): give it the tokens of both. The
-    default model never wrote a section in 64 tries, so that it earns and learns nothing: choose a larger one."""
+    """One model writes both texts, in tagged sections of one completion (jmarl.envs.centralized): give it the tokens of both.
+    The default model never wrote a section in 64 tries, so that it earns and learns nothing: choose a larger one."""
 
     def __post_init__(self):
         if self.joint_mode == "auto":

@@ -1,7 +1,7 @@
 """The rooms of jmarl: each imports only earlier ones, there is no circle, and the host world and the device world do not mix.
 
-ORDER is the picture of the README. A module may import modules of its own room, of earlier rooms and the earlier files at the top
-of the package. A new room or a new file at the top must be added to ORDER.
+ORDER is the picture of the README. A module may import modules of its own room, of earlier rooms and the earlier files at the
+top of the package. A new room or a new file at the top must be added to ORDER.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ ORDER = [
 # Pure functions of arrays: no tokenizer, environment, file, clock or log. A name stands for a module or for a whole room.
 DEVICE = {
     "types", "algorithms", "rl", "models", "sampling.sampler", "sampling.scoring",
-    "learning.batches", "learning.objective", "learning.data_objective", "learning.optimizer", "learning.update", "learning.probes",
+    "learning.batches", "learning.objective", "learning.data_objective", "learning.optimizer", "learning.update",
+    "learning.probes",
 }  # fmt: skip
 NOT_ON_DEVICE = {
     "transformers", "tokenizers", "datasets", "safetensors", "huggingface_hub", "tensorboardX", "rich", "os", "io",

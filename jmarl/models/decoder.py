@@ -154,7 +154,7 @@ class Block(nn.Module):
         return self.get_variable("params", name)
 
     def adapted(self, name: str, x: jax.Array, out: jax.Array) -> jax.Array:
-        """`out`, which a weight made of x, and what the adapter of this name adds to it (see `jmarl.models.lora`), if there is one."""
+        """`out`, which a weight made of x, and what the adapter of this name adds to it (`models.lora`), if there is one."""
         if not self.has_variable("params", name):
             return out
         w = self.get_variable("params", name)

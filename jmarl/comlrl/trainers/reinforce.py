@@ -51,7 +51,8 @@ class MAGRPOTrainer:
         args: the settings, of this trainer's configuration class.
         train_dataset, eval_dataset: a `datasets.Dataset`, a list or any other series of dicts.
         tokenizer: accepted and checked; every agent brings its own, and this must have the same vocabulary.
-        external_transition: writes the prompts of the next turn, where there are several; see `jmarl.envs.environment.Rewarded`.
+        external_transition: writes the prompts of the next turn, where there are several; see
+            `jmarl.envs.environment.Rewarded`.
         wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
     """
 

@@ -1,7 +1,7 @@
 """Story: agent 0 (`setup`) writes a sentence that sets up a story, agent 1 (`story`) tells it; one turn, one joint reward.
 
-Reward, from 0 to 1, in characters (`jmarl.envs.rewards.story_length_ratio`): 1 where length 2 / length 1 is in [2, 3], else e to the
-minus distance from that range; 0 where text 1 is empty. The published one is this times 100:
+Reward, from 0 to 1, in characters (`jmarl.envs.rewards.story_length_ratio`): 1 where length 2 / length 1 is in [2, 3], else e
+to the minus distance from that range; 0 where text 1 is empty. The published one is this times 100:
 `LockStep(env, processor=RewardProcessors.scale(100))`. `info`: `length_ratio` (NaN where text 1 is empty).
 
 The prompts do not name the ratio. Baseline, `single=True`: one agent writes both texts with `[PARAGRAPH_SPLIT]` between them,

@@ -3,8 +3,8 @@
 Host world: numpy and files, no jax and no torch. Everything loads into the decoder's layout (`jmarl.models.decoder`) in
 float32 and goes out as a directory that transformers and vLLM load. The tokenizer is read from ``tokenizer.json`` alone:
 it is complete, while `AutoTokenizer` imports torch and may rebuild the tokenizer from its parts. Left out: pickled
-``.bin`` weights, tokenizers without a ``tokenizer.json``, sharded export. What the formats mean is in `jmarl.models.hub.hf_format`
-and `jmarl.models.hub.gguf`; checkpoints of a run are Orbax's, not written here.
+``.bin`` weights, tokenizers without a ``tokenizer.json``, sharded export. What the formats mean is in
+`jmarl.models.hub.hf_format` and `jmarl.models.hub.gguf`; checkpoints of a run are Orbax's, not written here.
 """
 
 from __future__ import annotations
