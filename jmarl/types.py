@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     old_logprobs: Array  # [A, P, G, T] float32: the behaviour policy's, whole vocabulary
     ended: Array  # [A, P, G] bool: the agent ended the completion itself, it was not cut off
     rewards: Array  # [A, P, G] float32, the returns; NaN where invalid: the row is then masked
-    groups: Array  # [A, P, G] int32: rows with one number are compared with each other by the baselines
+    groups: Any  # [A, P, G] int32: rows with equal numbers are a group; None: the completions of each prompt are
     roles: Any = None  # [A, P, G] int32: which of its parameter set's roles wrote the row; None: there is only one
     truncated_logprobs: Any = None  # [A, P, G, T] float32: of the distribution really sampled from
     values: Any = None  # [A, P, G, T or 1] float32, what a critic expected (or what the greedy completion got), if there is one
@@ -69,7 +69,7 @@ class PreferenceBatch(NamedTuple):
     tokens: jax.Array  # [A, P, 2, T] int32: chosen, rejected
     action_mask: jax.Array  # [A, P, 2, T] bool: tokens of the completions, the ending one included
     reference: jax.Array  # [A, P, 2] float32: the completions' log-probabilities under the reference
-    others: jax.Array  # [A, P] float32: what the pair's other agents add to the margin, see `losses.preference`
+    team_margin: jax.Array  # [A, P] float32: margin of the pair's other agents, see `losses.preference`
     valid: jax.Array  # [A, P] bool: False is padding
     dropout: Any = None  # as in `Batch`
 
@@ -87,23 +87,10 @@ class TextBatch(NamedTuple):
 Data = Batch | PreferenceBatch | TextBatch
 
 
-class Named(dict):
-    """Parts of programs, which know them by their names: where one is replaced, as in a notebook, all are compiled anew."""
+class PerAgent(NamedTuple):
+    """Settings that the agents of a stack have of their own; None: the algorithm's, for all of them."""
 
-    def __setitem__(self, name: str, part: Any) -> None:
-        if name in self and self[name] is not part:
-            jax.clear_caches()
-        super().__setitem__(name, part)
-
-    def __delitem__(self, name: str) -> None:
-        jax.clear_caches()
-        super().__delitem__(name)
-
-
-class Own(NamedTuple):
-    """What the agents of a stack have of their own; None: as `Learning` says, for all of them."""
-
-    learning_rate: Any = None  # [A] float32: times the schedule, which then has its peak at 1
+    learning_rate: Any = None  # [A] float32: multiplies the schedule, whose peak is then 1
     max_grad_norm: Any = None  # [A] float32
     weight_decay: Any = None  # [A] float32
     held: Any = None  # [A] bool: these agents do not learn in this update

@@ -1,251 +1,274 @@
-"""Settings of episodes, of preferences and of files, and how a bad one is refused. `config` joins them to those of a run."""
+"""The sections of `TrainConfig`: frozen dataclasses, hashable, so that they are static arguments of `jit`.
+
+A setting that is None takes the default of the algorithm's row (`algorithms.resolve`). Every name occurs in one section only,
+so the short name of a setting is enough in flags, YAML files and `TrainConfig.of`."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
-import numbers
-import typing
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal
 
-T = TypeVar("T")
+from jmarl.config.validation import Count, CountOrOff, NotNegative, Positive, Range, Share, check, check_fields
 
-
-def check(name: str, given, ok: bool, allowed: str) -> None:
-    """Refuse a bad setting, saying what was given and what is allowed."""
-    if not ok:
-        raise ValueError(f"{name}={given!r} is not allowed: {name} must be {allowed}")
+Decay = Annotated[float, Range(0, 1, high_open=True, note="0 is off")]
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
+CHANGES = ("data", "reward")  # what `allow_changed` can allow
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that names the nearest known name, or "" where none is near."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)  # at 0.6 deepspeed is near seed
-    return f"; did you mean {near[0]!r}?" if near else ""
+class Section:
+    """Base of the sections: checks each field against its annotation and then `check_together`."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.check_together()
 
-def check_names(cls: Any, given: Iterable[str], others: Sequence[str] = ()) -> None:
-    """Refuse a setting that a dataclass does not have, naming one that is near. others: more names that are known."""
-    known = [*(field.name for field in dataclasses.fields(cls)), *others]
-    for name in given:
-        if name not in known:
-            meant = did_you_mean(name, known) or f"; help({cls.__name__}) lists its settings"
-            raise TypeError(f"{cls.__name__} has no setting {name!r}{meant}")
-
-
-def with_known_names(cls: type[T]) -> type[T]:
-    """A dataclass that names a near one of its settings where it is given one that it does not have; not its subclasses."""
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def checked(self, *args: Any, **given: Any) -> None:
-        check_names(cls, given)
-        init(self, *args, **given)
-
-    cls.__init__ = checked
-    return cls
-
-
-def check_types(settings: Any) -> None:
-    """Refuse settings of a dataclass that are of another type than their field's: a number as a text, as YAML reads 1e-5."""
-    for name, hint in typing.get_type_hints(type(settings)).items():
-        if not fits(getattr(settings, name), hint):
-            allowed = str(getattr(hint, "__name__", hint)) if isinstance(hint, type) else str(hint)
-            raise TypeError(f"{name}={getattr(settings, name)!r} is not allowed: {name} must be of type {allowed}")
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type: of a plain one, a union, or tuples of one (for which lists do, and ints for floats)."""
-    options = typing.get_args(hint)
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple | list) and all(fits(x, options[0]) for x in value)
-    if options:
-        return any(fits(value, option) for option in options)
-    if hint in (int, float):
-        return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    def check_together(self) -> None:
+        """Raise a ValueError for settings that do not fit each other."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Episodes:
-    """What an episode is made of."""
+class Sampling(Section):
+    """How completions are sampled. The names are those of Hugging Face's generation config."""
 
+    max_new_tokens: Count = 128
+    """Longest completion, in tokens."""
+    min_new_tokens: Annotated[int, Range(0)] = 0
+    """A completion does not end before this many tokens. For timing only: the forbidden end token still counts in the scored
+    probabilities, so negative advantages move probability there without any sample that corrects it."""
+    temperature: Annotated[float, Range(0, note="0 is greedy")] = 1.0
+    """Temperature of sampling and of the scored log-probabilities; 0 is greedy (scored at 1)."""
+    top_k: CountOrOff = 0
+    """Sample from the k most likely tokens; 0 is off."""
+    top_p: Annotated[float, Range(0, 1, low_open=True, note="1 is off")] = 1.0
+    """Sample from the smallest set of tokens that holds this much probability; 1 is off."""
+    min_p: Decay = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 is off."""
+    repetition_penalty: Annotated[float, Range(0, low_open=True, note="1 is off")] = 1.0
+    """Divide the logits of tokens that occurred before by this; 1 is off."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations in sampling and training: float32 (on GPUs too; TF32 is jax's
+    JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32), or bfloat16 with float32 master weights."""
+
+    def check_together(self) -> None:
+        fits = self.min_new_tokens <= self.max_new_tokens
+        check("min_new_tokens", self.min_new_tokens, fits, f"0..max_new_tokens={self.max_new_tokens}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes(Section):
+    """What one step plays: how many prompts and completions, turns, joint actions."""
+
+    num_prompts: Count = 1
+    """Prompts of a step (P)."""
+    num_generations: Count = 8
+    """Completions of each prompt and agent (G, the group)."""
     chat: bool = False
     """Put prompts into the tokenizer's chat template."""
-    joint_mode: str = "aligned"
-    """aligned: completion g of every agent forms a joint action; cross: all G^N combinations do; counterfactual: each
-    completion of an agent is judged with the first ones of all others and, where there are several turns, with what was written
-    later after those (C3, arXiv 2603.06859)."""
-    cross_credit: str = "mean"
+    joint_mode: Literal["aligned", "cross", "counterfactual"] = "aligned"
+    """aligned: completion g of every agent forms a joint action. cross: all G^N combinations do. counterfactual: each
+    completion of an agent is judged together with the first completions of all other agents and, with several turns, with what
+    was written after those (C3, arXiv 2603.06859)."""
+    cross_credit: Literal["mean", "sum"] = "mean"
     """Return of a completion in cross mode: mean or sum over the joint actions that contain it."""
-    num_turns: int = 1
-    """Turns of an episode, each a joint action and its answer."""
-    branching: str = "tree"
-    """tree: every joint action of a turn goes on with a group of completions of its own; chain: with a single one."""
-    history: str = "none"
-    """What an agent reads in later turns: none, the new prompt alone; append, the conversation so far and the new prompt."""
-    long_prompts: str = "error"
-    """A prompt that leaves no room for max_new_tokens in the context: error; truncate_left, keep the last tokens that fit (and
-    the chat template around them); drop, leave such items out before training, and end an episode before such a later turn.
-    Prompts that formatters write are checked for all items before anything runs; the log counts the others, `long_prompts`."""
-    gamma: float = 1.0
+    num_turns: Count = 1
+    """Turns of an episode; each is a joint action and the environment's answer."""
+    branching: Literal["tree", "chain"] = "tree"
+    """tree: every joint action of a turn continues with a group of completions of its own. chain: with one completion."""
+    history: Literal["none", "append"] = "none"
+    """What an agent reads in later turns. none: the new prompt only. append: the conversation so far and the new prompt."""
+    long_prompts: Literal["error", "truncate_left", "drop"] = "error"
+    """What to do with a prompt that leaves no room for max_new_tokens in the context. error: raise. truncate_left: keep the
+    last tokens that fit and the chat template around them. drop: leave such items out before training, and end an episode
+    before such a later turn. Prompts made by formatters are checked for all items before training starts; `long_prompts` in the
+    log counts the others."""
+    gamma: Share = 1.0
     """Discount of the next turn's return."""
     early_termination_threshold: float | None = None
-    """A node whose mean reward is above this is not played on; None: all are."""
-    sample_parts: int = 1
-    """Sample the prompts of a turn in so many parts (as far as they can be divided; 1 where history is append), and compute the
-    rewards of one part while the next is sampled: for rewards that take long, such as those of programs. The environment is
-    then asked once for each part, in a thread of its own."""
+    """A node whose mean reward is above this has no next turn; None: every node has one."""
+    dynamic_sampling: CountOrOff = 0
+    """Rounds of further prompts that a step may play in place of prompts whose returns are all equal (DAPO, arXiv 2503.14476);
+    0: none. For algorithms whose advantages compare the returns of a group."""
+    sample_parts: Count = 1
+    """Sample the prompts of a turn in this many parts (as far as they divide evenly; 1 with history=append) and compute the
+    rewards of one part while the next is sampled. For slow rewards, such as running programs. The environment is then called
+    once per part, in a thread of its own."""
     overlap_rewards: bool = True
-    """False: wait for the rewards of a part before the next is sampled, all in one thread, as several seeds in one program do.
-    The numbers are the same."""
+    """False: wait for the rewards of a part before the next is sampled, all in one thread. The numbers are the same."""
 
-    def __post_init__(self):
-        check("joint_mode", self.joint_mode, self.joint_mode in JOINT_MODES, f"one of {tuple(JOINT_MODES)}")
-        check("cross_credit", self.cross_credit, self.cross_credit in ("mean", "sum"), "mean or sum")
-        check("num_turns", self.num_turns, self.num_turns >= 1, ">= 1")
-        check("branching", self.branching, self.branching in ("tree", "chain"), "tree or chain")
-        check("history", self.history, self.history in ("none", "append"), "none or append")
-        check("long_prompts", self.long_prompts, self.long_prompts in LONG_PROMPTS, f"one of {LONG_PROMPTS}")
-        check("gamma", self.gamma, 0 <= self.gamma <= 1, "in [0, 1]")
+    def check_together(self) -> None:
         threshold = self.early_termination_threshold
         check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
-        check("sample_parts", self.sample_parts, self.sample_parts >= 1, ">= 1")
-        object.__setattr__(self, "joint_mode", JOINT_MODES[self.joint_mode])
         if self.num_turns > 1:
             allowed = ("aligned", "counterfactual") if self.branching == "chain" else ("aligned", "cross")
-            what = f"one of {allowed} for branching={self.branching} with several turns"
-            check("joint_mode", self.joint_mode, self.joint_mode in allowed, what)
+            text = f"one of {allowed} for branching={self.branching} with several turns"
+            check("joint_mode", self.joint_mode, self.joint_mode in allowed, text)
 
     @property
     def forks(self) -> bool:
-        """Whether only a node's first joint action is played on, and the others are alternatives to single messages of it."""
+        """Whether only the first joint action of a node has a next turn; the others are alternatives to single completions."""
         return self.joint_mode == "counterfactual"
 
 
-LONG_PROMPTS = ("error", "truncate_left", "drop")
-JOINT_MODES = {name: name for name in ("aligned", "cross", "counterfactual")} | {"align": "aligned", "crossed": "cross"}
+@dataclasses.dataclass(frozen=True)
+class Loss(Section):
+    """Advantages, the policy loss and its KL and entropy terms."""
+
+    advantage_scale: Literal["none", "std", "batch_std", "running_std"] | None = None
+    """What advantages are divided by: nothing, or the std of returns minus baseline over the group (std), over the batch
+    (batch_std) or over all returns so far (running_std). Advantages of tokens are divided by their own std. None: the
+    algorithm's default."""
+    loss_aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None = None
+    """How token losses are averaged; None: the algorithm's default."""
+    clip_eps_low: NotNegative | None = None
+    """Lower clip of the ratio in clipped losses (PPO, arXiv 1707.06347); None: the algorithm's default, mostly 0.2."""
+    clip_eps_high: NotNegative | None = None
+    """Upper clip of the ratio in clipped losses; None: the algorithm's default, mostly 0.2."""
+    ratio_level: Literal["token", "sequence", "turn"] | None = None
+    """Level of the ratio in clipped losses: token, sequence (GSPO, arXiv 2507.18071) or turn; None: the algorithm's default."""
+    dual_clip: NotNegative | None = None
+    """Bound of clipped losses for negative advantages, in units of the advantage (arXiv 1912.09729), above 1; 0 is off."""
+    mask_overlong: bool | None = None
+    """Ignore completions that were cut off at max_new_tokens (DAPO, arXiv 2503.14476); None: the algorithm's default."""
+    ema_decay: Annotated[float, Range(0, 1, high_open=True)] | None = None
+    """Decay of the moving average of each role's returns, the baseline of rae (arXiv 2506.24119); None: 0.95."""
+    importance_cap: Positive | None = None
+    """Weight tokens by the ratio of the learner's probability to the one sampled with (truncated by top-k and top-p), at most
+    this much: truncated importance sampling (Ionides 2008; IMPALA, arXiv 1802.01561). None: off."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """What importance_cap weights: each token, or each completion by the product over its tokens."""
+    old_logprobs: Literal["sampler", "rescored"] = "sampler"
+    """Where the behavior policy's log-probabilities in ratios come from: the sampler, or the learner before it changes."""
+    kl_coef: NotNegative = 0.0
+    """Weight of the KL term to the untrained policy. Above 0 a frozen copy of the weights is kept (LoRA has one anyway)."""
+    kl_target: Positive | None = None
+    """Adapt kl_coef to this KL per token: multiply it by 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) in each update (arXiv
+    1909.08593). None: kl_coef is constant."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of the KL (see `losses.kl_estimate`); None: k3 in the loss, k1 in the reward."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL term goes: into the loss, or into the reward of each token (arXiv 2203.02155). In ppo and ippo it enters the
+    advantages and critic targets token by token; in other algorithms the sum over a completion enters its advantage."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    bc_weight: NotNegative | None = None
+    """Weight in sft of what agents wrote (behavior cloning); None: 1."""
+    world_model_weight: NotNegative | None = None
+    """Weight in sft of what the environment answered (a world model predicts it); None: 0."""
+
+    def check_together(self) -> None:
+        check("kl_target", self.kl_target, self.kl_target is None or self.kl_coef > 0, "None where kl_coef=0")
+        check("dual_clip", self.dual_clip, not self.dual_clip or self.dual_clip > 1, "> 1, or 0 (off)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Preferences:
-    """How rows that learn from data take it, and how pairs are made of what a team writes. None: as the row says."""
+class Critic(Section):
+    """Critics, in algorithms that have them."""
 
-    batch_size: int | None = None
-    """Pairs or texts an update, of rows that learn from data; None: 8."""
-    pair_selection: str | None = None
-    """Which pairs of a prompt are kept: reward_gap (largest first), all, random, or comparator_reward (the best of the
-    comparator's first); None: reward_gap, in madpo_iter and marlhf_iter comparator_reward."""
-    pairs_per_prompt: int | None = None
-    """Pairs kept of a prompt, 0 is no limit; None: 4."""
-    comparator: str | None = None
-    """Whom the present policy's completions are compared with, one by one, in rounds: current (other completions of its own),
-    initial (the untrained team), history (the team comparator_lag rounds ago), model (comparator_model), api
-    (comparator_url); None: current."""
-    comparator_lag: int | None = None
-    """How many rounds ago the comparator of kind history was the policy; None: 1."""
-    comparator_model: str | None = None
-    """Model of the comparator of kind model: a name, a directory, a .gguf file or a hub id; of kind api its name there."""
-    comparator_url: str | None = None
-    """Where the comparator of kind api answers: an OpenAI-compatible address such as http://localhost:8000/v1; its key is read
-    from the environment variable COMPARATOR_API_KEY."""
-    round_updates: int | None = None
-    """Updates on a round's pairs before the next round makes new ones; None: 10."""
-    replay: str | None = None
-    """Rounds whose pairs are learned from: current, nearest_k (the newest replay_k), all, or lambda_decay (all, by weights
-    replay_lambda ^ age); None: current."""
-    replay_k: int | None = None
-    """Rounds of replay nearest_k; None: 2."""
-    replay_lambda: float | None = None
-    """Decay of replay lambda_decay, in [0, 1]; None: 0.5."""
-    rl_algorithm: str | None = None
-    """Row that marlhf and marlhf_iter train the team by, on the reward model's scores; None: magrpo."""
-    reward_updates: int | None = None
-    """Updates of the reward model before the team is trained (in marlhf_iter: of every round); None: 50."""
-    reward_learning_rate: float | None = None
-    """Learning rate of the reward model; None: 1e-5."""
-
-    def __post_init__(self):
-        for name, allowed in PREFERENCE_CHOICES.items():
-            check(name, getattr(self, name), getattr(self, name) in (None, *allowed), f"one of {allowed}, or None")
-        for name in ("batch_size", "comparator_lag", "round_updates", "replay_k", "reward_updates"):
-            check(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) >= 1, ">= 1, or None")
-        limit, decay, rate = self.pairs_per_prompt, self.replay_lambda, self.reward_learning_rate
-        check("pairs_per_prompt", limit, limit is None or limit >= 0, ">= 0 (0 is no limit), or None")
-        check("replay_lambda", decay, decay is None or 0 <= decay <= 1, "in [0, 1], or None")
-        check("reward_learning_rate", rate, rate is None or rate > 0, "> 0, or None")
-        for setting, (owner, needed) in NEEDS.items():
-            value, said = getattr(self, setting), getattr(self, owner)
-            allowed = f"None where {owner}={said!r}: it is for {owner}={' and '.join(needed)}"
-            check(setting, value, value is None or said in needed, allowed)
-        for setting, kind in (("comparator_model", "model"), ("comparator_url", "api")):
-            given = getattr(self, setting)
-            check(setting, given, given is not None or self.comparator != kind, f"given for comparator={kind}")
-
-
-PREFERENCE_CHOICES = {
-    "pair_selection": ("reward_gap", "all", "random", "comparator_reward"),
-    "comparator": ("current", "initial", "history", "model", "api"),
-    "replay": ("current", "nearest_k", "all", "lambda_decay"),
-}
-NEEDS = {  # a setting -> the setting and its values that it is for
-    "comparator_lag": ("comparator", ("history",)),
-    "comparator_model": ("comparator", ("model", "api")),
-    "comparator_url": ("comparator", ("api",)),
-    "replay_k": ("replay", ("nearest_k",)),
-    "replay_lambda": ("replay", ("lambda_decay",)),
-}
+    critic_type: Literal["v", "q"] | None = None
+    """v: the critic reads the prompt. q: it reads the completion too, and the baseline is its mean over the group, which biases
+    the gradient. None: v. Both of arXiv 2601.21972."""
+    separate_critic: bool | None = None
+    """Whether an agent's own critic is a separate model, or (False) a second head of the agent; None: separate."""
+    critic_learning_rate: Positive | None = None
+    """Peak learning rate of separate and central critics; None: that of the agents."""
+    gae_lambda: Share | None = None
+    """Lambda of advantages that use a critic (GAE, arXiv 1506.02438): over the tokens of a completion in ppo and ippo, over the
+    turns of an episode in iac, maac and mappo. 1: return - value. 0: the TD(0) target - value. None: the algorithm's default.
+    With several turns ppo and ippo take the plain return of a completion, discounted over the turns, as the reward of its last
+    token: no value of a later turn is in it."""
+    value_coef: NotNegative | None = None
+    """Weight of the value loss where the critic is a head of the agent; None: 0.5."""
+    value_clip: NotNegative | None = None
+    """Clip values to this distance from the old ones in the value loss (arXiv 2005.12729); 0 is off; None: 0."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Files:
-    """What a run writes to its directory, and how it goes on from there."""
+class Optimizer(Section):
+    """The optimizer of every agent, and how a batch is split into optimizer steps."""
 
-    output_dir: str = ""
-    """Where metrics, checkpoints and final models go; empty: nothing is written."""
-    resume: bool = False
-    """Go on from the newest checkpoint in output_dir."""
-    strict_checkpoints: bool = False
-    """Refuse to resume where the newest checkpoint is damaged; else it is set aside and the one before is used."""
-    allow_changed: str | None = None
-    """Resume although these are not what they were, separated by commas: data, reward."""
-    save_every: int | None = None
-    """Updates between checkpoints in output_dir; None: by time, see save_minutes; 0: none. Where they are made, one is made at
-    the end too, and where the run is interrupted or fails."""
-    save_minutes: float = 3.0
-    """Minutes between checkpoints where save_every is None, or 20 times what the last one took, whichever is more."""
-    save_total_limit: int = 2
-    """Checkpoints kept."""
-    stop_after_nonfinite: int = 3
-    """Stop with an error after so many updates in a row in which an agent's loss or gradient was not finite or no reward was
-    valid; 0: never."""
-    replay_rollout: str = ""
-    """Make the one update of this file alone, such as the failed_update_N.pkl of a run that stopped, and print what it
-    measures; with resume on the weights of the newest checkpoint."""
-    save_models: bool = True
-    """Write the trained agents to output_dir/models at the end: all weights of each, with LoRA merged and as an adapter."""
+    optimizer: Literal["adamw", "lion", "sgd"] | tuple[Literal["adamw", "lion", "sgd"], ...] = "adamw"
+    """adamw (arXiv 1711.05101), lion (arXiv 2302.06675, with its own decays 0.9 and 0.99) or sgd. One for all agents, or one
+    per agent; agents of one architecture have the same."""
+    learning_rate: Positive | tuple[Positive, ...] = 1e-5
+    """Peak learning rate: one for all agents, or one per agent."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or linear or cosine down to 0 at num_updates."""
+    warmup_updates: Annotated[int, Range(0)] = 0
+    """Updates over which the learning rate rises linearly."""
+    weight_decay: NotNegative | tuple[NotNegative, ...] = 0.0
+    """Decoupled weight decay: one for all agents, or one per agent."""
+    momentum: Decay = 0.0
+    """Momentum of sgd; 0 is off."""
+    adam_b1: Annotated[float, Range(0, 1, high_open=True)] = 0.9
+    """Decay of Adam's first moment."""
+    adam_b2: Annotated[float, Range(0, 1, high_open=True)] = 0.999
+    """Decay of Adam's second moment."""
+    adam_eps: Positive = 1e-8
+    """Adam's epsilon."""
+    max_grad_norm: Positive | tuple[Positive, ...] = 1.0
+    """Clip of each agent's global gradient norm: one for all agents, or one per agent."""
+    num_epochs: Count = 1
+    """Passes over each batch (PPO, arXiv 1707.06347)."""
+    num_minibatches: Count = 1
+    """Parts of a batch in a pass, each with an optimizer step of its own."""
+    target_kl: Positive | None = None
+    """Stop making steps on a batch once the policy has moved this far from the behavior policy (k3 per token); None: off."""
+    micro_batches: Count = 1
+    """Split the rows of an optimizer step into this many parts and add up their gradients; saves memory."""
+    remat: Literal["none", "dots", "full"] = "dots"
+    """What the backward pass keeps: everything (none), the large products (dots), or only the inputs of layers (full)."""
+    per_agent: Literal["map", "vmap"] = "map"
+    """How the gradients of the agents on one device are computed: one after the other (map) or at once (vmap, for small
+    models)."""
 
-    def __post_init__(self):
-        for name in ("resume", "save_every"):
-            check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
-        check(
-            "save_every", self.save_every, self.save_every is None or self.save_every >= 0, ">= 0 (0 is off), or None: by time"
-        )
-        check("save_minutes", self.save_minutes, self.save_minutes >= 0, ">= 0")
-        unknown = [name for name in self.changes_allowed if name not in MAY_BE_ALLOWED]
-        check("allow_changed", self.allow_changed, not unknown, f"some of {','.join(MAY_BE_ALLOWED)}")
-        check("save_total_limit", self.save_total_limit, self.save_total_limit >= 1, ">= 1")
-        check("stop_after_nonfinite", self.stop_after_nonfinite, self.stop_after_nonfinite >= 0, ">= 0 (0 is off)")
+    def check_together(self) -> None:
+        for name, (optimizer, default) in ONLY_WITH.items():
+            fits = getattr(self, name) == default or optimizer in per_agent_values(self.optimizer)
+            check(name, getattr(self, name), fits, f"{default} without optimizer={optimizer}")
+        several = self.num_epochs * self.num_minibatches > 1
+        check("target_kl", self.target_kl, self.target_kl is None or several, "None where a batch is one optimizer step")
+
+
+# A setting of one optimizer -> that optimizer, and the default.
+ONLY_WITH = {"adam_b1": ("adamw", 0.9), "adam_b2": ("adamw", 0.999), "adam_eps": ("adamw", 1e-8), "momentum": ("sgd", 0.0)}
+
+
+def per_agent_values(value: Any) -> tuple:
+    """Return the values of a setting that is one for all agents or a tuple with one per agent."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRA(Section):
+    """Adapters over one frozen base (LoRA, arXiv 2106.09685)."""
+
+    lora_rank: Annotated[int, Range(0, note="0: all weights are trained")] = 0
+    """Rank of the adapters; 0: train all weights."""
+    lora_alpha: Positive | None = None
+    """The adapters' output is scaled by lora_alpha / lora_rank; None: lora_rank, which scales by 1."""
+    lora_dropout: Annotated[float, Range(0, 1, high_open=True)] = 0.0
+    """Share of an adapter's inputs dropped in an update. Not in sampling, and not where values or log-probabilities are
+    computed again, so ratios differ from 1 in the first step too."""
+    lora_targets: str | None = None
+    """Weights that have adapters, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj. all, and
+    None: all of these."""
+
+    def check_together(self) -> None:
+        names = [] if self.lora_targets in (None, "all") else [name.strip() for name in self.lora_targets.split(",")]
+        known = all(name in LORA_TARGETS for name in names) and len(set(names)) == len(names)
+        check("lora_targets", self.lora_targets, known, f"all, or some of {','.join(LORA_TARGETS)}, each once")
+        if not self.lora_rank:
+            for name, off in (("lora_alpha", None), ("lora_dropout", 0), ("lora_targets", None)):
+                check(name, getattr(self, name), getattr(self, name) == off, f"{off} where lora_rank=0, which has no adapters")
 
     @property
-    def saves(self) -> bool:
-        """Whether the run makes checkpoints."""
-        return bool(self.output_dir) and self.save_every != 0
-
-    @property
-    def changes_allowed(self) -> list[str]:
-        return [name.strip() for name in (self.allow_changed or "").split(",") if name.strip()]
-
-
-MAY_BE_ALLOWED = ("data", "reward")
+    def modules(self) -> tuple[str, ...]:
+        """The weights that have adapters, in the order of `LORA_TARGETS`."""
+        if self.lora_targets in (None, "all"):
+            return LORA_TARGETS
+        names = [name.strip() for name in self.lora_targets.split(",")]
+        return tuple(name for name in LORA_TARGETS if name in names)

@@ -1,8 +1,7 @@
-"""The loss of rows that learn from data: pairs of completions of which one was preferred, and texts to imitate or predict.
+"""The losses of given data: pairs of completions of which one was preferred, and texts to imitate or predict.
 
-What `objective` is for rollouts. A pair's completions lie side by side as the group of their prompt, which is computed once for
-both. A reward model is trained by the same loss as DPO, of scores in place of log-probabilities.
-"""
+The completions of a pair are the group of their prompt, which is computed once for both. A reward model is trained by the same
+loss as DPO, with scores in place of log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,78 +10,75 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jmarl.algorithms import algorithm, option
-from jmarl.config import Learning
+from jmarl.algorithms import Algorithm
 from jmarl.rl import masked
 from jmarl.types import PreferenceBatch, TextBatch
 
 
-class Pairs(NamedTuple):
+class PairTargets(NamedTuple):
     """What the preference loss needs of pairs [P]."""
 
-    take: jax.Array  # [P, 2, T] float32: what each token's number counts in its completion's
-    reference: jax.Array  # [P, 2] float32: subtracted from it
-    others: jax.Array  # [P] float32: added to the margin
+    token_weights: jax.Array  # [P, 2, T] float32: weight of a token's number in the number of its completion
+    reference: jax.Array  # [P, 2] float32: subtracted from the number of a completion
+    team_margin: jax.Array  # [P] float32: added to the margin, that of the other agents
     share: jax.Array  # [P] float32: 1 / valid pairs of the whole batch; 0: padding
 
 
-class Texts(NamedTuple):
-    """What the loss of texts needs of each token, [P, 1, T]."""
+class TextTargets(NamedTuple):
+    """What the loss of texts needs of each token, arrays [P, 1, T]."""
 
-    cloned: jax.Array  # float32: 1 / tokens of agents in the whole batch; 0 elsewhere
-    predicted: jax.Array  # float32: 1 / tokens of what answered them in the whole batch; 0 elsewhere
-
-
-def scores_values(learning: Learning) -> bool:
-    """Whether a row compares the scores of a value head, not log-probabilities."""
-    return algorithm(learning.algorithm).advantage == "score_margin"
+    cloned: jax.Array  # float32: 1 / tokens that agents wrote in the whole batch; 0 elsewhere
+    predicted: jax.Array  # float32: 1 / tokens that answered them in the whole batch; 0 elsewhere
 
 
-def takes(mask: jax.Array, learning: Learning) -> jax.Array:
-    """[..., T] float32: how a completion's number is made of its tokens', those of mask [..., T] bool: their sum (of
-    log-probabilities), their mean (for ipo), or what stands behind the last of them (a score; T is then one longer)."""
+def pair_token_weights(mask: jax.Array, algorithm: Algorithm) -> jax.Array:
+    """Return the weight [..., T] of each token's number in that of its completion, whose tokens are in mask [..., T].
+
+    All 1 (the sum of log-probabilities), 1 / length for ipo (their mean), or 1 behind the last token (a score; T is then one
+    longer)."""
     count = mask.sum(-1, keepdims=True)
-    if scores_values(learning):
+    if algorithm.row.margin == "score":
         return (jnp.arange(mask.shape[-1]) == count).astype(jnp.float32)
-    row = algorithm(learning.algorithm)
-    sums = mask.astype(jnp.float32)
-    return sums / jnp.maximum(count, 1) if option("preference_loss", learning.preference_loss, row) == "ipo" else sums
+    weights = mask.astype(jnp.float32)
+    return weights / jnp.maximum(count, 1) if algorithm.ipo else weights
 
 
-def make_pairs(batch: PreferenceBatch, learning: Learning) -> Pairs:
-    """Of one agent's batch."""
+def make_pair_targets(batch: PreferenceBatch, algorithm: Algorithm) -> PairTargets:
+    """Return the targets of one agent's batch of pairs."""
     share = batch.valid / jnp.maximum(batch.valid.sum(), 1)
-    return Pairs(takes(batch.action_mask, learning), batch.reference, batch.others, share)
+    return PairTargets(pair_token_weights(batch.action_mask, algorithm), batch.reference, batch.team_margin, share)
 
 
-def make_texts(batch: TextBatch) -> Texts:
-    """Of one agent's batch."""
-    kinds = (batch.kinds == kind for kind in (1, 2))
-    return Texts(*(mask / jnp.maximum(mask.sum(), 1) for mask in kinds))
+def make_text_targets(batch: TextBatch) -> TextTargets:
+    """Return the targets of one agent's batch of texts."""
+    masks = (batch.kinds == kind for kind in (1, 2))
+    return TextTargets(*(mask / jnp.maximum(mask.sum(), 1) for mask in masks))
 
 
-def completions_scores(of_tokens: jax.Array, of: Pairs) -> jax.Array:
-    """[P, 2] of numbers of tokens [P, 2, T], less the reference's."""
-    return masked.total(of_tokens * of.take, of.take != 0, -1) - of.reference
+def completion_numbers(token_numbers: jax.Array, targets: PairTargets) -> jax.Array:
+    """Return numbers [P, 2] of completions from those of their tokens [P, 2, T], less the reference's."""
+    return masked.total(token_numbers * targets.token_weights, targets.token_weights != 0, -1) - targets.reference
 
 
-def pairs_loss(of_tokens: jax.Array, of: Pairs, learning: Learning) -> tuple[jax.Array, dict]:
-    """Loss of log-probabilities or values of tokens [P, 2, T] and its metrics, additive over parts of a batch."""
-    row = algorithm(learning.algorithm)
-    options = {argument: option(name, getattr(learning, name), row) for argument, name in row.options.items()}
-    scores = completions_scores(of_tokens, of)
-    loss, metrics = row.loss(scores[:, 0] - scores[:, 1] + of.others, of.share, **options)
-    metrics |= {"chosen": scores[:, 0], "rejected": scores[:, 1]}
-    return loss, {name: masked.total(of.share * x, of.share > 0) for name, x in metrics.items()} | {"loss": loss}
+def pairs_loss(token_numbers: jax.Array, targets: PairTargets, algorithm: Algorithm) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the loss of log-probabilities or values of tokens [P, 2, T] and its metrics, additive over parts of a batch."""
+    numbers = completion_numbers(token_numbers, targets)
+    margins = numbers[:, 0] - numbers[:, 1] + targets.team_margin
+    loss, metrics = algorithm.row.loss(margins, targets.share, **algorithm.options)
+    metrics |= {"chosen": numbers[:, 0], "rejected": numbers[:, 1]}
+    return loss, {name: masked.total(targets.share * x, targets.share > 0) for name, x in metrics.items()} | {"loss": loss}
 
 
-def texts_loss(logp: jax.Array, entropy: jax.Array, of: Texts, learning: Learning) -> tuple[jax.Array, dict]:
-    """Loss of tokens and their part of its metrics, arrays [M]: the mean surprise of what agents wrote (behaviour cloning) and
-    of what they were answered (a world model), each with its weight."""
-    row = algorithm(learning.algorithm)
-    cloning, predicting = (option(name, getattr(learning, name), row) for name in ("bc_weight", "world_model_weight"))
-    loss, _ = row.loss(logp, cloning * of.cloned + predicting * of.predicted)
-    metrics = {"nll": -jnp.sum(of.cloned * logp), "entropy": jnp.sum(of.cloned * entropy)}
+def texts_loss(
+    logp: jax.Array, entropy: jax.Array, targets: TextTargets, algorithm: Algorithm
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the loss of tokens [M] and their part of its metrics.
+
+    The mean negative log-probability of what agents wrote (behavior cloning) and of what answered them (a world model),
+    weighted."""
+    cloning, predicting = algorithm.loss.bc_weight, algorithm.loss.world_model_weight
+    loss, _ = algorithm.row.loss(logp, cloning * targets.cloned + predicting * targets.predicted)
+    metrics = {"nll": -jnp.sum(targets.cloned * logp), "entropy": jnp.sum(targets.cloned * entropy)}
     if predicting:
-        metrics["nll_world"] = -jnp.sum(of.predicted * logp)
+        metrics["nll_world"] = -jnp.sum(targets.predicted * logp)
     return loss, metrics | {"loss": loss}

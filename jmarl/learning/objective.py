@@ -1,8 +1,8 @@
-"""What an agent's loss is made of, and the loss: from a batch to rows with advantages, weights and a critic's targets.
+"""The loss of one agent on a batch of rollouts, pairs or texts.
 
-An agent that acts has the `policy` part, a critic the `value` part, and an agent whose critic is a second head of its own both.
-All for one agent; `update` lifts it to a stack.
-"""
+`make_loss_inputs` turns a batch into what the loss needs of every token: advantages, weights, targets of values.
+`loss_of_inputs` runs the model on them. The first is computed once per batch, the second once per micro-batch; losses and
+metrics of micro-batches add up to those of the batch. All functions are for one agent; `update` lifts them to a stack."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jmarl.algorithms import algorithm, option, value_kind
-from jmarl.config import Learning
-from jmarl.learning.data_objective import Pairs, Texts, make_pairs, make_texts, pairs_loss, scores_values, texts_loss
+from jmarl.algorithms import Algorithm
+from jmarl.learning.data_objective import (
+    PairTargets,
+    TextTargets,
+    make_pair_targets,
+    make_text_targets,
+    pairs_loss,
+    texts_loss,
+)
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of
@@ -24,308 +30,361 @@ from jmarl.sampling.scoring import hidden_states, score, score_loss, token_score
 from jmarl.types import Batch, Data, PreferenceBatch, Running, TextBatch
 
 
-class Policy(NamedTuple):
-    """What the policy loss needs of each token; [P, G, T], or of any tokens [M]."""
+class PolicyTargets(NamedTuple):
+    """What the policy loss needs of each token: arrays [P, G, T], or [M] of any tokens."""
 
     mask: jax.Array  # bool: tokens that are trained
-    share: jax.Array  # 1 / number of trained tokens of the whole batch: what metrics are averaged by
-    weights: jax.Array  # how the loss averages tokens
+    share: jax.Array  # 1 / number of trained tokens of the whole batch, the weight of a token in metrics
+    weights: jax.Array  # weight of a token in the loss
     old_logprobs: jax.Array
     ref_logprobs: jax.Array
     advantages: jax.Array
     kl_weights: jax.Array  # weights times the coefficient of the KL term
 
 
-class Values(NamedTuple):
-    """What the value loss needs of each token, [P, G, T]."""
+class ValueTargets(NamedTuple):
+    """What the value loss needs of each token, arrays [P, G, T]."""
 
     mask: jax.Array  # bool: tokens before which there is a value
     weights: jax.Array  # 1 / number of them in the whole batch
     targets: jax.Array
-    old: jax.Array
+    old_values: jax.Array
 
 
-class Rows(NamedTuple):
-    """A batch of one agent with all that the loss needs; splits into micro-batches whose losses add up."""
+class ActorCriticTargets(NamedTuple):
+    """What an agent with a value head needs."""
 
-    prompts: jax.Array  # [P, S]
-    lengths: jax.Array  # [P]
-    tokens: jax.Array  # [P, G, T]
-    policy: Policy | None
-    values: Values | None
+    policy: PolicyTargets
+    values: ValueTargets
+
+
+Targets = PolicyTargets | ValueTargets | ActorCriticTargets | PairTargets | TextTargets
+
+
+class LossInputs(NamedTuple):
+    """A batch of one agent with everything that its loss needs."""
+
+    prompts: jax.Array  # [P, S] int32
+    prompt_lengths: jax.Array  # [P] int32
+    tokens: jax.Array  # [P, G, T] int32
+    targets: Targets | None  # None: they are made from values of the same pass (`values_to_targets`)
     dropout: jax.Array | None = None  # [] typed key, where adapters have dropout
-    pairs: Pairs | None = None
-    texts: Texts | None = None
 
     @property
-    def mask(self) -> jax.Array:
-        """Tokens of rollouts that are learned from, bool."""
-        part = self.policy or self.values
-        assert part is not None
-        return part.mask
+    def trained_tokens(self) -> jax.Array:
+        """Return which tokens of rollouts are trained, bool."""
+        assert isinstance(self.targets, PolicyTargets | ValueTargets | ActorCriticTargets)
+        return self.targets.policy.mask if isinstance(self.targets, ActorCriticTargets) else self.targets.mask
 
 
-def split(rows: Rows, n: int, setting: str = "micro_batches") -> Rows:
-    """Leaves [n, ...]: n parts, cut over the prompts first and then over the group; setting: who asked for them.
+def split(inputs: LossInputs, n: int, setting: str = "micro_batches") -> LossInputs:
+    """Split inputs into n parts, leaves [n, ...]: over the prompts first, then over the group.
 
-    Every n-th prompt goes into a part, so that turns, roles and padding are spread over all of them. Several turns may make any
-    number of prompts: those missing are filled up by ones of weight 0.
-    """
-    keys, rows = None if rows.dropout is None else jax.random.split(rows.dropout, n), rows._replace(dropout=None)
-    prompts, group, _ = rows.tokens.shape
-    whole = rows.pairs is not None  # a pair stays together
-    group = 1 if whole else group
+    Every n-th prompt goes into a part, so that turns, roles and padding are spread over all parts. Several turns may give any
+    number of prompts; missing ones are padded with weight 0. setting: named in the error where n does not divide the batch."""
+    keys = None if inputs.dropout is None else jax.random.split(inputs.dropout, n)
+    inputs = inputs._replace(dropout=None)
+    prompts, group, _ = inputs.tokens.shape
+    in_pairs = isinstance(inputs.targets, PairTargets)  # a pair stays together
+    group = 1 if in_pairs else group
     if prompts > n and prompts % n and prompts * group % n:
-        missing = -prompts % n
-        rows = jax.tree.map(lambda x: jnp.pad(x, ((0, missing),) + ((0, 0),) * (x.ndim - 1)), rows)
-        rows, prompts = rows._replace(lengths=jnp.maximum(rows.lengths, 1)), prompts + missing
-    over_p = next(k for k in range(min(n, prompts), 0, -1) if n % k == 0 and prompts % k == 0)
-    over_g = n // over_p
-    if group % over_g:
-        if whole or rows.texts is not None:
+        padding = -prompts % n
+        inputs = jax.tree.map(lambda x: jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1)), inputs)
+        inputs, prompts = inputs._replace(prompt_lengths=jnp.maximum(inputs.prompt_lengths, 1)), prompts + padding
+    over_prompts = next(k for k in range(min(n, prompts), 0, -1) if n % k == 0 and prompts % k == 0)
+    over_group = n // over_prompts
+    if group % over_group:
+        if in_pairs or isinstance(inputs.targets, TextTargets):
             raise ValueError(f"{setting}={n} is more than the {prompts} pairs or texts of an update: use at most batch_size")
         raise ValueError(
             f"{setting}={n} does not divide {prompts} prompts of {group} completions evenly: use a divisor of {prompts}, or "
-            f"that times a divisor of {group}; they come of num_prompts, num_generations and num_minibatches"
+            f"that times a divisor of {group}; they follow from num_prompts, num_generations and num_minibatches"
         )
 
-    def cut(x):  # [P, G, ...]
-        x = x.reshape(prompts // over_p, over_p, over_g, group // over_g, *x.shape[2:])
+    def cut(x: jax.Array) -> jax.Array:  # [P, G, ...]
+        x = x.reshape(prompts // over_prompts, over_prompts, over_group, group // over_group, *x.shape[2:])
         return jnp.moveaxis(x, (1, 2), (0, 1)).reshape(n, x.shape[0], *x.shape[3:])
 
-    def repeat(x):  # [P, ...]: every part of a group has the same prompt
-        return jnp.repeat(jnp.swapaxes(x.reshape(prompts // over_p, over_p, *x.shape[1:]), 0, 1), over_g, 0)
+    def repeat(x: jax.Array) -> jax.Array:  # [P, ...]: every part of a group has the same prompt
+        by_part = jnp.swapaxes(x.reshape(prompts // over_prompts, over_prompts, *x.shape[1:]), 0, 1)
+        return jnp.repeat(by_part, over_group, 0)
 
-    rest = jax.tree.map(repeat if whole else cut, rows[2:])
-    return Rows(repeat(rows.prompts), repeat(rows.lengths), *rest)._replace(dropout=keys)
+    tokens, targets = jax.tree.map(repeat if in_pairs else cut, (inputs.tokens, inputs.targets))
+    return LossInputs(repeat(inputs.prompts), repeat(inputs.prompt_lengths), tokens, targets, keys)
 
 
-def make_rows(
+def make_loss_inputs(
     reference: Any,
     running: Running,
     batch: Data,
     params: Any,
     *,
-    cfg: ModelConfig,
-    learning: Learning,
+    model: ModelConfig,
+    algorithm: Algorithm,
     trains: str = "policy",
-) -> tuple[Rows, dict]:
-    """Everything that the loss of one agent's batch needs (no agent axis), and metrics of the batch.
+) -> tuple[LossInputs, dict[str, jax.Array]]:
+    """Return everything that the loss of one agent's batch needs, and metrics of the batch.
 
-    running: with this batch's returns in it; params: the agent before it changes, only read where its log-probabilities are
-    asked for once more; trains: policy, or values (a critic), or both.
-    """
+    running: statistics that include this batch's returns; params: the agent before the update, read only where its
+    log-probabilities are computed again; trains: `policy`, `values` (a critic) or `both`."""
+    targets: Targets
+    metrics: dict[str, jax.Array] = {}
     if isinstance(batch, PreferenceBatch):
-        return Rows(*batch[:3], None, None, batch.dropout, pairs=make_pairs(batch, learning)), {}
-    if isinstance(batch, TextBatch):
-        return Rows(*batch[:3], None, None, batch.dropout, texts=make_texts(batch)), {}
-    mask = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
-    policy, values, metrics = None, None, {}
-    if trains != "values":
-        policy, metrics = make_policy(reference, running, batch, params, cfg, learning)
-    if trains != "policy":
-        values, of_values = make_values(batch, mask, learning)
-        metrics |= of_values
-    return Rows(batch.prompts, batch.prompt_lengths, batch.tokens, policy, values, batch.dropout), metrics
+        targets = make_pair_targets(batch, algorithm)
+    elif isinstance(batch, TextBatch):
+        targets = make_text_targets(batch)
+    else:
+        policy = values = None
+        if trains != "values":
+            policy, metrics = make_policy_targets(reference, running, batch, params, model, algorithm)
+        if trains != "policy":
+            values, value_metrics = make_value_targets(batch, algorithm)
+            metrics |= value_metrics
+        if policy is not None and values is not None:
+            targets = ActorCriticTargets(policy, values)
+        else:
+            targets = policy if policy is not None else values  # type: ignore[assignment]  # one of them is made
+    return LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, targets, batch.dropout), metrics
 
 
-def make_policy(reference, running: Running, batch: Batch, params, cfg: ModelConfig, learning: Learning) -> tuple[Policy, dict]:
-    """Masks, token weights, reference log-probabilities and advantages of one agent's batch."""
-    row = algorithm(learning.algorithm)
-    valid = jnp.isfinite(batch.rewards)
-    if option("mask_overlong", learning.mask_overlong, row):
+def make_policy_targets(
+    reference: Any, running: Running, batch: Batch, params: Any, model: ModelConfig, algorithm: Algorithm
+) -> tuple[PolicyTargets, dict[str, jax.Array]]:
+    """Return masks, token weights, reference log-probabilities and advantages of one agent's batch, and metrics."""
+    loss, valid = algorithm.loss, jnp.isfinite(batch.rewards)
+    if loss.mask_overlong:
         valid &= batch.ended
     mask = batch.action_mask & valid[..., None]
-
-    def scored(params):
-        return logprobs_of(params, batch, cfg, learning)
-
-    rescored = learning.old_logprobs == "rescored" or learning.importance_cap is not None
-    old = jax.lax.stop_gradient(scored(params)) if rescored else batch.old_logprobs
-    ref = batch.old_logprobs if reference is None or batch.penalty is not None else scored(reference)
+    rescored = loss.old_logprobs == "rescored" or loss.importance_cap is not None
+    old = jax.lax.stop_gradient(batch_logprobs(params, batch, model, algorithm)) if rescored else batch.old_logprobs
     penalty = jnp.zeros_like(old)
     if batch.penalty is not None:
         ref, penalty = batch.ref_logprobs, jnp.where(mask, batch.penalty, 0)
-    elif reference is not None and learning.kl_in == "reward":
-        penalty = kl_penalty(batch, ref, mask, running.kl_coef, learning)
-    advantage, metrics = make_advantages(running, batch, penalty, mask, learning)
+    elif reference is None:
+        ref = batch.old_logprobs
+    else:
+        ref = batch_logprobs(reference, batch, model, algorithm)
+        if loss.kl_in == "reward":
+            penalty = kl_penalty(batch, ref, mask, running.kl_coef, algorithm)
+    advantage, metrics = make_advantages(running, batch, penalty, mask, algorithm)
     if rescored:
         metrics["mismatch"] = masked.mean(jnp.abs(old - batch.old_logprobs), mask)
-    if learning.importance_cap is not None:
-        cap = learning.importance_cap
-        weight = importance(old, batch.truncated_logprobs, mask, cap, learning.importance_level)
-        advantage, of_tokens = advantage * weight, jnp.broadcast_to(weight, mask.shape)
-        metrics["importance"] = masked.mean(of_tokens, mask)
-        metrics["importance_capped"] = masked.mean(of_tokens >= cap, mask)
-    weights = losses.token_weights(mask, learning.loss_aggregation or row.aggregation, valid, learning.max_new_tokens)
-    per_token = jnp.broadcast_to(advantage, mask.shape)
+    if loss.importance_cap is not None:
+        weight = importance(old, batch.truncated_logprobs, mask, loss.importance_cap, loss.importance_level)
+        advantage, token_weight = advantage * weight, jnp.broadcast_to(weight, mask.shape)
+        metrics["importance"] = masked.mean(token_weight, mask)
+        metrics["importance_capped"] = masked.mean(token_weight >= loss.importance_cap, mask)
+    weights = losses.token_weights(mask, loss.loss_aggregation or "token_mean", valid, algorithm.max_new_tokens)
     share = mask / jnp.maximum(mask.sum(), 1)
-    return Policy(mask, share, weights, old, ref, per_token, running.kl_coef * weights), metrics
+    advantage = jnp.broadcast_to(advantage, mask.shape)
+    return PolicyTargets(mask, share, weights, old, ref, advantage, running.kl_coef * weights), metrics
 
 
-def logprobs_of(params: Any, batch: Batch, cfg: ModelConfig, learning: Learning) -> jax.Array:
-    """Log-probabilities [P, G, T] that a parameter set gives to one agent's batch."""
-    weights, rows = decoder.cast(params, jnp.dtype(learning.compute_dtype)), (batch.prompts, batch.prompt_lengths)
-    return score(weights, cfg, *rows, batch.tokens, temperature=learning.temperature).logprobs
+def batch_logprobs(params: Any, batch: Batch, model: ModelConfig, algorithm: Algorithm) -> jax.Array:
+    """Return the log-probabilities [P, G, T] that parameters give to the completions of one agent's batch."""
+    weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
+    scores = score(weights, model, batch.prompts, batch.prompt_lengths, batch.tokens, temperature=algorithm.temperature)
+    return scores.logprobs
 
 
-def kl_penalty(batch: Batch, ref: jax.Array, mask: jax.Array, kl_coef: jax.Array, learning: Learning) -> jax.Array:
-    """What the KL term takes from the reward of each token [P, G, T]: of the behaviour policy to the reference's ref."""
-    return kl_coef * jnp.where(mask, losses.kl_estimate(batch.old_logprobs, ref, kl_kind(learning)), 0)
+def kl_penalty(batch: Batch, ref: jax.Array, mask: jax.Array, kl_coef: jax.Array, algorithm: Algorithm) -> jax.Array:
+    """Return what the KL term subtracts from the reward of each token [P, G, T]: the estimated KL of the behavior policy to the
+    reference, whose log-probabilities are ref."""
+    return kl_coef * jnp.where(mask, losses.kl_estimate(batch.old_logprobs, ref, algorithm.loss.kl_estimator or "k1"), 0)
 
 
-def kl_kind(learning: Learning) -> str:
-    """Which estimate of the KL is meant."""
-    return learning.kl_estimator or {"loss": "k3", "reward": "k1"}[learning.kl_in]
-
-
-def make_advantages(running: Running, batch: Batch, penalty: jax.Array, mask: jax.Array, learning: Learning) -> tuple:
-    """Advantages [P, G, T or 1] of one agent's batch, and metrics of them. penalty [P, G, T]: what the KL term takes from the
-    reward of each token."""
-    row, valid = algorithm(learning.algorithm), mask.any(-1)
+def make_advantages(
+    running: Running, batch: Batch, penalty: jax.Array, mask: jax.Array, algorithm: Algorithm
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return advantages [P, G, T or 1] of one agent's batch, and metrics. penalty [P, G, T]: subtracted from token rewards."""
+    if algorithm.row.per_token:
+        return token_advantages(running, batch, penalty, mask, algorithm)
+    row, valid, num_roles = algorithm.row, mask.any(-1), running.baseline.shape[0]
     roles = jnp.zeros(valid.shape, jnp.int32) if batch.roles is None else batch.roles
-    how = learning.advantage_scale or row.scale
-    std = advantages.running_std(running)
-    if row.advantage == "gae":
-        counted = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
-        rewards = advantages.at_the_end(batch.rewards, counted) - penalty
-        lam = option("gae_lambda", learning.gae_lambda, row)
-        of_tokens = advantages.gae(rewards, batch.values, counted, lam=lam)
-        if how == "running_std":
-            of_tokens = advantages.divide(of_tokens, std)
-        elif how == "batch_std":
-            of_tokens = advantages.divide(of_tokens, spread_of_roles(of_tokens, mask, roles, running.baseline.shape[0]))
-        return of_tokens, {"advantage_std": spread_of_roles(of_tokens, mask, 0 * roles, 1)[0, 0, 0]}
-    expected = running.baseline[roles] if row.advantage == "ema_baseline" else 0.0
     returns = batch.rewards - penalty.sum(-1)
-    same = advantages.members(returns.reshape(-1), batch.groups.reshape(-1))
+    finite = jnp.isfinite(returns)
+    expected: jax.Array | float = 0.0
+    if row.baseline == "ema":
+        expected = running.baseline[roles]
     if batch.values is not None:
         expected = batch.values[..., 0]
-        if row.critic and value_kind(learning) == "q":
-            expected = masked.mean(expected.reshape(-1), same, -1).reshape(returns.shape)
-    given: dict[str, Any] = dict(expected=expected, roles=roles, running_std=std)
-    advantage = advantages.estimate(row.advantage, how, returns, batch.groups, **given)
-    nothing = jnp.max(jnp.where(same, jnp.abs(advantage).reshape(-1), 0), -1) < advantages.EPS
+        if row.critic and algorithm.value_kind == "q":
+            expected = advantages.per_group(masked.mean, expected, finite, batch.groups)
+    advantage = advantages.estimate(
+        row.estimator,
+        returns - expected,
+        batch.groups,
+        scale=algorithm.loss.advantage_scale or "none",
+        roles=roles,
+        num_roles=num_roles,
+        running_std=advantages.running_std(running),
+    )
+    largest = advantages.per_group(largest_magnitude, advantage, finite, batch.groups)
     metrics = {
         "advantage_std": jnp.sqrt(masked.mean((advantage - masked.mean(advantage, valid)) ** 2, valid)),
-        "zero_variance_share": masked.mean(nothing, valid.reshape(-1)),
+        "zero_variance_share": masked.mean(largest < advantages.EPS, valid),
     }
     return advantage[..., None], metrics
 
 
-def spread_of_roles(x: jax.Array, mask: jax.Array, roles: jax.Array, count: int) -> jax.Array:
-    """Population std [P, G, 1] of the tokens of x [P, G, T] in mask that have the same of `count` roles [P, G]."""
-    mine = mask & (roles == jnp.arange(count)[:, None, None])[..., None]  # [R, P, G, T]
-    mean = masked.mean(x, mine, (1, 2, 3))[:, None, None, None]
-    return jnp.sqrt(masked.mean((x - mean) ** 2, mine, (1, 2, 3)))[roles][..., None]
+def largest_magnitude(x: jax.Array, valid: jax.Array) -> jax.Array:
+    """Return the largest valid |x| [] of a group."""
+    return jnp.max(jnp.where(valid, jnp.abs(x), 0))
+
+
+def token_advantages(
+    running: Running, batch: Batch, penalty: jax.Array, mask: jax.Array, algorithm: Algorithm
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return advantages [P, G, T] by GAE over the tokens of each completion, and metrics."""
+    valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
+    rewards = advantages.at_the_end(batch.rewards, valid) - penalty
+    advantage = advantages.gae(rewards, batch.values, valid, lam=algorithm.critic.gae_lambda)
+    scale = algorithm.loss.advantage_scale
+    if scale == "running_std":
+        advantage = advantages.divide(advantage, advantages.running_std(running))
+    elif scale == "batch_std":
+        roles = jnp.zeros(mask.shape[:2], jnp.int32) if batch.roles is None else batch.roles
+        roles = jnp.broadcast_to(roles[..., None], mask.shape)
+        std = advantages.role_spread(advantage, mask, roles, running.baseline.shape[0])
+        advantage = advantages.divide(advantage, std)
+    return advantage, {"advantage_std": advantages.spread(advantage.reshape(-1), mask.reshape(-1))}
 
 
 def importance(old: jax.Array, sampled: jax.Array, mask: jax.Array, cap: float, level: str) -> jax.Array:
-    """min(learner / sampler, cap) [P, G, T or 1] of each token or of each completion (truncated importance sampling)."""
+    """Return min(learner / sampler, cap) [P, G, T or 1] of each token or completion (truncated importance sampling)."""
     difference = jnp.where(mask, old - sampled, 0)
     if level == "sequence":
         difference = difference.sum(-1, keepdims=True)
     return jnp.minimum(jnp.exp(difference), cap)
 
 
-def make_values(batch: Batch, mask: jax.Array, learning: Learning) -> tuple[Values, dict]:
-    """A critic's targets: lambda-returns where it gives a value for every token, returns where it gives one a completion. They
-    are of the same rewards as the advantages: less the batch's penalty, if it has one."""
-    old = jnp.broadcast_to(batch.values, mask.shape)
-    kind, lam = value_kind(learning), option("gae_lambda", learning.gae_lambda, algorithm(learning.algorithm))
-    here = mask if kind == "token" else value_mask(batch, kind)
-    if kind == "token":
-        rewards = advantages.at_the_end(batch.rewards, here)
+def make_value_targets(batch: Batch, algorithm: Algorithm) -> tuple[ValueTargets, dict[str, jax.Array]]:
+    """Return the targets of a critic: lambda-returns where it gives a value for every token, else returns.
+
+    They are of the same rewards as the advantages: less the batch's penalty, if it has one."""
+    valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
+    old = jnp.broadcast_to(batch.values, valid.shape)
+    if algorithm.value_kind == "token":
+        mask = valid
+        rewards = advantages.at_the_end(batch.rewards, mask)
         rewards = rewards if batch.penalty is None else rewards - batch.penalty
-        targets = old + advantages.gae(rewards, old, here, lam=lam)
+        targets = old + advantages.gae(rewards, old, mask, lam=algorithm.critic.gae_lambda)
     else:
-        targets = jnp.broadcast_to(jnp.nan_to_num(batch.rewards)[..., None], mask.shape)
-    left, around = masked.mean((targets - old) ** 2, here), masked.mean(targets, here)
-    total = masked.mean((targets - around) ** 2, here)
-    explained = jnp.where(total > 0, 1 - left / jnp.where(total > 0, total, 1), 0)
-    return Values(here, here / jnp.maximum(here.sum(), 1), targets, old), {"explained_variance": explained}
+        mask = value_mask(batch, algorithm.value_kind)
+        targets = jnp.broadcast_to(jnp.nan_to_num(batch.rewards)[..., None], valid.shape)
+    residual, center = masked.mean((targets - old) ** 2, mask), masked.mean(targets, mask)
+    total = masked.mean((targets - center) ** 2, mask)
+    explained = jnp.where(total > 0, 1 - residual / jnp.where(total > 0, total, 1), 0)
+    return ValueTargets(mask, mask / jnp.maximum(mask.sum(), 1), targets, old), {"explained_variance": explained}
 
 
 def value_mask(batch: Batch, kind: str) -> jax.Array:
-    """Where in [P, G, T] a critic gives its value of a valid completion: at the end of the prompt (v), or after the last token
-    (q), for which the token axis is one longer than the completions."""
+    """Return where in [P, G, T] a critic gives its value of a valid completion: at the end of the prompt (v), or after the last
+    token (q), for which the token axis is one longer than the completions."""
     valid = jnp.isfinite(batch.rewards)[..., None]
-    at = 0 if kind == "v" else batch.action_mask.sum(-1, keepdims=True)
-    return valid & (jnp.arange(batch.action_mask.shape[-1]) == at)
+    position = 0 if kind == "v" else batch.action_mask.sum(-1, keepdims=True)
+    return valid & (jnp.arange(batch.action_mask.shape[-1]) == position)
 
 
-def token_loss(logp: jax.Array, entropy: jax.Array, of: Policy, learning: Learning) -> tuple[jax.Array, dict]:
-    """Loss of tokens and their part of its metrics; all arrays [P, G, T] or, any tokens of them, [M]."""
-    row = algorithm(learning.algorithm)
-    options = {argument: option(name, getattr(learning, name), row) for argument, name in row.options.items()}
-    loss, metrics = row.loss(logp, of.old_logprobs, of.advantages, of.weights, **options)
-    if learning.entropy_coef:
-        loss = loss - learning.entropy_coef * jnp.sum(of.weights * entropy)
-    if learning.kl_coef:
-        known = jnp.where(of.mask, logp, of.ref_logprobs)  # or a padding's difference overflows, and 0 times it is no number
-        kl = losses.kl_estimate(known, of.ref_logprobs, kl_kind(learning))
+ValuesToTargets = Callable[[jax.Array], tuple[LossInputs, dict[str, jax.Array]]]
+
+
+def loss_of_inputs(
+    params: Any,
+    inputs: LossInputs,
+    base: Any = None,
+    values_to_targets: ValuesToTargets | None = None,
+    *,
+    model: ModelConfig,
+    algorithm: Algorithm,
+) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
+    """Return the loss of one agent's inputs, its metrics, and values [P, G, T] where they are of this pass.
+
+    Loss and metrics are additive over micro-batches. base: the frozen parameters that params are adapters of.
+    values_to_targets: makes the targets from the values of this very pass, where the inputs have none."""
+    params = lora.join(base, params)
+    if inputs.dropout is not None:
+        params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout)
+    weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
+    hidden = hidden_states(weights, model, inputs.prompts, inputs.prompt_lengths, inputs.tokens, algorithm.optimizer.remat)
+    tokens, targets = inputs.tokens, inputs.targets
+    if isinstance(targets, PairTargets):
+        loss, metrics = pairs_loss(pair_numbers(params, weights, hidden, tokens, algorithm), targets, algorithm)
+        return loss, (metrics, None)
+    if isinstance(targets, TextTargets):
+        text_loss = functools.partial(texts_loss, algorithm=algorithm)
+        loss, metrics = score_loss(weights, hidden, tokens, targets, text_loss)
+        return loss, (metrics, None)
+    new_values, metrics = None, {}
+    if values_to_targets is not None or not isinstance(targets, PolicyTargets):
+        values = values_of(params, hidden).reshape(tokens.shape)
+    if values_to_targets is not None:
+        new_values = jax.lax.stop_gradient(values)
+        inputs, metrics = values_to_targets(new_values)
+        targets = inputs.targets
+    if isinstance(targets, ValueTargets):
+        loss, value_metrics = value_loss(values, targets, algorithm)
+        return loss, (metrics | value_metrics | {"loss": loss}, new_values)
+    if isinstance(targets, PolicyTargets):
+        loss, policy_metrics = policy_loss(weights, hidden, tokens, targets, algorithm)
+        return loss, (metrics | policy_metrics, new_values)
+    assert isinstance(targets, ActorCriticTargets)
+    loss, policy_metrics = policy_loss(weights, hidden, tokens, targets.policy, algorithm)
+    head_loss, value_metrics = value_loss(values, targets.values, algorithm)
+    loss = loss + algorithm.critic.value_coef * head_loss
+    return loss, (metrics | policy_metrics | value_metrics | {"loss": loss}, new_values)
+
+
+def value_loss(values: jax.Array, targets: ValueTargets, algorithm: Algorithm) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the value loss of values [P, G, T] and its metrics, additive over parts of a batch."""
+    clip = algorithm.critic.value_clip or 0.0
+    loss, metrics = losses.value_loss(values, targets.targets, targets.old_values, targets.weights, clip=clip)
+    return loss, {name: jnp.sum(targets.weights * x) for name, x in metrics.items()} | {"value_loss": loss}
+
+
+def policy_loss(
+    weights: Any, hidden: jax.Array, tokens: jax.Array, targets: PolicyTargets, algorithm: Algorithm
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return `token_loss` of all tokens [P, G, T] from their hidden states [P * G * T, D].
+
+    It is computed for some tokens at a time, unless the ratio is that of whole completions. weights: parameters in the compute
+    dtype."""
+    loss, temperature = functools.partial(token_loss, algorithm=algorithm), algorithm.temperature or 1.0
+    if algorithm.options.get("level", "token") != "token":
+        scores = token_scores(weights, hidden, tokens.reshape(-1), temperature)
+        logp, entropy = (x.reshape(tokens.shape) for x in scores)
+        return loss(logp, entropy, targets)
+    return score_loss(weights, hidden, tokens, targets, loss, temperature=temperature)
+
+
+def token_loss(
+    logp: jax.Array, entropy: jax.Array, targets: PolicyTargets, algorithm: Algorithm
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the loss of tokens and their part of its metrics. All arrays are [P, G, T] or, of any tokens, [M]."""
+    settings = algorithm.loss
+    loss, metrics = algorithm.row.loss(logp, targets.old_logprobs, targets.advantages, targets.weights, **algorithm.options)
+    if settings.entropy_coef:
+        loss = loss - settings.entropy_coef * jnp.sum(targets.weights * entropy)
+    if settings.kl_coef:
+        # At padding the difference may overflow, and 0 times infinity is NaN.
+        safe_logp = jnp.where(targets.mask, logp, targets.ref_logprobs)
+        kl = losses.kl_estimate(safe_logp, targets.ref_logprobs, settings.kl_estimator or "k3")
         metrics["kl"] = kl
-        if learning.kl_in == "loss":
-            loss = loss + jnp.sum(of.kl_weights * kl)
-    drift = logp - of.old_logprobs
+        if settings.kl_in == "loss":
+            loss = loss + jnp.sum(targets.kl_weights * kl)
+    drift = logp - targets.old_logprobs
     metrics |= {"entropy": entropy, "ratio": jnp.exp(drift), "mismatch": jnp.abs(drift)}
-    if learning.target_kl is not None:
-        metrics["kl_moved"] = losses.kl_estimate(of.old_logprobs, logp, "k3")
-    metrics = {name: masked.total(of.share * x, of.mask) for name, x in metrics.items()}
+    if algorithm.optimizer.target_kl is not None:
+        metrics["kl_moved"] = losses.kl_estimate(targets.old_logprobs, logp, "k3")
+    metrics = {name: masked.total(targets.share * x, targets.mask) for name, x in metrics.items()}
     return loss, metrics | {"loss": loss}
 
 
-def rows_loss(
-    params: Any,
-    rows: Rows,
-    cfg: ModelConfig,
-    learning: Learning,
-    base: Any = None,
-    judged: Callable[[jax.Array], tuple[Rows, dict]] | None = None,
-) -> tuple[jax.Array, dict]:
-    """Loss of one agent's rows and its metrics, both additive over micro-batches. base: what params are adapters of. judged:
-    makes the rows from the values [P, G, T] that this very pass gives; those given are then tokens alone."""
-    params = lora.join(base, params)
-    if rows.dropout is not None:
-        params = lora.with_dropout(params, rows.dropout, learning.lora_dropout)
-    weights = decoder.cast(params, jnp.dtype(learning.compute_dtype))
-    hidden = hidden_states(weights, cfg, rows.prompts, rows.lengths, rows.tokens, learning.remat)
-    if rows.pairs is not None:
-        return pairs_loss(numbers_of(params, weights, hidden, rows.tokens, learning), rows.pairs, learning)
-    if rows.texts is not None:
-        return score_loss(weights, hidden, rows.tokens, rows.texts, functools.partial(texts_loss, learning=learning))
-    values: Any = values_of(params, hidden).reshape(rows.tokens.shape) if judged or rows.values else None
-    loss, metrics = jnp.zeros(()), {}
-    if judged:
-        rows, metrics = judged(jax.lax.stop_gradient(values))
-    if rows.policy is not None:
-        loss, of_policy = policy_loss(weights, hidden, rows.tokens, rows.policy, learning)
-        metrics |= of_policy
-    if rows.values is not None:
-        row, of = algorithm(learning.algorithm), rows.values
-        clip = option("value_clip", learning.value_clip, row)
-        of_values, more = losses.value_loss(values, of.targets, of.old, of.weights, clip=clip)
-        metrics |= {name: jnp.sum(of.weights * x) for name, x in more.items()} | {"value_loss": of_values}
-        loss = loss + (1.0 if rows.policy is None else option("value_coef", learning.value_coef, row)) * of_values
-        metrics["loss"] = loss
-    return loss, metrics
+def pair_numbers(params: Any, weights: Any, hidden: jax.Array, tokens: jax.Array, algorithm: Algorithm) -> jax.Array:
+    """Return what pairs are compared by, for each of tokens [P, G, T] with hidden states [P * G * T, D].
 
-
-def policy_loss(weights: Any, hidden: jax.Array, tokens: jax.Array, of: Policy, learning: Learning) -> tuple[jax.Array, dict]:
-    """`token_loss` of all tokens [P, G, T] from their hidden states [P * G * T, D]: of some at a time, unless the ratio is of
-    whole completions. weights: the parameters in the compute dtype."""
-    of_loss, temperature = functools.partial(token_loss, learning=learning), learning.temperature or 1.0
-    row = algorithm(learning.algorithm)
-    if "level" in row.options and option("ratio_level", learning.ratio_level, row) != "token":
-        scores = token_scores(weights, hidden, tokens.reshape(-1), temperature)
-        logp, entropy = (x.reshape(tokens.shape) for x in scores)
-        return of_loss(logp, entropy, of)
-    return score_loss(weights, hidden, tokens, of, of_loss, temperature=temperature)
-
-
-def numbers_of(params: Any, weights: Any, hidden: jax.Array, tokens: jax.Array, learning: Learning) -> jax.Array:
-    """What pairs are compared by, of each of tokens [P, G, T] with hidden states [P * G * T, D]: their log-probabilities (at
-    temperature 1, whatever was sampled with), or values before them. weights: params in the compute dtype."""
-    if scores_values(learning):
+    Log-probabilities (at temperature 1, whatever was sampled with), or values before the tokens. weights: params in the compute
+    dtype."""
+    if algorithm.row.margin == "score":
         return values_of(params, hidden).reshape(tokens.shape)
     return token_scores(weights, hidden, tokens.reshape(-1), 1.0)[0].reshape(tokens.shape)

@@ -11,81 +11,102 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jmarl.config import Learning, single
+from jmarl.algorithms import Algorithm
+from jmarl.config import Optimizer
 from jmarl.models import lora
 from jmarl.models.sharding import constrain, mesh_of, place
 from jmarl.rl import advantages
-from jmarl.types import Own, StackState, TeamState
+from jmarl.types import PerAgent, StackState, TeamState
 
 
-def schedule(cfg: Learning) -> optax.Schedule:
-    """Learning rate by optimiser step: linear warm-up, then constant, or linearly or by a cosine down to 0."""
-    steps = cfg.num_epochs * cfg.num_minibatches
-    peak: float = single("learning_rate", cfg.learning_rate)
-    warmup_steps, rest = cfg.warmup_updates * steps, (cfg.num_updates - cfg.warmup_updates) * steps
-    after = {
+def single(name: str, value: Any) -> Any:
+    """Return a setting that must be one for all agents of a stack; raises TypeError for a tuple with one per agent."""
+    if isinstance(value, tuple):
+        raise TypeError(f"{name}={value} has a value per agent: make the settings of a stack with per_agent.for_stack")
+    return value
+
+
+def schedule(algorithm: Algorithm) -> optax.Schedule:
+    """Return the learning rate by optimizer step: linear warm-up, then constant, or linear or cosine down to 0."""
+    settings, steps = algorithm.optimizer, algorithm.steps_per_update
+    peak: float = single("learning_rate", settings.learning_rate)
+    warmup_steps = settings.warmup_updates * steps
+    remaining_steps = (algorithm.num_updates - settings.warmup_updates) * steps
+    after_warmup = {
         "constant": lambda: optax.constant_schedule(peak),
-        "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
-    }[cfg.lr_schedule]()
+        "linear": lambda: optax.linear_schedule(peak, 0.0, remaining_steps),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, remaining_steps),
+    }[settings.lr_schedule]()
     if not warmup_steps:
-        return after
+        return after_warmup
     warmup = optax.linear_schedule(peak / warmup_steps, peak, max(warmup_steps - 1, 1))
-    return optax.join_schedules([warmup, after], [warmup_steps])
+    return optax.join_schedules([warmup, after_warmup], [warmup_steps])
 
 
-def rate_of(cfg: Learning, own: Own) -> optax.Schedule:
-    """The schedule of one agent."""
-    return schedule(cfg) if own.learning_rate is None else lambda steps: own.learning_rate * schedule(cfg)(steps)
+def agent_schedule(algorithm: Algorithm, agent: PerAgent) -> optax.Schedule:
+    """Return the schedule of one agent, whose own learning rate multiplies it."""
+    rate = schedule(algorithm)
+    return rate if agent.learning_rate is None else lambda steps: agent.learning_rate * rate(steps)
 
 
-def optimizer(cfg: Learning, own: Own | None = None) -> optax.GradientTransformation:
-    """The optimiser of one agent after a clip by the global norm; its last part is the learning rate, which counts steps."""
-    own = own or Own()
-    rate = rate_of(cfg, own)
-    clip = single("max_grad_norm", cfg.max_grad_norm) if own.max_grad_norm is None else own.max_grad_norm
-    decay = single("weight_decay", cfg.weight_decay) if own.weight_decay is None else own.weight_decay
-    after = {
-        "adamw": lambda: optax.adamw(rate, cfg.adam_b1, cfg.adam_b2, cfg.adam_eps, weight_decay=decay),
-        "lion": lambda: optax.lion(rate, weight_decay=decay),
-        "sgd": lambda: optax.chain(
-            optax.trace(cfg.momentum) if cfg.momentum else optax.identity(),
-            optax.add_decayed_weights(decay),
-            optax.scale_by_learning_rate(rate),
-        ),
-    }[single("optimizer", cfg.optimizer)]()
-    return optax.chain(optax.clip_by_global_norm(clip), after)
+def make_optimizer(algorithm: Algorithm, agent: PerAgent | None = None) -> optax.GradientTransformation:
+    """Return the optimizer of one agent.
+
+    agent: the agent's own numbers, which may be traced: other numbers are then no other program.
+    """
+    agent, settings = agent or PerAgent(), algorithm.optimizer
+    clip = single("max_grad_norm", settings.max_grad_norm) if agent.max_grad_norm is None else agent.max_grad_norm
+    decay = single("weight_decay", settings.weight_decay) if agent.weight_decay is None else agent.weight_decay
+    return transformation(settings, agent_schedule(algorithm, agent), decay, clip)
 
 
-def updates_done(state: StackState) -> jax.Array:
-    """Number of optimiser steps that changed the parameters, [A] (or [] of one agent): the learning rate's own count."""
+def transformation(
+    settings: Optimizer, rate: optax.Schedule, decay: jax.Array | float, clip: jax.Array | float
+) -> optax.GradientTransformation:
+    """Return a clip by the global norm and the optimizer; its last part is the learning rate, which counts steps."""
+    name = single("optimizer", settings.optimizer)
+    if name == "adamw":
+        optimizer = optax.adamw(rate, settings.adam_b1, settings.adam_b2, settings.adam_eps, weight_decay=decay)
+    elif name == "lion":
+        optimizer = optax.lion(rate, weight_decay=decay)
+    else:
+        momentum = optax.trace(settings.momentum) if settings.momentum else optax.identity()
+        optimizer = optax.chain(momentum, optax.add_decayed_weights(decay), optax.scale_by_learning_rate(rate))
+    return optax.chain(optax.clip_by_global_norm(clip), optimizer)
+
+
+def steps_done(state: StackState) -> jax.Array:
+    """Return the number of optimizer steps that changed the parameters, [A] (or [] of one agent): the learning rate's count."""
     return state.opt_state[1][-1].count
 
 
-def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) -> StackState:
-    """Training state of a stack from its parameters [A, ...], each of which plays so many roles, on their mesh; a KL term
-    freezes a copy of them as reference. With LoRA only their adapters are trained, and their base is the reference. A stack
-    that never `learns` has parameters alone."""
+def init_stack(params: Any, algorithm: Algorithm, roles: int = 1, learns: bool = True) -> StackState:
+    """Return the state of a stack at step 0, on the mesh of its parameters [A, ...].
+
+    A KL term freezes a copy of the parameters as reference. With LoRA only adapters are trained, and their base is the
+    reference. roles: that each parameter set plays; learns: False for a stack that never learns, which has parameters only."""
     base, params = lora.split(params)
     agents = jax.tree.leaves(params)[0].shape[0]
-    running = advantages.nothing_remembered(agents, roles, cfg.kl_coef)
-    if not learns:
-        return place(StackState(params, (), None, jnp.zeros(agents, jnp.int32), running, None, base), mesh_of(params))
-
-    optimizer(cfg)  # refuses settings of a whole team
+    running = advantages.initial_running(agents, roles, algorithm.loss.kl_coef)
+    skipped = jnp.zeros(agents, jnp.int32)
     mesh = mesh_of(params)
-    moments, grads = _moments(params, single("optimizer", cfg.optimizer), bool(cfg.momentum), mesh)
-    reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef and base is None else None
-    return place(StackState(params, moments, reference, jnp.zeros(agents, jnp.int32), running, grads, base), mesh)
+    if not learns:
+        return place(StackState(params, (), None, skipped, running, None, base), mesh)
+    make_optimizer(algorithm)  # raises for settings with a value per agent
+    settings = algorithm.optimizer
+    plain = Optimizer(optimizer=single("optimizer", settings.optimizer), momentum=settings.momentum)
+    opt_state, grads = _init_moments(params, plain, mesh)
+    reference = jax.tree.map(jnp.copy, params) if algorithm.loss.kl_coef and base is None else None
+    return place(StackState(params, opt_state, reference, skipped, running, grads, base), mesh)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _moments(params: Any, name: str, momentum: bool, mesh: Any) -> tuple[Any, Any]:
-    """What an optimiser begins with, and room for gradients where they are kept: made where they stay, because thrice the
-    parameters is much to move."""
-    plain = optimizer(Learning(optimizer=name, momentum=0.5 if momentum else 0.0))
-    kept = jax.tree.map(jnp.zeros_like, params) if jax.default_backend() == "cpu" else None
-    return constrain((jax.vmap(plain.init)(params), kept), mesh)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _init_moments(params: Any, settings: Optimizer, mesh: Mesh | None) -> tuple[Any, Any]:
+    """Return the initial optimizer state, and room for gradients where they are kept. They are made where they stay, because
+    three times the parameters is much to move."""
+    optimizer = transformation(settings, optax.constant_schedule(1.0), 0.0, 1.0)
+    grads = jax.tree.map(jnp.zeros_like, params) if jax.default_backend() == "cpu" else None
+    return constrain((jax.vmap(optimizer.init)(params), grads), mesh)
 
 
 def apply_gradients(
@@ -93,53 +114,55 @@ def apply_gradients(
     grads: Any,
     loss: jax.Array,
     held: jax.Array | None = None,
-    own: Own | None = None,
+    agent: PerAgent | None = None,
     *,
-    learning: Learning,
-) -> tuple[StackState, dict]:
-    """One optimiser step of one agent, unless it is `held`. A loss or gradient that is not finite changes nothing and is
+    algorithm: Algorithm,
+) -> tuple[StackState, dict[str, jax.Array]]:
+    """Make one optimizer step of one agent, unless it is `held`. A loss or gradient that is not finite changes nothing and is
     counted."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if held is None else finite & ~held
-    adam = optimizer(learning, own)
+    optimizer = make_optimizer(algorithm, agent)
 
-    def choose(ok, new, old):
+    def choose(ok: jax.Array, new: Any, old: Any) -> Any:
         return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
 
-    changes, _ = adam.update(grads, state.opt_state, state.params)
+    changes, _ = optimizer.update(grads, state.opt_state, state.params)
     params = choose(ok, optax.apply_updates(state.params, changes), state.params)
-    # The moments are made once more, after the parameters (which `written` has XLA wait for): both are then written in place,
-    # and no copy of the moments is kept. (`written` is false for parameters that were broken before.)
+    # The moments are computed once more after the parameters (`written` makes XLA wait for them): both are then written in
+    # place, without a copy of the moments. (`written` is False for parameters that were not finite before.)
     written = jnp.isfinite(sum(leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(params)))
-    _, moments = adam.update(
-        grads, choose(written, state.opt_state, jax.tree.map(jnp.zeros_like, state.opt_state)), state.params
-    )
-    opt_state = choose(ok & written, moments, state.opt_state)
+    zeros = jax.tree.map(jnp.zeros_like, state.opt_state)
+    _, opt_state = optimizer.update(grads, choose(written, state.opt_state, zeros), state.params)
+    opt_state = choose(ok & written, opt_state, state.opt_state)
     skipped = state.skipped + ~finite
-    metrics = {"grad_norm": norm, "learning_rate": rate_of(learning, own or Own())(updates_done(state)), "skipped": skipped}
-    kept = None if state.grads is None else grads
-    return state._replace(params=params, opt_state=opt_state, skipped=skipped, grads=kept), metrics
+    rate = agent_schedule(algorithm, agent or PerAgent())(steps_done(state))
+    metrics = {"grad_norm": norm, "learning_rate": rate, "skipped": skipped}
+    grads = None if state.grads is None else grads
+    return state._replace(params=params, opt_state=opt_state, skipped=skipped, grads=grads), metrics
 
 
 def init_state(
     params: Sequence[Any],
-    learning: Learning | Sequence[Learning],
+    algorithm: Algorithm | Sequence[Algorithm],
     mesh: Mesh | None = None,
     roles: Sequence[int] | None = None,
     learns: Sequence[bool] | None = None,
 ) -> TeamState:
-    """The state at step 0, on the mesh if there is one, from each stack's parameters, which become part of it. learning: one
-    for all stacks or of each; roles: that each parameter set of a stack plays (None: one); learns: which stacks do (None: all).
-    """
+    """Return the state at step 0 from each stack's parameters, which become part of it, on the mesh if there is one.
+
+    algorithm: one for all stacks, or one per stack; roles: that each parameter set of a stack plays (None: one); learns: which
+    stacks learn (None: all). Raises ValueError for parameters that an earlier run has consumed."""
     for i, tree in enumerate(params):
         if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(tree)):
             raise ValueError(
                 f"the parameters of stack {i} were consumed by an earlier run (training updates them in place): "
-                "make them anew with make_team"
+                "make them again with make_team"
             )
-    one = [1] * len(params)
-    of_each = [learning] * len(params) if isinstance(learning, Learning) else learning
-    each = zip(params, of_each, roles or one, one if learns is None else learns, strict=True)
-    stacks = tuple(init_stack(place(p, mesh), how, n, bool(learn)) for p, how, n, learn in each)
+    algorithms = [algorithm] * len(params) if isinstance(algorithm, Algorithm) else algorithm
+    roles, learns = roles or [1] * len(params), [True] * len(params) if learns is None else learns
+    stacks = tuple(
+        init_stack(place(p, mesh), a, r, bool(learn)) for p, a, r, learn in zip(params, algorithms, roles, learns, strict=True)
+    )
     return TeamState(place(jnp.int32(0), mesh), stacks)

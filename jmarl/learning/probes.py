@@ -27,7 +27,7 @@ from jax import lax
 
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig
-from jmarl.learning.batches import joined, one_a_prompt
+from jmarl.learning.batches import concatenate_prompts, one_per_prompt
 from jmarl.learning.update import learn
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
@@ -147,7 +147,7 @@ def play(params: Any, items: jax.Array, step: jax.Array, probe: Probe, model: Mo
         nodes = (jnp.arange(p)[:, None] * g + jnp.arange(g)).reshape(-1)
     reward = probe.reward(said, jnp.broadcast_to(items[:, None], (p, g)))
     batches = [part_of(read, done, reward, turn, cfg, len(parts)) for turn, (read, done) in enumerate(parts)]
-    return joined(batches) if len(batches) > 1 else batches[0], reward.mean()
+    return concatenate_prompts(batches) if len(batches) > 1 else batches[0], reward.mean()
 
 
 def part_of(prompts: jax.Array, done: Completions, reward: jax.Array, turn: int, cfg: TrainConfig, turns: int) -> Batch:
@@ -170,4 +170,4 @@ def part_of(prompts: jax.Array, done: Completions, reward: jax.Array, turn: int,
         jnp.zeros_like(groups),
         done.truncated_logprobs,
     )
-    return one_a_prompt(batch) if turns > 1 else batch
+    return one_per_prompt(batch) if turns > 1 else batch

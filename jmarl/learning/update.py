@@ -1,49 +1,60 @@
-"""What a stack learns from a batch: advantages, loss, gradients over micro-batches, clip, AdamW; for one agent, lifted to a
-stack. One optimiser step, or several: passes over the batch's parts until the policy has moved as far as it may.
-"""
+"""One update of a stack: loss inputs, gradients over micro-batches, clip, optimizer; for one agent, lifted to the stack.
+
+An update is one optimizer step on a batch, or several: passes over its minibatches until the policy has moved as far as
+`target_kl` allows."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jmarl.algorithms import algorithm, option
-from jmarl.config import Learning
-from jmarl.learning.objective import Rows, make_rows, rows_loss, split
-from jmarl.learning.optimizer import apply_gradients, updates_done
+from jmarl.algorithms import Algorithm
+from jmarl.learning.objective import (
+    ActorCriticTargets,
+    LossInputs,
+    PolicyTargets,
+    ValueTargets,
+    loss_of_inputs,
+    make_loss_inputs,
+    split,
+)
+from jmarl.learning.optimizer import apply_gradients, steps_done
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.sharding import apart, batch_shardings, constrain, mesh_of, over_agents
 from jmarl.models.stack import COMPILER, per_agent
 from jmarl.rl import advantages, masked
-from jmarl.types import TRACES, Batch, Data, Own, Running, StackState
+from jmarl.types import TRACES, Batch, Data, PerAgent, Running, StackState
+
+Metrics = dict[str, jax.Array]
 
 
-def gradients(params: Any, rows: Rows, base: Any, cfg: ModelConfig, learning: Learning) -> tuple[Any, dict]:
-    """Gradients of `rows_loss` and its metrics, accumulated over micro-batches: equal to one big batch's."""
-    grad = jax.grad(rows_loss, has_aux=True)
-    if learning.micro_batches == 1:
-        return grad(params, rows, cfg, learning, base)
-    parts = split(rows, learning.micro_batches)
-    zeros = (
-        jax.tree.map(jnp.zeros_like, params),
-        jax.tree.map(jnp.zeros_like, _metrics_like(params, parts, base, cfg, learning)),
-    )
+def gradients(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, algorithm: Algorithm) -> tuple[Any, Metrics]:
+    """Return the gradients of `loss_of_inputs` and its metrics, accumulated over micro-batches: equal to those of one big
+    batch."""
+    loss = functools.partial(loss_of_inputs, model=model, algorithm=algorithm)
 
-    def accumulate(carry, part):
-        return jax.tree.map(jnp.add, carry, grad(params, part, cfg, learning, base)), None
+    def grad(inputs: LossInputs) -> tuple[Any, Metrics]:
+        grads, (metrics, _) = jax.grad(loss, has_aux=True)(params, inputs, base)
+        return grads, metrics
+
+    if algorithm.optimizer.micro_batches == 1:
+        return grad(inputs)
+    parts = split(inputs, algorithm.optimizer.micro_batches)
+    first = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad, first))
+
+    def accumulate(total: tuple[Any, Metrics], part: LossInputs) -> tuple[tuple[Any, Metrics], None]:
+        return jax.tree.map(jnp.add, total, grad(part)), None
 
     return lax.scan(accumulate, zeros, parts)[0]
-
-
-def _metrics_like(params, parts, base, cfg, learning):
-    part = jax.tree.map(lambda x: x[0], parts)
-    return jax.eval_shape(functools.partial(rows_loss, cfg=cfg, learning=learning), params, part, base=base)[1]
 
 
 def agent_gradients(
@@ -53,218 +64,266 @@ def agent_gradients(
     batch: Data,
     base: Any = None,
     *,
-    cfg: ModelConfig,
-    learning: Learning,
+    model: ModelConfig,
+    algorithm: Algorithm,
     trains: str = "policy",
-) -> tuple[Any, dict]:
-    """Gradients and metrics of one agent from its batch (no agent axis). A critic whose batch has no values learns from those
-    of this pass; one beside an agent returns them with the metrics."""
-    how: dict[str, Any] = dict(cfg=cfg, learning=learning, trains=trains)
+) -> tuple[Any, Metrics, jax.Array | None]:
+    """Return gradients and metrics of one agent from its batch (no agent axis), and the values [P, G, T] of a critic whose
+    batch has none: it learns from those of this pass."""
+    settings: dict[str, Any] = dict(model=model, algorithm=algorithm)
     if trains != "policy" and isinstance(batch, Batch) and batch.values is None:
 
-        def judged(values):
-            rows, metrics = make_rows(reference, running, batch._replace(values=values), lora.join(base, params), **how)
-            return rows, metrics | ({"values": values} if trains == "values" else {})
+        def values_to_targets(values: jax.Array) -> tuple[LossInputs, Metrics]:
+            whole = lora.join(base, params)
+            return make_loss_inputs(reference, running, batch._replace(values=values), whole, **settings, trains=trains)
 
-        tokens = Rows(batch.prompts, batch.prompt_lengths, batch.tokens, None, None, batch.dropout)
-        return jax.grad(rows_loss, has_aux=True)(params, tokens, cfg, learning, base, judged)
-    rows, about_batch = make_rows(reference, running, batch, lora.join(base, params), **how)
-    grads, metrics = gradients(params, rows, base, cfg, learning)
-    return grads, metrics | about_batch
+        inputs = LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, None, batch.dropout)
+        loss = functools.partial(loss_of_inputs, values_to_targets=values_to_targets, **settings)
+        grads, (metrics, values) = jax.grad(loss, has_aux=True)(params, inputs, base)
+        return grads, metrics, values
+    inputs, batch_metrics = make_loss_inputs(reference, running, batch, lora.join(base, params), **settings, trains=trains)
+    grads, metrics = gradients(params, inputs, base, model, algorithm)
+    return grads, metrics | batch_metrics, None
 
 
-def unless_held(f: Any, held: jax.Array | None, how: str) -> Any:
-    """f of one agent as a function of stacks [A, ...]; agents that are held get zeros, without computing where they are not
-    all made at once. Where none ever is (None), it is f."""
+def unless_held(f: Callable, held: jax.Array | None, mode: str) -> Callable:
+    """Lift f of one agent to stacks [A, ...]. Held agents get zeros; in mode `map` their computation is skipped."""
     if held is None:
-        return per_agent(f, how)
+        return per_agent(f, mode)
 
-    def of_agent(held, *arguments):
-        like = jax.eval_shape(f, *arguments)
-        return lax.cond(held, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like), lambda: f(*arguments))
+    def one_agent(held: jax.Array, *arguments: Any) -> Any:
+        shapes = jax.eval_shape(f, *arguments)
+        zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+        return lax.cond(held, zeros, lambda: f(*arguments))
 
-    return functools.partial(per_agent(of_agent, how), held)
+    return functools.partial(per_agent(one_agent, mode), held)
 
 
 def one_step(
-    state: StackState, reference: Any, batch: Data, own: Own, base: Any, *, cfg, learning: Learning, how: str, trains: str
-) -> tuple[StackState, dict]:
-    """One optimiser step of a stack [A, ...] on a whole batch."""
-    of_agent = functools.partial(agent_gradients, cfg=cfg, learning=learning, trains=trains)
-    grads, metrics = unless_held(of_agent, own.held, how)(state.params, reference, state.running, batch, base)
-    apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
-    still = idle(batch, learning, trains)
-    state, of_step = apply(state, grads, metrics["loss"], still if own.held is None else own.held | still, own)
-    return state, metrics | of_step
+    state: StackState,
+    reference: Any,
+    batch: Data,
+    agents: PerAgent,
+    base: Any,
+    *,
+    model: ModelConfig,
+    algorithm: Algorithm,
+    trains: str,
+) -> tuple[StackState, Metrics, jax.Array | None]:
+    """Make one optimizer step of a stack [A, ...] on a whole batch."""
+    one_agent = functools.partial(agent_gradients, model=model, algorithm=algorithm, trains=trains)
+    lifted = unless_held(one_agent, agents.held, algorithm.optimizer.per_agent)
+    grads, metrics, values = lifted(state.params, reference, state.running, batch, base)
+    apply = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
+    still = without_rows(batch, algorithm, trains)
+    still = still if agents.held is None else agents.held | still
+    state, step_metrics = apply(state, grads, metrics["loss"], still, agents)
+    return state, metrics | step_metrics, values
 
 
-def idle(batch: Data, learning: Learning, trains: str) -> jax.Array:
-    """Which agents [A] have no row to learn from, as where they were not asked to act: Adam would go on by its momentum."""
+def without_rows(batch: Data, algorithm: Algorithm, trains: str) -> jax.Array:
+    """Return which agents [A] have no row to learn from, such as those that did not act: Adam would move them by its
+    momentum."""
     if not isinstance(batch, Batch):
         return jnp.zeros(batch.tokens.shape[0], bool)
     valid = jnp.isfinite(batch.rewards)
-    if trains == "policy" and option("mask_overlong", learning.mask_overlong, algorithm(learning.algorithm)):
+    if trains == "policy" and algorithm.loss.mask_overlong:
         valid &= batch.ended
     return ~jnp.any(valid, (1, 2))
 
 
 def several_steps(
-    state: StackState, reference: Any, batch: Data, own: Own, base: Any, *, cfg, learning: Learning, how: str, trains: str
-) -> tuple[StackState, dict]:
-    """`num_epochs` passes over `num_minibatches` parts of a batch, an optimiser step each; advantages and reference are those
-    of the whole batch. An agent whose policy has moved by more than `target_kl` makes no further step. Metrics are means over
-    the steps made; `steps` counts them."""
-    n = learning.num_minibatches
-    of_rows = functools.partial(make_rows, cfg=cfg, learning=learning, trains=trains)
-    rows, about_batch = per_agent(of_rows, how)(reference, state.running, batch, lora.join(base, state.params))
-    parts, tokens = minibatches(rows, n)
-    gradients_of = unless_held(functools.partial(gradients, cfg=cfg, learning=learning), own.held, how)
-    apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
-
-    def step(carry, part):
-        state, held = carry
-        rows = jax.tree.map(lambda x: x[:, part], parts)
-        if rows.dropout is not None:  # another one in each pass
-            rows = rows._replace(dropout=jax.vmap(jax.random.fold_in)(rows.dropout, updates_done(state)))
-        grads, metrics = gradients_of(state.params, rows, base)
-        if learning.target_kl is not None:
-            held |= metrics["kl_moved"] > learning.target_kl
-        still = held | (tokens[:, part] == 0)  # nothing to learn from: Adam would go on by its momentum
-        state, of_step = apply(state, grads, metrics["loss"], still, own)
-        return (state, held), (metrics | of_step, ~still)
-
-    order = jnp.tile(jnp.arange(n), learning.num_epochs)
-    held = jnp.zeros(rows.tokens.shape[0], bool) if own.held is None else own.held
-    (state, _), (metrics, made) = lax.scan(step, (state, held), order)
-    last = {name: metrics.pop(name)[-1] for name in ("learning_rate", "skipped")}
-    steps = {"steps": made.sum(0)}
-    made = made.at[0].set(True)  # the first part was seen, whether or not it was learned from
-    return state, {name: masked.mean(x, made, 0) for name, x in metrics.items()} | last | about_batch | steps
-
-
-def minibatches(rows: Rows, n: int) -> tuple[Rows, jax.Array]:
-    """Rows [A, ...] in n parts [A, n, ...], each with a loss and means of its own; and the tokens [A, n] in each."""
-    parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(rows)
-    tokens = parts.mask.sum((2, 3, 4))
-    policy, values = parts.policy, parts.values
-    if policy is not None:
-        share = policy.mask / jnp.maximum(tokens, 1)[..., None, None, None]
-        policy = policy._replace(weights=n * policy.weights, kl_weights=n * policy.kl_weights, share=share)
-    if values is not None:
-        values = values._replace(weights=n * values.weights)
-        tokens = jnp.maximum(tokens, values.mask.sum((2, 3, 4)))  # a value head also learns from what the policy leaves out
-    return parts._replace(policy=policy, values=values), tokens
-
-
-def remember(state: StackState, batch: Batch, learning: Learning) -> StackState:
-    """The state of a stack with a batch's returns in what it remembers."""
-    roles = jnp.zeros(batch.rewards.shape, jnp.int32) if batch.roles is None else batch.roles
-    decay = option("ema_decay", learning.ema_decay, algorithm(learning.algorithm))
-    of_agent = functools.partial(advantages.remember, decay=decay)
-    return state._replace(running=jax.vmap(of_agent)(state.running, batch.rewards, roles))
-
-
-def adapt_kl(state: StackState, metrics: dict, still: jax.Array, learning: Learning) -> tuple[StackState, dict]:
-    """Moves each agent's KL coefficient towards its target (arXiv 1909.08593), unless it stays `still`; the metrics show the
-    one that was used."""
-    if not learning.kl_coef:
-        return state, metrics
-    used = state.running.kl_coef
-    if learning.kl_target is None:
-        return state, metrics | {"kl_coef": used}
-    error = jnp.where(still, 0, jnp.nan_to_num(jnp.clip(metrics["kl"] / learning.kl_target - 1, -0.2, 0.2)))
-    moved = state.running._replace(kl_coef=used * (1 + 0.1 * error))
-    return state._replace(running=moved), metrics | {"kl_coef": used}
-
-
-def learn(
     state: StackState,
     reference: Any,
     batch: Data,
-    own: Own | None = None,
+    agents: PerAgent,
+    base: Any,
+    *,
+    model: ModelConfig,
+    algorithm: Algorithm,
+    trains: str,
+) -> tuple[StackState, Metrics, None]:
+    """Make `num_epochs` passes over `num_minibatches` parts of a batch, an optimizer step each.
+
+    Advantages and reference are those of the whole batch. An agent whose policy has moved by more than `target_kl` makes no
+    further step. Metrics are means over the steps made; `steps` counts them."""
+    settings, n = algorithm.optimizer, algorithm.optimizer.num_minibatches
+    make_inputs = functools.partial(make_loss_inputs, model=model, algorithm=algorithm, trains=trains)
+    whole = lora.join(base, state.params)
+    inputs, batch_metrics = per_agent(make_inputs, settings.per_agent)(reference, state.running, batch, whole)
+    parts, tokens = minibatches(inputs, n)
+    one_agent = functools.partial(gradients, model=model, algorithm=algorithm)
+    lifted = unless_held(one_agent, agents.held, settings.per_agent)
+    apply = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
+
+    def step(carry: tuple[StackState, jax.Array], part: jax.Array) -> tuple[tuple[StackState, jax.Array], tuple]:
+        state, held = carry
+        inputs = jax.tree.map(lambda x: x[:, part], parts)
+        if inputs.dropout is not None:  # other keys in each pass
+            inputs = inputs._replace(dropout=jax.vmap(jax.random.fold_in)(inputs.dropout, steps_done(state)))
+        grads, metrics = lifted(state.params, inputs, base)
+        if settings.target_kl is not None:
+            held |= metrics["kl_moved"] > settings.target_kl
+        still = held | (tokens[:, part] == 0)  # without rows Adam would move the agent by its momentum
+        state, step_metrics = apply(state, grads, metrics["loss"], still, agents)
+        return (state, held), (metrics | step_metrics, ~still)
+
+    order = jnp.tile(jnp.arange(n), settings.num_epochs)
+    held = jnp.zeros(inputs.tokens.shape[0], bool) if agents.held is None else agents.held
+    (state, _), (metrics, stepped) = lax.scan(step, (state, held), order)
+    last = {name: metrics.pop(name)[-1] for name in ("learning_rate", "skipped")}
+    steps = {"steps": stepped.sum(0)}
+    stepped = stepped.at[0].set(True)  # metrics of the first part are known, whether or not a step was made
+    means = {name: masked.mean(x, stepped, 0) for name, x in metrics.items()}
+    return state, means | last | batch_metrics | steps, None
+
+
+def minibatches(inputs: LossInputs, n: int) -> tuple[LossInputs, jax.Array]:
+    """Split inputs [A, ...] into n parts [A, n, ...], each with a loss and means of its own; and return the tokens [A, n] of
+    each."""
+    parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(inputs)
+    tokens = parts.trained_tokens.sum((2, 3, 4))
+
+    def policy_part(policy: PolicyTargets) -> PolicyTargets:
+        share = policy.mask / jnp.maximum(tokens, 1)[..., None, None, None]
+        return policy._replace(weights=n * policy.weights, kl_weights=n * policy.kl_weights, share=share)
+
+    def value_part(values: ValueTargets) -> ValueTargets:
+        return values._replace(weights=n * values.weights)
+
+    targets = parts.targets
+    if isinstance(targets, ActorCriticTargets):
+        # A value head also learns from what the policy leaves out.
+        tokens_of_head = targets.values.mask.sum((2, 3, 4))
+        targets = ActorCriticTargets(policy_part(targets.policy), value_part(targets.values))
+        return parts._replace(targets=targets), jnp.maximum(tokens, tokens_of_head)
+    targets = policy_part(targets) if isinstance(targets, PolicyTargets) else value_part(targets)  # type: ignore[arg-type]
+    return parts._replace(targets=targets), tokens
+
+
+def update_statistics(state: StackState, batch: Batch, algorithm: Algorithm) -> StackState:
+    """Return the state of a stack whose running statistics include a batch's returns."""
+    roles = jnp.zeros(batch.rewards.shape, jnp.int32) if batch.roles is None else batch.roles
+    one_agent = functools.partial(advantages.update_running, decay=algorithm.loss.ema_decay)
+    return state._replace(running=jax.vmap(one_agent)(state.running, batch.rewards, roles))
+
+
+def adapt_kl(state: StackState, metrics: Metrics, still: jax.Array, algorithm: Algorithm) -> tuple[StackState, Metrics]:
+    """Move each agent's KL coefficient towards its target (arXiv 1909.08593), unless the agent is `still`; metrics show the one
+    that was used."""
+    if not algorithm.loss.kl_coef:
+        return state, metrics
+    used, target = state.running.kl_coef, algorithm.loss.kl_target
+    if target is None:
+        return state, metrics | {"kl_coef": used}
+    error = jnp.where(still, 0, jnp.nan_to_num(jnp.clip(metrics["kl"] / target - 1, -0.2, 0.2)))
+    running = state.running._replace(kl_coef=used * (1 + 0.1 * error))
+    return state._replace(running=running), metrics | {"kl_coef": used}
+
+
+def update_agents(
+    state: StackState,
+    reference: Any,
+    batch: Data,
+    agents: PerAgent | None = None,
     base: Any = None,
     *,
-    cfg,
-    learning: Learning,
-    how: str,
+    model: ModelConfig,
+    algorithm: Algorithm,
     trains: str = "policy",
-) -> tuple[StackState, dict]:
-    """One update of a stack [A, ...] on a batch: a pure function for use inside `jit`; arguments as for `update_stack`, with
-    what is frozen apart from the state."""
-    reference = base if learning.kl_coef and base is not None else reference  # its adapters are off
-    steps = one_step if learning.num_epochs * learning.num_minibatches == 1 else several_steps
-    before, own = state, own or Own()
-    state = remember(state, batch, learning) if trains != "values" and isinstance(batch, Batch) else state
-    state, metrics = steps(state, reference, batch, own, base, cfg=cfg, learning=learning, how=how, trains=trains)
-    state, metrics = adapt_kl(state, metrics, idle(batch, learning, trains), learning)
-    return (state, metrics) if own.held is None else hold(before, state, metrics, own.held)
+) -> tuple[StackState, Metrics, jax.Array | None]:
+    """Make one update of a stack [A, ...] on a batch: a pure function for use inside `jit`.
+
+    Arguments are those of `update_stack`, with what is frozen apart from the state. Returns the new state, metrics [A], and the
+    values [A, P, G, T] of critics that learn from those of this pass."""
+    agents = agents or PerAgent()
+    reference = base if algorithm.loss.kl_coef and base is not None else reference  # LoRA's reference: no adapters
+    steps = one_step if algorithm.steps_per_update == 1 else several_steps
+    before = state
+    if trains != "values" and isinstance(batch, Batch):
+        state = update_statistics(state, batch, algorithm)
+    state, metrics, values = steps(state, reference, batch, agents, base, model=model, algorithm=algorithm, trains=trains)
+    state, metrics = adapt_kl(state, metrics, without_rows(batch, algorithm, trains), algorithm)
+    if agents.held is not None:
+        state, metrics = keep_held(before, state, metrics, agents.held)
+    return state, metrics, values
 
 
-def hold(before: StackState, after: StackState, metrics: dict, held: jax.Array) -> tuple[StackState, dict]:
-    """What agents that are held [A] remember is what they did before; their parameters and moments are so already."""
-    was, now = (before.running, before.skipped), (after.running, after.skipped)
-    kept = jax.tree.map(lambda x, y: jnp.where(held.reshape(-1, *[1] * (x.ndim - 1)), x, y), was, now)
-    return after._replace(running=kept[0], skipped=kept[1]), metrics | {"held": held}
+def keep_held(before: StackState, after: StackState, metrics: Metrics, held: jax.Array) -> tuple[StackState, Metrics]:
+    """Restore the statistics and counts of held agents [A]; their parameters and moments have not changed."""
+
+    def choose(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.where(held.reshape(-1, *[1] * (old.ndim - 1)), old, new)
+
+    running, skipped = jax.tree.map(choose, (before.running, before.skipped), (after.running, after.skipped))
+    return after._replace(running=running, skipped=skipped), metrics | {"held": held}
 
 
 @functools.partial(
     jax.jit,
-    static_argnames=("cfg", "learning", "mode", "mesh", "trains"),
+    static_argnames=("model", "algorithm", "mesh", "trains"),
     donate_argnames="state",
     keep_unused=True,  # the old gradients, whose memory the new ones take
     compiler_options=COMPILER,
 )
-def _update(state: StackState, reference: Any, batch: Data, own: Own | None, base: Any, *, cfg, learning, mode, mesh, trains):
+def _update(
+    state: StackState,
+    reference: Any,
+    batch: Data,
+    agents: PerAgent | None,
+    base: Any,
+    *,
+    model: ModelConfig,
+    algorithm: Algorithm,
+    mesh: Mesh | None,
+    trains: str,
+) -> tuple[StackState, Metrics, jax.Array | None]:
     TRACES["update"] += 1
-    agents = batch.tokens.shape[0]
-    how = mode if mesh is None or apart(mesh, agents) else "vmap"  # one after the other would gather them from their devices
-    of_device = functools.partial(learn, cfg=cfg, learning=learning, how=how, trains=trains)
-    state, metrics = over_agents(of_device, mesh, agents)(state, reference, batch, own, base)
-    return constrain(state, mesh), metrics
+    count = batch.tokens.shape[0]
+    if mesh is not None and not apart(mesh, count):  # one agent after the other would gather them from their devices
+        algorithm = algorithm.with_optimizer(per_agent="vmap")
+    one_device = functools.partial(update_agents, model=model, algorithm=algorithm, trains=trains)
+    state, metrics, values = over_agents(one_device, mesh, count)(state, reference, batch, agents, base)
+    return constrain(state, mesh), metrics, values
 
 
 def update_stack(
     state: StackState,
     batch: Data,
     *,
-    cfg: ModelConfig,
-    learning: Learning,
-    mode: str = "map",
+    model: ModelConfig,
+    algorithm: Algorithm,
     trains: str = "policy",
-    own: Own | None = None,
-) -> tuple[StackState, dict]:
-    """One update of every agent of a stack [A, ...], where the state lies. state is donated. Returns the new state and
-    metrics, each [A].
+    agents: PerAgent | None = None,
+) -> tuple[StackState, Metrics, jax.Array | None]:
+    """Make one update of every agent of a stack [A, ...], where the state lies. The state is donated.
 
-    mode says how the gradients of the agents on one device are made. `vmap`: at once; what small models want. `map`: one
-    after the other, with the temporary memory of one; on a CPU as fast.
-    trains: `policy`; `values`, of a stack of critics; `both`, of agents with a value head. own: what differs between the
-    agents, see `learners`.
+    trains: `policy`; `values`, of a stack of critics; `both`, of agents with a value head. agents: settings that differ between
+    the agents, see `per_agent`. Returns the new state, metrics [A], and values [A, P, G, T] of critics whose batch had none.
     """
-    arguments, static = _arguments(state, batch, own, cfg=cfg, learning=learning, mode=mode, trains=trains)
-    trained, metrics = _update(*arguments, **static)
-    return trained._replace(reference=state.reference, base=state.base), metrics
+    arguments, mesh = _arguments(state, batch, agents)
+    updated, metrics, values = _update(*arguments, model=model, algorithm=algorithm, mesh=mesh, trains=trains)
+    return updated._replace(reference=state.reference, base=state.base), metrics, values
 
 
 def lower_update(
     state: StackState,
     batch: Data,
     *,
-    cfg: ModelConfig,
-    learning: Learning,
-    mode: str = "map",
+    model: ModelConfig,
+    algorithm: Algorithm,
     trains: str = "policy",
-    own: Own | None = None,
+    agents: PerAgent | None = None,
 ) -> Lowered:
-    """The program of `update_stack` for such arguments; nothing is donated."""
-    arguments, static = _arguments(state, batch, own, cfg=cfg, learning=learning, mode=mode, trains=trains)
-    return _update.lower(*arguments, **static)
+    """Return the program of `update_stack` for such arguments; nothing is donated."""
+    arguments, mesh = _arguments(state, batch, agents)
+    return _update.lower(*arguments, model=model, algorithm=algorithm, mesh=mesh, trains=trains)
 
 
-def _arguments(state: StackState, batch: Data, own: Own | None, **static: Any) -> tuple[tuple, dict]:
-    """Arguments of `_update`."""
+def _arguments(state: StackState, batch: Data, agents: PerAgent | None) -> tuple[tuple, Mesh | None]:
+    """Return the arrays that `_update` takes, on the mesh of the state, and the mesh."""
     mesh = mesh_of(state.params)
     if mesh is not None:
-        batch, own = jax.device_put((batch, own), batch_shardings(mesh, (batch, own)))
+        batch, agents = jax.device_put((batch, agents), batch_shardings(mesh, (batch, agents)))
     trained = state._replace(reference=None, base=None)  # frozen: neither donated nor returned
-    return (trained, state.reference, batch, own, state.base), static | dict(mesh=mesh)
+    return (trained, state.reference, batch, agents, state.base), mesh

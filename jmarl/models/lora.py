@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.config import LORA_TARGETS, Learning
+from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_shared, share_params, unstack
 from jmarl.types import Shared, StackState
@@ -40,11 +40,11 @@ def target_shapes(cfg: ModelConfig) -> dict[str, tuple[int, int]]:
     return dict(zip(LORA_TARGETS, shapes, strict=True))
 
 
-def init_adapters(cfg: ModelConfig, learning: Learning, key: jax.Array) -> dict[str, Any]:
+def init_adapters(cfg: ModelConfig, settings: LoRA, key: jax.Array) -> dict[str, Any]:
     """Adapters of one agent, as PEFT makes them: a uniform in +- 1 / sqrt(D) (He's initialisation with a = sqrt(5)), b = 0. The
     key is consumed."""
-    layers, shapes, rank = {}, target_shapes(cfg), learning.lora_rank
-    for name in learning.lora_modules:
+    layers, shapes, rank = {}, target_shapes(cfg), settings.lora_rank
+    for name in settings.modules:
         d, f = shapes[name]
         of_a = jax.random.fold_in(key, LORA_TARGETS.index(name))
         a = jax.random.uniform(of_a, (cfg.num_layers, d, rank), minval=-1.0, maxval=1.0) / math.sqrt(d)
@@ -52,24 +52,24 @@ def init_adapters(cfg: ModelConfig, learning: Learning, key: jax.Array) -> dict[
     return {"layers": layers}
 
 
-def adapt(params: Any, cfg: ModelConfig, learning: Learning, agents: int, key: jax.Array) -> Any:
+def adapt(params: Any, cfg: ModelConfig, settings: LoRA, agents: int, key: jax.Array) -> Any:
     """The model [A, ...] that LoRA trains: a base, or the parameters of agents that are all equal, with new adapters. One that
     has adapters comes back as it is. The key is consumed."""
     base, trained = split(params)
     if base is None:
         base, trained = share_params([unstack(params, a) for a in range(agents)]), {}
     if trained:
-        return _fits(params, learning)
-    alpha = jnp.full(cfg.num_layers, learning.lora_alpha or learning.lora_rank, jnp.float32)
+        return _fits(params, settings)
+    alpha = jnp.full(cfg.num_layers, settings.lora_alpha or settings.lora_rank, jnp.float32)
     base = base | {"layers": base["layers"] | {ALPHA: Shared(alpha)}}
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(agents))
-    return join(base, jax.vmap(lambda key: init_adapters(cfg, learning, key))(keys))
+    return join(base, jax.vmap(lambda key: init_adapters(cfg, settings, key))(keys))
 
 
-def _fits(model: Any, learning: Learning) -> Any:
+def _fits(model: Any, settings: LoRA) -> Any:
     """A model that was adapted before, if it has the adapters that the settings ask for."""
     rank, alpha, targets = describe(model)
-    asked = learning.lora_rank, learning.lora_alpha or learning.lora_rank, learning.lora_modules
+    asked = settings.lora_rank, settings.lora_alpha or settings.lora_rank, settings.modules
     if (rank, alpha, targets) != asked:
         raise ValueError(
             f"the parameters have adapters of rank {rank}, alpha {alpha:g} for {','.join(targets)}, and the settings ask for "
@@ -127,9 +127,9 @@ def with_dropout(model: Any, key: jax.Array, rate: float) -> Any:
     return model | {"layers": layers}
 
 
-def dropout_keys(learning: Learning, seed: int, step: Any, stack: int, agents: int) -> jax.Array | None:
+def dropout_keys(settings: LoRA, seed: int, step: Any, stack: int, agents: int) -> jax.Array | None:
     """Keys [A] of an update's dropout, from these numbers alone; None without dropout. stack: of critics behind the agents'."""
-    if not learning.lora_dropout:
+    if not settings.lora_dropout:
         return None
     key = jax.random.key(seed)
     for number in (DROPOUT, step, stack):
@@ -138,11 +138,11 @@ def dropout_keys(learning: Learning, seed: int, step: Any, stack: int, agents: i
 
 
 def models(
-    params: Sequence[Any], shapes: Sequence[tuple[ModelConfig, int]], learning: Learning, seed: int, purpose=INIT
+    params: Sequence[Any], shapes: Sequence[tuple[ModelConfig, int]], settings: LoRA, seed: int, purpose=INIT
 ) -> list:
     """What is trained of each stack of so many agents of an architecture: with LoRA its model with adapters, from keys that the
     seed and the purpose give; without it the parameters as they are."""
-    if not learning.lora_rank:
+    if not settings.lora_rank:
         for i, tree in enumerate(params):
             if split(tree)[0] is not None:
                 raise ValueError(
@@ -153,7 +153,7 @@ def models(
     out = []
     for i, (tree, (cfg, agents)) in enumerate(zip(params, shapes, strict=True)):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), i)
-        out.append(adapt(tree, cfg, learning, agents, key))
+        out.append(adapt(tree, cfg, settings, agents, key))
     return out
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jmarl.algorithms import algorithm, option, shares_critic, value_kind
 from jmarl.config import TrainConfig
 from jmarl.envs.environment import Environment
-from jmarl.learning.batches import chosen_rows, in_few_sizes, joined, one_a_prompt, positions
+from jmarl.learning.batches import take_rows, select_in_few_sizes, concatenate_prompts, one_per_prompt, critic_positions
 from jmarl.learning.critics import Critics, check_context, judges_as_it_learns, penalised, penalises, value_stack
 from jmarl.models import lora
 from jmarl.models.hub.tokenize import by_agent, decode, encode_prompts
@@ -60,7 +60,7 @@ def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg:
     values = [own_values(team, judges, specs, turn, kind, cfg) for turn in rollout.turns]
     played, _ = with_returns(rollout, [of_turn.mean(-1) for of_turn in values], cfg)
     batches = to_batches(team, played, values=values)
-    read = tuple(positions(batch, kind, cut=not shared) for batch in batches)
+    read = tuple(critic_positions(batch, kind, prompts_only=not shared) for batch in batches)
     return (read, ()) if shared else (batches, read)
 
 
@@ -225,8 +225,8 @@ def central_batch(
         parts.append(part._replace(values=old[..., None]))
     ways = [1] * len(parts)
     if len({part.rewards.shape[2] for part in parts}) > 1:
-        ways, parts = [part.rewards.shape[2] for part in parts], [one_a_prompt(part) for part in parts]
+        ways, parts = [part.rewards.shape[2] for part in parts], [one_per_prompt(part) for part in parts]
     each = zip(texts, ways, strict=True)
     used = np.concatenate([np.repeat(np.arange(text.lengths.shape[1]) < text.nodes, j) for text, j in each])[None]
-    rows = in_few_sizes(used, sum(j * nodes for j, nodes in zip(ways, most, strict=True)), parts[0].rewards.shape[1])
-    return chosen_rows(joined(parts) if len(parts) > 1 else parts[0], rows)
+    rows = select_in_few_sizes(used, sum(j * nodes for j, nodes in zip(ways, most, strict=True)), parts[0].rewards.shape[1])
+    return take_rows(concatenate_prompts(parts) if len(parts) > 1 else parts[0], rows)

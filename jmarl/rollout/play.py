@@ -18,7 +18,7 @@ import numpy as np
 
 from jmarl.config import Episodes, Sampling
 from jmarl.envs.environment import Answer, Environment
-from jmarl.learning.batches import batch_of, chosen_rows, in_few_sizes, joined, one_a_prompt, quarters
+from jmarl.learning.batches import make_batch, take_rows, select_in_few_sizes, concatenate_prompts, one_per_prompt, round_up_to_quarter
 from jmarl.randomness import TRAIN
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import counterfactual as replay
@@ -347,7 +347,7 @@ def to_batches(
     alone = len({len(turn.texts[0][0]) for turn in rollout.turns}) > 1
     batches = []
     for i, spec in enumerate(team.stacks):
-        size = quarters(max(int(turn.completions[i].steps.max()) for turn in rollout.turns), rollout.turns[0].completions[i])
+        size = round_up_to_quarter(max(int(turn.completions[i].steps.max()) for turn in rollout.turns), rollout.turns[0].completions[i])
         parts, number, roles = [], 0, len(spec.members[0])
         items = len(rollout.turns[0].items)
         for t, turn in enumerate(rollout.turns):
@@ -360,10 +360,10 @@ def to_batches(
             number = 0 if grouping == "episode" else groups.max() + 1
             of_rows = rows_of_stack(rollout.returns[t], spec, done, np.nan)  # what is not filled is padding
             expected = None if values is None else rows_of_stack(values[t], spec, done, 0)
-            part = batch_of(turn.encoded[i], done, of_rows, groups.reshape(-1), size, roles=roles, values=expected)
-            parts.append(one_a_prompt(part) if alone else part)
-        batch = joined(parts) if len(parts) > 1 else parts[0]
-        batches.append(chosen_rows(batch, used_rows(spec, i, rollout.turns, alone)))
+            part = make_batch(turn.encoded[i], done, of_rows, groups.reshape(-1), size, roles=roles, values=expected)
+            parts.append(one_per_prompt(part) if alone else part)
+        batch = concatenate_prompts(parts) if len(parts) > 1 else parts[0]
+        batches.append(take_rows(batch, used_rows(spec, i, rollout.turns, alone)))
     return tuple(batches)
 
 
@@ -377,7 +377,7 @@ def used_rows(spec: StackSpec, i: int, turns: Sequence[Turn], alone: bool) -> np
         acts[:, :, : len(turn.items)] = turn.acts[np.array(spec.members)]
         used.append(np.repeat(acts.reshape(a, -1), group if alone else 1, 1))
         most += roles * turn.most * (group if alone else 1)
-    return in_few_sizes(np.concatenate(used, 1), most, used[0].shape[1])
+    return select_in_few_sizes(np.concatenate(used, 1), most, used[0].shape[1])
 
 
 def rows_of_stack(x: np.ndarray, spec: StackSpec, done: Completions, empty: float) -> np.ndarray:

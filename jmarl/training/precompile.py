@@ -19,7 +19,7 @@ from jax.stages import Lowered
 from jmarl.algorithms import algorithm, value_kind
 from jmarl.config import TrainConfig
 from jmarl.envs.environment import Environment
-from jmarl.learning.batches import batch_of, positions
+from jmarl.learning.batches import make_batch, critic_positions
 from jmarl.learning.critics import Critics, judges_as_it_learns, penalises, trains
 from jmarl.learning.per_agent import held_at, of_stack
 from jmarl.learning.update import lower_update
@@ -79,7 +79,7 @@ def programs_of_run(
             how: dict[str, Any] = dict(learning=mine, own=own, mode=cfg.per_agent, trains=trains(learning))
             batch = example_batch(prompts, sampler, cfg, len(spec.members[0]))
             batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, 0, i, len(spec.members)))
-            of_critic = batch if kind == "token" else positions(batch, kind, cut=not shared)
+            of_critic = batch if kind == "token" else critic_positions(batch, kind, prompts_only=not shared)
             of_critic = of_critic._replace(values=None) if judges_as_it_learns(learning) else of_critic
             yield lower_update(state.stacks[i], of_critic if shared else batch, cfg=spec.config, **how)
             if row.critic == "own" and not shared:
@@ -95,7 +95,7 @@ def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int
     done, row = example_completions(sampler, prompts[0].shape[1] // sampler.out_info.tokens.shape[1]), algorithm(cfg.algorithm)
     of_rows = example(done.tokens.shape[:3])
     values = of_rows if row.advantage in ("value_baseline", "greedy_baseline") else None
-    batch = batch_of(prompts, done, of_rows, of_rows[0, :, 0], done.tokens.shape[-1], roles=roles, values=values)
+    batch = make_batch(prompts, done, of_rows, of_rows[0, :, 0], done.tokens.shape[-1], roles=roles, values=values)
     zeros = example(done.tokens.shape)
     batch = batch._replace(values=zeros) if row.advantage == "gae" else batch
     return batch._replace(ref_logprobs=zeros, penalty=zeros) if penalises(cfg.learning()) else batch

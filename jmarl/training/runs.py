@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jmarl.algorithms import algorithm, shares_critic
 from jmarl.config import TrainConfig
-from jmarl.learning.batches import stacked
+from jmarl.learning.batches import concatenate_agents
 from jmarl.learning.critics import Critics, judges_as_it_learns, penalises
 from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
@@ -185,5 +185,5 @@ def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -
         batches_of(runs.team, runs.critics, alone(needed, i, runs) if judged else state, rollout, cfg)
         for i, (rollout, cfg) in enumerate(zip(rollouts, runs.cfgs, strict=True))
     ]
-    batches, of_critics = ([stacked(fetched(parts)) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True))
+    batches, of_critics = ([concatenate_agents(fetched(parts)) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True))
     return learn_from(runs.all, runs.critics_of_all, state, batches, of_critics, runs.cfgs[0])

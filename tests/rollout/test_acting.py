@@ -8,7 +8,7 @@ import pytest
 
 from jmarl.config import Episodes, TrainConfig
 from jmarl.envs.vector import LockStep
-from jmarl.learning.batches import chosen_rows, in_few_sizes
+from jmarl.learning.batches import take_rows, select_in_few_sizes
 from jmarl.learning.optimizer import init_stack, updates_done
 from jmarl.learning.update import update_stack
 from jmarl.rollout import play as rollout
@@ -37,7 +37,7 @@ def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, 
     whole = to_batches(team, got)[0]
     assert whole.rewards.shape[1] == 12 and few.rewards.shape[1] == 8
     assert np.isfinite(np.asarray(few.rewards)).sum() == np.isfinite(np.asarray(whole.rewards)).sum() == 16
-    more = chosen_rows(few, np.pad(np.tile(np.arange(8), (2, 1)), ((0, 0), (0, 3)), constant_values=-1))
+    more = take_rows(few, np.pad(np.tile(np.arange(8), (2, 1)), ((0, 0), (0, 3)), constant_values=-1))
     assert more.tokens.shape[1] == 11 and np.isnan(more.rewards[:, 8:]).all()
     learning = TrainConfig(algorithm="mareinforce", learning_rate=1e-2, num_generations=2).learning()
     after = []
@@ -57,7 +57,7 @@ def test_batches_of_any_number_of_rows_have_few_sizes(most):
     for rows in range(1, most + 1):  # that were sampled
         for count in {1, rows // 2, rows} - {0}:  # that are used by the busier of two agents
             used = np.array([rng.permutation(np.arange(rows) < n) for n in (count, rng.integers(count + 1))])
-            picked = in_few_sizes(used, most)
+            picked = select_in_few_sizes(used, most)
             if picked is None:
                 continue
             size = picked.shape[1]
@@ -66,8 +66,8 @@ def test_batches_of_any_number_of_rows_have_few_sizes(most):
                 first, behind = np.split(each, [of.sum()])
                 assert set(first) == set(np.flatnonzero(of)) and not of[behind[behind >= 0]].any()
                 assert len(behind[behind >= 0]) == min(size, rows) - of.sum()
-    assert in_few_sizes(np.ones((1, most), bool), most) is None, "all rows as they are"
-    assert in_few_sizes(np.arange(40)[None] < 3, 40, least=20).shape == (1, 24)
+    assert select_in_few_sizes(np.ones((1, most), bool), most) is None, "all rows as they are"
+    assert select_in_few_sizes(np.arange(40)[None] < 3, 40, least=20).shape == (1, 24)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -1,0 +1,84 @@
+"""The section of `TrainConfig` for the run as a whole: its length, devices, evaluations and files."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from jmarl.config.sections import CHANGES, Section
+from jmarl.config.validation import Count, CountOrOff, NotNegative, Range, check
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Section):
+    """How long a run trains, which agents learn when, where it runs, and what it writes and keeps."""
+
+    num_updates: Count = 100
+    """Updates of the team. In each, all agents learn (in alternating order one) from one batch, in num_epochs times
+    num_minibatches optimizer steps."""
+    seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+    """All randomness is derived from the seed and the step."""
+    frozen_agents: tuple[int, ...] = ()
+    """Numbers, from 0 on, of agents that play but are never updated."""
+    update_order: Literal["simultaneous", "alternating"] = "simultaneous"
+    """simultaneous: all agents learn in every update. alternating: one agent at a time, in turn."""
+    alternate_every: Count = 1
+    """Updates of an agent's turn in alternating order."""
+    mesh: str = "auto"
+    """Devices by axis, such as agent=2,data=2,model=2; agent=1 is one device; auto: agents spread over the available
+    devices."""
+    log_every: Count = 10
+    """Updates between text samples and histograms in TensorBoard."""
+    eval_every: CountOrOff = 0
+    """Updates between evaluations on held-out items; 0: only before and after training, if there are held-out items."""
+    eval_generations: Count = 4
+    """Completions of each held-out prompt and agent."""
+    eval_temperature: Annotated[float, Range(0, note="0 is greedy")] | None = None
+    """Temperature of evaluations, 0 is greedy; None: as in training."""
+    progress: bool = True
+    """Show a progress bar."""
+    output_dir: str = ""
+    """Directory of metrics, checkpoints and final models; empty: nothing is written."""
+    resume: bool = False
+    """Continue from the newest checkpoint in output_dir."""
+    strict_checkpoints: bool = False
+    """Refuse to resume if the newest checkpoint is damaged; otherwise it is set aside and the one before is used."""
+    allow_changed: str | None = None
+    """Resume although these have changed, separated by commas: data, reward."""
+    save_every: CountOrOff | None = None
+    """Updates between checkpoints in output_dir; None: by time, see save_minutes; 0: no checkpoints. If there are any, one is
+    written at the end too, and when the run is interrupted or fails."""
+    save_minutes: NotNegative = 3.0
+    """Minutes between checkpoints where save_every is None, or 20 times the duration of the last one, if that is longer."""
+    save_total_limit: Count = 2
+    """Checkpoints kept."""
+    stop_after_nonfinite: CountOrOff = 3
+    """Stop with an error after this many updates in a row in which the loss or gradient of an agent was not finite or no reward
+    was valid; 0: never."""
+    replay_rollout: str = ""
+    """Make only the update in this file, such as failed_update_N.pkl of a run that stopped, and print its metrics; with resume
+    on the weights of the newest checkpoint."""
+    save_models: bool = True
+    """Write the trained agents to output_dir/models at the end: all weights of each agent, with LoRA merged and as an
+    adapter."""
+
+    def check_together(self) -> None:
+        frozen, alternating = self.frozen_agents, self.update_order == "alternating"
+        check(
+            "frozen_agents", frozen, min(frozen, default=0) >= 0 and len(set(frozen)) == len(frozen), "different numbers >= 0"
+        )
+        fits = alternating or self.alternate_every == 1
+        check("alternate_every", self.alternate_every, fits, "1 where update_order is simultaneous")
+        for name in ("resume", "save_every"):
+            check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
+        unknown = [name for name in self.allowed_changes if name not in CHANGES]
+        check("allow_changed", self.allow_changed, not unknown, f"some of {','.join(CHANGES)}")
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run makes checkpoints."""
+        return bool(self.output_dir) and self.save_every != 0
+
+    @property
+    def allowed_changes(self) -> list[str]:
+        return [name.strip() for name in (self.allow_changed or "").split(",") if name.strip()]
