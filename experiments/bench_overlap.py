@@ -77,7 +77,7 @@ def steps(cfg: Overlap, parts: int, overlap: bool) -> tuple[dict[str, Any], Team
     with Sandbox() as box, tempfile.TemporaryDirectory() as out:
         env = Timed(2, sandbox=box, limits=Limits(wall_s=5 + cfg.slow_s))
         fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if hasattr(TrainConfig, f.name)}
-        run = TrainConfig(
+        run = TrainConfig.of(
             **fields,
             num_updates=cfg.updates,
             chat=True,

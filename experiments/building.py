@@ -80,7 +80,7 @@ def environment(cfg: BuildingConfig) -> LockStep:
     if cfg.environment == "function_calling":
         options["calls"] = cfg.calls
     else:
-        options["num_turns"] = cfg.num_turns
+        options["num_turns"] = cfg.episodes.num_turns
     if cfg.environment == "str_build":
         options["max_letters"] = cfg.max_letters
     return LockStep(make(cfg.environment, **options))
@@ -88,7 +88,7 @@ def environment(cfg: BuildingConfig) -> LockStep:
 
 def run(cfg: BuildingConfig) -> TrainResult:
     env = environment(cfg)
-    items, held_out = env.env.tasks("train", TASKS, cfg.seed), env.env.tasks("eval", cfg.held_out)
+    items, held_out = env.env.tasks("train", TASKS, cfg.run.seed), env.env.tasks("eval", cfg.held_out)
     team, params = start(cfg, env.env, items, held_out)
     return train(team, params, env, items, cfg, eval_items=held_out)
 

@@ -57,7 +57,7 @@ def ways(cfg: Baselines, agent: Agent, sandbox: Sandbox) -> Iterator[tuple[str, 
     """Names, models, environments, and settings that differ."""
     how: dict[str, Any] = dict(limits=Limits(wall_s=cfg.wall_s), sandbox=sandbox)
     team, n = [agent] * cfg.agents, cfg.agents
-    yield "single agent", [agent], CodeGeneration(1, **how), dict(max_new_tokens=n * cfg.max_new_tokens)
+    yield "single agent", [agent], CodeGeneration(1, **how), dict(max_new_tokens=n * cfg.sampling.max_new_tokens)
     yield "naive concatenation", team, CodeGeneration(n, **how), {}
     yield "sequential pipeline", team, CodePipeline(n, **how), dict(num_turns=n)
     yield "one-round discussion", team, CodeGeneration(n, feedback="plain", **how), dict(num_turns=2)
@@ -69,13 +69,13 @@ def ways(cfg: Baselines, agent: Agent, sandbox: Sandbox) -> Iterator[tuple[str, 
 def row_of(name: str, agents: list[Agent], env: CodeGeneration, items: Sequence[dict], cfg: TrainConfig) -> list[str]:
     """A row of the table."""
     team, params = make_team(agents)
-    mesh = mesh_for(cfg.mesh, [len(spec.members) for spec in team.stacks])
+    mesh = mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     found = evaluate(team, [place(of_stack, mesh) for of_stack in params], items, env, cfg)
     played, told = found.rollout, numbers(found)
     rewards = in_last_turn(played, [turn.rewards.mean(-1).reshape(-1) for turn in played.turns])
     mean, interval = mean_and_interval(valid_mean(rewards))
     tokens = sum(used(env, t, token_counts(team, turn)) for t, turn in enumerate(played.turns)) / rewards.size
-    passes = [f"{told[f'eval/pass@{k}']:.3f} ± {told[f'eval/pass@{k}_ci95']:.3f}" for k in (1, cfg.eval_generations)]
+    passes = [f"{told[f'eval/pass@{k}']:.3f} ± {told[f'eval/pass@{k}_ci95']:.3f}" for k in (1, cfg.run.eval_generations)]
     tests = told["eval/reward/level_3"]
     return [name, f"{mean:.2f} ± {interval:.2f}", f"{tests:.3f}", *passes, f"{tokens:.0f}"]
 
@@ -97,10 +97,10 @@ def main() -> None:
         for name, agents, env, changes in ways(cfg, load_agent(cfg.model), sandbox):
             fields: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(TrainConfig)}
             fields |= {"branching": "chain"} | changes
-            rows.append(row_of(name, agents, env, items, TrainConfig(**fields)))
+            rows.append(row_of(name, agents, env, items, TrainConfig.of(**fields)))
             print(f"{name}: {', '.join(rows[-1][1:])}", flush=True)
-    print(f"\n{len(items)} held-out items of {cfg.dataset}, {cfg.eval_generations} samples each\n")
-    print(table(rows, cfg.eval_generations))
+    print(f"\n{len(items)} held-out items of {cfg.dataset}, {cfg.run.eval_generations} samples each\n")
+    print(table(rows, cfg.run.eval_generations))
 
 
 if __name__ == "__main__":

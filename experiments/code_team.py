@@ -85,7 +85,7 @@ def items_of(cfg: CodeConfig) -> tuple[list[dict], list[dict]]:
     """To train on, and held out."""
     if cfg.dataset == "problems":
         grade = (cfg.difficulty, cfg.difficulty)
-        made = code_problems.generate(PROBLEMS, seed=cfg.seed, difficulty=grade)
+        made = code_problems.generate(PROBLEMS, seed=cfg.run.seed, difficulty=grade)
         return made, code_problems.generate(cfg.held_out, split="eval", difficulty=grade) if cfg.held_out else []
     items = load_items(cfg.dataset, path=cfg.data_path or None)
     if cfg.eval_path:
@@ -100,7 +100,7 @@ def run(cfg: CodeConfig) -> TrainResult:
         env = kind(cfg.agents, feedback=cfg.feedback, limits=Limits(wall_s=cfg.wall_s), sandbox=box)
         items, held_out = items_of(cfg)
         agent = load_agent(cfg.model)
-        team, params = make_team([agent] * cfg.agents, lora=cfg.lora_rank > 0)
+        team, params = make_team([agent] * cfg.agents, lora=cfg.lora.lora_rank > 0)
         return train(team, params, env, items, cfg, eval_items=held_out)
 
 

@@ -119,8 +119,8 @@ def run(cfg: DebateConfig) -> TrainResult:
         env = Debate(cfg.speeches, judge, cfg.zero_sum, cfg.swap, data=data)
     held_out = env.tasks("eval", cfg.held_out) if cfg.held_out else []
     agent = load_agent(cfg.model)
-    team, params = make_team([agent] * cfg.agents, shared_weights=cfg.shared, lora=cfg.lora_rank > 0)
-    return train(team, params, env, env.tasks("train", 1000, cfg.seed), cfg, eval_items=held_out)
+    team, params = make_team([agent] * cfg.agents, shared_weights=cfg.shared, lora=cfg.lora.lora_rank > 0)
+    return train(team, params, env, env.tasks("train", 1000, cfg.run.seed), cfg, eval_items=held_out)
 
 
 def main() -> None:

@@ -107,7 +107,7 @@ class MathConfig(Demonstrated):
 
 def environment_of(cfg: MathConfig, plain: bool = False) -> TextEnvironment:
     """plain: without reading data, for what does not depend on them."""
-    options: dict = {"max_turns": cfg.num_turns} if cfg.environment == "math" else {}
+    options: dict = {"max_turns": cfg.episodes.num_turns} if cfg.environment == "math" else {}
     if cfg.data == "problems" or plain:
         made = MathProblemGenerator((cfg.difficulty, cfg.difficulty), cfg.topics or tuple(TOPICS))
         return make(cfg.environment, generator=made, **options)
@@ -116,8 +116,8 @@ def environment_of(cfg: MathConfig, plain: bool = False) -> TextEnvironment:
 
 def run(cfg: MathConfig) -> TrainResult:
     env = environment_of(cfg)
-    items, held_out = env.tasks("train", cfg.tasks, cfg.seed), env.tasks("eval", cfg.held_out, 0)
-    tiny = random_agents("tiny", tokenizer(PIECES), env.num_agents, cfg.seed, width=128) if cfg.model == "tiny" else None
+    items, held_out = env.tasks("train", cfg.tasks, cfg.run.seed), env.tasks("eval", cfg.held_out, 0)
+    tiny = random_agents("tiny", tokenizer(PIECES), env.num_agents, cfg.run.seed, width=128) if cfg.model == "tiny" else None
     slips = cfg.imitation_slips if cfg.environment == "math_verifier" else 0.0
     team, params = start(cfg, env, items, held_out, tiny, slips)
     return train(team, params, env, items, cfg, eval_items=held_out)

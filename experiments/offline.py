@@ -60,10 +60,10 @@ def run(cfg: OfflineConfig) -> FitResult:
         data, held = held_out(data, 10) if pairs else ([x for i, x in enumerate(data) if i % 10] or data, data[::10])
     if cfg.algorithm == "reward_model":
         model, result = fit_reward_model(load_agent(cfg.model), data, cfg, eval_pairs=held)
-        if cfg.output_dir:
-            save_reward_model(Path(cfg.output_dir) / FOLDER, model)
+        if cfg.run.output_dir:
+            save_reward_model(Path(cfg.run.output_dir) / FOLDER, model)
         return result
-    team, params = make_team([load_agent(cfg.model)] * cfg.agents, lora=cfg.lora_rank > 0)
+    team, params = make_team([load_agent(cfg.model)] * cfg.agents, lora=cfg.lora.lora_rank > 0)
     return fit(team, params, data, cfg, eval_data=held)
 
 

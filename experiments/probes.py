@@ -107,7 +107,7 @@ class ProbeEnvironment:
 
 def settings(row: str, probe: str, seed: int) -> TrainConfig:
     turns = PROBES[probe].turns
-    return TrainConfig(
+    return TrainConfig.of(
         algorithm=row, seed=seed, num_updates=UPDATES[probe], num_prompts=8, num_generations=8, max_new_tokens=2,
         learning_rate=RATES[probe], per_agent="vmap", mesh="agent=1", progress=False, num_turns=turns,
         branching="chain" if turns > 1 else "tree", **CHANGES.get(row, {}),
@@ -164,7 +164,7 @@ def write(text: str) -> None:
 
 def items_of(cfg: TrainConfig, num_updates: int) -> jax.Array:
     """The items [updates, P] that the training loop takes."""
-    return jnp.array([[ITEMS[i]["id"] for i in tasks_of(s, len(ITEMS), cfg.num_prompts, cfg.seed)] for s in range(num_updates)])
+    return jnp.array([[ITEMS[i]["id"] for i in tasks_of(s, len(ITEMS), cfg.episodes.num_prompts, cfg.run.seed)] for s in range(num_updates)])
 
 
 class Timed(ProbeEnvironment):

@@ -52,8 +52,8 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
 
 def is_saved(cfg: TrainConfig) -> bool:
     """Whether a run, or one of its seeds, has a checkpoint to go on from."""
-    return cfg.saves and any(
-        saved_steps(path) for path in (checkpoints_of(cfg), *Path(cfg.output_dir).glob("seed_*/checkpoints"))
+    return cfg.run.saves and any(
+        saved_steps(path) for path in (checkpoints_of(cfg), *Path(cfg.run.output_dir).glob("seed_*/checkpoints"))
     )
 
 

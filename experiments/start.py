@@ -62,25 +62,25 @@ def start(
     """A team and its parameters. items: tasks to train on; the first of them are demonstrated. agents: in place of the model's.
     slips: see `demonstrate`."""
     agents = agents or [load_agent(cfg.model)] * env.num_agents
-    if cfg.demonstrations and not (cfg.resume and algorithm(cfg.algorithm).data == "rollouts"):  # whose checkpoint has all
+    if cfg.demonstrations and not (cfg.run.resume and algorithm(cfg.algorithm).data == "rollouts"):  # whose checkpoint has all
         check(
             "demonstrations", cfg.demonstrations, cfg.demonstrations <= len(items), f"at most the tasks there are, {len(items)}"
         )
-        shown = demonstrate(env, items[: cfg.demonstrations], slips, cfg.seed)
-        check_lengths(agents, shown, cfg.max_new_tokens)
-        if held_out and not cfg.resume:
+        shown = demonstrate(env, items[: cfg.demonstrations], slips, cfg.run.seed)
+        check_lengths(agents, shown, cfg.sampling.max_new_tokens)
+        if held_out and not cfg.run.resume:
             print(f"held-out untrained: {told(evaluate(*make_team(agents), held_out, LockStep(env), cfg))}", flush=True)
         agents = imitate(agents, shown, imitation(cfg))
-    return make_team(agents, lora=cfg.lora_rank > 0)
+    return make_team(agents, lora=cfg.lora.lora_rank > 0)
 
 
 def imitation(cfg: Demonstrated) -> TrainConfig:
     """Its settings."""
-    parts = min(cfg.micro_batches, cfg.imitation_batch_size)
+    parts = min(cfg.optimizer.micro_batches, cfg.imitation_batch_size)
     alike = {name: getattr(cfg, name) for name in ("seed", "chat", "compute_dtype", "remat", "progress", "log_every")}
-    return TrainConfig(
+    return TrainConfig.of(
         algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size, micro_batches=parts,
-        learning_rate=cfg.imitation_learning_rate, output_dir=f"{cfg.output_dir}/imitation" if cfg.output_dir else "",
+        learning_rate=cfg.imitation_learning_rate, output_dir=f"{cfg.run.output_dir}/imitation" if cfg.run.output_dir else "",
         save_every=0, **alike,  # minutes, which are made again
     )  # fmt: skip
 

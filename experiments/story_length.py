@@ -66,13 +66,13 @@ class StoryConfig(TrainConfig):
 
     def of_seed(self, seed: int, **changes: Any) -> Self:
         """Of a run alone, which has no other seeds."""
-        return super().of_seed(seed, seeds=(), **changes)
+        return super().for_seed(seed, seeds=(), **changes)
 
 
 def run(cfg: StoryConfig) -> list[TrainResult]:
     """One result a seed."""
     agent = load_agent(cfg.model)
-    team, params = make_team([agent] if cfg.centralized else [agent, agent], lora=cfg.lora_rank > 0)
+    team, params = make_team([agent] if cfg.centralized else [agent, agent], lora=cfg.lora.lora_rank > 0)
     items, held_out = ([{"prompt": topic} for topic in topics] for topics in (TOPICS, HELD_OUT[: cfg.held_out]))
     reward = make_reward(story_length_ratio, num_agents=2)
     env = Rewarded(reward, [setup, story])
@@ -83,7 +83,7 @@ def run(cfg: StoryConfig) -> list[TrainResult]:
 
 
 def show(cfg: StoryConfig, results: list[TrainResult]) -> None:
-    for seed, result in zip(cfg.seeds or [cfg.seed], results, strict=True):
+    for seed, result in zip(cfg.seeds or [cfg.run.seed], results, strict=True):
         which = f"seed {seed}: " if cfg.seeds else ""
         if result.before:  # not of a resumed run
             print(f"{which}held-out reward before {with_interval(*result.before[:2])}")

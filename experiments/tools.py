@@ -76,8 +76,8 @@ class ToolsConfig(Demonstrated):
 def run(cfg: ToolsConfig) -> TrainResult:
     if cfg.environment == "tools_sandbox":  # now, not at the first call in the middle of a run
         print(f"programs are confined at level {default_sandbox().level}")
-    env = make(cfg.environment, max_turns=cfg.num_turns, kinds=cfg.kinds or None)
-    items, held_out = env.tasks("train", TASKS, cfg.seed), env.tasks("eval", cfg.held_out)
+    env = make(cfg.environment, max_turns=cfg.episodes.num_turns, kinds=cfg.kinds or None)
+    items, held_out = env.tasks("train", TASKS, cfg.run.seed), env.tasks("eval", cfg.held_out)
     team, params = start(cfg, env, items, held_out)
     return train(team, params, LockStep(env), items, cfg, eval_items=held_out)
 

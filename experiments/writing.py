@@ -70,9 +70,9 @@ class WritingConfig(TrainConfig):
 def run(cfg: WritingConfig) -> TrainResult:
     data = {"data": cfg.data} if cfg.data else {}
     env = make(cfg.environment, single=cfg.single, **data)
-    items, held_out = env.tasks("train", TASKS, cfg.seed), env.tasks("eval", cfg.held_out)
+    items, held_out = env.tasks("train", TASKS, cfg.run.seed), env.tasks("eval", cfg.held_out)
     agent = load_agent(cfg.model)
-    team, params = make_team([agent] * env.num_agents, lora=cfg.lora_rank > 0)
+    team, params = make_team([agent] * env.num_agents, lora=cfg.lora.lora_rank > 0)
     return train(team, params, LockStep(env), items, cfg, eval_items=held_out)
 
 

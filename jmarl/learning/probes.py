@@ -25,10 +25,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jmarl.algorithms import algorithm
+
+from jmarl.algorithms import Algorithm, find_row, resolve
 from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_prompts, one_per_prompt
-from jmarl.learning.update import learn
+from jmarl.learning.update import update_agents
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import own_leaves
@@ -91,14 +92,14 @@ PROBES = {
 
 def check_probe(probe: str, cfg: TrainConfig) -> None:
     """Refuse settings that `run` does not have."""
-    row = algorithm(cfg.algorithm)
-    if row.critic or row.advantage == "greedy_baseline":
+    row = find_row(cfg.algorithm)
+    if row.critic or row.baseline == "greedy":
         raise ValueError(
             f"algorithm={cfg.algorithm!r} is not made in one program: rows with a critic or a greedy baseline are not"
         )
-    if cfg.joint_mode != "aligned" or (PROBES[probe].turns > 1 and cfg.branching != "chain"):
+    if cfg.episodes.joint_mode != "aligned" or (PROBES[probe].turns > 1 and cfg.episodes.branching != "chain"):
         raise ValueError("one program makes aligned joint actions, and of several turns chains: set branching='chain'")
-    if cfg.num_turns != PROBES[probe].turns or cfg.min_new_tokens:
+    if cfg.episodes.num_turns != PROBES[probe].turns or cfg.sampling.min_new_tokens:
         raise ValueError(f"probe {probe!r} has num_turns={PROBES[probe].turns} and min_new_tokens=0")
 
 
@@ -109,21 +110,32 @@ def run(state: StackState, items: jax.Array, step: jax.Array | int = 0, *, probe
     step: the number of the first update, from which with cfg.seed all randomness follows. Returns the state, and the metrics of
     all updates [updates, N] with `reward` [updates].
     """
-    trained, metrics = _run(state._replace(base=None), state.base, items, step, probe=probe, model=model, cfg=cfg)
+    check_probe(probe, cfg)
+    trained, metrics = _run(
+        state._replace(base=None), state.base, items, step, probe=probe, model=model, cfg=cfg, algorithm=resolve(cfg)
+    )
     return trained._replace(base=state.base), metrics
 
 
-@partial(jax.jit, static_argnames=("probe", "model", "cfg"), donate_argnames="state")
-def _run(state: StackState, base: Any, items: jax.Array, step, *, probe: str, model: ModelConfig, cfg: TrainConfig):
-    check_probe(probe, cfg)
-
+@partial(jax.jit, static_argnames=("probe", "model", "cfg", "algorithm"), donate_argnames="state")
+def _run(
+    state: StackState,
+    base: Any,
+    items: jax.Array,
+    step: jax.Array | int,
+    *,
+    probe: str,
+    model: ModelConfig,
+    cfg: TrainConfig,
+    algorithm: Algorithm,
+) -> tuple[StackState, dict[str, jax.Array]]:
     def update(carry, items):
         state, step = carry
-        batch, reward = play(lora.join(base, state.params), items, step, PROBES[probe], model, cfg)
-        batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, step, 0, batch.tokens.shape[0]))
+        batch, reward = play(lora.join(base, state.params), items, step, PROBES[probe], model, cfg, algorithm)
+        batch = batch._replace(dropout=lora.dropout_keys(cfg.lora, cfg.run.seed, step, 0, batch.tokens.shape[0]))
         reference = state.reference
-        state, metrics = learn(
-            state._replace(reference=None), reference, batch, base=base, cfg=model, learning=cfg.learning(), how=cfg.per_agent
+        state, metrics, _ = update_agents(
+            state._replace(reference=None), reference, batch, base=base, model=model, algorithm=algorithm
         )
         return (state._replace(reference=reference), step + 1), metrics | {"reward": reward}
 
@@ -131,31 +143,41 @@ def _run(state: StackState, base: Any, items: jax.Array, step, *, probe: str, mo
     return state, metrics
 
 
-def play(params: Any, items: jax.Array, step: jax.Array, probe: Probe, model: ModelConfig, cfg: TrainConfig):
+def play(
+    params: Any, items: jax.Array, step: jax.Array, probe: Probe, model: ModelConfig, cfg: TrainConfig, algorithm: Algorithm
+) -> tuple[Batch, jax.Array]:
     """The batch of one step on items [P], and its mean reward."""
-    n, p, g = own_leaves(params)[0][0].shape[0], items.shape[0], cfg.num_generations
+    n, p, g = own_leaves(params)[0][0].shape[0], items.shape[0], cfg.episodes.num_generations
     read = jnp.broadcast_to(items, (n, p))  # the token in each prompt [N, rows]
     nodes, said, parts = jnp.arange(p), [], []
     for turn in range(probe.turns):
         group = g if turn == 0 else 1
-        keys = row_keys(cfg.seed, step, 0, jnp.arange(n), nodes, group, turn=turn)
+        keys = row_keys(cfg.run.seed, step, 0, jnp.arange(n), nodes, group, turn=turn)
         prompts = jnp.stack([jnp.full_like(read, MARK), read, jnp.full_like(read, MARK)], -1)
-        done = sample(params, model, cfg.sampling(), prompts, jnp.full(read.shape, 3), keys, jnp.array([STOP]))
+        done = sample(params, model, cfg.sampling, prompts, jnp.full(read.shape, 3), keys, jnp.array([STOP]))
         said.append(jnp.moveaxis(done.tokens.reshape(n, p, g, -1), 0, 2))  # [P, G, N, T]
         parts.append((prompts, done))
         read = jnp.moveaxis(passed_on(said[-1]), -1, 0).reshape(n, p * g)
         nodes = (jnp.arange(p)[:, None] * g + jnp.arange(g)).reshape(-1)
     reward = probe.reward(said, jnp.broadcast_to(items[:, None], (p, g)))
-    batches = [part_of(read, done, reward, turn, cfg, len(parts)) for turn, (read, done) in enumerate(parts)]
+    batches = [part_of(read, done, reward, turn, cfg, algorithm, len(parts)) for turn, (read, done) in enumerate(parts)]
     return concatenate_prompts(batches) if len(batches) > 1 else batches[0], reward.mean()
 
 
-def part_of(prompts: jax.Array, done: Completions, reward: jax.Array, turn: int, cfg: TrainConfig, turns: int) -> Batch:
+def part_of(
+    prompts: jax.Array,
+    done: Completions,
+    reward: jax.Array,
+    turn: int,
+    cfg: TrainConfig,
+    algorithm: Algorithm,
+    turns: int,
+) -> Batch:
     """One turn's part of a batch: all of them get the reward of the end, discounted."""
     n, rows, group = done.tokens.shape[:3]
     p, g = reward.shape
-    returns = jnp.broadcast_to((cfg.gamma ** (turns - 1 - turn) * reward).reshape(rows, group), (n, rows, group))
-    together = algorithm(cfg.algorithm).grouping == "episode"
+    returns = jnp.broadcast_to((cfg.episodes.gamma ** (turns - 1 - turn) * reward).reshape(rows, group), (n, rows, group))
+    together = algorithm.row.grouping == "episode"
     groups = jnp.repeat(jnp.arange(p), g).reshape(rows, group) + (0 if together else turn * p)
     groups = jnp.broadcast_to(groups, returns.shape)
     batch = Batch(

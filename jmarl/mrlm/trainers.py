@@ -128,7 +128,7 @@ class ExperimentConfig:
         found |= self.fields
         if found.get("num_turns", 1) > 1:
             found.setdefault("branching", "chain")
-        return TrainConfig(**found)
+        return TrainConfig.of(**found)
 
     @property
     def num_turns(self) -> int | None:
@@ -162,17 +162,17 @@ class GRPOTrainer:
             if not isinstance(policy, LLMEnvironment):
                 raise TypeError(f"policy {i} is a {type(policy).__name__}: give an LLMEnvironment(model, mode=...)")
         config = config or ExperimentConfig()
-        env = one_environment(eval_envs, config.num_turns or MAX_TURNS)
+        env = one_environment(eval_envs, config.episodes.num_turns or MAX_TURNS)
         own: dict[str, Any] = {"num_turns": getattr(env, "max_turns", 1)}
         own["algorithm"] = self.row if len(each) == 1 else self.several
         own["frozen_agents"] = tuple(i for i, policy in enumerate(each) if policy.mode is EnvironmentMode.CLIENT)
         self.config = config.train_config(self.section, {**self.defaults, **own})
         self.names = [policy.agent.name for policy in each]
-        self.team, self._params = make_team([policy.agent for policy in each], lora=self.config.lora_rank > 0)
+        self.team, self._params = make_team([policy.agent for policy in each], lora=self.config.lora.lora_rank > 0)
         check_settings(self.config)
         check_team(self.team, self.config)
         environment_of(self.team, env, None, None, self.config)  # refuses what does not fit
-        self._params = placed(self.team, self._params, self.config.mesh)
+        self._params = placed(self.team, self._params, self.config.run.mesh)
         self.env = env
 
     @property
@@ -184,16 +184,16 @@ class GRPOTrainer:
         """So many updates (default: as the settings say); afterwards the trainer holds the trained weights. Held-out tasks are
         played where `eval_every` asks for it. A second call trains on from these weights, with a new optimiser and schedule, on
         the same tasks, and moves what the first one wrote to `earlier_1`; where that was interrupted, it is refused."""
-        cfg = self.config if num_iterations is None else dataclasses.replace(self.config, num_updates=num_iterations)
-        held_out = self.env.tasks("eval", NUM_EPISODES, cfg.seed) if cfg.eval_every else ()
-        tasks = self.env.tasks("train", NUM_TASKS, cfg.seed)
+        cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
+        held_out = self.env.tasks("eval", NUM_EPISODES, cfg.run.seed) if cfg.run.eval_every else ()
+        tasks = self.env.tasks("train", NUM_TASKS, cfg.run.seed)
         result = train(self.team, self.params, self.env, tasks, cfg, eval_items=held_out)
         self._params = policies(result.state)
         return result
 
     def evaluate(self, num_episodes: int = NUM_EPISODES) -> dict[str, float]:
         """Mean return over held-out tasks with its 95 % interval, and parts of the reward."""
-        tasks = self.env.tasks("eval", num_episodes, self.config.seed)
+        tasks = self.env.tasks("eval", num_episodes, self.config.run.seed)
         return numbers(evaluate(self.team, self.params, tasks, self.env, self.config))
 
     def save_model(self, output_dir: str | os.PathLike) -> None:

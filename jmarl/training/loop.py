@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jmarl.config import TrainConfig
+from jmarl.config import Run
 from jmarl.team import without_gradients
 from jmarl.training.files.interrupt import Interrupted, interruptible
 from jmarl.training.files.saving import Saves
@@ -36,7 +36,7 @@ class Looped(NamedTuple):
 
 def loop(
     state: TeamState,
-    cfg: TrainConfig,
+    run: Run,
     log: StepLog,
     saves: Saves,
     advance: Callable[[int, TeamState], Advanced],
@@ -48,8 +48,8 @@ def loop(
     saves.begin(state)
 
     def evaluated(updates: int) -> Any:
-        due = cfg.eval_every and updates % cfg.eval_every == 0
-        if evaluate is None or not (due or updates in (0, cfg.num_updates)):
+        due = run.eval_every and updates % run.eval_every == 0
+        if evaluate is None or not (due or updates in (0, run.num_updates)):
             return None
         log.flush()  # the row before the evaluation's; waits for the update, which is training time
         began = time.monotonic()
@@ -61,16 +61,16 @@ def loop(
         try:
             if first == 0:
                 before = evaluated(0)
-            elif first == cfg.num_updates or not log.was_evaluated(first):
+            elif first == run.num_updates or not log.was_evaluated(first):
                 after = evaluated(first)
-            for step in range(first, cfg.num_updates):
+            for step in range(first, run.num_updates):
                 if interrupted := signals.requested:
                     break
                 state, hand_to_log = advance(step, state)
                 hand_to_log()
                 saves.check()
                 log.failed_saves = saves.failed
-                if saves.is_due(step + 1) or step + 1 == cfg.num_updates:
+                if saves.is_due(step + 1) or step + 1 == run.num_updates:
                     log.flush()
                     log.sync()
                     saves.save(step + 1, state)
@@ -90,9 +90,9 @@ def loop(
         if interrupted:
             saves.save(int(state.step), state)
         unsaved = saves.finish(int(state.step))
-    if interrupted and cfg.progress:
-        where = f", saved in {cfg.output_dir}: resume goes on from there" if saves.savers and not unsaved else ""
-        say(f"interrupted after update {int(state.step)} of {cfg.num_updates}{where}")
+    if interrupted and run.progress:
+        where = f", saved in {run.output_dir}: resume goes on from there" if saves.savers and not unsaved else ""
+        say(f"interrupted after update {int(state.step)} of {run.num_updates}{where}")
     return Looped(without_gradients(state), before, after, interrupted, unsaved)
 
 

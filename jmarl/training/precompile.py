@@ -55,39 +55,39 @@ def programs_of_run(
     params = [lora.model_of(s) for s in state.stacks]
 
     def samplers(items, settings, group: int, purpose: int):
-        _, prompts = env.reset(items, np.random.default_rng((cfg.seed, 0, purpose)))
+        _, prompts = env.reset(items, np.random.default_rng((cfg.run.seed, 0, purpose)))
         check_size(team, prompts)
-        encoded, ids = pad(team, read(team, prompts, settings, cfg.episodes())), np.arange(len(items), dtype=np.uint32)
-        keep = keeps(cfg.episodes(), settings, turn=0)
-        size = len(items) // parts_of(len(items), cfg.episodes())
+        encoded, ids = pad(team, read(team, prompts, settings, cfg.episodes)), np.arange(len(items), dtype=np.uint32)
+        keep = keeps(cfg.episodes, settings, turn=0)
+        size = len(items) // parts_of(len(items), cfg.episodes)
         part = cut_prompts(team, encoded, slice(0, size))
-        how: dict[str, Any] = dict(seed=cfg.seed, step=0, purpose=purpose, keep=keep, acts=writing(acting(prompts)))
+        how: dict[str, Any] = dict(seed=cfg.run.seed, step=0, purpose=purpose, keep=keep, acts=writing(acting(prompts)))
         ask = Ask(part, settings, group=group, prompt_ids=ids[:size], **how)
         return encoded, sample_team(team, params, ask, sample_stack.lower)
 
-    encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)
+    encoded, lowered = samplers(tasks, cfg.sampling, cfg.episodes.num_generations, TRAIN)
     yield from lowered
     if row.advantage == "greedy_baseline":
-        yield from samplers(tasks, dataclasses.replace(cfg.sampling(), temperature=0.0), 1, GREEDY)[1]
-    if cfg.num_turns == 1:
+        yield from samplers(tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)[1]
+    if cfg.episodes.num_turns == 1:
         shared, kind = trains(learning) == "both", value_kind(learning)
         held = held_at(cfg, team.num_agents, state.step)
         for i, (spec, prompts, sampler) in enumerate(zip(team.stacks, encoded, lowered, strict=True)):
-            if set(spec.order) <= set(cfg.frozen_agents):
+            if set(spec.order) <= set(cfg.run.frozen_agents):
                 continue
             mine, own = of_stack(cfg, learning, spec.members, team.num_agents, held)
-            how: dict[str, Any] = dict(learning=mine, own=own, mode=cfg.per_agent, trains=trains(learning))
+            how: dict[str, Any] = dict(learning=mine, own=own, mode=cfg.optimizer.per_agent, trains=trains(learning))
             batch = example_batch(prompts, sampler, cfg, len(spec.members[0]))
-            batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.seed, 0, i, len(spec.members)))
+            batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.run.seed, 0, i, len(spec.members)))
             of_critic = batch if kind == "token" else critic_positions(batch, kind, prompts_only=not shared)
             of_critic = of_critic._replace(values=None) if judges_as_it_learns(learning) else of_critic
             yield lower_update(state.stacks[i], of_critic if shared else batch, cfg=spec.config, **how)
             if row.critic == "own" and not shared:
                 mine, own = of_stack(cfg, critics.learning, spec.members, team.num_agents, held)
-                how = dict(cfg=critics.specs[i].config, learning=mine, own=own, mode=cfg.per_agent)
+                how = dict(cfg=critics.specs[i].config, learning=mine, own=own, mode=cfg.optimizer.per_agent)
                 yield lower_update(state.critics[i], of_critic, **how, trains="values")
     if eval_items:
-        yield from samplers(eval_items, cfg.eval_sampling(), cfg.eval_generations, EVAL)[1]
+        yield from samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)[1]
 
 
 def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int) -> Batch:

@@ -185,5 +185,7 @@ def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -
         batches_of(runs.team, runs.critics, alone(needed, i, runs) if judged else state, rollout, cfg)
         for i, (rollout, cfg) in enumerate(zip(rollouts, runs.cfgs, strict=True))
     ]
-    batches, of_critics = ([concatenate_agents(fetched(parts)) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True))
+    batches, of_critics = (
+        [concatenate_agents(fetched(parts)) for parts in zip(*of, strict=True)] for of in zip(*each, strict=True)
+    )
     return learn_from(runs.all, runs.critics_of_all, state, batches, of_critics, runs.cfgs[0])

@@ -22,16 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jmarl.algorithms import (
-    ALGORITHMS,
-    GROUP_BASELINES,
-    algorithm,
-    check_options,
-    check_row,
-    check_used,
-    makes_pairs,
-    shares_critic,
-)
+from jmarl.algorithms import ALGORITHMS, Algorithm, check_row, check_used, find_row, resolve
 from jmarl.config import TrainConfig
 from jmarl.envs.environment import Environment, Formatter, Rewarded, Transition, describe, prompt_of
 from jmarl.envs.messages import SimulatedEnvironment
@@ -92,8 +83,8 @@ def train(
     check_run(items, cfg, wandb_config)
     check_team(team, cfg)
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
-    row, policy, rewarder = algorithm(cfg.algorithm), cfg, None
-    mesh = sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
+    row, policy, rewarder = find_row(cfg.algorithm), cfg, None
+    mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
     params = adapted(team, params, cfg, mesh)
     rounds = None if row.data == "rollouts" else Rounds(team, initial_of(params, cfg, mesh), items, env, cfg)
     if reward_model is not None and not row.learned:
@@ -112,7 +103,7 @@ def train(
         "data": fingerprint.of_data(items),
         "reward": fingerprint.of_reward(env),
     }
-    if cfg.replay_rollout:
+    if cfg.run.replay_rollout:
         if rounds is not None and rewarder is None:
             return TrainResult(replay_data(team, state, about, cfg).state, [], None, None)
         return replay(team, critics, state, about, cfg, policy)
@@ -123,7 +114,7 @@ def train(
             result = run(team, critics, state, items, policy, log, saves, eval_items, env, rewarder)
         else:
             result = run_rounds(team, state, rounds, cfg, RoundLog(team, cfg, opened.writer), saves, eval_items)
-        if cfg.output_dir and cfg.save_models and not result.interrupted:
+        if cfg.run.output_dir and cfg.run.save_models and not result.interrupted:
             result = result._replace(unsaved=write_models(cfg, team, result.state) or result.unsaved)
     return result
 
@@ -134,7 +125,7 @@ def replay(
     """Make the one update of a file (`replay_rollout`) and print what it measures; nothing is written. policy: the settings by
     which the team is updated."""
     failed = read_failed_update(cfg)
-    if cfg.resume:
+    if cfg.run.resume:
         state = resume(cfg, state, {"config": dataclasses.asdict(cfg), **about, "bases": bases(state)}, read_only=True)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # its random keys
     state, learned = update(team, critics, state, failed.data, policy)
@@ -144,9 +135,9 @@ def replay(
 
 def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Critics, TeamState]:
     """The critics of a run and its state at step 0, on the devices where it stays."""
-    learning, mesh = cfg.learning(), sharding.mesh_for(cfg.mesh, [len(s.members) for s in team.stacks])
+    learning, mesh = cfg.learning(), sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
     params = adapted(team, params, cfg, mesh)
-    critics, of_critics = make_critics(team, params, learning, critic, cfg.seed)
+    critics, of_critics = make_critics(team, params, learning, critic, cfg.run.seed)
     if shares_critic(learning):
         params = [with_value_head(of_stack) for of_stack in params]
     state, own = initial_state(team, params, cfg, mesh), algorithm(cfg.algorithm).critic == "own"
@@ -169,7 +160,7 @@ def first_agent(team: Team, params: Sequence[Any]) -> Agent:
 def initial_of(params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
     """Copies of the parameters of each stack, where the team will lie, if rounds need them: as the reference of preferences, or
     as the comparator. Training updates those given in place."""
-    if cfg.comparator != "initial" and (algorithm(cfg.algorithm).learned or cfg.reference_free):
+    if cfg.preference.comparator != "initial" and (algorithm(cfg.algorithm).learned or cfg.preference.reference_free):
         return []
     return [sharding.place(map_own(jnp.copy, of_stack), mesh) for of_stack in params]
 
@@ -189,7 +180,7 @@ def run(
     """The loop from `state` on. rewarder: what rewards the team in place of the environment; evaluations are by the task."""
     task, env = env, env if rewarder is None else rewarder.env
     first = int(state.step)
-    if first < cfg.num_updates:
+    if first < cfg.run.num_updates:
         compile_all(programs_of_run(team, critics, state, tasks_at(items, cfg, first), eval_items, task, cfg))
 
     def evaluated(state: TeamState) -> Evaluation:
@@ -226,34 +217,38 @@ def check_settings(cfg: TrainConfig) -> None:
         if algorithm(policy.algorithm).data != "rollouts":
             raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, …")
         check_used({name: getattr(cfg, name) for name in OF_PAIRS}, cfg.algorithm)
-        if cfg.num_generations < row.min_group:
+        if cfg.episodes.num_generations < row.min_group:
             raise ValueError(
-                f"num_generations={cfg.num_generations} is too small for algorithm={cfg.algorithm!r}: pairs need 2"
+                f"num_generations={cfg.episodes.num_generations} is too small for algorithm={cfg.algorithm!r}: pairs need 2"
             )
         return check_settings(policy)
-    least = 2 if row.critic and cfg.critic_type == "q" else row.min_group
-    if cfg.num_generations < least:
+    least = 2 if row.critic and cfg.critic.critic_type == "q" else row.min_group
+    if cfg.episodes.num_generations < least:
         raise ValueError(
-            f"num_generations={cfg.num_generations} is too small for algorithm={cfg.algorithm!r}: "
+            f"num_generations={cfg.episodes.num_generations} is too small for algorithm={cfg.algorithm!r}: "
             f"its {row.advantage} baseline needs at least {least}"
         )
-    if cfg.cross_credit == "sum" and (row.critic or row.advantage == "greedy_baseline"):
+    if cfg.episodes.cross_credit == "sum" and (row.critic or row.advantage == "greedy_baseline"):
         raise ValueError(
             f"cross_credit='sum' does not fit algorithm={cfg.algorithm!r}: its baseline is of a mean; use cross_credit='mean'"
         )
-    if cfg.forks and (row.critic or row.advantage == "greedy_baseline" or cfg.dynamic_sampling):
-        what = f"dynamic_sampling={cfg.dynamic_sampling}" if cfg.dynamic_sampling else f"algorithm={cfg.algorithm!r}"
+    if cfg.episodes.forks and (row.critic or row.advantage == "greedy_baseline" or cfg.episodes.dynamic_sampling):
+        what = (
+            f"dynamic_sampling={cfg.episodes.dynamic_sampling}"
+            if cfg.episodes.dynamic_sampling
+            else f"algorithm={cfg.algorithm!r}"
+        )
         raise ValueError(f"joint_mode='counterfactual' does not go with {what}: its groups are alternatives to single messages")
-    if cfg.dynamic_sampling and row.advantage not in GROUP_BASELINES:
+    if cfg.episodes.dynamic_sampling and row.advantage not in GROUP_BASELINES:
         fits = ", ".join(name for name, other in ALGORITHMS.items() if other.advantage in GROUP_BASELINES)
         raise ValueError(
-            f"dynamic_sampling={cfg.dynamic_sampling} has no meaning for algorithm={cfg.algorithm!r}, whose advantages do not "
+            f"dynamic_sampling={cfg.episodes.dynamic_sampling} has no meaning for algorithm={cfg.algorithm!r}, whose advantages do not "
             f"compare a group's returns; it is for {fits}"
         )
     check_options(dataclasses.asdict(cfg))
     check_row(cfg.algorithm, cfg)
     check_central(cfg)
-    sharding.mesh_for(cfg.mesh, [1])
+    sharding.mesh_for(cfg.run.mesh, [1])
     check_directory(cfg)
 
 
@@ -273,7 +268,7 @@ def environment_of(
     cfg: TrainConfig,
 ) -> Environment:
     """The environment that a run is played in. reward: also a plain function, as `make_reward` takes it."""
-    env: Any = side_by_side(reward, cfg.num_turns)
+    env: Any = side_by_side(reward, cfg.episodes.num_turns)
     missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
     if missing and callable(env) and not isinstance(env, RewardFunction | type):
         env = RewardFunction(env, num_agents=team.num_agents)
@@ -289,17 +284,19 @@ def environment_of(
         if formatters or transition:
             raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
         turns = getattr(env, "max_turns", 1)
-        if cfg.num_turns < turns:
+        if cfg.episodes.num_turns < turns:
             raise ValueError(
-                f"num_turns={cfg.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
+                f"num_turns={cfg.episodes.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
             )
         return env
     formatters = [formatters] * team.num_agents if callable(formatters) else formatters or [prompt_of] * team.num_agents
     if len(formatters) != team.num_agents:
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
-    if cfg.num_turns > 1 and transition is None:
-        raise ValueError(f"num_turns={cfg.num_turns} needs external_transition, which writes the prompts of the next turn")
-    if cfg.num_turns == 1 and transition is not None:
+    if cfg.episodes.num_turns > 1 and transition is None:
+        raise ValueError(
+            f"num_turns={cfg.episodes.num_turns} needs external_transition, which writes the prompts of the next turn"
+        )
+    if cfg.episodes.num_turns == 1 and transition is not None:
         raise ValueError("external_transition writes the prompts of later turns, and num_turns=1 has none: set num_turns")
     return Rewarded(env, formatters, transition)
 
@@ -311,5 +308,5 @@ def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | N
         raise ValueError("there are no items to train on")
     if not isinstance(items[0], Mapping):
         raise TypeError(f"items are dicts, such as {{'prompt': 'Describe a city:'}}; the first is {items[0]!r:.60}")
-    if wandb_config is not None and not cfg.output_dir:
+    if wandb_config is not None and not cfg.run.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")

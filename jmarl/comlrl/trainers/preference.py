@@ -60,7 +60,7 @@ class MADPOIterConfig(PreferenceConfig):
 
     def train_config(self, num_items: int) -> TrainConfig:
         found = super().train_config(num_items)
-        return found if self.num_updates else dataclasses.replace(found, round_updates=self._of_round(num_items))
+        return found if self.num_updates else found.replace(round_updates=self._of_round(num_items))
 
     def _updates(self, num_items: int) -> int:
         return self.num_iterations * self._of_round(num_items)
@@ -195,7 +195,7 @@ class DPOTrainer:
         check_fit(self.config, self.wandb_config)
         check_data(self.data, self.config)
         self.team, params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
-        self._params = placed(self.team, params, self.config.mesh)
+        self._params = placed(self.team, params, self.config.run.mesh)
         self._result: FitResult | None = None
 
     @property

@@ -114,7 +114,7 @@ class MAGRPOTrainer:
         self.team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
         self.env = environment_of(self.team, self.reward, formatters, external_transition, self.config)
         check_run(self.items, self.config, wandb_config)
-        self._params = placed(self.team, self._params, self.config.mesh)
+        self._params = placed(self.team, self._params, self.config.run.mesh)
 
     @property
     def num_agents(self) -> int:

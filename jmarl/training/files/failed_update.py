@@ -40,7 +40,7 @@ def write_failed_update(failed: FailedUpdate, about: dict[str, Any], directory: 
 
 def read_failed_update(cfg: TrainConfig) -> FailedUpdate:
     """The update of the file that `replay_rollout` names, refused where it is of another algorithm."""
-    path = Path(cfg.replay_rollout)
+    path = Path(cfg.run.replay_rollout)
     if not path.is_file():
         raise FileNotFoundError(f"replay_rollout={str(path)!r} is no file: give a failed_update_N.pkl of a run's output_dir")
     try:

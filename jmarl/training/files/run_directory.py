@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jmarl.config import MAY_BE_ALLOWED, TrainConfig
+from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
 from jmarl.team import bases, to_checkpoint
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.fingerprint import difference
@@ -56,15 +56,15 @@ class CannotGoOn(ValueError):
 
 
 def checkpoints_of(cfg: TrainConfig) -> Path:
-    return Path(cfg.output_dir) / "checkpoints"
+    return Path(cfg.run.output_dir) / "checkpoints"
 
 
 def check_directory(cfg: TrainConfig) -> None:
     """Refuse a directory that another run writes to, to resume where nothing is saved, and to start anew where a run has not
     ended, which the next resume would take for this run. Reads only."""
-    if not cfg.output_dir or cfg.replay_rollout:
+    if not cfg.run.output_dir or cfg.run.replay_rollout:
         return
-    check_unlocked(cfg.output_dir)
+    check_unlocked(cfg.run.output_dir)
     check_contents(cfg)
 
 
@@ -72,18 +72,18 @@ def check_contents(cfg: TrainConfig) -> None:
     """As `check_directory`, of what lies in the directory."""
     where = checkpoints_of(cfg)
     last = max(saved_steps(where), default=None)
-    if cfg.resume:
+    if cfg.run.resume:
         if last is None:
             raise CannotGoOn(
                 f"there is nothing to resume: no complete checkpoint in {where}. Check output_dir, or start without resume"
             )
-        if cfg.num_updates < last:
+        if cfg.run.num_updates < last:
             raise CannotGoOn(
-                f"num_updates={cfg.num_updates} is not allowed: the run in {cfg.output_dir} has made {last} already"
+                f"num_updates={cfg.run.num_updates} is not allowed: the run in {cfg.run.output_dir} has made {last} already"
             )
     elif last is not None and not is_finished(where, last):
         raise CannotGoOn(
-            f"output_dir={cfg.output_dir!r} already holds checkpoints up to step {last} of a run that has not ended: "
+            f"output_dir={cfg.run.output_dir!r} already holds checkpoints up to step {last} of a run that has not ended: "
             "go on there with resume, or choose another output_dir"
         )
 
@@ -113,7 +113,7 @@ def set_aside(directory: str) -> None:
 
 
 @dataclasses.dataclass
-class Run:
+class OpenRun:
     """A run that was opened: what it begins with and writes to."""
 
     state: TeamState
@@ -129,35 +129,37 @@ class Run:
 @contextlib.contextmanager
 def open_run(
     cfg: TrainConfig, state: TeamState, about: dict[str, Any], wandb_config: dict | None, step: int | None = None
-) -> Iterator[Run]:
+) -> Iterator[OpenRun]:
     """Lock the directory of a run and open what it begins with and writes to: its state (where it resumes, that of the newest
     checkpoint that is whole), checkpoints and logs. All are closed with it. about: team, critics, environment, data and reward,
     which must not change where a run goes on; step: of the checkpoint to resume, if not the newest."""
-    run = Run(state, {"config": dataclasses.asdict(cfg), **about})
+    run = OpenRun(state, {"config": flat(cfg), **about})
     with contextlib.ExitStack() as opened:
-        if cfg.output_dir:
-            opened.enter_context(locked(cfg.output_dir))
+        if cfg.run.output_dir:
+            opened.enter_context(locked(cfg.run.output_dir))
             check_contents(cfg)  # once more, now that nobody else can change it
-        if cfg.saves or cfg.resume:
+        if cfg.run.saves or cfg.run.resume:
             run.meta["bases"] = bases(state)
-        if cfg.resume:
+        if cfg.run.resume:
             run.state = resume(cfg, state, run.meta, step)
-        elif cfg.output_dir:
-            set_aside(cfg.output_dir)
-        if cfg.saves:
-            run.saver = opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.save_total_limit))
-        if cfg.output_dir:
-            how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(run.state.step), progress=cfg.progress)
+        elif cfg.run.output_dir:
+            set_aside(cfg.run.output_dir)
+        if cfg.run.saves:
+            run.saver = opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit))
+        if cfg.run.output_dir:
+            how: dict[str, Any] = dict(
+                total_steps=cfg.run.num_updates, start_step=int(run.state.step), progress=cfg.run.progress
+            )
             hparams = run.meta["config"] | {"environment": run.meta.get("environment", {})}
-            run.writer = opened.enter_context(MetricsWriter(cfg.output_dir, hparams, wandb_config=wandb_config, **how))
+            run.writer = opened.enter_context(MetricsWriter(cfg.run.output_dir, hparams, wandb_config=wandb_config, **how))
         yield run
 
 
 def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = None, *, read_only: bool = False) -> TeamState:
     """The checkpoint of a step (None: the newest that is whole), on the devices and in the shapes of `state`, whose arrays are
     freed; refused where it was made by another run. Checkpoints of later steps are set aside, unless it is read_only."""
-    with Checkpointer(checkpoints_of(cfg), cfg.save_total_limit, read_only=read_only) as saved:
-        if step is None and (step := saved.newest_intact(cfg.strict_checkpoints)) is None:
+    with Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit, read_only=read_only) as saved:
+        if step is None and (step := saved.newest_intact(cfg.run.strict_checkpoints)) is None:
             raise CannotGoOn(f"there is nothing to resume: all checkpoints in {saved.directory} are damaged")
         old, step = saved.read_meta(step)
         changed = refuse_changes(cfg, old, meta, step)
@@ -172,9 +174,9 @@ def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = No
             s for s in saved.steps() if s > step and not read_only
         ]:  # of several seeds that go on from the step that all have
             saved.set_aside(later, "later")
-    if cfg.progress:
+    if cfg.run.progress:
         told = "".join(f", {text}" for name, text in changed.items() if name != "resume")
-        say(f"resuming {cfg.output_dir} from step {step} of {cfg.num_updates}{told}")
+        say(f"resuming {cfg.run.output_dir} from step {step} of {cfg.run.num_updates}{told}")
     pairs = ((restored.stacks, state.stacks), (restored.critics, state.critics))
     stacks, critics = (
         tuple(new._replace(grads=old.grads, base=old.base) for new, old in zip(*pair, strict=True)) for pair in pairs
@@ -186,7 +188,8 @@ def refuse_changes(cfg: TrainConfig, old: dict, meta: dict, step: int) -> dict[s
     """Refuse to go on from a checkpoint of another run; old: what it says, meta: what this one would. Returns the settings that
     have changed and may."""
     new = json.loads(json.dumps(meta["config"]))  # as the other one was saved, tuples as lists
-    defaults = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in old["config"]}  # it may be older
+    # A checkpoint of an older version has fewer settings.
+    defaults = flat(TrainConfig()) | {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in SECTIONS}
     was = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
     changed = {k: f"{k}: {was.get(k)!r} -> {new[k]!r}" for k in new if was.get(k) != new[k]}
     differs = [text for name, text in changed.items() if name not in MAY_CHANGE]
@@ -200,11 +203,11 @@ def refuse_changes(cfg: TrainConfig, old: dict, meta: dict, step: int) -> dict[s
         differs.append("bases: LoRA's frozen weights are others than those that the adapters were trained on")
     if old.get("initial", meta.get("initial")) != meta.get("initial"):
         differs.append("initial: other weights before training, of which the reference is made")
-    allowed = {name: difference(name, old.get(name, meta.get(name, {})), meta.get(name, {})) for name in MAY_BE_ALLOWED}
-    refused = [name for name, text in allowed.items() if text and name not in cfg.changes_allowed]
+    allowed = {name: difference(name, old.get(name, meta.get(name, {})), meta.get(name, {})) for name in CHANGES}
+    refused = [name for name, text in allowed.items() if text and name not in cfg.run.allowed_changes]
     differs += [allowed[name] for name in refused]
     if differs:
         what = "".join(f"\n  {d}" for d in differs)
         hint = f"\nallow_changed={','.join(refused)} goes on with the new {' and '.join(refused)}" if refused else ""
-        raise CannotGoOn(f"cannot resume from step {step} in {cfg.output_dir}: it was made with other settings{what}{hint}")
+        raise CannotGoOn(f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings{what}{hint}")
     return changed | {name: text for name, text in allowed.items() if text}

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from safetensors import SafetensorError
 
-from jmarl.config import TrainConfig
+from jmarl.config import Run
 from jmarl.team import Team, policies, save_team, to_checkpoint
 from jmarl.training.files.checkpoint import Checkpointer, CheckpointError, nbytes
 from jmarl.training.logs.metrics_writer import say
@@ -31,11 +31,11 @@ class Saves:
 
     def __init__(
         self,
-        cfg: TrainConfig,
+        run: Run,
         savers: Sequence[tuple[Checkpointer, dict]],
         part: Callable[[TeamState, int], TeamState] = lambda state, _: state,
     ):
-        self.cfg, self.savers, self.part = cfg, list(savers), part
+        self.run, self.savers, self.part = run, list(savers), part
         self.failed = 0
         self._why = ""
         self._last = time.monotonic()
@@ -47,7 +47,7 @@ class Saves:
             free, size = free_bytes(self.savers[0][0].directory), nbytes(to_checkpoint(state))
             if free < 2 * size:
                 warnings.warn(
-                    f"{self.cfg.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
+                    f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
                     "fit. Training goes on; free some space, choose another output_dir, or make no checkpoints (save_every=0)",
                     stacklevel=3,
                 )
@@ -56,10 +56,10 @@ class Saves:
         """Whether a checkpoint is to be made after so many updates."""
         if not self.savers:
             return False
-        if self.cfg.save_every:
-            return self._no_room or updates % self.cfg.save_every == 0
+        if self.run.save_every:
+            return self._no_room or updates % self.run.save_every == 0
         longest = max(saver.seconds for saver, _ in self.savers)
-        return time.monotonic() - self._last >= max(60 * self.cfg.save_minutes, MIN_TIMES * longest)
+        return time.monotonic() - self._last >= max(60 * self.run.save_minutes, MIN_TIMES * longest)
 
     def check(self) -> None:
         """Count background saves that have failed."""
@@ -73,7 +73,7 @@ class Saves:
         size = nbytes(to_checkpoint(state))
         if (free := free_bytes(self.savers[0][0].directory)) < size:
             if not self._no_room:
-                self._count(f"{self.cfg.output_dir} has {gib(free)} free, and it takes about {gib(size)}")
+                self._count(f"{self.run.output_dir} has {gib(free)} free, and it takes about {gib(size)}")
             self._no_room = True  # it stays due, and is made as soon as there is room
             return
         self._no_room, self._last = False, time.monotonic()
@@ -103,8 +103,8 @@ class Saves:
         if not updates or updates == saved:
             return
         self.save(updates, state)
-        if not self.finish(updates) and self.cfg.progress:
-            say(f"stopped after update {updates} in {self.cfg.output_dir}: resume goes on from there")
+        if not self.finish(updates) and self.run.progress:
+            say(f"stopped after update {updates} in {self.run.output_dir}: resume goes on from there")
 
     def _try(self, call: Callable[[], Any]) -> None:
         try:
@@ -117,14 +117,14 @@ class Saves:
         warnings.warn(f"checkpoint not saved, training goes on: {why}", stacklevel=4)
 
 
-def write_models(cfg: TrainConfig, team: Team, state: TeamState) -> str:
+def write_models(run: Run, team: Team, state: TeamState) -> str:
     """Write the trained agents to `models/` of the output directory. Returns why they could not be written; empty: they were.
     They then are in the last checkpoint, and what lay there before is as it was."""
     try:
-        save_team(Path(cfg.output_dir) / "models", team, policies(state))
+        save_team(Path(run.output_dir) / "models", team, policies(state))
     except (OSError, SafetensorError) as error:
         warnings.warn(
-            f"the models in {cfg.output_dir}/models could not be written: {error}. Free some space and resume the run, "
+            f"the models in {run.output_dir}/models could not be written: {error}. Free some space and resume the run, "
             "which writes them again",
             stacklevel=3,
         )

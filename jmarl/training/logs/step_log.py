@@ -106,7 +106,7 @@ class StepLog:
         self._skipped |= counts
         untold = [name for name in new if name not in self._told]
         if untold:
-            where = self.cfg.output_dir and f" in {self.cfg.output_dir}"
+            where = self.cfg.run.output_dir and f" in {self.cfg.run.output_dir}"
             what = f"update {step}{where}: a loss or gradient is not finite, so its step was left out"
             warnings.warn(f"{what} (in the log {', '.join(untold)} counts such steps; this is told once)", stacklevel=4)
             self._told |= set(untold)
@@ -124,20 +124,20 @@ class StepLog:
 
     def stop_if_not_finite(self) -> None:
         """Raise `NonFiniteError` after too many updates in a row that were not finite, and write the last of them to a file."""
-        limit, cfg = self.cfg.stop_after_nonfinite, self.cfg
+        limit, cfg = self.cfg.run.stop_after_nonfinite, self.cfg
         if not limit or self._not_finite < limit:
             return
         step, where = self._failed[0], ""
-        if cfg.output_dir:
+        if cfg.run.output_dir:
             data, about = self._learned_from(*self._failed)
-            failed = FailedUpdate(step, cfg.seed, cfg.algorithm, data, self._why)
+            failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self._why)
             try:
-                path = write_failed_update(failed, about, cfg.output_dir)
+                path = write_failed_update(failed, about, cfg.run.output_dir)
                 where = f" What it learned from is in {path}; --replay-rollout {path} makes that update alone."
             except Exception as error:  # a full disk, items that cannot be pickled: told, and no reason to hide why it stops
                 where = f" What it learned from could not be written: {error!r}."
         raise NonFiniteError(
-            f"stopped at step {step} of the run in {cfg.output_dir or 'memory'}: in the last {self._not_finite} updates "
+            f"stopped at step {step} of the run in {cfg.run.output_dir or 'memory'}: in the last {self._not_finite} updates "
             f"{self._why}. Optimizer steps with such numbers were left out.{where} stop_after_nonfinite={limit} sets when"
         )
 
@@ -214,7 +214,7 @@ class RunLog(StepLog):
         return played, {"items": list(tasks), "turns": turns}
 
     def _more(self, step: int, played: Rollout, *_: Any) -> None:
-        if step % self.cfg.log_every == 0:
+        if step % self.cfg.run.log_every == 0:
             self._pictures(step, played)
 
     def evaluation(self, updates: int, result: Evaluation, began: float) -> None:
@@ -238,7 +238,7 @@ class RunLog(StepLog):
         first = [next((p for p in read if p), "") for read in zip(*played.prompts, strict=True)]  # of an agent that acts
         prompts = [p for p in first for _ in played.joint]
         texts = [[row[g] for row in played.texts[n] for g in played.joint[:, n]] for n in range(self.team.num_agents)]
-        rng = np.random.default_rng((self.cfg.seed, step))
+        rng = np.random.default_rng((self.cfg.run.seed, step))
         return joint_actions_table(prompts, texts, played.rewards.mean(-1).ravel().tolist(), 6, rng)
 
 

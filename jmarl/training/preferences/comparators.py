@@ -48,7 +48,7 @@ def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
         raise ValueError(
             "pairs are made of what all agents write, and here not all of them act in the first turn: choose a row of rollouts"
         )
-    prompt_ids = read(team, turn.prompts, cfg.sampling(), cfg.episodes())
+    prompt_ids = read(team, turn.prompts, cfg.sampling, cfg.episodes)
     ids = tokens_of(team, turn.completions, len(turn.items))
     return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)
 
@@ -57,24 +57,24 @@ def played(
     team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, number: int
 ) -> Rollout:
     """What a team writes as a comparator: other random draws than the policy's own, in an environment that draws the same."""
-    how: dict[str, Any] = dict(seed=cfg.seed, step=number, group=cfg.num_generations, purpose=COMPARE)
-    return play(team, params, items, env, cfg.sampling(), cfg.episodes(), **how, rng=draws_of(cfg, number))
+    how: dict[str, Any] = dict(seed=cfg.run.seed, step=number, group=cfg.episodes.num_generations, purpose=COMPARE)
+    return play(team, params, items, env, cfg.sampling, cfg.episodes, **how, rng=draws_of(cfg, number))
 
 
 def draws_of(cfg: TrainConfig, number: int) -> np.random.Generator:
     """The environment's random numbers where the team proposes: its comparator meets the same tasks."""
-    return np.random.default_rng((cfg.seed, number, PROPOSE, 0))
+    return np.random.default_rng((cfg.run.seed, number, PROPOSE, 0))
 
 
 def encoded(team: Team, texts: Sequence, ended: Sequence, cfg: TrainConfig) -> list[list[list[list[int]]]]:
     """Texts [N][P][G] that the team did not write as its token ids, with an end behind those that were ended by their writer,
     cut at max_new_tokens."""
     specs = {agent: spec for spec in team.stacks for agent in spec.order}
-    ends = {agent: ending(spec, cfg.chat) for agent, spec in specs.items()}
+    ends = {agent: ending(spec, cfg.episodes.chat) for agent, spec in specs.items()}
 
     def ids(n: int, text: str, complete: bool) -> list[int]:
         row = encode_text(specs[n], text) + [ends[n]] * bool(complete)
-        return row[: cfg.max_new_tokens] or [ends[n]]
+        return row[: cfg.sampling.max_new_tokens] or [ends[n]]
 
     return [
         [[ids(n, *one) for one in zip(*of_prompt, strict=True)] for of_prompt in zip(texts[n], ended[n], strict=True)]
@@ -148,7 +148,7 @@ class Comparator:
         self.team, self.cfg, self.kind, self.initial, self.history = team, cfg, kind, initial, history
         self.other: Team | None = None
         if kind == "model":
-            agent = load_agent(cfg.comparator_model or "")
+            agent = load_agent(cfg.preference.comparator_model or "")
             self.other, self.initial = make_team([agent] * team.num_agents, shared_weights=True)
 
     def answer(self, params: Sequence[Any], items: Sequence[dict], env: Environment, number: int, round_: int) -> Candidates:
@@ -166,13 +166,13 @@ class Comparator:
         return self._foreign(turn.prompts, turn.texts, ended_of(self.other, rollout), turn.rewards.mean(-1))
 
     def _foreign(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
-        prompt_ids = read(self.team, prompts, self.cfg.sampling(), self.cfg.episodes())
+        prompt_ids = read(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
         return Candidates(prompts, texts, rewards, prompt_ids, encoded(self.team, texts, ended, self.cfg))
 
     def _asked(self, items: Sequence[dict], env: Environment, number: int) -> Candidates:
         cfg, rng = self.cfg, draws_of(self.cfg, number)
         states, prompts = env.reset(items, rng)
-        group = cfg.num_generations
+        group = cfg.episodes.num_generations
         with ThreadPoolExecutor(AT_ONCE) as threads:
             said = [list(threads.map(lambda p: complete(p, group, cfg), of_agent)) for of_agent in prompts]
         texts = [[[text for text, _ in row] for row in of_agent] for of_agent in said]
@@ -185,6 +185,8 @@ class Comparator:
 def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]]:
     """`count` completions of a prompt by an OpenAI-compatible service, and whether each was ended, not cut off: as chat where
     the team's prompts are chats."""
-    model, url = cfg.comparator_model or "", cfg.comparator_url or ""
-    service = ChatAPI(url, model, cfg.chat, KEY, wait_s=WAIT_S, called="comparator")
-    return service.complete(prompt, count, max_tokens=cfg.max_new_tokens, temperature=cfg.temperature, top_p=cfg.top_p)
+    model, url = cfg.preference.comparator_model or "", cfg.preference.comparator_url or ""
+    service = ChatAPI(url, model, cfg.episodes.chat, KEY, wait_s=WAIT_S, called="comparator")
+    return service.complete(
+        prompt, count, max_tokens=cfg.sampling.max_new_tokens, temperature=cfg.sampling.temperature, top_p=cfg.sampling.top_p
+    )

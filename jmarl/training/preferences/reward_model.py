@@ -140,15 +140,15 @@ def fit_reward_model(
     """Train a reward model on pairs of N agents, from an agent's weights or from params of an earlier one; returns it and how
     it ranked held-out pairs before and after. cfg: with algorithm reward_model; eval_pairs: None holds out the pairs of every
     fifth prompt."""
-    if cfg.chat:
+    if cfg.episodes.chat:
         raise ValueError("chat=True is not there for a reward model: what it reads are texts of all agents; leave it out")
-    team, fresh = make_team([agent], lora=cfg.lora_rank > 0)
+    team, fresh = make_team([agent], lora=cfg.lora.lora_rank > 0)
     start, fresh = (fresh if params is None else params), None  # at most one of them stays in memory
     joint = [joint_pair(pair) for pair in pairs]
     trained, held = held_out(joint, HELD_OUT) if eval_pairs is None else (joint, [joint_pair(pair) for pair in eval_pairs])
     result = fit(team, start, trained, cfg, eval_data=held)
     if result.interrupted:
-        raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.num_updates} updates")
+        raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.run.num_updates} updates")
     model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], cfg.learning())
     scores = scores_of(model, encode_pairs(team, trained, False))
     return model._replace(mean=float(scores.mean()), std=float(max(scores.std(), 1e-6))), result
@@ -205,15 +205,15 @@ class LearnedRounds:
     def resume(self, step: int) -> None:
         """Read back the pairs before a step and, where the next model starts from it, the last model."""
         self.rounds.resume(step)
-        if step and step % self.rounds.updates == 0 and step < self.cfg.num_updates:
+        if step and step % self.rounds.updates == 0 and step < self.cfg.run.num_updates:
             self._learn(step // self.rounds.updates - 1, again=True)
 
     def _learn(self, round_: int, again: bool = False) -> dict[str, float]:
         """Train a round's model, or (`again`) read it back."""
         cfg, before = reward_config(self.cfg, round_), self.env.model
-        if again and not cfg.resume:
+        if again and not cfg.run.resume:
             raise ValueError(
-                f"cannot resume: the reward model of round {round_} is not in {cfg.output_dir}; it was not kept, or is damaged"
+                f"cannot resume: the reward model of round {round_} is not in {cfg.run.output_dir}; it was not kept, or is damaged"
             )
         pairs = self.rounds.replayed(round_)
         start = None if before is None else before.params
@@ -223,10 +223,10 @@ class LearnedRounds:
             if again:
                 raise
             logger.warning("the reward model of round %d is trained anew: %s", round_, error)
-            set_aside(cfg.output_dir)
-            self.env.model, result = fit_reward_model(self.agent, pairs, dataclasses.replace(cfg, resume=False), start)
-        if cfg.output_dir:
-            save_reward_model(Path(self.cfg.output_dir) / FOLDER, self.env.model)
+            set_aside(cfg.run.output_dir)
+            self.env.model, result = fit_reward_model(self.agent, pairs, cfg.replace(resume=False), start)
+        if cfg.run.output_dir:
+            save_reward_model(Path(self.cfg.run.output_dir) / FOLDER, self.env.model)
         return {} if result.after is None else {f"reward_model/{name}": x for name, x in result.after.items()}
 
 
@@ -238,12 +238,12 @@ def reward_config(cfg: TrainConfig, round_: int) -> TrainConfig:
         option(name, getattr(cfg, name), row) for name in ("reward_updates", "reward_learning_rate", "batch_size")
     )
     kept: dict[str, Any] = {name: getattr(cfg, name) for name in KEPT}
-    kept |= dict(num_updates=updates, learning_rate=rate, save_every=None if cfg.saves else 0)
-    kept |= dict(output_dir=f"{cfg.output_dir}/reward_model_{round_}" if cfg.output_dir else "")
-    seed = int(np.random.default_rng((cfg.seed, round_, FIT)).integers(2**31))
-    kept |= dict(seed=seed, micro_batches=min(cfg.micro_batches, size))
-    plain = TrainConfig(algorithm="reward_model", mesh="agent=1", **kept)
-    return dataclasses.replace(plain, resume=cfg.resume and is_saved(plain))
+    kept |= dict(num_updates=updates, learning_rate=rate, save_every=None if cfg.run.saves else 0)
+    kept |= dict(output_dir=f"{cfg.run.output_dir}/reward_model_{round_}" if cfg.run.output_dir else "")
+    seed = int(np.random.default_rng((cfg.run.seed, round_, FIT)).integers(2**31))
+    kept |= dict(seed=seed, micro_batches=min(cfg.optimizer.micro_batches, size))
+    plain = TrainConfig.of(algorithm="reward_model", mesh="agent=1", **kept)
+    return plain.replace(resume=cfg.run.resume and is_saved(plain))
 
 
 def is_saved(cfg: TrainConfig) -> bool:
@@ -253,8 +253,8 @@ def is_saved(cfg: TrainConfig) -> bool:
 
 def policy_config(cfg: TrainConfig) -> TrainConfig:
     """The settings by which a run's team is trained on the scores."""
-    name = option("rl_algorithm", cfg.rl_algorithm, algorithm(cfg.algorithm))
-    return dataclasses.replace(cfg, algorithm=name, **dict.fromkeys(("label_smoothing", *OF_PAIRS)))
+    name = option("rl_algorithm", cfg.preference.rl_algorithm, algorithm(cfg.algorithm))
+    return cfg.replace(algorithm=name, **dict.fromkeys(("label_smoothing", *OF_PAIRS)))
 
 
 OF_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")

@@ -57,23 +57,23 @@ class Rounds:
     def __init__(self, team: Team, initial: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig):
         self.team, self.items, self.env, self.cfg, self.row = team, items, env, cfg, algorithm(cfg.algorithm)
         self.initial = list(initial)
-        self.updates = self.setting("round_updates") if self.row.rounds else cfg.num_updates
+        self.updates = self.setting("round_updates") if self.row.rounds else cfg.run.num_updates
         kind = self.setting("comparator")
         history = self._history() if kind == "history" else None
         self.comparator = Comparator(team, cfg, kind, self.initial, history) if self.row.rounds else None
         self.pairs: dict[int, list[Pair]] = {}  # of rounds that are still drawn from
         self.examples: dict[int, Examples] = {}
-        self.folder = Path(cfg.output_dir) / "pairs" if cfg.output_dir else None
+        self.folder = Path(cfg.run.output_dir) / "pairs" if cfg.run.output_dir else None
 
     def setting(self, name: str) -> Any:
         return option(name, getattr(self.cfg, name), self.row)
 
     def _history(self) -> History:
         """In files where the run keeps checkpoints, from whose oldest it may go on."""
-        folder = Path(self.cfg.output_dir) / "history" if self.cfg.saves or self.cfg.resume else None
+        folder = Path(self.cfg.run.output_dir) / "history" if self.cfg.run.saves or self.cfg.run.resume else None
 
         def oldest() -> int:
-            steps = saved_steps(Path(self.cfg.output_dir) / "checkpoints")
+            steps = saved_steps(Path(self.cfg.run.output_dir) / "checkpoints")
             return min(steps, default=0) // self.updates
 
         return History(self.setting("comparator_lag"), folder, oldest)
@@ -132,37 +132,42 @@ class Rounds:
         """Pairs of this round and older ones: all of the likeliest rounds, of others as many less as they are less likely."""
         weights, found = self.weights(round_), []
         for r, pairs in self.pairs.items():
-            rng, many = np.random.default_rng((self.cfg.seed, round_, r, DRAW)), round(weights[r] / weights.max() * len(pairs))
+            rng, many = (
+                np.random.default_rng((self.cfg.run.seed, round_, r, DRAW)),
+                round(weights[r] / weights.max() * len(pairs)),
+            )
             found += [pairs[i] for i in sorted(chosen_of(len(pairs), many, rng))]
         return found
 
     def _round(self, round_: int, params: Sequence[Any]) -> Round:
         pairs, own_rewards, other_rewards = [], [], []
         for number, items in self._draws(round_):
-            how: dict[str, Any] = dict(seed=self.cfg.seed, step=number, group=self.cfg.num_generations, purpose=PROPOSE)
-            settings = self.cfg.sampling(), self.cfg.episodes()
+            how: dict[str, Any] = dict(
+                seed=self.cfg.run.seed, step=number, group=self.cfg.episodes.num_generations, purpose=PROPOSE
+            )
+            settings = self.cfg.sampling, self.cfg.episodes
             own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
             other, how_chosen = None, (self.setting("pair_selection"), self.setting("pairs_per_prompt"))
             if self.comparator is not None:
                 other = self.comparator.answer(params, items, self.env, number, round_)
                 other_rewards.append(other.rewards)
             own_rewards.append(own.rewards)
-            rng = np.random.default_rng((self.cfg.seed, number, PAIRS))
+            rng = np.random.default_rng((self.cfg.run.seed, number, PAIRS))
             pairs += [pair for p in range(len(items)) for pair in pairs_of(own, other, p, *how_chosen, rng)]
         return Round(pairs, mean(own_rewards), mean(other_rewards))
 
     def _draws(self, round_: int) -> list[tuple[int, list[dict]]]:
         """The items of a round in parts that are sampled together, each with a number of its own."""
-        size, count = self.cfg.num_prompts, len(self.items)
+        size, count = self.cfg.episodes.num_prompts, len(self.items)
         if self.row.rounds:
-            return [(round_, [self.items[i] for i in tasks_of(round_, count, size, self.cfg.seed)])]
+            return [(round_, [self.items[i] for i in tasks_of(round_, count, size, self.cfg.run.seed)])]
         parts = [range(i, min(i + size, count)) for i in range(0, count, size)]
         return [(n, [self.items[i] for i in part]) for n, part in enumerate(parts)]  # a slice of a Dataset is columns
 
     def drawn(self, step: int) -> Examples:
         """The pairs of a step: from this round and, by `replay`, from older ones."""
         now = step // self.updates
-        rng = np.random.default_rng((self.cfg.seed, step, DRAW))
+        rng = np.random.default_rng((self.cfg.run.seed, step, DRAW))
         numbers = np.bincount(rng.choice(now + 1, batch_size(self.cfg), p=self.weights(now)), minlength=now + 1)
         coded, reference = [], []
         for of, n in [(self.coded(r), n) for r, n in enumerate(numbers) if n]:
@@ -300,7 +305,7 @@ def check_rounds(cfg: TrainConfig) -> None:
             raise ValueError(f"{name}={getattr(cfg, name)!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}")
     if not row.learned:  # its team learns from rollouts, and its reward model from as many parts as there are pairs
         check_parts(cfg)
-    if cfg.temperature == 0 and option("comparator", cfg.comparator, row) == "current":
+    if cfg.sampling.temperature == 0 and option("comparator", cfg.preference.comparator, row) == "current":
         raise ValueError("temperature=0 makes all completions of a prompt alike: preferences need temperature > 0")
-    if not row.rounds and cfg.pair_selection == "comparator_reward":
+    if not row.rounds and cfg.preference.pair_selection == "comparator_reward":
         raise ValueError("pair_selection='comparator_reward' needs a comparator: it is for madpo_iter and marlhf_iter")
