@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.config import Episodes, Sampling
-from jmarl.envs.environment import Answer, Environment
+from jmarl.envs.base import Answer, Environment
 from jmarl.learning.batches import batch_of, chosen_rows, in_few_sizes, joined, one_a_prompt, quarters
 from jmarl.randomness import TRAIN
 from jmarl.rl.returns import credit, discounted, joint_actions
