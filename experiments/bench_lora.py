@@ -22,7 +22,7 @@ import numpy as np
 import tyro
 
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
@@ -73,7 +73,7 @@ def bench(cfg: Bench) -> dict[str, float]:
     del params
     rng = np.random.default_rng(0)
     reward = make_reward(lambda *texts: rng.normal(size=len(texts[0])).tolist(), num_agents=cfg.agents)
-    env, seconds = Rewarded(reward, [prompt_of] * cfg.agents, None), 0.0
+    env, seconds = RewardEnvironment(reward, [default_formatter] * cfg.agents, None), 0.0
     for step in range(cfg.updates):
         began = time.perf_counter()
         played = play_step(team, state, [{"prompt": "Describe a city in the clouds:"}], env, learning, step)

@@ -20,7 +20,7 @@ import tyro
 
 from experiments.story_length import HELD_OUT, setup, story
 from jmarl.config import Episodes, Sampling, check
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.evaluation.cross_play import MAX_PAIRINGS, cross_play, load_runs
 from jmarl.evaluation.zero_shot import CrossPlay
@@ -69,8 +69,8 @@ class CrossPlayConfig:
 
 
 def run(cfg: CrossPlayConfig) -> CrossPlay:
-    names, teams = load_runs(cfg.runs, chat=cfg.episodes.chat, num_agents=2, max_pairings=cfg.max_pairings)
-    env = Rewarded(make_reward(story_length_ratio, num_agents=2), [setup, story])
+    names, teams = load_runs(cfg.runs, chat=cfg.chat, num_agents=2, max_pairings=cfg.max_pairings)
+    env = RewardEnvironment(make_reward(story_length_ratio, num_agents=2), [setup, story])
     items = [{"prompt": topic} for topic in HELD_OUT[: cfg.held_out]]
     how: dict[str, Any] = dict(seed=cfg.run.seed, group=cfg.generations, max_pairings=cfg.max_pairings, mesh=cfg.run.mesh)
     return cross_play(teams, items, env, cfg.sampling, cfg.episodes, names=names, **how)

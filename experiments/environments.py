@@ -17,7 +17,9 @@ import numpy as np
 import tyro
 
 from jmarl.envs import ENVIRONMENTS, make
-from jmarl.envs.vector import LockStep, TextEnvironment, text_environment
+from jmarl.envs.base import TextEnvironment
+from jmarl.envs.messages import as_text_environment
+from jmarl.envs.vector import LockStep
 
 ORDINARY = (
     "First I look at what is given, because the answer follows from it. For example, 3 times 4 is 12, and 12 plus 5 is 17. "
@@ -123,7 +125,7 @@ def source(env: TextEnvironment) -> str:
 
 
 def row(name: str, cfg: ListConfig) -> list[str]:
-    env = text_environment(make(name))
+    env = as_text_environment(make(name))
     low, high = env.reward_range
     told = [f"`{name}`", ", ".join(env.roles), str(env.max_turns), f"{low:g} to {high:g}", source(env)]
     if cfg.speed:

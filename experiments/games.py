@@ -26,9 +26,10 @@ import tyro
 from experiments.report import with_interval
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig, check
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.games.grid import MOVES, GridPlanning
 from jmarl.envs.games.sudoku import NAMES, Sudoku
-from jmarl.envs.vector import LockStep, Step, TextEnvironment
+from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.models.hub.agents import Agent

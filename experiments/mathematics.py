@@ -29,9 +29,9 @@ from experiments.start import Demonstrated, start
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import check
 from jmarl.envs import make
+from jmarl.envs.base import TextEnvironment
 from jmarl.envs.math.data import SOURCES
 from jmarl.envs.math.problems import TOPICS, MathProblemGenerator
-from jmarl.envs.vector import TextEnvironment
 from jmarl.learning.per_agent import check_agents
 from jmarl.training.train import TrainResult, check_settings, train
 

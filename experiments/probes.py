@@ -23,7 +23,7 @@ import tyro
 
 from jmarl.algorithms import ALGORITHMS, algorithm
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Answer
+from jmarl.envs.base import Answer
 from jmarl.envs.rewards import make_reward
 from jmarl.learning import probes
 from jmarl.learning.optimizer import init_state
@@ -80,7 +80,7 @@ class Episode(NamedTuple):
 
 
 class ProbeEnvironment:
-    """A probe for the training loop, which speaks text: `jmarl.envs.environment.Environment`."""
+    """A probe for the training loop, which speaks text: `jmarl.envs.base.Environment`."""
 
     def __init__(self, name: str, num_agents: int):
         self.probe, self.num_agents = PROBES[name], num_agents

@@ -9,7 +9,8 @@ from typing import Any
 from experiments.report import told
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig, check
-from jmarl.envs.vector import LockStep, TextEnvironment
+from jmarl.envs.base import TextEnvironment
+from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.team import Team, make_team

@@ -41,11 +41,11 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.config import Sampling as Sampling
     from jmarl.config import TrainConfig as TrainConfig
     from jmarl.envs import make as make
+    from jmarl.envs.base import Step as Step
+    from jmarl.envs.base import TextEnvironment as TextEnvironment
     from jmarl.envs.rewards import RewardFunction as RewardFunction
     from jmarl.envs.rewards import RewardProcessors as RewardProcessors
     from jmarl.envs.rewards import make_reward as make_reward
-    from jmarl.envs.vector import Step as Step
-    from jmarl.envs.vector import TextEnvironment as TextEnvironment
     from jmarl.evaluation.cross_play import cross_play as cross_play
     from jmarl.evaluation.cross_play import load_runs as load_runs
     from jmarl.evaluation.evaluate import evaluate as evaluate
@@ -83,7 +83,7 @@ _MODULES = {  # module -> the public names that it defines
         "save_pretrained",
     ),
     "envs": ("make",),
-    "envs.vector": (
+    "envs.base": (
         "Step",
         "TextEnvironment",
     ),

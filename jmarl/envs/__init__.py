@@ -1,7 +1,7 @@
 """Environments: what a team is asked, and what its answers earn. Each in a file of its own, host side, without jax.
 
-`ENVIRONMENTS` has them all by name. A new one is a class (`vector.TextEnvironment`) and a line there, and the tests that hold
-for every environment then hold for it too. Open `vector.py` first.
+`ENVIRONMENTS` has them all by name. A new one is a class (`base.TextEnvironment`) and a line there, and the tests that hold
+for every environment then hold for it too. Open `base.py` first.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jmarl.envs.environment import Answer, Environment, describe
+from jmarl.envs.base import Answer, Environment, describe
 
 
 class Sections(NamedTuple):
@@ -55,7 +55,7 @@ def joint_prompt(prompts: Sequence[str]) -> str:
 class Centralized:
     """The environment of `num_agents` roles as that of one agent that writes for all of them.
 
-    env: of the roles, such as `environment.Rewarded(make_reward(f, num_agents=2), formatters, transition)`.
+    env: of the roles, such as `environment.RewardEnvironment(make_reward(f, num_agents=2), formatters, transition)`.
     write: the prompts of the roles -> the one that is read.
     The one agent's reward is the mean of the roles' rewards.
     """

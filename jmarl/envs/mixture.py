@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs.environment import Answer, describe
+from jmarl.envs.base import Answer, describe
 from jmarl.envs.rewards import RewardResult
 from jmarl.envs.vector import LockStep
 

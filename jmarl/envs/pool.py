@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 from pebble import ProcessExpired, ProcessPool
 
-from jmarl.envs.vector import Engine, Fault, Observations, Step, reset_once, step_once, text_environment
+from jmarl.envs.base import Observations, Step
+from jmarl.envs.messages import as_text_environment
+from jmarl.envs.vector import Engine, Fault, reset_once, step_once
 
 _env: Any = None  # of a process of the pool
 
@@ -64,7 +66,7 @@ class Pool(Engine):
                 f"workers={workers}, timeout={timeout}, retries={retries}, start_timeout={start_timeout}: needs workers >= 1, "
                 "timeout > 0, retries >= 0, start_timeout > 0"
             )
-        self.env, self.workers, self.timeout, self.retries = text_environment(env), workers, timeout, retries
+        self.env, self.workers, self.timeout, self.retries = as_text_environment(env), workers, timeout, retries
         self.start_timeout = start_timeout
         self._unanswered = 0  # batches in a row
         self._began = False  # whether a call was ever answered

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.config import Episodes, Sampling, check
-from jmarl.envs.environment import Environment
-from jmarl.envs.vector import TextEnvironment, side_by_side
+from jmarl.envs.base import Environment, TextEnvironment
+from jmarl.envs.vector import vectorize
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
 from jmarl.models.hub.agents import Agent, load_agent, load_tokenizer
 from jmarl.models.hub.tokenize import decode, encode_prompts, stop_ids
@@ -62,7 +62,7 @@ def cross_play(
     check("num_turns", episodes.num_turns, episodes.num_turns == 1, "1: later prompts depend on the partners")
     check("items", len(items), len(items) > 0, "at least one")
     check("group", group, group >= 1, ">= 1")
-    world: Environment = side_by_side(env, episodes.num_turns)
+    world: Environment = vectorize(env, episodes.num_turns)
     n, rng = len(teams[0]), np.random.default_rng((seed, 0, EVAL, 0))  # as in `play`
     states, prompts = world.reset(items, rng)
     if len(prompts) != n:

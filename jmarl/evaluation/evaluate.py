@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Environment
+from jmarl.envs.base import Environment
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.randomness import EVAL
 from jmarl.rl.returns import pass_at_k

@@ -27,9 +27,9 @@ from typing import Any
 
 from jmarl.comlrl.trainers.reinforce import check_tokenizer, load_agents, present
 from jmarl.config import TrainConfig, did_you_mean
-from jmarl.envs.messages import MAX_TURNS, EnvironmentMode
+from jmarl.envs.messages import MAX_TURNS, EnvironmentMode, as_text_environment
 from jmarl.envs.mixture import Mixture
-from jmarl.envs.vector import LockStep, text_environment
+from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.models.hub.agents import Agent
 from jmarl.team import make_team, placed, policies, save_team
@@ -217,7 +217,7 @@ def one_environment(envs: Any, max_turns: int = MAX_TURNS) -> Any:
         found = list({content(env): env for env in found}.values())
     names = [type(env).__name__ for env in found]
     numbered = [f"{name}_{names[:i].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
-    each = [env if callable(getattr(env, "observe", None)) else LockStep(text_environment(env, max_turns)) for env in found]
+    each = [env if callable(getattr(env, "observe", None)) else LockStep(as_text_environment(env, max_turns)) for env in found]
     return Mixture(dict(zip(numbered, each, strict=True))) if len(each) > 1 else each[0]
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jmarl.config import Episodes
-from jmarl.envs.environment import Answer
+from jmarl.envs.base import Answer
 from jmarl.envs.rewards import RewardResult
 from jmarl.sampling.generate import Encoded
 from jmarl.team import StackSpec, Team

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.environment import Answer, Environment
+from jmarl.envs.base import Answer, Environment
 
 
 class Said(NamedTuple):

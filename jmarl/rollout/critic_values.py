@@ -12,7 +12,7 @@ import numpy as np
 
 from jmarl.algorithms import algorithm, option, shares_critic, value_kind
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Environment
+from jmarl.envs.base import Environment
 from jmarl.learning.batches import take_rows, select_in_few_sizes, concatenate_prompts, one_per_prompt, critic_positions
 from jmarl.learning.critics import Critics, check_context, judges_as_it_learns, penalised, penalises, value_stack
 from jmarl.models import lora

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.config import Episodes, Sampling, check
-from jmarl.envs.environment import Environment
-from jmarl.envs.vector import TextEnvironment, side_by_side
+from jmarl.envs.base import Environment, TextEnvironment
+from jmarl.envs.vector import vectorize
 from jmarl.rollout.play import Rollout, play
 from jmarl.team import Team
 
@@ -43,7 +43,7 @@ def message_credit(
     gives the random numbers."""
     check("k", k, k >= 2, ">= 2: a message is compared with others")
     forked = dataclasses.replace(episodes or Episodes(), joint_mode="counterfactual", branching="chain")
-    world = side_by_side(env, forked.num_turns)
+    world = vectorize(env, forked.num_turns)
     rollout = play(team, params, items, world, settings, forked, seed=seed, step=0, group=k)
     return MessageCredit(rollout, tuple(leave_one_out(returns) for returns in rollout.returns))
 

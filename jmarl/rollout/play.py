@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.config import Episodes, Sampling
-from jmarl.envs.environment import Answer, Environment
+from jmarl.envs.base import Answer, Environment
 from jmarl.learning.batches import make_batch, take_rows, select_in_few_sizes, concatenate_prompts, one_per_prompt, round_up_to_quarter
 from jmarl.randomness import TRAIN
 from jmarl.rl.returns import credit, discounted, joint_actions

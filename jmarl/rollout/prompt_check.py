@@ -1,6 +1,7 @@
 """Check the prompts of all items before anything runs: that there are any, and that they fit the agents' contexts.
 
-One pass over the items by the formatters of a `Rewarded`; each distinct prompt is encoded at most once by a stack's tokenizer.
+One pass over the items by the formatters of a `RewardEnvironment`; each distinct prompt is encoded at most once by a stack's
+tokenizer.
 A token holds at least one byte, so a text with fewer bytes than the context has room is not encoded at all. (Where a
 tokenizer's normalizer makes a text longer than it was, one may be passed over: it is then met in its step, where it is an
 error or cut as any other.)
@@ -16,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Environment, Rewarded
+from jmarl.envs.base import Environment
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.models.hub.tokenize import prompt_text
 from jmarl.rollout.play import check_size
 from jmarl.team import StackSpec, Team
@@ -37,7 +39,7 @@ def items_that_fit(
     error: raises where an item's prompt is too long, with the count, the longest and its item. truncate_left: warns with the
     same words; prompts are cut where they are read. drop: leaves such items out and warns; an error if none is left.
     """
-    if not isinstance(env, Rewarded):
+    if not isinstance(env, RewardEnvironment):
         if cfg.long_prompts == "drop":
             raise ValueError(
                 "long_prompts='drop' leaves items out before training, and this environment writes its prompts only when they "
@@ -47,7 +49,7 @@ def items_that_fit(
     return fitting(team, env, items, cfg, "items"), fitting(team, env, eval_items or (), cfg, "held-out items")
 
 
-def fitting(team: Team, env: Rewarded, items: Sequence[dict], cfg: TrainConfig, called: str) -> Sequence[dict]:
+def fitting(team: Team, env: RewardEnvironment, items: Sequence[dict], cfg: TrainConfig, called: str) -> Sequence[dict]:
     """The items of one list that are played, see `items_that_fit`."""
     prompts = env.first_prompts(items)
     check_size(team, prompts)

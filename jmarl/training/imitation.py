@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from jmarl.config import TrainConfig
-from jmarl.envs.messages import SimulatedEnvironment
-from jmarl.envs.vector import Fault, TextEnvironment, reset_once, solve_once, step_once, text_environment
+from jmarl.envs.base import TextEnvironment
+from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
+from jmarl.envs.vector import Fault, reset_once, solve_once, step_once
 from jmarl.models.hub.agents import Agent
 from jmarl.team import agents_of, make_team, policies
 from jmarl.training.files.interrupt import Interrupted
@@ -42,7 +43,7 @@ def demonstrate(
     """
     if not 0 <= slips <= 1:
         raise ValueError(f"slips={slips}: give a share, from 0 to 1")
-    env = text_environment(env)
+    env = as_text_environment(env)
     if not isinstance(env, TextEnvironment):
         raise TypeError(f"{env!r:.80} cannot be demonstrated: give the environment of one episode, a TextEnvironment")
     made: list[list[Trajectory]] = [[] for _ in range(env.num_agents)]

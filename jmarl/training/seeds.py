@@ -27,8 +27,8 @@ from jax.sharding import Mesh
 
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Environment, Formatter, Transition, describe
-from jmarl.envs.vector import TextEnvironment
+from jmarl.envs.base import Environment, TextEnvironment, describe
+from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.evaluation.evaluate import Evaluation, evaluating, numbers
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.learning.per_agent import adapted

@@ -12,7 +12,7 @@ import numpy as np
 
 from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Environment
+from jmarl.envs.base import Environment
 from jmarl.learning.critics import Critics, trains
 from jmarl.learning.per_agent import held_at, learn
 from jmarl.models import lora

@@ -24,10 +24,11 @@ from jax.sharding import Mesh
 
 from jmarl.algorithms import ALGORITHMS, Algorithm, check_row, check_used, find_row, resolve
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Environment, Formatter, Rewarded, Transition, describe, prompt_of
+from jmarl.envs.base import Environment, TextEnvironment, describe
 from jmarl.envs.messages import SimulatedEnvironment
+from jmarl.envs.reward_environment import Formatter, RewardEnvironment, Transition, default_formatter
 from jmarl.envs.rewards import RewardFunction
-from jmarl.envs.vector import TextEnvironment, side_by_side
+from jmarl.envs.vector import vectorize
 from jmarl.evaluation.evaluate import Evaluation, evaluate
 from jmarl.learning.critics import Critics, make_critics
 from jmarl.learning.optimizer import init_stack
@@ -75,7 +76,8 @@ def train(
     LoRA (`lora_rank`) best those of `make_team(..., lora=True)`, one copy for all agents of a stack, which stays as it is; or
     what `policies` makes of an earlier run's state, to train its adapters on.
     reward: a function of completions, or `make_reward` of several, with formatters (item -> prompt; one for all or one an
-    agent) and for several turns external_transition, see `environment.Rewarded`; or an environment, which does all of that.
+    agent) and for several turns external_transition, see
+    `reward_environment.RewardEnvironment`; or an environment, which does all of that.
     critic: what the critics of an algorithm that has them start from; None: from their agents, a central one from the first.
     reward_model: what that of marlhf and marlhf_iter starts from; None: from the first agent.
     """
@@ -268,7 +270,7 @@ def environment_of(
     cfg: TrainConfig,
 ) -> Environment:
     """The environment that a run is played in. reward: also a plain function, as `make_reward` takes it."""
-    env: Any = side_by_side(reward, cfg.episodes.num_turns)
+    env: Any = vectorize(reward, cfg.episodes.num_turns)
     missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
     if missing and callable(env) and not isinstance(env, RewardFunction | type):
         env = RewardFunction(env, num_agents=team.num_agents)
@@ -289,7 +291,7 @@ def environment_of(
                 f"num_turns={cfg.episodes.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
             )
         return env
-    formatters = [formatters] * team.num_agents if callable(formatters) else formatters or [prompt_of] * team.num_agents
+    formatters = [formatters] * team.num_agents if callable(formatters) else formatters or [default_formatter] * team.num_agents
     if len(formatters) != team.num_agents:
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
     if cfg.episodes.num_turns > 1 and transition is None:
@@ -298,7 +300,7 @@ def environment_of(
         )
     if cfg.episodes.num_turns == 1 and transition is not None:
         raise ValueError("external_transition writes the prompts of later turns, and num_turns=1 has none: set num_turns")
-    return Rewarded(env, formatters, transition)
+    return RewardEnvironment(env, formatters, transition)
 
 
 def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | None) -> None:

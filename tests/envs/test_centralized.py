@@ -10,8 +10,9 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.envs import make
+from jmarl.envs.base import describe
 from jmarl.envs.centralized import Centralized, joint_prompt, parse
-from jmarl.envs.environment import Rewarded, describe
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.envs.vector import LockStep
 from jmarl.models import decoder
@@ -72,7 +73,7 @@ def test_a_joint_action_earns_what_it_does_for_a_team():
     def reward(a, b, batch_items):
         return [float("nan") if y == "x" else v for v, y in zip(story_length_ratio(a, b), b, strict=True)]
 
-    inner = Rewarded(make_reward(reward, num_agents=2), FORMATTERS)
+    inner = RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS)
     rng, items = np.random.default_rng(0), [*ITEMS, ITEMS[0]]
     states, prompts = inner.reset(items, rng)
     of_team = inner.step(states, texts, rng).result
@@ -89,7 +90,7 @@ def test_a_joint_action_earns_what_it_does_for_a_team():
 
 
 def test_rewards_of_each_role_are_averaged():
-    inner = Rewarded(make_reward(lambda a, b: [(1.0, 0.0)] * len(a), num_agents=2), FORMATTERS)
+    inner = RewardEnvironment(make_reward(lambda a, b: [(1.0, 0.0)] * len(a), num_agents=2), FORMATTERS)
     states, _ = inner.reset(ITEMS, np.random.default_rng(0))
     result = Centralized(inner, 2).step(states, [["x", "y"]], np.random.default_rng(0)).result
     assert result.rewards.tolist() == [[0.5], [0.5]]
@@ -104,7 +105,7 @@ def test_later_turns_are_written_from_what_the_roles_said():
         return [f"again, {text}" for text in given["agent_completions"]]
 
     rng = np.random.default_rng(0)
-    central = Centralized(Rewarded(make_reward(story_length_ratio, num_agents=2), FORMATTERS, transition), 2)
+    central = Centralized(RewardEnvironment(make_reward(story_length_ratio, num_agents=2), FORMATTERS, transition), 2)
     states, _ = central.reset(ITEMS[:1], rng)
     answer = central.step(states, [[tagged("one", "two")]], rng)
     states, read = central.observe(answer.after)
@@ -136,11 +137,11 @@ def test_it_tells_what_the_environment_tells():
     assert central.max_turns == 3 and describe(central) == {"centralized": 2} | describe(central.env) != {"centralized": 2}
     with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3"):
         environment_of(Team(()), central, None, None, TrainConfig())
-    assert Centralized(Rewarded(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2).max_turns == 1
+    assert Centralized(RewardEnvironment(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2).max_turns == 1
 
 
 def test_it_is_for_a_team_of_one():
-    central = Centralized(Rewarded(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2)
+    central = Centralized(RewardEnvironment(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2)
     states, _ = central.reset(ITEMS[:1], np.random.default_rng(0))
     with pytest.raises(ValueError, match="one model writes for all roles, but the team has 2 agents: make a team of one"):
         central.step(states, [["a"], ["b"]], np.random.default_rng(0))
@@ -174,7 +175,7 @@ def test_a_model_learns_to_write_for_both_roles(speaker, tmp_path):
         num_updates=60, num_prompts=4, num_generations=16, max_new_tokens=8, min_new_tokens=8, learning_rate=1e-2,
         eval_generations=16, progress=False, output_dir=str(tmp_path),
     )  # fmt: skip
-    env = Centralized(Rewarded(make_reward(agree, num_agents=2), FORMATTERS), 2)
+    env = Centralized(RewardEnvironment(make_reward(agree, num_agents=2), FORMATTERS), 2)
     result = train(*make_team([speaker]), env, ITEMS * 2, cfg, eval_items=ITEMS * 2)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert result.before.mean < 0.4 and result.after.mean > result.before.mean + 0.25

@@ -17,10 +17,10 @@ from jmarl.envs.code.execution import CodeExecutionEnvironment
 from jmarl.envs.code.generation import CodeGeneration
 from jmarl.envs.code.pipeline import WAIT, CodePipeline
 from jmarl.envs.code.problems import CodeProblemGenerator
-from jmarl.envs.environment import Rewarded
 from jmarl.envs.math.problems import MathProblemGenerator
 from jmarl.envs.math.reasoning import MathReasoningEnvironment
 from jmarl.envs.mixture import Mixture
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
 from jmarl.evaluation.statistics import mean_and_interval
@@ -66,7 +66,9 @@ def test_an_episode_is_what_it_was_in_its_last_turn(agents):
     def solved(a, b):
         return (rng.random(len(a)) < 0.3).astype(float).tolist()
 
-    env = Rewarded(make_reward(solved, num_agents=2), [lambda item: item["prompt"]] * 2, lambda num_agents, **_: ["on"] * 2)
+    env = RewardEnvironment(
+        make_reward(solved, num_agents=2), [lambda item: item["prompt"]] * 2, lambda num_agents, **_: ["on"] * 2
+    )
     cfg = TrainConfig(
         num_turns=3, branching="chain", early_termination_threshold=0.5, eval_generations=4, max_new_tokens=4, num_prompts=3
     )

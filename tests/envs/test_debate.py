@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jmarl.envs.base import Unanswered
 from jmarl.envs.debate import debate as debate_module
 from jmarl.envs.debate.debate import (
     Debate,
@@ -41,7 +42,7 @@ from jmarl.envs.debate.rules import (
 )
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.pool import Pool
-from jmarl.envs.vector import LockStep, Unanswered
+from jmarl.envs.vector import LockStep
 
 TASK = {
     "motion": "Towns should plant more trees.",

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
+from jmarl.envs.base import Unanswered
 from jmarl.envs.chat_api import ChatAPI, ChatModel, Unavailable
 from jmarl.envs.debate.debate import Debate, begin, said
 from jmarl.envs.debate.llm_judge import LLMJudge, question, scores_in, vote_in
 from jmarl.envs.pool import Pool
-from jmarl.envs.vector import LockStep, Unanswered
+from jmarl.envs.vector import LockStep
 from jmarl.rollout.text_model import AgentModel
 from jmarl.team import agents_of, make_team, policies
 from jmarl.training.fit import fit

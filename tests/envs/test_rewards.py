@@ -741,7 +741,7 @@ def test_a_process_ends_beside_a_call_that_hangs():
     code = """
 import time
 import numpy as np
-from jmarl.rewards import make_reward
+from jmarl.envs.rewards import make_reward
 
 def hangs(a):
     while True:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jmarl.envs.base import Unanswered
 from jmarl.envs.tools import sandbox as tool_sandbox
 from jmarl.envs.tools.calculator import CALCULATOR, CONSTANTS, FUNCTIONS, calculate
 from jmarl.envs.tools.calls import MAX_CALL, MAX_MESSAGE, read
@@ -24,7 +25,6 @@ from jmarl.envs.tools.registry import Tool, ToolError, ToolRegistry
 from jmarl.envs.tools.sandbox import FILE_SYSTEM, LIMITS, PYTHON_REPL, Workspace
 from jmarl.envs.tools.search import BM25, search_corpus, web_search
 from jmarl.envs.tools.use import create_default_tool_registry
-from jmarl.envs.vector import Unanswered
 from jmarl.sandbox import Limits, Reply, SandboxUnavailable, default_sandbox
 
 # The calculator

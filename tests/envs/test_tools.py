@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jmarl.envs import make
+from jmarl.envs.base import Unanswered
 from jmarl.envs.pool import Pool
 from jmarl.envs.tools import sandbox as tool_sandbox
 from jmarl.envs.tools import use as tool_use
 from jmarl.envs.tools.registry import Tool, ToolRegistry
 from jmarl.envs.tools.tasks import MAKERS, NEEDS, generate, is_correct, kinds_for, split_of
 from jmarl.envs.tools.use import ToolSandbox, ToolTeam, ToolUse, ToolUseEnvironment, create_default_tool_registry
-from jmarl.envs.vector import Fault, InProcess, LockStep, Unanswered, step_once
+from jmarl.envs.vector import Fault, InProcess, LockStep, step_once
 from jmarl.sandbox import SandboxUnavailable, default_sandbox
 
 RNG = np.random.default_rng(0)

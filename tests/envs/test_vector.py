@@ -14,10 +14,11 @@ import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.envs import make
-from jmarl.envs.messages import Message, Observation, Reward, SimulatedEnvironment
+from jmarl.envs.base import Step, TextEnvironment, Unanswered
+from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.pool import Pool
-from jmarl.envs.vector import LockStep, Simulated, Step, TextEnvironment, Unanswered
+from jmarl.envs.vector import LockStep
 from jmarl.rl import advantages
 from jmarl.rl.returns import discounted
 from jmarl.rollout.play import play, to_batches
@@ -223,7 +224,7 @@ def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
 
 WORKERS = """
 import os, signal, sys, time
-from jmarl.pool import Pool
+from jmarl.envs.pool import Pool
 from tests.envs.test_vector import Troubled
 
 if __name__ == "__main__":
@@ -397,11 +398,11 @@ def test_mrlm_words_without_max_turns_are_played_as_long_as_the_run_says(tiny_pa
 
 
 def test_an_episode_that_is_cut_is_done_and_truncated():
-    env = Simulated(Undeclared(), max_turns=2)
+    env = SimulatedAdapter(Undeclared(), max_turns=2)
     state, _ = env.reset({}, np.random.default_rng(0))
     steps = [env.step(state, ["x"], np.random.default_rng(0)) for _ in range(2)]
     assert [(step.done, step.truncated) for step in steps] == [(False, False), (True, True)]
-    env = Simulated(Count())
+    env = SimulatedAdapter(Count())
     state, _ = env.reset({}, np.random.default_rng(0))
     steps = [env.step(state, ["x"], np.random.default_rng(0)) for _ in range(3)]
     assert [(step.done, step.truncated) for step in steps] == [(False, False), (False, False), (True, False)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.evaluation import cross_play as crossplay
 from jmarl.evaluation.cross_play import MAX_PAIRINGS, check_runs, cross_play, load_runs
 from jmarl.evaluation.evaluate import evaluate
@@ -38,7 +38,7 @@ def texts_reward(*completions):
 
 
 def env_of(n, reward=texts_reward):
-    return Rewarded(reward, FORMATTERS[:n])
+    return RewardEnvironment(reward, FORMATTERS[:n])
 
 
 def crossed(teams, reward=texts_reward, joint_mode="aligned", **options):

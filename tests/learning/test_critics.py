@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Learning, TrainConfig
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning import critics
 from jmarl.learning.objective import make_rows, rows_loss
@@ -51,7 +51,7 @@ def lengths(*completions):
 
 def environment(n, turns=1):
     formatters = [lambda item: item["prompt"], lambda item: item["prompt"] + " or"][:n]
-    return Rewarded(make_reward(lengths, num_agents=n), formatters, answer if turns > 1 else None)
+    return RewardEnvironment(make_reward(lengths, num_agents=n), formatters, answer if turns > 1 else None)
 
 
 def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weights=False):
@@ -410,10 +410,10 @@ def test_rewards_of_each_agent_and_a_central_critic(agents):
         cfg = dataclasses.replace(BASE, algorithm="mappo", num_turns=2, gae_lambda=lam, num_updates=1)
         team, params = make_team(agents)
         if lam == 1:
-            train(team, params, Rewarded(reward, formatters, answer), ITEMS, cfg)
+            train(team, params, RewardEnvironment(reward, formatters, answer), ITEMS, cfg)
             continue
         with pytest.raises(ValueError, match="gae_lambda=0.5 with a central critic"):
-            train(team, params, Rewarded(reward, formatters, answer), ITEMS, cfg)
+            train(team, params, RewardEnvironment(reward, formatters, answer), ITEMS, cfg)
 
 
 def test_gae_is_scaled_by_role(agents):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning import critics
 from jmarl.learning.objective import make_rows
@@ -42,7 +42,7 @@ def lengths(a, b):
 
 
 def environment(reward=lengths):
-    return Rewarded(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2)
+    return RewardEnvironment(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2)
 
 
 def moved_away(state, head, coef):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, TrainConfig
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
@@ -97,5 +97,5 @@ def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, mak
     assert before == after
     keys = dict(seed=0, step=0, group=8)
     params = [s.params for s in result.state.stacks]
-    again = play(team, params, HELD_OUT, Rewarded(reward, FORMATTERS), CONFIG.sampling(), Episodes(), **keys)
+    again = play(team, params, HELD_OUT, RewardEnvironment(reward, FORMATTERS), CONFIG.sampling(), Episodes(), **keys)
     assert again.turns[0].texts != after, "training draws other random numbers than evaluation"

@@ -15,7 +15,7 @@ import tyro
 from experiments.story_length import StoryConfig
 from jmarl import MAGRPOConfig, MAGRPOTrainer
 from jmarl.config import Learning, TrainConfig
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import apply_gradients, init_stack, updates_done
 from jmarl.learning.per_agent import held_at, of_stack, updates_of
@@ -54,7 +54,7 @@ def together(a, b):
 
 
 def environment(reward=together):
-    return Rewarded(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2)
+    return RewardEnvironment(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2)
 
 
 def run(agents, reward=together, **changes):

@@ -21,8 +21,8 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec
 from jmarl import sharding, train, weights
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded
-from jmarl.rewards import make_reward
+from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.rewards import make_reward
 from jmarl.team import init_state, make_team, placed
 
 agents = [weights.load_agent(path) for path in sys.argv[2:]]
@@ -38,7 +38,7 @@ def differ(a, b):  # the largest absolute difference between two trees
     pairs = zip(*map(jax.tree.leaves, jax.device_get((a, b))), strict=True)
     return max(float(np.abs(x - np.asarray(y)).max()) for x, y in pairs)
 
-env = Rewarded(reward, formatters, lambda **_: [" more", " or less"])
+env = RewardEnvironment(reward, formatters, lambda **_: [" more", " or less"])
 
 def run(cfg):  # one step of training in its parts, over two turns
     cfg = dataclasses.replace(cfg, num_turns=2, history="append", branching="chain")

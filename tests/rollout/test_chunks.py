@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.rollout.chunks import parts_of
 from jmarl.rollout.play import playing
@@ -38,7 +38,7 @@ def lengths(a, b, rng):
 
 
 def environment(reward=lengths, transition=None, **more):
-    return Rewarded(make_reward(reward, num_agents=2, **more), [prompt_of] * 2, transition)
+    return RewardEnvironment(make_reward(reward, num_agents=2, **more), [default_formatter] * 2, transition)
 
 
 def played(pair, env, sample=None, **episodes):

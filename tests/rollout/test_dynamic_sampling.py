@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.objective import make_rows
 from jmarl.learning.optimizer import init_state
@@ -48,7 +48,9 @@ def answer(prompt, agent_completions, **_):
 
 
 def environment(cfg, reward=teaches):
-    return Rewarded(make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2, answer if cfg.num_turns > 1 else None)
+    return RewardEnvironment(
+        make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2, answer if cfg.num_turns > 1 else None
+    )
 
 
 def run(agents, reward=teaches, items=ITEMS, **changes):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
-from jmarl.envs.vector import LockStep, Step, TextEnvironment
+from jmarl.envs.vector import LockStep
 from jmarl.rl.returns import credit, joint_actions
 from jmarl.rollout.counterfactual import Said, returns
 from jmarl.rollout.message_credit import leave_one_out, message_credit
@@ -195,7 +196,7 @@ def test_a_team_of_two_is_trained_on_its_own_messages_credit(agents):
     c3, marloo = (trained(agents, algorithm=name) for name in ("c3", "marloo"))
     assert (np.asarray(c3.state.stacks[0].params["embed"]) != np.asarray(marloo.state.stacks[0].params["embed"])).any()
     team, params = make_team(agents)
-    env = Rewarded(reward_of(team), [prompt_of] * 2)
+    env = RewardEnvironment(reward_of(team), [default_formatter] * 2)
     found = message_credit(team, params, ITEMS, env, SETTINGS, k=4, seed=0)
     texts = found.rollout.turns[0].texts
     for n in (0, 1):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
-from jmarl.envs.vector import LockStep, Step, TextEnvironment
+from jmarl.envs.vector import LockStep
 from jmarl.models.hub.tokenize import chat_prompt, encode_prompts
 from jmarl.models.stack import unstack
 from jmarl.rollout.play import play, to_batches
@@ -61,7 +62,7 @@ def same(first, second):
 def test_long_prompts_of_all_items_are_found_before_anything_runs(agents):
     """With their number, the longest, its item and agent, and what to do; nothing is traced and no reward is asked for."""
     before = TRACES.copy()
-    formatters = [prompt_of, lambda item: item["prompt"] + "9"]
+    formatters = [default_formatter, lambda item: item["prompt"] + "9"]
     told = "2 of 6 items have a prompt too long .* of item 2 for agent 1, has 151 tokens; with max_new_tokens=8 that is 159, "
     with pytest.raises(
         ValueError, match=told + "and the context is 128: set long_prompts='truncate_left' or 'drop', lower max"
@@ -88,7 +89,7 @@ def test_the_check_agrees_with_what_is_encoded(agents, chat):
             fit += [text] * bool(encode_prompts(tokenizer, [text], CONTEXT, NEW, chat))
         except ValueError:
             assert len(tokenizer.encode(chat_prompt(tokenizer, text) if chat else text)) > CONTEXT - NEW
-    env = Rewarded(make_reward(lambda a: [1.0], num_agents=1), [prompt_of])
+    env = RewardEnvironment(make_reward(lambda a: [1.0], num_agents=1), [default_formatter])
     with pytest.warns(UserWarning, match=f"{len(texts) - len(fit)} of 94 items .* are left out"):
         kept, _ = items_that_fit(team, env, [{"prompt": text} for text in texts], [], cfg)
     assert [item["prompt"] for item in kept] == fit and 0 < len(fit) < len(texts)
@@ -107,7 +108,7 @@ def test_a_hundred_thousand_items_are_checked_in_seconds(agents, tiny_config, ra
     rng = np.random.default_rng(0)
     texts = rng.choice(list("abcdefgh"), size=(100_000, size // 4)).tolist()
     items = [{"prompt": 4 * "".join(row)} for row in texts]
-    env = Rewarded(make_reward(lengths, num_agents=2), [prompt_of] * 2)
+    env = RewardEnvironment(make_reward(lengths, num_agents=2), [default_formatter] * 2)
     began = time.monotonic()
     if size == 100:
         assert items_that_fit(team, env, items, [], TrainConfig(**BASE))[0] is items
@@ -129,7 +130,7 @@ def test_a_row_without_a_prompt_is_named(agents, wrong):
     with pytest.raises(ValueError, match=told):
         run(agents, items, refuses, num_prompts=1)
     with pytest.raises(ValueError, match="agent 1's prompt is None .of item 0, {'prompt': 'The answer'}"):
-        run(agents, SHORT, refuses, [prompt_of, lambda item: None])
+        run(agents, SHORT, refuses, [default_formatter, lambda item: None])
 
 
 def test_formatters_may_write_none_where_turns_are_declared(agents):
@@ -144,8 +145,8 @@ def test_formatters_may_write_none_where_turns_are_declared(agents):
 
     team, params = make_team(agents)
     how = dict(seed=0, step=0, group=2)
-    for formatters in ([prompt_of, second], [prompt_of, lambda item: None]):
-        env = Rewarded(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
+    for formatters in ([default_formatter, second], [default_formatter, lambda item: None]):
+        env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
         got = play(team, params, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), **how)
         assert [turn.acts.all(1).tolist() for turn in got.turns] == [[True, False], [False, True]]
         cfg = TrainConfig(**BASE | dict(num_turns=2, branching="chain"))
@@ -154,11 +155,11 @@ def test_formatters_may_write_none_where_turns_are_declared(agents):
 
 def test_none_in_a_later_turn_is_an_error_unless_declared(agents):
     team, params = make_team(agents)
-    formatters = [prompt_of, lambda item, external_prompts=None: "first" if external_prompts is None else None]
-    env = Rewarded(make_reward(lengths, num_agents=2), formatters, lambda **_: ["a", "b"])
+    formatters = [default_formatter, lambda item, external_prompts=None: "first" if external_prompts is None else None]
+    env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, lambda **_: ["a", "b"])
     with pytest.raises(ValueError, match="agent 1's prompt is None .of turn 2 of item {'prompt': 'The answer'}"):
         play(team, params, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
-    nobody = Rewarded(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
+    nobody = RewardEnvironment(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
     with pytest.raises(ValueError, match="no agent acts in a turn: all prompts are None .of item 0"):
         play(team, params, SHORT[:1], nobody, SETTINGS, Episodes(), seed=0, step=0, group=1)
 
@@ -238,7 +239,9 @@ def longer_by_item(prompt, agent_completions, **_):
 
 def played(agents, transition=longer_by_item, items=SHORT[:3], **episodes):
     team, params = make_team(agents)
-    env = Rewarded(make_reward(lambda a, b: [1.0 + len(x) for x in a], num_agents=2), [prompt_of] * 2, transition)
+    env = RewardEnvironment(
+        make_reward(lambda a, b: [1.0 + len(x) for x in a], num_agents=2), [default_formatter] * 2, transition
+    )
     return play(team, params, items, env, SETTINGS, Episodes(**episodes), seed=0, step=0, group=2)
 
 

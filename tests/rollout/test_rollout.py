@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.optimizer import init_stack
@@ -59,7 +59,7 @@ def lengths_reward(a, b):
 def play_pair(pair, items=ITEMS, reward=lengths_reward, step=0, seed=0, group=GROUP, joint_mode="aligned", **options):
     team, params = pair
     options = dict(seed=seed, step=step, group=group) | options
-    env = Rewarded(make_reward(reward, num_agents=2), FORMATTERS)
+    env = RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS)
     return play(team, params, items, env, SETTINGS, Episodes(joint_mode=joint_mode), **options)
 
 
@@ -203,7 +203,9 @@ def test_a_team_of_two_stacks(mixed, agents, played):
 
     formatters = [FORMATTERS[0], lambda item: "unusual " + item["prompt"], FORMATTERS[1]]
     keys = dict(seed=0, step=0, group=GROUP)
-    got = play(team, params, ITEMS, Rewarded(make_reward(reward, num_agents=3), formatters), SETTINGS, Episodes(), **keys)
+    got = play(
+        team, params, ITEMS, RewardEnvironment(make_reward(reward, num_agents=3), formatters), SETTINGS, Episodes(), **keys
+    )
     assert got.turns[0].texts[0] == played.turns[0].texts[0]
     for agent in range(3):
         assert got.returns[0][agent].tolist() == [[100 * agent + len(t) for t in row] for row in got.turns[0].texts[agent]]
@@ -283,11 +285,11 @@ def test_evaluation_mean_and_interval(pair):
     def reward(a, b):  # three prompts of three: means 2, 8 and nothing
         return [1, 2, 3, 7, float("nan"), 9, *[None] * 3]
 
-    result = evaluate(team, params, items, Rewarded(make_reward(reward, num_agents=2), FORMATTERS), cfg)
+    result = evaluate(team, params, items, RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS), cfg)
     assert result.mean == 5 and result.interval == pytest.approx(12.706205 * np.std([2, 8], ddof=1) / np.sqrt(2))
     assert result.rollout.turns[0].invalid == 4
     none = make_reward(lambda a, b: [None] * len(a), num_agents=2)
-    nothing = evaluate(team, params, items, Rewarded(none, FORMATTERS), cfg)
+    nothing = evaluate(team, params, items, RewardEnvironment(none, FORMATTERS), cfg)
     assert np.isnan(nothing.mean) and np.isnan(nothing.interval)
 
 
@@ -301,7 +303,7 @@ def test_stacked_agents_are_their_own(pair, agents):
 def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
     """They are what importance_cap weighs by, and larger than those over the whole vocabulary."""
     settings = Sampling(max_new_tokens=4, top_k=5)
-    env = Rewarded(lambda a, b: [1.0] * len(a), [prompt_of] * 2)
+    env = RewardEnvironment(lambda a, b: [1.0] * len(a), [default_formatter] * 2)
     played = play(*pair, [{"prompt": "apples"}], env, settings, Episodes(), seed=0, step=0, group=3)
     batch, done = to_batches(pair[0], played)[0], played.turns[0].completions[0]
     np.testing.assert_array_equal(batch.truncated_logprobs, done.truncated_logprobs[..., : batch.tokens.shape[-1]])
@@ -397,7 +399,7 @@ def test_joint_actions_on_which_a_reward_raised_are_counted(pair):
     team, params = pair
     keys = dict(seed=0, step=0, group=GROUP)
     for on_error, invalid in (("mask", 6), (0.5, 0)):
-        env = Rewarded(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
+        env = RewardEnvironment(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
         got = play(team, params, ITEMS, env, SETTINGS, Episodes(), **keys)
         assert got.notes["reward/raised"] == 6 and got.turns[0].invalid == invalid
     assert "reward/raised" not in play_pair(pair).notes

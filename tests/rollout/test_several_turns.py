@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
@@ -61,7 +61,7 @@ def answer(prompt, agent_completions, num_agents, prompt_history_per_agent, resp
 def play_pair(pair, reward, items=ITEMS[:1], group=2, transition=answer, settings=SETTINGS, formatters=None, **episodes):
     team, params = pair
     formatters = formatters or [lambda item: item["prompt"]] * team.num_agents
-    env = Rewarded(make_reward(reward, num_agents=team.num_agents), formatters, transition)
+    env = RewardEnvironment(make_reward(reward, num_agents=team.num_agents), formatters, transition)
     return play(team, params, items, env, settings, Episodes(**episodes), seed=0, step=0, group=group)
 
 
@@ -407,7 +407,7 @@ def test_several_turns_need_a_transition(pair):
 def test_evaluation_counts_all_turns(pair):
     team, params = pair
     cfg = TrainConfig(num_turns=2, eval_generations=2, max_new_tokens=3, gamma=0.5)
-    env = Rewarded(make_reward(lambda a, b: [3.0] * len(a), num_agents=2), [lambda item: item["prompt"]] * 2, answer)
+    env = RewardEnvironment(make_reward(lambda a, b: [3.0] * len(a), num_agents=2), [lambda item: item["prompt"]] * 2, answer)
     assert evaluate(team, params, ITEMS, env, cfg).mean == 6.0
 
 

@@ -24,7 +24,7 @@ import pytest
 
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team, policies, save_team, to_checkpoint
 from jmarl.training.files.checkpoint import CheckpointError, saved_steps
@@ -194,7 +194,7 @@ def run(kind="plain", reward=first_words, items=ITEMS, **fields):
     agents = [agents[0]] * 2 if cfg.lora_rank else agents
     team, params = make_team(agents, lora=cfg.lora_rank > 0)
     transition = training_process.transition if cfg.num_turns > 1 else None
-    env = Rewarded(make_reward(reward, num_agents=2), [prompt_of] * 2, transition)
+    env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, transition)
     if kind == "seeds":
         return train_seeds(team, params, env, items, cfg, seeds=(0, 1), eval_items=items[:2])[0]
     return train(team, params, env, items, cfg, eval_items=items[:2])

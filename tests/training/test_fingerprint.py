@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
 from jmarl.training.files import fingerprint
 
 SCRIPT = """
 import json
 from jmarl import fingerprint
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.rewards import RewardProcessors, make_reward
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
+from jmarl.envs.rewards import RewardProcessors, make_reward
 from tests.training.test_fingerprint import ITEMS, by_length, Judge
 reward = make_reward([by_length, Judge(by_length)], num_agents=2, processors=RewardProcessors.scale(2.0))
-env = Rewarded(reward, [prompt_of] * 2)
+env = RewardEnvironment(reward, [default_formatter] * 2)
 print(json.dumps([fingerprint.of_data(ITEMS), fingerprint.of_reward(env)]))
 """
 ITEMS = [{"prompt": "a", "tags": {"x", "y", "z"}, "of": {(0, 0): 1, 2: None}, "image": object(), "array": np.arange(3)}]
@@ -54,7 +54,7 @@ class Judge:
 
 
 def of(*functions, **how):
-    return fingerprint.of_reward(Rewarded(make_reward(list(functions), num_agents=2, **how), [prompt_of] * 2))
+    return fingerprint.of_reward(RewardEnvironment(make_reward(list(functions), num_agents=2, **how), [default_formatter] * 2))
 
 
 def test_it_is_the_same_in_every_process():

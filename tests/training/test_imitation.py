@@ -13,12 +13,13 @@ from experiments.start import start
 from experiments.tools import ToolsConfig
 from jmarl.config import TrainConfig
 from jmarl.envs import ENVIRONMENTS, make
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.games.grid import GridPlanning
 from jmarl.envs.math.reasoning import said_of
-from jmarl.envs.messages import Message, Observation, Reward, SimulatedEnvironment
+from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.envs.tools.calls import written
 from jmarl.envs.tools.use import ToolTeam, ToolUse
-from jmarl.envs.vector import LockStep, Simulated, Step, TextEnvironment, solve_once
+from jmarl.envs.vector import LockStep, solve_once
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.team import agents_of, make_team
 from jmarl.training.imitation import demonstrate, imitate
@@ -173,7 +174,7 @@ class TwoDoubled(Doubled):
 
 def test_what_solve_returns_is_checked():
     with pytest.raises(TypeError, match="TwoDoubled.solve returned '8': return a list of 2, texts or None"):
-        solve_once(Simulated(TwoDoubled()), _begun(TwoDoubled(), {"seed": 4}))
+        solve_once(SimulatedAdapter(TwoDoubled()), _begun(TwoDoubled(), {"seed": 4}))
 
 
 def _begun(env, task):
@@ -185,7 +186,7 @@ def test_a_simulated_environment_shows_its_own():
     [shown] = demonstrate(Doubled(), [{"seed": 4}, {"seed": 21}])
     assert [(one.observations, one.actions) for one in shown] == [(("Double 4.",), ("8",)), (("Double 21.",), ("42",))]
     begun = _begun(Doubled(), {"seed": 4})
-    assert [solve_once(Simulated(Doubled()), begun) for _ in range(2)] == [["8"], ["8"]]  # plays on copies
+    assert [solve_once(SimulatedAdapter(Doubled()), begun) for _ in range(2)] == [["8"], ["8"]]  # plays on copies
 
 
 def test_answers_are_written_as_they_are_asked_for():

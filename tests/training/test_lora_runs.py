@@ -268,9 +268,9 @@ def test_dropout_is_in_the_update_alone(agent):
 
 
 def environment():
-    from jmarl.envs.environment import Rewarded, prompt_of
+    from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 
-    return Rewarded(make_reward(lengths, num_agents=2), [prompt_of] * 2, None)
+    return RewardEnvironment(make_reward(lengths, num_agents=2), [default_formatter] * 2, None)
 
 
 # --- on disk -------------------------------------------------------------------------------------------------------------
@@ -385,15 +385,15 @@ import dataclasses, json, sys
 import jax, numpy as np
 from jmarl import train, weights
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.rewards import make_reward
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
+from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
 
 agents = [weights.load_agent(sys.argv[1])] * 4
 cfg = TrainConfig(num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, lora_rank=2,
                   lora_dropout=0.1, algorithm="grpo", kl_coef=0.1, top_k=3, progress=False)
 reward = make_reward(lambda *texts: [len(x[0]) - 0.5 * len(set(x[1])) for x in zip(*texts)], num_agents=4)
-env = Rewarded(reward, [prompt_of] * 4, None)
+env = RewardEnvironment(reward, [default_formatter] * 4, None)
 
 def differ(a, b):
     pairs = zip(*map(jax.tree.leaves, jax.device_get((a, b))), strict=True)

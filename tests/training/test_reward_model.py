@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Answer, Rewarded, prompt_of
+from jmarl.envs.base import Answer
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardResult, make_reward
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent, load_agent
@@ -172,7 +173,7 @@ def test_a_score_does_not_depend_on_its_neighbours(model):
 
 
 def test_the_team_gets_the_score_and_the_task_is_logged(model):
-    task = Rewarded(make_reward(both, num_agents=2), [prompt_of] * 2)
+    task = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
     env, rng = Learned(task), np.random.default_rng(0)
     env.model = model[0]
     states, prompts = env.reset(ITEMS[:2], rng)
@@ -185,7 +186,7 @@ def test_the_team_gets_the_score_and_the_task_is_logged(model):
 
 
 def test_an_invalid_task_reward_masks_the_joint_action(model):
-    task = Rewarded(make_reward(lambda a, b: [float("nan"), 1.0], num_agents=2), [prompt_of] * 2)
+    task = RewardEnvironment(make_reward(lambda a, b: [float("nan"), 1.0], num_agents=2), [default_formatter] * 2)
     env, rng = Learned(task), np.random.default_rng(0)
     env.model = model[0]
     result = env.step(env.reset(ITEMS[:2], rng)[0], [["a", "b"], ["c", "d"]], rng).result

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.learning.optimizer import init_state
@@ -75,7 +75,7 @@ def rounds_of(agents, **changes):
     """The rounds of a run that has not begun, and its state."""
     team, params = make_team(agents)
     cfg = dataclasses.replace(CONFIG, **changes)
-    env = Rewarded(make_reward(both, num_agents=2), [prompt_of] * 2)
+    env = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
     initial = jax.tree.map(lambda x: x.copy(), params)
     return Rounds(team, initial, ITEMS, env, cfg), init_state(params, cfg.learning())
 

@@ -46,7 +46,7 @@ import json, os, signal, sys, time
 from jmarl import train, weights
 from jmarl.checkpoint import Checkpointer
 from jmarl.config import TrainConfig
-from jmarl.rewards import make_reward
+from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
 
 directories, fields, kill = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])

@@ -16,7 +16,7 @@ import numpy as np
 from experiments.report import exit_code
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
 from jmarl.training.seeds import train_seeds
@@ -59,7 +59,9 @@ def main() -> int:
     agents = random_agents("tiny", tokenizer(WORDS, spaced=True), 2, seed=0, width=32)
     agents = [agents[0]] * 2 if cfg.lora_rank else agents
     team, params = make_team(agents, lora=cfg.lora_rank > 0)
-    env = Rewarded(make_reward(reward, num_agents=2), [prompt_of] * 2, transition if cfg.num_turns > 1 else None)
+    env = RewardEnvironment(
+        make_reward(reward, num_agents=2), [default_formatter] * 2, transition if cfg.num_turns > 1 else None
+    )
     if kind == "seeds":
         results = train_seeds(team, params, env, ITEMS, cfg, seeds=(0, 1), eval_items=ITEMS[:2])
     else:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 
 from jmarl.comlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
-from jmarl.envs.environment import Formatter, Transition, external_of, first_prompt, prompt_of
+from jmarl.envs.reward_environment import Formatter, Transition, default_formatter, external_of, first_prompt
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.per_agent import check_agents
@@ -52,7 +52,7 @@ class MAGRPOTrainer:
         train_dataset, eval_dataset: a `datasets.Dataset`, a list or any other series of dicts.
         tokenizer: accepted and checked; every agent brings its own, and this must have the same vocabulary.
         external_transition: writes the prompts of the next turn, where there are several; see
-            `jmarl.envs.environment.Rewarded`.
+            `jmarl.envs.reward_environment.RewardEnvironment`.
         wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
     """
 
@@ -227,7 +227,7 @@ def formatters_of(formatters: Formatter | Sequence[Formatter] | None, num_agents
     if formatters is None:
         if "prompt" not in item:
             raise ValueError(f"items need a 'prompt', or formatters= that make one; the first item has {list(item)}")
-        return [prompt_of] * num_agents
+        return [default_formatter] * num_agents
     each = [formatters] * num_agents if callable(formatters) else list(formatters)
     if len(each) != num_agents:
         raise ValueError(f"{len(each)} formatters for {num_agents} agents: give one, or one an agent")

@@ -40,9 +40,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from jmarl.envs.base import Answer
 from jmarl.envs.code import problems as code_problems
 from jmarl.envs.code import text as code_text
-from jmarl.envs.environment import Answer
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, asserts, default_sandbox
 from jmarl.sandbox.inside.judge import Numbered

@@ -32,9 +32,9 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, load_rows, split_of
 from jmarl.envs.debate.rules import SIDES, SPEECH_CHARS, RuleBasedJudge, Transcript, Verdict, is_copy, sentences_of
-from jmarl.envs.vector import Step, TextEnvironment
 
 DRAW = 0.01
 WORDS = {"pro": "FOR", "con": "AGAINST"}

@@ -13,7 +13,7 @@ that a model that likes the first better gives both sides the same for it. What 
 
 A sample is read strictly: of scores one line, and only one, is of that form, with nothing else on it and both numbers in range;
 of a winner there is nothing but the letter. If in one of the orders none could be read, or the model was not reached, there is
-no score: the joint action is masked and counted (`lockstep.Unanswered`). It is never a score of one order alone, which would be
+no score: the joint action is masked and counted (`base.Unanswered`). It is never a score of one order alone, which would be
 half bias.
 
 The model is a `TextModel`, model(prompts, num_samples, seed) -> texts [P][num_samples]: a jmarl agent
@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.envs.base import Unanswered
 from jmarl.envs.chat_api import Unavailable
 from jmarl.envs.debate.rules import SIDES, Transcript, Verdict
-from jmarl.envs.vector import Unanswered
 
 TextModel = Callable[[Sequence[str], int, int], list[list[str]]]
 HIGHEST = 10

@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jmarl.envs.vector import Step, TextEnvironment
+from jmarl.envs.base import Step, TextEnvironment
 
 Cell = tuple[int, int, int]
 AIR = "air"

@@ -26,8 +26,8 @@ from collections import deque
 from functools import lru_cache
 from typing import NamedTuple
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, split_of
-from jmarl.envs.vector import Step, TextEnvironment
 
 Place = tuple[int, int]  # column from the left, row from the top, both from 1
 MOVES = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0), "stay": (0, 0)}

@@ -30,8 +30,8 @@ import re
 from functools import cache
 from typing import NamedTuple
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, split_of
-from jmarl.envs.vector import Step, TextEnvironment
 
 Square = tuple[int, ...]  # 16 digits in reading order; 0 is a blank
 WORDS = re.compile(r"(?<!\w)(?:([1-4])|([A-P]))(?!\w)")

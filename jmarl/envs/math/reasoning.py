@@ -39,11 +39,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.math.answers import FORMS, KINDS, Verdict, check, read_gold
 from jmarl.envs.math.data import SOURCES, Rows, load_tasks
 from jmarl.envs.math.numbers import Unreadable, number, numbers, spelled
 from jmarl.envs.math.problems import MathProblemGenerator
-from jmarl.envs.vector import Step, TextEnvironment
 
 SCORES = {"correct": 1.0, "wrong": 0.0, "unparsable": -0.3}
 STEPS_BONUS = 0.2

@@ -35,10 +35,10 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, split_of, split_rows
 from jmarl.envs.tools.function_calls import REACHED, WEIGHTS, Call, Wanted, read_calls, reward_of, score
 from jmarl.envs.tools.function_requests import draw
-from jmarl.envs.vector import Step, TextEnvironment
 
 SHARING = {
     "halves": (

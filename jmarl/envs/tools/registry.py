@@ -1,7 +1,7 @@
 """Tools of an agent: what they are called, what they take, and how they are called.
 
 A tool is a function with a JSON schema of its parameters. It returns a text; what is wrong with a call it says by `ToolError`,
-for the agent to read. A service that cannot be reached raises `lockstep.Unanswered`, which masks the joint action. Any other
+for the agent to read. A service that cannot be reached raises `base.Unanswered`, which masks the joint action. Any other
 error is a fault of the tool, and ends the run.
 
     def weather(town): return f"rain in {town}"

@@ -6,7 +6,7 @@ was, it finds its session alive in a small store, which the first of several bra
 random numbers are the exception: those are not repeated.
 
 No sandbox is started before a call needs one. Where none can be had, or the machine fails, the joint action is masked
-(`lockstep.Unanswered`); what a program does to its own session is the agent's doing, and is told to it.
+(`base.Unanswered`); what a program does to its own session is the agent's doing, and is told to it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from jmarl.envs.base import Unanswered
 from jmarl.envs.tools.registry import Tool, ToolError
-from jmarl.envs.vector import Unanswered
 from jmarl.sandbox import Limits, Reply, SandboxUnavailable, Session, default_sandbox
 
 LIMITS = Limits(wall_s=2.0, cpu_s=10, memory_mb=256, file_mb=4, output_kb=4)

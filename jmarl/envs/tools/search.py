@@ -1,7 +1,7 @@
 """Search in documents: BM25 over a local corpus, or any other backend.
 
 A backend is a function (query, k) -> documents, best first; one of a service that cannot be reached raises
-`lockstep.Unanswered`. The default one searches `tool_corpus`; its index is built when it is first asked, once a process.
+`base.Unanswered`. The default one searches `tool_corpus`; its index is built when it is first asked, once a process.
 
     score(document, query) = sum over the query's words w of
         ln(1 + (D - n_w + 0.5) / (n_w + 0.5)) * f / (f + k1 * (1 - b + b * length / mean length))

@@ -45,13 +45,13 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.tools import calls as tool_calls
 from jmarl.envs.tools import tasks as tool_tasks
 from jmarl.envs.tools.calculator import CALCULATOR
 from jmarl.envs.tools.registry import ToolRegistry
 from jmarl.envs.tools.sandbox import FILE_SYSTEM, LIMITS, PYTHON_REPL, Calls, Workspace
 from jmarl.envs.tools.search import Backend, search_corpus, web_search
-from jmarl.envs.vector import Step, TextEnvironment
 from jmarl.sandbox import Limits
 
 NEEDED, OTHER, UNKNOWN, NO_TAG = 0.3, -0.1, -0.2, -0.1

@@ -36,8 +36,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, load_rows, split_of
-from jmarl.envs.vector import Step, TextEnvironment
 from jmarl.envs.writing import words as writing_words
 from jmarl.envs.writing.score import ARXIV, NOMINAL_MAX, TLDR, Gates, WordLists, best, levels, measure
 

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from jmarl.config import TrainConfig
+from jmarl.envs.base import Environment
 from jmarl.envs.chat_api import AT_ONCE, WAIT_S, ChatAPI
-from jmarl.envs.environment import Environment
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.lora import join, split
 from jmarl.models.sharding import mesh_of, place

@@ -24,7 +24,7 @@ import numpy as np
 
 from jmarl.algorithms import algorithm, option
 from jmarl.config import Learning, Preferences, TrainConfig
-from jmarl.envs.environment import Answer, Environment
+from jmarl.envs.base import Answer, Environment
 from jmarl.envs.rewards import RewardResult
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained

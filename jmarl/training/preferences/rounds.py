@@ -24,7 +24,7 @@ import numpy as np
 
 from jmarl.algorithms import Algorithm, algorithm, option
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Environment
+from jmarl.envs.base import Environment
 from jmarl.evaluation.evaluate import Evaluation, evaluate
 from jmarl.models.lora import model_of
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, tasks_of

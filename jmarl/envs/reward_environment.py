@@ -1,59 +1,25 @@
-"""What answers a team's joint actions: rewards, and what the agents read in the next turn (host world, no jax).
+"""An environment made of a reward function and formatters (host code, no jax).
 
-`play` knows one interface, `Environment`: many episodes in lock-step. `Rewarded` makes it of a reward function, with a function
-that writes the next prompts (`external_transition`) where there are several turns; `lockstep.LockStep` of an environment of one
-episode, with state of any kind, which it plays many times side by side.
+For tasks without a simulator: formatters write the prompts of an item, a reward function scores the completions, and
+`transition` writes the prompts of later turns.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.rewards import RewardFunction, RewardResult
+from jmarl.envs.base import Answer, Texts
+from jmarl.envs.rewards import RewardFunction
 
 Formatter = Callable[..., str]
 Transition = Callable[..., Sequence[str]]
-Texts = Sequence[Sequence[str]]  # [N][B]: of each agent, one an episode
 
 
-class Answer(NamedTuple):
-    """To B joint actions, each of an episode of its own."""
-
-    result: RewardResult
-    done: np.ndarray  # [B] bool: these episodes are over
-    after: list[Any]  # [B] what `observe` makes the next turn of
-
-
-class Environment(Protocol):
-    """Episodes in lock-step. A state may be of any kind; it is never changed, because in a tree several joint actions go on
-    from one state. A prompt that is None is of an agent that does not act in that turn: it learns nothing there."""
-
-    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
-        """Items [P] -> the episodes' states [P] and first prompts [N][P]. Changes nothing: it is also called to compile."""
-        ...
-
-    def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
-        """States [B] and what the agents wrote there [N][B] -> rewards and whatever follows."""
-        ...
-
-    def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
-        """Of the answers that are played on: states [B] and the next prompts [N][B]. Not asked for after a last turn."""
-        ...
-
-
-def describe(env: Any) -> dict[str, Any]:
-    """What a run's metadata say of an environment, and must not change where the run goes on: what its own `describe` returns,
-    if it has one, as JSON gives it back."""
-    own = getattr(env, "describe", None)
-    return json.loads(json.dumps(own())) if callable(own) else {}
-
-
-def prompt_of(item: dict) -> str:
+def default_formatter(item: dict) -> str:
     """The formatter used when none is given."""
     if "prompt" not in item:
         raise ValueError(f"an item has no prompt, but {list(item)}: give it one, or formatters that write prompts of it")
@@ -74,14 +40,14 @@ def first_prompt(formatter: Formatter, external: inspect.Parameter | None, item:
 
 
 class Dialogue(NamedTuple):
-    """The state of one episode of `Rewarded`: an item and what was read and written so far, of each agent."""
+    """The state of one episode of `RewardEnvironment`: an item and what was read and written so far, of each agent."""
 
     item: dict
     prompts: tuple[tuple[str, ...], ...]  # [N][turns]
     responses: tuple[tuple[str, ...], ...]  # [N][turns]
 
 
-class Rewarded:
+class RewardEnvironment:
     """A reward function on joint actions; formatters, one an agent, write the prompts, and `transition` those of later turns.
 
     reward: `make_reward(...)`, or a plain function, from which it is made.
@@ -126,8 +92,8 @@ class Rewarded:
             if text is None and not self.in_turns:
                 raise ValueError(
                     f"agent {n}'s prompt is None (of {where}): give the row a prompt, or let the formatter return a text. If "
-                    "None is to say that the agent does not act in this turn, declare it: Rewarded(reward, formatters, "
-                    "transition, in_turns=True)"
+                    "None is to say that the agent does not act in this turn, declare it: RewardEnvironment(reward, "
+                    "formatters, transition, in_turns=True)"
                 )
             if not isinstance(text, str | None):
                 raise TypeError(f"agent {n}'s prompt must be a text; got {text!r:.60} of {where}")

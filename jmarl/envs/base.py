@@ -1,0 +1,170 @@
+"""The interfaces of environments (host code, no jax): what to override in a new one, and what training plays.
+
+A new environment is one class in one file. It plays one episode, and training plays many of them side by side:
+
+    import numpy as np
+
+    from jmarl import Step, TextEnvironment
+
+    class Guess(TextEnvironment):
+        roles, reward_range, max_turns = ("guesser",), (0.0, 1.0), 3
+
+        def tasks(self, split="train", count=100, seed=0):
+            numbers = np.random.default_rng(seed).permutation(range(int(split == "eval"), 1000, 2))  # eval: the odd ones
+            return [{"number": int(n)} for n in numbers[:count]]
+
+        def reset(self, task, rng):
+            return {"number": task["number"], "turn": 0}, ["Guess a number below 1000."]
+
+        def step(self, state, messages, rng):
+            state["turn"] += 1
+            solved = messages[0].strip() == str(state["number"])
+            done = solved or state["turn"] == self.max_turns
+            return Step(state, ["Wrong. Guess again."], float(solved), done, {"solved": float(solved)})
+
+    env = Guess()
+    train(team, params, env, env.tasks(), TrainConfig(num_turns=3))
+
+With a line in `jmarl.envs.ENVIRONMENTS` the tests of all environments cover it, and `make("guess")` builds it. Without that
+line, `make("my_module:Guess")` does.
+
+`reset` and `step` are functions of their arguments alone: draw random numbers from `rng` only, and keep what an episode needs
+in its state. Then the steps of a batch can be computed in any order, in other processes, and twice, with the same result.
+
+See `messages.SimulatedEnvironment` for environments that keep the state in the object, and `reward_environment` for a task that
+is a plain reward function. This file leaves out how episodes are played side by side: see `vector` and `pool`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jmarl.envs.rewards import RewardResult
+
+Observations = Sequence[str | None]  # [N] what each agent reads; None: the agent does not act in the coming step
+Texts = Sequence[Sequence[str]]  # [N][B] one text per agent and episode
+
+
+class Step(NamedTuple):
+    """The result of one joint action."""
+
+    state: Any
+    observations: Observations  # of the next step; ignored when the episode is done
+    reward: float | Sequence[float]  # of the team, or one per agent; NaN masks the joint action
+    done: bool
+    info: Mapping[str, float] = {}  # reward components and other numbers for the log; NaN: no value
+    truncated: bool = False  # done only because the episode reached max_turns
+
+
+class Unanswered(RuntimeError):
+    """Raised by `reset` or `step` when no reward can be computed and the agents are not to blame (the judge is unreachable).
+
+    The joint action is masked and counted, and its episode ends.
+    """
+
+
+class TextEnvironment:
+    """An environment of one episode. Override `reset` and `step`, and `tasks` if it brings its own tasks.
+
+    Attributes:
+        roles: the names of the N agents.
+        reward_range: lowest and highest reward of one step; a reward outside is an error.
+        max_turns: the number of steps after which every episode is done.
+        data_sets: Hub ids of data sets that the tasks can also come from.
+    """
+
+    roles: tuple[str, ...] = ("agent",)
+    reward_range: tuple[float, float] = (-math.inf, math.inf)
+    max_turns: int = 1
+    data_sets: tuple[str, ...] = ()
+
+    @property
+    def num_agents(self) -> int:
+        return len(self.roles)
+
+    @property
+    def class_name(self) -> str:
+        return type(self).__name__
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        """Return up to `count` tasks of a split, as dicts that JSON can hold.
+
+        Equal seeds give equal tasks. The splits `train` and `eval` have no task in common.
+        """
+        raise NotImplementedError(f"{self.class_name} has no tasks of its own: pass items to train(...)")
+
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[Any, Observations]:
+        """Return the first state of an episode and what each agent reads. Raise a ValueError for a malformed task."""
+        raise NotImplementedError
+
+    def step(self, state: Any, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        """Return the result of the joint action `messages` [N]; agents that do not act have the message "".
+
+        No message may make it raise. It may change the state, which is a copy.
+        """
+        raise NotImplementedError
+
+    def solve(self, state: Any) -> Sequence[str | None]:
+        """Return a correct joint action [N]; None for agents that do not act or have no correct message.
+
+        Used for demonstrations and tests. The state is a copy.
+        """
+        raise NotImplementedError(f"{self.class_name} has no solver of its own: override solve")
+
+    def render(self, state: Any) -> str:
+        """Return a state as text to look at."""
+        return repr(state)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what must not change when a run resumes."""
+        return {
+            "class": self.class_name,
+            "roles": list(self.roles),
+            "max_turns": self.max_turns,
+            "reward_range": list(self.reward_range),
+        }
+
+
+class Answer(NamedTuple):
+    """The answer of an `Environment` to B joint actions of B episodes."""
+
+    result: RewardResult
+    done: np.ndarray  # [B] bool: the episode is over
+    after: list[Any]  # [B] passed to `observe` for the episodes that continue
+
+
+class Environment(Protocol):
+    """Many episodes in lock-step: the interface that `play` and `train` use. `LockStep` makes one of a `TextEnvironment`.
+
+    States may be of any type and are never changed, because in a tree several joint actions continue from one state. A prompt
+    that is None means that the agent does not act in that turn; it learns nothing there.
+    """
+
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
+        """Return states [P] and first prompts [N][P] of items [P]. Without side effects: compilation calls it too."""
+        ...
+
+    def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
+        """Return the rewards of the joint actions [N][B] in the states [B]."""
+        ...
+
+    def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
+        """Return states [B] and next prompts [N][B] of the episodes that continue. Not called after the last turn."""
+        ...
+
+
+def describe(env: Any) -> dict[str, Any]:
+    """Return what must not change when a run resumes: the result of `env.describe()` after a round trip through JSON, or {} for
+    an environment without that method."""
+    method = getattr(env, "describe", None)
+    return json.loads(json.dumps(method())) if callable(method) else {}
+
+
+def class_name(env: Any) -> str:
+    """Return the name of an environment for messages; `env` may be any object with `reset` and `step`."""
+    return env.class_name if isinstance(env, TextEnvironment) else type(env).__name__
