@@ -72,8 +72,8 @@ def run(cfg: CrossPlayConfig) -> CrossPlay:
     names, teams = load_runs(cfg.runs, chat=cfg.chat, num_agents=2, max_pairings=cfg.max_pairings)
     env = RewardEnvironment(make_reward(story_length_ratio, num_agents=2), [setup, story])
     items = [{"prompt": topic} for topic in HELD_OUT[: cfg.held_out]]
-    how: dict[str, Any] = dict(seed=cfg.run.seed, group=cfg.generations, max_pairings=cfg.max_pairings, mesh=cfg.run.mesh)
-    return cross_play(teams, items, env, cfg.sampling, cfg.episodes, names=names, **how)
+    how: dict[str, Any] = dict(seed=cfg.seed, group=cfg.generations, max_pairings=cfg.max_pairings, mesh=cfg.mesh)
+    return cross_play(teams, items, env, cfg.sampling(), cfg.episodes(), names=names, **how)
 
 
 def draw(played: CrossPlay, picture: Path) -> None:

@@ -131,7 +131,7 @@ def row(name: str, cfg: ListConfig) -> list[str]:
     if cfg.speed:
         told.append(f"{speed(env):,.0f}")
     if cfg.fuzz:
-        made, low, high = fuzzed(env, cfg.fuzz, cfg.run.seed)
+        made, low, high = fuzzed(env, cfg.fuzz, cfg.seed)
         told.append(f"{made:,} made, rewards {low:.3g} to {high:.3g}")
     return told
 

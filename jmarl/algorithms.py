@@ -339,8 +339,11 @@ def check_used(settings: Mapping[str, Any], name: str) -> None:
 def check_settings_of_row(cfg: TrainConfig) -> None:
     """Raise a ValueError for settings that the algorithm's row does not use, alone or together with others."""
     row, settings = find_row(cfg.algorithm), flat(cfg)
+    if row.learned:  # the other settings are for the row that trains the team
+        check_used({field.name: settings[field.name] for field in dataclasses.fields(cfg.preference)}, cfg.algorithm)
+        return
     check_used(settings, cfg.algorithm)
-    for setting, off in ONLY_ROLLOUTS.items() if row.data != "rollouts" and not row.learned else ():
+    for setting, off in ONLY_ROLLOUTS.items() if row.data != "rollouts" else ():
         if settings[setting] != off:
             raise ValueError(
                 f"{setting}={settings[setting]!r} has no effect for algorithm={cfg.algorithm!r}, which learns from {row.data}: "

@@ -1,49 +1,35 @@
-"""Configurations of the trainer classes: `TrainConfig` under the names that older scripts use.
+"""Configurations of CoMLRL's trainer classes: flat, under the names that its scripts use.
 
-A name of either generation of those scripts sets the field that means the same (`OTHER_NAMES`). A name that this
-version cannot honour is refused with what to do instead (`REFUSED`), an unknown one with the nearest known name.
-"""
+A name of CoMLRL or TRL sets the field that means the same (`config.aliases`). A name that cannot be honored here is refused
+with what to do instead (`REFUSED`), an unknown one with the nearest known name."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
-from jmarl.config import TrainConfig, check, check_names
-
-OTHER_NAMES = {
-    "agent_learning_rate": "learning_rate",
-    "per_device_train_batch_size": "num_prompts",
-    "rollout_buffer_size": "num_prompts",
-    "max_steps": "num_updates",
-    "logging_steps": "log_every",
-    "save_steps": "save_every",
-    "eval_steps": "eval_every",
-    "eval_interval": "eval_every",
-    "warmup_steps": "warmup_updates",
-    "lr_scheduler_type": "lr_schedule",
-    "adam_beta1": "adam_b1",
-    "adam_beta2": "adam_b2",
-    "adam_epsilon": "adam_eps",
-    "discount": "gamma",
-    "use_separate_critic": "separate_critic",
-    "value_loss_coef": "value_coef",
-    "value_clip_range": "value_clip",
-    "dpo_beta": "beta",
-    "loss_type": "preference_loss",
-    "preference_num_candidates": "num_generations",
-    "preference_pairs_per_sample": "pairs_per_prompt",
-    "comparator_policy": "comparator",
-    "comparator_history_k": "comparator_lag",
-    "comparator_model_name": "comparator_model",
-    "comparator_api_model": "comparator_model",
-    "comparator_api_url": "comparator_url",
-    "preference_replay_mode": "replay",
-    "preference_replay_k": "replay_k",
-    "preference_replay_lambda": "replay_lambda",
-    "lora_r": "lora_rank",
-}
+from jmarl.config import (
+    OTHER_NAMES,
+    SECTION_OF,
+    Count,
+    Critic,
+    Episodes,
+    LoRA,
+    Loss,
+    Optimizer,
+    Positive,
+    Preference,
+    Range,
+    Run,
+    Sampling,
+    TrainConfig,
+    by_field,
+    check_fields,
+    check_names,
+)
 
 REFUSED = {
     "advantage_mode": "choose the trainer instead: MAGRPO (mean), MAREINFORCE (raw), MARLOO (rloo) or MAReMax (max)",
@@ -71,85 +57,88 @@ REFUSED = {
 }
 
 
-@dataclasses.dataclass(frozen=True, init=False)
-class TrainerConfig(TrainConfig):
-    """Settings of a trainer: all fields of `TrainConfig`, and those below. `OTHER_NAMES` can be given and read too.
+T = TypeVar("T", bound="TrainerConfig")
 
-    The defaults are CoMLRL 1.4.3's wherever it has the setting (20 epochs, learning rate 5e-6, 4 generations of 256
-    tokens, temperature 0.6, top-p 0.6, top-k 50), so that a script which leaves them out means the same run. Three
-    differ: num_turns is 1 (it had 2), num_prompts 1 (it had 2), and advantages are not divided by their std, because
-    that is a switch of its own here (advantage_scale). Such narrow sampling explores little, and it draws from another
-    distribution than the one that is scored: temperature=1, top_p=1, top_k=0 gives the exact policy gradient.
-    """
 
-    num_updates: int = 0
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def trainer_config(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass with keyword arguments, whose constructor also takes the names of `OTHER_NAMES`."""
+    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def with_other_names(self: T, **settings: Any) -> None:
+        init(self, **cls.known(settings))
+
+    cls.__init__ = with_other_names  # type: ignore[method-assign]
+    return cls
+
+
+@trainer_config
+class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preference, Run):
+    """Settings of a trainer: all settings of `TrainConfig`, and those below. The names of `OTHER_NAMES` can be given and read
+    too.
+
+    The defaults are CoMLRL 1.4.3's where it has the setting (20 epochs, learning rate 5e-6, 4 generations of 256 tokens,
+    temperature 0.6, top-p 0.6, top-k 50), so that a script which leaves them out means the same run. Three differ: num_turns is
+    1 (it had 2), num_prompts 1 (it had 2), and advantages are not divided by their std, which is a setting of its own here
+    (advantage_scale). Such narrow sampling explores little, and it draws from another distribution than the one that is scored:
+    temperature=1, top_p=1, top_k=0 gives the exact policy gradient."""
+
+    algorithm: str = "magrpo"
+    num_updates: Annotated[int, Range(0, note="0 counts epochs")] = 0
     """Updates of every agent; 0: num_train_epochs * ceil(items / num_prompts)."""
-    num_generations: int = 4
-    max_new_tokens: int = 256
-    temperature: float = 0.6
-    top_k: int = 50
-    top_p: float = 0.6
-    learning_rate: float = 5e-6
-    log_every: int = 50
-    num_train_epochs: float = 20
+    num_generations: Count = 4
+    max_new_tokens: Count = 256
+    temperature: Annotated[float, Range(0, note="0 is greedy")] = 0.6
+    top_k: Annotated[int, Range(0, note="0 is off")] = 50
+    top_p: Annotated[float, Range(0, 1, low_open=True, note="1 is off")] = 0.6
+    learning_rate: Positive | tuple[Positive, ...] = 5e-6
+    log_every: Count = 50
+    num_train_epochs: Positive = 20
     """Passes over the data set."""
-    num_agents: int | None = None
+    num_agents: Count | None = None
     """Agents of the team; None: as many as agents= has, or 2 of the one model."""
-    eval_num_samples: int | None = None
+    eval_num_samples: Count | None = None
     """Items of eval_dataset that are played, from the first on; None: all."""
 
-    def __init__(self, **settings: Any):
-        values = {f.name: f.default for f in dataclasses.fields(self)} | self._known(settings)
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        self.__post_init__()
-
     @classmethod
-    def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings by field name."""
-        check_names(cls, settings, (*OTHER_NAMES, *REFUSED))
-        given: dict[str, str] = {}
+    def known(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings by field name. Raises TypeError for names that are refused or unknown, or mean the same field."""
         for name in settings:
             if name in REFUSED:
                 raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
-            field = OTHER_NAMES.get(name, name)
-            if field in given:
-                raise TypeError(f"{cls.__name__}: {given[field]} and {name} are the same setting, give one of them")
-            given[field] = name
-        return {field: settings[name] for field, name in given.items()}
+        own = {field.name for field in dataclasses.fields(cls)}
+        check_names(cls, settings, [*OTHER_NAMES, *REFUSED])
+        return by_field(settings, own, cls.__name__)
 
-    def __post_init__(self):
-        if self.top_k is None:  # how older scripts switch it off
+    def __post_init__(self) -> None:
+        if self.top_k is None:  # how CoMLRL scripts switch it off
             object.__setattr__(self, "top_k", 0)
         if self.num_updates == -1:
             object.__setattr__(self, "num_updates", 0)
-        check("num_updates", self.num_updates, self.num_updates >= 0, ">= 0 (0 counts epochs)")
-        check("num_train_epochs", self.num_train_epochs, self.num_train_epochs > 0, "> 0")
-        for name in ("num_agents", "eval_num_samples"):
-            value = getattr(self, name)
-            check(name, value, value is None or value >= 1, ">= 1 or None")
-        self._with_updates(self.num_updates or 10**9)  # refuse bad values now
+        check_fields(self)
+        self._with_updates(self.num_updates or 10**9)  # raises for settings that do not fit each other
 
-    def __getattr__(self, name: str) -> Any:  # only called for what is no field
+    def __getattr__(self, name: str) -> Any:  # only called for names that are not fields
         if name not in OTHER_NAMES:
             raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
         return getattr(self, OTHER_NAMES[name])
 
     def train_config(self, num_items: int) -> TrainConfig:
-        """The run that these settings mean on a data set of that many items."""
+        """Return the run that these settings mean on a data set of that many items."""
         return self._with_updates(self.num_updates or self._updates(num_items))
 
     def _updates(self, num_items: int) -> int:
-        """How many updates num_train_epochs passes over the data set take; some trainers count them otherwise."""
+        """Return how many updates num_train_epochs passes over the data set take; some trainers count them differently."""
         return math.ceil(self.num_train_epochs * math.ceil(num_items / self.num_prompts))
 
     def _with_updates(self, num_updates: int) -> TrainConfig:
-        own: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(TrainConfig)}
-        own["num_updates"] = num_updates
-        return TrainConfig(**own)
+        settings = {name: getattr(self, name) for name in SECTION_OF} | {"num_updates": num_updates}
+        return TrainConfig.of(algorithm=self.algorithm, **settings)
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MAGRPOConfig(TrainerConfig):
     """`TrainerConfig` for MAGRPO: baseline = mean of the group (arXiv 2508.04652)."""
 
@@ -157,7 +146,7 @@ class MAGRPOConfig(TrainerConfig):
     output_dir: str = "runs/magrpo"
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MAREINFORCEConfig(TrainerConfig):
     """`TrainerConfig` for MAREINFORCE: no baseline."""
 
@@ -165,7 +154,7 @@ class MAREINFORCEConfig(TrainerConfig):
     output_dir: str = "runs/mareinforce"
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MARLOOConfig(TrainerConfig):
     """`TrainerConfig` for MARLOO: baseline = mean of the group's others."""
 
@@ -173,7 +162,7 @@ class MARLOOConfig(TrainerConfig):
     output_dir: str = "runs/marloo"
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MAReMaxConfig(TrainerConfig):
     """`TrainerConfig` for MAReMax: baseline = best of the group."""
 

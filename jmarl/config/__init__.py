@@ -3,7 +3,7 @@
 The room imports nothing else of jmarl. Open `train_config.py` first.
 """
 
-from jmarl.config.aliases import OTHER_NAMES, OTHER_VALUES
+from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
 from jmarl.config.sections import (
@@ -34,6 +34,7 @@ from jmarl.config.validation import (
 )
 
 __all__ = [
+    "BY_VALUE",
     "CHANGES",
     "LORA_TARGETS",
     "ONLY_WITH",

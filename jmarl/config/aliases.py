@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 OTHER_NAMES: dict[str, str] = {
     # CoMLRL
     "agent_learning_rate": "learning_rate",
@@ -53,7 +55,17 @@ OTHER_NAMES: dict[str, str] = {
 }
 
 # field -> other value -> value
-OTHER_VALUES: dict[str, dict[str, str]] = {
+OTHER_VALUES: dict[str, dict[Any, str]] = {
     "joint_mode": {"align": "aligned", "crossed": "cross"},
-    "advantage_scale": {"group": "std", "batch": "batch_std"},
+    "advantage_scale": {"group": "std", True: "std", "batch": "batch_std", False: "none"},
+}
+
+# name -> value -> the field and value that it means; other values mean the field of OTHER_NAMES
+BY_VALUE: dict[str, dict[str, tuple[str, str]]] = {
+    "loss_type": {  # of TRL's GRPO; of its DPO it is the preference loss
+        "grpo": ("loss_aggregation", "sequence_mean"),
+        "bnpo": ("loss_aggregation", "token_mean"),
+        "dapo": ("loss_aggregation", "token_mean"),
+        "dr_grpo": ("loss_aggregation", "constant"),
+    }
 }

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from jmarl.config.aliases import OTHER_NAMES, OTHER_VALUES
+from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
 from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling
@@ -109,20 +109,20 @@ def by_field(settings: Mapping[str, Any], own: set[str], owner: str) -> dict[str
 
     Raises TypeError for an unknown name, with the nearest known one, and for two names of one field."""
     names: dict[str, str] = {}
-    for name in settings:
-        field = OTHER_NAMES.get(name, name)
+    fields: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in BY_VALUE and value in BY_VALUE[name]:
+            field, value = BY_VALUE[name][value]
+        else:
+            field = name if name in own else OTHER_NAMES.get(name, name)
         if field not in own and field not in SECTION_OF:
             meant = did_you_mean(name, [*own, *SECTION_OF, *OTHER_NAMES]) or f"; help({owner}) lists its settings"
             raise TypeError(f"{owner} has no setting {name!r}{meant}")
         if field in names:
             raise TypeError(f"{owner}: {names[field]} and {name} are the same setting, give one of them")
         names[field] = name
-    return {field: other_value(field, settings[name]) for field, name in names.items()}
-
-
-def other_value(field: str, value: Any) -> Any:
-    """Return a value by its present name."""
-    return OTHER_VALUES.get(field, {}).get(value, value) if isinstance(value, str) else value
+        fields[field] = OTHER_VALUES[field].get(value, value) if field in OTHER_VALUES else value
+    return fields
 
 
 def flat(config: TrainConfig) -> dict[str, Any]:

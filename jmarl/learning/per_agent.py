@@ -158,8 +158,8 @@ def check_alternating(cfg: TrainConfig, num_agents: int, learning: Sequence[int]
     updates, warmup = updates_per_agent(cfg.run, num_agents), cfg.optimizer.warmup_updates
     if cfg.optimizer.lr_schedule != "constant" and updates <= warmup:
         raise ValueError(
-            f"warmup_updates={warmup} is not allowed: in alternating order each of {len(learning)} agents learns in only {updates} "
-            f"of num_updates={cfg.run.num_updates} updates, which is the length of its schedule"
+            f"warmup_updates={warmup} is not allowed: in alternating order each of {len(learning)} agents learns in "
+            f"only {updates} of num_updates={cfg.run.num_updates} updates, which is the length of its schedule"
         )
 
 
@@ -194,6 +194,6 @@ def check_stacks(cfg: TrainConfig, team: Team) -> None:
         optimizer = cfg.optimizer.optimizer
         if isinstance(optimizer, tuple) and len({optimizer[agent] for agent in spec.order}) > 1:
             raise ValueError(
-                f"optimizer={optimizer}: agents {spec.order} have one architecture, so they are one stack and one program with one "
-                "optimizer; only agents of different architectures may have different ones"
+                f"optimizer={optimizer}: agents {spec.order} have one architecture, so they are one stack and one program "
+                "with one optimizer; only agents of different architectures may have different ones"
             )

@@ -137,9 +137,7 @@ def dropout_keys(settings: LoRA, seed: int, step: Any, stack: int, agents: int) 
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(agents))
 
 
-def models(
-    params: Sequence[Any], shapes: Sequence[tuple[ModelConfig, int]], settings: LoRA, seed: int, purpose=INIT
-) -> list:
+def models(params: Sequence[Any], shapes: Sequence[tuple[ModelConfig, int]], settings: LoRA, seed: int, purpose=INIT) -> list:
     """What is trained of each stack of so many agents of an architecture: with LoRA its model with adapters, from keys that the
     seed and the purpose give; without it the parameters as they are."""
     if not settings.lora_rank:

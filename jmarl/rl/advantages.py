@@ -40,7 +40,7 @@ def group_mean(returns: jax.Array, valid: jax.Array) -> jax.Array:
     """A = R - mean(R): MAGRPO (arXiv 2508.04652), and GRPO (arXiv 2402.03300) without its scaling.
 
     Exactly 0 in a group of equal returns: the best is subtracted first, because in floating point the mean of equal numbers
-    need not be that number. """
+    need not be that number."""
     shifted = returns - best(returns, valid)
     return shifted - masked.mean(shifted, valid)
 
@@ -66,7 +66,7 @@ def per_group(f: Estimator, x: jax.Array, valid: jax.Array, groups: jax.Array | 
 
     groups [P, G]: rows with equal numbers are a group; None: the completions of each prompt are. In the first case a row's
     group is all rows with a mask, for some rows at a time: sums then have one order, unlike scattered ones, so that a step can
-    be repeated bit for bit, and memory stays linear in the number of rows. """
+    be repeated bit for bit, and memory stays linear in the number of rows."""
     if groups is None:
         return jax.vmap(lambda x, valid: jnp.broadcast_to(f(x, valid), x.shape))(x, valid)
     flat, flat_valid, flat_groups = x.reshape(-1), valid.reshape(-1), groups.reshape(-1)
@@ -108,7 +108,7 @@ def estimate(
 
     groups: see `per_group`. scale: divide by nothing (`none`), or by the population std of the returns: of the group (`std`),
     of the role in the batch (`batch_std`; roles [P, G] in 0..num_roles - 1), or of all updates so far (`running_std`, an
-    argument). """
+    argument)."""
     valid = jnp.isfinite(returns)
     returns = jnp.nan_to_num(returns, nan=0.0)
     advantages = per_group(estimator, returns, valid, groups)
@@ -131,7 +131,7 @@ def gae(
     skipped and have A = 0. lam = 1 gives return - value, lam = 0 the TD error.
 
     after [...]: the value after the last token. 0 where the episode ended there; the expected return of the remainder where it
-    was truncated. """
+    was truncated."""
 
     def step(carry, token):
         value_next, advantage_next = carry
@@ -163,7 +163,7 @@ def update_running(running: Running, returns: jax.Array, roles: jax.Array, decay
     """Return an agent's statistics after returns [P, G] (NaN: invalid) of its roles [P, G].
 
     Baseline of each role that played: b <- decay b + (1 - decay) mean R, from 0 on (RAE, arXiv 2506.24119, which updates it
-    after every episode; here the mean of a batch counts as one). Moments: those of the union (Chan et al., 1979). """
+    after every episode; here the mean of a batch counts as one). Moments: those of the union (Chan et al., 1979)."""
     valid = jnp.isfinite(returns)
     role_mask = (roles == jnp.arange(running.baseline.shape[0])[:, None, None]) & valid  # [R, P, G]
     new_baseline = decay * running.baseline + (1 - decay) * masked.mean(returns, role_mask, (1, 2))

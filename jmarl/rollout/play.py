@@ -18,7 +18,14 @@ import numpy as np
 
 from jmarl.config import Episodes, Sampling
 from jmarl.envs.base import Answer, Environment
-from jmarl.learning.batches import make_batch, take_rows, select_in_few_sizes, concatenate_prompts, one_per_prompt, round_up_to_quarter
+from jmarl.learning.batches import (
+    make_batch,
+    take_rows,
+    select_in_few_sizes,
+    concatenate_prompts,
+    one_per_prompt,
+    round_up_to_quarter,
+)
 from jmarl.randomness import TRAIN
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import counterfactual as replay
@@ -347,7 +354,9 @@ def to_batches(
     alone = len({len(turn.texts[0][0]) for turn in rollout.turns}) > 1
     batches = []
     for i, spec in enumerate(team.stacks):
-        size = round_up_to_quarter(max(int(turn.completions[i].steps.max()) for turn in rollout.turns), rollout.turns[0].completions[i])
+        size = round_up_to_quarter(
+            max(int(turn.completions[i].steps.max()) for turn in rollout.turns), rollout.turns[0].completions[i]
+        )
         parts, number, roles = [], 0, len(spec.members[0])
         items = len(rollout.turns[0].items)
         for t, turn in enumerate(rollout.turns):

@@ -14,7 +14,6 @@ the environment shows in that turn. Left out: imitating in the middle of trainin
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 

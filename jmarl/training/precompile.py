@@ -19,7 +19,7 @@ from jax.stages import Lowered
 from jmarl.algorithms import algorithm, value_kind
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
-from jmarl.learning.batches import make_batch, critic_positions
+from jmarl.learning.batches import critic_positions, make_batch
 from jmarl.learning.critics import Critics, judges_as_it_learns, penalises, trains
 from jmarl.learning.per_agent import held_at, of_stack
 from jmarl.learning.update import lower_update

@@ -11,7 +11,6 @@ Nothing but `TeamState` and the step number goes from one step to the next, so a
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,17 +21,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jmarl.algorithms import ALGORITHMS, Algorithm, check_row, check_used, find_row, resolve
-from jmarl.config import TrainConfig
+from jmarl.algorithms import ALGORITHMS, Algorithm, check_row, find_row, resolve
+from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Environment, TextEnvironment, describe
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, Transition, default_formatter
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import vectorize
 from jmarl.evaluation.evaluate import Evaluation, evaluate
-from jmarl.learning.critics import Critics, make_critics
+from jmarl.learning.critics import make_critics
 from jmarl.learning.optimizer import init_stack
-from jmarl.learning.per_agent import adapted, check_agents, check_central, check_stacks, initial_state, of_stack
+from jmarl.learning.per_agent import check_agents, check_central, check_stacks, for_stack, initial_state, with_adapters
+from jmarl.learning.setup import Setup
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.heads import with_value_head
@@ -45,12 +45,11 @@ from jmarl.training.files import fingerprint
 from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.run_directory import check_directory, open_run, resume
 from jmarl.training.files.saving import Saves, write_models
-from jmarl.training.fit import initial_digests
-from jmarl.training.fit import replay as replay_data
+from jmarl.training.fit import initial_digests, replay_data_update
 from jmarl.training.logs.step_log import RunLog, TrainResult, mean_return, update_metrics
 from jmarl.training.loop import Advanced, loop
 from jmarl.training.precompile import compile_all, programs_of_run
-from jmarl.training.preferences.reward_model import OF_PAIRS, LearnedRounds, policy_config
+from jmarl.training.preferences.reward_model import LearnedRounds, policy_config
 from jmarl.training.preferences.rounds import RoundLog, Rounds, check_rounds, run_rounds
 from jmarl.training.step import check_valid, play_step, tasks_at, update
 from jmarl.types import TeamState
@@ -82,24 +81,24 @@ def train(
     reward_model: what that of marlhf and marlhf_iter starts from; None: from the first agent.
     """
     env = environment_of(team, reward, formatters, external_transition, cfg)
-    check_run(items, cfg, wandb_config)
+    algorithm = check_run(items, cfg, wandb_config)
     check_team(team, cfg)
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
-    row, policy, rewarder = find_row(cfg.algorithm), cfg, None
+    row, policy, rewarder = algorithm.row, cfg, None
     mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
-    params = adapted(team, params, cfg, mesh)
-    rounds = None if row.data == "rollouts" else Rounds(team, initial_of(params, cfg, mesh), items, env, cfg)
+    params = with_adapters(team, params, cfg, mesh)
+    rounds = None if row.data == "rollouts" else Rounds(team, initial_of(params, algorithm, mesh), items, env, algorithm, cfg)
     if reward_model is not None and not row.learned:
         raise ValueError(
             f"a reward model was given, but algorithm={cfg.algorithm!r} has none: it is for marlhf and marlhf_iter"
         )
     if rounds is not None and row.learned:
-        policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), cfg)
-    initial = initial_digests(params, cfg)
-    critics, state = start(team, params, policy, critic)
+        policy, rewarder = policy_config(cfg), LearnedRounds(rounds, reward_model or first_agent(team, params), algorithm, cfg)
+    initial = initial_digests(params, algorithm)
+    setup, state = start(team, params, policy, critic)
     about = {
         "team": team.describe(),
-        "critics": Team(critics.specs).describe(),
+        "critics": Team(setup.critics.specs).describe(),
         "initial": initial,
         "environment": describe(env),
         "data": fingerprint.of_data(items),
@@ -107,50 +106,52 @@ def train(
     }
     if cfg.run.replay_rollout:
         if rounds is not None and rewarder is None:
-            return TrainResult(replay_data(team, state, about, cfg).state, [], None, None)
-        return replay(team, critics, state, about, cfg, policy)
+            return TrainResult(replay_data_update(team, state, about, algorithm, cfg).state, [], None, None)
+        return replay_update(setup, state, about, cfg)
     with open_run(cfg, state, about, wandb_config) as opened, explain_memory():
-        saves, state = Saves(cfg, opened.savers), opened.state
+        saves, state = Saves(cfg.run, opened.savers), opened.state
         if rounds is None or rewarder is not None:
             log = RunLog(team, cfg, opened.writer)
-            result = run(team, critics, state, items, policy, log, saves, eval_items, env, rewarder)
+            result = train_from(setup, state, items, log, saves, eval_items, env, rewarder)
         else:
-            result = run_rounds(team, state, rounds, cfg, RoundLog(team, cfg, opened.writer), saves, eval_items)
+            result = run_rounds(setup, state, rounds, RoundLog(team, cfg, opened.writer), saves, eval_items)
         if cfg.run.output_dir and cfg.run.save_models and not result.interrupted:
-            result = result._replace(unsaved=write_models(cfg, team, result.state) or result.unsaved)
+            result = result._replace(unsaved=write_models(cfg.run, team, result.state) or result.unsaved)
     return result
 
 
-def replay(
-    team: Team, critics: Critics, state: TeamState, about: dict[str, Any], cfg: TrainConfig, policy: TrainConfig
-) -> TrainResult:
-    """Make the one update of a file (`replay_rollout`) and print what it measures; nothing is written. policy: the settings by
-    which the team is updated."""
+def replay_update(setup: Setup, state: TeamState, about: dict[str, Any], cfg: TrainConfig) -> TrainResult:
+    """Make the one update of a file (`replay_rollout`) and print its metrics; nothing is written. cfg: of the run, whose team
+    may be updated by other settings (those of `setup`)."""
     failed = read_failed_update(cfg)
     if cfg.run.resume:
-        state = resume(cfg, state, {"config": dataclasses.asdict(cfg), **about, "bases": bases(state)}, read_only=True)
+        state = resume(cfg, state, {"config": flat(cfg), **about, "bases": bases(state)}, read_only=True)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # its random keys
-    state, learned = update(team, critics, state, failed.data, policy)
-    print(json.dumps({"step": failed.step} | update_metrics(team, fetched(learned)), indent=1), flush=True)
+    state, metrics = update(setup, state, failed.data)
+    print(json.dumps({"step": failed.step} | update_metrics(setup.team, fetched(metrics)), indent=1), flush=True)
     return TrainResult(without_gradients(state), [mean_return(failed.data)], None, None)
 
 
-def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Critics, TeamState]:
-    """The critics of a run and its state at step 0, on the devices where it stays."""
-    learning, mesh = cfg.learning(), sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
-    params = adapted(team, params, cfg, mesh)
-    critics, of_critics = make_critics(team, params, learning, critic, cfg.run.seed)
-    if shares_critic(learning):
-        params = [with_value_head(of_stack) for of_stack in params]
-    state, own = initial_state(team, params, cfg, mesh), algorithm(cfg.algorithm).critic == "own"
-    learn_too = [stack.opt_state != () for stack in state.stacks] if own else [True]
-    where = mesh if own else sharding.of_one_agent(mesh)
+def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Setup, TeamState]:
+    """Return who learns and how, and the state at step 0, on the devices where it stays."""
+    algorithm, mesh = resolve(cfg), sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
+    params = with_adapters(team, params, cfg, mesh)
+    critics, critic_params = make_critics(team, params, algorithm, critic, cfg.run.seed)
+    if algorithm.has_value_head:
+        params = [with_value_head(stack) for stack in params]
+    state, own = initial_state(team, params, algorithm, cfg.run, mesh), algorithm.row.critic == "own"
+    learns = [stack.opt_state != () for stack in state.stacks] if own else [True]
+    critic_mesh = mesh if own else sharding.of_one_agent(mesh)
     move = sharding.place if own or mesh is None else sharding.put  # a copy of an agent's weights may lie on all devices
-    judges = tuple(
-        init_stack(move(weights, where), of_stack(cfg, critics.learning, s.members, team.num_agents)[0], learns=learns)
-        for s, weights, learns in zip(critics.specs, of_critics, learn_too, strict=False)
+    critic_states = tuple(
+        init_stack(
+            move(weights, critic_mesh),
+            for_stack(critics.algorithm, cfg.run, spec.members, team.num_agents)[0],
+            learns=learns_too,
+        )
+        for spec, weights, learns_too in zip(critics.specs, critic_params, learns, strict=False)
     )
-    return critics, state._replace(critics=judges)
+    return Setup(team, critics, algorithm, cfg), state._replace(critics=critic_states)
 
 
 def first_agent(team: Team, params: Sequence[Any]) -> Agent:
@@ -159,31 +160,31 @@ def first_agent(team: Team, params: Sequence[Any]) -> Agent:
     return Agent("first", spec.config, merge(spec.config, jax.device_get(unstack(params[0], 0))), spec.tokenizer)
 
 
-def initial_of(params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
-    """Copies of the parameters of each stack, where the team will lie, if rounds need them: as the reference of preferences, or
-    as the comparator. Training updates those given in place."""
-    if cfg.preference.comparator != "initial" and (algorithm(cfg.algorithm).learned or cfg.preference.reference_free):
+def initial_of(params: Sequence[Any], algorithm: Algorithm, mesh: Mesh | None) -> list[Any]:
+    """Return copies of the parameters of each stack, on the mesh, if rounds need them as the reference of preferences or as the
+    comparator. Training updates those given in place."""
+    settings = algorithm.preference
+    if settings.comparator != "initial" and (algorithm.row.learned or settings.reference_free):
         return []
-    return [sharding.place(map_own(jnp.copy, of_stack), mesh) for of_stack in params]
+    return [sharding.place(map_own(jnp.copy, stack), mesh) for stack in params]
 
 
-def run(
-    team: Team,
-    critics: Critics,
+def train_from(
+    setup: Setup,
     state: TeamState,
     items: Sequence[dict],
-    cfg: TrainConfig,
     log: RunLog,
     saves: Saves,
     eval_items: Sequence[dict],
     env: Environment,
     rewarder: LearnedRounds | None = None,
 ) -> TrainResult:
-    """The loop from `state` on. rewarder: what rewards the team in place of the environment; evaluations are by the task."""
+    """Run the loop from `state` on. rewarder: rewards the team in place of the environment; evaluations use the environment."""
+    team, cfg = setup.team, setup.cfg
     task, env = env, env if rewarder is None else rewarder.env
     first = int(state.step)
     if first < cfg.run.num_updates:
-        compile_all(programs_of_run(team, critics, state, tasks_at(items, cfg, first), eval_items, task, cfg))
+        compile_all(programs_of_run(setup, state, tasks_at(items, cfg, first), eval_items, task))
 
     def evaluated(state: TeamState) -> Evaluation:
         return evaluate(team, [lora.model_of(s) for s in state.stacks], eval_items, task, cfg)
@@ -194,64 +195,69 @@ def run(
                 rewarder.resume(first)
             log.about(rewarder.begin(step, state))
         tasks = partial(tasks_at, items, cfg, step)
-        rollout = play_step(team, state, tasks(), env, cfg, step, tasks)
-        if step == 0:  # of a run that goes on, an update without a valid reward is one as any other
+        rollout = play_step(setup, state, tasks(), env, step, tasks)
+        if step == 0:  # a resumed run may have an update without a valid reward
             check_valid(rollout)
-        played = time.monotonic()  # before the update, for which the call below may wait or not
-        state, learned = update(team, critics, state, rollout, cfg)
-        return state, partial(log.step, step, rollout, learned, played, tasks())
+        played = time.monotonic()  # before the update, for which the next call may wait or not
+        state, metrics = update(setup, state, rollout)
+        return state, partial(log.step, step, rollout, metrics, played, tasks())
 
-    done = loop(state, cfg, log, saves, advance, evaluated if eval_items else None)
+    done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
     return TrainResult(done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
 
 
-def check_settings(cfg: TrainConfig) -> None:
-    """Refuse settings that do not fit each other, this machine or the output directory; experiments call it before they load
-    models."""
+def check_settings(cfg: TrainConfig) -> Algorithm:
+    """Return the algorithm of a run. Raises ValueError for settings that do not fit each other, this machine or the output
+    directory; experiments call it before they load models."""
     sharding.require_one_process()
-    row = algorithm(cfg.algorithm)
+    algorithm = resolve(cfg)
+    row, group = algorithm.row, cfg.episodes.num_generations
     if row.data != "rollouts":
-        if not makes_pairs(row):
-            raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.training.fit.fit")
-        check_rounds(cfg)
+        if not row.makes_pairs:
+            raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit")
+        check_rounds(cfg, algorithm)
     if row.learned:
         policy = policy_config(cfg)
-        if algorithm(policy.algorithm).data != "rollouts":
+        if find_row(policy.algorithm).data != "rollouts":
             raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, …")
-        check_used({name: getattr(cfg, name) for name in OF_PAIRS}, cfg.algorithm)
-        if cfg.episodes.num_generations < row.min_group:
-            raise ValueError(
-                f"num_generations={cfg.episodes.num_generations} is too small for algorithm={cfg.algorithm!r}: pairs need 2"
-            )
-        return check_settings(policy)
-    least = 2 if row.critic and cfg.critic.critic_type == "q" else row.min_group
-    if cfg.episodes.num_generations < least:
+        if group < row.min_group:
+            raise ValueError(f"num_generations={group} is too small for algorithm={cfg.algorithm!r}: pairs need 2")
+        check_settings(policy)
+        return algorithm
+    smallest = 2 if row.critic and cfg.critic.critic_type == "q" else row.min_group
+    if group < smallest:
         raise ValueError(
-            f"num_generations={cfg.episodes.num_generations} is too small for algorithm={cfg.algorithm!r}: "
-            f"its {row.advantage} baseline needs at least {least}"
+            f"num_generations={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest}"
         )
-    if cfg.episodes.cross_credit == "sum" and (row.critic or row.advantage == "greedy_baseline"):
+    check_joint_mode(cfg, algorithm)
+    check_row(algorithm)
+    check_central(cfg, algorithm)
+    sharding.mesh_for(cfg.run.mesh, [1])
+    check_directory(cfg)
+    return algorithm
+
+
+def check_joint_mode(cfg: TrainConfig, algorithm: Algorithm) -> None:
+    """Raise a ValueError for joint actions and dynamic sampling that the algorithm's baseline does not fit."""
+    row, episodes = algorithm.row, cfg.episodes
+    other_baseline = row.critic or row.baseline == "greedy"
+    if episodes.cross_credit == "sum" and other_baseline:
         raise ValueError(
             f"cross_credit='sum' does not fit algorithm={cfg.algorithm!r}: its baseline is of a mean; use cross_credit='mean'"
         )
-    if cfg.episodes.forks and (row.critic or row.advantage == "greedy_baseline" or cfg.episodes.dynamic_sampling):
-        what = (
-            f"dynamic_sampling={cfg.episodes.dynamic_sampling}"
-            if cfg.episodes.dynamic_sampling
-            else f"algorithm={cfg.algorithm!r}"
+    if episodes.forks and (other_baseline or episodes.dynamic_sampling):
+        setting = (
+            f"dynamic_sampling={episodes.dynamic_sampling}" if episodes.dynamic_sampling else f"algorithm={cfg.algorithm!r}"
         )
-        raise ValueError(f"joint_mode='counterfactual' does not go with {what}: its groups are alternatives to single messages")
-    if cfg.episodes.dynamic_sampling and row.advantage not in GROUP_BASELINES:
-        fits = ", ".join(name for name, other in ALGORITHMS.items() if other.advantage in GROUP_BASELINES)
         raise ValueError(
-            f"dynamic_sampling={cfg.episodes.dynamic_sampling} has no meaning for algorithm={cfg.algorithm!r}, whose advantages do not "
-            f"compare a group's returns; it is for {fits}"
+            f"joint_mode='counterfactual' does not go with {setting}: its groups are alternatives to single completions"
         )
-    check_options(dataclasses.asdict(cfg))
-    check_row(cfg.algorithm, cfg)
-    check_central(cfg)
-    sharding.mesh_for(cfg.run.mesh, [1])
-    check_directory(cfg)
+    if episodes.dynamic_sampling and not row.compares_group:
+        users = ", ".join(name for name, other in ALGORITHMS.items() if other.compares_group)
+        raise ValueError(
+            f"dynamic_sampling={episodes.dynamic_sampling} has no effect for algorithm={cfg.algorithm!r}, whose advantages do "
+            f"not compare the returns of a group; it is for {users}"
+        )
 
 
 def check_team(team: Team, cfg: TrainConfig) -> None:
@@ -288,7 +294,8 @@ def environment_of(
         turns = getattr(env, "max_turns", 1)
         if cfg.episodes.num_turns < turns:
             raise ValueError(
-                f"num_turns={cfg.episodes.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
+                f"num_turns={cfg.episodes.num_turns}, and an episode of this environment has up to {turns}: "
+                f"set num_turns={turns}"
             )
         return env
     formatters = [formatters] * team.num_agents if callable(formatters) else formatters or [default_formatter] * team.num_agents
@@ -303,12 +310,13 @@ def environment_of(
     return RewardEnvironment(env, formatters, transition)
 
 
-def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | None) -> None:
-    """Refuse what would fail later, with the number and the name."""
-    check_settings(cfg)
+def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:
+    """Return the algorithm of a run. Raises an error for settings and items that would fail later."""
+    algorithm = check_settings(cfg)
     if not items:
         raise ValueError("there are no items to train on")
     if not isinstance(items[0], Mapping):
         raise TypeError(f"items are dicts, such as {{'prompt': 'Describe a city:'}}; the first is {items[0]!r:.60}")
     if wandb_config is not None and not cfg.run.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
+    return algorithm

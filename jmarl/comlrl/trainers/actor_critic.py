@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from jmarl.comlrl.config import TrainerConfig
+from jmarl.comlrl.config import TrainerConfig, trainer_config
 from jmarl.comlrl.trainers.reinforce import MAGRPOTrainer, load_agents, one_of
 from jmarl.models.hub.agents import Agent
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class IACConfig(TrainerConfig):
     """`TrainerConfig` for independent actor-critics (CoLLM-DC, arXiv 2601.21972): a critic of every agent's own. One completion
     a prompt, as in CoMLRL; values are given for the prompt (critic_type="v") or, from 2 completions on, after it ("q")."""
@@ -22,7 +21,7 @@ class IACConfig(TrainerConfig):
     output_dir: str = "runs/iac"
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MAACConfig(TrainerConfig):
     """`TrainerConfig` for actors with one central critic (CoLLM-CC, arXiv 2601.21972), which reads the prompts of all."""
 
@@ -31,7 +30,7 @@ class MAACConfig(TrainerConfig):
     output_dir: str = "runs/maac"
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class IPPOConfig(TrainerConfig):
     """`TrainerConfig` for independent PPO (arXiv 2011.09533): a value for every token, by a model beside each agent
     (use_separate_critic=True) or a second head of the agent itself (False)."""
@@ -40,7 +39,7 @@ class IPPOConfig(TrainerConfig):
     output_dir: str = "runs/ippo"
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MAPPOConfig(TrainerConfig):
     """`TrainerConfig` for PPO with one central critic (arXiv 2103.01955)."""
 

@@ -3,24 +3,23 @@ arguments as for `MAGRPOTrainer`), and of a data set (DPO, SFT)."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from jmarl.algorithms import algorithm, option
-from jmarl.comlrl.config import TrainerConfig
+from jmarl.algorithms import resolve
+from jmarl.comlrl.config import TrainerConfig, trainer_config
 from jmarl.comlrl.trainers.reinforce import MAGRPOTrainer, check_wandb, load_agents, present
-from jmarl.config import TrainConfig
+from jmarl.config import Count, Episodes, Range, Sampling, TrainConfig
 from jmarl.models.hub.agents import Agent
 from jmarl.team import make_team, placed, policies, save_team
-from jmarl.training.fit import FitResult, check_data, check_fit, encode, evaluate, fit
+from jmarl.training.fit import FitResult, check_data, check_fit, encode, evaluate_on_data, fit
 from jmarl.training.preferences.pairs import load_pairs, load_trajectories
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class PreferenceConfig(TrainerConfig):
     """`TrainerConfig` for what learns from pairs of the team's completions."""
 
@@ -31,12 +30,12 @@ class PreferenceConfig(TrainerConfig):
     def _updates_on_pairs(self, num_items: int) -> int:
         """As many as num_train_epochs passes over pairs_per_prompt pairs of each item take, in batches of batch_size; fewer
         pairs are then passed over more often."""
-        row = algorithm(self.algorithm)
-        size, limit = (option(name, getattr(self, name), row) for name in ("batch_size", "pairs_per_prompt"))
-        return math.ceil(self.num_train_epochs * num_items * (limit or self.num_generations) / size)
+        settings = resolve(self._with_updates(1)).preference
+        limit, size = settings.pairs_per_prompt or self.num_generations, settings.batch_size or 1
+        return math.ceil(self.num_train_epochs * num_items * limit / size)
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MADPOConfig(PreferenceConfig):
     """`PreferenceConfig` for multi-agent DPO on pairs of the untrained team's completions. Without num_updates there are as
     many as num_train_epochs passes over pairs_per_prompt pairs of each item take."""
@@ -48,7 +47,7 @@ class MADPOConfig(PreferenceConfig):
         return self._updates_on_pairs(num_items)
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MADPOIterConfig(PreferenceConfig):
     """`PreferenceConfig` for multi-agent DPO in rounds, each on pairs of the team's completions against a comparator's."""
 
@@ -69,7 +68,7 @@ class MADPOIterConfig(PreferenceConfig):
         return self.round_updates or self._updates_on_pairs(min(num_items, self.num_prompts))
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MARLHFConfig(PreferenceConfig):
     """`PreferenceConfig` for training on a learned reward (arXiv 2203.02155): rl_algorithm says by which row. Its updates are
     the team's, counted by prompts as in `TrainerConfig`."""
@@ -78,7 +77,7 @@ class MARLHFConfig(PreferenceConfig):
     output_dir: str = "runs/marlhf"
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class MARLHFIterConfig(MARLHFConfig):
     """`MARLHFConfig` in rounds of round_updates updates, each with new pairs and a reward model trained on."""
 
@@ -122,7 +121,7 @@ class MARLHFIterTrainer(MARLHFTrainer):
     config_class = MARLHFIterConfig
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class DPOConfig(TrainerConfig):
     """`TrainerConfig` for DPO on given pairs (arXiv 2305.18290); for teams algorithm may also be madpo. Nothing is written, so
     settings of sampling are refused."""
@@ -130,23 +129,23 @@ class DPOConfig(TrainerConfig):
     algorithm: str = "dpo"
     num_train_epochs: float = 1
     output_dir: str = "runs/dpo"
-    num_generations: int = TrainConfig.num_generations
-    max_new_tokens: int = TrainConfig.max_new_tokens
-    temperature: float = TrainConfig.temperature
-    top_k: int = TrainConfig.top_k
-    top_p: float = TrainConfig.top_p
+    num_generations: Count = Episodes.num_generations
+    max_new_tokens: Count = Sampling.max_new_tokens
+    temperature: Annotated[float, Range(0, note="0 is greedy")] = Sampling.temperature
+    top_k: Annotated[int, Range(0, note="0 is off")] = Sampling.top_k
+    top_p: Annotated[float, Range(0, 1, low_open=True, note="1 is off")] = Sampling.top_p
 
     @classmethod
-    def _known(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        other = {"per_device_train_batch_size": "batch_size"}  # elsewhere the prompts of a rollout
-        return super()._known({other.get(name, name): value for name, value in settings.items()})
+    def known(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        data_names = {"per_device_train_batch_size": "batch_size"}  # elsewhere the prompts of a rollout
+        return super().known({data_names.get(name, name): value for name, value in settings.items()})
 
     def _updates(self, num_items: int) -> int:
-        size = option("batch_size", self.batch_size, algorithm(self.algorithm))
+        size = resolve(self._with_updates(1)).preference.batch_size or 1
         return math.ceil(self.num_train_epochs * max(num_items // size, 1))
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@trainer_config
 class SFTConfig(DPOConfig):
     """`TrainerConfig` for imitation of texts and trajectories (bc_weight) and prediction of answers (world_model_weight)."""
 
@@ -192,7 +191,7 @@ class DPOTrainer:
         self.data, self.eval_data = (() if of is None else self._load(of, size) for of in (train_dataset, eval_dataset))
         self.eval_data = self.eval_data[: self.args.eval_num_samples]
         self.config = self.args.train_config(len(self.data))
-        check_fit(self.config, self.wandb_config)
+        self.algorithm = check_fit(self.config, self.wandb_config)
         check_data(self.data, self.config)
         self.team, params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
         self._params = placed(self.team, params, self.config.run.mesh)
@@ -208,8 +207,9 @@ class DPOTrainer:
 
     def train(self) -> FitResult:
         """Train as the settings say; afterwards the trainer holds the trained weights."""
-        how: dict[str, Any] = dict(eval_data=self.eval_data, wandb_config=self.wandb_config)
-        self._result = result = fit(self.team, self.params, self.data, self.config, **how)
+        self._result = result = fit(
+            self.team, self.params, self.data, self.config, eval_data=self.eval_data, wandb_config=self.wandb_config
+        )
         self._params = policies(result.state)
         return result
 
@@ -220,7 +220,8 @@ class DPOTrainer:
             raise ValueError("there is nothing to evaluate on: give eval_dataset= to the trainer")
         if self._result is not None and self._result.after is not None:
             return self._result.after
-        return evaluate(self.team, self.params, encode(self.team, self.params, self.eval_data, self.config), self.config)
+        held_out = encode(self.team, self.params, self.eval_data, self.algorithm, self.config)
+        return evaluate_on_data(self.team, self.params, held_out, self.algorithm)
 
     def save_model(self, output_dir: str | os.PathLike) -> None:
         """Write every agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""

@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.algorithms import algorithm, option
-from jmarl.config import Learning, Preferences, TrainConfig
+from jmarl.algorithms import DEFAULTS, Algorithm, resolve
+from jmarl.config import Preference, TrainConfig, flat
 from jmarl.envs.base import Answer, Environment
 from jmarl.envs.rewards import RewardResult
 from jmarl.models.heads import without_value_head
@@ -55,7 +55,7 @@ class RewardModel(NamedTuple):
 
     team: Team  # of one
     params: list[Any]
-    learning: Any
+    algorithm: Algorithm
     mean: float = 0.0
     std: float = 1.0
 
@@ -95,8 +95,8 @@ def scores_of(model: RewardModel, coded: Sequence[Sequence[Coded]], at_once: int
     found = []
     for i in range(0, len(coded), at_once):
         part = coded[i : i + at_once]
-        batch = pair_batches(model.team, part, None, bucket(len(part), 1), model.learning)
-        found.append(pair_scores(model.team, model.params, batch, model.learning, "map")[: len(part), 0])
+        batch = pair_batches(model.team, part, None, bucket(len(part), 1), model.algorithm)
+        found.append(pair_scores(model.team, model.params, batch, model.algorithm)[: len(part), 0])
     return np.concatenate(found)
 
 
@@ -108,7 +108,7 @@ def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
     params = jax.device_get(unstack(model.params[0], 0))
     (directory / HEAD).unlink(missing_ok=True)  # written last: what is not whole has none
     save_pretrained(directory, spec.config, merge(spec.config, without_value_head(params)), spec.tokenizer)
-    about = {"mean": repr(model.mean), "std": repr(model.std), "compute_dtype": model.learning.compute_dtype}
+    about = {"mean": repr(model.mean), "std": repr(model.std), "compute_dtype": model.algorithm.compute_dtype}
     save_file({name: np.asarray(params[name]) for name in ("value", "value_bias")}, directory / HEAD, metadata=about)
     shutil.copymode(directory / "config.json", directory / HEAD)  # safetensors gives the file to its owner alone
 
@@ -126,8 +126,8 @@ def load_reward_model(directory: str | os.PathLike) -> RewardModel:
     with safe_open(path, framework="numpy") as file:
         head, about = {name: file.get_tensor(name)[None] for name in ("value", "value_bias")}, file.metadata()
     team, (params,) = make_team([load_agent(directory)])
-    learning = Learning(algorithm="reward_model", compute_dtype=about["compute_dtype"])
-    return RewardModel(team, [params | jax.tree.map(jnp.asarray, head)], learning, float(about["mean"]), float(about["std"]))
+    algorithm = resolve(TrainConfig.of(algorithm="reward_model", compute_dtype=about["compute_dtype"]))
+    return RewardModel(team, [params | jax.tree.map(jnp.asarray, head)], algorithm, float(about["mean"]), float(about["std"]))
 
 
 def fit_reward_model(
@@ -149,7 +149,7 @@ def fit_reward_model(
     result = fit(team, start, trained, cfg, eval_data=held)
     if result.interrupted:
         raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.run.num_updates} updates")
-    model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], cfg.learning())
+    model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], resolve(cfg))
     scores = scores_of(model, encode_pairs(team, trained, False))
     return model._replace(mean=float(scores.mean()), std=float(max(scores.std(), 1e-6))), result
 
@@ -187,8 +187,8 @@ class LearnedRounds:
     agent: what the reward model starts from; in marlhf_iter each round's starts from the one before.
     """
 
-    def __init__(self, rounds: Rounds, agent: Agent, cfg: TrainConfig):
-        self.rounds, self.agent, self.cfg = rounds, agent, cfg
+    def __init__(self, rounds: Rounds, agent: Agent, algorithm: Algorithm, cfg: TrainConfig):
+        self.rounds, self.agent, self.algorithm, self.cfg = rounds, agent, algorithm, cfg
         self.env = Learned(rounds.env)
 
     def begin(self, step: int, state: TeamState) -> dict[str, float]:
@@ -210,7 +210,7 @@ class LearnedRounds:
 
     def _learn(self, round_: int, again: bool = False) -> dict[str, float]:
         """Train a round's model, or (`again`) read it back."""
-        cfg, before = reward_config(self.cfg, round_), self.env.model
+        cfg, before = reward_config(self.cfg, self.algorithm, round_), self.env.model
         if again and not cfg.run.resume:
             raise ValueError(
                 f"cannot resume: the reward model of round {round_} is not in {cfg.run.output_dir}; it was not kept, or is damaged"
@@ -230,14 +230,12 @@ class LearnedRounds:
         return {} if result.after is None else {f"reward_model/{name}": x for name, x in result.after.items()}
 
 
-def reward_config(cfg: TrainConfig, round_: int) -> TrainConfig:
+def reward_config(cfg: TrainConfig, algorithm: Algorithm, round_: int) -> TrainConfig:
     """The settings by which a round's reward model is trained. Where the run keeps checkpoints it is kept too, and a run that
     goes on reads the one that is there."""
-    row = algorithm(cfg.algorithm)
-    updates, rate, size = (
-        option(name, getattr(cfg, name), row) for name in ("reward_updates", "reward_learning_rate", "batch_size")
-    )
-    kept: dict[str, Any] = {name: getattr(cfg, name) for name in KEPT}
+    preference, settings = algorithm.preference, flat(cfg)
+    updates, rate, size = preference.reward_updates, preference.reward_learning_rate, preference.batch_size or 1
+    kept: dict[str, Any] = {name: settings[name] for name in KEPT}
     kept |= dict(num_updates=updates, learning_rate=rate, save_every=None if cfg.run.saves else 0)
     kept |= dict(output_dir=f"{cfg.run.output_dir}/reward_model_{round_}" if cfg.run.output_dir else "")
     seed = int(np.random.default_rng((cfg.run.seed, round_, FIT)).integers(2**31))
@@ -253,11 +251,19 @@ def is_saved(cfg: TrainConfig) -> bool:
 
 def policy_config(cfg: TrainConfig) -> TrainConfig:
     """The settings by which a run's team is trained on the scores."""
-    name = option("rl_algorithm", cfg.preference.rl_algorithm, algorithm(cfg.algorithm))
-    return cfg.replace(algorithm=name, **dict.fromkeys(("label_smoothing", *OF_PAIRS)))
+    name = cfg.preference.rl_algorithm or DEFAULTS["rl_algorithm"]
+    return dataclasses.replace(cfg, algorithm=name, preference=Preference())
 
 
-OF_LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-KEPT = ("save_minutes", "strict_checkpoints", "progress", "per_agent", "remat", "compute_dtype")
-KEPT += ("batch_size", "label_smoothing", *OF_LORA)
-OF_PAIRS = tuple(field.name for field in dataclasses.fields(Preferences))
+# Settings of the run that its reward models have too.
+KEPT = (
+    "save_minutes",
+    "strict_checkpoints",
+    "progress",
+    "per_agent",
+    "remat",
+    "compute_dtype",
+    "batch_size",
+    "label_smoothing",
+)
+KEPT += ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")

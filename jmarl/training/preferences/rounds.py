@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.algorithms import Algorithm, algorithm, option
+from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.evaluation.evaluate import Evaluation, evaluate
+from jmarl.learning.setup import Setup
 from jmarl.models.lora import model_of
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, tasks_of
 from jmarl.rollout.play import play
@@ -33,7 +34,7 @@ from jmarl.team import Team
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.files.manifest import describe_file
 from jmarl.training.files.saving import Saves
-from jmarl.training.fit import Examples, FitLog, batch_size, batches_of, check_parts, encode, update
+from jmarl.training.fit import Examples, FitLog, batch_size, check_micro_batches, data_batches, encode, update_on_data
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.step_log import TrainResult
 from jmarl.training.loop import Advanced, loop
@@ -54,19 +55,25 @@ class Rounds:
     initial: the parameters of each stack before training, which stay as they are: the reference, and perhaps the comparator.
     """
 
-    def __init__(self, team: Team, initial: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig):
-        self.team, self.items, self.env, self.cfg, self.row = team, items, env, cfg, algorithm(cfg.algorithm)
+    def __init__(
+        self,
+        team: Team,
+        initial: Sequence[Any],
+        items: Sequence[dict],
+        env: Environment,
+        algorithm: Algorithm,
+        cfg: TrainConfig,
+    ):
+        self.team, self.items, self.env, self.algorithm, self.cfg = team, items, env, algorithm, cfg
+        self.row, self.settings = algorithm.row, algorithm.preference
         self.initial = list(initial)
-        self.updates = self.setting("round_updates") if self.row.rounds else cfg.run.num_updates
-        kind = self.setting("comparator")
+        self.updates: int = (self.settings.round_updates or 1) if self.row.rounds else cfg.run.num_updates
+        kind = self.settings.comparator or "current"
         history = self._history() if kind == "history" else None
         self.comparator = Comparator(team, cfg, kind, self.initial, history) if self.row.rounds else None
         self.pairs: dict[int, list[Pair]] = {}  # of rounds that are still drawn from
         self.examples: dict[int, Examples] = {}
         self.folder = Path(cfg.run.output_dir) / "pairs" if cfg.run.output_dir else None
-
-    def setting(self, name: str) -> Any:
-        return option(name, getattr(self.cfg, name), self.row)
 
     def _history(self) -> History:
         """In files where the run keeps checkpoints, from whose oldest it may go on."""
@@ -76,7 +83,7 @@ class Rounds:
             steps = saved_steps(Path(self.cfg.run.output_dir) / "checkpoints")
             return min(steps, default=0) // self.updates
 
-        return History(self.setting("comparator_lag"), folder, oldest)
+        return History(self.settings.comparator_lag or 1, folder, oldest)
 
     def begin(self, step: int, state: TeamState) -> Round | None:
         """Make the pairs of the round that begins at a step, if one does. A later round may make none (all rewards are equal,
@@ -113,17 +120,18 @@ class Rounds:
         for round_ in range(-(-step // self.updates)):
             self._keep(round_, load_round(self.folder, round_))
 
-    def coded(self, round_: int) -> Examples:
+    def encoded(self, round_: int) -> Examples:
         """A round's pairs as token ids, with what the reference says of them."""
         if round_ not in self.examples:
-            self.examples[round_] = encode(self.team, self.initial, self.pairs[round_], self.cfg)
+            self.examples[round_] = encode(self.team, self.initial, self.pairs[round_], self.algorithm, self.cfg)
         return self.examples[round_]
 
     def weights(self, round_: int) -> np.ndarray:
         """How likely each round up to this one is drawn from."""
         rounds = range(round_ + 1)
-        how = (self.setting("replay"), self.setting("replay_k"), self.setting("replay_lambda"))
-        weights = replay_weights(len(rounds), *how) * [bool(self.pairs.get(r)) for r in rounds]
+        has_pairs = [bool(self.pairs.get(r)) for r in rounds]
+        settings: Any = self.settings
+        weights = replay_weights(len(rounds), settings.replay, settings.replay_k, settings.replay_lambda) * has_pairs
         if not weights.any():  # the newest rounds made none: the last that did
             weights[max(r for r in rounds if self.pairs.get(r))] = 1
         return weights / weights.sum()
@@ -147,7 +155,7 @@ class Rounds:
             )
             settings = self.cfg.sampling, self.cfg.episodes
             own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
-            other, how_chosen = None, (self.setting("pair_selection"), self.setting("pairs_per_prompt"))
+            other, how_chosen = None, (self.settings.pair_selection, self.settings.pairs_per_prompt)
             if self.comparator is not None:
                 other = self.comparator.answer(params, items, self.env, number, round_)
                 other_rewards.append(other.rewards)
@@ -168,20 +176,20 @@ class Rounds:
         """The pairs of a step: from this round and, by `replay`, from older ones."""
         now = step // self.updates
         rng = np.random.default_rng((self.cfg.run.seed, step, DRAW))
-        numbers = np.bincount(rng.choice(now + 1, batch_size(self.cfg), p=self.weights(now)), minlength=now + 1)
-        coded, reference = [], []
-        for of, n in [(self.coded(r), n) for r, n in enumerate(numbers) if n]:
-            chosen = chosen_of(len(of.coded), n, rng)
-            coded += [of.coded[i] for i in chosen]
+        numbers = np.bincount(rng.choice(now + 1, batch_size(self.algorithm), p=self.weights(now)), minlength=now + 1)
+        encoded, reference = [], []
+        for of, n in [(self.encoded(r), n) for r, n in enumerate(numbers) if n]:
+            chosen = chosen_of(len(of.encoded), n, rng)
+            encoded += [of.encoded[i] for i in chosen]
             reference += [] if of.reference is None else [of.reference[i] for i in chosen]
-        return Examples(coded, np.array(reference) if reference else None)
+        return Examples(encoded, np.array(reference) if reference else None)
 
     def step(self, step: int, state: TeamState) -> tuple[TeamState, list[dict[str, Any]], int, tuple[Data, ...]]:
         """One update: the state, metrics, how many tokens were learned from, and each stack's batch."""
         examples = self.drawn(step)
-        batches = batches_of(self.team, examples, range(len(examples.coded)), self.cfg)
-        state, learned = update(self.team, state, batches, self.cfg)
-        return state, learned, sum(len(row) for of in examples.coded for c in of for row in c.rows), batches
+        batches = data_batches(self.team, examples, range(len(examples.encoded)), self.algorithm)
+        state, metrics = update_on_data(self.team, state, batches, self.algorithm, self.cfg)
+        return state, metrics, sum(len(row) for pair in examples.encoded for agent in pair for row in agent.rows), batches
 
 
 class RoundLog(FitLog):
@@ -212,15 +220,10 @@ class RoundLog(FitLog):
 
 
 def run_rounds(
-    team: Team,
-    state: TeamState,
-    rounds: Rounds,
-    cfg: TrainConfig,
-    log: RoundLog,
-    saves: Saves,
-    eval_items: Sequence[dict],
+    setup: Setup, state: TeamState, rounds: Rounds, log: RoundLog, saves: Saves, eval_items: Sequence[dict]
 ) -> TrainResult:
     """The loop of `train` from `state` on, for rows that learn from pairs of the team's completions."""
+    team, cfg = setup.team, setup.cfg
     rounds.resume(int(state.step))
 
     def evaluated(state: TeamState) -> Evaluation:
@@ -232,7 +235,7 @@ def run_rounds(
         state, *learned = rounds.step(step, state)
         return state, partial(log.step, step, *learned)
 
-    done = loop(state, cfg, log, saves, advance, evaluated if eval_items else None)
+    done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
     return TrainResult(done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
 
 
@@ -297,15 +300,17 @@ def load_round(folder: Path, round_: int) -> list[Pair]:
     return pairs
 
 
-def check_rounds(cfg: TrainConfig) -> None:
-    """Refuse settings that rounds do not have."""
-    row: Algorithm = algorithm(cfg.algorithm)
+def check_rounds(cfg: TrainConfig, algorithm: Algorithm) -> None:
+    """Raise a ValueError for settings that rounds do not have."""
+    row = algorithm.row
     for name, needed in (("num_turns", 1), ("joint_mode", "aligned")):
-        if getattr(cfg, name) != needed:
-            raise ValueError(f"{name}={getattr(cfg, name)!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}")
+        if getattr(cfg.episodes, name) != needed:
+            raise ValueError(
+                f"{name}={getattr(cfg.episodes, name)!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}"
+            )
     if not row.learned:  # its team learns from rollouts, and its reward model from as many parts as there are pairs
-        check_parts(cfg)
-    if cfg.sampling.temperature == 0 and option("comparator", cfg.preference.comparator, row) == "current":
+        check_micro_batches(algorithm)
+    if cfg.sampling.temperature == 0 and algorithm.preference.comparator == "current":
         raise ValueError("temperature=0 makes all completions of a prompt alike: preferences need temperature > 0")
     if not row.rounds and cfg.preference.pair_selection == "comparator_reward":
         raise ValueError("pair_selection='comparator_reward' needs a comparator: it is for madpo_iter and marlhf_iter")
