@@ -56,18 +56,18 @@ def bench(cfg: Bench) -> dict[str, float]:
     """Peak memory and time of the team of `cfg.agents`."""
     learning = TrainConfig.of(
         algorithm="magrpo",
-        lora_rank=cfg.lora.lora_rank,
+        lora_rank=cfg.lora_rank,
         num_generations=cfg.group,
-        max_new_tokens=cfg.sampling.max_new_tokens,
-        min_new_tokens=cfg.sampling.max_new_tokens,
-        micro_batches=cfg.optimizer.micro_batches,
-        per_agent=cfg.optimizer.per_agent,
-        mesh=cfg.run.mesh,
+        max_new_tokens=cfg.max_new_tokens,
+        min_new_tokens=cfg.max_new_tokens,
+        micro_batches=cfg.micro_batches,
+        per_agent=cfg.per_agent,
+        mesh=cfg.mesh,
         learning_rate=1e-4,
         progress=False,
     )
     agent = load_agent(cfg.model)
-    team, params = make_team([agent] * cfg.agents, lora=cfg.lora.lora_rank > 0)
+    team, params = make_team([agent] * cfg.agents, lora=cfg.lora_rank > 0)
     del agent
     critics, state = start(team, params, learning, None)
     del params
@@ -92,7 +92,7 @@ def main() -> None:
         return
     found = []
     for agents in (1, cfg.agents):
-        fields = dataclasses.asdict(cfg.replace(agents=agents)) | {"alone": None}
+        fields = dataclasses.asdict(dataclasses.replace(cfg, agents=agents)) | {"alone": None}
         flags = [part for name, x in fields.items() if x is not None for part in ("--" + name.replace("_", "-"), str(x))]
         command = [sys.executable, "-m", "experiments.bench_lora", *flags, "--alone"]
         done = subprocess.run(command, env=os.environ, stdout=subprocess.PIPE, text=True, check=True)

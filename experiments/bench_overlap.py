@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import tyro
 
-from jmarl.config import TrainConfig, check
+from jmarl.config import SECTION_OF, TrainConfig, check
 from jmarl.envs.code import problems as code_problems
 from jmarl.envs.code.generation import CodeGeneration
 from jmarl.models.hub.agents import load_agent
@@ -76,7 +76,7 @@ def steps(cfg: Overlap, parts: int, overlap: bool) -> tuple[dict[str, Any], Team
     team, params = make_team([load_agent(cfg.model)] * 2)
     with Sandbox() as box, tempfile.TemporaryDirectory() as out:
         env = Timed(2, sandbox=box, limits=Limits(wall_s=5 + cfg.slow_s))
-        fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if hasattr(TrainConfig, f.name)}
+        fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if f.name in SECTION_OF}
         run = TrainConfig.of(
             **fields,
             num_updates=cfg.updates,

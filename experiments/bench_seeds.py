@@ -79,8 +79,8 @@ def seconds(agent: Agent, cfg: Bench, seeds: int) -> tuple[list[float], float]:
     """Of each warm step, and of the run."""
     learning = TrainConfig.of(
         algorithm=cfg.algorithm, num_updates=cfg.updates, num_prompts=cfg.prompts, num_generations=cfg.group,
-        max_new_tokens=cfg.sampling.max_new_tokens, min_new_tokens=cfg.sampling.max_new_tokens, lora_rank=cfg.lora.lora_rank, learning_rate=1e-4,
-        per_agent=cfg.optimizer.per_agent, mesh=cfg.run.mesh, progress=False,
+        max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, lora_rank=cfg.lora_rank, learning_rate=1e-4,
+        per_agent=cfg.per_agent, mesh=cfg.mesh, progress=False,
     )  # fmt: skip
     rng, times = np.random.default_rng(0), []
 

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jmarl.config import DTYPES, Learning, Sampling, check
+from jmarl.algorithms import resolve
+from jmarl.config import Sampling, TrainConfig
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.update import lower_update, update_stack
 from jmarl.models.config import ModelConfig
@@ -111,7 +112,7 @@ def load(cfg: Bench) -> tuple[ModelConfig, Any, list[list[int]], tuple[int, ...]
         params = jax.vmap(lambda k: init_params(model, k))(jax.random.split(jax.random.key(0), cfg.agents))
         return model, params, [list(range(5, 12)) for _ in texts], (2,)
     agent = load_agent(cfg.model)
-    ids = encode_prompts(agent.tokenizer, texts, agent.config.max_positions, cfg.sampling.max_new_tokens)
+    ids = encode_prompts(agent.tokenizer, texts, agent.config.max_positions, cfg.max_new_tokens)
     return agent.config, stack_params([agent.params] * cfg.agents), ids, stop_ids(agent.tokenizer)
 
 
@@ -121,18 +122,24 @@ class Step:
     def __init__(self, cfg: Bench):
         self.cfg = cfg
         self.model, params, self.ids, self.stop = load(cfg)
-        a, t = cfg.agents, cfg.sampling.max_new_tokens
+        a, t = cfg.agents, cfg.max_new_tokens
         self.sampling = Sampling(t, t, temperature=0.6, top_k=50, top_p=0.6, compute_dtype=cfg.dtype)
-        options: dict[str, Any] = dict(remat=cfg.optimizer.remat, micro_batches=cfg.optimizer.micro_batches, compute_dtype=cfg.dtype)
-        self.learning = Learning(temperature=0.6, learning_rate=5e-6, **options)
+        settings = TrainConfig.of(
+            temperature=0.6,
+            learning_rate=5e-6,
+            remat=cfg.remat,
+            micro_batches=cfg.micro_batches,
+            compute_dtype=cfg.dtype,
+            per_agent=cfg.per_agent,
+        )
+        self.algorithm = resolve(settings)
         width = max(map(len, self.ids))
         rows = np.array([row + [self.stop[0]] * (width - len(row)) for row in self.ids], np.int32)
         lengths = np.array([len(row) for row in self.ids])
         self.prompts, self.lengths = (jnp.tile(jnp.asarray(x), (a, *[1] * x.ndim)) for x in (rows, lengths))
-        self.mesh = mesh_for(cfg.run.mesh, [a])
-        self.state = init_stack(place(params, self.mesh), self.learning)
+        self.mesh = mesh_for(cfg.mesh, [a])
+        self.state = init_stack(place(params, self.mesh), self.algorithm)
         self.rewards = jax.random.normal(jax.random.key(1), (a, cfg.prompts, cfg.group))
-        self.groups = jnp.broadcast_to(jnp.arange(cfg.prompts)[:, None], self.rewards.shape)
         self.number = 0
 
     def sampler(self, call: Any):
@@ -146,10 +153,8 @@ class Step:
     def learner(self, call: Any):
         """`call` on the arguments of `update_stack`."""
         done = self.done
-        batch = Batch(
-            self.prompts, self.lengths, done.tokens, done.action_mask, done.logprobs, done.ended, self.rewards, self.groups
-        )
-        return call(self.state, batch, cfg=self.model, learning=self.learning, mode=self.cfg.optimizer.per_agent)
+        batch = Batch(self.prompts, self.lengths, done.tokens, done.action_mask, done.logprobs, done.ended, self.rewards, None)
+        return call(self.state, batch, model=self.model, algorithm=self.algorithm)
 
     def compile(self) -> None:
         compile_all(self.programs())
@@ -183,7 +188,7 @@ def bench(cfg: Bench) -> dict[str, Any]:
             rates.append(rates_now())
     around = (np.array(rates[1:]) + rates[:-1]) / 2  # [2 * repeats, 2]: the rates beside each half of a step
     (generate_s, update_s), (bandwidth, rate) = np.median(np.reshape(times, (-1, 2)), 0).tolist(), np.median(rates, 0).tolist()
-    a, p, g, t = cfg.agents, cfg.prompts, cfg.group, cfg.sampling.max_new_tokens
+    a, p, g, t = cfg.agents, cfg.prompts, cfg.group, cfg.max_new_tokens
     params = step.model.num_params()
     trained = sum(map(len, step.ids)) + p * g * t
     decode_floors = a * t * params * jnp.dtype(cfg.dtype).itemsize / around[::2, 0]
@@ -214,7 +219,6 @@ def bench(cfg: Bench) -> dict[str, Any]:
 
 def main() -> None:
     cfg = tyro.cli(Bench)
-    check("dtype", cfg.dtype, cfg.dtype in DTYPES, f"one of {DTYPES}")
     if cfg.compile_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.abspath(cfg.compile_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

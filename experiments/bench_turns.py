@@ -52,7 +52,7 @@ def bench(cfg: Turns) -> dict[str, Any]:
     params = [place(p, mesh) for p in params]
     ids = np.random.default_rng(0).integers(100, agent.config.vocab_size, cfg.prompt_tokens + cfg.new_prompt_tokens).tolist()
     first, new = ids[: cfg.prompt_tokens], ids[cfg.prompt_tokens :]
-    settings = Sampling(cfg.sampling.max_new_tokens, cfg.sampling.max_new_tokens)  # full length, so that every run does the same work
+    settings = Sampling(cfg.max_new_tokens, cfg.max_new_tokens)  # full length, so that every run does the same work
     how: dict[str, Any] = dict(seed=0, step=0)
     encoded, one = pad(team, [[first]] * cfg.agents), np.arange(1, dtype=np.uint32)
     done = sample_team(team, params, Ask(encoded, settings, group=cfg.group, prompt_ids=one, keep=True, **how))

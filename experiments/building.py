@@ -26,7 +26,7 @@ from typing import Any
 
 from experiments.report import command, report
 from experiments.start import Demonstrated, start
-from jmarl.config import check
+from jmarl.config import Episodes, Optimizer, Run, Sampling, check
 from jmarl.envs import make
 from jmarl.envs.vector import LockStep
 from jmarl.learning.per_agent import check_agents
@@ -50,21 +50,16 @@ class BuildingConfig(Demonstrated):
     """That a request of function_calling needs, from and to."""
     held_out: int = 32
     """Held-out tasks that are played before and after training; 0: none."""
-    num_updates: int = 120
-    num_prompts: int = 2
-    num_generations: int = 8
-    max_new_tokens: int = 128
-    chat: bool = True
-    temperature: float = 0.7
-    eval_temperature: float = 0.2
-    learning_rate: float | tuple[float, ...] = 2e-5
-    output_dir: str = "runs/building"
+    run: Run = Run(num_updates=120, eval_temperature=0.2, output_dir="runs/building")
+    episodes: Episodes = Episodes(num_prompts=2, num_generations=8, chat=True)
+    sampling: Sampling = Sampling(max_new_tokens=128, temperature=0.7)
+    optimizer: Optimizer = Optimizer(learning_rate=2e-05)
 
     def __post_init__(self):
         super().__post_init__()
         check("environment", self.environment, self.environment in ENVIRONMENTS, ", ".join(ENVIRONMENTS))
-        one = self.environment != "function_calling" or self.num_turns == 1
-        check("num_turns", self.num_turns, one, "1: function_calling has no later turns")
+        one = self.environment != "function_calling" or self.episodes.num_turns == 1
+        check("num_turns", self.episodes.num_turns, one, "1: function_calling has no later turns")
         letters = self.environment == "str_build" or self.max_letters == 2
         check("max_letters", self.max_letters, letters, "left out: it is of str_build")
         of_calls = self.environment == "function_calling" and 1 <= self.calls[0] <= self.calls[1]

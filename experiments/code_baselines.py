@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
 from experiments.code_team import CodeConfig, items_of
-from jmarl.config import TrainConfig, check
+from jmarl.config import SECTIONS, Run, TrainConfig, check
+from jmarl.config.flags import parse_flags
 from jmarl.envs.code.generation import CodeGeneration
 from jmarl.envs.code.pipeline import CodePipeline
 from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
@@ -42,14 +42,14 @@ class Baselines(CodeConfig):
 
     team: str = ""
     """Directory of a trained team's models (agent_0, agent_1, …), such as runs/code_team/models; empty: only baselines."""
-    output_dir: str = ""
+    run: Run = dataclasses.replace(CodeConfig.run, output_dir="")
 
     def __post_init__(self):
         super().__post_init__()
         check("agents", self.agents, self.agents >= 2, "2 or more: a single agent is one of the rows")
         check("held_out", self.held_out, self.held_out >= 1, "1 or more")
         check("reward", self.reward, self.reward == "levels", "levels: the table shows them")
-        check("num_turns", self.num_turns, self.num_turns == 1, "1: each way has its own")
+        check("num_turns", self.episodes.num_turns, self.episodes.num_turns == 1, "1: each way has its own")
         check("dataset", self.dataset, self.dataset != "classeval", "one of single functions")
 
 
@@ -91,13 +91,13 @@ def table(rows: Sequence[Sequence[str]], k: int) -> str:
 
 
 def main() -> None:
-    cfg = tyro.cli(Baselines)
+    cfg = parse_flags(Baselines)
     items, rows = items_of(cfg)[1], []
     with Sandbox(cfg.sandbox) as sandbox:
         for name, agents, env, changes in ways(cfg, load_agent(cfg.model), sandbox):
-            fields: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(TrainConfig)}
-            fields |= {"branching": "chain"} | changes
-            rows.append(row_of(name, agents, env, items, TrainConfig.of(**fields)))
+            settings = TrainConfig(cfg.algorithm, **{section: getattr(cfg, section) for section in SECTIONS})
+            settings = settings.replace(branching="chain", **changes)
+            rows.append(row_of(name, agents, env, items, settings))
             print(f"{name}: {', '.join(rows[-1][1:])}", flush=True)
     print(f"\n{len(items)} held-out items of {cfg.dataset}, {cfg.run.eval_generations} samples each\n")
     print(table(rows, cfg.run.eval_generations))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.report import command, report
-from jmarl.config import TrainConfig, check
+from jmarl.config import Episodes, Optimizer, Run, Sampling, TrainConfig, check
 from jmarl.envs.code import problems as code_problems
 from jmarl.envs.code.completion import CodeCompletion
 from jmarl.envs.code.data import SOURCES, load_items
@@ -56,16 +56,10 @@ class CodeConfig(TrainConfig):
     """How programs are confined: auto (S4, S3 or S2, whichever holds first), one of these, or unsafe-process."""
     wall_s: float = 2.0
     """Seconds that a program may take with all its tests."""
-    num_updates: int = 120
-    num_prompts: int = 2
-    num_generations: int = 8
-    sample_parts: int = 2
-    max_new_tokens: int = 96
-    chat: bool = True
-    temperature: float = 0.7
-    eval_temperature: float = 0.2
-    learning_rate: float | tuple[float, ...] = 2e-5
-    output_dir: str = "runs/code_team"
+    run: Run = Run(num_updates=120, eval_temperature=0.2, output_dir="runs/code_team")
+    episodes: Episodes = Episodes(num_prompts=2, num_generations=8, sample_parts=2, chat=True)
+    sampling: Sampling = Sampling(max_new_tokens=96, temperature=0.7)
+    optimizer: Optimizer = Optimizer(learning_rate=2e-05)
 
     def __post_init__(self):
         super().__post_init__()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.report import command, report
-from jmarl.config import TrainConfig, check
+from jmarl.config import Episodes, Optimizer, Run, Sampling, TrainConfig, check
 from jmarl.envs.chat_api import ChatAPI, ChatModel
 from jmarl.envs.debate.debate import Debate, DebateScripted, RuleBasedJudge
 from jmarl.envs.debate.llm_judge import ASKED, LLMJudge
@@ -64,15 +64,10 @@ class DebateConfig(TrainConfig):
     """A JSON Lines file of motions, in place of the project's own."""
     held_out: int = 8
     """Held-out tasks that are played before and after training; 0: none."""
-    num_updates: int = 100
-    num_prompts: int = 2
-    num_generations: int = 4
-    branching: str = "chain"
-    max_new_tokens: int = 96
-    chat: bool = True
-    temperature: float = 0.8
-    learning_rate: float | tuple[float, ...] = 1e-5
-    output_dir: str = "runs/debate"
+    run: Run = Run(num_updates=100, output_dir="runs/debate")
+    episodes: Episodes = Episodes(num_prompts=2, num_generations=4, branching="chain", chat=True)
+    sampling: Sampling = Sampling(max_new_tokens=96, temperature=0.8)
+    optimizer: Optimizer = Optimizer(learning_rate=1e-05)
 
     def __post_init__(self):
         kinds = ("trained", "scripted", "frozen")
@@ -86,12 +81,13 @@ class DebateConfig(TrainConfig):
         check("shared", self.shared, not self.shared or self.opponent == "trained", "off unless opponent is trained")
         check("judge_model", self.judge_model, not self.judge_model or self.judge != "rules", "left out where rules judge")
         turns = self.speeches * (1 if self.opponent == "scripted" else 2)
-        check("num_turns", self.num_turns, self.num_turns in (1, turns), f"{turns} or left out: it follows from speeches")
-        object.__setattr__(self, "num_turns", turns)
+        given_turns = self.episodes.num_turns
+        check("num_turns", given_turns, given_turns in (1, turns), f"{turns} or left out: it follows from speeches")
+        object.__setattr__(self, "episodes", dataclasses.replace(self.episodes, num_turns=turns))
         if self.opponent == "frozen":
-            own = self.frozen_agents in ((), (1,))
-            check("frozen_agents", self.frozen_agents, own, "1 or left out: agent 1 is the opponent")
-            object.__setattr__(self, "frozen_agents", (1,))
+            own = self.run.frozen_agents in ((), (1,))
+            check("frozen_agents", self.run.frozen_agents, own, "1 or left out: agent 1 is the opponent")
+            object.__setattr__(self, "run", dataclasses.replace(self.run, frozen_agents=(1,)))
         super().__post_init__()
         check_settings(self)
         check_agents(self, self.agents)

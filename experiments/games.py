@@ -125,9 +125,9 @@ class GamesConfig:
 
 def settings(cfg: GamesConfig, game: Game, env: TextEnvironment, tokens: int, seed: int) -> TrainConfig:
     turns = dict(num_turns=env.max_turns, branching="chain" if env.max_turns > 1 else "tree")
-    updates = cfg.run.num_updates or game.updates
+    updates = cfg.num_updates or game.updates
     return TrainConfig.of(
-        algorithm="grpo", seed=seed, num_updates=updates, learning_rate=cfg.optimizer.learning_rate, lr_schedule="linear",
+        algorithm="grpo", seed=seed, num_updates=updates, learning_rate=cfg.learning_rate, lr_schedule="linear",
         warmup_updates=updates // 25, num_prompts=game.batch[0], num_generations=game.batch[1], max_new_tokens=tokens,
         eval_generations=1, per_agent="vmap", mesh="agent=1", **turns, **game.learning,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -27,7 +27,7 @@ import dataclasses
 from experiments.report import command, report
 from experiments.start import Demonstrated, start
 from experiments.tiny import random_agents, tokenizer
-from jmarl.config import check
+from jmarl.config import Episodes, Optimizer, Run, Sampling, check
 from jmarl.envs import make
 from jmarl.envs.base import TextEnvironment
 from jmarl.envs.math.data import SOURCES
@@ -61,23 +61,18 @@ class MathConfig(Demonstrated):
     """To train on, as far as there are."""
     held_out: int = 32
     """Held-out tasks that are played before and after training; 0: none."""
-    num_updates: int = 120
-    num_prompts: int = 4
-    num_generations: int = 8
-    max_new_tokens: int = 96
-    branching: str = "chain"
-    chat: bool = True
-    temperature: float = 0.7
-    eval_temperature: float = 0.2
-    learning_rate: float | tuple[float, ...] = 2e-5
-    output_dir: str = "runs/mathematics"
+    run: Run = Run(num_updates=120, eval_temperature=0.2, output_dir="runs/mathematics")
+    episodes: Episodes = Episodes(num_prompts=4, num_generations=8, branching="chain", chat=True)
+    sampling: Sampling = Sampling(max_new_tokens=96, temperature=0.7)
+    optimizer: Optimizer = Optimizer(learning_rate=2e-05)
 
     def __post_init__(self):
         check("environment", self.environment, self.environment in TURNS, ", ".join(TURNS))
         fixed = TURNS[self.environment]
-        check("num_turns", self.num_turns, self.environment == "math" or self.num_turns in (1, fixed), f"{fixed} or left out")
-        if self.num_turns == 1:
-            object.__setattr__(self, "num_turns", TURNS[self.environment])
+        turns = self.episodes.num_turns
+        check("num_turns", turns, self.environment == "math" or turns in (1, fixed), f"{fixed} or left out")
+        if turns == 1:
+            object.__setattr__(self, "episodes", dataclasses.replace(self.episodes, num_turns=fixed))
         super().__post_init__()
         check("difficulty", self.difficulty, self.difficulty in (1, 2, 3), "1, 2 or 3")
         check("data", self.data, self.data in ("problems", *SOURCES), ", ".join(("problems", *SOURCES)))
@@ -95,8 +90,9 @@ class MathConfig(Demonstrated):
         check("imitation_slips", slips, 0 <= slips <= 1, "in [0, 1]")
         if self.model == "tiny":
             check("difficulty", self.difficulty, self.difficulty == 1, "1 for model=tiny, which knows whole numbers only")
-            check("lora_rank", self.lora_rank, not self.lora_rank, "0 for model=tiny, each of whose agents has other weights")
-            check("chat", self.chat, not self.chat, "off for model=tiny, which has no template")
+            rank = self.lora.lora_rank
+            check("lora_rank", rank, not rank, "0 for model=tiny, each of whose agents has other weights")
+            check("chat", self.episodes.chat, not self.episodes.chat, "off for model=tiny, which has no template")
             check("topics", self.topics, self.topics == ("arithmetic",), "arithmetic for model=tiny, which reads nothing else")
         check("data_path", self.data_path, not (own and self.data_path), f"of --data {' or '.join(SOURCES)}")
         check("tasks", self.tasks, self.tasks >= 1, "1 or more")

@@ -14,8 +14,8 @@ import dataclasses
 from pathlib import Path
 
 from experiments.report import command
-from jmarl.algorithms import algorithm
-from jmarl.config import TrainConfig, check
+from jmarl.algorithms import find_row
+from jmarl.config import Run, TrainConfig, check
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
 from jmarl.training.fit import FitResult, check_fit, fit
@@ -38,8 +38,7 @@ class OfflineConfig(TrainConfig):
     agents: int = 1
     """Agents of the team."""
     algorithm: str = "dpo"
-    num_updates: int = 50
-    output_dir: str = "runs/offline"
+    run: Run = Run(num_updates=50, output_dir="runs/offline")
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,7 +46,7 @@ class OfflineConfig(TrainConfig):
         check("agents", self.agents, self.agents >= 1, ">= 1")
 
     def read(self, path: str) -> list:
-        if algorithm(self.algorithm).data == "texts":
+        if find_row(self.algorithm).data == "texts":
             return load_trajectories(path, self.min_reward)
         return load_pairs(path, self.agents)
 
@@ -56,7 +55,7 @@ def run(cfg: OfflineConfig) -> FitResult:
     check_fit(cfg, None)
     data, held = cfg.read(cfg.data), cfg.read(cfg.eval_data) if cfg.eval_data else []
     if not held:
-        pairs = algorithm(cfg.algorithm).data == "pairs"
+        pairs = find_row(cfg.algorithm).data == "pairs"
         data, held = held_out(data, 10) if pairs else ([x for i, x in enumerate(data) if i % 10] or data, data[::10])
     if cfg.algorithm == "reward_model":
         model, result = fit_reward_model(load_agent(cfg.model), data, cfg, eval_pairs=held)

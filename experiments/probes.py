@@ -164,7 +164,7 @@ def write(text: str) -> None:
 
 def items_of(cfg: TrainConfig, num_updates: int) -> jax.Array:
     """The items [updates, P] that the training loop takes."""
-    return jnp.array([[ITEMS[i]["id"] for i in tasks_of(s, len(ITEMS), cfg.episodes.num_prompts, cfg.run.seed)] for s in range(num_updates)])
+    return jnp.array([[ITEMS[i]["id"] for i in tasks_of(s, len(ITEMS), cfg.num_prompts, cfg.seed)] for s in range(num_updates)])
 
 
 class Timed(ProbeEnvironment):

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import tyro
-
 from jmarl.config import TrainConfig
+from jmarl.config.flags import parse_flags
 from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.sandbox import SandboxUnavailable
 from jmarl.training.files.checkpoint import CheckpointError, saved_steps
@@ -32,7 +31,7 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
     """The command of an experiment: read its flags, run it, show what came of it, and end with `exit_code`. What is wrong with
     the flags or the machine is said in a sentence."""
     try:
-        cfg = tyro.cli(settings)
+        cfg = parse_flags(settings)
     except (ValueError, TypeError, DirectoryInUse) as error:
         raise SystemExit(f"error: {error}") from None
     try:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.report import told
-from jmarl.algorithms import algorithm
-from jmarl.config import TrainConfig, check
+from jmarl.algorithms import find_row
+from jmarl.config import TrainConfig, check, flat
 from jmarl.envs.base import TextEnvironment
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
@@ -38,10 +38,14 @@ class Demonstrated(TrainConfig):
         super().__post_init__()
         shown = self.demonstrations
         check("demonstrations", shown, shown >= 0, "0 or more")
-        check("demonstrations", shown, not shown or not self.lora_rank, "0 with LoRA, whose agents begin with the same weights")
-        check("demonstrations", shown, not shown or not self.frozen_agents, "0 with frozen agents, which stay as they are")
+        lora = self.lora.lora_rank
+        check("demonstrations", shown, not shown or not lora, "0 with LoRA, whose agents begin with the same weights")
+        check("demonstrations", shown, not shown or not self.run.frozen_agents, "0 with frozen agents, which stay as they are")
         check(
-            "demonstrations", shown, not shown or self.history == "none", "0 where history is append: each turn is shown alone"
+            "demonstrations",
+            shown,
+            not shown or self.episodes.history == "none",
+            "0 where history is append: each turn is shown alone",
         )
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
@@ -63,7 +67,7 @@ def start(
     """A team and its parameters. items: tasks to train on; the first of them are demonstrated. agents: in place of the model's.
     slips: see `demonstrate`."""
     agents = agents or [load_agent(cfg.model)] * env.num_agents
-    if cfg.demonstrations and not (cfg.run.resume and algorithm(cfg.algorithm).data == "rollouts"):  # whose checkpoint has all
+    if cfg.demonstrations and not (cfg.run.resume and find_row(cfg.algorithm).data == "rollouts"):  # whose checkpoint has all
         check(
             "demonstrations", cfg.demonstrations, cfg.demonstrations <= len(items), f"at most the tasks there are, {len(items)}"
         )
@@ -78,7 +82,7 @@ def start(
 def imitation(cfg: Demonstrated) -> TrainConfig:
     """Its settings."""
     parts = min(cfg.optimizer.micro_batches, cfg.imitation_batch_size)
-    alike = {name: getattr(cfg, name) for name in ("seed", "chat", "compute_dtype", "remat", "progress", "log_every")}
+    alike = {name: flat(cfg)[name] for name in ("seed", "chat", "compute_dtype", "remat", "progress", "log_every")}
     return TrainConfig.of(
         algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size, micro_batches=parts,
         learning_rate=cfg.imitation_learning_rate, output_dir=f"{cfg.run.output_dir}/imitation" if cfg.run.output_dir else "",

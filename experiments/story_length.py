@@ -10,11 +10,11 @@ Expected: 0.89 to 0.94 in updates 31 to 40 and 0.89 to 0.94 on held-out topics (
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Literal, Self
 
 from experiments.report import command, end_of, with_interval
-from jmarl.algorithms import algorithm
-from jmarl.config import TrainConfig, check
+from jmarl.algorithms import find_row
+from jmarl.config import Episodes, Optimizer, Run, Sampling, TrainConfig, check
 from jmarl.envs.centralized import Centralized
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
@@ -30,18 +30,14 @@ from jmarl.training.train import TrainResult, check_settings, train
 class StoryConfig(TrainConfig):
     """Two agents, one story."""
 
+    joint_mode: Literal["auto", "aligned", "cross", "counterfactual"] = "auto"
+    """auto: cross, or aligned for algorithms that do not take it (madpo, madpo_iter, marlhf, marlhf_iter, c3)."""
     model: str = "smollm2-135m-instruct"
     """Model of both agents: a name, a directory, a .gguf file or a hub id."""
-    num_updates: int = 40
-    num_prompts: int = 2
-    num_generations: int = 8
-    joint_mode: str = "auto"
-    """auto: cross, where the algorithm's row goes with it; aligned in madpo, madpo_iter, marlhf, marlhf_iter; else as there:
-    aligned, cross or counterfactual (what c3 is)."""
-    max_new_tokens: int = 64
-    chat: bool = True
-    learning_rate: float | tuple[float, ...] = 5e-5
-    output_dir: str = "runs/story_length"
+    run: Run = Run(num_updates=40, output_dir="runs/story_length")
+    episodes: Episodes = Episodes(num_prompts=2, num_generations=8, chat=True)
+    sampling: Sampling = Sampling(max_new_tokens=64)
+    optimizer: Optimizer = Optimizer(learning_rate=5e-05)
     held_out: int = len(HELD_OUT)
     """Held-out topics that are played before and after training; 0: none."""
     seeds: tuple[int, ...] = ()
@@ -52,21 +48,23 @@ class StoryConfig(TrainConfig):
     The default model never wrote a section in 64 tries, so that it earns and learns nothing: choose a larger one."""
 
     def __post_init__(self):
-        if self.joint_mode == "auto":
-            pairs = algorithm(self.algorithm).data != "rollouts" or self.algorithm == "c3"
-            object.__setattr__(self, "joint_mode", "aligned" if pairs else "cross")
+        mode = self.joint_mode
+        if mode == "auto":
+            pairs = find_row(self.algorithm).data != "rollouts" or self.algorithm == "c3"
+            mode = "aligned" if pairs else "cross"
+        object.__setattr__(self, "episodes", dataclasses.replace(self.episodes, joint_mode=mode))
         super().__post_init__()
         check("held_out", self.held_out, 0 <= self.held_out <= len(HELD_OUT), f"in 0..{len(HELD_OUT)}")
-        check("num_turns", self.num_turns, self.num_turns == 1, "1: a story has no later turns")
+        check("num_turns", self.episodes.num_turns, self.episodes.num_turns == 1, "1: a story has no later turns")
         if self.seeds:
             check_seeds(self.seeds, self)
         else:
             check_settings(self)
         check_agents(self, 1 if self.centralized else 2)
 
-    def of_seed(self, seed: int, **changes: Any) -> Self:
-        """Of a run alone, which has no other seeds."""
-        return super().for_seed(seed, seeds=(), **changes)
+    def for_seed(self, seed: int) -> Self:
+        """Return the settings of one run, which has no other seeds."""
+        return dataclasses.replace(super().for_seed(seed), seeds=())
 
 
 def run(cfg: StoryConfig) -> list[TrainResult]:

@@ -26,7 +26,7 @@ import dataclasses
 
 from experiments.report import command, report
 from experiments.start import Demonstrated, start
-from jmarl.config import check
+from jmarl.config import Episodes, Optimizer, Run, Sampling, check
 from jmarl.envs import make
 from jmarl.envs.tools.tasks import MAKERS
 from jmarl.envs.vector import LockStep
@@ -49,24 +49,18 @@ class ToolsConfig(Demonstrated):
     """Kinds of task, such as arithmetic lookup; empty: all that the tools suffice for."""
     held_out: int = 32
     """Held-out tasks that are played before and after training; 0: none."""
-    num_updates: int = 120
-    num_prompts: int = 2
-    num_generations: int = 8
-    num_turns: int = 4
-    branching: str = "chain"
-    max_new_tokens: int = 96
-    chat: bool = False
-    """Put prompts into the tokenizer's chat template. Small models take up the prompt's examples better without it."""
-    temperature: float = 0.7
-    eval_temperature: float = 0.2
-    learning_rate: float | tuple[float, ...] = 2e-5
-    output_dir: str = "runs/tools"
+    run: Run = Run(num_updates=120, eval_temperature=0.2, output_dir="runs/tools")
+    # Small models follow the examples of the prompt better without a chat template.
+    episodes: Episodes = Episodes(num_prompts=2, num_generations=8, num_turns=4, branching="chain", chat=False)
+    sampling: Sampling = Sampling(max_new_tokens=96, temperature=0.7)
+    optimizer: Optimizer = Optimizer(learning_rate=2e-05)
 
     def __post_init__(self):
         super().__post_init__()
         check("environment", self.environment, self.environment in AGENTS, ", ".join(AGENTS))
         agents = AGENTS[self.environment]
-        check("num_turns", self.num_turns, self.num_turns % agents == 0, "even: planner and caller take turns")
+        turns = self.episodes.num_turns
+        check("num_turns", turns, turns % agents == 0, "even: planner and caller take turns")
         check("kinds", self.kinds, set(self.kinds) <= set(MAKERS), f"some of {', '.join(MAKERS)}")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
         check_settings(self)

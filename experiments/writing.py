@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.report import command, report
-from jmarl.config import TrainConfig, check
+from jmarl.config import Episodes, Optimizer, Run, Sampling, TrainConfig, check
 from jmarl.envs import make
 from jmarl.envs.vector import LockStep
 from jmarl.learning.per_agent import check_agents
@@ -47,22 +47,17 @@ class WritingConfig(TrainConfig):
     """One model writes both texts, with [PARAGRAPH_SPLIT] between them."""
     held_out: int = 16
     """Held-out tasks that are played before and after training, as far as there are; 0: none."""
-    num_updates: int = 100
-    num_prompts: int = 2
-    num_generations: int = 8
-    joint_mode: str = "cross"
-    max_new_tokens: int = 256
-    """Of each completion; arxiv asks for 128 words or more."""
-    chat: bool = True
-    learning_rate: float | tuple[float, ...] = 2e-5
-    output_dir: str = "runs/writing"
+    run: Run = Run(num_updates=100, output_dir="runs/writing")
+    episodes: Episodes = Episodes(num_prompts=2, num_generations=8, joint_mode="cross", chat=True)
+    sampling: Sampling = Sampling(max_new_tokens=256)  # arxiv asks for 128 words or more
+    optimizer: Optimizer = Optimizer(learning_rate=2e-05)
 
     def __post_init__(self):
         super().__post_init__()
         check("environment", self.environment, self.environment in ENVIRONMENTS, f"one of {ENVIRONMENTS}")
         check("data", self.data, not self.data or self.environment != "story", "empty for environment=story")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
-        check("num_turns", self.num_turns, self.num_turns == 1, "1: there are no later turns")
+        check("num_turns", self.episodes.num_turns, self.episodes.num_turns == 1, "1: there are no later turns")
         check_settings(self)
         check_agents(self, 1 if self.single else 2)
 

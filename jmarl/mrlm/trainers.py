@@ -105,7 +105,7 @@ class ExperimentConfig:
         for given, wanted in ((training, TrainingConfig), (ppo, PPOConfig), (grpo, GRPOConfig)):
             if given is not None and not isinstance(given, wanted):
                 raise TypeError(f"here stands a {wanted.__name__}(...), got {type(given).__name__}")
-        known = {f.name for f in dataclasses.fields(TrainConfig)} - SET_BY_TRAINERS
+        known = {"algorithm", *SECTION_OF} - SET_BY_TRAINERS
         for name in fields.keys() - known:
             if name in SET_BY_TRAINERS:
                 raise TypeError(f"ExperimentConfig: {name!r} is set by the trainer and its policies")

@@ -171,7 +171,7 @@ def test_a_model_learns_to_write_for_both_roles(speaker, tmp_path):
     def agree(a, b):
         return [0.5 * (bool(x) + bool(y)) for x, y in zip(a, b, strict=True)]
 
-    cfg = TrainConfig(
+    cfg = TrainConfig.of(
         num_updates=60, num_prompts=4, num_generations=16, max_new_tokens=8, min_new_tokens=8, learning_rate=1e-2,
         eval_generations=16, progress=False, output_dir=str(tmp_path),
     )  # fmt: skip

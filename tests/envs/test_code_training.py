@@ -69,7 +69,7 @@ def test_an_episode_is_what_it_was_in_its_last_turn(agents):
     env = RewardEnvironment(
         make_reward(solved, num_agents=2), [lambda item: item["prompt"]] * 2, lambda num_agents, **_: ["on"] * 2
     )
-    cfg = TrainConfig(
+    cfg = TrainConfig.of(
         num_turns=3, branching="chain", early_termination_threshold=0.5, eval_generations=4, max_new_tokens=4, num_prompts=3
     )
     result = evaluate(*make_team(agents), [{"prompt": p} for p in ("a", "b c", "d")], env, cfg)
@@ -131,7 +131,7 @@ def test_a_pipeline_of_three():
 @pytest.fixture(scope="module")
 def trained(agents, tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
-    cfg = TrainConfig(
+    cfg = TrainConfig.of(
         num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=8, save_every=1, output_dir=str(out), eval_generations=2
     )
     with Sandbox() as box:
@@ -155,7 +155,7 @@ def test_the_level_is_in_the_metadata_and_stays(trained, agents, monkeypatch):
     events = b"".join(path.read_bytes() for path in Path(out).rglob("*tfevents*"))
     assert b"sandbox" in events
     with Sandbox("unsafe-process") as box, pytest.raises(ValueError, match=rf"environment: .*{level}.* -> .*S1"):
-        again = TrainConfig(**{f: getattr(cfg, f) for f in TrainConfig.__dataclass_fields__} | dict(resume=True, num_updates=3))
+        again = TrainConfig.of(**{f: getattr(cfg, f) for f in TrainConfig.__dataclass_fields__} | dict(resume=True, num_updates=3))
         train(*make_team(agents), CodeGeneration(2, sandbox=box), ITEMS, again)
 
 
@@ -163,7 +163,7 @@ def test_parameters_are_bit_equal_whether_programs_run_beside_the_sampler_or_not
     """Rewards of real executions, half of a step's prompts at a time."""
     states = []
     for overlap in (True, False):
-        cfg = TrainConfig(
+        cfg = TrainConfig.of(
             num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=8, learning_rate=1e-2, sample_parts=2,
             overlap_rewards=overlap,
         )  # fmt: skip

@@ -79,7 +79,7 @@ def server():
 def model_at(server, **changes):
     port = server if isinstance(server, int) else server.server_port
     api = ChatAPI(f"http://127.0.0.1:{port}/v1", "judge", wait_s=0.01, timeout_s=0.5, called="judge")
-    return ChatModel(dataclasses.replace(api, **changes))
+    return ChatModel(api.replace(**changes))
 
 
 def prefers(side):
@@ -289,7 +289,7 @@ def judge_agent(speaker):
     """One that was taught the form: it likes whoever comes first."""
     orders = [question(DEBATE, order) for order in (("pro", "con"), ("con", "pro"))]
     data = [Trajectory((text,), ("A=7 B=3",)) for text in orders]
-    cfg = TrainConfig(algorithm="sft", num_updates=30, learning_rate=1e-2, batch_size=1, chat=True, progress=False)
+    cfg = TrainConfig.of(algorithm="sft", num_updates=30, learning_rate=1e-2, batch_size=1, chat=True, progress=False)
     team, params = make_team([speaker])
     result = fit(team, params, data, cfg)
     (agent,) = agents_of(team, policies(result.state))
@@ -350,7 +350,7 @@ def test_a_server_that_serves_a_jmarl_agent(server, judge_model, random_model):
 
 # --- in training ----------------------------------------------------------------------------------------------------------
 
-SHORT = TrainConfig(
+SHORT = TrainConfig.of(
     num_updates=2, num_prompts=1, num_generations=2, num_turns=2, branching="chain", max_new_tokens=4, per_agent="vmap",
     progress=False,
 )  # fmt: skip
@@ -368,7 +368,7 @@ def test_a_team_is_trained_under_a_judge_that_goes_away(server, speaker, tmp_pat
     env = Debate(1, judge=LLMJudge(model_at(server), 1), zero_sum=True)
     team, params = make_team([speaker] * 2)
     with pytest.warns(UserWarning, match="update 1: 2 of 2 joint actions have no valid reward; .*refused with 500"):
-        train(team, params, env, [TASK], dataclasses.replace(SHORT, output_dir=str(tmp_path)))
+        train(team, params, env, [TASK], SHORT.replace(output_dir=str(tmp_path)))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(calls) == 4 + 4 * 3
     assert rows[0]["turn_1/reward/pro_wins"] == 1 and rows[0]["turn_1/reward/position_bias"] == 0

@@ -25,7 +25,7 @@ def test_a_team_trains_by_turns(tiny_dir, tmp_path):
     result = run(cfg)
     assert np.isfinite(result.rewards).all() and result.after is not None
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert any("solved" in name for row in rows for name in row) and cfg.num_turns == TURNS["math_planner"]
+    assert any("solved" in name for row in rows for name in row) and cfg.episodes.num_turns == TURNS["math_planner"]
 
 
 def test_settings_that_do_not_exist_are_refused():
@@ -49,11 +49,11 @@ def test_a_tiny_team_imitates_and_is_trained(tmp_path, capsys):
     result = run(cfg)
     assert len(result.rewards) == 2 and result.before and result.after
     assert "held-out untrained: reward" in capsys.readouterr().out
-    resumed = run(dataclasses.replace(cfg, num_updates=3, resume=True))  # nothing is imitated again: all is in the checkpoint
+    resumed = run(cfg.replace(num_updates=3, resume=True))  # nothing is imitated again: all is in the checkpoint
     assert len(resumed.rewards) == 1 and "untrained" not in capsys.readouterr().out
-    alone = dataclasses.replace(cfg, num_updates=4, resume=True, environment="math", num_turns=1)
+    alone = cfg.replace(num_updates=4, resume=True, environment="math", num_turns=1)
     env, agents = environment_of(alone), random_agents("tiny", tokenizer(PIECES), 1, 0, 128)
-    pairs = dataclasses.replace(alone, algorithm="madpo_iter")  # whose reference is what it began with, in no checkpoint
+    pairs = alone.replace(algorithm="madpo_iter")  # whose reference is what it began with, in no checkpoint
     for of, shown in ((alone, False), (pairs, True)):
         begun = agents_of(*start(of, env, env.tasks("train", 16), [], agents))
         moved = [np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (begun[0].params, agents[0].params)), strict=True)]

@@ -217,7 +217,7 @@ def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
     got = play(team, params, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2).turns[0]
     assert np.isnan(got.rewards).any(-1).tolist() == [[False] * 2, [True] * 2, [False] * 2]
     assert got.invalid == 2 and got.acts.tolist() == [[True, False, True]] and got.fault.endswith("no judge")
-    cfg = TrainConfig(num_updates=1, num_prompts=3, num_generations=2, max_new_tokens=3, progress=False)
+    cfg = TrainConfig.of(num_updates=1, num_prompts=3, num_generations=2, max_new_tokens=3, progress=False)
     with pytest.warns(UserWarning, match="2 of 6 joint actions have no valid reward; no judge"):
         assert train(team, params, Troubled(), tasks, cfg).rewards == [0.5]
 
@@ -322,7 +322,7 @@ def test_a_team_trains_on_a_mixture_of_a_mixture(tiny_pair):
     inner = Mixture({"grid": make("grid", brief=True), "sudoku": make("sudoku", brief=True)})
     both = Mixture({"games": inner, "relay": Relay()}, {"games": 2, "relay": 1})
     options = dict(num_updates=1, num_prompts=6, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain")
-    result = train(team, params, both, both.tasks("train", 6), TrainConfig(**options, progress=False))
+    result = train(team, params, both, both.tasks("train", 6), TrainConfig.of(**options, progress=False))
     assert len(result.rewards) == 1 and np.isfinite(result.rewards[0])
 
 
@@ -373,10 +373,10 @@ def test_mrlm_words(tiny_pair):
     got = play(team, params, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
     assert [len(turn.items) for turn in got.turns] == [3, 6, 12] and got.turns[1].prompts == [["1"] * 6]
     assert got.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "said")
-    cfg = TrainConfig(num_updates=1, num_generations=2, max_new_tokens=2, num_turns=3, branching="chain", progress=False)
+    cfg = TrainConfig.of(num_updates=1, num_generations=2, max_new_tokens=2, num_turns=3, branching="chain", progress=False)
     assert train(team, params, env, tasks, cfg).rewards == [1.5]
     with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3: set num_turns=3"):
-        train(team, params, env, tasks, TrainConfig(num_updates=1, max_new_tokens=2, progress=False))
+        train(team, params, env, tasks, TrainConfig.of(num_updates=1, max_new_tokens=2, progress=False))
 
 
 class Undeclared(Count):
@@ -391,10 +391,10 @@ def test_mrlm_words_without_max_turns_are_played_as_long_as_the_run_says(tiny_pa
     how = dict(num_updates=1, num_generations=2, max_new_tokens=2, branching="chain", progress=False)
     env, tasks = Undeclared(), Undeclared().tasks("train", 1)
     assert LockStep(env).max_turns == 16
-    assert train(team, params, env, tasks, TrainConfig(num_turns=5, **how)).rewards == [1.5]
+    assert train(team, params, env, tasks, TrainConfig.of(num_turns=5, **how)).rewards == [1.5]
     team, params = make_team(tiny_pair[:1])
     with pytest.warns(UserWarning, match="Undeclared: 2 episodes were not done after 2 turns and were cut there"):
-        assert train(team, params, env, tasks, TrainConfig(num_turns=2, **how)).rewards == [1.0]
+        assert train(team, params, env, tasks, TrainConfig.of(num_turns=2, **how)).rewards == [1.0]
 
 
 def test_an_episode_that_is_cut_is_done_and_truncated():
@@ -462,7 +462,7 @@ def test_rows_train_agents_that_act_in_turns(tiny_pair, algorithm):
     """An agent's parameters move by its own turns; of an agent that never acts they stay."""
     team, params = make_team(tiny_pair)
     options = dict(num_updates=1, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
-    cfg = TrainConfig(algorithm=algorithm, learning_rate=1e-2, **options)
+    cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, **options)
     result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
     assert result.rewards == [4.5] and result.state.stacks[0].skipped.tolist() == [0, 0]
 
@@ -479,7 +479,7 @@ class Silent(Relay):
 def test_an_agent_that_never_acts_stays_as_it_is(tiny_pair):
     team, params = make_team(tiny_pair)
     before = np.array(params[0]["embed"]) if "embed" in params[0] else None
-    cfg = TrainConfig(num_updates=2, num_generations=4, max_new_tokens=3, learning_rate=1e-2, progress=False)
+    cfg = TrainConfig.of(num_updates=2, num_generations=4, max_new_tokens=3, learning_rate=1e-2, progress=False)
     result = train(team, params, Silent(), Silent().tasks(count=2), cfg)
     after = np.array(result.state.stacks[0].params["embed"])
     assert before is not None and (after[1] == before[1]).all() and (after[0] != before[0]).any()
@@ -500,7 +500,7 @@ class Nothing(TextEnvironment):
 def test_pictures_of_turns_in_which_nobody_reads_anything(tiny_pair, tmp_path):
     team, params = make_team(tiny_pair[:1])
     options = dict(num_updates=1, num_generations=2, max_new_tokens=2, chat=True, progress=False, log_every=1)
-    assert train(team, params, Nothing(), [{}], TrainConfig(output_dir=str(tmp_path), **options)).rewards == [1.0]
+    assert train(team, params, Nothing(), [{}], TrainConfig.of(output_dir=str(tmp_path), **options)).rewards == [1.0]
 
 
 def test_what_does_not_go_with_turns_is_refused(tiny_pair):
@@ -514,7 +514,7 @@ def test_what_does_not_go_with_turns_is_refused(tiny_pair):
             params,
             Silent(),
             Silent().tasks(count=2),
-            TrainConfig(algorithm="madpo_iter", max_new_tokens=3, num_updates=1, progress=False),
+            TrainConfig.of(algorithm="madpo_iter", max_new_tokens=3, num_updates=1, progress=False),
         )
 
 
@@ -540,7 +540,7 @@ def test_alternatives_in_which_others_are_asked(tiny_pair, row, joint):
     baseline for agents that it does not ask."""
     team, params = make_team(tiny_pair)
     options = dict(num_updates=1, num_prompts=2, num_generations=4, max_new_tokens=3, num_turns=2, branching="chain")
-    cfg = TrainConfig(algorithm=row, joint_mode=joint, progress=False, **options)
+    cfg = TrainConfig.of(algorithm=row, joint_mode=joint, progress=False, **options)
     assert train(team, params, Pass(), [{"i": 0}, {"i": 1}], cfg).rewards == [1.5]
 
 
@@ -581,7 +581,7 @@ def test_dynamic_sampling_of_a_mixture(tiny_pair):
     team, params = make_team(tiny_pair)
     both = Mixture({"a": Scaled(), "b": Silent(), "c": make("grid", brief=True)})
     options = dict(num_prompts=1, num_generations=4, max_new_tokens=3, dynamic_sampling=3, progress=False)
-    result = train(team, params, both, both.tasks("train", 9), TrainConfig(algorithm="grpo", num_updates=4, **options))
+    result = train(team, params, both, both.tasks("train", 9), TrainConfig.of(algorithm="grpo", num_updates=4, **options))
     assert len(result.rewards) == 4
 
 

@@ -87,7 +87,7 @@ def test_agents_write_what_they_write_in_their_own_team(runs, played):
 def test_the_diagonal_is_what_evaluate_gives(runs, mode):
     """Means and intervals."""
     got = crossed(runs, joint_mode=mode)
-    cfg = TrainConfig(
+    cfg = TrainConfig.of(
         max_new_tokens=NEW, min_new_tokens=3, eval_generations=GROUP, num_generations=GROUP, seed=SEED, joint_mode=mode
     )
     results = [evaluate(*make_team(agents), ITEMS, env_of(2), cfg) for agents in runs]

@@ -28,7 +28,7 @@ from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.step import batches_of, learn_from, play_step, update
 from jmarl.training.train import start, train
 
-BASE = TrainConfig(
+BASE = TrainConfig.of(
     algorithm="iac", num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
     progress=False, mesh="agent=1",
 )  # fmt: skip
@@ -59,7 +59,7 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
     team, params = make_team(agents, shared_weights)
     judges, state = start(team, params, cfg, critic)
     state = change(state)
-    played = play_step(team, state, ITEMS, environment(len(agents), cfg.num_turns), cfg, 0)
+    played = play_step(team, state, ITEMS, environment(len(agents), cfg.episodes.num_turns), cfg, 0)
     batches = jax.device_get(critics.judge(team, judges, state, played, cfg))
     before = jax.device_get(without_gradients(state))
     after, metrics = update(team, judges, state, played, cfg)
@@ -100,7 +100,7 @@ def moved(before, after):
 @pytest.mark.parametrize("row, separate", [("iac", True), ("iac", False), ("maac", True)])
 def test_the_advantage_is_the_return_minus_the_value(agents, row, critic_type, separate):
     """A critic that gives 0.5 to everything: A = R - 0.5, of every kind of critic; its targets are the returns."""
-    cfg = dataclasses.replace(BASE, algorithm=row, critic_type=critic_type, separate_critic=None if row == "maac" else separate)
+    cfg = BASE.replace(algorithm=row, critic_type=critic_type, separate_critic=None if row == "maac" else separate)
     played, (batches, of_critics), before, _, metrics = one_step(agents, cfg, change=believe(0.5))
     for a in range(2):
         mine = jax.tree.map(lambda x, a=a: x[a], batches[0])
@@ -174,7 +174,7 @@ def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
         params = state.critics[0].params
         return state._replace(critics=(state.critics[0]._replace(params=params | {"value": params["value"] + head}),))
 
-    cfg = dataclasses.replace(BASE, algorithm=row, critic_type="q")
+    cfg = BASE.replace(algorithm=row, critic_type="q")
     _, (_, of_critics), before, *_ = one_step(agents, cfg, change=change)
     params, batch, model = unstack(before.critics[0].params, 0), unstack(of_critics[0], 0), agents[0].config
     rows, _ = make_rows(None, None, batch, None, cfg=model, learning=cfg.learning(), trains="values")
@@ -230,10 +230,10 @@ def test_lambda_returns_of_a_tree_are_gae(lam):
 def test_steps_of_critics(agents, row, changes, steps):
     """A central critic takes one step a batch (CoMLRL's takes one an agent); critics of the agents' own as many as they do. All
     agents and critics change, in every array but the unused output weight."""
-    cfg = dataclasses.replace(BASE, algorithm=row, **changes)
+    cfg = BASE.replace(algorithm=row, **changes)
     _, _, before, after, _ = one_step(agents, cfg, change=shaped)
     assert [updates_done(critic).tolist() for critic in after.critics] == [steps]
-    assert updates_done(after.stacks[0]).tolist() == [cfg.num_epochs] * 2
+    assert updates_done(after.stacks[0]).tolist() == [cfg.optimizer.num_epochs] * 2
     for was, now in ((before.stacks[0], after.stacks[0]), (before.critics[0], after.critics[0])):
         changed = moved(was.params, now.params)
         assert all(change > 0 for change in jax.tree.leaves(changed))
@@ -241,17 +241,17 @@ def test_steps_of_critics(agents, row, changes, steps):
 
 def test_ippo_of_one_agent_is_ppo(agents):
     """The same parameters, bit for bit; and PPO refuses a team."""
-    results = [one_step(agents[:1], dataclasses.replace(BASE, algorithm=row))[3] for row in ("ppo", "ippo")]
+    results = [one_step(agents[:1], BASE.replace(algorithm=row))[3] for row in ("ppo", "ippo")]
     jax.tree.map(np.testing.assert_array_equal, *[(r.stacks[0].params, r.critics[0].params) for r in results])
     team, params = make_team(agents)
     with pytest.raises(ValueError, match="'ppo' is for a team of one, this one has 2 agents: choose ippo or mappo"):
-        train(team, params, environment(2), ITEMS, dataclasses.replace(BASE, algorithm="ppo"))
+        train(team, params, environment(2), ITEMS, BASE.replace(algorithm="ppo"))
 
 
 def test_a_value_head_shares_the_gradient(agents):
     """The gradient of an agent with a value head is the policy's plus value_coef times the value loss's, each made alone."""
     how = dict(separate_critic=False, value_coef=0.3, entropy_coef=0.01, micro_batches=2)
-    cfg = dataclasses.replace(BASE, algorithm="ippo", **how)
+    cfg = BASE.replace(algorithm="ippo", **how)
     _, (batches, _), before, _, _ = one_step(agents, cfg, change=believe(0.5))
     params, mine, running = (unstack(x, 0) for x in (before.stacks[0].params, batches[0], before.stacks[0].running))
     make = functools.partial(make_rows, None, running, mine, None, cfg=agents[0].config, learning=cfg.learning())
@@ -273,7 +273,7 @@ def test_a_value_head_shares_the_gradient(agents):
 def test_values_of_the_pass_that_learns(agents, separate):
     """A step with the values that critics give as they learn is the step with values of a pass of their own before it."""
     how = dict(separate_critic=separate, gae_lambda=0.9, kl_coef=0.1, kl_in="reward", frozen_agents=(1,), num_generations=3)
-    cfg = dataclasses.replace(BASE, algorithm="ippo", **how)
+    cfg = BASE.replace(algorithm="ippo", **how)
     results = []
     for before in (False, True):
         team, params = make_team(agents)
@@ -298,7 +298,7 @@ def test_values_of_the_pass_that_learns(agents, separate):
 @pytest.mark.parametrize("row", ["iac", "maac", "ippo"])
 def test_a_critic_learns_a_constant_reward(agents, row):
     """Probe 1: the same reward for everything. The critic's error falls, and what it gives comes near the reward."""
-    cfg = dataclasses.replace(BASE, algorithm=row, num_updates=30, learning_rate=3e-3)
+    cfg = BASE.replace(algorithm=row, num_updates=30, learning_rate=3e-3)
     team, params = make_team(agents)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
     result = train(team, params, reward, ITEMS, cfg)
@@ -322,22 +322,22 @@ def test_a_critic_of_another_model(agents, tiny_config, tiny_tokenizer, make_tok
     """Own critics may have another architecture and size, a central one another tokenizer too."""
     other = random_agent(tiny_config("qwen3", hidden_size=48), tiny_tokenizer, 7)
     for row in ("iac", "ippo", "maac"):
-        _, _, before, after, _ = one_step(agents, dataclasses.replace(BASE, algorithm=row), critic=other)
+        _, _, before, after, _ = one_step(agents, BASE.replace(algorithm=row), critic=other)
         assert before.critics[0].params["value"].shape == (1 if row == "maac" else 2, 48)
         assert moved(before.critics[0].params, after.critics[0].params)["value"] > 0
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unusual"])
     foreign = random_agent(tiny_config("qwen3", vocab_size=321, hidden_size=48), tokenizer, 7)
-    one_step(agents, dataclasses.replace(BASE, algorithm="maac"), critic=foreign)
+    one_step(agents, BASE.replace(algorithm="maac"), critic=foreign)
     with pytest.raises(ValueError, match="another vocabulary than agents .* a central one .maac, mappo. may be any model"):
         one_step(agents, BASE, critic=foreign)
     with pytest.raises(ValueError, match="algorithm='magrpo' has no critic beside its agents"):
-        one_step(agents, dataclasses.replace(BASE, algorithm="magrpo"), critic=other)
+        one_step(agents, BASE.replace(algorithm="magrpo"), critic=other)
 
 
 def test_a_central_critic_reads_the_prompts_of_all(agents):
     """In order, one a line; as type q the completions behind them."""
-    cfg = dataclasses.replace(BASE, algorithm="maac", critic_type="q")
+    cfg = BASE.replace(algorithm="maac", critic_type="q")
     played, (_, (batch,)), *_ = one_step(agents, cfg)
     turn, decode = played.turns[0], agents[0].tokenizer.decode
     for p, item in enumerate(ITEMS):
@@ -368,14 +368,14 @@ def test_several_turns_and_crossed_actions(agents, row, changes):
     """Trees of two turns and chains that go on: what is expected of a constant critic, V = 0.5, and finite updates. Returns are
     lambda-returns: in the first turn r + gamma (lam R' + (1 - lam) V')."""
     joint_mode = "aligned" if "branching" in changes else "cross"
-    cfg = dataclasses.replace(BASE, algorithm=row, num_turns=2, gamma=0.9, joint_mode=joint_mode, num_generations=2, **changes)
+    cfg = BASE.replace(algorithm=row, num_turns=2, gamma=0.9, joint_mode=joint_mode, num_generations=2, **changes)
     played, (batches, of_critics), before, after, metrics = one_step(agents, cfg, change=believe(0.5))
     assert np.isfinite(metrics[0]["loss"]).all() and after.stacks[0].skipped.tolist() == [0, 0]
     assert all((critic.skipped == 0).all() for critic in after.critics) and of_critics
     if row == "ippo":
         return
     lam = 1.0 if row in ("iac", "maac") else 0.95
-    lam = cfg.gae_lambda if cfg.gae_lambda is not None else lam
+    lam = cfg.critic.gae_lambda if cfg.critic.gae_lambda is not None else lam
     first, second = (turn.rewards for turn in played.turns)
     below = np.zeros((*first.shape[:2], 2)).reshape(-1, 2)
     below[played.turns[1].parents] = second.mean(1)
@@ -388,7 +388,7 @@ def test_several_turns_and_crossed_actions(agents, row, changes):
 
 def test_micro_batches_of_a_central_critic(agents):
     """Its batch has as many rows as there are tasks, whatever the agents' parts are: here 4 parts of 2 roles by 2 prompts."""
-    cfg = dataclasses.replace(BASE, algorithm="maac", num_generations=4, micro_batches=4)
+    cfg = BASE.replace(algorithm="maac", num_generations=4, micro_batches=4)
     _, _, _, after, _ = one_step(agents[:1] * 2, cfg, shared_weights=True)
     assert updates_done(after.critics[0]).tolist() == [1]
 
@@ -396,10 +396,10 @@ def test_micro_batches_of_a_central_critic(agents):
 def test_a_text_longer_than_the_critics_context_is_an_error(agents, tiny_config, tiny_tokenizer, random_agent):
     short = random_agent(tiny_config(max_positions=32), tiny_tokenizer, 7)
     with pytest.raises(ValueError, match=r"what the central critic reads at prompt 1 .* more than its context of 32"):
-        one_step(agents, dataclasses.replace(BASE, algorithm="maac"), critic=short)
+        one_step(agents, BASE.replace(algorithm="maac"), critic=short)
     shorter = random_agent(tiny_config(max_positions=8), tiny_tokenizer, 7)
     with pytest.raises(ValueError, match=r"a critic reads up to \d+ tokens, more than its context of 8"):
-        one_step(agents, dataclasses.replace(BASE, algorithm="ippo"), critic=shorter)
+        one_step(agents, BASE.replace(algorithm="ippo"), critic=shorter)
 
 
 def test_rewards_of_each_agent_and_a_central_critic(agents):
@@ -407,7 +407,7 @@ def test_rewards_of_each_agent_and_a_central_critic(agents):
     reward = make_reward(lambda a, b: [(1.0, -1.0)] * len(a), num_agents=2)
     formatters = [lambda item: item["prompt"]] * 2
     for lam in (0.5, 1.0):
-        cfg = dataclasses.replace(BASE, algorithm="mappo", num_turns=2, gae_lambda=lam, num_updates=1)
+        cfg = BASE.replace(algorithm="mappo", num_turns=2, gae_lambda=lam, num_updates=1)
         team, params = make_team(agents)
         if lam == 1:
             train(team, params, RewardEnvironment(reward, formatters, answer), ITEMS, cfg)
@@ -418,7 +418,7 @@ def test_rewards_of_each_agent_and_a_central_critic(agents):
 
 def test_gae_is_scaled_by_role(agents):
     """Two roles of shared weights: the tokens' advantages of each have a standard deviation of 1."""
-    cfg = dataclasses.replace(BASE, algorithm="ippo", micro_batches=2)
+    cfg = BASE.replace(algorithm="ippo", micro_batches=2)
     _, (batches, _), before, *_ = one_step(agents[:1] * 2, cfg, shared_weights=True)
     mine = unstack(batches[0], 0)
     far = mine._replace(rewards=np.where(mine.roles == 1, 100 * mine.rewards, mine.rewards))
@@ -461,11 +461,11 @@ def test_a_resumed_run_has_its_critics_again(agents, tmp_path, row):
 
 def test_remax_subtracts_what_the_greedy_completion_got(agents):
     """The greedy joint action's reward, made here by an evaluation at temperature 0, for every completion of the item."""
-    cfg = dataclasses.replace(BASE, algorithm="remax")
+    cfg = BASE.replace(algorithm="remax")
     played, (batches, _), before, *_ = one_step(agents, cfg)
     team, params = make_team(agents)
-    settings = dataclasses.replace(cfg.sampling(), temperature=0.0)
-    greedy = play(team, params, ITEMS, environment(2), settings, cfg.episodes(), seed=0, step=9, group=1)
+    settings = dataclasses.replace(cfg.sampling, temperature=0.0)
+    greedy = play(team, params, ITEMS, environment(2), settings, cfg.episodes, seed=0, step=9, group=1)
     rewards = greedy.turns[0].rewards[:, 0, 0]
     np.testing.assert_allclose(batches[0].values[..., 0], np.broadcast_to(rewards[None, :, None], (2, 2, 3)), rtol=1e-6)
     rows, _ = make_rows(
@@ -476,7 +476,7 @@ def test_remax_subtracts_what_the_greedy_completion_got(agents):
 
 def test_remax_over_several_turns(agents):
     """A node's baseline is what the greedy episode on its item returns from the same turn on."""
-    cfg = dataclasses.replace(BASE, algorithm="remax", num_turns=2, num_generations=2)
+    cfg = BASE.replace(algorithm="remax", num_turns=2, num_generations=2)
     played, *_ = one_step(agents, cfg)
     assert [x.shape for x in played.expected] == [x.shape for x in played.returns] == [(2, 2, 2), (2, 4, 2)]
     assert played.expected[1][0, 0, 0] == played.expected[1][0, 1, 1], "both children of item 0"
@@ -485,7 +485,7 @@ def test_remax_over_several_turns(agents):
 
 def test_the_moving_average_of_rae_follows_each_role(agents):
     """b <- 0.9 b + 0.1 mean R of each role, from 0 on; A = R - b. Two roles of shared weights have one each."""
-    cfg = dataclasses.replace(BASE, algorithm="rae", ema_decay=0.9)
+    cfg = BASE.replace(algorithm="rae", ema_decay=0.9)
     played, (batches, _), _, after, _ = one_step(agents[:1] * 2, cfg, shared_weights=True)
     means = [played.returns[0][n].mean() for n in range(2)]
     np.testing.assert_allclose(after.stacks[0].running.baseline[0], [0.1 * m for m in means], rtol=1e-5)
@@ -500,7 +500,7 @@ def test_dr_mas_compares_an_agent_over_all_turns(agents):
     """Rows of one item and agent have one number in both turns; at_grpo's have one a turn."""
     groups = {}
     for row in ("dr_mas", "at_grpo"):
-        cfg = dataclasses.replace(BASE, algorithm=row, num_turns=2, branching="chain")
+        cfg = BASE.replace(algorithm=row, num_turns=2, branching="chain")
         _, (batches, _), *_ = one_step(agents[:1] * 2, cfg, shared_weights=True)
         valid = np.isfinite(batches[0].rewards[0].reshape(-1))
         groups[row] = np.asarray(batches[0].groups[0]).reshape(-1)[valid]
@@ -537,14 +537,14 @@ def test_dr_mas_compares_an_agent_over_all_turns(agents):
 def test_settings_that_do_not_fit_are_refused(agents, changes, message):
     team, params = make_team(agents)
     with pytest.raises(ValueError, match=message):
-        train(team, params, environment(2), ITEMS, dataclasses.replace(BASE, **changes))
+        train(team, params, environment(2), ITEMS, BASE.replace(**changes))
 
 
 def test_value_heads_are_not_saved(agents, tmp_path):
     """The models of a run with value heads are plain ones."""
     from jmarl.models.hub.agents import load_agent
 
-    cfg = dataclasses.replace(BASE, algorithm="ippo", separate_critic=False, output_dir=str(tmp_path))
+    cfg = BASE.replace(algorithm="ippo", separate_critic=False, output_dir=str(tmp_path))
     team, params = make_team(agents)
     train(team, params, environment(2), ITEMS, cfg)
     loaded = load_agent(tmp_path / "models" / "agent_0")
@@ -574,8 +574,8 @@ def test_a_penalty_is_a_reward_only_where_it_is_to_be():
 )
 def test_a_central_critic_of_three_prompts(agents, changes):
     """No number of prompts or of nodes that go on has to be a power of two; in the second run no episode goes on."""
-    cfg = dataclasses.replace(BASE, algorithm="maac", num_updates=1, **changes)
+    cfg = BASE.replace(algorithm="maac", num_updates=1, **changes)
     team, params = make_team(agents)
-    result = train(team, params, environment(2, cfg.num_turns), [*ITEMS, {"prompt": "of fruit"}], cfg)
+    result = train(team, params, environment(2, cfg.episodes.num_turns), [*ITEMS, {"prompt": "of fruit"}], cfg)
     assert np.isfinite(result.rewards).all()
     assert int(result.state.critics[0].skipped[0]) == 0 and int(updates_done(result.state.critics[0])[0]) == 1

@@ -48,7 +48,7 @@ def batch(cfg, params):
 
 
 def run(params, batch, cfg, mode="map", **changes):
-    learning = dataclasses.replace(BASE, **changes)
+    learning = BASE.replace(**changes)
     state = init_stack(jax.tree.map(jnp.copy, params), learning)
     return jax.device_get(update_stack(state, batch, cfg=cfg, learning=learning, mode=mode))
 
@@ -135,7 +135,7 @@ def test_parts_that_do_not_fit_are_named(params, batch, cfg):
 def test_overlong_completions_are_left_out(params, batch, cfg):
     """DAPO's row: gradients are those of a batch in which the unfinished completions' tokens are masked; their rewards count in
     the baseline as before."""
-    dapo = dataclasses.replace(BASE, algorithm="dapo")
+    dapo = BASE.replace(algorithm="dapo")
     one = functools.partial(jax.tree.map, lambda x: x[0])
     assert not batch.ended[0].all()
     running = one(nothing_remembered(1, 1, 0.0))
@@ -144,9 +144,9 @@ def test_overlong_completions_are_left_out(params, batch, cfg):
     )
     got, _ = of(one(params), one(batch), learning=dapo)
     masked = batch._replace(action_mask=batch.action_mask & batch.ended[..., None])
-    expected, _ = of(one(params), one(masked), learning=dataclasses.replace(dapo, mask_overlong=False))
+    expected, _ = of(one(params), one(masked), learning=dapo.replace(mask_overlong=False))
     assert_close(got, expected)
-    plain, _ = of(one(params), one(batch), learning=dataclasses.replace(dapo, mask_overlong=False))
+    plain, _ = of(one(params), one(batch), learning=dapo.replace(mask_overlong=False))
     assert max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True)) > 1e-4
 
 
@@ -169,7 +169,7 @@ def test_truncated_importance_sampling(params, batch, cfg, level):
     """Advantages times min(learner / sampler, cap), by numpy; the ratio is then to the rescored policy, which is exactly 1."""
     off = 0.5 * jax.random.normal(jax.random.key(2), batch.old_logprobs.shape)
     sampled = batch._replace(truncated_logprobs=jnp.where(batch.action_mask, batch.old_logprobs + off, 0))
-    learning = dataclasses.replace(BASE, importance_cap=1.2, importance_level=level)
+    learning = BASE.replace(importance_cap=1.2, importance_level=level)
     one = functools.partial(jax.tree.map, lambda x: x[0])
     running = one(nothing_remembered(1, 1, 0.0))
     make = functools.partial(make_rows, None, running, cfg=cfg)
@@ -193,7 +193,7 @@ def test_truncated_importance_sampling(params, batch, cfg, level):
 def test_the_kl_coefficient_follows_its_target(params, batch, cfg):
     """Times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) an update: down by 2 % where the policy is the reference itself, up by
     2 % where it is far away; and it weighs the KL term."""
-    learning = dataclasses.replace(BASE, kl_coef=0.5, kl_target=1e-3, learning_rate=1e-1)
+    learning = BASE.replace(kl_coef=0.5, kl_target=1e-3, learning_rate=1e-1)
     state = init_stack(jax.tree.map(jnp.copy, params), learning)
     state, metrics = update_stack(state, batch, cfg=cfg, learning=learning)
     np.testing.assert_allclose(state.running.kl_coef, 0.5 * 0.98, rtol=1e-6)
@@ -211,7 +211,7 @@ def test_what_target_kl_measures():
     """KL(old || new) by k3 of the old policy's samples, in closed form."""
     one = jnp.ones(1)
     of = Policy(one > 0, one, one, -one, -one, one, one)
-    metrics = token_loss(-0.5 * one, 0 * one, of, dataclasses.replace(BASE, num_epochs=2, target_kl=1.0))[1]
+    metrics = token_loss(-0.5 * one, 0 * one, of, BASE.replace(num_epochs=2, target_kl=1.0))[1]
     assert float(metrics["kl_moved"]) == pytest.approx(np.exp(0.5) - 1.5, rel=1e-5)
 
 
@@ -220,7 +220,7 @@ def test_an_agent_that_has_moved_too_far_makes_no_later_step(params, batch, cfg)
     old = batch.old_logprobs.at[:, 0].add(jnp.where(batch.action_mask[:, 0], 1.0, 0.0))
     _, metrics = run(params, batch._replace(old_logprobs=old), cfg, num_minibatches=2, target_kl=0.1)
     assert metrics["steps"].tolist() == [0, 0]
-    learning = dataclasses.replace(BASE, num_epochs=2, target_kl=1e3, weight_decay=0.1)
+    learning = BASE.replace(num_epochs=2, target_kl=1e3, weight_decay=0.1)
     state = init_stack(jax.tree.map(jnp.copy, params), learning)
     after, metrics = update_stack(state, batch, cfg=cfg, learning=learning, own=Own(held=jnp.array([True, False])))
     assert metrics["steps"].tolist() == [0, 2]

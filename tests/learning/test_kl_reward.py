@@ -23,7 +23,7 @@ from jmarl.training.step import play_step, update
 from jmarl.training.train import start, train
 from jmarl.types import TRACES
 
-BASE = TrainConfig(
+BASE = TrainConfig.of(
     algorithm="ippo", num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=5, learning_rate=1e-2, adam_eps=1e-4,
     progress=False, mesh="agent=1", advantage_scale="none", gae_lambda=0.9, kl_coef=0.3, kl_in="reward",
 )  # fmt: skip
@@ -70,7 +70,7 @@ def gae_by_hand(rewards, values, lam):
 def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separate, kind):
     """By numpy: r_t = -coef * estimate_t, and the return on the last token; A by its sum over delta; targets = V + A, of
     critics beside the agents and of value heads. The invalid row counts nowhere."""
-    cfg = dataclasses.replace(BASE, separate_critic=separate, kl_estimator=kind, micro_batches=2)  # values before the update
+    cfg = BASE.replace(separate_critic=separate, kl_estimator=kind, micro_batches=2)  # values before the update
     head, coef = np.random.default_rng(0).normal(size=agents[0].config.hidden_size), 0.7
     team, params = make_team(agents)
     judges, state = start(team, params, cfg, None)
@@ -112,7 +112,7 @@ def test_the_first_update_is_that_without_a_penalty(agents, separate):
     reference's log-probabilities in the update are those made before it (a KL of 0)."""
     results = []
     for changes in (dict(kl_estimator="k3"), dict(kl_coef=0.0)):
-        cfg = dataclasses.replace(BASE, separate_critic=separate, **changes)
+        cfg = BASE.replace(separate_critic=separate, **changes)
         team, params = make_team(agents)
         judges, state = start(team, params, cfg, None)
         played = play_step(team, state, ITEMS, environment(), cfg, 0)
@@ -130,7 +130,7 @@ def test_a_run_of_it_compiles_before_its_first_step_and_resumes(agents, tmp_path
         for i, stop in enumerate(stops):
             changes = dict(num_updates=stop, output_dir=str(tmp_path / name), resume=i > 0, save_every=2, kl_target=1e-4)
             traced, fixed = TRACES["update"], dict(min_new_tokens=5, kl_estimator="k3")
-            cfg = dataclasses.replace(BASE, **changes, **fixed)
+            cfg = BASE.replace(**changes, **fixed)
             result = train(*make_team(agents), environment(lambda a, b: [float(len(x)) for x in a]), ITEMS, cfg)
             assert TRACES["update"] - traced <= 2, "one of the agents, one of their critics"
         states.append(jax.device_get(result.state))

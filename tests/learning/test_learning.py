@@ -19,7 +19,7 @@ from jmarl.team import make_team
 from jmarl.training.train import train
 
 # Training and evaluation have the same shapes, and no completion ends early: one program to sample and one to update.
-CONFIG = TrainConfig(
+CONFIG = TrainConfig.of(
     num_updates=20, num_prompts=8, num_generations=8, max_new_tokens=6, min_new_tokens=6, learning_rate=1e-2,
     per_agent="vmap", eval_generations=8, progress=False,
 )  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_team_learns_the_probe(tiny_config, tiny_tokenizer, make_tokenizer, ma
     vowels, and every parameter set changes in every one of its arrays."""
     team, params = make(tiny_config, tiny_tokenizer, make_tokenizer, seed)
     untrained = jax.device_get(params)
-    cfg = dataclasses.replace(CONFIG, seed=seed)
+    cfg = CONFIG.replace(seed=seed)
     reward = make_reward(both, num_agents=2)
     result = train(team, params, reward, ITEMS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
     before, after = result.before, result.after
@@ -97,5 +97,5 @@ def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, mak
     assert before == after
     keys = dict(seed=0, step=0, group=8)
     params = [s.params for s in result.state.stacks]
-    again = play(team, params, HELD_OUT, RewardEnvironment(reward, FORMATTERS), CONFIG.sampling(), Episodes(), **keys)
+    again = play(team, params, HELD_OUT, RewardEnvironment(reward, FORMATTERS), CONFIG.sampling, Episodes(), **keys)
     assert again.turns[0].texts != after, "training draws other random numbers than evaluation"

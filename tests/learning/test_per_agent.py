@@ -27,7 +27,7 @@ from jmarl.training.train import start, train
 from jmarl.types import TRACES, Own
 
 # A large adam_eps: otherwise Adam's first step is the sign of the gradient, also where that is a rounding error.
-BASE = TrainConfig(
+BASE = TrainConfig.of(
     num_updates=4, num_prompts=2, num_generations=3, max_new_tokens=4, min_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
     progress=False, mesh="agent=1",
 )  # fmt: skip
@@ -59,7 +59,7 @@ def environment(reward=together):
 
 def run(agents, reward=together, **changes):
     """The state after a run."""
-    return jax.device_get(train(*make_team(agents), environment(reward), ITEMS, dataclasses.replace(BASE, **changes)).state)
+    return jax.device_get(train(*make_team(agents), environment(reward), ITEMS, BASE.replace(**changes)).state)
 
 
 def params_of(state, agent):
@@ -104,11 +104,11 @@ def test_other_numbers_are_no_other_program(agents):
     run(agents, learning_rate=(5e-4, 2e-2), **changes)
     run(agents, learning_rate=3e-3, weight_decay=0.1, max_grad_norm=0.5, **changes)
     assert TRACES["update"] == traced
-    cfg = dataclasses.replace(BASE, learning_rate=(1e-2, 1e-3), optimizer=("adamw", "lion"))
+    cfg = BASE.replace(learning_rate=(1e-2, 1e-3), optimizer=("adamw", "lion"))
     for agent in range(2):  # of different stacks: an optimiser each
         learning, own = of_stack(cfg, cfg.learning(), ((agent,),), 2)
-        assert own.learning_rate.tolist() == np.float32([cfg.learning_rate[agent]]).tolist()
-        assert learning.optimizer == cfg.optimizer[agent]
+        assert own.learning_rate.tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
+        assert learning.optimizer == cfg.optimizer.optimizer[agent]
 
 
 def test_own_critics_learn_at_the_rates_of_their_agents(agents, tmp_path):
@@ -203,7 +203,7 @@ def test_a_frozen_stack_has_no_optimiser_and_no_update(different, tmp_path):
 
 
 def test_whose_turn_it_is_follows_from_the_step():
-    cfg = dataclasses.replace(BASE, update_order="alternating", alternate_every=2, frozen_agents=(1,), num_updates=7)
+    cfg = BASE.replace(update_order="alternating", alternate_every=2, frozen_agents=(1,), num_updates=7)
     held = [held_at(cfg, 3, step).tolist() for step in range(5)]
     assert held == [[False, True, True]] * 2 + [[True, True, False]] * 2 + [[False, True, True]]
     assert held_at(BASE, 3, 0) is None
@@ -218,11 +218,11 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
     """Updates of one team, each with the other agent frozen, step by step on one state: bit-equal, also what is remembered."""
     agents, every = request.getfixturevalue(team), changes.get("alternate_every", 1)
     got = run(agents, update_order="alternating", **changes)
-    cfg = dataclasses.replace(BASE, **changes | {"alternate_every": 1})
+    cfg = BASE.replace(**changes | {"alternate_every": 1})
     made, params = make_team(agents)
     critics, state = start(made, params, cfg, None)
     for step in range(4):
-        turn = dataclasses.replace(cfg, frozen_agents=(1 - step // every % 2,))
+        turn = cfg.replace(frozen_agents=(1 - step // every % 2,))
         tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.num_prompts, BASE.seed)]
         played = play_step(made, state, tasks, environment(), turn, step)
         state, _ = update(made, critics, state, played, turn)
@@ -271,10 +271,10 @@ def test_flags_take_one_value_or_one_an_agent():
     cfg = tyro.cli(
         TrainConfig, args=["--learning-rate", "1e-5", "2e-5", "--optimizer", "adamw", "sgd", "--frozen-agents", "1", "2"]
     )
-    assert (cfg.learning_rate, cfg.optimizer, cfg.frozen_agents) == ((1e-5, 2e-5), ("adamw", "sgd"), (1, 2))
+    assert (cfg.optimizer.learning_rate, cfg.optimizer.optimizer, cfg.run.frozen_agents) == ((1e-5, 2e-5), ("adamw", "sgd"), (1, 2))
     cfg = tyro.cli(TrainConfig, args=["--learning-rate", "1e-5", "--optimizer", "lion"])
-    assert (cfg.learning_rate, cfg.optimizer, cfg.frozen_agents) == (1e-5, "lion", ())
-    assert TrainConfig(learning_rate=[1e-5, 2e-5]).learning_rate == (1e-5, 2e-5)  # type: ignore[arg-type]
+    assert (cfg.optimizer.learning_rate, cfg.optimizer.optimizer, cfg.run.frozen_agents) == (1e-5, "lion", ())
+    assert TrainConfig.of(learning_rate=[1e-5, 2e-5]).learning_rate == (1e-5, 2e-5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(agents, changes, mess
 def test_shared_weights_are_one_agent(agents, changes, message):
     team, params = make_team(agents[:1] * 2, shared_weights=True)
     with pytest.raises(ValueError, match=message):
-        train(team, params, environment(), ITEMS, dataclasses.replace(BASE, **changes))
+        train(team, params, environment(), ITEMS, BASE.replace(**changes))
 
 
 def test_it_is_refused_before_models_are_loaded():
@@ -341,6 +341,6 @@ def test_a_teams_numbers_are_no_stacks_settings():
 
 def test_the_schedule_of_a_central_critic_is_that_of_the_run():
     """In alternating order the agents learn in half of the updates, it in all."""
-    cfg = TrainConfig(algorithm="maac", update_order="alternating", num_updates=10, lr_schedule="linear")
+    cfg = TrainConfig.of(algorithm="maac", update_order="alternating", num_updates=10, lr_schedule="linear")
     lengths = [of_stack(cfg, cfg.learning(), members, 2)[0].num_updates for members in (((0, 1),), ((0,), (1,)))]
     assert lengths == [10, updates_of(cfg, 2)] == [10, 5]

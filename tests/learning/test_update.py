@@ -184,7 +184,7 @@ def gradients_of(params, batch, cfg):
 
     @functools.cache
     def of(**changes):
-        learning = dataclasses.replace(FULL, **changes)
+        learning = FULL.replace(**changes)
         f = jax.jit(lambda p, r, b: agent_gradients(p, r, fresh(learning), b, cfg=cfg, learning=learning))
         return jax.device_get(f(one, reference, unstack(batch, 1)))
 
@@ -331,7 +331,7 @@ def test_a_loss_that_is_not_finite_skips_the_step(params, batch, cfg):
 def test_bfloat16_compute_keeps_float32_master_weights(updated, params, batch, cfg):
     """State in float32; the step points where the float32 one does; steps far below bfloat16's resolution add up."""
     state, exact, _ = updated
-    learning = dataclasses.replace(PLAIN, compute_dtype="bfloat16", learning_rate=1e-5)
+    learning = PLAIN.replace(compute_dtype="bfloat16", learning_rate=1e-5)
     new, metrics = step(state, batch, cfg, learning)
     assert {x.dtype for x in jax.tree.leaves((new.params, new.opt_state))} == {np.dtype("float32"), np.dtype("int32")}
     moved = new.params["layers"]["qkv"] - state.params["layers"]["qkv"]
@@ -378,7 +378,7 @@ def through_scores(params, rows, cfg, learning):
 def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkeypatch, changes, tied, tolerance):
     """48 tokens in 7 chunks of 7, one of them padding: loss, metrics and gradients equal those of one chunk, and those through
     `score` with autodiff of the loss; thrice the loss has thrice the gradient."""
-    learning, cfg = dataclasses.replace(FULL, **changes), tiny_config(tie_embeddings=tied)
+    learning, cfg = FULL.replace(**changes), tiny_config(tie_embeddings=tied)
     params, reference = (decoder.init_params(cfg, jax.random.key(seed)) for seed in (1, 2))
     rows, _ = jax.jit(lambda b: make_rows(reference, fresh(learning), b, None, cfg=cfg, learning=learning))(unstack(batch, 0))
     (plain, plain_metrics), plain_grads = loss_and_gradients(params, rows, cfg, learning, through_scores)
@@ -402,7 +402,7 @@ def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkey
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_kl_in_the_reward_is_subtracted_from_the_return(params, batch, cfg, kind):
     """Advantage of R - coef * (sum of the estimate over the completion), behaviour policy against the reference."""
-    learning = dataclasses.replace(PLAIN, kl_coef=0.3, kl_in="reward", kl_estimator=kind)
+    learning = PLAIN.replace(kl_coef=0.3, kl_in="reward", kl_estimator=kind)
     mine, reference = unstack(batch, 0), unstack(params, 1)
     rows, _ = jax.jit(lambda r, b: make_rows(r, fresh(learning), b, None, cfg=cfg, learning=learning))(reference, mine)
     ref = jax.jit(lambda r, b: scoring.score(r, cfg, b.prompts, b.prompt_lengths, b.tokens))(reference, mine).logprobs
@@ -416,7 +416,7 @@ def test_kl_in_the_reward_is_subtracted_from_the_return(params, batch, cfg, kind
 @pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"][1:])
 def test_how_a_batchs_tokens_are_weighed(batch, cfg, aggregation):
     """By numpy: a row without a valid reward counts nowhere, and `constant` divides by what a completion may have."""
-    learning = dataclasses.replace(PLAIN, loss_aggregation=aggregation, max_new_tokens=2 * T)
+    learning = PLAIN.replace(loss_aggregation=aggregation, max_new_tokens=2 * T)
     mine = unstack(batch._replace(rewards=batch.rewards.at[:, 0, 1].set(jnp.nan)), 0)
     rows, _ = make_rows(None, fresh(learning), mine, None, cfg=cfg, learning=learning)
     mask, valid = np.array(mine.action_mask), P * G - 1
@@ -432,7 +432,7 @@ def test_how_a_batchs_tokens_are_weighed(batch, cfg, aggregation):
 
 def test_the_penalty_follows_the_coefficient_of_the_moment(params, batch, cfg):
     """Which a target moves: twice the coefficient takes twice as much from the advantages."""
-    learning = dataclasses.replace(PLAIN, kl_coef=0.3, kl_in="reward")
+    learning = PLAIN.replace(kl_coef=0.3, kl_in="reward")
     mine, reference = unstack(batch, 0), unstack(params, 1)
 
     def advantages(coef):

@@ -24,7 +24,7 @@ from jmarl.types import Batch
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([5, 9])
 LEARNING = Learning(algorithm="magrpo", learning_rate=1e-2, adam_eps=1e-4, lora_rank=3, lora_alpha=5.0)
-KL = dataclasses.replace(LEARNING, kl_coef=0.2, old_logprobs="rescored")
+KL = LEARNING.replace(kl_coef=0.2, old_logprobs="rescored")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_adapters_begin_as_pefts():
 
     cfg = ModelConfig("llama", 320, 64, 96, 2, 4, 2, 16, 128)
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
-    _, trained = lora.split(lora.models([base], [(cfg, 2)], dataclasses.replace(LEARNING, lora_rank=32), 0)[0])
+    _, trained = lora.split(lora.models([base], [(cfg, 2)], LEARNING.replace(lora_rank=32), 0)[0])
     seen = []
     for name, (inputs, outputs) in lora.target_shapes(cfg).items():
         a, b = trained["layers"][name]["a"], trained["layers"][name]["b"]
@@ -132,7 +132,7 @@ def test_one_target_alone_changes_its_own_weight(llama, name):
     """Merged, only the part of W that Hugging Face calls so differs from the base, by alpha / rank * a b."""
     from jmarl.models.hub.hf_format import tensors_from_params
 
-    learning = dataclasses.replace(LEARNING, lora_targets=name)
+    learning = LEARNING.replace(lora_targets=name)
     model = moved(model_of(llama, learning))
     before, after = (tensors_from_params(llama.config, p) for p in (llama.params, unstack(merged(llama, model), 1)))
     changed = [tensor for tensor in before if (before[tensor] != after[tensor]).any()]
@@ -250,7 +250,7 @@ SEVERAL = dict(num_minibatches=2, micro_batches=2, lora_dropout=0.3, kl_coef=0.0
 @pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one step", "several"])
 def test_vmap_equals_map(llama, batch, changes):
     """Gradients of all agents at once; also over micro-batches and several steps, with dropout."""
-    learning, model = dataclasses.replace(KL, **changes), moved(model_of(llama))
+    learning, model = KL.replace(**changes), moved(model_of(llama))
     if changes:
         batch = batch._replace(dropout=lora.dropout_keys(learning, 0, 0, 0, A))
     (state, metrics), (other, others) = (step(model, batch, llama, learning, mode) for mode in ("map", "vmap"))
@@ -261,7 +261,7 @@ def test_vmap_equals_map(llama, batch, changes):
 
 def test_every_pass_over_a_batch_has_a_dropout_of_its_own(llama, batch):
     """Where no step moves anything, the third pass has another gradient than the second."""
-    learning, model = dataclasses.replace(LEARNING, lora_dropout=0.3, learning_rate=1e-30), moved(model_of(llama))
+    learning, model = LEARNING.replace(lora_dropout=0.3, learning_rate=1e-30), moved(model_of(llama))
     batch = batch._replace(dropout=lora.dropout_keys(learning, 0, 0, 0, A))
     second, third = (step(model, batch, llama, dataclasses.replace(learning, num_epochs=n))[0].grads for n in (2, 3))
     assert distance(third, second) > 0.1
@@ -289,7 +289,7 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
     adapters, its rows, and with vmap its activations."""
     cfg = tiny_config(vocab_size=2048, hidden_size=256, intermediate_size=1024, head_dim=64)
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
-    learning, used = dataclasses.replace(LEARNING, lora_rank=2), []
+    learning, used = LEARNING.replace(lora_rank=2), []
     for agents in (1, 4):
         model = lora.models([base], [(cfg, agents)], learning, 0)[0]
         ones = functools.partial(jnp.ones, dtype=jnp.int32)

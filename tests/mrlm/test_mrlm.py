@@ -90,8 +90,8 @@ def test_the_quick_start_runs(agents, tmp_path):
     config = ExperimentConfig(training=training, ppo=PPOConfig(clip_range=0.2, gamma=0.99), **SHORT)
     trainer = PPOTrainer(policy_env, eval_envs, config)
     cfg = trainer.config
-    assert (cfg.algorithm, cfg.num_updates, cfg.num_prompts, cfg.gamma, cfg.max_new_tokens) == ("ppo", 50, 2, 0.99, 3)
-    assert cfg.clip_eps_low == cfg.clip_eps_high == 0.2
+    assert (cfg.algorithm, cfg.run.num_updates, cfg.episodes.num_prompts, cfg.episodes.gamma, cfg.sampling.max_new_tokens) == ("ppo", 50, 2, 0.99, 3)
+    assert cfg.loss.clip_eps_low == cfg.loss.clip_eps_high == 0.2
     before = weights(trainer)
     assert len(trainer.train(num_iterations=2).rewards) == 2
     assert any((x != y).any() for x, y in zip(before, weights(trainer), strict=True))
@@ -104,7 +104,7 @@ def test_a_client_stays_as_it_was_loaded(agents):
     team = [LLMEnvironment(agents[0]), LLMEnvironment(agents[1], mode=EnvironmentMode.CLIENT)]
     training = TrainingConfig(num_iterations=1, learning_rate=1e-2)
     trainer = GRPOTrainer(team, Both(), ExperimentConfig(training, grpo=GRPOConfig(group_size=3), **SHORT))
-    assert trainer.config.frozen_agents == (1,) and trainer.config.num_generations == 3
+    assert trainer.config.run.frozen_agents == (1,) and trainer.config.episodes.num_generations == 3
     before = weights(trainer)
     trainer.train()
     moved = [[bool((x[agent] != y[agent]).any()) for x, y in zip(before, weights(trainer), strict=True)] for agent in range(2)]
@@ -122,7 +122,7 @@ def test_a_training_that_broke_off_says_so(agents):
 def test_an_episode_goes_on_until_it_is_done(agents):
     """The return counts its steps. Nothing is told, as warnings are errors here."""
     trainer = GRPOTrainer(LLMEnvironment(agents[0]), Talk(3), ExperimentConfig(**SHORT))
-    assert (trainer.config.num_turns, trainer.config.branching) == (16, "chain")
+    assert (trainer.config.episodes.num_turns, trainer.config.episodes.branching) == (16, "chain")
     assert trainer.train(1).rewards == [3.0]
 
 

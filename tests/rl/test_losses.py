@@ -240,8 +240,8 @@ def test_what_kl_estimates_do_to_a_policy():
     close(expected("k1", "loss"), 0)
     close(expected("k2", "loss"), to_ref)
     close(expected("k3", "loss"), from_ref)
-    kinds = [kl_kind(TrainConfig(kl_in=where).learning()) for where in ("reward", "loss")]
-    assert kinds == ["k1", "k3"] and kl_kind(TrainConfig(kl_in="reward", kl_estimator="k2").learning()) == "k2"
+    kinds = [kl_kind(TrainConfig.of(kl_in=where).learning()) for where in ("reward", "loss")]
+    assert kinds == ["k1", "k3"] and kl_kind(TrainConfig.of(kl_in="reward", kl_estimator="k2").learning()) == "k2"
 
 
 # --- the table -----------------------------------------------------------------------------------------------------------

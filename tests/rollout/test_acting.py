@@ -39,7 +39,7 @@ def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, 
     assert np.isfinite(np.asarray(few.rewards)).sum() == np.isfinite(np.asarray(whole.rewards)).sum() == 16
     more = take_rows(few, np.pad(np.tile(np.arange(8), (2, 1)), ((0, 0), (0, 3)), constant_values=-1))
     assert more.tokens.shape[1] == 11 and np.isnan(more.rewards[:, 8:]).all()
-    learning = TrainConfig(algorithm="mareinforce", learning_rate=1e-2, num_generations=2).learning()
+    learning = TrainConfig.of(algorithm="mareinforce", learning_rate=1e-2, num_generations=2).learning()
     after = []
     for batch in (few, whole, more):
         stack = init_stack(jax.tree.map(np.copy, params[0]), learning)
@@ -114,7 +114,7 @@ def test_an_agent_without_a_row_is_not_carried_on(tiny_pair, minibatches, why):
     that it wrote was cut off and is masked for that."""
     team, params = make_team(tiny_pair)
     how = dict(algorithm="dapo", kl_coef=0.1, kl_target=0.01)
-    learning = TrainConfig(learning_rate=1e-2, num_generations=2, num_minibatches=minibatches, **how).learning()
+    learning = TrainConfig.of(learning_rate=1e-2, num_generations=2, num_minibatches=minibatches, **how).learning()
     state = init_stack(jax.tree.map(np.copy, params[0]), learning)
     got = play(team, params, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), seed=0, step=0, group=2)
     batch = to_batches(team, got)[0]
@@ -137,6 +137,6 @@ def test_critics_learn_of_agents_that_act_in_turns(tiny_pair, algorithm):
     """Also a central one of type v, whose rows have no token."""
     team, params = make_team(tiny_pair)
     options = dict(num_updates=2, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
-    cfg = TrainConfig(algorithm=algorithm, learning_rate=1e-2, **options)
+    cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, **options)
     result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
     assert (np.asarray(updates_done(result.state.critics[0])) == 2).all()

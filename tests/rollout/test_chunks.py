@@ -80,7 +80,7 @@ def test_parameters_are_bit_equal_with_the_overlap_and_without(agents, algorithm
     states = []
     for overlap in (True, False):
         env, pair = make_reward(lengths, num_agents=2), make_team(agents)
-        settings = TrainConfig(**cfg, sample_parts=2, overlap_rewards=overlap, progress=False)
+        settings = TrainConfig.of(**cfg, sample_parts=2, overlap_rewards=overlap, progress=False)
         states.append(train(*pair, env, ITEMS, settings).state)
     same(*states)
     assert not np.array_equal(jax.tree.leaves(states[0].stacks[0].params)[0], jax.tree.leaves(make_team(agents)[1][0])[0])
@@ -120,7 +120,7 @@ def test_faults_are_numbered_through_and_errors_come_out(agents):
 
 
 def test_the_sampler_of_parts_is_compiled_ahead(agents):
-    cfg = TrainConfig(num_updates=2, num_prompts=4, num_generations=2, max_new_tokens=5, min_new_tokens=5, sample_parts=2)
+    cfg = TrainConfig.of(num_updates=2, num_prompts=4, num_generations=2, max_new_tokens=5, min_new_tokens=5, sample_parts=2)
     before, seen = TRACES.copy(), []
 
     def reward(a, b):

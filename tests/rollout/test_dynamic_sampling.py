@@ -26,7 +26,7 @@ from jmarl.training.step import play_step
 from jmarl.training.train import train
 from jmarl.types import TRACES
 
-BASE = TrainConfig(
+BASE = TrainConfig.of(
     num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False, mesh="agent=1"
 )
 ITEMS = [{"prompt": text} for text in ("flat The", "seven apples and three pears", "flat a", "market", "flat b", "question")]
@@ -49,12 +49,12 @@ def answer(prompt, agent_completions, **_):
 
 def environment(cfg, reward=teaches):
     return RewardEnvironment(
-        make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2, answer if cfg.num_turns > 1 else None
+        make_reward(reward, num_agents=2), [lambda item: item["prompt"]] * 2, answer if cfg.episodes.num_turns > 1 else None
     )
 
 
 def run(agents, reward=teaches, items=ITEMS, **changes):
-    cfg = dataclasses.replace(BASE, **changes)
+    cfg = BASE.replace(**changes)
     return jax.device_get(train(*make_team(agents), environment(cfg, reward), items, cfg).state)
 
 
@@ -63,7 +63,7 @@ def rows_of(directory):
 
 
 def played_on(agents, tasks, further, shared_weights=False, reward=teaches, **changes):
-    cfg = dataclasses.replace(BASE, **changes)
+    cfg = BASE.replace(**changes)
     team, params = make_team(agents, shared_weights)
     state = init_state(params, cfg.learning())
     return team, params, play_step(team, state, tasks, environment(cfg, reward), cfg, 0, lambda draw: further[draw - 1])
@@ -113,7 +113,7 @@ def test_nodes_of_a_tree_are_groups_of_their_own_and_rows_of_chains_are_not(agen
 @pytest.mark.parametrize("algorithm", ["magrpo", "marloo", "maremax", "dapo"])
 def test_equal_returns_give_no_advantage(agents, algorithm):
     """The fact that all rests on: zero variance in a group is an advantage of exactly 0 for its rows, and of no others."""
-    cfg = dataclasses.replace(BASE, algorithm=algorithm)
+    cfg = BASE.replace(algorithm=algorithm)
     team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
     batch = unstack(to_batches(team, played)[0], 0)
     running = unstack(init_state(make_team(agents)[1], cfg.learning()).stacks[0].running, 0)
@@ -278,7 +278,7 @@ def test_rows_without_a_group_baseline_refuse_it(agents, algorithm):
 
 def test_a_number_of_rounds_is_not_negative():
     with pytest.raises(ValueError, match=r"dynamic_sampling=-1 is not allowed: dynamic_sampling must be >= 0 \(0 is off\)"):
-        dataclasses.replace(BASE, dynamic_sampling=-1)
+        BASE.replace(dynamic_sampling=-1)
 
 
 @pytest.mark.parametrize(("num_turns", "first", "mean"), [(1, 0, 1), (2, 0 + 1, (1 + 5 + 9) / 3)])

@@ -159,12 +159,12 @@ def reward_of(team):
     return make_reward(together if team.num_agents == 2 else alone, num_agents=team.num_agents)
 
 
-CONFIG = TrainConfig(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=5, learning_rate=1e-2, progress=False)
+CONFIG = TrainConfig.of(num_updates=3, num_prompts=2, num_generations=4, max_new_tokens=5, learning_rate=1e-2, progress=False)
 
 
 def trained(agents, **changes):
     team, params = make_team(agents)
-    return train(team, params, reward_of(team), ITEMS, dataclasses.replace(CONFIG, **changes))
+    return train(team, params, reward_of(team), ITEMS, CONFIG.replace(**changes))
 
 
 def test_an_environment_of_one_episode_may_be_given(agents):
@@ -207,10 +207,10 @@ def test_a_team_of_two_is_trained_on_its_own_messages_credit(agents):
 
 
 def test_evaluations_do_not_fork():
-    cfg = dataclasses.replace(CONFIG, algorithm="c3", num_turns=2)
-    assert cfg.joint_mode == "counterfactual" and cfg.branching == "chain"
+    cfg = CONFIG.replace(algorithm="c3", num_turns=2)
+    assert cfg.episodes.joint_mode == "counterfactual" and cfg.episodes.branching == "chain"
     assert cfg.eval_episodes().joint_mode == "aligned"
-    assert dataclasses.replace(CONFIG, algorithm="c3").eval_episodes().joint_mode == "aligned"
+    assert CONFIG.replace(algorithm="c3").eval_episodes().joint_mode == "aligned"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_evaluations_do_not_fork():
 )
 def test_what_does_not_fit_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check_settings(dataclasses.replace(CONFIG, **changes))
+        check_settings(CONFIG.replace(**changes))
 
 
 def test_without_a_future_an_invalid_turn_costs_no_earlier_message(agents):

@@ -48,7 +48,7 @@ def refuses(a, b):
 def run(agents, items, reward=lengths, formatters=None, eval_items=(), transition=None, **changes):
     team, params = make_team(agents)
     how = dict(formatters=formatters, eval_items=eval_items, external_transition=transition)
-    return train(team, params, reward, items, TrainConfig(**BASE | changes), **how)
+    return train(team, params, reward, items, TrainConfig.of(**BASE | changes), **how)
 
 
 def same(first, second):
@@ -82,7 +82,7 @@ def test_the_check_agrees_with_what_is_encoded(agents, chat):
     texts = ["".join(rng.choice(list("the a7日🙂"), size=n)) for n in range(40, 130)]
     around = len(encode_prompts(agents[0].tokenizer, ["7"], CONTEXT, 0, chat)[0]) - 1
     texts += ["7" * (CONTEXT - NEW - around + n) for n in (-1, 0, 1, 2)]  # a token a digit
-    cfg, tokenizer = TrainConfig(**BASE, chat=chat, long_prompts="drop"), agents[0].tokenizer
+    cfg, tokenizer = TrainConfig.of(**BASE, chat=chat, long_prompts="drop"), agents[0].tokenizer
     fit = []
     for text in texts:
         try:
@@ -111,10 +111,10 @@ def test_a_hundred_thousand_items_are_checked_in_seconds(agents, tiny_config, ra
     env = RewardEnvironment(make_reward(lengths, num_agents=2), [default_formatter] * 2)
     began = time.monotonic()
     if size == 100:
-        assert items_that_fit(team, env, items, [], TrainConfig(**BASE))[0] is items
+        assert items_that_fit(team, env, items, [], TrainConfig.of(**BASE))[0] is items
     else:
         with pytest.raises(ValueError, match="100000 of 100000 items"):
-            items_that_fit(team, env, items, [], TrainConfig(**BASE))
+            items_that_fit(team, env, items, [], TrainConfig.of(**BASE))
     print(f"{size} characters: {time.monotonic() - began:.1f} s")
     assert time.monotonic() - began < (10 if size == 100 else 120)
 
@@ -149,7 +149,7 @@ def test_formatters_may_write_none_where_turns_are_declared(agents):
         env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
         got = play(team, params, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), **how)
         assert [turn.acts.all(1).tolist() for turn in got.turns] == [[True, False], [False, True]]
-        cfg = TrainConfig(**BASE | dict(num_turns=2, branching="chain"))
+        cfg = TrainConfig.of(**BASE | dict(num_turns=2, branching="chain"))
         assert np.isfinite(train(*make_team(agents), env, SHORT, cfg).rewards).all()
 
 
@@ -306,4 +306,4 @@ def test_an_environment_of_ones_own_is_played_as_before(agents):
 
 def test_an_unknown_choice_is_refused():
     with pytest.raises(ValueError, match=r"long_prompts='left' is not allowed: .* one of \('error', 'truncate_left', 'drop'\)"):
-        TrainConfig(long_prompts="left")
+        TrainConfig.of(long_prompts="left")

@@ -279,7 +279,7 @@ def test_the_longest_prompt_that_fits(pair):
 def test_evaluation_mean_and_interval(pair):
     """Over prompts: invalid joint actions and prompts without a valid one count nowhere."""
     team, params = pair
-    cfg = TrainConfig(max_new_tokens=NEW, eval_generations=GROUP, num_generations=GROUP)
+    cfg = TrainConfig.of(max_new_tokens=NEW, eval_generations=GROUP, num_generations=GROUP)
     items = [*ITEMS, {"prompt": "of fruit", "tag": 3}]
 
     def reward(a, b):  # three prompts of three: means 2, 8 and nothing
@@ -315,7 +315,7 @@ def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
 
 def updated(pair, got, algorithm="grpo", **changes):
     """What a stack was and is, and what it told, after one update on a rollout."""
-    learning = TrainConfig(algorithm=algorithm, learning_rate=1e-2, num_generations=max(GROUP, 2), **changes).learning()
+    learning = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, num_generations=max(GROUP, 2), **changes).learning()
     state = init_stack(jax.tree.map(np.copy, pair[1][0]), learning)
     before = jax.device_get(state.params)
     state, metrics = update_stack(state, to_batches(pair[0], got)[0], cfg=pair[0].stacks[0].config, learning=learning)

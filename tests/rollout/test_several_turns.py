@@ -362,7 +362,7 @@ def test_training_over_two_turns(agents, tmp_path):
     team, params = make_team(agents[:2])
     before = jax.device_get(params)
     options = dict(num_updates=2, num_generations=2, num_turns=2, max_new_tokens=3, eval_generations=2, progress=False)
-    cfg = TrainConfig(output_dir=str(tmp_path), **options)
+    cfg = TrainConfig.of(output_dir=str(tmp_path), **options)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
     result = train(team, params, reward, ITEMS, cfg, external_transition=answer, eval_items=ITEMS)
     assert result.rewards == [2.0, 2.0] and result.after.mean == 2.0
@@ -376,7 +376,7 @@ def test_training_over_two_turns(agents, tmp_path):
 def test_later_turns_do_not_compile_at_every_step(agents):
     """Three updates of two turns: as many programs as one update needs."""
     team, params = make_team(agents[:2])
-    cfg = TrainConfig(num_updates=3, num_generations=2, num_turns=2, max_new_tokens=4, history="append", progress=False)
+    cfg = TrainConfig.of(num_updates=3, num_generations=2, num_turns=2, max_new_tokens=4, history="append", progress=False)
     counts = []
 
     def reward(a, b):
@@ -389,7 +389,7 @@ def test_later_turns_do_not_compile_at_every_step(agents):
 
 def test_several_turns_need_a_transition(pair):
     team, params = pair
-    cfg = TrainConfig(num_turns=2, progress=False)
+    cfg = TrainConfig.of(num_turns=2, progress=False)
     with pytest.raises(ValueError, match="num_turns=2 needs external_transition"):
         train(team, params, make_reward(indices, num_agents=2), ITEMS, cfg)
     with pytest.raises(ValueError, match="leave formatters and external_transition out"):
@@ -399,14 +399,14 @@ def test_several_turns_need_a_transition(pair):
     with pytest.raises(TypeError, match="reward is a Counting without observe: .* LockStep"):
         train(team, params, Counting(), ITEMS, cfg)
     with pytest.raises(ValueError, match="early_termination_threshold=1.0 is not allowed"):
-        TrainConfig(early_termination_threshold=1.0)
+        TrainConfig.of(early_termination_threshold=1.0)
     with pytest.raises(ValueError, match=r"joint_mode must be one of .*aligned.*counterfactual.* for branching=chain"):
-        TrainConfig(num_turns=2, branching="chain", joint_mode="cross")
+        TrainConfig.of(num_turns=2, branching="chain", joint_mode="cross")
 
 
 def test_evaluation_counts_all_turns(pair):
     team, params = pair
-    cfg = TrainConfig(num_turns=2, eval_generations=2, max_new_tokens=3, gamma=0.5)
+    cfg = TrainConfig.of(num_turns=2, eval_generations=2, max_new_tokens=3, gamma=0.5)
     env = RewardEnvironment(make_reward(lambda a, b: [3.0] * len(a), num_agents=2), [lambda item: item["prompt"]] * 2, answer)
     assert evaluate(team, params, ITEMS, env, cfg).mean == 6.0
 

@@ -51,7 +51,7 @@ def written(directory: Path, agent) -> dict[str, set[str]]:
     base, writing = dict(num_updates=1, progress=False), dict(num_prompts=2, num_generations=3, max_new_tokens=4)
 
     def of(name: str, run, *arguments, agents: int = 2, **changes):
-        cfg = TrainConfig(**base | changes | dict(output_dir=str(directory / name)))
+        cfg = TrainConfig.of(**base | changes | dict(output_dir=str(directory / name)))
         team, params = make_team([agent] * agents)
         run(team, params, *arguments, cfg)
         found[name] = columns(directory / name)

@@ -189,11 +189,11 @@ def first_words(a, b, batch_items, rng):
 
 
 def run(kind="plain", reward=first_words, items=ITEMS, **fields):
-    cfg = TrainConfig(**{**BASE, **KINDS[kind], "progress": False, **fields})
+    cfg = TrainConfig.of(**{**BASE, **KINDS[kind], "progress": False, **fields})
     agents = random_agents("tiny", tokenizer(WORDS, spaced=True), 2, seed=0, width=32)
-    agents = [agents[0]] * 2 if cfg.lora_rank else agents
-    team, params = make_team(agents, lora=cfg.lora_rank > 0)
-    transition = training_process.transition if cfg.num_turns > 1 else None
+    agents = [agents[0]] * 2 if cfg.lora.lora_rank else agents
+    team, params = make_team(agents, lora=cfg.lora.lora_rank > 0)
+    transition = training_process.transition if cfg.episodes.num_turns > 1 else None
     env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, transition)
     if kind == "seeds":
         return train_seeds(team, params, env, items, cfg, seeds=(0, 1), eval_items=items[:2])[0]
@@ -410,7 +410,7 @@ def test_other_data_or_another_reward_is_refused_by_name_and_can_be_allowed(stop
     result = run(reward=other, items=changed, output_dir=str(where), resume=True, allow_changed="data, reward")
     assert len(result.rewards) == 3
     with pytest.raises(ValueError, match="allow_changed='team' is not allowed: .* some of data,reward"):
-        TrainConfig(allow_changed="team")
+        TrainConfig.of(allow_changed="team")
 
 
 def test_checkpoints_are_made_by_time_and_not_more_often_than_a_twentieth_of_it(tmp_path):
@@ -419,12 +419,12 @@ def test_checkpoints_are_made_by_time_and_not_more_often_than_a_twentieth_of_it(
     class Saver:
         seconds = 0.0
 
-    saves = Saves(TrainConfig(output_dir=str(tmp_path), save_minutes=0.0), [(Saver(), {})])  # type: ignore[list-item]
+    saves = Saves(TrainConfig.of(output_dir=str(tmp_path), save_minutes=0.0), [(Saver(), {})])  # type: ignore[list-item]
     assert saves.is_due(1)
     Saver.seconds = 100.0
     assert not saves.is_due(2)
-    assert not Saves(TrainConfig(output_dir=str(tmp_path)), [(Saver(), {})]).is_due(1)  # type: ignore[list-item]
-    assert TrainConfig(output_dir="runs").saves and not TrainConfig(output_dir="runs", save_every=0).saves
+    assert not Saves(TrainConfig.of(output_dir=str(tmp_path)), [(Saver(), {})]).is_due(1)  # type: ignore[list-item]
+    assert TrainConfig.of(output_dir="runs").saves and not TrainConfig.of(output_dir="runs", save_every=0).saves
 
 
 # --- disks ---------------------------------------------------------------------------------------------------------------
@@ -570,14 +570,14 @@ def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
     team, (params,) = make_team(random_agents("tiny", tokenizer(WORDS, spaced=True), 1, seed=0, width=32))
     broken = params | {"embed": params["embed"].at[0, 0].set(np.nan)}
     data = [Trajectory((item["prompt"],), ("red two",)) for item in ITEMS]
-    cfg = TrainConfig(algorithm="sft", num_updates=8, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
+    cfg = TrainConfig.of(algorithm="sft", num_updates=8, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
     with (
         pytest.warns(UserWarning, match="its step was left out"),
         pytest.raises(NonFiniteError, match="stopped at step 2 .*failed_update_2.pkl"),
     ):
         fit(team, [jax.tree.map(jax.numpy.copy, broken)], data, cfg)
     assert "red two" in json.loads((tmp_path / "failed_update_2.json").read_text(encoding="utf-8"))["texts"][0][0][0]
-    again = dataclasses.replace(cfg, output_dir="", replay_rollout=str(tmp_path / "failed_update_2.pkl"))
+    again = cfg.replace(output_dir="", replay_rollout=str(tmp_path / "failed_update_2.pkl"))
     fit(team, [params], data, again)
     row = json.loads(capsys.readouterr().out)
     assert row["step"] == 2 and np.isfinite(row["agent_0/loss"]), "it was the weights"
@@ -586,10 +586,10 @@ def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
 def test_other_weights_under_the_reference_are_refused(tmp_path):
     """F10: of dpo, whose reference is the weights before training."""
     data = [Pair((item["prompt"],), ("red two",), ("blue six",)) for item in ITEMS]
-    cfg = TrainConfig(algorithm="dpo", num_updates=1, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
+    cfg = TrainConfig.of(algorithm="dpo", num_updates=1, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
     for seed, resume in ((0, False), (0, True), (7, True)):
         team, params = make_team(random_agents("tiny", tokenizer(WORDS, spaced=True), 1, seed=seed, width=32))
-        again = dataclasses.replace(cfg, resume=resume, num_updates=2)
+        again = cfg.replace(resume=resume, num_updates=2)
         if seed == 7:
             with pytest.raises(ValueError, match="initial: other weights before training, of which the reference is made"):
                 fit(team, params, data, again)

@@ -28,7 +28,7 @@ from jmarl.types import TRACES
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
-BASE = TrainConfig(
+BASE = TrainConfig.of(
     algorithm="magrpo", num_updates=1, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
     lora_rank=2, lora_targets="q_proj,down_proj", progress=False, mesh="agent=1",
 )  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_team_of_adapters_learns_the_probe(agent):
     from test_learning import ITEMS as PROMPTS
 
     team, params = make_team([agent, agent], lora=True)
-    cfg = dataclasses.replace(CONFIG, lora_rank=8, lora_alpha=16, learning_rate=3e-2, num_updates=40)
+    cfg = CONFIG.replace(lora_rank=8, lora_alpha=16, learning_rate=3e-2, num_updates=40)
     reward = make_reward(both, num_agents=2)
     result = train(team, params, reward, PROMPTS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
     before, after = result.before, result.after
@@ -93,17 +93,17 @@ def test_a_resumed_run_is_bit_equal(critics_run, agent, tmp_path):
     """Adapters, moments and counters of agents and critics; dropout and all. The checkpoint holds no base and no gradients."""
     cfg, whole = critics_run
     broken = tmp_path / "broken"
-    shutil.copytree(cfg.output_dir, broken)
+    shutil.copytree(cfg.run.output_dir, broken)
     shutil.rmtree(broken / "checkpoints" / "4")
-    resumed = run([agent, agent], dataclasses.replace(cfg, output_dir=str(broken), resume=True))
+    resumed = run([agent, agent], cfg.replace(output_dir=str(broken), resume=True))
     assert int(resumed.state.step) == 4 and len(resumed.rewards) == 2
     assert_equal_trees(to_checkpoint(resumed.state), to_checkpoint(whole.state))
-    spec = json.loads((Path(cfg.output_dir) / "checkpoints/4/meta.json").read_text())["spec"]
+    spec = json.loads((Path(cfg.run.output_dir) / "checkpoints/4/meta.json").read_text())["spec"]
     assert any("q_proj/a" in name for name in spec) and not any(
         part in name for name in spec for part in ("embed", "qkv", "grads")
     )
     for name in ("agent_0", "agent_1"):
-        files = [Path(d) / "models" / name / "model.safetensors" for d in (cfg.output_dir, broken)]
+        files = [Path(d) / "models" / name / "model.safetensors" for d in (cfg.run.output_dir, broken)]
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -113,13 +113,13 @@ def test_adapters_do_not_go_on_over_another_base(critics_run, agent):
     params = {**agent.params, "final_norm": agent.params["final_norm"] * np.float32(1.0001)}
     other = agent._replace(params=params)
     with pytest.raises(ValueError, match="bases: LoRA's frozen weights are others"):
-        run([other, other], dataclasses.replace(cfg, resume=True))
+        run([other, other], cfg.replace(resume=True))
 
 
 def test_another_alpha_is_no_other_base(critics_run, agent):
     cfg, _ = critics_run
     with pytest.raises(ValueError, match="lora_alpha: None -> 8.0") as refused:
-        run([agent, agent], dataclasses.replace(cfg, resume=True, lora_alpha=8.0))
+        run([agent, agent], cfg.replace(resume=True, lora_alpha=8.0))
     assert "bases" not in str(refused.value)
 
 
@@ -140,7 +140,7 @@ def test_critics_over_a_model_of_their_own(agent, random_agent):
     """Given a critic, its weights are the critics' base, with new adapters, of every row that has critics."""
     other = random_agent(agent.config, agent.tokenizer, 5)
     for algorithm, count in (("ippo", 2), ("maac", 1)):
-        cfg = dataclasses.replace(BASE, algorithm=algorithm)
+        cfg = BASE.replace(algorithm=algorithm)
         _, state = start(*make_team([agent, agent], lora=True), cfg, other)
         (stack,), (critic,) = state.stacks, state.critics
         assert_equal_trees(critic.base["embed"].value, other.params["embed"])
@@ -165,7 +165,7 @@ def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make
     """Two stacks, each over a base of its own; joint actions that go on in new groups; the agents' own value heads."""
     changes = dict(algorithm="ippo", separate_critic=False, num_turns=2, num_generations=2)
     other = other_architecture(tiny_config, make_tokenizer, random_agent)
-    result = run([agent, other], dataclasses.replace(BASE, **changes), external_transition=answer)
+    result = run([agent, other], BASE.replace(**changes), external_transition=answer)
     for stack in result.state.stacks:
         assert np.abs(stack.params["value"]).max() > 0
         assert all(np.abs(pair["b"]).max() > 1e-4 for pair in stack.params["layers"].values())
@@ -176,7 +176,7 @@ def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make
 def test_a_central_critic_over_chains_that_append(agent):
     """The later turn goes on from live keys and values; one critic of adapters over the first agent's base."""
     changes = dict(algorithm="maac", num_turns=2, branching="chain", history="append", num_updates=2)
-    result = run([agent, agent], dataclasses.replace(BASE, **changes), external_transition=answer)
+    result = run([agent, agent], BASE.replace(**changes), external_transition=answer)
     (critic,) = result.state.critics
     assert critic.params["value"].shape == (1, 32) and np.abs(critic.params["value"]).max() > 0
     assert max(np.abs(critic.params["layers"]["down_proj"]["b"]).max(-1).max(-1).ravel()) > 1e-5
@@ -198,7 +198,7 @@ def test_one_program_makes_the_run_of_the_loop():
     agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), tokenizer())
     team, params = make_team([agent, agent], lora=True)
     looped = train(team, params, ProbeEnvironment("emit", 2), ITEMS, cfg)
-    state = init_state(lora.models(params, [(MODEL, 2)], cfg, cfg.seed), cfg.learning()).stacks[0]
+    state = init_state(lora.models(params, [(MODEL, 2)], cfg, cfg.run.seed), cfg.learning()).stacks[0]
     state, metrics = probes.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
     np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
     assert max(moved(state.params, looped.state.stacks[0].params)) < 2e-4
@@ -248,8 +248,8 @@ def test_dropout_keeps_the_mean(agent):
 def test_dropout_is_in_the_update_alone(agent):
     """Sampling and its log-probabilities do not know it. The update does, the same for the same step, and another for another;
     every agent has its own."""
-    plain = dataclasses.replace(BASE, max_grad_norm=100.0)
-    cfg = dataclasses.replace(plain, lora_dropout=0.5)
+    plain = BASE.replace(max_grad_norm=100.0)
+    cfg = plain.replace(lora_dropout=0.5)
     team, params = make_team([agent, agent], lora=True)
 
     def one(cfg, step):
@@ -339,7 +339,7 @@ def test_a_digest_tells_bases_apart(agent):
 )
 def test_bad_settings_say_what_is_allowed(settings, message):
     with pytest.raises(ValueError, match=message):
-        TrainConfig(**settings)
+        TrainConfig.of(**settings)
 
 
 def test_targets_by_name():
@@ -362,7 +362,7 @@ def test_agents_that_start_from_different_weights_are_refused(agent, random_agen
 
 def test_a_model_that_fits_its_settings_keeps_its_adapters(agent):
     """Also with an alpha that float32 does not have."""
-    cfg, (_, params) = dataclasses.replace(BASE, lora_alpha=0.1), make_team([agent, agent], lora=True)
+    cfg, (_, params) = BASE.replace(lora_alpha=0.1), make_team([agent, agent], lora=True)
     model = lora.models(params, [(agent.config, 2)], cfg, 0)
     assert lora.models(model, [(agent.config, 2)], cfg, 1)[0] is model[0] and lora.describe(model[0])[1] == 0.1
 
@@ -370,9 +370,9 @@ def test_a_model_that_fits_its_settings_keeps_its_adapters(agent):
 def test_a_base_without_lora_and_other_adapters_are_refused(agent):
     team, params = make_team([agent, agent], lora=True)
     with pytest.raises(ValueError, match=r"the agents of stack 0 share one base, and lora_rank=0 trains all weights"):
-        start(team, params, dataclasses.replace(BASE, lora_rank=0, lora_targets=None), None)
+        start(team, params, BASE.replace(lora_rank=0, lora_targets=None), None)
     state = init_state(lora.models(params, [(agent.config, 2)], BASE, 0), BASE)
-    asked = dataclasses.replace(BASE, lora_rank=4, lora_targets="q_proj")
+    asked = BASE.replace(lora_rank=4, lora_targets="q_proj")
     with pytest.raises(ValueError, match=r"adapters of rank 2, alpha 2 for q_proj,.*ask for rank 4, alpha 4 for q_proj: set"):
         start(team, policies(state), asked, None)
     assert len(bases(state)) == 1

@@ -43,8 +43,8 @@ def for_gpus(monkeypatch):
 
 def texts_of(agent, **changes):
     """The programs of a run's first step."""
-    cfg = TrainConfig(num_generations=2, max_new_tokens=4, progress=False, **changes)
-    team, params = make_team([agent, agent], lora=cfg.lora_rank > 0)
+    cfg = TrainConfig.of(num_generations=2, max_new_tokens=4, progress=False, **changes)
+    team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     env = environment_of(team, lambda a, b: [0.0] * len(a), None, None, cfg)
     critics, state = start(team, params, cfg, None)
     items = [{"prompt": "apples"}]

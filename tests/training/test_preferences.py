@@ -217,7 +217,7 @@ def test_micro_batches_padding_and_vmap_change_nothing(team, old):
     base = Learning(algorithm="madpo")
     whole, metrics = learned(team, old[0], PAIRS, base, count=3)
     for learning, mode, count in (
-        (dataclasses.replace(base, micro_batches=2), "map", 3),
+        (base.replace(micro_batches=2), "map", 3),
         (base, "map", 8),
         (base, "vmap", 4),
     ):
@@ -419,12 +419,12 @@ WORDS = ["apples", "pears", "the farmer", "ten pieces", "basket", "children", "m
 TASTES = [
     Pair((f"{word} and", f"the {word}"), (f"seven {end}", "aeiou"), (f"{end} walked", "xyz")) for word in WORDS for end in WORDS
 ]
-RUN = TrainConfig(num_updates=12, learning_rate=1e-2, per_agent="vmap", progress=False, batch_size=8)
+RUN = TrainConfig.of(num_updates=12, learning_rate=1e-2, per_agent="vmap", progress=False, batch_size=8)
 
 
 def fitted(agents, algorithm, data, **changes):
     team, params = make_team(agents)
-    cfg = dataclasses.replace(RUN, algorithm=algorithm, **changes)
+    cfg = RUN.replace(algorithm=algorithm, **changes)
     held = data[::4]
     return fit(team, params, [d for i, d in enumerate(data) if i % 4], cfg, eval_data=held)
 
@@ -499,10 +499,10 @@ def test_every_pair_is_seen_once_an_epoch():
 
 def test_held_out_pairs_of_a_team_are_judged_by_the_joint_margin(agents):
     team, params = make_team(agents)
-    cfg, other = dataclasses.replace(RUN, algorithm="madpo", batch_size=9), jax.tree.map(lambda x: 0.9 * x, params)
+    cfg, other = RUN.replace(algorithm="madpo", batch_size=9), jax.tree.map(lambda x: 0.9 * x, params)
     held_out = encode(team, params, TASTES[:9], cfg)
     found = evaluate(team, other, held_out, cfg)
-    scores = pair_scores(team, other, batches_of(team, held_out, range(9), cfg), cfg.learning(), cfg.per_agent)[:9]
+    scores = pair_scores(team, other, batches_of(team, held_out, range(9), cfg), cfg.learning(), cfg.optimizer.per_agent)[:9]
     margins = (scores[..., 0] - scores[..., 1]).sum(1)
     assert (
         (margins > 0).sum() == 8
@@ -519,7 +519,7 @@ def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
         other = jax.tree.map(lambda x: 0.9 * x, params)
         found = []
         for size in (4, 9):
-            cfg = dataclasses.replace(RUN, algorithm=algorithm, batch_size=size)
+            cfg = RUN.replace(algorithm=algorithm, batch_size=size)
             found.append(evaluate(team, other, encode(team, params, data, cfg), cfg))
         for name in found[0]:
             np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-4, atol=1e-5)
@@ -548,7 +548,7 @@ def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
 def test_bad_settings_are_refused(agents, settings, data, message):
     team, params = make_team(agents)
     with pytest.raises((ValueError, TypeError), match=message):
-        fit(team, params, data, dataclasses.replace(RUN, **settings))
+        fit(team, params, data, RUN.replace(**settings))
 
 
 @pytest.mark.parametrize(
@@ -575,7 +575,7 @@ def test_more_parts_than_pairs_are_told_by_the_users_setting(agents):
 def test_held_out_data_are_of_the_same_kind(agents):
     team, params = make_team(agents)
     with pytest.raises(TypeError, match="learns from a list of Pair, got Trajectory"):
-        fit(team, params, TASTES, dataclasses.replace(RUN, algorithm="madpo"), eval_data=[TALK])
+        fit(team, params, TASTES, RUN.replace(algorithm="madpo"), eval_data=[TALK])
 
 
 LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_proj,down_proj")
@@ -587,7 +587,7 @@ def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
     def run(where, **changes):
         team, params = make_team([agents[0]] * 2, lora=True)
         how = dict(algorithm="madpo", output_dir=str(tmp_path / where), save_every=10)
-        return fit(team, params, TASTES[1::2], dataclasses.replace(RUN, **how, **LORA, **changes), eval_data=TASTES[::4])
+        return fit(team, params, TASTES[1::2], RUN.replace(**how, **LORA, **changes), eval_data=TASTES[::4])
 
     whole = run("whole", num_updates=20)
     assert whole.before["margin"] == 0 and whole.after["accuracy"] > 0.9, whole.after

@@ -38,7 +38,7 @@ from jmarl.training.train import check_settings, train
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
-CONFIG = TrainConfig(
+CONFIG = TrainConfig.of(
     algorithm="marlhf", num_updates=24, num_prompts=8, num_generations=16, max_new_tokens=6, min_new_tokens=6,
     learning_rate=2e-2, per_agent="vmap", eval_generations=16, batch_size=32, pairs_per_prompt=0, reward_updates=60,
     reward_learning_rate=1e-3, progress=False,
@@ -66,7 +66,7 @@ def agents(tiny_config, tiny_tokenizer):
 
 def trained(agents, eval_items=None, **changes):
     team, params = make_team(agents)
-    cfg = dataclasses.replace(CONFIG, **changes)
+    cfg = CONFIG.replace(**changes)
     return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=eval_items)
 
 
@@ -79,7 +79,7 @@ def model(agents):
     """A reward model of made-up pairs: those with more vowels were preferred."""
     words = ["aeiou", "ea io", "oua e", "uuu a", "xyz q", "rst w", "bcdfg", "wxy z"]
     pairs = [Pair(("the", "a"), (x, y), (z, w)) for x in words[:4] for y in words[:2] for z in words[4:] for w in words[4:6]]
-    cfg = TrainConfig(algorithm="reward_model", num_updates=20, learning_rate=3e-3, batch_size=16, progress=False)
+    cfg = TrainConfig.of(algorithm="reward_model", num_updates=20, learning_rate=3e-3, batch_size=16, progress=False)
     return (*fit_reward_model(agents[0], pairs, cfg), pairs)
 
 
@@ -138,14 +138,14 @@ def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
 
 def test_a_loaded_reward_model_has_its_adapters_merged(model, agents, tmp_path):
     pairs, how = model[2], dict(num_updates=5, learning_rate=3e-2, batch_size=16, lora_rank=4, progress=False)
-    found, _ = fit_reward_model(agents[0], pairs, TrainConfig(algorithm="reward_model", **how))
+    found, _ = fit_reward_model(agents[0], pairs, TrainConfig.of(algorithm="reward_model", **how))
     save_reward_model(tmp_path, found)
     np.testing.assert_allclose(load_reward_model(tmp_path).score(*SOME), found.score(*SOME), rtol=1e-3, atol=1e-4)
 
 
 def test_a_reward_model_reads_no_chats(agents, model):
     with pytest.raises(ValueError, match="chat=True is not there for a reward model"):
-        fit_reward_model(agents[0], model[2], TrainConfig(algorithm="reward_model", chat=True))
+        fit_reward_model(agents[0], model[2], TrainConfig.of(algorithm="reward_model", chat=True))
 
 
 def test_a_joint_action_alone_scores_as_in_a_pair(model):
@@ -229,7 +229,7 @@ def test_each_round_trains_on_the_model_of_the_last(monkeypatch):
     monkeypatch.setattr("jmarl.training.preferences.reward_model.fit_reward_model", fitted)
     begin = lambda step, _: None if step % 2 else Round([None] * 7, 0.0, 0.0)  # noqa: E731
     rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
-    learned = LearnedRounds(rounds, None, dataclasses.replace(CONFIG, **ITER))
+    learned = LearnedRounds(rounds, None, CONFIG.replace(**ITER))
     told = {"pairs": 7.0, "reward_model/accuracy": 0.9}
     assert [learned.begin(step, None) for step in range(4)] == [told, {}, told, {}]
     assert given == [("those of round 0", None), ("those of round 1", [1])]
@@ -299,7 +299,7 @@ def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
         trained(agents, **settings, num_updates=4, resume=True)
     rounds = SimpleNamespace(updates=2, env=None, resume=lambda step: None, replayed=lambda round_: [])
-    between = LearnedRounds(rounds, agents[0], dataclasses.replace(CONFIG, **ITER))
+    between = LearnedRounds(rounds, agents[0], CONFIG.replace(**ITER))
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
         between.resume(2)
 
@@ -318,39 +318,39 @@ def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
 )
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check_settings(dataclasses.replace(CONFIG, **changes))
+        check_settings(CONFIG.replace(**changes))
 
 
 def test_the_policy_is_trained_by_the_row_that_is_named():
-    cfg = policy_config(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
-    assert cfg.algorithm == "grpo" and cfg.clip_eps_low == 0.1 and cfg.kl_coef == 0.05 and cfg.batch_size is None
-    check_settings(dataclasses.replace(CONFIG, rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
+    cfg = policy_config(CONFIG.replace(rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
+    assert cfg.algorithm == "grpo" and cfg.loss.clip_eps_low == 0.1 and cfg.loss.kl_coef == 0.05 and cfg.preference.batch_size is None
+    check_settings(CONFIG.replace(rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
 
 
 def test_smoothing_is_of_the_reward_models_pairs():
-    cfg = dataclasses.replace(CONFIG, label_smoothing=0.1)
+    cfg = CONFIG.replace(label_smoothing=0.1)
     assert reward_config(cfg, 0).label_smoothing == 0.1 and policy_config(cfg).label_smoothing is None
 
 
 def test_a_reward_model_is_fitted_by_settings_of_its_own_and_the_runs():
     """In as many micro-batches as the run's, as far as there are pairs."""
     kept = dict(compute_dtype="bfloat16", remat="full", lora_rank=2, lora_alpha=3.0, lora_dropout=0.1, lora_targets="q_proj")
-    cfg = reward_config(dataclasses.replace(CONFIG, micro_batches=64, **kept), 0)
+    cfg = reward_config(CONFIG.replace(micro_batches=64, **kept), 0)
     own = dict(num_updates=60, learning_rate=1e-3, batch_size=32, micro_batches=32, per_agent="vmap", progress=False)
     assert {name: getattr(cfg, name) for name in own | kept} == own | kept
 
 
 def test_every_round_fits_its_reward_model_by_a_seed_of_its_own():
     """From (seed, round) alone, so that a run that goes on finds the same."""
-    seeds = [reward_config(dataclasses.replace(CONFIG, seed=seed), k).seed for seed in (0, 1) for k in range(3)]
+    seeds = [reward_config(CONFIG.replace(seed=seed), k).seed for seed in (0, 1) for k in range(3)]
     assert len({0, 1, *seeds}) == 8
-    assert seeds == [reward_config(dataclasses.replace(CONFIG, seed=seed), k).seed for seed in (0, 1) for k in range(3)]
+    assert seeds == [reward_config(CONFIG.replace(seed=seed), k).seed for seed in (0, 1) for k in range(3)]
 
 
 def test_adapters_of_team_and_reward_model(agents):
     """LoRA in both: rounds train the reward model's adapters on, and each round's keeps the head of the one before."""
     team, params = make_team([agents[0]] * 2, lora=True)
-    cfg = dataclasses.replace(CONFIG, **ROUNDS, lora_rank=4, lora_targets="q_proj,down_proj")
+    cfg = CONFIG.replace(**ROUNDS, lora_rank=4, lora_targets="q_proj,down_proj")
     result = train(team, params, make_reward(both, num_agents=2), ITEMS, cfg)
     assert len(result.rewards) == 4 and np.isfinite(result.rewards).all()
 
@@ -360,7 +360,7 @@ def test_a_reward_model_that_is_trained_on_keeps_its_head(model, agents):
     all; a new head, whose scores are equal, divides them by no 0."""
     found, _, pairs = model
     kept = jax.tree.map(lambda x: x.copy(), found.params)
-    cfg = TrainConfig(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
+    cfg = TrainConfig.of(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
     again, _ = fit_reward_model(agents[0], pairs, cfg, kept, eval_pairs=pairs[:3])
     scores = of_pairs(again, joint := [joint_pair(pair) for pair in pairs])
     np.testing.assert_allclose(scores, of_pairs(found, joint), atol=1e-4)

@@ -31,7 +31,7 @@ from jmarl.training.train import train
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]
-CONFIG = TrainConfig(
+CONFIG = TrainConfig.of(
     algorithm="madpo_iter", num_updates=24, round_updates=2, num_prompts=8, num_generations=8, max_new_tokens=6,
     min_new_tokens=6, learning_rate=1e-2, per_agent="vmap", eval_generations=8, batch_size=64, pairs_per_prompt=8,
     progress=False,
@@ -66,15 +66,15 @@ def agents(tiny_config, make_agent):
 
 def trained(agents, **changes):
     team, params = make_team(agents)
-    base = dataclasses.replace(CONFIG, round_updates=None) if changes.get("algorithm") == "madpo" else CONFIG
-    cfg = dataclasses.replace(base, **changes)
+    base = CONFIG.replace(round_updates=None) if changes.get("algorithm") == "madpo" else CONFIG
+    cfg = base.replace(**changes)
     return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=HELD_OUT)
 
 
 def rounds_of(agents, **changes):
     """The rounds of a run that has not begun, and its state."""
     team, params = make_team(agents)
-    cfg = dataclasses.replace(CONFIG, **changes)
+    cfg = CONFIG.replace(**changes)
     env = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
     initial = jax.tree.map(lambda x: x.copy(), params)
     return Rounds(team, initial, ITEMS, env, cfg), init_state(params, cfg.learning())
@@ -153,7 +153,7 @@ def test_a_run_against_its_past_goes_on_bit_for_bit(agents, tmp_path, lora_rank)
     def run(where, **changes):
         team, params = make_team([agents[0]] * 2, lora=lora_rank > 0)
         how = dict(comparator="history", comparator_lag=2, lora_rank=lora_rank, output_dir=str(tmp_path / where), batch_size=8)
-        cfg = dataclasses.replace(CONFIG, **how | dict(num_updates=9, round_updates=2) | changes)
+        cfg = CONFIG.replace(**how | dict(num_updates=9, round_updates=2) | changes)
         return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg)
 
     whole = run("whole", save_every=0)
@@ -182,7 +182,7 @@ def test_another_model_is_a_comparator(agents, tiny_dir):
         made = rounds.begin(0, state)
         params = [s.params for s in state.stacks]
         ((_, items),) = rounds._draws(0)
-        own = play(rounds.team, params, items, rounds.env, rounds.cfg.sampling(), rounds.cfg.episodes(), **KEYS)
+        own = play(rounds.team, params, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, **KEYS)
         sampled = {tuple(row) for of in tokens_of(rounds.team, own.turns[0].completions, 8) for p in of for row in p}
         stop = rounds.team.stacks[0].stop[0]
         rows = [tuple(row) for pair in made.pairs for of_agent in pair.tokens for row in of_agent[1:]]
@@ -272,7 +272,7 @@ def test_an_http_service_is_a_comparator(agents, service, chat, monkeypatch):
 
 
 def test_a_busy_service_is_asked_again_and_a_refusal_is_told(agents, service):
-    cfg = dataclasses.replace(CONFIG, comparator="api", comparator_url=address(service))
+    cfg = CONFIG.replace(comparator="api", comparator_url=address(service))
     service.script = [503, 429]
     assert len(comparators.complete("a", 3, cfg)) == 3 and len(service.seen) == 3
     service.script = [401]
@@ -287,7 +287,7 @@ def test_a_busy_service_is_asked_again_and_a_refusal_is_told(agents, service):
 
 
 def test_a_service_that_is_not_there_is_named(service):
-    cfg = dataclasses.replace(CONFIG, comparator="api", comparator_url="http://127.0.0.1:1/v1")
+    cfg = CONFIG.replace(comparator="api", comparator_url="http://127.0.0.1:1/v1")
     with pytest.raises(RuntimeError, match="127.0.0.1:1/v1/completions cannot be used.*tried 3 times"):
         comparators.complete("a", 3, cfg)
 
@@ -391,10 +391,10 @@ def test_equal_rewards_make_no_pairs(agents):
 )
 def test_what_rounds_do_not_have_is_refused(agents, changes, message):
     team, params = make_team(agents)
-    base = dataclasses.replace(CONFIG, round_updates=None) if changes.get("algorithm") == "madpo" else CONFIG
+    base = CONFIG.replace(round_updates=None) if changes.get("algorithm") == "madpo" else CONFIG
     with pytest.raises(ValueError, match=message):
-        cfg = dataclasses.replace(base, **changes)
-        transition = (lambda **_: ["a", "b"]) if cfg.num_turns > 1 else None
+        cfg = base.replace(**changes)
+        transition = (lambda **_: ["a", "b"]) if cfg.episodes.num_turns > 1 else None
         train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, external_transition=transition)
 
 
@@ -411,14 +411,14 @@ def test_what_rounds_do_not_have_is_refused(agents, changes, message):
 )
 def test_comparators_and_replay_are_checked(changes, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(CONFIG, **changes)
+        CONFIG.replace(**changes)
 
 
 def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
     """LoRA in rounds: the reference is the base, so the first update's loss is log 2; then it falls."""
     team, params = make_team([agents[0]] * 2, lora=True)
     changes = dict(lora_rank=8, learning_rate=3e-2, num_updates=8, replay="all", output_dir=str(tmp_path))
-    train(team, params, make_reward(both, num_agents=2), ITEMS, dataclasses.replace(CONFIG, **changes))
+    train(team, params, make_reward(both, num_agents=2), ITEMS, CONFIG.replace(**changes))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["agent_1/loss"] == pytest.approx(math.log(2), rel=1e-5)
     assert rows[0]["agent_1/margin"] == pytest.approx(0, abs=1e-4)
@@ -428,7 +428,7 @@ def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
 def test_rounds_have_items_and_random_numbers_of_their_own(agents):
     """The items of a round are those of a step of that number; with the same items and weights, other texts are written."""
     rounds, _ = rounds_of(agents, num_prompts=3)
-    assert rounds._draws(2) == [(2, [ITEMS[i] for i in tasks_of(2, len(ITEMS), 3, CONFIG.seed)])] != rounds._draws(1)
+    assert rounds._draws(2) == [(2, [ITEMS[i] for i in tasks_of(2, len(ITEMS), 3, CONFIG.run.seed)])] != rounds._draws(1)
     rounds, state = rounds_of(agents)
     first, second = (rounds._round(n, policies(state)).pairs for n in (0, 1))
     said = [{(pair.prompts, texts) for pair in of for texts in (pair.chosen, pair.rejected)} for of in (first, second)]

@@ -23,7 +23,7 @@ from jmarl.types import TRACES
 
 ITEMS = [{"prompt": text} for text in ("The answer", "seven apples and three pears", "is", "of fruit")]
 SEEDS = (3, 0, 11)
-CONFIG = TrainConfig(
+CONFIG = TrainConfig.of(
     num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-2, lora_rank=2,
     lora_targets="q_proj,down_proj", per_agent="vmap", eval_generations=2, progress=False,
 )  # fmt: skip  # adam_eps: or the first steps are the signs of gradients, also of those that are rounding alone
@@ -45,11 +45,11 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
 
 def run(agent, cfg, seeds=None, items=ITEMS, reward=short):
     """What `train_seeds` returns, or with one number `train`."""
-    made = make_team([agent, agent], lora=cfg.lora_rank > 0)
-    more = dict(eval_items=ITEMS[:2], external_transition=go_on if cfg.num_turns > 1 else None)
+    made = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
+    more = dict(eval_items=ITEMS[:2], external_transition=go_on if cfg.episodes.num_turns > 1 else None)
     arguments = (*made, make_reward(reward, num_agents=2), items)
     if isinstance(seeds, int):
-        return train(*arguments, dataclasses.replace(cfg, seed=seeds), **more)
+        return train(*arguments, cfg.replace(seed=seeds), **more)
     return train_seeds(*arguments, cfg, seeds=seeds, **more)
 
 
@@ -73,9 +73,9 @@ CASES = {
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_every_run_is_that_of_its_seed_alone(agent, changes):
-    cfg = dataclasses.replace(CONFIG, **changes)
+    cfg = CONFIG.replace(**changes)
     short = [item for item in ITEMS if len(item["prompt"]) < 12]  # of one width, so that there are fewer programs to compile
-    items = short if cfg.lora_dropout or cfg.num_turns > 1 or not cfg.lora_rank else ITEMS
+    items = short if cfg.lora.lora_dropout or cfg.episodes.num_turns > 1 or not cfg.lora.lora_rank else ITEMS
     together = run(agent, cfg, SEEDS, items)
     for seed, result in zip(SEEDS, together, strict=True):
         assert_equal(run(agent, cfg, seed, items), result)
@@ -84,7 +84,7 @@ def test_every_run_is_that_of_its_seed_alone(agent, changes):
 
 def test_all_runs_are_one_program(agent):
     """However many seeds: one sampler for training, one for evaluation, one update."""
-    cfg = dataclasses.replace(CONFIG, max_new_tokens=5, num_updates=3)
+    cfg = CONFIG.replace(max_new_tokens=5, num_updates=3)
     before = TRACES.copy()
     run(agent, cfg, SEEDS)
     assert TRACES - before == {"sample": 2, "update": 1}
@@ -107,13 +107,13 @@ def of_steps(found):
 def whole(agent, tmp_path_factory):
     """Four updates of all runs in one go."""
     where = tmp_path_factory.mktemp("whole")
-    return where, run(agent, dataclasses.replace(CONFIG, num_updates=4, save_every=2, output_dir=str(where)), SEEDS)
+    return where, run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(where)), SEEDS)
 
 
 def test_a_directory_is_that_of_a_run_alone(agent, whole, tmp_path):
     """Metrics (losses but for rounding), checkpoints and models; beside them the mean over the runs."""
     where, results = whole
-    alone = run(agent, dataclasses.replace(CONFIG, num_updates=4, save_every=2, output_dir=str(tmp_path)), 0)
+    alone = run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path)), 0)
     assert_equal(alone, results[1])
     for mine, other in zip(of_steps(rows(tmp_path)), of_steps(rows(where / "seed_0")), strict=True):
         assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
@@ -129,17 +129,17 @@ def test_a_directory_is_that_of_a_run_alone(agent, whole, tmp_path):
 
 def test_runs_go_on_together_and_alone(agent, whole, tmp_path):
     """From checkpoints at update 2: bit for bit together; and one of them alone by `train`, but for rounding."""
-    cfg = dataclasses.replace(CONFIG, num_updates=4, save_every=2, output_dir=str(tmp_path))
-    run(agent, dataclasses.replace(cfg, num_updates=2), SEEDS)
+    cfg = CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path))
+    run(agent, cfg.replace(num_updates=2), SEEDS)
     shutil.copytree(tmp_path / "seed_0", tmp_path / "alone")
-    again = run(agent, dataclasses.replace(cfg, resume=True), SEEDS)
+    again = run(agent, cfg.replace(resume=True), SEEDS)
     for one, other in zip(whole[1], again, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[2:] == other.rewards
     assert of_steps(rows(tmp_path / "seed_3")) == of_steps(rows(whole[0] / "seed_3"))
-    done = run(agent, dataclasses.replace(cfg, resume=True), SEEDS)  # nothing is left to make
+    done = run(agent, cfg.replace(resume=True), SEEDS)  # nothing is left to make
     assert [(one.rewards, one.after.mean) for one in done] == [([], one.after.mean) for one in again]
-    alone = run(agent, dataclasses.replace(cfg, output_dir=str(tmp_path / "alone"), resume=True), 0)
+    alone = run(agent, cfg.replace(output_dir=str(tmp_path / "alone"), resume=True), 0)
     np.testing.assert_allclose(alone.rewards, again[1].rewards, rtol=1e-12)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, again[1].state)
 
@@ -154,11 +154,11 @@ def test_runs_that_break_off_go_on_from_their_last_update(agent, whole, tmp_path
             raise OSError("no service")
         return short(a, b)
 
-    cfg = dataclasses.replace(CONFIG, num_updates=4, save_every=100, output_dir=str(tmp_path))
+    cfg = CONFIG.replace(num_updates=4, save_every=100, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
         run(agent, cfg, SEEDS, reward=breaks)
     assert [len(of_steps(rows(tmp_path / where))) for where in ("", *(f"seed_{seed}" for seed in SEEDS))] == [3] * 4
-    rest = run(agent, dataclasses.replace(cfg, resume=True, allow_changed="reward"), SEEDS)
+    rest = run(agent, cfg.replace(resume=True, allow_changed="reward"), SEEDS)
     for one, other in zip(whole[1], rest, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[3:] == other.rewards
@@ -169,7 +169,7 @@ def test_runs_that_were_killed_between_their_saves_go_on(agent, whole, tmp_path)
     where = tmp_path / "run"
     shutil.copytree(whole[0], where)
     shutil.rmtree(where / "seed_0" / "checkpoints" / "4")
-    cfg = dataclasses.replace(CONFIG, num_updates=4, save_every=2, output_dir=str(where), resume=True)
+    cfg = CONFIG.replace(num_updates=4, save_every=2, output_dir=str(where), resume=True)
     for one, other in zip(whole[1], run(agent, cfg, SEEDS), strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[2:] == other.rewards
@@ -226,7 +226,7 @@ def test_the_story_takes_seeds(tmp_path):
     from experiments.story_length import StoryConfig
 
     cfg = StoryConfig(seeds=(0, 1), output_dir=str(tmp_path))
-    assert [(c.seed, c.output_dir, c.seeds) for c in map(cfg.of_seed, cfg.seeds)] == [
+    assert [(c.run.seed, c.run.output_dir, c.seeds) for c in map(cfg.of_seed, cfg.seeds)] == [
         (seed, str(tmp_path / f"seed_{seed}"), ()) for seed in (0, 1)
     ]
     with pytest.raises(ValueError, match="each once"):
@@ -248,4 +248,4 @@ def test_the_story_takes_seeds(tmp_path):
 )
 def test_what_is_refused(agent, changes, seeds, message):
     with pytest.raises(ValueError, match=message):
-        run(agent, dataclasses.replace(CONFIG, **changes), seeds)
+        run(agent, CONFIG.replace(**changes), seeds)

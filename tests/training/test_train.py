@@ -114,7 +114,7 @@ def test_the_kill_came_after_the_checkpoint(runs):
 def test_a_resumed_run_is_bit_equal(runs, pair):
     """Parameters, optimiser state and counters after 20 steps = 10 + SIGKILL + 10."""
     whole, broken, _ = runs
-    like, states = without_gradients(init_state(make_team(pair)[1], TrainConfig(**BASE).learning())), []
+    like, states = without_gradients(init_state(make_team(pair)[1], TrainConfig.of(**BASE).learning())), []
     for run in (whole, broken):
         with Checkpointer(run / "checkpoints", read_only=True) as saved:
             states.append(jax.device_get(saved.restore(like, 20)[0]))
@@ -152,7 +152,7 @@ def test_a_changed_configuration_is_refused_with_the_difference(runs, directorie
 
 def test_a_changed_team_is_refused(runs, tiny_dir):
     agent = weights.load_agent(tiny_dir("qwen2"))
-    cfg = TrainConfig(**BASE, save_every=10, eval_every=5, eval_generations=2, output_dir=str(runs[0]), resume=True)
+    cfg = TrainConfig.of(**BASE, save_every=10, eval_every=5, eval_generations=2, output_dir=str(runs[0]), resume=True)
     with pytest.raises(ValueError, match="team: other models, tokenizers or roles"):
         train(*make_team([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
 
@@ -175,7 +175,7 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
         told.append(str(message))
         full.close()
 
-    cfg = TrainConfig(**BASE | dict(num_updates=2, save_every=1, output_dir=str(tmp_path)))
+    cfg = TrainConfig.of(**BASE | dict(num_updates=2, save_every=1, output_dir=str(tmp_path)))
     with contextlib.ExitStack() as full, warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = tell
@@ -188,7 +188,7 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
 
 def test_a_save_that_failed_does_not_cost_the_next_one(pair, tmp_path, full_disk):
     """The disk is full in the first of two saves, of which nobody has asked how it ended when the second begins."""
-    state, cfg = init_state(make_team(pair)[1], TrainConfig(**BASE).learning()), TrainConfig(output_dir=str(tmp_path))
+    state, cfg = init_state(make_team(pair)[1], TrainConfig.of(**BASE).learning()), TrainConfig.of(output_dir=str(tmp_path))
     with Checkpointer(tmp_path / "checkpoints") as saver:
         saves = Saves(cfg, [(saver, {})])
         with full_disk(20_000):
@@ -229,7 +229,7 @@ def pair(directories):
 
 def run(pair, reward=share_of_e, items=("The answer", "apples", "question"), **changes):
     team, params = make_team(pair)
-    cfg = TrainConfig(**BASE | dict(num_updates=2) | changes)
+    cfg = TrainConfig.of(**BASE | dict(num_updates=2) | changes)
     return train(team, params, make_reward(reward, num_agents=2), [{"prompt": text} for text in items], cfg), team
 
 
@@ -265,7 +265,7 @@ def test_nothing_but_invalid_rewards_changes_nothing(pair):
 
 
 def test_a_plain_function_is_a_reward(pair):
-    cfg, items = TrainConfig(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
+    cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
     plain, made = (train(*make_team(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
     assert plain.rewards == made.rewards
     told = f"TrainResult(1 updates, the last of 1 with reward {made.rewards[0]:.3f}, held out None -> None)"
@@ -287,7 +287,7 @@ def test_a_plain_function_is_a_reward(pair):
     ],
 )
 def test_prompts_that_are_none_are_refused(pair, items, formatters, message):
-    cfg = TrainConfig(**BASE | dict(num_updates=1))
+    cfg = TrainConfig.of(**BASE | dict(num_updates=1))
     with pytest.raises((ValueError, TypeError), match=message):
         train(*make_team(pair), share_of_e, items, cfg, formatters=formatters)
 
@@ -305,7 +305,7 @@ def test_one_formatter_is_for_all_agents(pair):
     def longer(a, b):
         return [len(x) > len(y) for x, y in zip(a, b, strict=True)]
 
-    cfg, items = TrainConfig(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
+    cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
     runs = [train(*make_team(pair), longer, items, cfg, formatters=how) for how in (loud, [loud, loud])]
     assert runs[0].rewards == runs[1].rewards and 0 <= runs[0].rewards[0] <= 1, "True is a reward of 1"
 
@@ -423,10 +423,10 @@ def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path, b
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
     how = dict(num_updates=4, eval_every=2, eval_generations=2, save_every=1, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
-        train(*make_team(pair), reward(broken_at), items, TrainConfig(**BASE | how), eval_items=held_out)
+        train(*make_team(pair), reward(broken_at), items, TrainConfig.of(**BASE | how), eval_items=held_out)
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
         assert saved.latest_step() == saved_at
-    result = train(*make_team(pair), reward(0), items, TrainConfig(**BASE | how, resume=True), eval_items=held_out)
+    result = train(*make_team(pair), reward(0), items, TrainConfig.of(**BASE | how, resume=True), eval_items=held_out)
     assert result.after is not None and len(result.rewards) == 4 - saved_at
     assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
@@ -440,7 +440,7 @@ def test_a_checkpoint_is_begun_before_an_evaluation(pair, tmp_path):
             seen.append(sorted(path.name.removesuffix(".saving") for path in (tmp_path / "checkpoints").glob("*")))
         return share_of_e(a, b)
 
-    cfg = TrainConfig(**BASE | dict(num_updates=4, eval_every=2, eval_generations=2, save_every=2, output_dir=str(tmp_path)))
+    cfg = TrainConfig.of(**BASE | dict(num_updates=4, eval_every=2, eval_generations=2, save_every=2, output_dir=str(tmp_path)))
     train(*make_team(pair), reward, [{"prompt": "apples"}], cfg, eval_items=[{"prompt": "held out"}])
     assert seen == [[], ["2"], ["2", "4"]]
 
@@ -483,7 +483,7 @@ def test_a_run_that_breaks_off_goes_on_from_its_last_update(pair, tmp_path, erro
 )
 def test_settings_of_another_type_or_name_are_refused(changes, message):
     with pytest.raises(TypeError, match=message):
-        TrainConfig(**changes)
+        TrainConfig.of(**changes)
     assert {"algorithm", "learning_rate"} <= set(inspect.signature(TrainConfig).parameters), "as help() shows them"
 
 
@@ -528,12 +528,12 @@ def test_a_run_goes_on_that_is_older_than_a_setting(pair, tmp_path):
 def test_a_finished_run_that_is_resumed_is_evaluated(pair, tmp_path):
     """As it was at its end; nothing was measured before."""
     items = [{"prompt": "apples"}]
-    cfg = TrainConfig(**BASE | dict(num_updates=1, save_every=1, output_dir=str(tmp_path)))
+    cfg = TrainConfig.of(**BASE | dict(num_updates=1, save_every=1, output_dir=str(tmp_path)))
 
     def trained(cfg):
         return train(*make_team(pair), make_reward(share_of_e, num_agents=2), items, cfg, eval_items=items)
 
-    first, again = trained(cfg), trained(dataclasses.replace(cfg, resume=True))
+    first, again = trained(cfg), trained(cfg.replace(resume=True))
     assert again.before is None and again.rewards == [] and again.after.mean == first.after.mean
 
 
@@ -555,7 +555,7 @@ def test_the_same_run_again_is_equal(pair):
     jax.tree.map(np.testing.assert_array_equal, params_of(first), params_of(second))
     assert first.rewards == second.rewards
     team, params = make_team(pair)
-    cfg, reward = TrainConfig(**BASE | dict(num_updates=1)), make_reward(share_of_e, num_agents=2)
+    cfg, reward = TrainConfig.of(**BASE | dict(num_updates=1)), make_reward(share_of_e, num_agents=2)
     train(team, params, reward, [{"prompt": "apples"}], cfg)
     with pytest.raises(ValueError, match=r"parameters of stack 0 .*make_team"):
         train(team, params, reward, [{"prompt": "apples"}], cfg)
@@ -572,7 +572,7 @@ def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
 
     held_out = [{"prompt": "held out"}, {"prompt": "other"}]
     team, params = make_team(pair)
-    cfg = TrainConfig(**BASE | dict(num_updates=3, eval_every=1, eval_generations=3))
+    cfg = TrainConfig.of(**BASE | dict(num_updates=3, eval_every=1, eval_generations=3))
     result = train(team, params, make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg, eval_items=held_out)
     evaluations = [texts for prompt, texts in calls if prompt == "held out"]
     assert len(evaluations) == 4 and all(texts == evaluations[0] for texts in evaluations)
@@ -591,7 +591,7 @@ def test_a_row_tells_the_time_of_its_step(pair, tmp_path):
         time.sleep(3.0 if batch_items[0]["prompt"] == "held out" else 0.3)
         return share_of_e(a, b)
 
-    cfg = TrainConfig(**BASE | dict(num_updates=3, eval_every=1, output_dir=str(tmp_path)))
+    cfg = TrainConfig.of(**BASE | dict(num_updates=3, eval_every=1, output_dir=str(tmp_path)))
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
     train(*make_team(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
     rows = [row for row in rows_of(tmp_path) if "time/step_s" in row]
@@ -612,7 +612,7 @@ def test_programs_compile_once_and_before_the_first_step(pair):
         happened.append("reward")
         return share_of_e(a, b)
 
-    cfg = TrainConfig(**BASE | dict(num_updates=2, max_new_tokens=5, min_new_tokens=5, eval_generations=2))
+    cfg = TrainConfig.of(**BASE | dict(num_updates=2, max_new_tokens=5, min_new_tokens=5, eval_generations=2))
     items, held_out = [{"prompt": "apples"}] * 2, [{"prompt": "held out"}]
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

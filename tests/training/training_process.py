@@ -55,12 +55,12 @@ def transition(agent_completions, prompt, **_):
 def main() -> int:
     fields = json.loads(sys.argv[1])
     kind = fields.pop("kind", "plain")
-    cfg = TrainConfig(**{**BASE, **KINDS[kind], **fields})
+    cfg = TrainConfig.of(**{**BASE, **KINDS[kind], **fields})
     agents = random_agents("tiny", tokenizer(WORDS, spaced=True), 2, seed=0, width=32)
-    agents = [agents[0]] * 2 if cfg.lora_rank else agents
-    team, params = make_team(agents, lora=cfg.lora_rank > 0)
+    agents = [agents[0]] * 2 if cfg.lora.lora_rank else agents
+    team, params = make_team(agents, lora=cfg.lora.lora_rank > 0)
     env = RewardEnvironment(
-        make_reward(reward, num_agents=2), [default_formatter] * 2, transition if cfg.num_turns > 1 else None
+        make_reward(reward, num_agents=2), [default_formatter] * 2, transition if cfg.episodes.num_turns > 1 else None
     )
     if kind == "seeds":
         results = train_seeds(team, params, env, ITEMS, cfg, seeds=(0, 1), eval_items=ITEMS[:2])
