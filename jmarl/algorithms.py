@@ -103,6 +103,7 @@ DEFAULTS: dict[str, Any] = {  # of settings that are None until a row or the use
     "reward_updates": 50,
     "reward_learning_rate": 1e-5,
 }
+NUMBERS = ("ema_decay", "gae_lambda", "value_coef", "value_clip", "bc_weight", "world_model_weight")  # fields of `Algorithm`
 ONLY_ROLLOUTS: dict[str, Any] = {  # settings of rows that learn from rollouts, and their value when off
     "advantage_scale": None,
     "loss_aggregation": None,
@@ -218,7 +219,7 @@ def find_row(name: str) -> AlgorithmRow:
 class Algorithm:
     """A row with all of its settings: functions and numbers, hashable, the static argument of the jitted programs.
 
-    No setting is None that the row uses. `optimizer` may hold a value for each agent until `learning.per_agent` makes it that
+    The sections have no None where the row uses the setting. `optimizer` may hold a value for each agent until `learning.per_agent` makes it that
     of one stack."""
 
     row: AlgorithmRow
@@ -227,6 +228,12 @@ class Algorithm:
     optimizer: Optimizer
     lora: LoRA
     loss_options: tuple[tuple[str, Any], ...]  # arguments of row.loss
+    ema_decay: float
+    gae_lambda: float
+    value_coef: float
+    value_clip: float
+    bc_weight: float
+    world_model_weight: float
     num_updates: int  # length of the learning rate schedule
     temperature: float
     max_new_tokens: int
@@ -291,6 +298,7 @@ def resolve(cfg: TrainConfig) -> Algorithm:
         optimizer=cfg.optimizer,
         lora=cfg.lora,
         loss_options=tuple((argument, values[setting]) for argument, setting in row.options.items()),
+        **{name: values[name] for name in NUMBERS},
         num_updates=cfg.optimizer.warmup_updates + 1 if constant else cfg.run.num_updates,
         temperature=cfg.sampling.temperature,
         max_new_tokens=cfg.sampling.max_new_tokens,

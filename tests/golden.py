@@ -40,7 +40,6 @@ import sys
 import tempfile
 import time
 import traceback
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,12 +53,6 @@ NEW_COLUMNS: dict[str, str] = {}  # column of a metrics.jsonl at the earlier com
 
 
 # --- adapter: the only part that knows the interface of the library ------------------------------------------------------
-
-NEW_SETTINGS: dict[str, str] = {  # setting as `RUNS` spells it -> "section.field", where the field has another name
-    "optimizer": "optimizer.name",
-    "preference_loss": "preference.loss",
-}
-
 
 def first_of(*names: str) -> Any:
     """Return the first of "module:attribute" that the tree has."""
@@ -76,43 +69,10 @@ def first_of(*names: str) -> Any:
     raise ImportError(f"this tree has none of {', '.join(names)}: add the new place to the adapter of tests/golden.py")
 
 
-def section_of(hint: Any) -> Any:
-    """Return the dataclass of a type, also of `Section | None`; None if there is none."""
-    return next((x for x in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(x)), None)
-
-
-def field_paths(config: Any, prefix: str = "") -> list[str]:
-    """Return the fields of a dataclass as "field" or "section.field"."""
-    hints, paths = typing.get_type_hints(config), []
-    for field in dataclasses.fields(config):
-        section = section_of(hints[field.name])
-        paths += field_paths(section, f"{prefix}{field.name}.") if section else [prefix + field.name]
-    return paths
-
-
-def build_config(config: Any, values: Mapping[str, Any]) -> Any:
-    """Return a dataclass from values by path; sections without values keep their default."""
-    hints, arguments = typing.get_type_hints(config), {}
-    for field in dataclasses.fields(config):
-        section, prefix = section_of(hints[field.name]), f"{field.name}."
-        inner = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
-        if section and inner:
-            arguments[field.name] = build_config(section, inner)
-        elif not section and field.name in values:
-            arguments[field.name] = values[field.name]
-    return config(**arguments)
-
-
 def make_config(settings: Mapping[str, Any]) -> Any:
     """Return the `TrainConfig` of flat settings, whether the tree's is flat or nested."""
     config = first_of("jmarl:TrainConfig")
-    paths, values = field_paths(config), {}
-    for name, value in settings.items():
-        targets = [path for path in paths if path == name or path.endswith(f".{name}") or path == NEW_SETTINGS.get(name)]
-        if not targets:
-            raise TypeError(f"TrainConfig has no setting {name!r} in any section: add its new name to NEW_SETTINGS")
-        values |= dict.fromkeys(targets, value)
-    return build_config(config, values)
+    return getattr(config, "of", config)(**settings)
 
 
 def load_team(directories: Sequence[Path], shared_weights: bool, lora: bool) -> tuple[Any, ...]:

@@ -76,7 +76,7 @@ def texts_loss(
 
     The mean negative log-probability of what agents wrote (behavior cloning) and of what answered them (a world model),
     weighted."""
-    cloning, predicting = algorithm.loss.bc_weight, algorithm.loss.world_model_weight
+    cloning, predicting = algorithm.bc_weight, algorithm.world_model_weight
     loss, _ = algorithm.row.loss(logp, cloning * targets.cloned + predicting * targets.predicted)
     metrics = {"nll": -jnp.sum(targets.cloned * logp), "entropy": jnp.sum(targets.cloned * entropy)}
     if predicting:

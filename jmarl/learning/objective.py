@@ -203,7 +203,7 @@ def make_advantages(
     roles = jnp.zeros(valid.shape, jnp.int32) if batch.roles is None else batch.roles
     returns = batch.rewards - penalty.sum(-1)
     finite = jnp.isfinite(returns)
-    expected: jax.Array | float = 0.0
+    expected = jnp.zeros(())
     if row.baseline == "ema":
         expected = running.baseline[roles]
     if batch.values is not None:
@@ -238,7 +238,7 @@ def token_advantages(
     """Return advantages [P, G, T] by GAE over the tokens of each completion, and metrics."""
     valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
     rewards = advantages.at_the_end(batch.rewards, valid) - penalty
-    advantage = advantages.gae(rewards, batch.values, valid, lam=algorithm.critic.gae_lambda)
+    advantage = advantages.gae(rewards, batch.values, valid, lam=algorithm.gae_lambda)
     scale = algorithm.loss.advantage_scale
     if scale == "running_std":
         advantage = advantages.divide(advantage, advantages.running_std(running))
@@ -268,7 +268,7 @@ def make_value_targets(batch: Batch, algorithm: Algorithm) -> tuple[ValueTargets
         mask = valid
         rewards = advantages.at_the_end(batch.rewards, mask)
         rewards = rewards if batch.penalty is None else rewards - batch.penalty
-        targets = old + advantages.gae(rewards, old, mask, lam=algorithm.critic.gae_lambda)
+        targets = old + advantages.gae(rewards, old, mask, lam=algorithm.gae_lambda)
     else:
         mask = value_mask(batch, algorithm.value_kind)
         targets = jnp.broadcast_to(jnp.nan_to_num(batch.rewards)[..., None], valid.shape)
@@ -331,13 +331,13 @@ def loss_of_inputs(
     assert isinstance(targets, ActorCriticTargets)
     loss, policy_metrics = policy_loss(weights, hidden, tokens, targets.policy, algorithm)
     head_loss, value_metrics = value_loss(values, targets.values, algorithm)
-    loss = loss + algorithm.critic.value_coef * head_loss
+    loss = loss + algorithm.value_coef * head_loss
     return loss, (metrics | policy_metrics | value_metrics | {"loss": loss}, new_values)
 
 
 def value_loss(values: jax.Array, targets: ValueTargets, algorithm: Algorithm) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the value loss of values [P, G, T] and its metrics, additive over parts of a batch."""
-    clip = algorithm.critic.value_clip or 0.0
+    clip = algorithm.value_clip
     loss, metrics = losses.value_loss(values, targets.targets, targets.old_values, targets.weights, clip=clip)
     return loss, {name: jnp.sum(targets.weights * x) for name, x in metrics.items()} | {"value_loss": loss}
 

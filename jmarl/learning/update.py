@@ -204,7 +204,7 @@ def minibatches(inputs: LossInputs, n: int) -> tuple[LossInputs, jax.Array]:
 def update_statistics(state: StackState, batch: Batch, algorithm: Algorithm) -> StackState:
     """Return the state of a stack whose running statistics include a batch's returns."""
     roles = jnp.zeros(batch.rewards.shape, jnp.int32) if batch.roles is None else batch.roles
-    one_agent = functools.partial(advantages.update_running, decay=algorithm.loss.ema_decay)
+    one_agent = functools.partial(advantages.update_running, decay=algorithm.ema_decay)
     return state._replace(running=jax.vmap(one_agent)(state.running, batch.rewards, roles))
 
 

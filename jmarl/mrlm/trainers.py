@@ -18,7 +18,6 @@ out: mini-batches by tokens, mixed precision by GradScaler, DPO and SFT in this 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from jmarl.comlrl.trainers.reinforce import check_tokenizer, load_agents, present
-from jmarl.config import TrainConfig, did_you_mean
+from jmarl.config import SECTION_OF, TrainConfig, did_you_mean
 from jmarl.envs.messages import MAX_TURNS, EnvironmentMode, as_text_environment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import LockStep
@@ -162,7 +161,7 @@ class GRPOTrainer:
             if not isinstance(policy, LLMEnvironment):
                 raise TypeError(f"policy {i} is a {type(policy).__name__}: give an LLMEnvironment(model, mode=...)")
         config = config or ExperimentConfig()
-        env = one_environment(eval_envs, config.episodes.num_turns or MAX_TURNS)
+        env = one_environment(eval_envs, config.num_turns or MAX_TURNS)
         own: dict[str, Any] = {"num_turns": getattr(env, "max_turns", 1)}
         own["algorithm"] = self.row if len(each) == 1 else self.several
         own["frozen_agents"] = tuple(i for i, policy in enumerate(each) if policy.mode is EnvironmentMode.CLIENT)

@@ -10,31 +10,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.algorithms import algorithm, option, shares_critic, value_kind
-from jmarl.config import TrainConfig
+from jmarl.algorithms import Algorithm
+from jmarl.config import Episodes, TrainConfig
 from jmarl.envs.base import Environment
-from jmarl.learning.batches import take_rows, select_in_few_sizes, concatenate_prompts, one_per_prompt, critic_positions
-from jmarl.learning.critics import Critics, check_context, judges_as_it_learns, penalised, penalises, value_stack
+from jmarl.learning.batches import concatenate_prompts, critic_positions, one_per_prompt, select_in_few_sizes, take_rows
+from jmarl.learning.critics import check_context, penalizes_tokens, reuses_values, value_stack, with_penalty
+from jmarl.learning.setup import Setup
 from jmarl.models import lora
 from jmarl.models.hub.tokenize import by_agent, decode, encode_prompts
 from jmarl.randomness import GREEDY
 from jmarl.rl.returns import credit, discounted
-from jmarl.rollout.play import Rollout, Turn, credited, playing, to_batches
-from jmarl.sampling.generate import Asking, bucket
+from jmarl.rollout.play import Rollout, Turn, credited, play, to_batches
+from jmarl.sampling.generate import Sampler, bucket
 from jmarl.team import StackSpec, Team
 from jmarl.types import Batch, StackState, TeamState
 
 
-def playing_greedily(
-    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
-) -> Asking[tuple[np.ndarray, ...]]:
+def greedy_baseline(
+    sample: Sampler, team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
+) -> tuple[np.ndarray, ...]:
     """The baseline of ReMax (arXiv 2310.10505): of each turn of a rollout [N, P, G], what the greedy episode on a node's item
     returns from that turn on; 0 where it was over by then, NaN (no baseline: no advantage) where a reward of it was invalid. An
-    environment whose `reset` is random starts it anew, so that the baseline is another draw's. A generator as `playing` is."""
-    settings = dataclasses.replace(cfg.sampling(), temperature=0.0)
-    episodes = dataclasses.replace(cfg.episodes(), branching="chain", joint_mode="aligned")
-    how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=1, purpose=GREEDY)
-    greedy = yield from playing(team, items, env, settings, episodes, **how)
+    environment whose `reset` is random starts it anew, so that the baseline is another draw's."""
+    settings = dataclasses.replace(cfg.sampling, temperature=0.0)
+    episodes = dataclasses.replace(cfg.episodes, branching="chain", joint_mode="aligned")
+    how: dict[str, Any] = dict(seed=cfg.run.seed, step=step, group=1, purpose=GREEDY)
+    greedy = play(sample, team, items, env, settings, episodes, **how)
     expected, invalid = [], np.zeros(len(items))
     for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.returns, strict=True)):
         of_item = np.tile(invalid, (team.num_agents, 1))
@@ -45,65 +46,68 @@ def playing_greedily(
     return tuple(expected)
 
 
-def judge(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> tuple:
-    """Batches of the stacks and of the critics, with what was expected of every completion in them; without it where critics
-    say so as they learn (`judges_as_it_learns`)."""
-    row, learning = algorithm(cfg.algorithm), cfg.learning()
+def judge(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
+    """Return the batches of the stacks and of the critics, with the expected return of every completion in them; without it where it is
+    computed in the update of the critic (`reuses_values`)."""
+    team, algorithm = setup.team, setup.algorithm
+    row, kind = algorithm.row, algorithm.value_kind
     if row.critic is None:
         return to_batches(team, rollout, row.grouping, rollout.expected), ()
-    if value_kind(learning) == "token":
-        return judge_tokens(team, critics, state, rollout, cfg)
+    if kind == "token":
+        return judge_tokens(setup, state, rollout)
     if row.critic == "central":
-        return judge_jointly(team, critics.specs[0], state.critics[0], rollout, cfg)
-    shared, kind = shares_critic(learning), value_kind(learning)
-    judges, specs = (state.stacks, team.stacks) if shared else (state.critics, critics.specs)
-    values = [own_values(team, judges, specs, turn, kind, cfg) for turn in rollout.turns]
-    played, _ = with_returns(rollout, [of_turn.mean(-1) for of_turn in values], cfg)
+        return judge_jointly(setup, state.critics[0], rollout)
+    shared = algorithm.has_value_head
+    judges, specs = (state.stacks, team.stacks) if shared else (state.critics, setup.critics.specs)
+    values = [own_values(team, judges, specs, turn, algorithm) for turn in rollout.turns]
+    played, _ = with_returns(rollout, [turn_values.mean(-1) for turn_values in values], setup)
     batches = to_batches(team, played, values=values)
-    read = tuple(critic_positions(batch, kind, prompts_only=not shared) for batch in batches)
-    return (read, ()) if shared else (batches, read)
+    critic_batches = tuple(critic_positions(batch, kind, prompts_only=not shared) for batch in batches)
+    return (critic_batches, ()) if shared else (batches, critic_batches)
 
 
-def judge_tokens(team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig) -> tuple:
+def judge_tokens(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
     """`judge` for rows with a value of every token: critics and agents learn from the same batches."""
-    learning, batches = cfg.learning(), []
-    shared = shares_critic(learning)
-    judges, specs = (state.stacks, team.stacks) if shared else (state.critics, critics.specs)
-    each = zip(specs, judges, team.stacks, state.stacks, to_batches(team, rollout), strict=True)
-    for judge_spec, of, spec, own, batch in each:
-        if judges_as_it_learns(learning):
-            check_context(judge_spec, batch.prompt_lengths, batch.tokens)
+    team, algorithm = setup.team, setup.algorithm
+    shared, batches = algorithm.has_value_head, []
+    judges, specs = (state.stacks, team.stacks) if shared else (state.critics, setup.critics.specs)
+    stacks = zip(specs, judges, team.stacks, state.stacks, to_batches(team, rollout), strict=True)
+    for critic_spec, critic, spec, stack, batch in stacks:
+        if reuses_values(algorithm):
+            check_context(critic_spec, batch.prompt_lengths, batch.tokens)
         else:
-            read = batch.prompts, batch.prompt_lengths, batch.tokens
-            batch = batch._replace(values=value_stack(lora.model_of(of), judge_spec, *read, cfg))
-        known = own.reference is not None or own.base is not None  # not of a frozen stack
-        batches.append(penalised(batch, own, spec, cfg) if penalises(learning) and known else batch)
+            params = lora.model_of(critic)
+            values = value_stack(params, critic_spec, batch.prompts, batch.prompt_lengths, batch.tokens, algorithm)
+            batch = batch._replace(values=values)
+        has_reference = stack.reference is not None or stack.base is not None  # a frozen stack has none
+        if penalizes_tokens(algorithm) and has_reference:
+            batch = with_penalty(batch, stack, spec, algorithm)
+        batches.append(batch)
     return tuple(batches), () if shared else tuple(batches)
 
 
-def judge_jointly(team: Team, spec: StackSpec, of: StackState, rollout: Rollout, cfg: TrainConfig) -> tuple:
+def judge_jointly(setup: Setup, critic: StackState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
     """`judge` for a central critic, which reads what all agents read."""
-    kind = value_kind(cfg.learning())
-    texts = [joint_text(team, spec, turn, kind, cfg) for turn in rollout.turns]
-    of_joint = [joint_values(of, spec, text, kind, cfg) for text in texts]
-    values, nodes = _of_team(rollout, of_joint)
-    played, targets = with_returns(rollout, nodes, cfg)
+    team, spec, kind = setup.team, setup.critics.specs[0], setup.algorithm.value_kind
+    texts = [joint_text(team, spec, turn, kind, setup.cfg.episodes) for turn in rollout.turns]
+    joint = [joint_values(critic, spec, text, setup.algorithm) for text in texts]
+    values, nodes = _of_team(rollout, joint)
+    played, targets = with_returns(rollout, nodes, setup)
     most = [turn.most for turn in rollout.turns]
-    return to_batches(team, played, values=values), (central_batch(texts, targets, of_joint, most),)
+    return to_batches(team, played, values=values), (central_batch(texts, targets, joint, most),)
 
 
-def with_returns(rollout: Rollout, nodes: Sequence[np.ndarray], cfg: TrainConfig) -> tuple[Rollout, list[np.ndarray]]:
-    """A rollout with lambda-returns over the values [N, P] of each turn's nodes, and the targets of its joint actions. Where an
-    agent does not act its values say nothing."""
-    row = algorithm(cfg.algorithm)
-    lam = option("gae_lambda", cfg.gae_lambda, row)
+def with_returns(rollout: Rollout, nodes: Sequence[np.ndarray], setup: Setup) -> tuple[Rollout, list[np.ndarray]]:
+    """Return a rollout with lambda-returns over the values [N, P] of each turn's nodes, and the targets of its joint actions. Values of
+    an agent that does not act are ignored."""
+    row, lam = setup.algorithm.row, setup.algorithm.gae_lambda
     if row.critic == "central" and lam < 1:
         check_joint(rollout, lam)
-    arrays = [turn.rewards for turn in rollout.turns], [turn.parents for turn in rollout.turns]
+    rewards, parents = [turn.rewards for turn in rollout.turns], [turn.parents for turn in rollout.turns]
     if row.critic == "own":
         nodes = [np.where(turn.acts, v, np.nan) for v, turn in zip(nodes, rollout.turns, strict=True)]
-    targets = discounted(*arrays, cfg.gamma, [v.T for v in nodes], lam)
-    returns = [credited(of, turn) for of, turn in zip(targets, rollout.turns, strict=True)]
+    targets = discounted(rewards, parents, setup.cfg.episodes.gamma, [v.T for v in nodes], lam)
+    returns = [credited(joint, turn) for joint, turn in zip(targets, rollout.turns, strict=True)]
     return rollout._replace(returns=tuple(returns)), targets
 
 
@@ -117,9 +121,11 @@ def check_joint(rollout: Rollout, lam: float) -> None:
         )
 
 
-def own_values(team: Team, judges: Sequence[StackState], specs: Sequence[StackSpec], turn: Turn, kind: str, cfg) -> np.ndarray:
+def own_values(
+    team: Team, judges: Sequence[StackState], specs: Sequence[StackSpec], turn: Turn, algorithm: Algorithm
+) -> np.ndarray:
     """Values [N, P, G] of a turn's completions by critics of the agents' own; for type v one number a prompt."""
-    values = np.zeros((team.num_agents, len(turn.items), len(turn.texts[0][0])))
+    values, kind = np.zeros((team.num_agents, len(turn.items), len(turn.texts[0][0]))), algorithm.value_kind
     for i, (spec, of) in enumerate(zip(specs, judges, strict=True)):
         (prompts, lengths), done = turn.encoded[i], turn.completions[i]
         tokens = (
@@ -127,7 +133,7 @@ def own_values(team: Team, judges: Sequence[StackState], specs: Sequence[StackSp
             if kind == "v"
             else jnp.pad(done.tokens, ((0, 0),) * 3 + ((0, 1),))
         )
-        found = value_stack(lora.model_of(of), spec, prompts, lengths, tokens, cfg)
+        found = value_stack(lora.model_of(of), spec, prompts, lengths, tokens, algorithm)
         if kind == "q":
             found = jnp.take_along_axis(found, done.action_mask.sum(-1, keepdims=True), -1)
         found = jax.device_get(found[..., 0])  # [A, roles * P', G]
@@ -145,11 +151,11 @@ class JointText(NamedTuple):
     nodes: int  # P
 
 
-def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, cfg: TrainConfig) -> JointText:
+def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, episodes: Episodes) -> JointText:
     """The prompts of all agents, and for a critic of type q their completions, as tokens of the central critic."""
     nodes, count = len(turn.items), min(bucket(len(turn.items), 1), turn.most)
 
-    read = turn.prompts if cfg.history == "none" else conversations(team, turn)
+    read = turn.prompts if episodes.history == "none" else conversations(team, turn)
     texts = [by_agent(of_node) for of_node in zip(*read, strict=True)]
     said: list[list[list[int]]] = [[[] for _ in turn.joint] for _ in range(nodes)]
     if kind == "q":
@@ -188,10 +194,10 @@ def conversations(team: Team, turn: Turn) -> list[list[str]]:
     return read
 
 
-def joint_values(of: StackState, spec: StackSpec, text: JointText, kind: str, cfg: TrainConfig) -> np.ndarray:
+def joint_values(of: StackState, spec: StackSpec, text: JointText, algorithm: Algorithm) -> np.ndarray:
     """A central critic's values [P, J] of a turn's joint actions; for type v one number a node."""
-    tokens, at = (text.tokens[:, :, :1], text.counts[:, :, :1]) if kind == "v" else (text.tokens, text.counts)
-    found = value_stack(lora.model_of(of), spec, text.prompts, text.lengths, jnp.asarray(tokens), cfg)
+    tokens, at = (text.tokens[:, :, :1], text.counts[:, :, :1]) if algorithm.value_kind == "v" else (text.tokens, text.counts)
+    found = value_stack(lora.model_of(of), spec, text.prompts, text.lengths, jnp.asarray(tokens), algorithm)
     found = jax.device_get(jnp.take_along_axis(found, at[..., None], -1)[0, : text.nodes, :, 0])
     return np.broadcast_to(found, (text.nodes, text.counts.shape[2]))
 

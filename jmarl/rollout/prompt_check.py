@@ -40,7 +40,7 @@ def items_that_fit(
     same words; prompts are cut where they are read. drop: leaves such items out and warns; an error if none is left.
     """
     if not isinstance(env, RewardEnvironment):
-        if cfg.long_prompts == "drop":
+        if cfg.episodes.long_prompts == "drop":
             raise ValueError(
                 "long_prompts='drop' leaves items out before training, and this environment writes its prompts only when they "
                 "are played: use long_prompts='truncate_left' or 'error', or leave long items out of its tasks"
@@ -59,12 +59,12 @@ def fitting(team: Team, env: RewardEnvironment, items: Sequence[dict], cfg: Trai
     tokens, item, agent, context = found.longest
     problem = (
         f"{len(found.items)} of {len(items)} {called} have a prompt too long for the context: the longest, of item {item} for "
-        f"agent {agent}, has {tokens} tokens; with max_new_tokens={cfg.max_new_tokens} that is {tokens + cfg.max_new_tokens}, "
+        f"agent {agent}, has {tokens} tokens; with max_new_tokens={cfg.sampling.max_new_tokens} that is {tokens + cfg.sampling.max_new_tokens}, "
         f"and the context is {context}"
     )
-    if cfg.long_prompts == "error":
+    if cfg.episodes.long_prompts == "error":
         raise ValueError(f"{problem}: set long_prompts='truncate_left' or 'drop', lower max_new_tokens, or shorten the prompts")
-    if cfg.long_prompts == "truncate_left":
+    if cfg.episodes.long_prompts == "truncate_left":
         warnings.warn(f"{problem}; such prompts are cut on the left (long_prompts='truncate_left')", stacklevel=4)
         return items
     left_out = set(found.items)
@@ -81,7 +81,7 @@ def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: Train
     for spec in team.stacks:
         context = spec.config.max_positions
         texts = {text for agent in spec.order for text in prompts[agent] if text is not None}
-        lengths = lengths_of_long(spec, texts, context - cfg.max_new_tokens, cfg.chat)
+        lengths = lengths_of_long(spec, texts, context - cfg.sampling.max_new_tokens, cfg.episodes.chat)
         for agent in spec.order:
             for p, text in enumerate(prompts[agent]):
                 if text not in lengths:

@@ -253,7 +253,7 @@ def evaluate_on_texts(team: Team, params: Sequence[Any], held_out: Examples, alg
             sums[kind - 1] -= logp[mask].sum()
             counts[kind - 1] += mask.sum()
     nll = sums / np.maximum(counts, 1)
-    weights = [algorithm.loss.bc_weight, algorithm.loss.world_model_weight]
+    weights = [algorithm.bc_weight, algorithm.world_model_weight]
     return {"loss": float(nll @ weights), "nll": float(nll[0])} | ({"nll_world": float(nll[1])} if counts[1] else {})
 
 

@@ -16,19 +16,18 @@ import jax
 import numpy as np
 from jax.stages import Lowered
 
-from jmarl.algorithms import algorithm, value_kind
-from jmarl.config import TrainConfig
+from jmarl.algorithms import Algorithm
 from jmarl.envs.base import Environment
 from jmarl.learning.batches import critic_positions, make_batch
-from jmarl.learning.critics import Critics, judges_as_it_learns, penalises, trains
-from jmarl.learning.per_agent import held_at, of_stack
+from jmarl.learning.critics import penalizes_tokens, reuses_values, trains
+from jmarl.learning.per_agent import for_stack, held_agents
+from jmarl.learning.setup import Setup
 from jmarl.learning.update import lower_update
 from jmarl.models import lora
 from jmarl.randomness import EVAL, GREEDY, TRAIN
 from jmarl.rollout.chunks import cut_prompts, parts_of
-from jmarl.rollout.play import acting, check_size, keeps, writing
-from jmarl.sampling.generate import Ask, pad, read, sample_stack, sample_team
-from jmarl.team import Team
+from jmarl.rollout.play import acting, check_size, explicit_groups, keeps, writing
+from jmarl.sampling.generate import SampleRequest, pad, read, sample_stack, sample_team
 from jmarl.types import Batch, Completions, TeamState
 
 
@@ -40,18 +39,13 @@ def compile_all(programs: Iterable[Lowered]) -> None:
 
 
 def programs_of_run(
-    team: Team,
-    critics: Critics,
-    state: TeamState,
-    tasks: Sequence[dict],
-    eval_items: Sequence[dict],
-    env: Environment,
-    cfg: TrainConfig,
+    setup: Setup, state: TeamState, tasks: Sequence[dict], eval_items: Sequence[dict], env: Environment
 ) -> Iterator[Lowered]:
     """What a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are; of several
     turns the sampler of the first, because the later ones' lengths are not known. Left out for the same reason: a central
     critic's; and programs that only give values, which are small."""
-    learning, row = cfg.learning(), algorithm(cfg.algorithm)
+    team, critics, algorithm, cfg = setup
+    row = algorithm.row
     params = [lora.model_of(s) for s in state.stacks]
 
     def samplers(items, settings, group: int, purpose: int):
@@ -62,43 +56,56 @@ def programs_of_run(
         size = len(items) // parts_of(len(items), cfg.episodes)
         part = cut_prompts(team, encoded, slice(0, size))
         how: dict[str, Any] = dict(seed=cfg.run.seed, step=0, purpose=purpose, keep=keep, acts=writing(acting(prompts)))
-        ask = Ask(part, settings, group=group, prompt_ids=ids[:size], **how)
-        return encoded, sample_team(team, params, ask, sample_stack.lower)
+        request = SampleRequest(part, settings, group=group, prompt_ids=ids[:size], **how)
+        return encoded, sample_team(team, params, request, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling, cfg.episodes.num_generations, TRAIN)
     yield from lowered
-    if row.advantage == "greedy_baseline":
+    if row.baseline == "greedy":
         yield from samplers(tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)[1]
     if cfg.episodes.num_turns == 1:
-        shared, kind = trains(learning) == "both", value_kind(learning)
-        held = held_at(cfg, team.num_agents, state.step)
+        shared, kind = algorithm.has_value_head, algorithm.value_kind
+        held = held_agents(cfg.run, team.num_agents, state.step)
         for i, (spec, prompts, sampler) in enumerate(zip(team.stacks, encoded, lowered, strict=True)):
             if set(spec.order) <= set(cfg.run.frozen_agents):
                 continue
-            mine, own = of_stack(cfg, learning, spec.members, team.num_agents, held)
-            how: dict[str, Any] = dict(learning=mine, own=own, mode=cfg.optimizer.per_agent, trains=trains(learning))
-            batch = example_batch(prompts, sampler, cfg, len(spec.members[0]))
-            batch = batch._replace(dropout=lora.dropout_keys(cfg, cfg.run.seed, 0, i, len(spec.members)))
-            of_critic = batch if kind == "token" else critic_positions(batch, kind, prompts_only=not shared)
-            of_critic = of_critic._replace(values=None) if judges_as_it_learns(learning) else of_critic
-            yield lower_update(state.stacks[i], of_critic if shared else batch, cfg=spec.config, **how)
+            mine, agents = for_stack(algorithm, cfg.run, spec.members, team.num_agents, held)
+            batch = example_batch(prompts, sampler, algorithm, len(spec.members[0]))
+            batch = batch._replace(dropout=lora.dropout_keys(cfg.lora, cfg.run.seed, 0, i, len(spec.members)))
+            critic_batch = batch if kind == "token" else critic_positions(batch, kind, prompts_only=not shared)
+            critic_batch = critic_batch._replace(values=None) if reuses_values(algorithm) else critic_batch
+            yield lower_update(
+                state.stacks[i],
+                critic_batch if shared else batch,
+                model=spec.config,
+                algorithm=mine,
+                agents=agents,
+                trains=trains(algorithm),
+            )
             if row.critic == "own" and not shared:
-                mine, own = of_stack(cfg, critics.learning, spec.members, team.num_agents, held)
-                how = dict(cfg=critics.specs[i].config, learning=mine, own=own, mode=cfg.optimizer.per_agent)
-                yield lower_update(state.critics[i], of_critic, **how, trains="values")
+                mine, agents = for_stack(critics.algorithm, cfg.run, spec.members, team.num_agents, held)
+                yield lower_update(
+                    state.critics[i],
+                    critic_batch,
+                    model=critics.specs[i].config,
+                    algorithm=mine,
+                    agents=agents,
+                    trains="values",
+                )
     if eval_items:
         yield from samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)[1]
 
 
-def example_batch(prompts: tuple, sampler: Lowered, cfg: TrainConfig, roles: int) -> Batch:
-    """A batch of the shapes of a first turn, with values where the algorithm has them."""
-    done, row = example_completions(sampler, prompts[0].shape[1] // sampler.out_info.tokens.shape[1]), algorithm(cfg.algorithm)
-    of_rows = example(done.tokens.shape[:3])
-    values = of_rows if row.advantage in ("value_baseline", "greedy_baseline") else None
-    batch = make_batch(prompts, done, of_rows, of_rows[0, :, 0], done.tokens.shape[-1], roles=roles, values=values)
+def example_batch(prompts: tuple, sampler: Lowered, algorithm: Algorithm, roles: int) -> Batch:
+    """Return a batch of the shapes of a first turn, with values where the algorithm has them."""
+    done = example_completions(sampler, prompts[0].shape[1] // sampler.out_info.tokens.shape[1])
+    rows, row = example(done.tokens.shape[:3]), algorithm.row
+    values = rows if row.baseline in ("critic", "greedy") else None
+    groups = rows[0, :, 0] if explicit_groups(row.grouping, done.tokens.shape[2]) else None
+    batch = make_batch(prompts, done, rows, groups, done.tokens.shape[-1], roles=roles, values=values)
     zeros = example(done.tokens.shape)
-    batch = batch._replace(values=zeros) if row.advantage == "gae" else batch
-    return batch._replace(ref_logprobs=zeros, penalty=zeros) if penalises(cfg.learning()) else batch
+    batch = batch._replace(values=zeros) if row.per_token else batch
+    return batch._replace(ref_logprobs=zeros, penalty=zeros) if penalizes_tokens(algorithm) else batch
 
 
 def example_completions(sampler: Lowered, parts: int = 1) -> Completions:

@@ -13,7 +13,6 @@ times are sampled run by run until they meet again. Left out: rows on pairs, whi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,13 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jmarl.algorithms import algorithm
-from jmarl.config import TrainConfig
+from jmarl.algorithms import find_row
+from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Environment, TextEnvironment, describe
 from jmarl.envs.reward_environment import Formatter, Transition
-from jmarl.evaluation.evaluate import Evaluation, evaluating, numbers
+from jmarl.evaluation.evaluate import Evaluation, numbers, play_held_out, summarize
 from jmarl.evaluation.statistics import mean_and_interval
-from jmarl.learning.per_agent import adapted
+from jmarl.learning.per_agent import with_adapters
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.hub.agents import Agent
@@ -48,7 +47,7 @@ from jmarl.training.logs.metrics_writer import MetricsWriter, say
 from jmarl.training.logs.step_log import RunLog, StepLog, TrainResult
 from jmarl.training.loop import Advanced, loop
 from jmarl.training.runs import Runs, alone, of_run, play_together, together, update_together
-from jmarl.training.step import check_valid, playing_step, tasks_at
+from jmarl.training.step import check_valid, play_step, tasks_at
 from jmarl.training.train import check_run, check_settings, check_team, environment_of, start
 from jmarl.types import TeamState
 
@@ -76,36 +75,36 @@ def train_seeds(
     """
     env = environment_of(team, reward, formatters, external_transition, cfg)
     check_seeds(seeds, cfg)
-    cfgs = tuple(cfg.of_seed(int(seed)) for seed in seeds)
+    cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     check_run(items, cfgs[0], None)
     check_team(team, cfg)
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
-    where = [sharding.mesh_for(cfg.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
+    where = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
     params = once(team, params, cfgs[0], where[0])
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
-    runs = Runs(team, started[0][0], cfgs, *where)
+    runs = Runs(started[0][0], cfgs, *where)
     about = {
         "team": team.describe(),
-        "critics": Team(runs.critics.specs).describe(),
+        "critics": Team(runs.setup.critics.specs).describe(),
         "environment": describe(env),
         "data": fingerprint.of_data(items),
         "reward": fingerprint.of_reward(env),
     }
     with contextlib.ExitStack() as opened, explain_memory():
-        if cfg.output_dir:
-            opened.enter_context(locked(cfg.output_dir))
+        if cfg.run.output_dir:
+            opened.enter_context(locked(cfg.run.output_dir))
         state, logs, savers = open_runs(runs, [of_seed for _, of_seed in started], about, opened)
         del started, params  # with the bases that lie elsewhere than that of all
-        writer, saves = None, Saves(cfg, savers, lambda state, i: alone(state, i, runs))
-        if cfg.resume and cfg.progress:
-            say(f"resuming {cfg.output_dir} from step {int(state.step)} of {cfg.num_updates}")
-        if cfg.output_dir:
-            how: dict[str, Any] = dict(total_steps=cfg.num_updates, start_step=int(state.step), progress=cfg.progress)
-            writer = opened.enter_context(MetricsWriter(cfg.output_dir, dataclasses.asdict(cfg), **how))
+        writer, saves = None, Saves(cfg.run, savers, lambda state, i: alone(state, i, runs))
+        if cfg.run.resume and cfg.run.progress:
+            say(f"resuming {cfg.run.output_dir} from step {int(state.step)} of {cfg.run.num_updates}")
+        if cfg.run.output_dir:
+            how: dict[str, Any] = dict(total_steps=cfg.run.num_updates, start_step=int(state.step), progress=cfg.run.progress)
+            writer = opened.enter_context(MetricsWriter(cfg.run.output_dir, flat(cfg), **how))
         results = run_seeds(runs, state, items, env, eval_items, logs, writer, saves)
         for i, (of_seed, result) in enumerate(zip(cfgs, results, strict=True)):
-            if of_seed.output_dir and of_seed.save_models and not result.interrupted:
-                unsaved = write_models(of_seed, team, result.state)
+            if of_seed.run.output_dir and of_seed.run.save_models and not result.interrupted:
+                unsaved = write_models(of_seed.run, team, result.state)
                 results[i] = result._replace(unsaved=unsaved or result.unsaved)
     return results
 
@@ -115,32 +114,32 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     seeds = [int(seed) for seed in seeds]
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={seeds} is not allowed: give at least one, and each once")
-    if algorithm(cfg.algorithm).data != "rollouts":
+    if find_row(cfg.algorithm).data != "rollouts":
         raise ValueError(
             f"algorithm={cfg.algorithm!r} learns from pairs in rounds, and runs are trained together only by rows on rollouts "
             "(magrpo, ippo, c3, …): call train once a seed"
         )
-    if cfg.saves and cfg.save_total_limit < 2:
+    if cfg.run.saves and cfg.run.save_total_limit < 2:
         raise ValueError(
-            f"save_total_limit={cfg.save_total_limit} is not allowed with several seeds: keep at least 2, because a kill may "
+            f"save_total_limit={cfg.run.save_total_limit} is not allowed with several seeds: keep at least 2, because a kill may "
             "come when only some of them have the newest"
         )
-    if cfg.replay_rollout:
+    if cfg.run.replay_rollout:
         raise ValueError("replay_rollout makes the update of one run: leave seeds out, and set output_dir to that run's seed_N")
-    if cfg.output_dir and checkpoints_of(cfg).exists():
+    if cfg.run.output_dir and checkpoints_of(cfg).exists():
         raise ValueError(
-            f"output_dir={cfg.output_dir!r} holds the checkpoints of a single run, and runs of several seeds have theirs in "
+            f"output_dir={cfg.run.output_dir!r} holds the checkpoints of a single run, and runs of several seeds have theirs in "
             "seed_0, … there: choose another output_dir"
         )
     for seed in seeds:
-        check_settings(cfg.of_seed(seed))
+        check_settings(cfg.for_seed(seed))
 
 
 def once(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
     """The parameters that every run starts from: with new LoRA adapters to come the base alone, where it lies for all runs."""
     found = []
-    for given, adapted_ in zip(params, adapted(team, params, cfg, mesh), strict=True):
-        fresh = cfg.lora_rank and not lora.targets_of(given)
+    for given, adapted_ in zip(params, with_adapters(team, params, cfg, mesh), strict=True):
+        fresh = cfg.lora.lora_rank and not lora.targets_of(given)
         found.append(lora.split(adapted_)[0] if fresh else adapted_)
     return found
 
@@ -151,9 +150,9 @@ def open_runs(
     """The state of all runs, which go on from the newest step that all have if they resume, and of each its log and, where it
     has them, its checkpoints with what they say of it. opened: closes them."""
     cfg = runs.cfgs[0]
-    step = common_step(runs.cfgs) if cfg.resume else None
-    if cfg.output_dir and not cfg.resume:
-        set_aside(str(Path(cfg.output_dir).parent))
+    step = common_step(runs.cfgs) if cfg.run.resume else None
+    if cfg.run.output_dir and not cfg.run.resume:
+        set_aside(str(Path(cfg.run.output_dir).parent))
     pairs = zip(runs.cfgs, states, strict=True)
     each = [opened.enter_context(open_run(c, state, about, None, step)) for c, state in pairs]
     logs = [RunLog(runs.team, c, run.writer) for c, run in zip(runs.cfgs, each, strict=True)]
@@ -167,9 +166,9 @@ def common_step(cfgs: Sequence[TrainConfig]) -> int:
         savers = [opened.enter_context(Checkpointer(checkpoints_of(cfg), read_only=True)) for cfg in cfgs]
         common = set.intersection(*(set(saver.steps()) for saver in savers))
         for step in sorted(common, reverse=True):
-            if all([saver.is_intact(step, cfgs[0].strict_checkpoints) for saver in savers]):
+            if all([saver.is_intact(step, cfgs[0].run.strict_checkpoints) for saver in savers]):
                 return step
-        told = ", ".join(f"{cfg.output_dir}: {saver.steps()}" for cfg, saver in zip(cfgs, savers, strict=True))
+        told = ", ".join(f"{cfg.run.output_dir}: {saver.steps()}" for cfg, saver in zip(cfgs, savers, strict=True))
     raise ValueError(f"the runs have no checkpoint of one step in common ({told}): resume them one by one with train")
 
 
@@ -185,16 +184,21 @@ def run_seeds(
 ) -> list[TrainResult]:
     """The loop from `state` on, as `train.run` for one run."""
     team, cfg = runs.team, runs.cfgs[0]
-    cfgs = [dataclasses.replace(c, overlap_rewards=False) for c in runs.cfgs]  # all of them ask one environment
+    cfgs = [c.replace(overlap_rewards=False) for c in runs.cfgs]  # all of them ask one environment
+    setups = [setup._replace(cfg=c) for setup, c in zip(runs.setups, cfgs, strict=True)]
     log = SeedsLog(runs, logs, writer)
 
     def evaluated(state: TeamState) -> list:
-        return play_together(runs, state, [evaluating(team, eval_items, env, c) for c in cfgs])
+        plays = [partial(play_held_out, team=team, items=eval_items, env=env, cfg=c) for c in cfgs]
+        return [summarize(rollout) for rollout in play_together(runs, state, plays)]
 
     def advance(step: int, state: TeamState) -> Advanced:
         tasks = [partial(tasks_at, items, c, step) for c in cfgs]
-        asking = [playing_step(team, of(), env, c, step, of) for of, c in zip(tasks, cfgs, strict=True)]
-        rollouts = play_together(runs, state, asking)
+        plays = [
+            partial(play_step, setup=setup, tasks=of(), env=env, step=step, further=of)
+            for of, setup in zip(tasks, setups, strict=True)
+        ]
+        rollouts = play_together(runs, state, plays)
         if step == 0:
             for rollout in rollouts:
                 check_valid(rollout)
@@ -202,7 +206,7 @@ def run_seeds(
         state, learned = update_together(runs, state, rollouts)
         return state, partial(log.step, step, rollouts, learned, played, [of() for of in tasks])
 
-    done = loop(state, cfg, log, saves, advance, evaluated if eval_items else None)
+    done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
     evaluations = zip(done.before or [None] * len(cfgs), done.after or [None] * len(cfgs), strict=True)
     return [
         TrainResult(alone(done.state, i, runs), of_run.rewards, *of, done.interrupted, done.unsaved)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,63 +9,66 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
-from jmarl.learning.critics import Critics, trains
-from jmarl.learning.per_agent import held_at, learn
+from jmarl.learning.critics import trains
+from jmarl.learning.per_agent import held_agents, update_one_stack
+from jmarl.learning.setup import Setup
 from jmarl.models import lora
 from jmarl.randomness import tasks_of
-from jmarl.rollout.critic_values import judge, playing_greedily
-from jmarl.rollout.dynamic_sampling import further_items, refilling
-from jmarl.rollout.play import Rollout, playing
-from jmarl.sampling.generate import Asking, answered, sample_team
+from jmarl.rollout.critic_values import greedy_baseline, judge
+from jmarl.rollout.dynamic_sampling import further_items, refill
+from jmarl.rollout.play import Rollout, play
+from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team
 from jmarl.types import Batch, StackState, TeamState
 
 
 def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:
     """The items of a step; draw: of a round of its dynamic sampling."""
-    own = tasks_of(step, len(items), cfg.num_prompts, cfg.seed)
-    return [items[i] for i in (further_items(step, draw, own, len(items), cfg.seed) if draw else own)]
+    own = tasks_of(step, len(items), cfg.episodes.num_prompts, cfg.run.seed)
+    return [items[i] for i in (further_items(step, draw, own, len(items), cfg.run.seed) if draw else own)]
+
+
+def sampler_of(team: Team, state: TeamState) -> Sampler:
+    """Return the function that samples from the policies of a state."""
+    return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
 
 
 def play_step(
-    team: Team,
-    state: TeamState,
+    sample: Sampler,
+    setup: Setup,
     tasks: Sequence[dict],
     env: Environment,
-    cfg: TrainConfig,
     step: int,
     further: Callable[[int], Sequence[dict]] | None = None,
 ) -> Rollout:
-    """Sample and reward one step of training. further: the tasks of a round of dynamic sampling, from 1 on."""
-    params = [lora.model_of(s) for s in state.stacks]
-    return answered(playing_step(team, tasks, env, cfg, step, further), partial(sample_team, team, params))
+    """Play one step of training.
 
+    sample: see `play`. further: returns the tasks of a round of dynamic sampling, from 1 on.
+    """
+    team, row, cfg = setup.team, setup.algorithm.row, setup.cfg
 
-def playing_step(
-    team: Team,
-    tasks: Sequence[dict],
-    env: Environment,
-    cfg: TrainConfig,
-    step: int,
-    further: Callable[[int], Sequence[dict]] | None = None,
-) -> Asking[Rollout]:
-    """`play_step` as a generator that asks for completions."""
-    row = algorithm(cfg.algorithm)
+    def play_round(draw: int) -> Rollout:
+        items = further(draw) if further and draw else tasks
+        return play(
+            sample,
+            team,
+            items,
+            env,
+            cfg.sampling,
+            cfg.episodes,
+            seed=cfg.run.seed,
+            step=step,
+            group=cfg.episodes.num_generations,
+            draw=draw,
+        )
 
-    def playing_round(draw: int) -> Asking[Rollout]:
-        of_round = further(draw) if further and draw else tasks
-        how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=cfg.num_generations)
-        return playing(team, of_round, env, cfg.sampling(), cfg.episodes(), **how, draw=draw)
-
-    rollout = yield from playing_round(0)
-    if cfg.dynamic_sampling and further:
-        rollout = yield from refilling(team, rollout, playing_round, cfg.dynamic_sampling, row.grouping)
-    if row.advantage == "greedy_baseline":
-        expected = yield from playing_greedily(team, tasks, env, cfg, step, rollout)
-        rollout = rollout._replace(expected=expected)
+    rollout = play_round(0)
+    if cfg.episodes.dynamic_sampling and further:
+        rollout = refill(team, rollout, play_round, cfg.episodes.dynamic_sampling, row.grouping)
+    if row.baseline == "greedy":
+        rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
     return rollout
 
 
@@ -82,56 +84,66 @@ def check_valid(first: Rollout) -> None:
         raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
 
 
-def update(
-    team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig
+def update(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[TeamState, list[dict[str, Any]]]:
+    """Make one update of every stack and critic from a rollout, see `update_on_batches`."""
+    return update_on_batches(setup, state, *rollout_batches(setup, state, rollout))
+
+
+def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[list[Batch], list[Batch]]:
+    """Return what the stacks and the critics learn from a rollout."""
+    run = setup.cfg.run
+    batches, critic_batches = judge(setup, state, rollout)
+    numbers = itertools.count()  # of the stacks first, then of the critics
+
+    def with_keys(batch: Batch) -> Batch:
+        keys = lora.dropout_keys(setup.cfg.lora, run.seed, state.step, next(numbers), batch.rewards.shape[0])
+        return batch._replace(dropout=keys)
+
+    return [with_keys(batch) for batch in batches], [with_keys(batch) for batch in critic_batches]
+
+
+def update_on_batches(
+    setup: Setup, state: TeamState, batches: list[Batch], critic_batches: list[Batch]
 ) -> tuple[TeamState, list[dict[str, Any]]]:
-    """One update of every stack and critic from a rollout, see `learn_from`."""
-    return learn_from(team, critics, state, *batches_of(team, critics, state, rollout, cfg), cfg)
+    """Make one update of every stack and critic; the state is donated.
 
-
-def batches_of(
-    team: Team, critics: Critics, state: TeamState, rollout: Rollout, cfg: TrainConfig
-) -> tuple[list[Batch], list[Batch]]:
-    """What the stacks and the critics learn from a rollout."""
-    keys = partial(lora.dropout_keys, cfg, cfg.seed, state.step)
-    numbered = itertools.count()  # the stacks', and behind them the critics'
-    batches, of_critics = (
-        [batch._replace(dropout=keys(next(numbered), batch.rewards.shape[0])) for batch in of_each]
-        for of_each in judge(team, critics, state, rollout, cfg)
-    )
-    return batches, of_critics
-
-
-def learn_from(
-    team: Team, critics: Critics, state: TeamState, batches: list[Batch], of_critics: list[Batch], cfg: TrainConfig
-) -> tuple[TeamState, list[dict[str, Any]]]:
-    """One update of every stack and critic; the state is donated. Returns the metrics of each stack, [A] each, on the device,
-    and behind them those of a central critic; those of a stack's own critics are among its, as `critic_…`."""
-    held, done = held_at(cfg, team.num_agents, state.step), state.step + 1  # now: behind the update it would wait for it
-    judges, judged = critics_learn(team, critics, state, of_critics, cfg, held)
-    own = algorithm(cfg.algorithm).critic == "own"
-    beside: list[dict[str, Any]] = judged if own and judged else [{} for _ in batches]
-    stacks, learned = [], []
-    for spec, stack, batch, of_critic in zip(team.stacks, state.stacks, batches, beside, strict=True):
-        if "values" in of_critic:  # of the pass in which the critic has learned
-            batch = batch._replace(values=of_critic.pop("values"))
-        stack, metrics = learn(cfg, team, spec, stack, batch, learning=cfg.learning(), held=held, trains=trains(cfg))
+    Returns the metrics of each stack, [A] each, on the device, and after them those of a central critic; those of a stack's own
+    critics are among its, as `critic_...`.
+    """
+    team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
+    held = held_agents(cfg.run, team.num_agents, state.step)
+    step = state.step + 1  # computed now: after the update it would wait for it
+    critics, critic_metrics, values = update_critics(setup, state, critic_batches, held)
+    own = algorithm.row.critic == "own"
+    stacks, metrics = [], []
+    for i, (spec, stack, batch) in enumerate(zip(team.stacks, state.stacks, batches, strict=True)):
+        if own and values and values[i] is not None:  # computed in the update of the critic
+            batch = batch._replace(values=values[i])
+        stack, stack_metrics, _ = update_one_stack(
+            stack, batch, spec, algorithm, cfg, num_agents=team.num_agents, held=held, trains=trains(algorithm)
+        )
+        if own and critic_metrics:
+            stack_metrics |= {f"critic_{name}": x for name, x in critic_metrics[i].items() if name != "held"}
         stacks.append(stack)
-        learned.append(metrics | {f"critic_{name}": x for name, x in of_critic.items() if name != "held"})
-    return TeamState(done, tuple(stacks), judges), learned if own else learned + judged
+        metrics.append(stack_metrics)
+    return TeamState(step, tuple(stacks), critics), metrics if own else metrics + critic_metrics
 
 
-def critics_learn(
-    team: Team, critics: Critics, state: TeamState, batches: list[Batch], cfg: TrainConfig, held: np.ndarray | None
-) -> tuple[tuple[StackState, ...], list[dict[str, Any]]]:
-    """One update of every critic beside the agents, and its metrics. held [N]: agents, and with them their own critics."""
-    stacks, learned = [], []
-    for spec, stack, batch in zip(critics.specs, state.critics, batches, strict=True):
-        learning = critics.learning
-        if algorithm(cfg.algorithm).critic == "central":  # its batch has other numbers of prompts than the agents'
-            parts, held = min(learning.micro_batches, batch.prompts.shape[1]), None
-            learning = dataclasses.replace(learning, micro_batches=parts)
-        stack, metrics = learn(cfg, team, spec, stack, batch, learning=learning, held=held, trains="values")
+def update_critics(
+    setup: Setup, state: TeamState, batches: list[Batch], held: np.ndarray | None
+) -> tuple[tuple[StackState, ...], list[dict[str, Any]], list[Any]]:
+    """Make one update of every critic besides the agents; return their states, metrics, and the values of critics that learn from
+    those of the same pass. held [N]: agents, and with them their own critics."""
+    stacks, metrics, values = [], [], []
+    for spec, stack, batch in zip(setup.critics.specs, state.critics, batches, strict=True):
+        algorithm = setup.critics.algorithm
+        if algorithm.row.critic == "central":  # its batch has another number of prompts than those of the agents
+            parts, held = min(algorithm.optimizer.micro_batches, batch.prompts.shape[1]), None
+            algorithm = algorithm.with_optimizer(micro_batches=parts)
+        stack, stack_metrics, stack_values = update_one_stack(
+            stack, batch, spec, algorithm, setup.cfg, num_agents=setup.team.num_agents, held=held, trains="values"
+        )
         stacks.append(stack)
-        learned.append(metrics)
-    return tuple(stacks), learned
+        metrics.append(stack_metrics)
+        values.append(stack_values)
+    return tuple(stacks), metrics, values

@@ -51,7 +51,7 @@ from jmarl.training.loop import Advanced, loop
 from jmarl.training.precompile import compile_all, programs_of_run
 from jmarl.training.preferences.reward_model import LearnedRounds, policy_config
 from jmarl.training.preferences.rounds import RoundLog, Rounds, check_rounds, run_rounds
-from jmarl.training.step import check_valid, play_step, tasks_at, update
+from jmarl.training.step import check_valid, play_step, sampler_of, tasks_at, update
 from jmarl.types import TeamState
 
 
@@ -195,7 +195,7 @@ def train_from(
                 rewarder.resume(first)
             log.about(rewarder.begin(step, state))
         tasks = partial(tasks_at, items, cfg, step)
-        rollout = play_step(setup, state, tasks(), env, step, tasks)
+        rollout = play_step(sampler_of(team, state), setup, tasks(), env, step, tasks)
         if step == 0:  # a resumed run may have an update without a valid reward
             check_valid(rollout)
         played = time.monotonic()  # before the update, for which the next call may wait or not

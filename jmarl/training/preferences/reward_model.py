@@ -10,7 +10,6 @@ out: several turns.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import shutil
@@ -39,7 +38,15 @@ from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.files.interrupt import Interrupted
 from jmarl.training.files.run_directory import CannotGoOn, checkpoints_of, set_aside
 from jmarl.training.fit import FitResult, fit
-from jmarl.training.preferences.encoding import Coded, encode_answers, encode_pairs, ending, pair_batches, pair_scores, text_of
+from jmarl.training.preferences.encoding import (
+    Encoded,
+    encode_answers,
+    encode_pairs,
+    ending,
+    pair_batches,
+    pair_scores,
+    text_of,
+)
 from jmarl.training.preferences.pairs import Pair, Prompt, held_out
 from jmarl.training.preferences.rounds import Rounds
 from jmarl.types import TeamState
@@ -90,7 +97,7 @@ def joint_pair(pair: Pair) -> Pair:
     return Pair((prompt,), (chosen,), (rejected,), pair.rewards)
 
 
-def scores_of(model: RewardModel, coded: Sequence[Sequence[Coded]], at_once: int = 16) -> np.ndarray:
+def scores_of(model: RewardModel, coded: Sequence[Sequence[Encoded]], at_once: int = 16) -> np.ndarray:
     """Scores [M, G] of G joint actions each behind one prompt [M][1], as they come out of the value head."""
     found = []
     for i in range(0, len(coded), at_once):
@@ -252,7 +259,7 @@ def is_saved(cfg: TrainConfig) -> bool:
 def policy_config(cfg: TrainConfig) -> TrainConfig:
     """The settings by which a run's team is trained on the scores."""
     name = cfg.preference.rl_algorithm or DEFAULTS["rl_algorithm"]
-    return dataclasses.replace(cfg, algorithm=name, preference=Preference())
+    return cfg.replace(algorithm=name, preference=Preference())
 
 
 # Settings of the run that its reward models have too.

@@ -30,6 +30,7 @@ from jmarl.learning.setup import Setup
 from jmarl.models.lora import model_of
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, tasks_of
 from jmarl.rollout.play import play
+from jmarl.sampling.generate import sample_team
 from jmarl.team import Team
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.files.manifest import describe_file
@@ -150,12 +151,22 @@ class Rounds:
     def _round(self, round_: int, params: Sequence[Any]) -> Round:
         pairs, own_rewards, other_rewards = [], [], []
         for number, items in self._draws(round_):
-            how: dict[str, Any] = dict(
-                seed=self.cfg.run.seed, step=number, group=self.cfg.episodes.num_generations, purpose=PROPOSE
+            sample = partial(sample_team, self.team, params)
+            rollout = play(
+                sample,
+                self.team,
+                items,
+                self.env,
+                self.cfg.sampling,
+                self.cfg.episodes,
+                seed=self.cfg.run.seed,
+                step=number,
+                group=self.cfg.episodes.num_generations,
+                purpose=PROPOSE,
             )
-            settings = self.cfg.sampling, self.cfg.episodes
-            own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
-            other, how_chosen = None, (self.settings.pair_selection, self.settings.pairs_per_prompt)
+            own = candidates_of(self.team, rollout, self.cfg)
+            settings: Any = self.settings
+            other, how_chosen = None, (settings.pair_selection, settings.pairs_per_prompt)
             if self.comparator is not None:
                 other = self.comparator.answer(params, items, self.env, number, round_)
                 other_rewards.append(other.rewards)
