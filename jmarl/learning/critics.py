@@ -42,6 +42,8 @@ class Critics(NamedTuple):
 
 def critic_algorithm(algorithm: Algorithm) -> Algorithm:
     """Return how critics learn: without a KL term, with their own learning rate; a central one makes one step per batch."""
+    if algorithm.row.critic is None:
+        return algorithm
     settings: dict[str, Any] = dict(
         learning_rate=algorithm.critic.critic_learning_rate or algorithm.optimizer.learning_rate, target_kl=None
     )
