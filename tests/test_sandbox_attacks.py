@@ -72,19 +72,19 @@ UNIT = unittests(
     "class U(unittest.TestCase):\n    def test_b(self): self.assertEqual(add(2, 2), 4)"
 )
 NEAR = asserts("assert abs(add(1, 2) - 3) < 1e-6")
-MAKES = (
+FORGE_REFERENCES = (
     "import inside.program as p\nclass Std:\n    def __init__(self, *names): self.names = list(names)\n"
     "real = p.ProgramServer.export\n"
     "p.ProgramServer.export = lambda s, x: {'object': 0, 'standard': x.names} if type(x) is Std else real(s, x)\n"
 )
 OTHER_TESTS = {
     "a class of the judge's": (
-        MAKES + "def make(): return Std('builtins', 'type')\nclass Cart:\n    def add(self, t):\n"
+        FORGE_REFERENCES + "def make(): return Std('builtins', 'type')\nclass Cart:\n    def add(self, t):\n"
         "        self.e = t('E', (int,), {'__eq__': lambda s, o: True})(5)\n    def total(self): return self.e",
         asserts("c = Cart()\nc.add(make())\nassert c.total() == 3"),
     ),
     "eval of the judge's": (
-        MAKES + "def make(): return Std('builtins', 'eval')\nclass Cart:\n    def add(self, f): self.f = f\n"
+        FORGE_REFERENCES + "def make(): return Std('builtins', 'eval')\nclass Cart:\n    def add(self, f): self.f = f\n"
         "    def total(self): return self.f('3')",
         asserts("c = Cart()\nf = make()\nc.add(f)\nassert c.total() == 4"),
     ),
@@ -157,7 +157,10 @@ OTHER_TESTS = {
         "        return {'data': (8, False), 'shape': (1000,), 'typestr': '<f8', 'version': 3}\ndef add(a, b): return E()",
         asserts("import numpy as np\nassert np.allclose(add(1, 2), 3)"),
     ),
-    "an index that is not there": (MAKES.replace("0, 'standard': x.names", "99") + "def add(a, b): return Std()", TESTS),
+    "an index that is not there": (
+        FORGE_REFERENCES.replace("0, 'standard': x.names", "99") + "def add(a, b): return Std()",
+        TESTS,
+    ),
 }
 
 

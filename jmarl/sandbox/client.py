@@ -31,10 +31,8 @@ MAX_TRIES = 2
 GRACE_S = 10.0  # that a runner gets to answer after its own limit
 AUTO = ("S4", "S3", "S2")
 UNSAFE = "unsafe-process"
-# Modules that the fork server may import for programs; those left out open a window or a browser, or are very old.
-PRELOADABLE = sys.stdlib_module_names - {"antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "lib2to3"} | {
-    "numpy"
-}
+NOT_PRELOADED = {"antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "lib2to3"}  # windows, a browser, old code
+PRELOADABLE = sys.stdlib_module_names - NOT_PRELOADED | {"numpy"}  # what the fork server may import for programs
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 
 

@@ -51,8 +51,8 @@ class Limits:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if type(value) not in (int, float) or not 0.01 <= value < 1e6 or (field.name != "wall_s" and value != int(value)):
-                allowed = "a number" if field.name == "wall_s" else "a whole number"
-                raise ValueError(f"{field.name}={value!r} is not allowed: give {allowed} from 0.01 to less than 1000000")
+                allowed = "a number, at least 0.01" if field.name == "wall_s" else "a whole number, at least 1"
+                raise ValueError(f"{field.name}={value!r} is not allowed: give {allowed} and less than 1000000")
 
     def in_bytes(self) -> dict[str, Any]:
         """Return the limits as the runner reads them: sizes in bytes."""

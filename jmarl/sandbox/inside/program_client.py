@@ -94,12 +94,14 @@ class ProgramClient:
             else:
                 description = {"iterator": True} if is_iterator else describe_function(x)
             return {"object": self.number_of(x)} | description
-        # Arrays of what the program returned, and classes of this package, which stand for its objects, may be its doing.
+        # The program may be the reason for arrays, which may hold its objects, and for classes of this package, which stand for
+        # its objects.
         package = kind.__module__.partition(".")[0]
         text = f"a {kind.__name__} of the tests cannot be given to the program"
         raise self.unsupported(text, tests_only=package not in ("numpy", "inside"))
 
     def _export_error(self, x: Any, kind: type) -> dict:
+        """Return what stands for an exception, or an exception class, of the tests."""
         reference = {"object": self.number_of(x), "error": describe_error_class(kind, self.number_of)}
         if kind is x:
             return reference
@@ -139,6 +141,8 @@ class ProgramClient:
         return decode(data, self.exported.__getitem__, self._program_object, MAX_DEPTH - DEPTH_RESERVE)
 
     def _program_object(self, reference: dict) -> Any:
+        """Return what stands for an object of the program: a harmless class of the standard library itself, a stand-in for an
+        exception class, or a proxy."""
         if "standard" in reference:
             x = standard_object(reference["standard"])
             return x if x in HARMLESS_CLASSES else self.proxy(reference)
