@@ -1,45 +1,49 @@
-"""Runs programs that a model wrote, and says whether they pass their tests.
+"""The sandbox runs programs that a model wrote, and says whether they pass their tests.
 
-The verdict is formed in a process the program never ran in: the judge has the tests, calls the program through messages of
-exact builtin types, and compares. Both are confined (`launch` says at which levels, `inside.confine` how), for each program
-anew. A helper process forks them; it is started by exec, so that JAX may run beside it, and started again if it is killed.
+This room may import only the standard library and files at the top of the package; never jax. Open `client.py` first (what a
+user calls), then `launch.py` (the levels of confinement) and `inside/server.py` (what runs there).
 
     from jmarl.sandbox import asserts, run_program
 
     result = run_program("def add(a, b): return a + b", asserts("assert add(1, 2) == 3"))
     result.outcome, result.passed, result.total   # "passed", 1, 1
 
+The tests run in another process than the program: the judge has the tests, calls the program through messages of exact builtin
+types, and compares. Both processes are new for each program and confined. A helper process forks them; it is started by exec,
+so that it can run beside JAX, and is started again if it is killed.
+
 An outcome is `passed`, `failed`, `weak` (all tests held, but some by the program's own word only) or `error`, whose `kind` says
-whether that is the program's doing. Every text of a result can be encoded: a lone surrogate is written out (`\\ud800`). Where a
-process was killed, its program runs once more; where that happens again, the outcome is `error`, never `failed`.
+whether the program is the reason. All texts of a result can be encoded: a lone surrogate is written out (`\\ud800`). If a
+process is killed, its program runs once more; if that happens again, the outcome is `error`, never `failed`.
 
 `Session` is for agents that use tools: Python code and files that stay from call to call, confined the same way.
 
-Covered, by tests with an attack each (tests/attacks.py, tests/test_sandbox_sessions.py): forged verdicts, reading tests or
-secrets, the network, other processes, files outside a small directory, state for the next program, loops, floods, memory, disk,
-processes.
+Tests with an attack for each of these (`attacks.py` and `test_sandbox_sessions.py` below tests/) show that a program cannot
+forge a verdict; read tests or secrets; reach the network, other processes or files outside a small directory; leave state for
+the next program; or exceed its limits of time, output, memory, disk and processes.
 
-Open `client.py` first. The room imports only the standard library and itself.
-
-Not covered:
-- Faults of the kernel, of bubblewrap, or of the interpreter that the judge runs: a program that breaks one of these is outside.
-- Side channels: time, caches, how busy the machine is. Level S2 also shows whether a file exists, and its size and owner.
-- Memory of all processes together is capped at S4 only (elsewhere each process for itself), processes at S2 for root only by
-  the filter (no new processes; threads are not counted).
-- Disk at S2 is measured (`inside.disk`): a program may have taken some megabytes more before it is stopped, up to 4 times its
-  limit with files that it has mapped and unlinked, and any number of those where the directory is on a tmpfs.
-- Tests of objects (`unittests`) share a directory with the program: what they read from files there it may have written, and a
-  library of theirs that reads such a file (sqlite, XML, pickle) reads what a model wrote. No module is imported from there.
-- What an object says about itself is believed as a function's answer is. Where a verdict would hang on its own comparison, the
-  test is weak, and has not passed: `==` and `is` of two of its objects, calculations, `isinstance` of classes
-  that are not its own, `callable`, methods as `startswith` or `issubset` of what is no object of a class that the tests name.
-- Objects of the tests' own classes that the program is to use, classes of theirs that come from its classes, and values too
-  large or too deep: such tests say nothing, and are masked. Patched builtins, captured output, `type(x)` and `inspect` of its
-  objects, mocks with attributes, `async with` and `async for`, arrays of complex numbers or dates: such tests fail.
-- Functions of the tests that the program calls while they ask it nothing (a timer's) wait until they do.
-- A session's own words: its code can change what it says of its values and files. It can start no process, so that no library
-  that needs one works there.
-- Machines other than Linux on x86-64.
+Limitations:
+- Bugs of the kernel, of bubblewrap, or of the judge's Python interpreter can let a program out.
+- Side channels are open: time, caches, how busy the machine is. Level S2 also shows whether a file exists, its size and owner.
+- Only S4 caps the memory of all processes together; elsewhere each process has its own limit. At S2 the number of processes is
+  limited for root only by the filter, which forbids new processes but does not count threads.
+- At S2 disk use is measured (`inside.disk`), so a program may take some megabytes more before it is stopped; up to 4 times its
+  limit with files that are mapped and unlinked; and without bound with such files on a tmpfs.
+- Classes of unittest (`unittests`) share a directory with the program: what they read from files there the program may have
+  written, and a library that reads such a file for them (sqlite, XML, pickle) reads what a model wrote. They import no module
+  from there.
+- What an object says about itself is believed, like the return value of a function. If a verdict hangs on a comparison that the
+  program itself makes, the test is weak and has not passed: `==` and `is` of two of its objects, calculations, `isinstance`
+  with classes that are not its own, `callable`, and methods such as `startswith` or `issubset` unless they belong to a class
+  that the tests name.
+- The program cannot be given objects of the tests' own classes, classes of theirs that derive from its classes, or values that
+  are too large or too deep: such tests say nothing, and the result is masked.
+- Tests fail if they need patched builtins, captured output, `type(x)` or `inspect` of the program's objects, mocks with
+  attributes, `async with`, `async for`, or arrays of complex numbers or dates.
+- Functions of the tests that the program calls while the tests ask it nothing (from a timer) wait until they do.
+- A session's code can change what the session reports about its values and files. It cannot start processes, so libraries that
+  need one do not work there.
+- Only Linux on x86-64 is supported.
 """
 
 from jmarl.sandbox.client import Sandbox, default_sandbox, levels, run_program, run_programs

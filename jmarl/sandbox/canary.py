@@ -1,4 +1,4 @@
-"""The program by which a level is tried before it is believed, and what it must and must not be able to do there."""
+"""A program that tries out a level before it is trusted, and what it must and must not be able to do at each level."""
 
 CANARY = """
 import os, socket
@@ -28,18 +28,19 @@ def allocates(size):
     except MemoryError:
         return False
     return True
-def number():
+def process_number():
     return os.getpid()
 """
-_CANARY_ASKS = "assert add(1, 2) == 3\nassert not allocates(1 << 40)\n"
-_CANARY_CONFINED = (
+_RUNS_AND_IS_LIMITED = "assert add(1, 2) == 3\nassert not allocates(1 << 40)\n"
+_IS_CONFINED = (
     "assert writes('own')\nassert not opens_a_socket()\n"
     "assert not any(reads(p) for p in ('/etc/passwd', '/proc/1/environ', '/etc/hostname'))\n"
     "assert not any(writes(p) for p in ('/jmarl', '/usr/jmarl', '/dev/jmarl', '/sandbox/inside/jmarl', '/var/tmp/jmarl'))\n"
 )
+_HAS_PROCESS_NAMESPACE = "assert process_number() == 1\n"
 CANARY_TESTS = {
-    "S4": _CANARY_ASKS + _CANARY_CONFINED + "assert number() == 1\n",
-    "S3": _CANARY_ASKS + _CANARY_CONFINED + "assert number() == 1\n",
-    "S2": _CANARY_ASKS + _CANARY_CONFINED,
-    "S1": _CANARY_ASKS,
+    "S4": _RUNS_AND_IS_LIMITED + _IS_CONFINED + _HAS_PROCESS_NAMESPACE,
+    "S3": _RUNS_AND_IS_LIMITED + _IS_CONFINED + _HAS_PROCESS_NAMESPACE,
+    "S2": _RUNS_AND_IS_LIMITED + _IS_CONFINED,
+    "S1": _RUNS_AND_IS_LIMITED,
 }

@@ -1,4 +1,4 @@
-"""What goes into the sandbox and what comes out of it."""
+"""What goes into the sandbox and what comes out of it: limits, tests and results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ LEVELS = ("S4", "S3", "S2", "S1")
 
 
 def utf8(x: Any) -> Any:
-    """What a program had a hand in, as JSON gives it back, with each lone surrogate written out (`\\ud800`), so that all of its
-    texts can be encoded."""
+    """Return JSON data with every lone surrogate in its texts written out (`\\ud800`), so that all of them can be encoded.
+
+    A program can put lone surrogates into any text that it influences.
+    """
     if isinstance(x, str):
         return x.encode("utf-8", "backslashreplace").decode()
     if isinstance(x, list):
@@ -24,12 +26,12 @@ def utf8(x: Any) -> Any:
 
 
 class SandboxUnavailable(RuntimeError):
-    """This machine cannot hold programs at the level that was asked for; says why, and what to do."""
+    """This machine cannot confine programs at the requested level; the message says why, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one program may use, all its tests together."""
+    """What one program may use, with all its tests together."""
 
     wall_s: float = 5.0
     """Seconds from start to verdict."""
@@ -40,19 +42,20 @@ class Limits:
     processes: int = 16
     """Processes and threads."""
     file_mb: int = 16
-    """MiB of all its files together. Without namespaces this is measured as it runs (`inside.disk`): what it writes in the few
-    milliseconds between two measures comes on top, and more ends it."""
+    """MiB of all its files together. Without namespaces this is measured while the program runs (`inside.disk`): what it writes
+    in the few milliseconds between two measurements comes on top, and exceeding the limit ends it."""
     output_kb: int = 64
-    """KiB that it may write to stdout, and to stderr; more ends it."""
+    """KiB that it may write to stdout, and as many to stderr; writing more ends it."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if type(value) not in (int, float) or not 0.01 <= value < 1e6 or (field.name != "wall_s" and value != int(value)):
-                raise ValueError(f"{field.name}={value!r}: give a number from 0.01 on, and whole ones but for wall_s")
+                allowed = "a number, at least 0.01" if field.name == "wall_s" else "a whole number, at least 1"
+                raise ValueError(f"{field.name}={value!r} is not allowed: give {allowed} and less than 1000000")
 
-    def as_bytes(self) -> dict[str, Any]:
-        """As the runner reads them."""
+    def in_bytes(self) -> dict[str, Any]:
+        """Return the limits as the runner reads them: sizes in bytes."""
         return {
             "wall_s": float(self.wall_s),
             "cpu_s": int(self.cpu_s),
@@ -65,11 +68,11 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Tests:
-    """The tests of one program; best made by `asserts`, `unittests`, `pairs` and `calls`. They are trusted: what they do is not
-    judged, though they too run in a sandbox.
+    """The tests of one program; build them with `asserts`, `unittests`, `pairs` or `calls`.
 
-    setup is code that runs before them, on their side: imports, and helpers that the program must not be able to replace.
-    Names that neither they nor the setup make come from the program.
+    Tests are trusted code, though they too run in a sandbox. setup: code that runs before the tests, on their side: imports,
+    and helpers that the program must not be able to replace. Names that neither the tests nor the setup define come from the
+    program.
     """
 
     kind: Literal["asserts", "unittest", "io"]
@@ -78,7 +81,7 @@ class Tests:
     setup: str = ""
     pairs: tuple[tuple[str, str], ...] = ()
 
-    __test__ = False  # not for pytest
+    __test__ = False  # pytest must not collect it
 
     def __post_init__(self) -> None:
         if self.kind == "io":
@@ -89,43 +92,49 @@ class Tests:
             raise ValueError("the tests are empty: no program could pass them")
         for name, code in (("tests", self.code), ("setup", self.setup)):
             try:
-                with warnings.catch_warnings():  # of escapes in real data sets; the judge says them to nobody
+                with warnings.catch_warnings():  # real data sets have invalid escapes; the judge ignores them too
                     warnings.simplefilter("ignore")
                     ast.parse(code)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                raise ValueError(f"the {name} are no Python: {error}") from None
+                raise ValueError(f"the {name} cannot be parsed as Python: {error}") from None
         if self.entry_point and (not self.entry_point.isidentifier() or keyword.iskeyword(self.entry_point)):
-            raise ValueError(f"entry_point={self.entry_point!r} is no name of a function")
+            raise ValueError(f"entry_point={self.entry_point!r} cannot be the name of a function")
 
-    def encoded(self) -> bytes:
+    def to_json(self) -> bytes:
+        """Return the tests as the judge reads them."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
 
 def asserts(code: str | Sequence[str], entry_point: str = "", setup: str = "") -> Tests:
-    """A script, or several pieces of one, in which every `assert` is a test (MBPP); or one that defines `check(candidate)`,
-    which is called with the program's `entry_point` (HumanEval)."""
+    """Return tests that are a script, or several pieces of one, in which every `assert` is a test (MBPP).
+
+    If the script defines `check(candidate)`, that is called with the program's `entry_point` (HumanEval).
+    """
     return Tests("asserts", code if isinstance(code, str) else "\n".join(code), entry_point, setup)
 
 
 def unittests(code: str, setup: str = "") -> Tests:
-    """Classes of unittest, of which every test method is a test (ClassEval)."""
+    """Return tests that are classes of unittest, of which every test method is a test (ClassEval)."""
     return Tests("unittest", code, "", setup)
 
 
 def pairs(pairs: Sequence[tuple[str, str]]) -> Tests:
-    """What a script reads from stdin, and what it then has to write to stdout."""
+    """Return tests of a script: for each pair, what it reads from stdin and what it must then write to stdout."""
     for pair in pairs:
         if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise ValueError(f"{pair!r:.80} is no pair of input and output: give two texts")
-    return Tests("io", pairs=tuple((given, expected) for given, expected in pairs))
+            raise ValueError(f"{pair!r:.80} is not a pair of input and output: give two texts")
+    return Tests("io", pairs=tuple((stdin, stdout) for stdin, stdout in pairs))
 
 
 def calls(entry_point: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> Tests:
-    """Arguments of a function, and what it then has to return; both must be literals (numbers, texts, lists, …)."""
+    """Return tests of a function: for each case, its positional arguments and what it must then return.
+
+    Both must be literals (numbers, texts, lists, …).
+    """
     lines = []
     for case in cases:
         if not isinstance(case, tuple | list) or len(case) != 2 or not isinstance(case[0], tuple | list):
-            raise ValueError(f"{case!r:.80} is no case: give (arguments, expected), the arguments as a tuple or list")
+            raise ValueError(f"{case!r:.80} is not a case: give (arguments, expected), the arguments as a tuple or list")
         arguments, expected = case
         for value in (list(arguments), expected):
             try:
@@ -138,46 +147,46 @@ def calls(entry_point: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> Tests
 
 @dataclasses.dataclass(frozen=True)
 class TestResult:
-    """What came of one test."""
+    """The result of one test."""
 
     name: str
     passed: bool
-    """It held, and that was decided outside of the program."""
+    """Whether it held, as decided outside of the program."""
     message: str
-    """Why it did not pass; begins with `raised ` if it ended in something else than its own comparison. May hold what the tests
-    expect, so that it is not for prompts."""
+    """Why it did not pass; begins with `raised ` if it ended in another error than a failed assertion. It may show what the
+    tests expect, so keep it out of prompts."""
     weak: bool = False
-    """It held, but only by the word of the program, whose own `==`, `<` or `-` was asked: it could have lied. Not passed."""
+    """It held only by the word of the program, which could have lied: its own `==`, `<` or `-` was asked. It has not passed."""
 
-    __test__ = False  # not for pytest
+    __test__ = False  # pytest must not collect it
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionResult:
-    """What came of one program."""
+    """The result of one program."""
 
     outcome: Literal["passed", "failed", "weak", "error"]
-    """weak: all tests held, but some of them only by the program's word. It has not passed; nor is it known to be wrong."""
+    """weak: all tests held, but some of them only by the program's word. It has not passed, nor is it known to be wrong."""
     kind: str
     """Of an error: timeout, limit, sandbox (the program broke the judge's protocol), tests (they do not run, or ask the program
-    nothing), infrastructure (nobody's fault: mask the sample). Else empty."""
+    nothing), infrastructure (the machine failed: mask the sample). Otherwise empty."""
     message: str
     passed: int
-    """Tests that passed; those that are weak did not."""
+    """Number of tests that passed; weak ones did not."""
     total: int
-    """Tests that there are, as far as that is known."""
+    """Number of tests, as far as it is known."""
     stdout: str
     stderr: str
     limit_hit: str
-    """wall, cpu, memory, processes, file, output or empty; of memory, processes and file as the program says."""
+    """wall, cpu, memory, processes, file, output or empty. Of memory, processes and file only the program's own error tells."""
     wall_s: float
     level: str
-    """S4 to S1: how the program was confined."""
+    """How the program was confined: S4 to S1."""
     integrity: Literal["strong", "weak"]
-    """weak: a test is, whatever the outcome."""
+    """weak: at least one test is weak, whatever the outcome is."""
     tests: tuple[TestResult, ...] = ()
 
     @property
     def masked(self) -> bool:
-        """Whether this says nothing about the program, so that its sample is left out."""
+        """Whether this says nothing about the program, so that its sample should be left out."""
         return self.kind in ("infrastructure", "tests")

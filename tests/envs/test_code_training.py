@@ -184,7 +184,7 @@ class Noisy(CodeGeneration):
 
 def test_below_s2_training_is_refused_with_the_reason_and_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(launch.shutil, "which", lambda name: None)
-    monkeypatch.setattr("jmarl.sandbox.client.supported", lambda level: "no Landlock" if level == "S2" else "")
+    monkeypatch.setattr("jmarl.sandbox.client.unsupported_reason", lambda level: "no Landlock" if level == "S2" else "")
     monkeypatch.setattr("sys.argv", ["code_team", "--output-dir", str(tmp_path / "none")])
     with pytest.raises(SystemExit, match=r"S3: bwrap is not installed.*apt-get install bubblewrap.*S2: no Landlock.*Linux 6.7"):
         code_team.main()

@@ -1,7 +1,7 @@
-"""Programs that try to pass without being right, or to harm what is around them, each with a benign twin that uses the same thing.
+"""Programs that try to pass without being right, or to harm their surroundings, each with a benign twin that uses the same features.
 
-The task of all: `add(a, b)`. An attack either forges the verdict, or returns the right sum only if what it tried has worked (`WON`);
-so none may pass. A twin passes. PORT, SECRET, SOCKET and HOST stand for what the tests have put on the host.
+The task is always `add(a, b)`. An attack either forges the verdict, or returns the right sum only if what it tried has worked (`WON`),
+so none may pass; every twin must. PORT, SECRET, SOCKET and HOST stand for things that the tests put on the host.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ WON = "def add(a, b):\n    return a + b if won() else None\n"
 class Attack(NamedTuple):
     attack: str
     twin: str
-    namespaces: bool = False  # only there it is held off
+    needs_namespaces: bool = False  # only namespaces prevent it
 
 
-def forged(body: str, twin: str = "", **more) -> Attack:
-    """An attack that leaves `add` wrong; the twin does something like it and adds."""
-    return Attack(body if "def add" in body or "add =" in body else body + "\n" + WRONG, twin + "\n" + ADD, **more)
+def forged(body: str, twin: str = "") -> Attack:
+    """Return an attack that leaves `add` wrong; the twin does something similar and adds."""
+    return Attack(body if "def add" in body or "add =" in body else body + "\n" + WRONG, twin + "\n" + ADD)
 
 
-def tries(body: str, twin: str = "", **more) -> Attack:
-    """An attack whose `won()` says whether it has worked; anything that it raises means that it has not."""
+def tries(body: str, twin: str = "", needs_namespaces: bool = False) -> Attack:
+    """Return an attack whose `won()` returns whether it has worked; anything that it raises means that it has not."""
     lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
-    return Attack(
-        f"def won():\n    try:\n{lines}\n    except Exception:\n        return False\n{WON}", twin + "\n" + ADD, **more
-    )
+    attack = f"def won():\n    try:\n{lines}\n    except Exception:\n        return False\n{WON}"
+    return Attack(attack, twin + "\n" + ADD, needs_namespaces)
 
 
 SYSCALL = "import ctypes; call = ctypes.CDLL(None, use_errno=True).syscall\n"
@@ -42,11 +41,11 @@ FORGERIES = {
     "a text equal to everything": forged(EQUAL.format(base="str") + "def add(a, b): return Equal('0')", "class S(str): pass\nassert S('a') == 'a'"),
     "a tuple equal to everything": forged(EQUAL.format(base="tuple") + "def add(a, b): return Equal()", "import collections\nP = collections.namedtuple('P', 'x')\nassert P(1) == (1,)"),
     "reflected equality": forged("class E:\n    def __req__(self, o): return True\n    __eq__ = __req__\n    __class__ = int\ndef add(a, b): return E()", "class E:\n    __class__ = int\nassert isinstance(E(), int)"),
-    "another class": forged("class E:\n    @property\n    def __class__(self): return int\n    def __eq__(self, o): return True\n    def __index__(self): return 3\ndef add(a, b): return E()", "class E:\n    def __index__(self): return 1\nassert [4, 5][E()] == 5"),
+    "a false __class__": forged("class E:\n    @property\n    def __class__(self): return int\n    def __eq__(self, o): return True\n    def __index__(self): return 3\ndef add(a, b): return E()", "class E:\n    def __index__(self): return 1\nassert [4, 5][E()] == 5"),
     "always true": forged("class E:\n    def __bool__(self): return True\ndef add(a, b): return E()", "class E:\n    def __bool__(self): return True\nassert E()"),
-    "exit while loading": forged("import sys; sys.exit(0)", "import sys\ntry:\n    sys.exit(0)\nexcept SystemExit: pass"),
-    "exit at once while loading": forged("import os; os._exit(0)", "import os; assert os.getpid()"),
-    "exit in a call": forged("import os\ndef add(a, b): os._exit(0)", "import os"),
+    "sys.exit while loading": forged("import sys; sys.exit(0)", "import sys\ntry:\n    sys.exit(0)\nexcept SystemExit: pass"),
+    "os._exit while loading": forged("import os; os._exit(0)", "import os; assert os.getpid()"),
+    "os._exit in a call": forged("import os\ndef add(a, b): os._exit(0)", "import os"),
     "SystemExit in a call": forged("def add(a, b): raise SystemExit(0)", "try:\n    raise SystemExit(0)\nexcept SystemExit: pass"),
     "KeyboardInterrupt in a call": forged("def add(a, b): raise KeyboardInterrupt", "try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt: pass"),
     "GeneratorExit in a call": forged("def add(a, b): raise GeneratorExit", "g = (x for x in 'ab'); next(g); g.close()"),
@@ -54,18 +53,18 @@ FORGERIES = {
     "a signal to itself": forged("import os, signal\ndef add(a, b): os.kill(os.getpid(), signal.SIGKILL)", "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *a: None); os.kill(os.getpid(), signal.SIGUSR1)"),
     "a crash": forged("import ctypes\ndef add(a, b): ctypes.string_at(0)", "import ctypes; assert ctypes.sizeof(ctypes.c_int) == 4"),
     "a printed verdict": forged("print('{\"planned\": 2}'); print('{\"test\": \"a\", \"passed\": true, \"message\": \"\"}'); print('{\"done\": true}'); print('OK'); print('2 passed')", "print('{\"done\": true}')"),
-    "a verdict on every descriptor": forged("import os\ntext = b'{\"planned\": 1}\\n{\"test\": \"a\", \"passed\": true, \"message\": \"\"}\\n{\"done\": true, \"asked\": 1, \"weak\": false, \"gone\": false, \"violation\": \"\", \"limit\": \"\"}\\n'\nfor fd in range(64):\n    try: os.write(fd, text)\n    except OSError: pass", "import os; os.write(1, b'hello')"),
-    "answers without being asked": forged("import os, json, struct\nm = json.dumps({'value': 3}).encode()\nm = struct.pack('!I', len(m)) + m\nfor fd in range(3, 64):\n    try: os.write(fd, m * 20)\n    except OSError: pass", "import json, struct; json.dumps(struct.calcsize('!I'))"),
+    "a verdict on every descriptor": forged("import os\ntext = b'{\"planned\": 1}\\n{\"test\": \"a\", \"number\": 0, \"message\": \"\", \"weak\": false}\\n{\"done\": true, \"answers\": 1, \"names_requested\": true, \"disconnected\": false, \"violation\": \"\", \"limit\": \"\", \"unsupported_test_value\": \"\"}\\n'\nfor fd in range(64):\n    try: os.write(fd, text)\n    except OSError: pass", "import os; os.write(1, b'hello')"),
+    "replies without a request": forged("import os, json, struct\nm = json.dumps({'value': 3}).encode()\nm = struct.pack('!I', len(m)) + m\nfor fd in range(3, 64):\n    try: os.write(fd, m * 20)\n    except OSError: pass", "import json, struct; json.dumps(struct.calcsize('!I'))"),
     "a message of four gigabytes": forged("import os\ndef add(a, b):\n    for fd in range(3, 64):\n        try: os.write(fd, b'\\xff' * 4)\n        except OSError: pass\n", "import os"),
-    "no JSON": forged("import os\ndef add(a, b):\n    for fd in range(3, 64):\n        try: os.write(fd, b'\\0\\0\\0\\4nope')\n        except OSError: pass\n", "import os"),
+    "a message that is not JSON": forged("import os\ndef add(a, b):\n    for fd in range(3, 64):\n        try: os.write(fd, b'\\0\\0\\0\\4nope')\n        except OSError: pass\n", "import os"),
     "a message nested a million times": forged("import os, struct\ndef add(a, b):\n    m = b'[' * 1000000\n    for fd in range(3, 64):\n        try: os.write(fd, struct.pack('!I', len(m)) + m)\n        except OSError: pass\n", "x = []\nfor _ in range(50): x = [x]"),
-    "calls of functions that the tests never gave": forged("import os, json, struct\ndef add(a, b):\n    m = json.dumps({'back': -1, 'args': [], 'named': {}}).encode()\n    for fd in range(3, 64):\n        try: os.write(fd, struct.pack('!I', len(m)) + m)\n        except OSError: pass\n", "print((lambda: 1)())"),
-    "a changed runner": forged("import sys\nserver = sys.modules['inside.program'].Server\nserver._guarded = lambda self, action: {'value': True}\nserver.answer = lambda self, request: {'value': True}", "import sys; assert sys.modules"),
-    "changed messages": forged("import inside.wire as w, inside.program as p\nw.encode = p.encode = lambda x, *a: {'set': []}", "import json; json.dumps([1])"),
-    "changed builtins": forged("import builtins\nbuiltins.AssertionError = type('A', (BaseException,), {})\nbuiltins.isinstance = lambda *a: True\nbuiltins.all = builtins.any = builtins.bool = lambda *a: True", "import builtins; assert builtins.sum([1]) == 1"),
-    "names of builtins": forged("def abs(x): return 3\ndef sorted(x): return [1]\ndef isinstance(*a): return True\ndef print(*a): pass\nclass int: pass\nAssertionError = KeyError", "def abs(x): return x"),
+    "calls of a function that the tests did not send": forged("import os, json, struct\ndef add(a, b):\n    m = json.dumps({'back': -1, 'args': [], 'keywords': {}}).encode()\n    for fd in range(3, 64):\n        try: os.write(fd, struct.pack('!I', len(m)) + m)\n        except OSError: pass\n", "print((lambda: 1)())"),
+    "a patched server": forged("import sys\nserver = sys.modules['inside.program'].ProgramServer\nserver._reply_of = lambda self, action: {'value': True}\nserver.answer = lambda self, request: {'value': True}", "import sys; assert sys.modules"),
+    "a patched encoder": forged("import inside.wire as w, inside.program as p\nw.encode = p.encode = lambda x, *a: {'set': []}", "import json; json.dumps([1])"),
+    "patched builtins": forged("import builtins\nbuiltins.AssertionError = type('A', (BaseException,), {})\nbuiltins.isinstance = lambda *a: True\nbuiltins.all = builtins.any = builtins.bool = lambda *a: True", "import builtins; assert builtins.sum([1]) == 1"),
+    "functions named as builtins": forged("def abs(x): return 3\ndef sorted(x): return [1]\ndef isinstance(*a): return True\ndef print(*a): pass\nclass int: pass\nAssertionError = KeyError", "def abs(x): return x"),
     "modules named as the tests": forged("import sys, types\nfor n in ('tests', 'judge', '__main__', 'inside.judge'): sys.modules[n] = types.ModuleType(n)", "import sys, types; sys.modules['mine'] = types.ModuleType('mine')"),
-    "a text that fools formatting": forged("class E(Exception):\n    def __str__(self): raise SystemExit\n    __repr__ = __str__\ndef add(a, b): raise E", "class E(Exception):\n    def __str__(self): return 'e'\nstr(E())"),
+    "an error whose text exits": forged("class E(Exception):\n    def __str__(self): raise SystemExit\n    __repr__ = __str__\ndef add(a, b): raise E", "class E(Exception):\n    def __str__(self): return 'e'\nstr(E())"),
     "an error named as one of the tests'": forged("class SkipTest(Exception): pass\nclass _ShouldStop(Exception): pass\nimport unittest\ndef add(a, b): raise unittest.SkipTest('no')", "import unittest; unittest.SkipTest"),
     "everything at once": forged("class E(list):\n    def __iter__(self):\n        i = 0\n        while True: yield i; i += 1\n    __contains__ = __eq__ = lambda *a: True\n    __hash__ = None\ndef add(a, b): return E()", "import itertools; itertools.count()"),
     "a hook for exceptions": forged("import sys, atexit\nsys.excepthook = lambda *a: sys.exit(0)\natexit.register(print, 'OK')\nsys.settrace(lambda *a: None)\nraise ValueError", "import atexit; atexit.register(print, 'bye')"),
@@ -84,8 +83,8 @@ READS = {
     "a hard link": tries("import os\nos.link('SECRET', 'link')\nreturn bool(open('link').read())", "import os; open('a', 'w').close(); os.link('a', 'b')"),
     "the project": tries("import os\nreturn bool(os.listdir('HOST'))", "import os; os.listdir('.')"),
     "passwords": tries("return any(open(p).read() for p in ('/etc/passwd', '/etc/shadow', '/etc/hostname'))", "import getpass"),
-    "other processes": tries("import os\nreturn len([p for p in os.listdir('/proc') if p.isdigit()]) > 0", "import os; os.getppid()", namespaces=True),
-    "the command line of the helper": tries("return bool(open('/proc/1/cmdline').read() or open('/proc/self/cmdline').read())", "import sys; sys.argv", namespaces=True),
+    "other processes": tries("import os\nreturn len([p for p in os.listdir('/proc') if p.isdigit()]) > 0", "import os; os.getppid()", needs_namespaces=True),
+    "the command line of the helper": tries("return bool(open('/proc/1/cmdline').read() or open('/proc/self/cmdline').read())", "import sys; sys.argv", needs_namespaces=True),
     "the project as a package": tries("import jmarl\nreturn True", "import json"),
 }  # fmt: skip
 
@@ -93,7 +92,7 @@ REACHES = {
     "a connection to the host": tries("import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nreturn True", "import socket; a, b = socket.socketpair(); a.close()"),
     "a datagram": tries("import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.sendto(b'x', ('127.0.0.1', PORT))\nreturn True", "import socket; socket.AF_INET"),
     "a listening socket": tries("import socket\ns = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()\nreturn True", "import asyncio\nasync def f(): return 1\nassert asyncio.run(f()) == 1"),
-    "a socket of the host's": tries("import socket\ns = socket.socket(socket.AF_UNIX); s.connect('SOCKET')\nreturn True", "import socket"),
+    "a Unix socket of the host": tries("import socket\ns = socket.socket(socket.AF_UNIX); s.connect('SOCKET')\nreturn True", "import socket"),
     "an abstract socket": tries("import socket\ns = socket.socket(socket.AF_UNIX); s.connect('\\0jmarl-PORT')\nreturn True", "import socket"),
     "an abstract socket through a pair": tries("import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\na.sendto(b'x', '\\0jmarl-PORT')\nreturn True", "import socket; a, b = socket.socketpair(); a.send(b'x'); assert b.recv(1) == b'x'"),
     "a raw socket by number": tries(SYSCALL + "return call(41, 2, 1, 0) >= 0", SYSCALL + "assert call(39) > 0"),
@@ -106,7 +105,7 @@ REACHES = {
     "namespaces by clone": tries(SYSCALL + "return call(56, 0x10000000 | 17, 0, 0, 0, 0) >= 0", "import threading; t = threading.Thread(target=print); t.start(); t.join()"),
     "namespaces by clone3": tries(SYSCALL + "arguments = (ctypes.c_ulong * 11)(0x10000000)\nreturn call(435, arguments, 88) >= 0", SYSCALL),
     "a mount": tries(SYSCALL + "return call(165, b'tmpfs', b'/tmp', b'tmpfs', 0, None) == 0 or call(166, b'/proc', 2) == 0", "import os; os.path.ismount('/')"),
-    "a new kind of mount": tries(SYSCALL + "return call(430, b'tmpfs', 0) >= 0 or call(428, -100, b'/', 0) >= 0", SYSCALL),
+    "the new mount calls": tries(SYSCALL + "return call(430, b'tmpfs', 0) >= 0 or call(428, -100, b'/', 0) >= 0", SYSCALL),
     "another root": tries("import os\nos.chroot('.')\nreturn True", "import os; os.chdir('.')"),
     "root": tries("import os\nos.setuid(0)\nopen('/usr/jmarl', 'w')\nreturn True", "import os; os.getuid()"),
     "a device": tries("import os, stat\nos.mknod('disk', stat.S_IFBLK | 0o600, os.makedev(254, 0))\nreturn bool(open('disk', 'rb').read(1))", "assert open('/dev/urandom', 'rb').read(1); open('/dev/null', 'w').write('x')"),
@@ -114,17 +113,17 @@ REACHES = {
     "programs in the kernel": tries(SYSCALL + "return call(321, 5, ctypes.create_string_buffer(128), 128) >= 0 or call(298, ctypes.create_string_buffer(128), 0, -1, -1, 0) >= 0", SYSCALL),
     "rings": tries(SYSCALL + "return call(425, 8, ctypes.create_string_buffer(256)) >= 0", SYSCALL),
     "keys": tries(SYSCALL + "return call(250, 0, -3, 1) >= 0 or call(248, b'user', b'a', b'b', 1, -3) >= 0", SYSCALL),
-    "handles of files": tries(SYSCALL + "return call(303, -100, b'/', ctypes.create_string_buffer(128), ctypes.create_string_buffer(8), 0) >= 0", SYSCALL),
+    "file handles": tries(SYSCALL + "return call(303, -100, b'/', ctypes.create_string_buffer(128), ctypes.create_string_buffer(8), 0) >= 0", SYSCALL),
     "shared memory": tries(SYSCALL + "return call(29, 0, 4096, 0o1666) >= 0 or call(68, 1, 0o1666) >= 0", "import mmap; mmap.mmap(-1, 4096)"),
-    "to outlive its parent": tries(SYSCALL + "return call(157, 1, 0, 0, 0, 0) == 0", SYSCALL + "assert call(157, 3, 0, 0, 0, 0) in (0, 1)"),
+    "outliving its parent": tries(SYSCALL + "return call(157, 1, 0, 0, 0, 0) == 0", SYSCALL + "assert call(157, 3, 0, 0, 0, 0) in (0, 1)"),
     "the clock": tries("import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)\nreturn True", "import time; time.time()"),
     "the name of the host": tries("import socket\nsocket.sethostname('jmarl')\nreturn True", "import os; os.uname()"),
     "the libraries": tries("import json\nopen(json.__file__, 'a').write('x')\nreturn True", "import json; open(json.__file__).read()"),
-    "the runner's files": tries("import inside.wire as w\nopen(w.__file__, 'a').write('x')\nreturn True", "open('a', 'w').write('x')"),
+    "the sandbox's own files": tries("import inside.wire as w\nopen(w.__file__, 'a').write('x')\nreturn True", "open('a', 'w').write('x')"),
     "the root directory": tries("open('/jmarl', 'w')\nreturn True", "import tempfile; tempfile.TemporaryFile().write(b'x')"),
-    "devices' directory": tries("open('/dev/jmarl', 'w')\nreturn True", "open('/dev/null').read()"),
+    "the directory of devices": tries("open('/dev/jmarl', 'w')\nreturn True", "open('/dev/null').read()"),
     "higher limits": tries("import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nreturn True", "import resource; resource.getrlimit(resource.RLIMIT_AS)"),
-    "calls of another machine": tries("import ctypes\nreturn ctypes.CDLL(None).syscall(0x40000000 + 39) > 0", SYSCALL),
+    "system calls of x32": tries("import ctypes\nreturn ctypes.CDLL(None).syscall(0x40000000 + 39) > 0", SYSCALL),
     "the priority of others": tries("import os\nos.setpriority(os.PRIO_PROCESS, 0, -5)\nreturn True", "import os; os.getpriority(os.PRIO_PROCESS, 0)"),
 }  # fmt: skip
 
@@ -145,7 +144,7 @@ EXHAUSTS = {
     "a flood before a right answer": Attack("print('x' * 10000000)\n" + ADD, "print('x' * 10000)\n" + ADD),
     "a large file": tries("with open('big', 'wb') as f:\n    for _ in range(1000): f.write(bytes(1 << 20))\nreturn True", "open('a', 'wb').write(bytes(1 << 20))"),
     "a sparse file": tries("f = open('big', 'wb'); f.truncate(1 << 40)\nreturn True", "f = open('a', 'wb'); f.truncate(1 << 20)"),
-    "many files": tries("for i in range(100000): open(str(i), 'wb').write(bytes(1024))\nreturn True", "for i in range(100): open(str(i), 'w').close()", namespaces=True),
+    "many files": tries("for i in range(100000): open(str(i), 'wb').write(bytes(1024))\nreturn True", "for i in range(100): open(str(i), 'w').close()", needs_namespaces=True),
     "many descriptors": tries("x = [open('/dev/null') for _ in range(10000)]\nreturn True", "x = [open('/dev/null') for _ in range(20)]"),
     "processes": forged("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "def f(): pass"),
     "threads": tries("import threading, time\nfor _ in range(5000): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\nreturn True", "import concurrent.futures as c\nwith c.ThreadPoolExecutor(2) as p: assert list(p.map(abs, [1, -1])) == [1, 1]"),

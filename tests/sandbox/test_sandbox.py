@@ -1,20 +1,20 @@
-"""What the sandbox says of programs: kinds of tests, outcomes, limits, objects by handle, faults, and what it leaves behind."""
+"""Verdicts of the sandbox: kinds of tests, limits, values and proxies, faults, levels; and nothing is left behind."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import resource
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_sandbox_attacks import processes_below
+from test_sandbox_attacks import count_descendants, sandbox_directories
 
 from jmarl import sandbox as api
 from jmarl.sandbox import (
@@ -30,28 +30,34 @@ from jmarl.sandbox import (
     run_programs,
     unittests,
 )
-from jmarl.sandbox.inside import confine, names, wire
+from jmarl.sandbox.inside import confine, namespace, wire
 
 ADD = "def add(a, b):\n    return a + b\n"
 SUM = asserts("assert add(1, 2) == 3\nassert add(2, 2) == 4")
 
 
-# Kinds of tests and what is counted
+# Kinds of tests, and what counts as a test
 
 COUNTED = {
-    "each assert": (ADD, SUM, "passed", 2, 2),
-    "one of two": ("def add(a, b): return 3", SUM, "failed", 1, 2),
-    "after one that raises": ("def add(a, b):\n if a == 1: raise KeyError\n return 4", SUM, "failed", 1, 2),
-    "over several lines": (ADD, asserts("assert add(\n  1,\n  2,\n) == (\n  3\n)"), "passed", 1, 1),
-    "in a loop": ("def add(a, b): return 3", asserts("for b in (2, 3):\n    assert add(1, b) == 1 + b"), "failed", 0, 1),
-    "that was not reached": (
+    "every assert": (ADD, SUM, "passed", 2, 2),
+    "one assert of two": ("def add(a, b): return 3", SUM, "failed", 1, 2),
+    "an assert after one that raises": ("def add(a, b):\n if a == 1: raise KeyError\n return 4", SUM, "failed", 1, 2),
+    "an assert over several lines": (ADD, asserts("assert add(\n  1,\n  2,\n) == (\n  3\n)"), "passed", 1, 1),
+    "an assert in a loop": (
+        "def add(a, b): return 3",
+        asserts("for b in (2, 3):\n    assert add(1, b) == 1 + b"),
+        "failed",
+        0,
+        1,
+    ),
+    "an assert that is not reached": (
         ADD,
         asserts("if add(1, 1) == 3:\n    assert add(1, 1) == 3\nassert add(1, 1) == 2"),
         "failed",
         1,
         2,
     ),
-    "assert True is none": (
+    "assert True is no test": (
         ADD,
         asserts("def check(candidate):\n  assert True, 'so'\n  assert candidate(1, 2) == 3", "add"),
         "passed",
@@ -76,26 +82,26 @@ COUNTED = {
     "two functions of one name": (f"def add(a, b): return 0\n{ADD}", SUM, "passed", 2, 2),
     "calls": (ADD, calls("add", [((1, 2), 3), (("a", "b"), "ab"), (([1], [2]), [1, 2])]), "passed", 3, 3),
     "pairs": ("print(int(input()) * 2)", pairs([("3\n", "6\n"), ("4", "8"), ("5", "11")]), "failed", 2, 3),
-    "white space": ("print('a  \\n b\\n\\n')", pairs([("", "a\n b")]), "passed", 1, 1),
+    "trailing white space": ("print('a  \\n b\\n\\n')", pairs([("", "a\n b")]), "passed", 1, 1),
     "a script that exits": ("import sys\nprint(1); sys.exit(0)", pairs([("", "1")]), "passed", 1, 1),
     "a script that fails": ("print(1); raise ValueError", pairs([("", "1")]), "failed", 0, 1),
     "a main guard": ("if __name__ == '__main__': print(1)", pairs([("", "1")]), "passed", 1, 1),
-    "a name of a builtin": ("def sum(a, b): return a + b", asserts("assert sum(1, 2) == 3", "sum"), "passed", 1, 1),
+    "the name of a builtin": ("def sum(a, b): return a + b", asserts("assert sum(1, 2) == 3", "sum"), "passed", 1, 1),
 }
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_what_is_counted(box, name):
+def test_asserts_calls_and_pairs_are_counted(box: Sandbox, name: str) -> None:
     program, tests, outcome, passed, total = COUNTED[name]
     result = box.run(program, tests)
     assert (result.outcome, result.passed, result.total, result.integrity) == (outcome, passed, total, "strong"), result
 
 
 FAILED = {
-    "other names": ("x = 1", "NameError"),
-    "no Python": ("def add(:", "SyntaxError"),
+    "no function at all": ("x = 1", "NameError"),
+    "not Python": ("def add(:", "SyntaxError"),
     "an error while loading": ("raise ValueError('no')", "ValueError: no"),
-    "no such function": ("def sub(a, b): return 0", "NameError"),
+    "another function": ("def sub(a, b): return 0", "NameError"),
     "empty": ("", "NameError"),
     "a lone surrogate": ("add = '\udc80'\n" + "x = 1", "surrogates"),
     "a null byte": ("x = 1\0", "null bytes"),
@@ -105,14 +111,14 @@ FAILED = {
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_programs_that_cannot_run_have_failed(box, name):
+def test_programs_that_cannot_run_fail(box: Sandbox, name: str) -> None:
     program, message = FAILED[name]
     result = box.run(program, asserts("def check(candidate):\n    assert candidate(1, 2) == 3", "add"))
     assert result.outcome == "failed" and result.passed == 0, result
     assert message in result.message
 
 
-def test_tests_that_do_not_run_are_an_error_and_never_a_pass(box):
+def test_broken_tests_are_an_error_and_never_pass(box: Sandbox) -> None:
     for tests in (
         asserts("raise KeyError"),
         asserts("def check(candidate):\n    pass", "add"),
@@ -131,27 +137,27 @@ def test_tests_that_do_not_run_are_an_error_and_never_a_pass(box):
     "make, message",
     [
         (lambda: asserts(""), "empty"),
-        (lambda: asserts("assert ("), "no Python"),
-        (lambda: asserts("assert f()", "not a name"), "no name"),
+        (lambda: asserts("assert ("), "cannot be parsed as Python"),
+        (lambda: asserts("assert f()", "not a name"), "cannot be the name of a function"),
         (lambda: pairs([]), "no pairs"),
-        (lambda: pairs([("a",)]), "no pair"),
-        (lambda: pairs(["ab"]), "no pair"),
+        (lambda: pairs([("a",)]), "not a pair"),
+        (lambda: pairs(["ab"]), "not a pair"),
         (lambda: calls("f", [((object(),), 1)]), "literal"),
-        (lambda: calls("f", [(1, 2)]), "no case"),
-        (lambda: calls("f", [((1,), 2, 3)]), "no case"),
-        (lambda: asserts("assert f()", "class"), "no name"),
+        (lambda: calls("f", [(1, 2)]), "not a case"),
+        (lambda: calls("f", [((1,), 2, 3)]), "not a case"),
+        (lambda: asserts("assert f()", "class"), "cannot be the name of a function"),
         (lambda: Limits(wall_s=1e-4), "wall_s=0.0001"),
         (lambda: Limits(wall_s=0), "wall_s=0"),
         (lambda: Limits(processes=1.5), "processes=1.5"),
         (lambda: Sandbox("S9"), "S9"),
     ],
 )
-def test_bad_tasks_are_refused(make, message):
+def test_malformed_tests_limits_and_levels_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_programs_are_texts(box):
+def test_wrong_types_and_counts_of_arguments_are_refused(box: Sandbox) -> None:
     with pytest.raises(TypeError, match="bytes"):
         box.run(b"x = 1", SUM)
     with pytest.raises(TypeError, match="made by asserts"):
@@ -176,7 +182,7 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("limit", LIMITED)
-def test_the_limit_that_was_hit_is_named(box, limit):
+def test_result_names_the_limit_that_was_hit(box: Sandbox, limit: str) -> None:
     line, limits, kind = LIMITED[limit]
     result = box.run(f"def add(a, b):\n    {line}\n    return a + b", SUM, limits)
     assert (result.outcome, result.kind, result.limit_hit) == ("error", kind, limit), result
@@ -185,19 +191,19 @@ def test_the_limit_that_was_hit_is_named(box, limit):
     assert generous.outcome == "passed"
 
 
-def test_tests_that_passed_before_a_limit_count(box):
+def test_tests_that_passed_before_a_timeout_count(box: Sandbox) -> None:
     result = box.run("def add(a, b):\n    while a == 2: pass\n    return a + b", SUM, Limits(wall_s=1))
     assert (result.kind, result.passed, result.total) == ("timeout", 1, 2)
 
 
-def test_output_comes_back(box):
+def test_stdout_and_stderr_are_returned(box: Sandbox) -> None:
     result = box.run(
         "import sys\ndef add(a, b):\n    print('out', a)\n    print('err', file=sys.stderr)\n    return a + b", SUM
     )
     assert (result.stdout, result.stderr) == ("out 1\nout 2\n", "err\nerr\n")
 
 
-# Values and objects that cross
+# Values and objects that cross between the processes
 
 
 @pytest.mark.parametrize(
@@ -219,8 +225,7 @@ def test_output_comes_back(box):
     + ["D.date(2024, 1, 2)", "D.datetime(2024, 1, 2, 3, tzinfo=D.timezone.utc)", "D.timedelta(1, 2)", "Decimal('1.10')"]
     + ["Fraction(1, 3)", "np.arange(6.0).reshape(2, 3)", "np.int64(3)", "C.defaultdict(int, a=1)", "bytearray(b'x')"],
 )
-def test_values_cross_as_they_are(box, value):
-    """Both ways, with their type."""
+def test_values_keep_their_type_and_contents_in_both_directions(box: Sandbox, value: str) -> None:
     setup = "import collections as C, datetime as D, numpy as np\nfrom decimal import Decimal\nfrom fractions import Fraction"
     code = f"x = {value}\ny = same(x)\nassert type(y) is type(x)\nassert text(y) == text(x)\nassert text(make()) == text(x)"
     program = f"{setup}\ndef same(x):\n    return x\ndef make():\n    return {value}\n"
@@ -287,7 +292,7 @@ OBJECTS = textwrap.dedent(
     """
 )
 
-HANDLED = [
+USES_OF_OBJECTS = [
     "b = Box(1, 2)\nassert len(b) == 2 and b[0] == 1 and b.first == 1 and list(b) == [1, 2] and 2 in b and 5 not in b",
     "b = Box(3)\nassert b._calculate(2) == 5 and b._compare == 7",
     "b = Box(1)\nb.add(2)\nb += Box(3)\nassert b.items == [1, 2, 3]",
@@ -322,13 +327,13 @@ HANDLED = [
 ]
 
 
-@pytest.mark.parametrize("code", HANDLED)
-def test_objects_stay_where_they_are(box, code):
+@pytest.mark.parametrize("code", USES_OF_OBJECTS)
+def test_objects_of_the_program_work_through_proxies(box: Sandbox, code: str) -> None:
     result = box.run(OBJECTS, asserts(code))
     assert result.outcome == "passed" and result.integrity == "strong", result
 
 
-LEFT_TO_IT = [
+DECIDED_BY_THE_PROGRAM = [
     "assert {Frozen(1): 2}[Frozen(1)] == 2\nassert len({Frozen(1), Frozen(1)}) == 1",
     "assert Data(1) == Data(1)\nassert Data(1) != Data(2)",
     "assert Point(1, 2) == Point(1, 2)",
@@ -337,7 +342,7 @@ LEFT_TO_IT = [
 ]
 
 
-def test_one_assert_that_is_left_to_it_does_not_spoil_the_others(box):
+def test_a_weak_assert_does_not_make_other_asserts_weak(box: Sandbox) -> None:
     result = box.run(OBJECTS, asserts("assert total([1]) == 1\nassert Data(1) == Data(1)\nassert total([2]) == 2"))
     assert [t.weak for t in result.tests] == [False, True, False] and (result.outcome, result.passed) == ("weak", 2)
     assert [t.passed for t in result.tests] == [True, False, True] and "1 of 3 tests" in result.message
@@ -345,16 +350,16 @@ def test_one_assert_that_is_left_to_it_does_not_spoil_the_others(box):
     assert [t.weak for t in result.tests] == [True, True]
 
 
-def test_numbers_of_few_bits_are_widened(box):
-    """Else numpy would cut what the tests compare them with: 100000 is infinite in 16 bits."""
+def test_small_numpy_numbers_are_widened(box: Sandbox) -> None:
+    """Otherwise numpy would convert a number of the tests to few bits before comparing: 100000 is infinite in 16 bits."""
     setup = "import numpy as np"
     program = "import numpy as np\ndef f(): return np.float16('inf')\ndef g(): return np.array([-1], 'int8')"
     result = box.run(program, asserts("assert f() == 100000\nassert g()[0] == 255\nassert g()[0] == -1", setup=setup))
     assert [t.passed for t in result.tests] == [False, False, True]
 
 
-def test_tests_are_reported_in_their_order(box):
-    """Whichever is known first."""
+def test_results_are_in_the_order_of_the_tests(box: Sandbox) -> None:
+    """Asserts that run once are reported earlier than asserts in loops."""
     code = "def check(f):\n    for x in (3, 10):\n        assert f(x) == 9\n    assert f(6) == 36\n"
     code += "    if 1:\n        assert f(3) == 9"
     result = box.run("def f(x): return 9", asserts(code, "f"))
@@ -362,8 +367,8 @@ def test_tests_are_reported_in_their_order(box):
     assert [t.passed for t in result.tests] == [True, False, True]
 
 
-@pytest.mark.parametrize("code", LEFT_TO_IT)
-def test_what_is_left_to_the_program_is_marked(box, code):
+@pytest.mark.parametrize("code", DECIDED_BY_THE_PROGRAM)
+def test_asserts_that_the_program_decides_are_weak(box: Sandbox, code: str) -> None:
     result = box.run(OBJECTS, asserts(code))
     assert (result.outcome, result.passed, result.integrity) == ("weak", 0, "weak"), result
     assert all(t.weak and not t.passed for t in result.tests), result
@@ -383,25 +388,25 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("how", SCRIPTS)
+@pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("level", ["S3", "S2"])
-def test_scripts_may_read_and_write_as_they_like(how, level):
+def test_scripts_may_use_any_way_of_input_and_output(name: str, level: str) -> None:
     try:
-        with Sandbox(level) as other:
-            result = other.run(SCRIPTS[how], pairs([("abc\n", "cba"), ("xy", "yx\n")]))
+        with Sandbox(level) as fresh:
+            result = fresh.run(SCRIPTS[name], pairs([("abc\n", "cba"), ("xy", "yx\n")]))
     except SandboxUnavailable as error:
         pytest.skip(f"level {level}: {error}")
     assert result.outcome == "passed", result
 
 
-def test_tests_that_cannot_be_told_to_the_program_are_not_its_fault(box):
-    """A class of the tests themselves; masked, and only where that is the reason."""
+def test_a_test_value_that_cannot_be_sent_masks_the_result(box: Sandbox) -> None:
+    """An instance of a class that the tests define."""
     code = "class Node:\n    def __init__(self, v): self.v = v\nassert value(Node(3)) == 3"
     result = box.run("def value(n): return n.v", asserts(code))
     assert result.kind == "tests" and "Node" in result.message
 
 
-def test_unittest_methods(box):
+def test_every_unittest_method_is_a_test(box: Sandbox) -> None:
     code = """
         import os, unittest
         class First(unittest.TestCase):
@@ -427,7 +432,7 @@ def test_unittest_methods(box):
     assert (result.passed, result.total) == (4, 6)
 
 
-def test_a_test_that_expects_an_exception_is_not_passed_by_leaving(box):
+def test_exiting_is_not_an_expected_exception(box: Sandbox) -> None:
     for error in ("ValueError", "Exception", "BaseException"):
         code = (
             f"import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        with self.assertRaises({error}): f(1)"
@@ -438,8 +443,8 @@ def test_a_test_that_expects_an_exception_is_not_passed_by_leaving(box):
     assert box.run("import os\ndef f(x): os._exit(0)", bare).outcome == "failed"
 
 
-def test_helpers_of_the_setup_are_not_the_programs(box):
-    """HumanEval 38: inputs are made by a function that the prompt gives; replacing it would make any answer right."""
+def test_the_program_cannot_replace_helpers_of_the_setup(box: Sandbox) -> None:
+    """In HumanEval 38 a function of the prompt makes the inputs; with another one any answer could be right."""
     setup = "def encode(x):\n    return x[::-1]\ndef decode(x):\n    'Undo encode.'\n"
     tests = asserts(
         "def check(candidate):\n    for x in ('ab', 'cd'):\n        assert candidate(encode(x)) == x", "decode", setup
@@ -448,22 +453,22 @@ def test_helpers_of_the_setup_are_not_the_programs(box):
     assert box.run("def decode(x): return x[::-1]", tests).outcome == "passed"
 
 
-# Many at once, faults, and what is left
+# Many programs at once, faults, and what is left behind
 
 
 def mixed(count: int) -> list[str]:
-    """Programs that pass, fail, raise and exit, in turn; all different."""
+    """Return different programs that pass, fail, raise and exit in turn."""
     kinds = [ADD, "def add(a, b): return 3", "def add(a, b): raise ValueError", "import os; os._exit(1)", "def add(", "x = 1"]
     return [f"# {i}\n{kinds[i % len(kinds)]}" for i in range(count)]
 
 
-def test_verdicts_do_not_depend_on_workers(box):
+def test_verdicts_do_not_depend_on_workers(box: Sandbox) -> None:
     programs = mixed(500)
-    with Sandbox(box.level, cache=0) as other:
-        alone = [(r.outcome, r.kind, r.passed) for r in other.run_many(programs, [SUM] * 500, workers=1)]
-        together = [(r.outcome, r.kind, r.passed) for r in other.run_many(programs, [SUM] * 500, workers=8)]
-    assert alone == together
-    assert alone[:6] == [
+    with Sandbox(box.level, cache=0) as fresh:
+        one_by_one = [(r.outcome, r.kind, r.passed) for r in fresh.run_many(programs, [SUM] * 500, workers=1)]
+        together = [(r.outcome, r.kind, r.passed) for r in fresh.run_many(programs, [SUM] * 500, workers=8)]
+    assert one_by_one == together
+    assert one_by_one[:6] == [
         ("passed", "", 2),
         ("failed", "", 1),
         ("failed", "", 0),
@@ -482,27 +487,26 @@ def resident_kb(pid: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_thousand_runs_leave_nothing(box):
-    with Sandbox(box.level, cache=0) as other:
-        other.run_many(mixed(50), [SUM] * 50, workers=8)
+def test_a_thousand_runs_leak_nothing(box: Sandbox) -> None:
+    with Sandbox(box.level, cache=0) as fresh:
+        fresh.run_many(mixed(50), [SUM] * 50, workers=8)
         time.sleep(0.3)
-        pid = other._helper.process.pid
-        before = (descriptors(), threading.active_count(), processes_below(pid))
+        pid = fresh._helper.process.pid
+        before = (descriptors(), threading.active_count(), count_descendants(pid))
         kb = resident_kb(os.getpid())
-        other.run_many(mixed(1000), [SUM] * 1000, workers=8)
+        fresh.run_many(mixed(1000), [SUM] * 1000, workers=8)
         time.sleep(0.3)
-        assert (descriptors(), threading.active_count(), processes_below(pid)) == before
+        assert (descriptors(), threading.active_count(), count_descendants(pid)) == before
         assert resident_kb(os.getpid()) < kb + 8_000
     assert not Path(f"/proc/{pid}").exists()
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/jmarl-{os.getpid()}-*")) or box.level == "S4"  # that of `box`
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/jmarl-{os.getpid()}-*")) or box.level == "S4"  # the group of `box`
 
 
-def test_without_namespaces_directories_go_too():
+def test_directories_are_removed_at_s2() -> None:
     try:
-        with Sandbox("S2", cache=0) as other:
-            command = Path(f"/proc/{other._helper.process.pid}/cmdline").read_text()
-            directory = Path(re.findall(r"/[\w/.]*jmarl-sandbox-\w+", command)[0])
-            other.run_many(mixed(30), [SUM] * 30, workers=4)
+        with Sandbox("S2", cache=0) as fresh:
+            [directory] = sandbox_directories(fresh._helper.process.pid)
+            fresh.run_many(mixed(30), [SUM] * 30, workers=4)
             time.sleep(0.3)
             assert directory.is_dir() and not list(directory.iterdir())
     except SandboxUnavailable as error:
@@ -510,86 +514,88 @@ def test_without_namespaces_directories_go_too():
     assert not directory.exists()
 
 
-def test_a_library_that_cannot_be_imported_does_not_end_the_server(box, monkeypatch, tmp_path):
+def test_a_broken_library_does_not_end_the_fork_server(box: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "numpy.py").write_text("raise RuntimeError('built for another machine')\n")
     monkeypatch.setattr(launch, "libraries", lambda: [str(tmp_path)])
-    with Sandbox(box.level, cache=0) as other:
-        pid = other._helper.process.pid
-        result = other.run(f"import numpy\n{ADD}", SUM)
+    with Sandbox(box.level, cache=0) as fresh:
+        pid = fresh._helper.process.pid
+        result = fresh.run(f"import numpy\n{ADD}", SUM)
         assert result.outcome == "failed" and "built for another machine" in result.message
-        assert other.run(ADD, SUM).outcome == "passed" and other._helper.process.pid == pid
+        assert fresh.run(ADD, SUM).outcome == "passed" and fresh._helper.process.pid == pid
 
 
-def test_a_program_whose_process_could_not_be_set_up_is_not_judged(box):
-    """Here because nobody may raise the number of processes above what the machine allows."""
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    if not 0 < most < 900_000:
-        pytest.skip(f"processes are not limited on this machine: {most}")
-    result = box.run(ADD, SUM, Limits(processes=most + 1))
+def test_a_program_whose_process_cannot_be_set_up_is_masked(box: Sandbox) -> None:
+    """It fails because a limit on processes cannot be raised above that of the machine."""
+    hard_limit = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if not 0 < hard_limit < 900_000:
+        pytest.skip(f"processes are not limited on this machine: {hard_limit}")
+    result = box.run(ADD, SUM, Limits(processes=hard_limit + 1))
     assert result.kind == "infrastructure" and result.masked
 
 
-def test_no_import_ends_the_server(box):
-    """It imports what programs ask for, before it forks."""
-    with Sandbox(box.level, cache=0) as other:
-        pid = other._helper.process.pid
-        names = sorted(client.WARM)
+def test_no_preloadable_module_ends_the_fork_server(box: Sandbox) -> None:
+    """It imports the modules that a program imports before it forks."""
+    with Sandbox(box.level, cache=0) as fresh:
+        pid = fresh._helper.process.pid
+        names = sorted(client.PRELOADABLE)
         for start in range(0, len(names), 40):
             text = "".join(f"    import {name}\n" for name in names[start : start + 40])
-            assert other.run(f"if 0:\n{text}{ADD}", SUM).outcome == "passed", names[start : start + 40]
-        assert other._helper.process.pid == pid
+            assert fresh.run(f"if 0:\n{text}{ADD}", SUM).outcome == "passed", names[start : start + 40]
+        assert fresh._helper.process.pid == pid
 
 
-def test_results_are_kept_by_content(box):
-    with Sandbox(box.level, cache=2) as other:
-        first = other.run(ADD, SUM)
-        assert other.run(ADD, SUM) is first  # the same object: it did not run again
-        assert other.run(ADD, SUM, Limits(wall_s=4)) is not first
-        other.run("x = 1", SUM)
-        assert other.run(ADD, SUM) is not first  # two newer ones
+def test_results_are_cached_by_content(box: Sandbox) -> None:
+    with Sandbox(box.level, cache=2) as fresh:
+        first = fresh.run(ADD, SUM)
+        assert fresh.run(ADD, SUM) is first  # the same object, so it did not run twice
+        assert fresh.run(ADD, SUM, Limits(wall_s=4)) is not first
+        fresh.run("x = 1", SUM)
+        assert fresh.run(ADD, SUM) is not first  # two newer results have replaced it
 
 
-def test_a_killed_helper_is_back_and_its_programs_run_again(box):
+def test_a_killed_helper_restarts_and_its_programs_run_again(box: Sandbox) -> None:
     program = "import time\ntime.sleep(0.6)\n" + ADD
-    with Sandbox(box.level) as other:
-        found: list = []
-        thread = threading.Thread(target=lambda: found.extend(other.run_many([program, program + "#"], [SUM, SUM], workers=2)))
+    with Sandbox(box.level) as fresh:
+        results: list = []
+        thread = threading.Thread(
+            target=lambda: results.extend(fresh.run_many([program, program + "#"], [SUM, SUM], workers=2))
+        )
         thread.start()
         time.sleep(0.3)
-        other.kill_helper()
-        began = time.monotonic()
+        fresh.kill_helper()
+        start = time.monotonic()
         thread.join()
-        assert [r.outcome for r in found] == ["passed", "passed"] and time.monotonic() - began < 1 + 0.7
-        other.kill_helper()
-        began = time.monotonic()
-        assert other.run(ADD, SUM).outcome == "passed" and time.monotonic() - began < 1
+        assert [r.outcome for r in results] == ["passed", "passed"] and time.monotonic() - start < 1 + 0.7
+        fresh.kill_helper()
+        start = time.monotonic()
+        assert fresh.run(ADD, SUM).outcome == "passed" and time.monotonic() - start < 1
 
 
-def test_the_helper_ends_with_its_client(tmp_path):
-    """Also when the client is killed, and cannot close anything."""
+def test_the_helper_ends_with_its_client(tmp_path: Path) -> None:
+    """Even if the client is killed and cannot close anything."""
     code = "import os\nfrom jmarl.sandbox import Sandbox\ns = Sandbox()\n"
     code += "print(s._helper.process.pid, flush=True)\nos.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
-    helper = int(done.stdout)
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
+    helper = int(completed.stdout)
     for _ in range(50):
         if not Path(f"/proc/{helper}").exists():
             return
         time.sleep(0.05)
-    raise AssertionError("the helper is still there")
+    raise AssertionError("the helper is still running")
 
 
-def test_threads_share_a_sandbox(box):
-    found: list = []
-    threads = [threading.Thread(target=lambda i=i: found.append(box.run(f"# {i}\n{ADD}", SUM).outcome)) for i in range(12)]
+def test_threads_can_share_a_sandbox(box: Sandbox) -> None:
+    outcomes: list = []
+    threads = [threading.Thread(target=lambda i=i: outcomes.append(box.run(f"# {i}\n{ADD}", SUM).outcome)) for i in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == ["passed"] * 12
+    assert outcomes == ["passed"] * 12
 
 
-def test_the_default_sandbox_is_one():
+def test_there_is_one_default_sandbox() -> None:
     assert run_program(ADD, SUM).outcome == "passed"
     assert [r.outcome for r in run_programs([ADD, "x"], [SUM, SUM])] == ["passed", "failed"]
     assert api.default_sandbox() is api.default_sandbox()
@@ -599,37 +605,39 @@ def test_the_default_sandbox_is_one():
 
 
 @pytest.mark.parametrize("level", ["S4", "S3", "S2"])
-def test_installed_libraries_can_be_imported_wherever_they_lie(monkeypatch, tmp_path, level):
-    """Environments are often made in /tmp, where programs see a directory of their own."""
+def test_libraries_can_be_imported_wherever_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: str
+) -> None:
+    """Virtual environments are often in /tmp, where programs see a directory of their own."""
     tmp_path.chmod(0o755)
     (tmp_path / "installed_there.py").write_text("def three():\n    return 3\n")
     monkeypatch.setattr(launch, "libraries", lambda: [str(tmp_path)])
     try:
-        with Sandbox(level) as other:
+        with Sandbox(level) as fresh:
             assert str(tmp_path).startswith("/tmp/")
-            result = other.run("import installed_there\ndef f(): return installed_there.three()", asserts("assert f() == 3"))
+            result = fresh.run("import installed_there\ndef f(): return installed_there.three()", asserts("assert f() == 3"))
     except SandboxUnavailable as error:
         pytest.skip(f"level {level}: {error}")
     assert result.outcome == "passed", result
 
 
-def test_what_each_level_says(box):
-    found = api.levels()
-    assert list(found) == ["S4", "S3", "S2", "S1"]
-    assert found[box.level] == "" and found["S1"] == ""
+def test_levels_reports_every_level(box: Sandbox) -> None:
+    reasons = api.levels()
+    assert list(reasons) == ["S4", "S3", "S2", "S1"]
+    assert reasons[box.level] == "" and reasons["S1"] == ""
 
 
-def test_without_bubblewrap_the_level_is_the_one_that_holds(monkeypatch, tmp_path):
+def test_without_bubblewrap_auto_chooses_s2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
         Sandbox("S3")
     if not api.levels()["S2"]:
-        with Sandbox() as found:
-            assert found.level == "S2" and "bwrap is not installed" in found.reasons["S3"]
+        with Sandbox() as fresh:
+            assert fresh.level == "S2" and "bwrap is not installed" in fresh.reasons["S3"]
 
 
-def test_bubblewrap_that_may_not_is_not_believed(monkeypatch, tmp_path):
-    """As where user namespaces are forbidden."""
+def test_an_error_of_bubblewrap_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on a machine that forbids user namespaces."""
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -637,8 +645,8 @@ def test_bubblewrap_that_may_not_is_not_believed(monkeypatch, tmp_path):
         Sandbox("S3")
 
 
-def test_bubblewrap_that_does_not_confine_is_not_believed(monkeypatch, tmp_path):
-    """One that only runs the command: the canary sees the host."""
+def test_a_bubblewrap_that_does_not_confine_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This one only runs the command, so the canary sees the host."""
     (tmp_path / "bwrap").write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -646,22 +654,20 @@ def test_bubblewrap_that_does_not_confine_is_not_believed(monkeypatch, tmp_path)
         Sandbox("S3")
 
 
-def test_no_level_is_an_error_with_the_remedy(monkeypatch):
+def test_the_error_without_any_level_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch.platform, "machine", lambda: "riscv64")
     with pytest.raises(SandboxUnavailable, match="riscv64.*apt-get install bubblewrap"):
         Sandbox()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_as_an_ordinary_user(tmp_path):
-    """With an interpreter that this user can read: the system's, and the package alone."""
+def test_s3_works_for_an_ordinary_user(tmp_path: Path) -> None:
+    """With the system's interpreter and a copy of the package, because this user cannot read others."""
     python = "/usr/bin/python3"
     if not os.path.exists(python):
         pytest.skip("plain user: no /usr/bin/python3")
-    for name in ("sandbox",):
-        subprocess.run(["cp", "-r", str(Path(api.__file__).parent), str(tmp_path / name)], check=True)
     (tmp_path / "jmarl").mkdir()
-    (tmp_path / "sandbox").rename(tmp_path / "jmarl/sandbox")
+    subprocess.run(["cp", "-r", str(Path(api.__file__).parent), str(tmp_path / "jmarl/sandbox")], check=True)
     (tmp_path / "jmarl/__init__.py").write_text("")
     for path in [tmp_path, *tmp_path.parents][:-2]:
         path.chmod(path.stat().st_mode | 0o755)
@@ -669,25 +675,25 @@ def test_as_an_ordinary_user(tmp_path):
         "import os\nfrom jmarl.sandbox import *\ns = Sandbox('S3')\n"
         "r = s.run('def f(x): return x', asserts('assert f(2) == 2'))\nprint(os.getuid(), s.level, r.outcome)"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", python, "-c", code],
         capture_output=True, text=True, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    if "S3" in done.stderr and "namespace" in done.stderr:
-        pytest.skip(f"plain user: {done.stderr.splitlines()[-1]}")
-    assert done.stdout.split() == ["12345", "S3", "passed"], done.stderr
+    if "S3" in completed.stderr and "namespace" in completed.stderr:
+        pytest.skip(f"plain user: {completed.stderr.splitlines()[-1]}")
+    assert completed.stdout.split() == ["12345", "S3", "passed"], completed.stderr
 
 
-# Parts
+# Single functions
 
 
-def test_names_that_the_program_has_to_give():
+def test_free_names_are_read_but_not_defined() -> None:
     code = "import math\nfrom os import path as p\nx = 1\ndef g(a):\n    b = f(a)\n    return b\n"
     code += "for i in range(x): g(i)\nassert C(x).y"
-    assert sorted(names.free_names(code)) == ["C", "f"]
+    assert sorted(namespace.free_names(code)) == ["C", "f"]
 
 
-def test_messages_are_capped():
+def test_messages_have_a_maximum_length() -> None:
     reads, writes = os.pipe()
     channel = wire.Channel(reads, writes)
     with pytest.raises(wire.Unsupported, match="at most"):
@@ -696,10 +702,10 @@ def test_messages_are_capped():
     with pytest.raises(wire.Violation):
         channel.receive()
     os.close(writes)
-    with pytest.raises(wire.Gone):
+    with pytest.raises(wire.Disconnected):
         channel.receive()
     os.close(reads)
 
 
-def test_landlock_is_asked_of_the_kernel():
+def test_the_landlock_version_is_known() -> None:
     assert confine.landlock_abi() >= 0

@@ -1,4 +1,4 @@
-"""No attack passes, the host is unharmed, the next program is right; each attack has a benign twin that passes."""
+"""No attack passes, the host is unharmed, and the next program is judged rightly; each attack has a benign twin that passes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import resource
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from attacks import ADD, ATTACKS
 
-from jmarl.sandbox import Limits, asserts, pairs, unittests
+from jmarl.sandbox import Limits, Sandbox, asserts, pairs, unittests
 
 TESTS = asserts("assert add(1, 2) == 3\nassert add(20, 22) == 42\nassert add('expected-', '4242') == 'expected-4242'")
 FLOAT = asserts("assert add(1, 2) == 3\nassert add(2.5, 1) == 3.5\nassert add((), ()) == ()")
@@ -20,34 +21,48 @@ LIMITS = Limits(wall_s=2, cpu_s=2)
 
 
 def put(program: str, names: dict[str, str]) -> str:
+    """Replace the names that stand for things of the host (see the fixture `host`) by their values."""
     for name, value in names.items():
         program = program.replace(name, value)
     return program
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_no_attack_passes_and_its_twin_does(sandbox, host, name):
+def test_no_attack_passes_and_its_benign_twin_does(sandbox: Sandbox, host: tuple, name: str) -> None:
     attack, (names, reached, directory) = ATTACKS[name], host
-    if attack.namespaces and sandbox.level == "S2":
-        pytest.skip("level S2: the host's processes, and many small files, are held off by namespaces only")
+    if attack.needs_namespaces and sandbox.level == "S2":
+        pytest.skip("level S2: only namespaces hide the host's processes and limit the number of files")
     before = sorted(directory.iterdir())
     tests = FLOAT if "equal to everything" in name else TESTS
     result = sandbox.run(put(attack.attack, names), tests, LIMITS)
     assert result.outcome != "passed", result
-    assert result.kind not in ("infrastructure", "tests"), result  # nothing that a program does gets it out of the reckoning
+    assert result.kind not in ("infrastructure", "tests"), result  # no program can have its result masked
     assert result.wall_s < 4
     twin = sandbox.run(put(attack.twin, names), TESTS, LIMITS)
     assert twin.outcome == "passed", twin
     assert not reached and sorted(directory.iterdir()) == before and (directory / "secret.txt").read_text() == "secret"
 
 
-def test_there_are_enough_attacks():
+def test_there_are_at_least_60_attacks_of_four_kinds() -> None:
     assert len(ATTACKS) >= 60 and set(Counter(name.split(":")[0] for name in ATTACKS)) == {
         "forges",
         "reads",
         "reaches",
         "exhausts",
     }
+
+
+PATCHED = """
+import inside.judge, inside.program, inside.wire
+server = inside.program.ProgramServer
+names = [server.export, server.answer, server._reply_of, server._error_reply, inside.judge.Verdict.report]
+names += [inside.program.encode, inside.wire.encode]
+"""
+
+
+def test_names_that_attacks_patch_exist(sandbox: Sandbox) -> None:
+    """Otherwise those attacks would try nothing."""
+    assert sandbox.run(PATCHED + ADD, TESTS).outcome == "passed"
 
 
 # Forgeries that need tests of a certain kind
@@ -57,19 +72,19 @@ UNIT = unittests(
     "class U(unittest.TestCase):\n    def test_b(self): self.assertEqual(add(2, 2), 4)"
 )
 NEAR = asserts("assert abs(add(1, 2) - 3) < 1e-6")
-MAKES = (
+FORGE_REFERENCES = (
     "import inside.program as p\nclass Std:\n    def __init__(self, *names): self.names = list(names)\n"
-    "real = p.Server.export\n"
-    "p.Server.export = lambda s, x: {'object': 0, 'standard': x.names} if type(x) is Std else real(s, x)\n"
+    "real = p.ProgramServer.export\n"
+    "p.ProgramServer.export = lambda s, x: {'object': 0, 'standard': x.names} if type(x) is Std else real(s, x)\n"
 )
 OTHER_TESTS = {
     "a class of the judge's": (
-        MAKES + "def make(): return Std('builtins', 'type')\nclass Cart:\n    def add(self, t):\n"
+        FORGE_REFERENCES + "def make(): return Std('builtins', 'type')\nclass Cart:\n    def add(self, t):\n"
         "        self.e = t('E', (int,), {'__eq__': lambda s, o: True})(5)\n    def total(self): return self.e",
         asserts("c = Cart()\nc.add(make())\nassert c.total() == 3"),
     ),
     "eval of the judge's": (
-        MAKES + "def make(): return Std('builtins', 'eval')\nclass Cart:\n    def add(self, f): self.f = f\n"
+        FORGE_REFERENCES + "def make(): return Std('builtins', 'eval')\nclass Cart:\n    def add(self, f): self.f = f\n"
         "    def total(self): return self.f('3')",
         asserts("c = Cart()\nf = make()\nc.add(f)\nassert c.total() == 4"),
     ),
@@ -108,7 +123,7 @@ OTHER_TESTS = {
         unittests("import unittest\nclass S(Base): pass\nclass T(unittest.TestCase):\n    def test(self): S()"),
     ),
     "a class that runs text": (
-        "import timeit\nEVIL = \"import sys; sys.modules['inside.judge'].Verdict.test = lambda self, name, number, *a: "
+        "import timeit\nEVIL = \"import sys; sys.modules['inside.judge'].Verdict.report = lambda self, name, number, *a: "
         "self.write(test=name, number=number, message='', weak=False)\"\n"
         "PAY = 'pass\\r' + EVIL + '\\rdef g():\\r    if 1:\\r        pass'\n"
         "class Codec:\n    decode = timeit.Timer\n    def encode(self, s): return PAY\n    def length(self, s): return None",
@@ -121,9 +136,9 @@ OTHER_TESTS = {
             "    def test(self): self.assertEqual(Cart().total(), 11)"
         ),
     ),
-    "a module in the directory that the tests share": (
-        "open('colorsys.py', 'w').write('import sys\\nof = sys.modules[\"inside.judge\"].Verdict\\n'\n"
-        "    'of.test = lambda self, name, number, *a: self.write(test=name, number=number, message=\"\", weak=False)')\n"
+    "a module in the directory shared with the tests": (
+        "open('colorsys.py', 'w').write('import sys\\nv = sys.modules[\"inside.judge\"].Verdict\\n'\n"
+        "    'v.report = lambda self, name, number, *a: self.write(test=name, number=number, message=\"\", weak=False)')\n"
         "def add(a, b): return None",
         unittests(
             "import os, sys, unittest\nsys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))\nimport colorsys\n"
@@ -142,12 +157,15 @@ OTHER_TESTS = {
         "        return {'data': (8, False), 'shape': (1000,), 'typestr': '<f8', 'version': 3}\ndef add(a, b): return E()",
         asserts("import numpy as np\nassert np.allclose(add(1, 2), 3)"),
     ),
-    "an index that is not there": (MAKES.replace("0, 'standard': x.names", "99") + "def add(a, b): return Std()", TESTS),
+    "an index that is not there": (
+        FORGE_REFERENCES.replace("0, 'standard': x.names", "99") + "def add(a, b): return Std()",
+        TESTS,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", OTHER_TESTS)
-def test_no_forgery_passes_or_is_masked(sandbox, name):
+def test_no_forgery_passes_or_is_masked(sandbox: Sandbox, name: str) -> None:
     program, tests = OTHER_TESTS[name]
     result = sandbox.run(program, tests, LIMITS)
     assert result.outcome != "passed" and not result.masked, result
@@ -198,8 +216,8 @@ WEAK = {
 
 
 @pytest.mark.parametrize("name", WEAK)
-def test_what_only_the_program_can_say_is_marked_as_weak(sandbox, name):
-    """There, a lie cannot be told from the truth: rewards do not count it (`jmarl.envs`)."""
+def test_a_test_that_only_the_program_can_decide_is_weak(sandbox: Sandbox, name: str) -> None:
+    """A lie cannot be distinguished from the truth, so rewards do not count it (`jmarl.envs`)."""
     result = sandbox.run(*WEAK[name], LIMITS)
     assert result.outcome in ("weak", "failed") and result.passed == 0, result
     assert not any(test.passed for test in result.tests), result
@@ -207,15 +225,15 @@ def test_what_only_the_program_can_say_is_marked_as_weak(sandbox, name):
 
 
 @pytest.fixture
-def sleeper():
+def sleeper() -> Iterator[subprocess.Popen]:
     process = subprocess.Popen(["sleep", "60"])
     yield process
     process.kill()
     process.wait()
 
 
-def test_processes_of_the_host_keep_their_limits_and_lives(sandbox, sleeper, tmp_path):
-    """By what Landlock leaves open: limits and file owners by process number, modes and times by path."""
+def test_processes_and_files_of_the_host_are_unchanged(sandbox: Sandbox, sleeper: subprocess.Popen, tmp_path: Path) -> None:
+    """The program tries what Landlock leaves open: limits and signals by process number, modes and times by path."""
     victim = tmp_path / "victim"
     victim.write_text("x")
     for path in [tmp_path, *tmp_path.parents][:-1]:
@@ -242,28 +260,28 @@ def add(a, b):
     assert victim.stat().st_mode & 0o777 == 0o666 and victim.stat().st_mtime_ns == before
 
 
-def test_directories_in_directories_are_removed(sandbox):
+def test_deeply_nested_directories_are_removed(sandbox: Sandbox) -> None:
     program = "import os\nfor _ in range(900):\n    os.mkdir('d'); os.chdir('d')\n" + ADD
     assert sandbox.run(program, TESTS, LIMITS).outcome == "passed"
-    command = Path(f"/proc/{sandbox._helper.process.pid}/cmdline").read_text()
-    for found in re.findall(r"/[\w/.]*jmarl-sandbox-\w+", command):  # at S2
+    for directory in sandbox_directories(sandbox._helper.process.pid):  # at S2
         for _ in range(100):
-            if not list(Path(found).iterdir()):
+            if not list(directory.iterdir()):
                 break
             time.sleep(0.1)
-        assert not list(Path(found).iterdir())
+        assert not list(directory.iterdir())
 
 
-def test_memory_without_a_path_is_not_to_be_had(sandbox):
+def test_memfd_create_is_refused(sandbox: Sandbox) -> None:
     program = "import os\nfor _ in range(20): os.write(os.memfd_create('m'), bytes(15 << 20))\n" + ADD
     assert sandbox.run(program, TESTS, LIMITS).outcome == "failed"
 
 
-# What cannot be told from the attack's own result
+# Attacks whose success only the next program shows
 
 
-def leave(how: str) -> str:
-    return f"{how}\ndef add(a, b): return a + b"
+def leave(statements: str) -> str:
+    """Return a right program that first runs these statements."""
+    return f"{statements}\ndef add(a, b): return a + b"
 
 
 PERSISTENT = {
@@ -284,14 +302,14 @@ PERSISTENT = {
 
 
 @pytest.mark.parametrize("name", PERSISTENT)
-def test_nothing_stays_for_the_next_program(sandbox, name):
+def test_no_state_is_left_for_the_next_program(sandbox: Sandbox, name: str) -> None:
     first, second = PERSISTENT[name]
     assert sandbox.run(first, TESTS).outcome == "passed"
     after = sandbox.run(f"{second}\n{ADD}", TESTS)
     assert after.outcome == "passed", after
 
 
-def test_a_process_left_behind_is_gone(sandbox):
+def test_a_daemon_does_not_outlive_its_program(sandbox: Sandbox) -> None:
     if sandbox.level == "S2":
         pytest.skip("level S2: there are no new processes at all")
     program = (
@@ -300,11 +318,11 @@ def test_a_process_left_behind_is_gone(sandbox):
     )
     assert sandbox.run(program, TESTS, LIMITS).outcome == "passed"
     time.sleep(0.2)
-    assert processes_below(sandbox._helper.process.pid) <= 2  # bubblewrap and the server
+    assert count_descendants(sandbox._helper.process.pid) <= 2  # bubblewrap and the server
 
 
-def processes_below(pid: int) -> int:
-    """That are descendants of a process."""
+def count_descendants(pid: int) -> int:
+    """Return the number of descendants of a process."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -312,8 +330,14 @@ def processes_below(pid: int) -> int:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
             except (OSError, IndexError):
                 continue
-    found, more = set(), {pid}
-    while more:
-        found |= more
-        more = {child for child, parent in parents.items() if parent in more} - found
-    return len(found - {pid})
+    family, generation = set(), {pid}
+    while generation:
+        family |= generation
+        generation = {child for child, parent in parents.items() if parent in generation} - family
+    return len(family - {pid})
+
+
+def sandbox_directories(helper_pid: int) -> list[Path]:
+    """Return the directory in which a helper at S2 puts those of its programs, from its command line; none at S3 and S4."""
+    command = Path(f"/proc/{helper_pid}/cmdline").read_text()
+    return [Path(path) for path in re.findall(r"/[\w/.]*jmarl-sandbox-\w+", command)]

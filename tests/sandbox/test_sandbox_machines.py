@@ -1,4 +1,4 @@
-"""Machines that forbid something, or where root is none: the level that is found is one that holds."""
+"""On machines that restrict namespaces, or where root has no privileges, the level that auto chooses holds."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ with Sandbox() as box:
     wrong = box.run("import socket\\nsocket.socket()\\ndef f(x): return x", asserts("assert f(2) == 2"))
     print(box.level, right.outcome, wrong.outcome, Session(box).python("1 + 1").value, sorted(box.reasons))
 """
-FORBIDDEN = 'for f in user mnt pid net ipc uts; do echo 0 > /proc/sys/user/max_${f}_namespaces; done; exec "$@"'
-INSIDE = ["unshare", "-Ur", "sh", "-c"]
+FORBID_NAMESPACES = 'for f in user mnt pid net ipc uts; do echo 0 > /proc/sys/user/max_${f}_namespaces; done; exec "$@"'
+IN_NAMESPACE = ["unshare", "-Ur", "sh", "-c"]
 MACHINES = {
     "a container without root": (["unshare", "-Ur"], ("S4", "S3")),
-    "no user namespaces": ([*INSIDE, FORBIDDEN.replace("user mnt pid net ipc uts", "user"), "sh"], ("S2",)),
-    "no namespaces at all": ([*INSIDE, FORBIDDEN, "sh"], ("S2",)),
+    "no user namespaces": ([*IN_NAMESPACE, FORBID_NAMESPACES.replace("user mnt pid net ipc uts", "user"), "sh"], ("S2",)),
+    "no namespaces at all": ([*IN_NAMESPACE, FORBID_NAMESPACES, "sh"], ("S2",)),
 }
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_level_is_one_that_holds(name):
+def test_auto_chooses_a_level_that_holds(name: str) -> None:
     command, allowed = MACHINES[name]
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-Ur", "true"], capture_output=True).returncode:
-        pytest.skip(f"{name}: this machine makes no such one")
+        pytest.skip(f"{name}: it cannot be imitated on this machine")
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=60)
-    if "S2" in allowed and "needs Linux 6.7" in done.stderr:
+    completed = subprocess.run([*command, sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=60)
+    if "S2" in allowed and "needs Linux 6.7" in completed.stderr:
         pytest.skip(f"{name}: level S2: no Landlock here")
-    level, *rest = done.stdout.split(maxsplit=4)
-    assert level in allowed and rest[:3] == ["passed", "failed", "2"], done
+    level, right, wrong, value, reasons = completed.stdout.split(maxsplit=4)
+    assert level in allowed and (right, wrong, value) == ("passed", "failed", "2"), completed
     if allowed == ("S2",):
-        assert rest[3].strip() == "['S3', 'S4']"
+        assert reasons.strip() == "['S3', 'S4']"

@@ -1,4 +1,4 @@
-"""What one program does to the others: nothing, whichever limits it reaches and whatever ran before it."""
+"""Programs do not affect each other, whichever limits they reach and whatever ran before them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ RIGHT = "def f(x): return 2 * x\n"
 
 
 @pytest.mark.parametrize("kilobytes", [300, 5000])
-def test_a_flood_beside_many_tests_costs_the_neighbours_nothing(sandbox, kilobytes):
-    """A program that is stopped before its judge has read the tests."""
+def test_floods_do_not_disturb_programs_that_run_beside_them(sandbox: Sandbox, kilobytes: int) -> None:
+    """The floods are stopped before their judges have read the long tests."""
     long = asserts(f"text = {'x' * (kilobytes << 10)!r}\nassert f(1) == 2")
     floods = [f"import os\nwhile True: os.write(1, b'{i:05}' * 13000)" for i in range(40)]
     honest = [f"{RIGHT}# {i}" for i in range(40)]
@@ -25,17 +25,17 @@ def test_a_flood_beside_many_tests_costs_the_neighbours_nothing(sandbox, kilobyt
     assert {r.outcome for r in results[1::2]} == {"passed"} and sandbox._helper.process.pid == helper
 
 
-def test_memory_does_not_depend_on_what_ran_before():
-    """The helper grows by the libraries that it has loaded; the limit is beyond that."""
-    eats = "x = bytearray({0} << 20)\n" + RIGHT
+def test_memory_limit_does_not_depend_on_earlier_programs() -> None:
+    """The fork server grows with every library that it imports, so the limit is on what a program adds."""
+    program = "x = bytearray({0} << 20)\n" + RIGHT
     with Sandbox(cache=0) as box:
-        before = [box.run(eats.format(size), DOUBLE, Limits(memory_mb=64)).outcome for size in (40, 80)]
+        before = [box.run(program.format(size), DOUBLE, Limits(memory_mb=64)).outcome for size in (40, 80)]
         assert box.run("import asyncio, ctypes, numpy, unittest\n" + RIGHT, DOUBLE).outcome == "passed"
-        after = [box.run(eats.format(size), DOUBLE, Limits(memory_mb=64)).outcome for size in (40, 80)]
+        after = [box.run(program.format(size), DOUBLE, Limits(memory_mb=64)).outcome for size in (40, 80)]
     assert before == after == ["passed", "error"]
 
 
-def test_what_all_may_use_grows_with_the_limits_of_a_call():
+def test_memory_limit_of_all_programs_grows_with_the_limits_of_a_call() -> None:
     try:
         with Sandbox("S4", workers=1, limits=Limits(memory_mb=64), cache=0) as box:
             program = "def f(x):\n    a = bytearray(b'x') * (2500 << 20)\n    return 2"
@@ -45,8 +45,8 @@ def test_what_all_may_use_grows_with_the_limits_of_a_call():
         pytest.skip(f"level S4: {error}")
 
 
-def test_a_program_that_uses_up_the_memory_of_all_costs_its_neighbour_nothing():
-    """Of many processes, each within its limit. The neighbour runs again, alone."""
+def test_a_program_that_exhausts_the_memory_of_all_does_not_fail_others() -> None:
+    """It has many processes, each within its own limit. The other program is killed too, and runs again alone."""
     hog = """
 import os, time
 def f(x):
@@ -66,8 +66,8 @@ def f(x):
         pytest.skip(f"level S4: {error}")
 
 
-def test_judges_write_to_nothing_that_others_share(sandbox):
-    """More than the largest file that a judge may make."""
+def test_judges_share_no_file(sandbox: Sandbox) -> None:
+    """They write more to stderr than the largest file that a judge may make."""
     loud = asserts("import sys\nsys.stderr.write('x' * 300_000)\nassert f(1) == 2")
     results = sandbox.run_many([f"{RIGHT}# {i}" for i in range(8)], [loud] * 8)
     assert {result.outcome for result in results} == {"passed"}
@@ -76,7 +76,8 @@ def test_judges_write_to_nothing_that_others_share(sandbox):
 VERDICT = """
 import json, os
 lines = [dict(planned=1), dict(test='T.test', number=0, message='', weak=False)]
-lines += [dict(done=True, asked=1, gone=False, violation='', limit='', unsupported='')]
+lines += [dict(done=True, answers=1, names_requested=True, disconnected=False, violation='', limit='',
+               unsupported_test_value='')]
 os.symlink('/proc/self/fd/{fd}', 'report.txt')
 def make(): return ''.join(json.dumps(line) + chr(10) for line in lines)
 def size(path): return {size}
@@ -91,8 +92,9 @@ class T(unittest.TestCase):
 """)
 
 
-def test_no_link_leads_to_the_verdict():
-    """Tests that write to a file by a name that the program has made a link: pipes would have a second way in by /proc."""
+def test_no_link_leads_to_the_verdict() -> None:
+    """The tests write to a file that the program has made a link to a descriptor of the judge. Through /proc a pipe could be
+    opened that way; a pair of sockets cannot."""
     for level in ("S2", "S3", "unsafe-process"):
         try:
             with Sandbox(level, cache=0) as box:

@@ -1,16 +1,16 @@
-"""Tests of objects: forgeries through what the tests ask of them, right programs of many kinds, and what says nothing."""
+"""Tests that use objects of the program: forgeries through objects, right programs of many kinds, and masked results."""
 
 from __future__ import annotations
 
 import pytest
 
-from jmarl.sandbox import Limits, asserts, pairs, unittests
+from jmarl.sandbox import Limits, Sandbox, Tests, asserts, pairs, unittests
 
 LIMITS = Limits(wall_s=5)
 
 
-def unit(*lines: str, before: str = ""):
-    """A test class with one method."""
+def unit(*lines: str, before: str = "") -> Tests:
+    """Return a test class with one method of these lines. before: lines of the module before the class."""
     body = "".join(f"        {line}\n" for line in lines)
     return unittests(f"import unittest\n{before}\nclass T(unittest.TestCase):\n    def test(self):\n{body}")
 
@@ -20,8 +20,8 @@ def unit(*lines: str, before: str = ""):
 LEAVES = """
 open('colorsys.py', 'w').write('''
 import sys
-def test(self, name, number, *a): self.write(test=name, number=number, message='', weak=False)
-sys.modules['inside.judge'].Verdict.test = test
+def report(self, name, number, *a): self.write(test=name, number=number, message='', weak=False)
+sys.modules['inside.judge'].Verdict.report = report
 ''')
 import os
 os.rename('colorsys.py', 'NAME')
@@ -33,19 +33,19 @@ BY_PATH = (
 )
 DOUBLE = "def f(x): return 2 * x"
 REPLACES = (
-    "import inside.program as p\nreal = p.Server.answer\ndone = []\n"
+    "import inside.program as p\nreal = p.ProgramServer.answer\ndone = []\n"
     "def answer(self, request):\n"
     "    if request.get('do') == 'replace' and not done:\n"
-    "        done.append(1)\n        return self._raised(StopIteration())\n    return real(self, request)\n"
-    "p.Server.answer = answer\nclass S:\n    def __init__(self): self.items = []\n    def double(self, x): return None"
+    "        done.append(1)\n        return self._error_reply(StopIteration())\n    return real(self, request)\n"
+    "p.ProgramServer.answer = answer\nclass S:\n    def __init__(self): self.items = []\n    def double(self, x): return None"
 )
 FORGED = {
-    f"a module in the directory of the tests: {how}": (
+    f"a module in the directory of the tests: {first_line}": (
         LEAVES.replace("NAME", name),
         DOUBLE,
-        unit("self.assertEqual(f(1), 2)", before=f"import os, sys\n{how}\n{imports}"),
+        unit("self.assertEqual(f(1), 2)", before=f"import os, sys\n{first_line}\n{imports}"),
     )
-    for how, name, imports in (
+    for first_line, name, imports in (
         ("sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))", "colorsys.py", "import colorsys"),
         ("sys.path.insert(0, os.getcwd())", "colorsys.py", "import colorsys"),
         ("sys.path.insert(0, '')", "colorsys.py", "import colorsys"),
@@ -60,7 +60,7 @@ FORGED = {
         "def f(x): return {*x, 77}",
         unit("self.assertSetEqual(f([1, 2]), {1, 2, 77})"),
     ),
-    "StopIteration where a container is brought up to date": (
+    "StopIteration while a container is updated": (
         REPLACES,
         "class S:\n    def __init__(self): self.items = []\n    def double(self, x): return 2 * x",
         asserts(
@@ -68,7 +68,7 @@ FORGED = {
             "assert all(y == 2 * x for x, y in zip([1, 2], map(double, [1, 2])))\nassert s.items == [5]"
         ),
     ),
-    "a with block that goes on": (
+    "a with block that suppresses failures": (
         "class W:\n    def __enter__(self): return self\n    def __exit__(self, *e): return True\n    x = 0",
         "class W:\n    def __enter__(self): return self\n    def __exit__(self, *e): pass\n    x = 1",
         unit("with W() as t: self.assertEqual(t.x, 1)"),
@@ -97,7 +97,7 @@ FORGED = {
             "    def test_a(self): self.assertEqual(f(1), 2)\n    def test_b(self): self.assertIsNotNone(f(1))"
         ),
     ),
-    "a deep value, that tests make deeper": (
+    "a deep value that the tests nest deeper": (
         "def f(x):\n    for _ in range(88): x = [x]\n    return x\ndef g(x): return None",
         "def f(x): return [x]\ndef g(x): return x",
         asserts("assert g([[[f(1)]]]) == [[[[1]]]]"),
@@ -105,49 +105,52 @@ FORGED = {
 }  # fmt: skip
 
 
-COMPARES_ITSELF = ("another object each time", "the same object")  # also where it does so honestly
+WEAK_EVEN_IF_RIGHT = ("another object each time", "the same object")  # they compare two objects of the program
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_no_object_forges_a_verdict_or_is_masked(box, name):
+def test_no_object_forges_a_verdict_or_masks_the_result(box: Sandbox, name: str) -> None:
     forgery, right, tests = FORGED[name]
     result = box.run(forgery, tests, LIMITS)
     assert result.outcome != "passed" and not result.masked, result
     result = box.run(right, tests, LIMITS)
-    assert result.outcome == ("weak" if name in COMPARES_ITSELF else "passed"), result
+    assert result.outcome == ("weak" if name in WEAK_EVEN_IF_RIGHT else "passed"), result
 
 
-# What only the program can say
+# What only the program can decide
 
 LIAR = "class R:\n    def __getattr__(self, n): return lambda *a, **k: True\n    def intersection(self, o): return o\n"
-SAID = {
-    "a method that is told a beginning": ("assert f(1).startswith('Hello')", LIAR + "def f(x): return R()"),
-    "a method that is told a set": ("assert f(1).issubset({1, 2})", LIAR + "def f(x): return R()"),
-    "a method that gives back what it is told": ("assert f(1).intersection({1, 2}) == {1, 2}", LIAR + "def f(x): return R()"),
+DECIDED_BY_THE_PROGRAM = {
+    "a method that gets the expected beginning": ("assert f(1).startswith('Hello')", LIAR + "def f(x): return R()"),
+    "a method that gets the expected set": ("assert f(1).issubset({1, 2})", LIAR + "def f(x): return R()"),
+    "a method that returns its argument": ("assert f(1).intersection({1, 2}) == {1, 2}", LIAR + "def f(x): return R()"),
     "a builtin class as a method": ("assert f(1).endswith('Hello')", "class R: endswith = bool\ndef f(x): return R()"),
-    "members of an enumeration that are one": ("assert f(C.A) is C.B", "class C: A = B = object()\ndef f(x): return x"),
-    "what can be called": ("assert callable(f(1))", "def f(x): return len"),
-    "what has a length": ("assert hasattr(f(1), '__len__')", "class R:\n    def __len__(self): return 1\ndef f(x): return R()"),
-    "what can be walked": (
+    "members of an enumeration that are the same": ("assert f(C.A) is C.B", "class C: A = B = object()\ndef f(x): return x"),
+    "callable": ("assert callable(f(1))", "def f(x): return len"),
+    "hasattr of a length": (
+        "assert hasattr(f(1), '__len__')",
+        "class R:\n    def __len__(self): return 1\ndef f(x): return R()",
+    ),
+    "isinstance of Iterable": (
         "from collections.abc import Iterable\nassert isinstance(f(1), Iterable)",
         "class R:\n    def __iter__(self): return iter([])\ndef f(x): return R()",
     ),
     "a generator": ("import types\nassert isinstance(f(1), types.GeneratorType)", "def f(x): yield x"),
     "an exception": ("assert isinstance(f(1), (int, ValueError))", "def f(x): return ValueError(x)"),
-    "what a function of the tests finds wrong": (
+    "a failed assertion in a function of the tests": (
         "def check(x): raise AssertionError(2)\nassert f(check) is None",
         "def f(check):\n    try:\n        check(1)\n    except AssertionError as e:\n        return e.args or None",
     ),
-    "an error that goes away": (
+    "a suppressed error": (
         "with f(1):\n    raise KeyError\nassert f(1).n == 1",
         "class R:\n    n = 1\n    def __enter__(self): pass\n    def __exit__(self, *e): return True\ndef f(x): return R()",
     ),
 }
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_what_an_object_says_of_itself_is_weak(box, name):
-    code, program = SAID[name]
+@pytest.mark.parametrize("name", DECIDED_BY_THE_PROGRAM)
+def test_a_test_that_hangs_on_the_word_of_an_object_is_weak(box: Sandbox, name: str) -> None:
+    code, program = DECIDED_BY_THE_PROGRAM[name]
     result = box.run(program, asserts(code), LIMITS)
     assert result.outcome == "weak" and all(test.weak for test in result.tests), result
 
@@ -159,12 +162,12 @@ def test_what_an_object_says_of_itself_is_weak(box, name):
         f"import collections.abc as a\nassert isinstance(c, a.{name})" for name in ("Iterable", "Sized", "Callable", "Iterator")
     ],
 )
-def test_not_every_object_has_what_the_judge_asks_by(box, code):
+def test_methods_of_proxies_are_not_taken_for_those_of_the_object(box: Sandbox, code: str) -> None:
     assert box.run("class C: pass\nc = C()", asserts(code), LIMITS).outcome == "failed"
 
 
-def test_methods_of_what_the_tests_name_as_a_class_are_what_is_tested(box):
-    """`count` of a class of its own is no comparison that a builtin type would have made."""
+def test_methods_of_classes_that_the_tests_name_are_strong(box: Sandbox) -> None:
+    """`count` of such a class is not a comparison that a builtin type would have made."""
     program = "class Bag:\n    def count(self, x): return 2\n    @staticmethod\n    def find(x): return 3"
     result = box.run(program, asserts("assert Bag().count(1) == 2\nassert Bag.find(1) == 3"))
     assert result.outcome == "passed" and result.integrity == "strong", result
@@ -174,12 +177,12 @@ def test_methods_of_what_the_tests_name_as_a_class_are_what_is_tested(box):
 
 RIGHT = {
     "arguments of any name": ("def f(**k): return k", "assert f(self=1, operation=2) == {'self': 1, 'operation': 2}"),
-    "errors that come from errors": (
+    "errors that derive from errors": (
         "class A(Exception): pass\nclass B(A): pass\nclass C(B, KeyError): pass\ndef f(): raise C('no')",
         "for kind in (A, B, C, KeyError):\n    try:\n        f()\n    except kind as e:\n        got = e\n"
         "    assert got.args == ('no',)\nassert issubclass(C, A) and not issubclass(A, B)",
     ),
-    "a function that is given twice": (
+    "a function that is passed twice": (
         "class E:\n    def __init__(self): self.h = []\n    def on(self, f): self.h.append(f)\n"
         "    def off(self, f): self.h.remove(f)\n    def fire(self, x): return [f(x) for f in self.h]",
         "class Own:\n    def twice(self, x): return 2 * x\no, e = Own(), E()\ndef h(x): return x\ne.on(h)\ne.on(o.twice)\n"
@@ -200,7 +203,7 @@ RIGHT = {
         "class S:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)",
         "s = S()\nfor i in range(1000):\n    s.push(i)\n    assert len(s.items) == i + 1",
     ),
-    "an attribute that is made when it is read": (
+    "an attribute that is computed when it is read": (
         "class S:\n    n = 0\n    @property\n    def items(self):\n        self.n += 1\n        return [self.n]",
         "s = S()\nassert s.items == [1]\nassert s.items == [2]",
     ),
@@ -210,7 +213,7 @@ RIGHT = {
         "@d\ndef foo(x, y=2, *z):\n    'Doc.'\n    return x + y\n"
         "assert foo(1) == ('foo', 'Doc.', '(x, y=2, *z)', 3)\nassert foo.__name__ == 'foo' and foo.__doc__ == 'Doc.'",
     ),
-    "errors of the tests that come through": (
+    "errors of the tests that the program passes on": (
         "def retry(f, kind=Exception):\n    for _ in range(2):\n        try:\n            return f()\n"
         "        except kind as e:\n            last = e\n    raise last",
         "class Mine(Exception): pass\ndef boom(e):\n    def f(): raise e\n    return f\n"
@@ -251,12 +254,12 @@ RIGHT = {
         "import copy\np = P([1])\nq, r = copy.deepcopy(p), copy.copy(p)\nq.x.append(2)\nr.x.append(3)\n"
         "assert p.x == [1, 3] and q.x == [1, 2]",
     ),
-    "names that are the tests' own elsewhere": (
+    "names that are local variables elsewhere in the tests": (
         "def f(x): return x[0]\ndef count(x): return 2",
         "assert sorted([(2,), (1,)], key=lambda f: f[0]) == [(1,), (2,)]\nassert f([3]) == 3\n"
         "assert [count for count in [1]] == [1]\nassert count(1) == 2",
     ),
-    "a name of a module": ("def select(x): return x[0]", "assert select([1]) == 1"),
+    "a function named as a module": ("def select(x): return x[0]", "assert select([1]) == 1"),
 }  # fmt: skip
 RIGHT_CLASSES = {
     "a coroutine": (
@@ -266,11 +269,11 @@ RIGHT_CLASSES = {
             "    async def test(self): self.assertEqual(await f(1), 2)"
         ),
     ),
-    "an error's base": (
+    "the base class of an error": (
         "class A(Exception): pass\nclass B(A): pass\ndef f(): raise B",
         unit("with self.assertRaises(A): f()"),
     ),
-    "a test that is left out": (
+    "a test that is skipped": (
         DOUBLE,
         unittests(
             "import unittest\nclass T(unittest.TestCase):\n    @unittest.skip('later')\n    def test_a(self): self.fail()\n"
@@ -294,16 +297,16 @@ RIGHT_CLASSES = {
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *RIGHT_CLASSES])
-def test_right_programs_pass(box, name):
+def test_right_programs_pass(box: Sandbox, name: str) -> None:
     program, tests = RIGHT[name] if name in RIGHT else RIGHT_CLASSES[name]
     result = box.run(program, asserts(tests) if name in RIGHT else tests, LIMITS)
     assert result.outcome == "passed" and (result.total == 1 or name in RIGHT), result
     assert result.integrity == "strong" or " is v" in str(tests), result
 
 
-# What says nothing of the program
+# Results that say nothing about the program
 
-UNTOLD = {
+UNSENDABLE = {
     "an object": "with self.assertRaises(TypeError): f(object())",
     "a pattern": "import re; self.assertEqual(f(re.compile('a')), 2)",
     "a file": "import io; self.assertEqual(f(io.StringIO('1')), 2)",
@@ -311,17 +314,19 @@ UNTOLD = {
     "a result of a function of the tests": "self.assertEqual(call(lambda: object()), 2)",
     "a deep dictionary": "d = {}; [d := {1: d} for _ in range(40)]; self.assertIsNotNone(f(d))",
     "a long text": "self.assertIsNotNone(f('x' * (17 << 20)))",
-    "a class that comes from the program's": "f(1); self.assertEqual(derived(), 1)",
+    "a class that derives from the program's": "f(1); self.assertEqual(derived(), 1)",
 }
 
 
-@pytest.mark.parametrize("name", UNTOLD)
-def test_what_cannot_be_told_to_the_program_is_not_its_fault(box, name):
+@pytest.mark.parametrize("name", UNSENDABLE)
+def test_unsendable_test_values_mask_the_result(box: Sandbox, name: str) -> None:
     program = "class S:\n    def __init__(self): self.items = []\ndef f(x): return 0\ndef call(f): return f()"
-    result = box.run(program, unit(UNTOLD[name], before="def derived():\n    class Own(S): x = 1\n    return Own().x"), LIMITS)
+    result = box.run(
+        program, unit(UNSENDABLE[name], before="def derived():\n    class Own(S): x = 1\n    return Own().x"), LIMITS
+    )
     assert result.kind == "tests" and result.masked, result
 
 
-def test_tests_that_miss_a_library_say_nothing(box):
+def test_tests_that_lack_a_library_mask_the_result(box: Sandbox) -> None:
     for tests in (asserts("import missing_library\nassert f(1) == 2"), unit("f(1)", before="import missing_library")):
         assert box.run(DOUBLE, tests).masked

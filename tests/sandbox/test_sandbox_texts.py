@@ -1,4 +1,4 @@
-"""Every text that leaves the sandbox can be encoded, and so can what is written down of texts that models wrote."""
+"""Every text that leaves the sandbox can be encoded, and so can files with texts that models wrote."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import http.server
 import json
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ import pytest
 from jmarl.envs.chat_api import ChatAPI
 from jmarl.envs.code.completion import CodeCompletion
 from jmarl.envs.code.generation import CodeGeneration
-from jmarl.sandbox import Session, asserts, pairs, unittests
+from jmarl.sandbox import Sandbox, Session, asserts, pairs, unittests
 from jmarl.sandbox.types import utf8
 from jmarl.training.preferences.pairs import Pair, load_pairs, save_pairs
 from jmarl.training.preferences.rounds import load_round, save_round
 
 SUM = asserts("assert add(1, 2) == 3")
 UNIT = unittests("import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)")
-SAYS = {
+PROGRAMS = {
     "an exception's text": (r"def add(a, b): raise ValueError('\ud800')", SUM, r"\ud800"),
     "an exception's text while loading": (r"raise ValueError('\udfff')", SUM, r"\udfff"),
     "a missing key": (r"def add(a, b): return {}['x\udc80']", SUM, r"x\udc80"),
@@ -33,32 +34,32 @@ SAYS = {
 }
 
 
-def encodes(x) -> bool:
+def can_be_encoded(x: object) -> bool:
     json.dumps(x, ensure_ascii=False).encode()
     return True
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_texts_of_results_can_be_encoded(sandbox, name):
-    program, tests, shown = SAYS[name]
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_texts_of_results_can_be_encoded(sandbox: Sandbox, name: str) -> None:
+    program, tests, shown = PROGRAMS[name]
     result = sandbox.run(program, tests)
-    assert result.outcome == "failed" and encodes(dataclasses.asdict(result)) and shown in result.message, ascii(result)
+    assert result.outcome == "failed" and can_be_encoded(dataclasses.asdict(result)) and shown in result.message, ascii(result)
 
 
 @pytest.mark.parametrize("code", [r"'\ud800'", r"print('\ud800')", r"raise ValueError('\ud800')", r"{}['\ud800']"])
-def test_texts_of_sessions_can_be_encoded(sandbox, code):
+def test_texts_of_sessions_can_be_encoded(sandbox: Sandbox, code: str) -> None:
     with Session(sandbox) as session:
         reply = session.python(code)
-        assert encodes(dataclasses.asdict(reply)) and r"\ud800" in reply.text
+        assert can_be_encoded(dataclasses.asdict(reply)) and r"\ud800" in reply.text
 
 
-def test_names_of_files_can_be_encoded(sandbox):
+def test_names_of_files_in_sessions_can_be_encoded(sandbox: Sandbox) -> None:
     with Session(sandbox) as session:
         session.python(r"open('\udc80', 'w').close()")
-        assert encodes(session.list().value) and r"\udc80" in session.list().value
+        assert can_be_encoded(session.list().value) and r"\udc80" in session.list().value
 
 
-def test_only_lone_surrogates_are_written_out():
+def test_only_lone_surrogates_are_written_out() -> None:
     assert utf8({"é\ud800": ["\U0001f600", "\udc80", 1, None]}) == {"é\\ud800": ["\U0001f600", "\\udc80", 1, None]}
 
 
@@ -70,20 +71,20 @@ CLASS = {
 
 
 @pytest.mark.parametrize("env, item", [(CodeGeneration, ITEM), (CodeCompletion, CLASS)])
-def test_prompts_of_later_turns_can_be_encoded(env, item):
-    """They show what agents have written, and what came of it."""
+def test_prompts_of_later_turns_can_be_encoded(env: type, item: dict) -> None:
+    """They show completions and the results of running them."""
     played, rng = env(1), np.random.default_rng(0)
     states, _ = played.reset([item], rng)
     answer = played.step(states, [["def f(*a):\n    raise ValueError('\ud800 \\udc80')"]], rng)
     _, prompts = played.observe(answer.after)
-    assert encodes(prompts) and r"\ud800" in prompts[0][0]
+    assert can_be_encoded(prompts) and r"\ud800" in prompts[0][0]
 
 
 PAIRS = [Pair(("p \ud800",), ("é \udc80",), ("no",), rewards=(1.0, 0.0))]
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl"])
-def test_pairs_are_written_and_read_as_they_are(tmp_path, suffix):
+def test_pairs_are_unchanged_after_saving_and_loading(tmp_path: Path, suffix: str) -> None:
     save_pairs(tmp_path / f"pairs.{suffix}", PAIRS)
     (tmp_path / f"pairs.{suffix}").read_text(encoding="utf-8")
     assert [(pair.prompts, pair.chosen, pair.rejected) for pair in load_pairs(tmp_path / f"pairs.{suffix}", 1)] == [
@@ -91,13 +92,15 @@ def test_pairs_are_written_and_read_as_they_are(tmp_path, suffix):
     ]
 
 
-def test_rounds_are_written_and_read_as_they_are(tmp_path):
+def test_rounds_are_unchanged_after_saving_and_loading(tmp_path: Path) -> None:
     save_round(tmp_path, 0, PAIRS)
     assert "é" in (tmp_path / "round_0000.jsonl").read_text(encoding="utf-8") and load_round(tmp_path, 0) == PAIRS
 
 
 class Service(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
+    """A chat service whose completion has a lone surrogate."""
+
+    def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         body = rb'{"choices": [{"message": {"content": "yes \ud800"}}]}'
         self.send_response(200)
@@ -105,11 +108,11 @@ class Service(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format, *args):  # not to standard error
+    def log_message(self, format: str, *args: object) -> None:  # nothing on standard error
         del format, args
 
 
-def test_completions_of_a_service_can_be_encoded():
+def test_completions_of_a_service_can_be_encoded() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Service) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,5 +1,5 @@
-"""What runs inside the sandbox: the server that forks, and for every program a runner, the program and its judge.
+"""What runs inside the sandbox: the fork server, and for each request a runner, the program and its judge, or a session.
 
-This folder is all that is visible of the project in there. It is imported as the package `inside` by a bare interpreter, so it
-imports nothing but the standard library and itself. Open `server.py` first.
+A bare interpreter imports this folder as the package `inside`, and nothing else of the project is visible there. So it imports
+only the standard library (numpy if it is installed) and itself, by relative imports. Open `server.py` first.
 """

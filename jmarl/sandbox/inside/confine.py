@@ -1,12 +1,12 @@
-"""What the kernel enforces on one process: namespaces, limits, Landlock and a filter of system calls, through libc.
+"""Confine one process by what the kernel enforces: namespaces, resource limits, Landlock and a filter of system calls.
 
-    own_files a small /tmp, seen by nobody else
-    isolate   own user, mount, process, IPC and host name namespaces; an empty /proc
-    limit     memory, CPU time, processes, file size, descriptors; no core dumps
-    landlock  only some directories can be read, one written (where namespaces are forbidden)
-    seal      no capabilities, no new privileges, no system calls that reach out
+    mount_tmp      mount a small /tmp that no other process sees
+    isolate        enter new user, mount, process, IPC and host name namespaces, with an empty /proc
+    set_limits     cap memory, CPU time, processes, file size and descriptors; no core dumps
+    restrict_paths leave only some directories readable and one writable (Landlock; used where namespaces are forbidden)
+    seal           drop all capabilities, forbid new privileges, and refuse system calls that reach other processes or the host
 
-Linux on x86-64 only: numbers of system calls differ elsewhere.
+Everything goes through libc by ctypes. Numbers of system calls are those of Linux on x86-64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ctypes
 import os
 import resource
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -29,32 +29,35 @@ NOBODY = 65534
 
 
 class Refused(OSError):
-    """The kernel does not do it; says what and why."""
+    """The kernel refused a call; the message names the call and the reason."""
 
 
-def call(what: str, function, *arguments) -> int:
+def checked_call(description: str, function: Callable[..., int], *arguments: object) -> int:
+    """Call a function of libc; raise `Refused` if it returns a negative number."""
     result = function(*arguments)
     if result < 0:
         number = ctypes.get_errno()
-        raise Refused(number, f"{what}: {os.strerror(number)}")
+        raise Refused(number, f"{description}: {os.strerror(number)}")
     return result
 
 
-def prctl(option: int, value: int = 0, more: object = 0) -> None:
-    call(f"prctl {option}", _libc.prctl, option, ctypes.c_ulong(value), more, 0, 0)
+def prctl(option: int, value: int = 0, pointer: object = 0) -> None:
+    """Call prctl(2)."""
+    checked_call(f"prctl {option}", _libc.prctl, option, ctypes.c_ulong(value), pointer, 0, 0)
 
 
 def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends."""
     prctl(PR_SET_PDEATHSIG, 9)
 
 
 def adopt_orphans() -> None:
-    """Be the parent of descendants whose own parent has ended, so that none is left behind."""
+    """Become the parent of descendants whose own parent has ended, so that all of them can be found and killed."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def is_root() -> bool:
-    """Whether this is a root that can become nobody: in a rootless container it is an ordinary user by another name."""
+    """Return whether this process is a root that can become nobody; the root of a rootless container cannot."""
     if os.getuid() != 0:
         return False
     with open("/proc/self/uid_map") as file:
@@ -63,42 +66,45 @@ def is_root() -> bool:
 
 
 def drop_root() -> None:
-    """Become nobody. Limits on the number of processes do not hold for root."""
+    """Become nobody if this process is root, because root is exempt from the limit on processes."""
     if is_root():
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        prctl(PR_SET_DUMPABLE, 1)  # else the files in /proc/self belong to root, and namespaces are made through them
+        prctl(PR_SET_DUMPABLE, 1)  # else root owns the files in /proc/self, through which namespaces are set up
 
 
-def mount(kind: str, where: str, flags: int, data: str = "") -> None:
-    call(f"mount {kind} on {where}", _libc.mount, kind.encode(), where.encode(), kind.encode(), flags, data.encode())
+def mount(kind: str, path: str, flags: int, options: str = "") -> None:
+    """Mount a file system of a kind (tmpfs) on a path."""
+    checked_call(f"mount {kind} on {path}", _libc.mount, kind.encode(), path.encode(), kind.encode(), flags, options.encode())
 
 
-def own_files(tmp_bytes: int) -> None:
-    """A /tmp of its own, for this process and what it forks."""
+def mount_tmp(size_bytes: int) -> None:
+    """Mount a /tmp of this size that only this process and its descendants see."""
     _unshare(0)
-    mount("tmpfs", "/tmp", MS_NOSUID | MS_NODEV, f"size={tmp_bytes},mode=1777,nr_inodes=4096")
+    mount("tmpfs", "/tmp", MS_NOSUID | MS_NODEV, f"size={size_bytes},mode=1777,nr_inodes=4096")
 
 
 def isolate() -> None:
-    """New namespaces; processes forked from now on are in a process namespace of their own, the first as number 1. What is
-    mounted does not reach other namespaces."""
+    """Enter new namespaces. The next process to be forked is number 1 of a new process namespace, and no mount made from now
+    on reaches another namespace."""
     _unshare(CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS)
     mount("tmpfs", "/proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=555")
 
 
-def _unshare(more: int) -> None:
+def _unshare(flags: int) -> None:
+    """Enter a new user namespace, in which this user keeps its id, a new mount namespace, and those of `flags`."""
     uid, gid = os.getuid(), os.getgid()
-    call("unshare", _libc.unshare, CLONE_NEWUSER | CLONE_NEWNS | more)
+    checked_call("unshare", _libc.unshare, CLONE_NEWUSER | CLONE_NEWNS | flags)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
 
-def limit(memory: int, cpu_s: int, processes: int, file_bytes: int) -> None:
+def set_limits(memory_bytes: int, cpu_s: int, processes: int, file_bytes: int) -> None:
+    """Set the resource limits of this process and its descendants. SIGXCPU comes after `cpu_s` seconds, SIGKILL one later."""
     for name, soft, hard in (
-        ("AS", memory, memory),
+        ("AS", memory_bytes, memory_bytes),
         ("CPU", cpu_s, cpu_s + 1),
         ("NPROC", processes, processes),
         ("FSIZE", file_bytes, file_bytes),
@@ -108,41 +114,47 @@ def limit(memory: int, cpu_s: int, processes: int, file_bytes: int) -> None:
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (soft, hard))
 
 
-# --- Landlock: system calls 444 to 446; the rights of ABI 4, of which each ABI after it has more.
+# --- Landlock. Access rights are bits; ABI 4 has 15 of them on paths, ABI 5 one more.
 
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # numbers of system calls
 _NET, _SCOPES = 0b11, 0b11
 _READ = 0b1101  # execute, read files, read directories
 _DEVICE = 0b110  # write, read
-_ON_FILES = 0b100000000000111  # of these, what means something for a file: execute, write, read, truncate
+_ON_FILES = 0b100000000000111  # the rights that apply to a file: execute, write, read, truncate
 
 
 def landlock_abi() -> int:
-    """0 where there is none."""
-    return max(_libc.syscall(444, None, 0, 1), 0)
+    """Return the version of Landlock that the kernel has; 0 if it has none."""
+    return max(_libc.syscall(_CREATE_RULESET, None, 0, 1), 0)
 
 
-def landlock(readable: Sequence[str], writable: Sequence[str], devices: Sequence[str] = ()) -> None:
-    """From now on only these paths can be read, or written; no TCP, and (ABI 6) no signals to other processes."""
+def restrict_paths(readable: Sequence[str], writable: Sequence[str], devices: Sequence[str] = ()) -> None:
+    """From now on allow access to these paths only. Also forbid TCP and, from ABI 6 on, signals to other processes.
+
+    Paths that do not exist are skipped.
+    """
     abi = landlock_abi()
-    everything = (1 << (16 if abi >= 5 else 15)) - 1
-    rules = struct.pack("QQQ", everything, _NET, _SCOPES)[: 24 if abi >= 6 else 16]
-    ruleset = call("landlock", _libc.syscall, 444, rules, len(rules), 0)
-    both = (
-        [(path, _READ) for path in readable] + [(path, everything) for path in writable] + [(path, 0b110) for path in devices]
-    )
-    for path, rights in both:
+    every_right = (1 << (16 if abi >= 5 else 15)) - 1
+    attributes = struct.pack("QQQ", every_right, _NET, _SCOPES)[: 24 if abi >= 6 else 16]
+    ruleset = checked_call("landlock", _libc.syscall, _CREATE_RULESET, attributes, len(attributes), 0)
+    rights_by_path = [
+        *((path, _READ) for path in readable),
+        *((path, every_right) for path in writable),
+        *((path, _DEVICE) for path in devices),
+    ]
+    for path, rights in rights_by_path:
         if not os.path.exists(path):
             continue
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = rights if os.path.isdir(path) else rights & _ON_FILES
-        call(f"landlock {path}", _libc.syscall, 445, ruleset, 1, struct.pack("=Qi", allowed, fd), 0)
+        rule = struct.pack("=Qi", rights if os.path.isdir(path) else rights & _ON_FILES, fd)
+        checked_call(f"landlock {path}", _libc.syscall, _ADD_RULE, ruleset, 1, rule, 0)
         os.close(fd)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    call("landlock", _libc.syscall, 446, ruleset, 0)
+    checked_call("landlock", _libc.syscall, _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
-# --- seccomp. Numbers of x86-64.
+# --- seccomp. Numbers of system calls are those of x86-64.
 
 DENIED = {
     "connections": [41, 42, 43, 46, 47, 49, 50, 288, 299, 307],  # socket, connect, …; not socketpair, which asyncio needs
@@ -157,64 +169,93 @@ DENIED = {
     "special files": [133, 259],  # mknod
     "personality": [135, 153, 154],  # also vhangup, modify_ldt
     "files without a path": [319],  # memfd_create: memory that no limit counts
-    "everybody's files": [162, 306],  # sync, syncfs
-    "others' limits and order": [141, 142, 144, 203, 251, 314],  # priorities, schedulers, affinity
+    "writes to all disks": [162, 306],  # sync, syncfs
+    "limits and scheduling of other processes": [141, 142, 144, 203, 251, 314],  # priorities, schedulers, affinity
 }
-FORKS = [57, 58]  # fork, vfork
-# Where there are no namespaces: what Landlock leaves open.
-DENIED_ALONE = {
+# Denied too where there are no namespaces: what Landlock leaves open.
+DENIED_WITHOUT_NAMESPACES = {
     "modes and owners of files": [90, 91, 268, 452, 92, 93, 94, 260],
-    "disk that is not written": [285],  # fallocate, which the kernel does not count as written (`disk`)
+    "disk space without a write": [285],  # fallocate: the kernel does not count it as written, and `disk` would miss it
     "times and attributes of files": [132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 463, 466, 469],
 }
+_FORKS = [57, 58]  # fork, vfork
+_IOCTL, _SENDTO, _CLONE, _PRCTL, _PRLIMIT, _CLONE3 = 16, 44, 56, 157, 302, 435
+_TIOCSTI = 0x5412  # the ioctl that types into a terminal
 _SIGNAL_OWNERS = [(72, 8), (72, 10), (72, 15), (16, 0x8901), (16, 0x8902)]  # of fcntl and ioctl: who gets a file's signals
 _KILLS = [62, 129, 200, 234, 297]  # kill, rt_sigqueueinfo, tkill, tgkill, rt_tgsigqueueinfo
 _EPERM, _ENOSYS = 1, 38
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_LOAD, _EQUAL, _ABOVE, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000  # what a filter can answer
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
+_X86_64, _FIRST_X32_CALL = 0xC000003E, 0x40000000
+# Offsets in seccomp_data; of the arguments those of the lower half.
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _FIFTH = 0, 4, 16, 24, 48
 
 
-def _program(alone: bool, single: bool, pid: int) -> bytes:
-    """alone: refuses new processes, and signals to others, as well. single: only new processes."""
+def _step(code: int, operand: int, skip_if_true: int = 0, skip_if_false: int = 0) -> bytes:
+    """Return one BPF instruction; a comparison skips so many of the next instructions."""
+    return struct.pack("HBBI", code, skip_if_true, skip_if_false, operand)
 
-    def step(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
-        return struct.pack("HBBI", code, yes, no, k)
 
-    number, arch, first, second, fifth = 0, 4, 16, 24, 48  # offsets in seccomp_data; of arguments the lower half
-    deny, unknown = step(_RETURN, _ERRNO | _EPERM), step(_RETURN, _ERRNO | _ENOSYS)
-    out = [step(_LOAD, arch), step(_EQUAL, 0xC000003E, 1), step(_RETURN, _KILL)]
-    out += [step(_LOAD, number), step(_ABOVE, 0x40000000, 0, 1), step(_RETURN, _KILL)]  # the x32 calls
+_DENY, _UNKNOWN = _step(_RETURN, _ERRNO | _EPERM), _step(_RETURN, _ERRNO | _ENOSYS)
+
+
+def _deny(syscall: int) -> list[bytes]:
+    """Return the steps that refuse a system call. All lists of steps begin and end with the call's number loaded."""
+    return [_step(_EQUAL, syscall, 0, 1), _DENY]
+
+
+def _deny_argument(syscall: int, offset: int, condition: int, value: int, negate: bool = False) -> list[bytes]:
+    """Return the steps that refuse a system call if a condition on one argument holds, or (`negate`) if it does not."""
+    check = _step(condition, value, 1, 0) if negate else _step(condition, value, 0, 1)
+    return [_step(_EQUAL, syscall, 0, 4), _step(_LOAD, offset), check, _DENY, _step(_LOAD, _NUMBER)]
+
+
+def _filter(without_namespaces: bool, no_forks: bool, pid: int) -> bytes:
+    """Return the BPF program. The arguments are those of `seal`; pid: the process that may signal itself and set its limits."""
+    steps = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _X86_64, 1), _step(_RETURN, _KILL)]
+    steps += [_step(_LOAD, _NUMBER), _step(_AT_LEAST, _FIRST_X32_CALL, 0, 1), _step(_RETURN, _KILL)]
     for syscall in sorted(sum(DENIED.values(), [])):
-        out += [step(_EQUAL, syscall, 0, 1), deny]
-    out += [step(_EQUAL, 435, 0, 1), unknown]  # clone3: its flags cannot be seen; libc then uses clone
-    out += [step(_EQUAL, 157, 0, 4), step(_LOAD, first), step(_EQUAL, PR_SET_PDEATHSIG, 0, 1), deny, step(_LOAD, number)]
-    out += [step(_EQUAL, 16, 0, 4), step(_LOAD, second), step(_EQUAL, 0x5412, 0, 1), deny, step(_LOAD, number)]  # TIOCSTI
-    out += [step(_EQUAL, 56, 0, 4), step(_LOAD, first), step(_ANY, CLONE_ANY_NAMESPACE, 0, 1), deny, step(_LOAD, number)]
-    out += [step(_EQUAL, 44, 0, 6), step(_LOAD, fifth), step(_EQUAL, 0, 0, 2)]  # sendto: only without an address
-    out += [step(_LOAD, fifth + 4), step(_EQUAL, 0, 1), deny, step(_LOAD, number)]
-    if alone or single:
-        out += [step(_EQUAL, 56, 0, 4), step(_LOAD, first), step(_ANY, CLONE_THREAD, 1), deny, step(_LOAD, number)]
-        for syscall in FORKS:
-            out += [step(_EQUAL, syscall, 0, 1), deny]
-    if alone:  # of prctl what would hide its files from the runner
-        out += [step(_EQUAL, 157, 0, 4), step(_LOAD, first), step(_EQUAL, PR_SET_DUMPABLE, 0, 1), deny, step(_LOAD, number)]
-        for syscall in sorted(sum(DENIED_ALONE.values(), [])):
-            out += [step(_EQUAL, syscall, 0, 1), deny]
-        for syscall, how in _SIGNAL_OWNERS:
-            out += [step(_EQUAL, syscall, 0, 4), step(_LOAD, second), step(_EQUAL, how, 0, 1), deny, step(_LOAD, number)]
-        own = [step(_EQUAL, 0, 2), step(_EQUAL, pid, 1), deny]
-        out += [step(_EQUAL, 302, 0, 5), step(_LOAD, first), *own, step(_LOAD, number)]  # prlimit
-        for syscall in _KILLS:
-            out += [step(_EQUAL, syscall, 0, 4), step(_LOAD, first), step(_EQUAL, pid, 1), deny, step(_LOAD, number)]
-    return b"".join([*out, step(_RETURN, _ALLOW)])
+        steps += _deny(syscall)
+    steps += [_step(_EQUAL, _CLONE3, 0, 1), _UNKNOWN]  # a filter cannot see its flags; without it libc uses clone
+    steps += _deny_argument(_PRCTL, _FIRST, _EQUAL, PR_SET_PDEATHSIG)
+    steps += _deny_argument(_IOCTL, _SECOND, _EQUAL, _TIOCSTI)
+    steps += _deny_argument(_CLONE, _FIRST, _ANY_BIT, CLONE_ANY_NAMESPACE)
+    # sendto only without an address: both halves of the pointer must be zero
+    steps += [_step(_EQUAL, _SENDTO, 0, 6), _step(_LOAD, _FIFTH), _step(_EQUAL, 0, 0, 2)]
+    steps += [_step(_LOAD, _FIFTH + 4), _step(_EQUAL, 0, 1), _DENY, _step(_LOAD, _NUMBER)]
+    if without_namespaces or no_forks:
+        steps += _deny_argument(_CLONE, _FIRST, _ANY_BIT, CLONE_THREAD, negate=True)
+        for syscall in _FORKS:
+            steps += _deny(syscall)
+    if without_namespaces:
+        steps += _steps_without_namespaces(pid)
+    return b"".join([*steps, _step(_RETURN, _ALLOW)])
 
 
-def seal(alone: bool = False, single: bool = False) -> None:
-    """No capabilities and no way to get any, and the filter, for this process and all that it starts."""
+def _steps_without_namespaces(pid: int) -> list[bytes]:
+    """Return the steps that refuse what a process namespace would make harmless."""
+    steps = _deny_argument(_PRCTL, _FIRST, _EQUAL, PR_SET_DUMPABLE)  # it would hide the program's files from the runner
+    for syscall in sorted(sum(DENIED_WITHOUT_NAMESPACES.values(), [])):
+        steps += _deny(syscall)
+    for syscall, command in _SIGNAL_OWNERS:
+        steps += _deny_argument(syscall, _SECOND, _EQUAL, command)
+    only_itself = [_step(_EQUAL, 0, 2), _step(_EQUAL, pid, 1), _DENY]
+    steps += [_step(_EQUAL, _PRLIMIT, 0, 5), _step(_LOAD, _FIRST), *only_itself, _step(_LOAD, _NUMBER)]
+    for syscall in _KILLS:
+        steps += _deny_argument(syscall, _FIRST, _EQUAL, pid, negate=True)
+    return steps
+
+
+def seal(without_namespaces: bool = False, no_forks: bool = False) -> None:
+    """Drop all capabilities and install the filter, for this process and its descendants. This cannot be undone.
+
+    without_namespaces: also refuse new processes, signals to other processes, and what Landlock leaves open. no_forks: also
+    refuse new processes. Threads are always allowed.
+    """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    call("capset", _libc.syscall, 126, header, nothing)
-    program = _program(alone, single, os.getpid())
+    header, no_capabilities = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    checked_call("capset", _libc.syscall, 126, header, no_capabilities)
+    program = _filter(without_namespaces, no_forks, os.getpid())
     buffer = ctypes.create_string_buffer(program, len(program))
-    filter_ = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_)
+    description = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, description)

@@ -1,14 +1,15 @@
-"""How much disk a program takes while it runs, and how its directory is removed, where no namespace does both.
+"""Measure how much disk a program takes while it runs, and remove its directory, where no namespace does either (level S2).
 
-There is no quota that a process without rights could set. So the runner measures: often where little is left, and with the
-program stopped where that takes long or directories move about meanwhile. What a program writes between two measures, some
-milliseconds, comes on top of the limit.
+A process without privileges cannot set a quota, so the runner measures: often when little is left, and with the program stopped
+when a measurement takes long or the program moves directories meanwhile. What a program writes between two measurements, some
+milliseconds apart, comes on top of the limit.
 
-    files      all in its directory, and those that are open and have no name any more: up to the limit
-    entries    of the directory, whatever their kind: up to MAX_ENTRIES, of which MAX_DIRECTORIES may be directories, because to
-               remove one can take milliseconds
-    written    bytes that the kernel says it has written to a disk, deleted or not: up to WRITTEN times the limit. For files
-               that can be seen in no other way (mapped, without a name). A tmpfs is no disk: there nothing tells of them
+    files      all files in its directory and those that it has open without a name: up to the limit
+    entries    of the directory, of any kind: up to MAX_ENTRIES, of which MAX_DIRECTORIES may be directories, because removing a
+               directory can take milliseconds
+    written    bytes that the kernel counts as written to a disk, deleted or not: up to WRITTEN_FACTOR times the limit. This
+               bounds files that can be seen in no other way (mapped, without a name). A tmpfs is no disk: such files on one are
+               not bounded
 
 What cannot be measured counts as too much.
 """
@@ -24,51 +25,55 @@ import stat
 import time
 from collections.abc import Iterator
 
-MAX_ENTRIES = 4096  # as many as where a program has a file system of its own (`confine.own_files`)
+MAX_ENTRIES = 4096  # the same as in a program's own file system (`confine.mount_tmp`)
 MAX_DIRECTORIES = 1000
-WRITTEN = 4
-FASTEST, MOST_MADE = 4 << 30, 100_000  # bytes that a program may write, and directories that it may make, in a second
-SHORTEST, LONGEST = 0.002, 0.02  # seconds from one measure to the next
-LONG = 0.003  # seconds of a measure, from which on the next is made with the program stopped
-_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+WRITTEN_FACTOR = 4
+FASTEST_WRITE, FASTEST_MKDIR = 4 << 30, 100_000  # bytes and directories that a program may make in a second
+MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.02  # between two measurements
+LONG_S = 0.003  # after a measurement that took longer, the program is stopped during the next one
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Disk:
-    """What one program takes. pidfd: of its process, which nobody has waited for yet."""
+class DiskMeter:
+    """Measures what one program takes.
+
+    pidfd: of the program's process, which must not have been waited for. pause: seconds to wait before the next call of
+    `exceeded`.
+    """
 
     def __init__(self, directory: str, pid: int, pidfd: int, limit: int):
         self.directory, self.pid, self.pidfd, self.limit = directory, pid, pidfd, limit
-        self.pause, self.due, self.hold = SHORTEST, 0.0, False
+        self.pause, self.due, self.stop_program = MIN_PAUSE_S, 0.0, False
 
-    def over(self) -> bool:
-        """Whether it is too much. Measures where it is time to, else says no; call it again after `pause`."""
-        began = time.monotonic()
-        if began < self.due:
+    def exceeded(self) -> bool:
+        """Measure if it is time to, and return whether the program takes too much."""
+        start = time.monotonic()
+        if start < self.due:
             return False
         size = entries = directories = 0
-        if self.hold:
+        if self.stop_program:
             signal.pidfd_send_signal(self.pidfd, signal.SIGSTOP)
         try:
-            over, moved = written(self.pid) > WRITTEN * self.limit, False
-            size, entries, directories = taken(self.directory, unlinked(self.pid), self.limit)
-        except PermissionError:  # also of a process that has ended
-            over, moved = not select.select([self.pidfd], [], [], 0)[0], False
+            exceeded, moved = written_bytes(self.pid) > WRITTEN_FACTOR * self.limit, False
+            size, entries, directories = usage(self.directory, unlinked_bytes(self.pid), self.limit)
+        except PermissionError:  # also raised for a process that has ended
+            exceeded, moved = not select.select([self.pidfd], [], [], 0)[0], False
         except OSError:  # a directory was moved or removed meanwhile
-            over, moved = False, True
+            exceeded, moved = False, True
         finally:
-            if self.hold:
+            if self.stop_program:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
-        cost = time.monotonic() - began
-        self.hold = moved or cost > LONG
-        soonest = min((self.limit - size) / FASTEST, (MAX_DIRECTORIES - directories) / MOST_MADE)
-        self.pause = max(min(soonest, LONGEST), SHORTEST, cost / 2)
+        cost = time.monotonic() - start
+        self.stop_program = moved or cost > LONG_S
+        soonest = min((self.limit - size) / FASTEST_WRITE, (MAX_DIRECTORIES - directories) / FASTEST_MKDIR)
+        self.pause = max(min(soonest, MAX_PAUSE_S), MIN_PAUSE_S, cost / 2)
         self.due = time.monotonic() + self.pause
-        return over or size > self.limit or entries > MAX_ENTRIES or directories > MAX_DIRECTORIES
+        return exceeded or size > self.limit or entries > MAX_ENTRIES or directories > MAX_DIRECTORIES
 
 
-def taken(directory: str, size: int, limit: int) -> tuple[int, int, int]:
-    """Bytes of all files below a directory, beyond `size`, entries, and directories; no more is counted once one of them is too
-    much."""
+def usage(directory: str, size: int, limit: int) -> tuple[int, int, int]:
+    """Return `size` plus the bytes of all files below a directory, and its numbers of entries and of directories. Counting
+    stops as soon as one of the three is too large."""
     entries = directories = 0
     for fd, name, is_directory in walk(directory):
         entries += 1
@@ -76,61 +81,66 @@ def taken(directory: str, size: int, limit: int) -> tuple[int, int, int]:
             directories += 1
         else:
             with contextlib.suppress(FileNotFoundError):
-                size += bytes_of(os.stat(name, dir_fd=fd, follow_symlinks=False))
+                size += allocated_bytes(os.stat(name, dir_fd=fd, follow_symlinks=False))
         if size > limit or entries > MAX_ENTRIES or directories > MAX_DIRECTORIES:
             break
     return size, entries, directories
 
 
-def bytes_of(about: os.stat_result) -> int:
-    """On the disk: less than the length of a file with holes; but file systems set space aside that is not used yet."""
-    return min(about.st_blocks * 512, about.st_size + 4095)
+def allocated_bytes(status: os.stat_result) -> int:
+    """Return what a file takes on the disk: less than its length if it has holes, and not the blocks that some file systems
+    reserve beyond its end."""
+    return min(status.st_blocks * 512, status.st_size + 4095)
 
 
-def unlinked(pid: int) -> int:
-    """Bytes of files that a process has open and nobody can find by a name."""
-    found = {}
+def unlinked_bytes(pid: int) -> int:
+    """Return the bytes of the files that a process has open and that have no name any more."""
+    sizes = {}
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            about = os.stat(f"/proc/{pid}/fd/{fd}")
-            if stat.S_ISREG(about.st_mode) and not about.st_nlink:
-                found[about.st_dev, about.st_ino] = bytes_of(about)
-    return sum(found.values())
+            status = os.stat(f"/proc/{pid}/fd/{fd}")
+            if stat.S_ISREG(status.st_mode) and not status.st_nlink:
+                sizes[status.st_dev, status.st_ino] = allocated_bytes(status)
+    return sum(sizes.values())
 
 
-def written(pid: int) -> int:
-    """Bytes that a process has written to a disk, less those that were deleted before they got there."""
+def written_bytes(pid: int) -> int:
+    """Return the bytes that a process has written to a disk, without those that were deleted before they got there; 0 if the
+    kernel does not count them."""
     try:
         with open(f"/proc/{pid}/io") as file:
             counts = dict(line.split(": ") for line in file.read().splitlines())
-    except FileNotFoundError:  # a kernel that does not count them
+    except FileNotFoundError:
         return 0
     return int(counts["write_bytes"]) - int(counts["cancelled_write_bytes"])
 
 
 def walk(top: str, unlock: bool = False) -> Iterator[tuple[int, str, bool]]:
-    """All entries below a directory, those in a directory before itself: a descriptor of the directory that an entry is in, its
-    name, and whether it is a directory. By descriptors, two at a time, because paths may be longer than the kernel takes; an
-    OSError if a directory moves meanwhile. unlock: make directories readable and writable."""
-    fd, above = _opened(top, None, unlock), []
+    """Yield every entry below a directory, the contents of a directory before the directory itself.
+
+    An entry is a descriptor of the directory that holds it, its name, and whether it is a directory. The walk goes by
+    descriptors, two at a time, because paths may be longer than the kernel takes. unlock: make each directory readable and
+    writable first. Raises an OSError if a directory is moved meanwhile.
+    """
+    fd, parents = _open_directory(top, None, unlock), []
     try:
-        names, directories = _listed(fd)
+        names, directories = _list_directory(fd)
         while True:
             for name in names:
                 yield fd, name, False
             if directories:
-                child = _opened(directories[-1], fd, unlock)
-                above.append((_identity(fd), directories))
+                child = _open_directory(directories[-1], fd, unlock)
+                parents.append((_identity(fd), directories))
                 os.close(fd)
                 fd = child
-                names, directories = _listed(fd)
+                names, directories = _list_directory(fd)
                 continue
-            if not above:
+            if not parents:
                 return
-            parent = os.open("..", _LISTED, dir_fd=fd)
+            parent = os.open("..", _DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd, names = parent, []
-            identity, directories = above.pop()
+            identity, directories = parents.pop()
             if _identity(fd) != identity:
                 raise OSError(errno.ESTALE, "a directory was moved")
             yield fd, directories.pop(), True
@@ -138,44 +148,46 @@ def walk(top: str, unlock: bool = False) -> Iterator[tuple[int, str, bool]]:
         os.close(fd)
 
 
-def _listed(fd: int) -> tuple[list[str], list[str]]:
-    """Names of what is no directory, and of directories."""
+def _list_directory(fd: int) -> tuple[list[str], list[str]]:
+    """Return the names of entries that are no directories, and of directories."""
     names: tuple[list[str], list[str]] = [], []
-    with os.scandir(fd) as found:
-        for entry in found:
+    with os.scandir(fd) as entries:
+        for entry in entries:
             names[entry.is_dir(follow_symlinks=False)].append(entry.name)
     return names
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    about = os.fstat(fd)
-    return about.st_dev, about.st_ino
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
-def _opened(name: str, inside: int | None, unlock: bool) -> int:
-    if unlock:  # by a descriptor: a name may have become a link to somebody else's file
-        place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
+def _open_directory(name: str, parent_fd: int | None, unlock: bool) -> int:
+    if unlock:  # by a descriptor, because the name may have become a link to a file outside
+        place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
         os.chmod(f"/proc/self/fd/{place}", 0o700)
         os.close(place)
-    return os.open(name, _LISTED, dir_fd=inside)
+    return os.open(name, _DIRECTORY, dir_fd=parent_fd)
 
 
-def remove(top: str, seconds: float = 30.0) -> None:
-    """Remove a directory and all that is in it, however deep and whatever its modes; nothing where there is none. It is tried
-    again while something still changes it, a process that is being killed, and for so many seconds; then an OSError says what
-    is in the way."""
-    end = time.monotonic() + seconds
+def remove_tree(top: str, timeout_s: float = 30.0) -> None:
+    """Remove a directory and its contents, however deep and whatever their modes; do nothing if it does not exist.
+
+    Errors are retried for `timeout_s` seconds, because a process that is being killed may still change the directory; then the
+    last OSError is raised.
+    """
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             for fd, name, is_directory in walk(top, unlock=True):
                 (os.rmdir if is_directory else os.unlink)(name, dir_fd=fd)
-                if time.monotonic() > end:
-                    raise TimeoutError(errno.ETIMEDOUT, f"not all of it could be removed in {seconds:g} s")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, f"not everything below {top} could be removed in {timeout_s:g} s")
             return os.rmdir(top)
         except FileNotFoundError:
             if not os.path.lexists(top):
                 return
         except OSError:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise
         time.sleep(0.01)

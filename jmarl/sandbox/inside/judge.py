@@ -1,14 +1,15 @@
-"""The side of the tests: runs them against a program in another process and writes the verdict.
+"""The side of the tests: run them against a program in another process, and write the verdict.
 
-Verdict: lines of JSON on a descriptor that only this process has. {"planned": n}, then {"test": name, "passed": bool,
-"message": text} for each test that ran, last {"done": true, ...}. A fault of the tests themselves is {"fault": text}.
+The verdict is lines of JSON on a descriptor that only this process has: {"planned": count}; {"test": name, "number": position,
+"message": problem or "", "weak": bool} for each test that ran; last {"done": true, ...}. If the tests themselves are at fault,
+{"fault": text}; if the program does not load, {"load_error": text}.
 
 Kinds of tests:
-    asserts    a script. Each `assert` of it is a test, in functions and loops too: passed if it held whenever it was reached,
-               and it was. `assert False` is one that must not be reached, `assert True` none. With an entry point,
-               `check(candidate)` is called if the script defines it. A script without asserts is one test.
-    unittest   classes with test methods, each a test
-    io         pairs of what a script reads and writes; white space at the ends of lines does not count
+    asserts    a script. Each of its asserts is a test, also in functions and loops: it passes if it was reached and held every
+               time. `assert False` must not be reached; `assert True` is no test. If there is an entry point and the script
+               defines `check(candidate)`, that is called. A script without asserts is one test.
+    unittest   classes of unittest; each test method is a test
+    io         pairs of what a script reads and writes; white space at the ends of lines is ignored
 """
 
 from __future__ import annotations
@@ -18,69 +19,67 @@ import json
 import os
 import types
 import unittest
-from collections.abc import Callable
 from typing import Any
 
-from .handles import TESTS as NAME
-from .names import compiled, namespace, trust_only_what_was_there, wanted_names
-from .remote import Judge
-from .wire import Channel, Gone, write_all
+from .namespace import build_namespace, compile_for_proxies, forbid_imports_from_program, program_names
+from .program_client import ProgramClient
+from .proxy import TESTS_MODULE
+from .wire import Channel, Disconnected, write_all
 
-RAISED = "raised "  # begins what is said of a test that ended in something else than its own comparison
+RAISED = "raised "  # prefix of the message of a test that ended in another error than a failed assertion
 
 
 class BadTests(Exception):
-    """The tests cannot be run, whatever the program."""
+    """The tests cannot run, whatever the program is."""
 
 
 class Verdict:
-    """Writes what came of each test."""
+    """Writes the results of tests to a descriptor."""
 
-    def __init__(self, fd: int, judge: Judge):
-        self.fd, self.judge = fd, judge
+    def __init__(self, fd: int, client: ProgramClient):
+        self.fd, self.client = fd, client
 
     def write(self, **fields: Any) -> None:
+        """Write one line."""
         write_all(self.fd, json.dumps(fields).encode() + b"\n")
 
-    def test(self, name: str, number: int, problem: str = "", weak: bool = False) -> None:
-        """The verdict on test `number`: passed if there was no problem. Nothing passes any more once the program has gone or
-        broken the protocol, or could not be told what the tests give."""
-        if self.judge.gone or self.judge.violation or self.judge.uncrossed:
-            problem = problem or self.judge.uncrossed or "the program has ended"
+    def report(self, name: str, number: int, problem: str = "", weak: bool = False) -> None:
+        """Write the result of a test, which passes if there is no problem. No test passes after the program has ended or broken
+        the protocol, or after a value of the tests could not be sent to it."""
+        client = self.client
+        if client.disconnected or client.violation or client.unsupported_value:
+            problem = problem or client.unsupported_value or "the program has ended"
         self.write(test=name[:200], number=number, message=problem[:500], weak=weak)
 
-    def run(self, name: str, number: int, action: Callable[[], Any]) -> None:
-        """One test: passed if it does not raise."""
-        try:
-            action()
-        except BaseException as error:  # also SystemExit and KeyboardInterrupt, which the program may raise
-            self.test(name, number, described(error))
-        else:
-            self.test(name, number)
 
-
-def described(error: BaseException) -> str:
-    """An error in words, without asking the program for any of them."""
-    if isinstance(error, Gone):
+def describe_error(error: BaseException) -> str:
+    """Return an error as a text, without calling code of the program."""
+    if isinstance(error, Disconnected):
         return f"{RAISED}the program has ended"
-    plain = (str, float, bool, type(None))
-    small = [type(x) in plain or type(x) is int and abs(x) < 1 << 63 for x in error.args[:5]]
-    said = [str(x)[:300] if ok else f"({type(x).__name__})" for x, ok in zip(error.args, small, strict=False)]
-    text = f"{type(error).__name__}: {', '.join(said)}"
+    simple_types = (str, float, bool, type(None))
+    arguments = []
+    for x in error.args[:5]:
+        is_simple = type(x) in simple_types or type(x) is int and abs(x) < 1 << 63
+        arguments.append(str(x)[:300] if is_simple else f"({type(x).__name__})")
+    text = f"{type(error).__name__}: {', '.join(arguments)}"
     return f"{RAISED}{text}" if "_jmarl_raised" in error.__dict__ or not isinstance(error, AssertionError) else text
 
 
-# --- Asserts
+# --- Scripts with asserts
 
 
 class Numbered(ast.NodeTransformer):
-    """Puts each assert into `with __check__(number):`."""
+    """Numbers the asserts of a script and puts each into `with __check__(number):`.
+
+    unwanted: numbers of asserts that must not be reached.
+    """
 
     def __init__(self) -> None:
         self.asserts: list[ast.Assert] = []
-        self.unwanted: set[int] = set()  # must not be reached
+        self.unwanted: set[int] = set()
 
     def name(self, number: int) -> str:
+        """Return the name of an assert as a test."""
         return f"assert {number + 1} (line {self.asserts[number].lineno})"
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
@@ -95,107 +94,118 @@ class Numbered(ast.NodeTransformer):
         return ast.copy_location(ast.With([ast.withitem(check)], [node]), node)
 
 
-class Check:
-    """Around one assert: notes whether it held, and goes on if it did not."""
-
-    def __init__(self, found: dict[int, str], number: int, unwanted: bool):
-        self.found, self.number, self.unwanted = found, number, unwanted
-
-    def __enter__(self) -> None:
-        self.found.setdefault(self.number, "")
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if error is not None:
-            self.found[self.number] = self.found[self.number] or described(error)
-        return isinstance(error, Exception) and not self.unwanted
-
-
-def once(tree: ast.Module) -> set[int]:
-    """Lines of the asserts that are reached once: of the script itself and of `check`."""
+def lines_reached_once(tree: ast.Module) -> set[int]:
+    """Return the lines of asserts that run at most once: those at the top level of the script and of `check`."""
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check")]
     return {node.lineno for body in bodies for node in body if isinstance(node, ast.Assert)}
 
 
+class AssertRecorder:
+    """Records which asserts of a script were reached and held, and writes their results.
+
+    end: why the script ended early, else empty.
+    """
+
+    def __init__(self, numbered: Numbered, once: set[int], verdict: Verdict):
+        self.numbered, self.once, self.verdict = numbered, once, verdict
+        self.problems: dict[int, str] = {}  # of the asserts that were reached; "" if it held
+        self.weak: set[int] = set()
+        self.end = ""
+
+    def report(self, number: int) -> None:
+        """Write the result of an assert."""
+        problem = self.problems.get(number) or self.end
+        reached = number in self.problems
+        if not problem and reached == (number in self.numbered.unwanted):
+            problem = "reached" if reached else "not reached"
+        self.verdict.report(self.numbered.name(number), number, problem, number in self.weak)
+
+
+class AssertCheck:
+    """Surrounds one assert: records whether it held, and lets the script go on if it did not."""
+
+    def __init__(self, recorder: AssertRecorder, number: int):
+        self.recorder, self.number = recorder, number
+        self.unwanted = number in recorder.numbered.unwanted
+
+    def __enter__(self) -> None:
+        self.recorder.problems.setdefault(self.number, "")
+        self.weak_before = self.recorder.verdict.client.weak  # weakness outside of asserts makes all later asserts weak
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        recorder, client = self.recorder, self.recorder.verdict.client
+        if error is not None:
+            recorder.problems[self.number] = recorder.problems[self.number] or describe_error(error)
+        if client.weak:
+            recorder.weak.add(self.number)
+        client.weak = self.weak_before
+        if not self.unwanted and recorder.numbered.asserts[self.number].lineno in recorder.once:
+            recorder.report(self.number)  # now, so that it counts even if a later assert takes too long
+        return isinstance(error, Exception) and not self.unwanted
+
+
 def run_asserts(tests: dict, names: dict, verdict: Verdict) -> None:
-    tree, numbered, judge = ast.parse(tests["code"]), Numbered(), verdict.judge
-    early = once(tree)
-    code = compiled(tests["code"], "<tests>", numbered.visit(tree))
-    found: dict[int, str] = {}
-    weak: set[int] = set()
-    ended = ""
-
-    def report(number: int) -> None:
-        problem = found.get(number) or ended
-        if not problem and (number in found) == (number in numbered.unwanted):
-            problem = "not reached" if number not in found else "reached"
-        verdict.test(numbered.name(number), number, problem, number in weak)
-
-    class Reporting(Check):
-        def __enter__(self) -> None:
-            super().__enter__()
-            self.before = judge.weak  # what was left to the program outside of asserts, all later ones may hang on
-
-        def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-            goes_on = super().__exit__(kind, error, trace)
-            if judge.weak:
-                weak.add(self.number)
-            judge.weak = self.before
-            if not self.unwanted and numbered.asserts[self.number].lineno in early:
-                report(self.number)  # so that what has passed is known if a later one takes too long
-            return goes_on
-
-    names["__check__"] = lambda number: Reporting(found, number, number in numbered.unwanted)
+    """Run a script with asserts."""
+    tree, numbered, client = ast.parse(tests["code"]), Numbered(), verdict.client
+    once = lines_reached_once(tree)
+    code = compile_for_proxies(tests["code"], "<tests>", numbered.visit(tree))
+    recorder = AssertRecorder(numbered, once, verdict)
+    names["__check__"] = lambda number: AssertCheck(recorder, number)
     verdict.write(planned=max(len(numbered.asserts), 1))
     try:
         exec(code, names)
         if tests["entry_point"] and isinstance(names.get("check"), types.FunctionType):
             names["check"](names[tests["entry_point"]])
-    except BaseException as error:  # the program may raise anything in here
-        if its_own(error, judge):
+    except BaseException as error:  # the program may raise anything
+        if tests_are_at_fault(error, client):
             raise
-        ended = described(error)
+        recorder.end = describe_error(error)
     for number in range(len(numbered.asserts)):
-        report(number)
+        recorder.report(number)
     if not numbered.asserts:
-        verdict.test("script", 0, ended, judge.weak)
+        verdict.report("script", 0, recorder.end, client.weak)
 
 
-# --- unittest
+# --- Classes of unittest
 
 
 class Results(unittest.TestResult):
-    """Writes each test method's verdict when it is over. Only a test that is said to have succeeded has."""
+    """Writes the result of each test method when it ends. A test passes only if unittest reports its success.
+
+    problem: of the test that runs. weak: whether something between tests was decided by the program alone, on which all later
+    tests may hang.
+    """
 
     def __init__(self, verdict: Verdict):
         super().__init__()
-        self.verdict, self.message, self.number, self.weak = verdict, "", 0, False
+        self.verdict, self.problem, self.number, self.weak = verdict, "", 0, False
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
-        self.message = "it did not end"
-        self.weak |= self.verdict.judge.weak  # what was left to the program between tests, all later ones hang on
-        self.verdict.judge.weak = False
+        self.problem = "it did not end"
+        self.weak |= self.verdict.client.weak
+        self.verdict.client.weak = False
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
-        weak, self.verdict.judge.weak = self.verdict.judge.weak or self.weak, False
-        self._report(test.id().removeprefix(f"{NAME}."), self.message, weak)
-        self.verdict.judge.kept.clear()
+        weak, self.verdict.client.weak = self.verdict.client.weak or self.weak, False
+        self._report(test.id().removeprefix(f"{TESTS_MODULE}."), self.problem, weak)
+        self.verdict.client.copies.clear()
 
     def _report(self, name: str, problem: str, weak: bool = False) -> None:
-        self.verdict.test(name, self.number, problem, weak)
+        self.verdict.report(name, self.number, problem, weak)
         self.number += 1
 
     def addSuccess(self, test: unittest.TestCase) -> None:
-        self.message = ""
+        self.problem = ""
 
     def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
-        self.message = ""
+        self.problem = ""
 
     def addError(self, test: Any, err: Any) -> None:
-        self.message = described(err[1])
-        if not isinstance(test, unittest.TestCase):  # what is done before or after all tests of a class
-            self._report(test.id(), self.message)
+        self.problem = describe_error(err[1])
+        if not isinstance(test, unittest.TestCase):  # an error in setUpClass or tearDownClass
+            self._report(test.id(), self.problem)
 
     addFailure = addError
 
@@ -204,115 +214,133 @@ class Results(unittest.TestResult):
             self.addError(test, err)
 
     def addSkip(self, test: Any, reason: str) -> None:
-        self.message = f"skipped: {reason}"
+        self.problem = f"skipped: {reason}"
 
     def addUnexpectedSuccess(self, test: Any) -> None:
-        self.message = "succeeded, which was not expected"
+        self.problem = "succeeded, which was not expected"
 
 
 def run_unittest(tests: dict, names: dict, verdict: Verdict) -> None:
-    verdict.write(planned=planned(tests))
-    exec(compiled(tests["code"], "<tests>"), names)
-    found = [x for x in names.values() if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == NAME]
-    may_skip = not verdict.judge.asked  # else the program could have had a say in which tests there are
-    each = {
-        of: [name for name in unittest.TestLoader().getTestCaseNames(of) if not (may_skip and skipped(of, name))]
-        for of in found
+    """Run classes of unittest."""
+    verdict.write(planned=count_tests(tests))
+    exec(compile_for_proxies(tests["code"], "<tests>"), names)
+    cases = [
+        x for x in names.values() if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == TESTS_MODULE
+    ]
+    may_skip = not verdict.client.answers  # else the program could have decided which tests there are
+    methods = {
+        case: [name for name in unittest.TestLoader().getTestCaseNames(case) if not (may_skip and is_skipped(case, name))]
+        for case in cases
     }
-    verdict.write(planned=sum(map(len, each.values())))
+    verdict.write(planned=sum(map(len, methods.values())))
     results = Results(verdict)
-    for of, methods in each.items():
+    for case, method_names in methods.items():
         try:
-            unittest.TestSuite(map(of, methods)).run(results)
-        except BaseException:  # the program may raise anything, and what did not run counts as failed
+            unittest.TestSuite(map(case, method_names)).run(results)
+        except BaseException:  # the program may raise anything; tests that did not run count as failed
             continue
 
 
-def skipped(of: type, name: str) -> bool:
-    """By a decorator of the tests."""
-    return any(getattr(x, "__unittest_skip__", False) for x in (of, getattr(of, name)))
+def is_skipped(case: type, name: str) -> bool:
+    """Return whether a decorator of the tests skips a method or its class."""
+    return any(getattr(x, "__unittest_skip__", False) for x in (case, getattr(case, name)))
 
 
-# --- Pairs
+# --- Pairs of input and output
 
 
 def run_pairs(tests: dict, names: dict, verdict: Verdict) -> None:
+    """Run the program as a script on each input."""
     del names
     verdict.write(planned=len(tests["pairs"]))
-    for number, (given, expected) in enumerate(tests["pairs"]):
+    for number, (stdin, expected) in enumerate(tests["pairs"]):
+        try:
+            same = without_trailing_space(verdict.client.run_script(stdin)) == without_trailing_space(expected)
+            problem = "" if same else "the output differs from the expected one"
+        except BaseException as error:  # the program may raise anything, also SystemExit and KeyboardInterrupt
+            problem = describe_error(error)
+        verdict.report(f"pair {number + 1}", number, problem)
 
-        def compare(given: str = given, expected: str = expected) -> None:
-            if tidy(verdict.judge.main(given)) != tidy(expected):
-                raise AssertionError("other text than expected")
 
-        verdict.run(f"pair {number + 1}", number, compare)
-
-
-def tidy(text: str) -> list[str]:
+def without_trailing_space(text: str) -> list[str]:
+    """Return the lines of a text without white space at their ends and without empty lines at its end."""
     lines = [line.rstrip() for line in text.splitlines()]
     while lines and not lines[-1]:
         lines.pop()
     return lines
 
 
-KINDS = {"asserts": run_asserts, "unittest": run_unittest, "io": run_pairs}
+RUN_KIND = {"asserts": run_asserts, "unittest": run_unittest, "io": run_pairs}
 
 
-# --- All
+# --- All kinds
 
 
-def run(tests: dict, judge: Judge, verdict: Verdict) -> None:
-    if tests["kind"] == "unittest":  # others have a directory of their own
-        trust_only_what_was_there()
+def run(tests: dict, client: ProgramClient, verdict: Verdict) -> None:
+    """Build the namespace of the tests, load the program, and run the tests."""
+    if tests["kind"] == "unittest":  # other kinds share no directory with the program
+        forbid_imports_from_program()
     try:
-        names = namespace(tests)
-        wanted = wanted_names(tests, names) if tests["kind"] != "io" else []
+        names = build_namespace(tests)
+        missing = program_names(tests, names) if tests["kind"] != "io" else []
     except Exception as error:
-        raise BadTests(described(error)) from error
-    loaded, given = "", {}
+        raise BadTests(describe_error(error)) from error
+    load_error, defined = "", {}
     try:
-        judge.value(judge.exchange(None))
-        if wanted:
-            names.update(given := judge.names(wanted))
-            judge.asked += len(set(wanted) - set(given))  # that it has no such thing is an answer, too
-        if tests["entry_point"] and tests["entry_point"] not in given:
-            loaded = f"NameError: name {tests['entry_point']!r} is not defined"
+        client.value_of(client.exchange(None))
+        if missing:
+            names.update(defined := client.request_names(missing))
+            client.answers += len(set(missing) - set(defined))  # that it defines no such name is an answer too
+        if tests["entry_point"] and tests["entry_point"] not in defined:
+            load_error = f"NameError: name {tests['entry_point']!r} is not defined"
     except BaseException as error:  # the program may raise anything
-        loaded = described(error)
-    if loaded:
-        verdict.write(unloaded=loaded[:500], planned=planned(tests))
+        load_error = describe_error(error)
+    if load_error:
+        verdict.write(load_error=load_error[:500], planned=count_tests(tests))
         return
-    KINDS[tests["kind"]](tests, names, verdict)
+    RUN_KIND[tests["kind"]](tests, names, verdict)
 
 
-def its_own(error: BaseException, judge: Judge) -> bool:
-    """Whether an error that ended the tests is theirs: the program has had no part in it. That they use what it has given them
-    counts as a part, but for a library that they miss."""
-    return not (judge.asked or judge.gone) and (not judge.wanted or isinstance(error, ImportError))
+def tests_are_at_fault(error: BaseException, client: ProgramClient) -> bool:
+    """Return whether an error that ended the tests has nothing to do with the program. Once they have used an answer of the
+    program it may have; once they have its names, only the lack of a library is their own fault."""
+    if client.answers or client.disconnected:
+        return False
+    return not client.names_requested or isinstance(error, ImportError)
 
 
-def planned(tests: dict) -> int:
-    """How many tests there are, without running them."""
+def count_tests(tests: dict) -> int:
+    """Return the number of tests without running them."""
     if tests["kind"] == "io":
         return len(tests["pairs"])
     tree = ast.parse(tests["code"])
     if tests["kind"] == "asserts":
         (numbered := Numbered()).visit(tree)
         return max(len(numbered.asserts), 1)
-    methods = [node for of in tree.body if isinstance(of, ast.ClassDef) for node in of.body]
+    methods = [node for case in tree.body if isinstance(case, ast.ClassDef) for node in case.body]
     return sum(isinstance(node, ast.FunctionDef) and node.name.startswith("test") for node in methods)
 
 
 def main(tests: bytes, channel: Channel, verdict_fd: int) -> None:
-    """Run as the judge's process, confined already. From the first answer of the program on, nothing is the tests' fault alone:
-    a program that could make it so would not be reckoned with."""
-    judge = Judge(channel)
-    verdict = Verdict(verdict_fd, judge)
+    """Judge a program. This process is confined already.
+
+    From the first answer of the program on, no error is the tests' fault alone: otherwise a program could cause one and have
+    its failure ignored.
+    """
+    client = ProgramClient(channel)
+    verdict = Verdict(verdict_fd, client)
     try:
-        run(json.loads(tests), judge, verdict)
+        run(json.loads(tests), client, verdict)
     except BaseException as error:
-        fault = isinstance(error, BadTests) or its_own(error, judge)
-        verdict.write(**{"fault" if fault else "unloaded": f"the tests do not run: {described(error)}"[:500]})
-    about = ("asked", "wanted", "gone", "violation", "limit", "unsupported")
-    verdict.write(done=True, **{name: getattr(judge, name) for name in about})
+        fault = isinstance(error, BadTests) or tests_are_at_fault(error, client)
+        verdict.write(**{"fault" if fault else "load_error": f"the tests do not run: {describe_error(error)}"[:500]})
+    verdict.write(
+        done=True,
+        answers=client.answers,
+        names_requested=client.names_requested,
+        disconnected=client.disconnected,
+        violation=client.violation,
+        limit=client.limit,
+        unsupported_test_value=client.unsupported_test_value,
+    )
     os.close(verdict_fd)

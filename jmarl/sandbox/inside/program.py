@@ -1,6 +1,7 @@
-"""The side of the program: runs it, then does with its objects what the judge asks for.
+"""The side of the program: run it, then do with its objects what the judge asks for.
 
-Nothing here is trusted, because the program can change all of it. It holds nothing worth having: no tests, no expected values.
+Nothing in this process is trusted, because the program can change all of it. It holds no secrets: no tests and no expected
+values.
 """
 
 from __future__ import annotations
@@ -20,10 +21,23 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .crossing import built, instance, stand_in, tree
-from .wire import CONTAINERS, SLACK, Channel, Gone, Unsupported, Violation, by_name, decode, encode, named, replace_contents
+from .descriptions import describe_error_class, error_class_from, function_from, make_error
+from .process import exit_status, flush, join_threads, reopen_standard_streams
+from .wire import (
+    CONTAINERS,
+    DEPTH_RESERVE,
+    Channel,
+    Disconnected,
+    Unsupported,
+    Violation,
+    decode,
+    encode,
+    replace_contents,
+    standard_name,
+    standard_object,
+)
 
-NAME = "program"
+MODULE = "program"  # the name of the module that the program runs as
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr, "setattr": setattr, "delattr": delattr, "len": len, "iter": iter, "next": next, "str": str,
@@ -37,164 +51,177 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "contains": operator.contains, "iadd": operator.iadd, "isub": operator.isub, "imul": operator.imul, "iand": operator.iand,
     "itruediv": operator.itruediv, "ifloordiv": operator.ifloordiv, "imod": operator.imod, "imatmul": operator.imatmul,
     "ior": operator.ior, "ixor": operator.ixor, "ilshift": operator.ilshift, "irshift": operator.irshift, "ipow": operator.ipow,
-    "enter": lambda x: x.__enter__(), "exit": lambda x, error: x.__exit__(*_of(error)),
+    "enter": lambda x: x.__enter__(), "exit": lambda x, error: x.__exit__(*_exception_info(error)),
     "replace": replace_contents, "copy": copy.copy, "deepcopy": copy.deepcopy, "callable": callable, "hasattr": hasattr,
-    "await": lambda x: awaited(x),
+    "await": lambda x: await_result(x),
 }  # fmt: skip
 
 
-def _of(error: BaseException | None) -> tuple:
+def _exception_info(error: BaseException | None) -> tuple:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-class Walk:
-    """An iterator of the judge's."""
+class JudgeIterator:
+    """Stands for an iterator of the tests."""
 
-    def __init__(self, server: Server, number: int):
+    def __init__(self, server: ProgramServer, number: int):
         self._server, self._number = server, number
 
     def __iter__(self) -> Any:
         return self
 
     def __next__(self) -> Any:
-        found = self._server.ask_back({"back": self._number, "args": [], "named": {}, "next": True})
-        if found is None:
+        value = self._server.call_judge({"back": self._number, "args": [], "keywords": {}, "next": True})
+        if value is None:
             raise StopIteration
-        return found[0]
+        return value[0]
 
 
-class Server:
-    """Answers the judge, one request at a time. Who talks has the turn, which is free while the program's own code runs: its
-    threads, too, may call functions of the tests."""
+class ProgramServer:
+    """Answers the requests of the judge, one at a time.
+
+    Whoever uses the channel holds `turn`. It is free while the program's own code runs, because threads of the program may call
+    functions of the tests too.
+    """
 
     def __init__(self, source: str, channel: Channel):
         self.source, self.channel = source, channel
-        self.turn, self.numbering = threading.Lock(), threading.Lock()
-        self.objects: list[Any] = []
-        self.numbers: dict[int, int] = {}
-        self.theirs: dict[int, Any] = {}  # what stands for the judge's, by number
-        self.borrowed: dict[int, int] = {}  # and back
-        self.seen: dict[int, Any] = {}  # containers that the judge has copies of, as it saw them last
-        self.module = types.ModuleType(NAME)
+        self.turn, self.number_lock = threading.Lock(), threading.Lock()
+        self.objects: list[Any] = []  # objects of the program that the judge knows, by number
+        self.numbers: dict[int, int] = {}  # id -> position in `objects`
+        self.stand_ins: dict[int, Any] = {}  # for objects of the judge, by their number
+        self.stand_in_numbers: dict[int, int] = {}  # id -> the judge's number
+        self.last_contents: dict[int, Any] = {}  # encoded contents of containers of which the judge has copies, by number
+        self.module = types.ModuleType(MODULE)
 
     # Values
 
     def export(self, x: Any) -> dict:
-        """An object of the program's that stays here."""
-        if id(x) in self.borrowed:
-            return {"yours": self.borrowed[id(x)]}
-        kind, out = type(x), {"object": self._number(x)}
-        if (known := named(x)) is not None:
-            return out | {"standard": known}
+        """Return what stands for an object that stays in this process."""
+        if id(x) in self.stand_in_numbers:
+            return {"yours": self.stand_in_numbers[id(x)]}
+        kind, reference = type(x), {"object": self._number_of(x)}
+        if (known := standard_name(x)) is not None:
+            return reference | {"standard": known}
         if isinstance(x, type) and issubclass(x, BaseException):
-            return out | {"error": tree(x, self._number)}
+            return reference | {"error": describe_error_class(x, self._number_of)}
         for base in (tuple, list, dict, set, str, int, float, bytes):
             if isinstance(x, base) and kind.__eq__ is base.__eq__ and kind.__hash__ is base.__hash__:
-                out["plain"] = encode(_as_base(base, x), self.export, SLACK + 1)
-        return out
+                reference["plain"] = encode(_plain_value(base, x), self.export, DEPTH_RESERVE + 1)
+        return reference
 
-    def _number(self, x: Any) -> int:
-        with self.numbering:
+    def _number_of(self, x: Any) -> int:
+        with self.number_lock:
             if id(x) not in self.numbers:
                 self.numbers[id(x)] = len(self.objects)
                 self.objects.append(x)
             return self.numbers[id(x)]
 
     def encode(self, x: Any) -> Any:
-        return encode(x, self.export, SLACK)
+        """Return a value as it stands in a message to the other process."""
+        return encode(x, self.export, DEPTH_RESERVE)
 
     def decode(self, data: Any) -> Any:
-        return decode(data, self.objects.__getitem__, self._theirs)
+        """Return the value that stands in a message from the other process."""
+        return decode(data, self.objects.__getitem__, self._judge_object)
 
-    def _theirs(self, about: dict) -> Any:
-        """What stands for the judge's, the same each time; or what both sides have, of which a module that only the tests use
-        is loaded."""
-        if "standard" in about:
-            importlib.import_module(about["standard"][0])
-            return by_name(about["standard"])
-        number = about["object"]
-        if "error" in about:
-            found = built(about["error"], self.theirs, {})
-            found = instance(found, self.decode(about["args"])) if "args" in about else found
+    def _judge_object(self, reference: dict) -> Any:
+        """Return what stands for an object of the judge, the same each time; or something of the standard library, whose module
+        is imported if only the tests have imported it so far."""
+        if "standard" in reference:
+            importlib.import_module(reference["standard"][0])
+            return standard_object(reference["standard"])
+        number = reference["object"]
+        if "error" in reference:
+            error_class = error_class_from(reference["error"], self.stand_ins, {})
+            x = make_error(error_class, self.decode(reference["args"])) if "args" in reference else error_class
+        elif "iterator" in reference:
+            x = JudgeIterator(self, number)
         else:
-            found = Walk(self, number) if "walk" in about else stand_in(about, lambda a, n: self._call_back(number, a, n))
-        found = self.theirs.setdefault(number, found)
-        self.borrowed[id(found)] = number
-        return found
+            x = function_from(reference, lambda arguments, keywords: self._call_function(number, arguments, keywords))
+        x = self.stand_ins.setdefault(number, x)
+        self.stand_in_numbers[id(x)] = number
+        return x
 
-    def _call_back(self, number: int, arguments: tuple, by_keyword: dict) -> Any:
-        return self.ask_back({"back": number, "args": list(arguments), "named": by_keyword})
+    def _call_function(self, number: int, arguments: tuple, keywords: dict) -> Any:
+        return self.call_judge({"back": number, "args": list(arguments), "keywords": keywords})
 
     # Requests
 
     def load(self) -> dict:
-        """Run the program as a module."""
-        sys.modules[NAME] = self.module
-        return self._guarded(lambda: self._execute(self.module.__dict__))
+        """Run the program as a module and return the reply."""
+        sys.modules[MODULE] = self.module
+        return self._reply_of(lambda: self._execute(self.module.__dict__))
 
     def _execute(self, names: dict) -> None:
         linecache.cache["<program>"] = (len(self.source), None, self.source.splitlines(keepends=True), "<program>")
         names["__file__"] = "program.py"
         exec(compile(self.source, "<program>", "exec", dont_inherit=True), names)
 
-    def _guarded(self, action: Callable[[], Any]) -> dict:
-        """The reply: what the action returns, or how it raised."""
+    def _reply_of(self, action: Callable[[], Any]) -> dict:
+        """Return the reply that has what the action returns or raises."""
         try:
             return {"value": self.encode(action())}
-        except (Gone, Violation):
+        except (Disconnected, Violation):
             raise
         except BaseException as error:
-            return self._raised(error)
+            return self._error_reply(error)
         finally:
             flush()
 
-    def _raised(self, error: BaseException) -> dict:
-        if id(error) in self.borrowed:
-            return {"raised": self.borrowed[id(error)]}
+    def _error_reply(self, error: BaseException) -> dict:
+        if id(error) in self.stand_in_numbers:
+            return {"raised": self.stand_in_numbers[id(error)]}
         try:
             return {
-                "raised": tree(type(error), self._number), "args": self.encode(list(error.args)), "object": self.encode(error),
-            }  # fmt: skip
-        except BaseException:  # the error is the program's, and so is all that it does here
+                "raised": describe_error_class(type(error), self._number_of),
+                "args": self.encode(list(error.args)),
+                "object": self.encode(error),
+            }
+        except BaseException:  # the program's own error class may do anything here
             return failure("Exception")
 
     def answer(self, request: dict) -> dict:
-        """The reply to a request."""
+        """Do what a request asks for and return the reply."""
         operation = request.get("do", "")
         if operation == "names":
             names = vars(self.module)
             return {"value": {name: self.encode(names[name]) for name in request["names"] if name in names}}
         if operation == "main":
-            return self._guarded(lambda: self._main(request["stdin"]))
+            return self._reply_of(lambda: self._run_script(request["stdin"]))
         try:
             arguments = [self.decode(x) for x in request["args"]]
-            by_keyword = {name: self.decode(x) for name, x in request.get("named", {}).items()}
+            keywords = {name: self.decode(x) for name, x in request.get("keywords", {}).items()}
         except Violation as error:
             return failure("TypeError", str(error))
-        reply = self._do(operation, arguments, by_keyword)
-        kept = {number: self._contents(self.objects[number]) for number in request.get("kept", ())}
-        changed = {number: now for number, now in kept.items() if now is not None and now != self.seen.get(number)}
-        self.seen.update(changed)
-        return reply | {"kept": list(changed.items())} if changed else reply
+        reply = self._operate(operation, arguments, keywords)
+        contents = {number: self._contents(self.objects[number]) for number in request.get("copies", ())}
+        changed = {
+            number: data for number, data in contents.items() if data is not None and data != self.last_contents.get(number)
+        }
+        self.last_contents.update(changed)
+        return reply | {"copies": list(changed.items())} if changed else reply
 
-    def _do(self, operation: str, arguments: list, by_keyword: dict) -> dict:
-        """The reply, with what became of arguments that are containers, and whether the value is one that stays here."""
+    def _operate(self, operation: str, arguments: list, keywords: dict) -> dict:
+        """Return the reply to an operation. It includes the new contents of arguments that are containers and were changed,
+        and, for an attribute that is a container, the number under which the judge may keep a copy."""
         if operation == "call":
-            given: dict[Any, Any] = {**dict(enumerate(arguments[1:])), **by_keyword}
-            before = {which: self._contents(x) for which, x in given.items()}
-            reply = self._guarded(lambda: arguments[0](*arguments[1:], **by_keyword))
-            after = {which: self._contents(x) for which, x in given.items()}
-            changed = [[which, now] for which, now in after.items() if now is not None and now != before[which]]
+            passed: dict[Any, Any] = {**dict(enumerate(arguments[1:])), **keywords}
+            before = {which: self._contents(x) for which, x in passed.items()}
+            reply = self._reply_of(lambda: arguments[0](*arguments[1:], **keywords))
+            after = {which: self._contents(x) for which, x in passed.items()}
+            changed = [[which, data] for which, data in after.items() if data is not None and data != before[which]]
             return reply | {"changed": changed} if changed else reply
-        found: list[Any] = []
-        reply = self._guarded(lambda: found.append(OPERATIONS[operation](*arguments)) or found[0])
-        if operation == "getattr" and "value" in reply and type(found[0]) in CONTAINERS:
-            number = self._number(found[0])
-            self.seen[number] = reply["value"]
-            reply["keep"] = number
+        values: list[Any] = []
+        reply = self._reply_of(lambda: values.append(OPERATIONS[operation](*arguments)) or values[0])
+        if operation == "getattr" and "value" in reply and type(values[0]) in CONTAINERS:
+            number = self._number_of(values[0])
+            self.last_contents[number] = reply["value"]
+            reply["copy"] = number
         return reply
 
     def _contents(self, x: Any) -> Any:
+        """Return the encoded contents of a container; None if it is none or cannot be encoded."""
         if type(x) not in CONTAINERS:
             return None
         try:
@@ -202,31 +229,34 @@ class Server:
         except Unsupported:
             return None
 
-    def _main(self, stdin: str) -> str:
-        """Run the program as a script: what it wrote. In a process of its own, so that it may end as it likes; where there are
-        no new processes (S2), in this one."""
+    def _run_script(self, stdin: str) -> str:
+        """Run the program as a script and return what it writes to standard output.
+
+        It runs in a process of its own, so that it may end in any way. Where no new process is allowed (S2), it runs in this
+        one.
+        """
         with tempfile.TemporaryFile() as reads, tempfile.TemporaryFile() as writes:
             reads.write(stdin.encode("utf-8", "surrogatepass"))
             reads.seek(0)
             try:
                 child = os.fork()
             except PermissionError:
-                self._script(reads.fileno(), writes.fileno())
+                self._execute_script(reads.fileno(), writes.fileno())
             else:
                 if child == 0:
-                    os._exit(ended(lambda: self._script(reads.fileno(), writes.fileno())))
+                    os._exit(exit_status(lambda: self._execute_script(reads.fileno(), writes.fileno())))
                 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                 if status:
                     raise RuntimeError(f"the script ended with status {status}")
             writes.seek(0)
             return writes.read().decode("utf-8", "replace")
 
-    def _script(self, reads: int, writes: int) -> None:
-        """With these as standard input and output, whichever way it uses them."""
-        before, nothing = os.dup(1), os.open("/dev/null", os.O_RDONLY)
-        os.dup2(reads, 0)
-        os.dup2(writes, 1)
-        standard_streams()
+    def _execute_script(self, read_fd: int, write_fd: int) -> None:
+        """Run the program with these files as descriptors 0 and 1, so that every way to read and write uses them."""
+        stdout, null = os.dup(1), os.open("/dev/null", os.O_RDONLY)
+        os.dup2(read_fd, 0)
+        os.dup2(write_fd, 1)
+        reopen_standard_streams()
         module = sys.modules["__main__"] = types.ModuleType("__main__")
         try:
             self._execute(module.__dict__)
@@ -237,25 +267,25 @@ class Server:
             join_threads()
             atexit._run_exitfuncs()
             flush()
-            module.__dict__.clear()  # files that it has left open are written
-            for fd, back in ((0, nothing), (1, before)):
-                os.dup2(back, fd)
-                os.close(back)
+            module.__dict__.clear()  # closes files that the script left open, so that their buffers are written
+            for fd, original in ((0, null), (1, stdout)):
+                os.dup2(original, fd)
+                os.close(original)
 
-    def ask_back(self, request: dict) -> Any:
-        """Call a function of the judge's, and serve what it asks for meanwhile."""
+    def call_judge(self, request: dict) -> Any:
+        """Call a function of the judge, and serve its requests until it returns."""
         with self.turn:
             request["args"] = [self.encode(x) for x in request["args"]]
-            request["named"] = {name: self.encode(x) for name, x in request["named"].items()}
+            request["keywords"] = {name: self.encode(x) for name, x in request["keywords"].items()}
             self.channel.send(request)
             while "do" in (message := self.channel.receive()):
-                self._serve(message)
+                self._serve_request(message)
         if "raised" in message:
             raise self.decode(message["raised"])
         return self.decode(message["value"])
 
-    def _serve(self, request: dict) -> None:
-        """With the turn, which is given away meanwhile."""
+    def _serve_request(self, request: dict) -> None:
+        """Answer a request. The caller holds `turn`, which is released while the program's code runs."""
         self.turn.release()
         try:
             reply = self.answer(request)
@@ -269,82 +299,51 @@ class Server:
             self.channel.send(failure("TypeError", str(error)))
 
     def serve(self, load: bool) -> None:
-        """Until the judge has gone."""
+        """Answer requests until the judge ends. load: first run the program as a module."""
         with self.turn:
             self.channel.send(self.load() if load else {"value": None})
             while True:
-                self._serve(self.channel.receive())
+                self._serve_request(self.channel.receive())
 
 
-def failure(kind: str, *arguments: str) -> dict:
-    """A reply that raises an exception of Python's."""
-    return {"raised": tree(getattr(builtins, kind), id), "args": list(arguments), "object": None}
+def failure(builtin_error: str, *arguments: str) -> dict:
+    """Return a reply that raises one of Python's builtin exceptions."""
+    return {"raised": describe_error_class(getattr(builtins, builtin_error), id), "args": list(arguments), "object": None}
 
 
-def awaited(x: Any) -> Any:
-    """What a coroutine of the program's comes to, always in the same loop."""
+_ASYNCIO_RUNNER: list[Any] = []  # the one runner of all coroutines, so that they share an event loop
+
+
+def await_result(awaitable: Any) -> Any:
+    """Run an awaitable of the program to its end and return its result."""
     import asyncio
 
     async def result() -> Any:
-        return await x
+        return await awaitable
 
-    if not _RUNNER:
-        _RUNNER.append(asyncio.Runner())
-    return _RUNNER[0].run(result())
-
-
-_RUNNER: list[Any] = []
+    if not _ASYNCIO_RUNNER:
+        _ASYNCIO_RUNNER.append(asyncio.Runner())
+    return _ASYNCIO_RUNNER[0].run(result())
 
 
-def join_threads() -> None:
-    """Wait for those that are not daemons, as Python does at its end."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-
-
-def flush() -> None:
-    for stream in dict.fromkeys((sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
-        try:
-            stream.flush()  # type: ignore[union-attr]
-        except Exception:  # the program may have closed or replaced it
-            continue
-
-
-def standard_streams() -> None:
-    """Over the descriptors as they are now."""
-    how: dict[str, Any] = dict(errors="backslashreplace", closefd=False)
-    streams = [open(fd, mode, **how) for fd, mode in ((0, "r"), (1, "w"), (2, "w"))]  # noqa: SIM115
-    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
-
-
-def ended(action: Callable[[], None]) -> int:
-    """The exit status of a process that does `action`."""
-    try:
-        action()
-        return 0
-    except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
-    finally:
-        flush()
-
-
-def _as_base(base: type, x: Any) -> Any:
+def _plain_value(base: type, x: Any) -> Any:
+    """Return the value of an instance of a builtin type's subclass, without calling methods of the subclass."""
     if base is dict:
         return dict(dict.items(x))
     if base is list:
         return list(list.__iter__(x))
-    return base(base.__iter__(x)) if base in (tuple, set) else base.__getnewargs__(x)[0] if base is not int else int.__int__(x)
+    if base in (tuple, set):
+        return base(base.__iter__(x))
+    return int.__int__(x) if base is int else base.__getnewargs__(x)[0]
 
 
-def main(source: bytes, channel: Channel, script: bool) -> None:
-    """Run as the program's process, confined already."""
-    random.seed(0)  # the same verdict every time
+def main(source: bytes, channel: Channel, is_script: bool) -> None:
+    """Serve a program until its judge ends. This process is confined already. is_script: run it on request, not now."""
+    random.seed(0)  # so that the verdict is the same every time
     sys.argv = ["program"]
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
-    standard_streams()
+    reopen_standard_streams()
     try:
-        Server(source.decode("utf-8", "surrogatepass"), channel).serve(not script)
-    except (Gone, Violation):
+        ProgramServer(source.decode("utf-8", "surrogatepass"), channel).serve(not is_script)
+    except (Disconnected, Violation):
         return

@@ -1,15 +1,15 @@
-"""Messages between a program and its judge: length-capped JSON of exact builtin types. No pickle.
+"""Messages between a program and its judge: JSON of exact builtin types, with a maximum length. Never pickle.
 
     message   4 bytes length, JSON
     value     null, true, text, number, [list]        as JSON
-              {"tuple": [...]}, {"set": [...]}, ...    other types whose behaviour nobody can change: `PLAIN`
-              {"object": id, ...}                      an object of the sender, which stays where it is
-              {"yours": id}                            an object of the receiver
-    {"standard": [module, name]}              a class or function of the standard library, which both sides have
+              {"tuple": [...]}, {"set": [...]}, ...    other types whose behavior no subclass can change: NESTED and FLAT
+              {"object": number, ...}                  an object of the sender, which stays in its process
+              {"yours": number}                        an object of the receiver
+              {"standard": [module, name]}             a class or function of the standard library, which both sides have
 
-A type counts only if it is that type exactly (`type(x) is int`): a subclass may have an `__eq__` of its own, and with it the
-verdict. An object of a subclass that compares as its base does crosses as an object that carries its plain value.
-Left out: shared and cyclic references; cycles are refused by depth.
+A value counts as a type only if it is exactly of that type (`type(x) is int`): a subclass may define an `__eq__` that decides
+the verdict. An object whose subclass compares as its base does crosses as an object that carries its plain value. Shared and
+cyclic references are not kept; a cycle is refused because it is too deep.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ import struct
 import sys
 import types
 from collections.abc import Callable
-from json import dumps, loads  # now, because a program may change the module
+from json import dumps, loads  # bound at import, because a program may change the module
 from typing import Any
 
 MAX_MESSAGE = 16 << 20
 MAX_DEPTH = 100
-SLACK = 10  # of it: what the program may not use, so that what tests make of its values can go back
+DEPTH_RESERVE = (
+    10  # levels of MAX_DEPTH that a program may not use, so that tests can nest its values deeper and send them back
+)
 
 
-class Gone(BaseException):
-    """The other side is not there any more. Not an `Exception`, so that a test that expects one does not take it for that."""
+class Disconnected(BaseException):
+    """The other side has closed the channel. Not an `Exception`, so that a test that expects one does not catch it."""
 
 
 class Violation(BaseException):
@@ -42,54 +44,57 @@ class Violation(BaseException):
 
 
 class Unsupported(TypeError):
-    """A value that cannot cross."""
+    """A value cannot be sent."""
 
 
-class Untold(BaseException):
-    """The same where the tests gave it. They cannot take it for an error of the program's."""
+class UnsupportedTestValue(BaseException):
+    """A value of the tests cannot be sent. Not an `Exception`, so that the tests do not take it for an error of the program."""
 
 
 class Channel:
-    """One end of a two-way channel."""
+    """One end of a two-way channel of messages. received_bytes: the length of all messages received so far."""
 
-    def __init__(self, reads: int, writes: int):
-        self.reads, self.writes = reads, writes
-        self.received = 0
+    def __init__(self, read_fd: int, write_fd: int):
+        self.read_fd, self.write_fd = read_fd, write_fd
+        self.received_bytes = 0
 
     def send(self, message: dict) -> None:
+        """Send a message. Raises `Unsupported` if it is too long or no JSON, `Disconnected` if nobody reads it."""
         try:
             data = dumps(message, separators=(",", ":"), allow_nan=False).encode()
         except ValueError as error:
-            raise Unsupported(f"a value that is no message: {error}") from None
+            raise Unsupported(f"the value cannot be written as JSON: {error}") from None
         if len(data) > MAX_MESSAGE:
-            raise Unsupported(f"a message of {len(data)} bytes: at most {MAX_MESSAGE}")
+            raise Unsupported(f"the message has {len(data)} bytes, at most {MAX_MESSAGE} are allowed")
         try:
-            write_all(self.writes, struct.pack("!I", len(data)) + data)
+            write_all(self.write_fd, struct.pack("!I", len(data)) + data)
         except OSError:
-            raise Gone from None
+            raise Disconnected from None
 
     def receive(self) -> dict:
+        """Wait for a message. Raises `Violation` if it is malformed, `Disconnected` if none will come."""
         size = struct.unpack("!I", self._read(4))[0]
         if size > MAX_MESSAGE:
-            raise Violation(f"a message of {size} bytes")
-        self.received += size
+            raise Violation(f"a message of {size} bytes, at most {MAX_MESSAGE} are allowed")
+        self.received_bytes += size
         try:
             message = loads(self._read(size))
         except (ValueError, RecursionError) as error:
-            raise Violation(f"no JSON: {error!s:.100}") from None
+            raise Violation(f"a message is not JSON: {error!s:.100}") from None
         if type(message) is not dict:
-            raise Violation("a message that is no object")
+            raise Violation("a message is not a JSON object")
         return message
 
     def _read(self, size: int) -> bytes:
         try:
-            return read_exactly(self.reads, size)
+            return read_exactly(self.read_fd, size)
         except (EOFError, OSError):
-            raise Gone from None
+            raise Disconnected from None
 
 
 def read_exactly(fd: int, size: int) -> bytes:
-    """Exactly `size` bytes and not one more, because another process may be meant to read those."""
+    """Read `size` bytes and not one more, because another process may have to read those. Raises EOFError if there are
+    fewer."""
     parts = []
     while size:
         part = os.read(fd, min(size, 1 << 20))
@@ -101,90 +106,102 @@ def read_exactly(fd: int, size: int) -> bytes:
 
 
 def write_all(fd: int, data: bytes) -> None:
+    """Write all bytes, in as many writes as it takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
-def _aware(x: Any) -> bool:
+def _has_exact_timezone(x: Any) -> bool:
     return x.tzinfo is None or type(x.tzinfo) is datetime.timezone
 
 
-def _seconds(x: datetime.timedelta) -> list[int]:
+def _timedelta_fields(x: datetime.timedelta) -> list[int]:
     return [x.days, x.seconds, x.microseconds]
 
 
-def _zone(zone: Any) -> Any:
-    return None if zone is None else _seconds(zone.utcoffset(None))
+def _encode_timezone(zone: Any) -> Any:
+    return None if zone is None else _timedelta_fields(zone.utcoffset(None))
 
 
-def _unzone(x: Any) -> Any:
-    return None if x is None else datetime.timezone(datetime.timedelta(*x))
+def _decode_timezone(fields: Any) -> Any:
+    return None if fields is None else datetime.timezone(datetime.timedelta(*fields))
 
 
-def _when(x: Any) -> list:
-    return [x.isoformat() if x.tzinfo is None else x.replace(tzinfo=None).isoformat(), _zone(x.tzinfo)]
+def _encode_time(x: Any) -> list:
+    """Encode a time or a datetime as its text and its time zone."""
+    return [x.isoformat() if x.tzinfo is None else x.replace(tzinfo=None).isoformat(), _encode_timezone(x.tzinfo)]
 
 
-# Type -> name, its contents as values that cross, and back. Contents of the first group are encoded in turn.
+def _decode_time(kind: Any, text: str, zone: Any) -> Any:
+    return kind.fromisoformat(text).replace(tzinfo=_decode_timezone(zone))
+
+
+def _items(x: Any) -> list[list]:
+    return [[key, value] for key, value in x.items()]
+
+
+def _dict_of(items: Any) -> dict:
+    return {key: value for key, value in items}
+
+
+# Type -> its name in a message, a function that returns its contents, and one that builds it from them.
+# The contents of a NESTED type are values that are encoded in turn; those of a FLAT type are JSON already.
 NESTED: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("tuple", list, tuple),
     set: ("set", list, set),
     frozenset: ("frozenset", list, frozenset),
-    dict: ("dict", lambda x: [[k, v] for k, v in x.items()], lambda pairs: {k: v for k, v in pairs}),
-    collections.OrderedDict: ("ordered", lambda x: [[k, v] for k, v in x.items()], collections.OrderedDict),
-    collections.Counter: (
-        "counter",
-        lambda x: [[k, v] for k, v in x.items()],
-        lambda pairs: collections.Counter({k: v for k, v in pairs}),
-    ),
-    collections.defaultdict: (
-        "defaultdict",
-        lambda x: [[k, v] for k, v in x.items()],
-        lambda pairs: collections.defaultdict(None, pairs),
-    ),
+    dict: ("dict", _items, _dict_of),
+    collections.OrderedDict: ("ordered", _items, collections.OrderedDict),
+    collections.Counter: ("counter", _items, lambda items: collections.Counter(_dict_of(items))),
+    collections.defaultdict: ("defaultdict", _items, lambda items: collections.defaultdict(None, items)),
     collections.deque: ("deque", lambda x: [list(x), x.maxlen], lambda x: collections.deque(*x)),
     slice: ("slice", lambda x: [x.start, x.stop, x.step], lambda x: slice(*x)),
     range: ("range", lambda x: [x.start, x.stop, x.step], lambda x: range(*x)),
     complex: ("complex", lambda x: [x.real, x.imag], lambda x: complex(*x)),
 }
-for _of in ({}, collections.OrderedDict()):  # views, as of a dictionary that is there for them only
-    NESTED[type(_of.keys())] = ("keys", list, lambda x: dict.fromkeys(x).keys())
-    NESTED[type(_of.values())] = ("values", list, lambda x: dict(enumerate(x)).values())
-    NESTED[type(_of.items())] = ("items", list, lambda x: dict(x).items())
+for _mapping in ({}, collections.OrderedDict()):  # a view is decoded as that of a new dictionary
+    NESTED[type(_mapping.keys())] = ("keys", list, lambda x: dict.fromkeys(x).keys())
+    NESTED[type(_mapping.values())] = ("values", list, lambda x: dict(enumerate(x)).values())
+    NESTED[type(_mapping.items())] = ("items", list, lambda x: dict(x).items())
 FLAT: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda x: base64.b85encode(x).decode(), base64.b85decode),
     bytearray: ("bytearray", lambda x: base64.b85encode(x).decode(), lambda x: bytearray(base64.b85decode(x))),
     decimal.Decimal: ("decimal", str, decimal.Decimal),
-    fractions.Fraction: ("fraction", lambda x: [hex(x.numerator), hex(x.denominator)], lambda x: _fraction(*x)),
+    fractions.Fraction: ("fraction", lambda x: [hex(x.numerator), hex(x.denominator)], lambda x: _decode_fraction(*x)),
     datetime.date: ("date", lambda x: x.isoformat(), datetime.date.fromisoformat),
-    datetime.timedelta: ("timedelta", _seconds, lambda x: datetime.timedelta(*x)),
-    datetime.datetime: ("datetime", _when, lambda x: datetime.datetime.fromisoformat(x[0]).replace(tzinfo=_unzone(x[1]))),
-    datetime.time: ("time", _when, lambda x: datetime.time.fromisoformat(x[0]).replace(tzinfo=_unzone(x[1]))),
-    datetime.timezone: ("timezone", _zone, _unzone),
+    datetime.timedelta: ("timedelta", _timedelta_fields, lambda x: datetime.timedelta(*x)),
+    datetime.datetime: ("datetime", _encode_time, lambda x: _decode_time(datetime.datetime, *x)),
+    datetime.time: ("time", _encode_time, lambda x: _decode_time(datetime.time, *x)),
+    datetime.timezone: ("timezone", _encode_timezone, _decode_timezone),
     type(...): ("ellipsis", lambda x: 0, lambda x: ...),
     type(NotImplemented): ("notimplemented", lambda x: 0, lambda x: NotImplemented),
 }
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 CONTAINERS = (list, set, bytearray, collections.deque, *_MAPPINGS)
-_UNNEST = {name: back for name, _, back in NESTED.values()}
-_UNFLAT = {name: back for name, _, back in FLAT.values()}
-
-
-_FUNCTIONS = (type(len), type(_aware))
+_FROM_NESTED = {name: build for name, _, build in NESTED.values()}
+_FROM_FLAT = {name: build for name, _, build in FLAT.values()}
+_FUNCTIONS = (type(len), type(_items))
 _CLASSES = (type, abc.ABCMeta)
-_UNNAMED = {x: name for name, x in vars(types).items() if type(x) is type and x.__qualname__ != name}  # types.GeneratorType
-_NO_VALUE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, ImportError)
+# Classes that `types` has under another name than their own, such as types.GeneratorType.
+_NAMES_IN_TYPES = {x: name for name, x in vars(types).items() if type(x) is type and x.__qualname__ != name}
+_DECODE_ERRORS = (
+    TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, ImportError,
+)  # fmt: skip
 
 
-def _fraction(numerator: str, denominator: str) -> fractions.Fraction:
+def _decode_fraction(numerator: str, denominator: str) -> fractions.Fraction:
     return fractions.Fraction(int(numerator, 16), int(denominator, 16))
 
 
 def encode(x: Any, export: Callable[[Any], dict], depth: int = 0) -> Any:
-    """A value for a message. export: what stands for an object that stays here."""
+    """Return a value as it stands in a message.
+
+    export: returns what stands for an object that stays in this process. depth: how deep `x` is nested already. Raises
+    `Unsupported` if `x` is nested more than MAX_DEPTH times.
+    """
     if depth > MAX_DEPTH:
-        raise Unsupported(f"a value nested more than {MAX_DEPTH} times")
+        raise Unsupported(f"the value is nested more than {MAX_DEPTH} times")
     kind = type(x)
     if x is None or kind is bool or kind is str:
         return x
@@ -197,14 +214,14 @@ def encode(x: Any, export: Callable[[Any], dict], depth: int = 0) -> Any:
     if kind in NESTED:
         name, contents, _ = NESTED[kind]
         return {name: encode(contents(x), export, depth + 1)}
-    if kind in FLAT and (not hasattr(x, "tzinfo") or _aware(x)):
+    if kind in FLAT and (not hasattr(x, "tzinfo") or _has_exact_timezone(x)):
         name, contents, _ = FLAT[kind]
         return {name: contents(x)}
     return _encode_array(x) or _encode_element(x) or _encode_path(x) or export(x)
 
 
 def _encode_path(x: Any) -> dict | None:
-    """A path, or a UUID."""
+    """Encode a path or a UUID."""
     paths, uuids = sys.modules.get("pathlib"), sys.modules.get("uuid")
     if paths is not None and type(x) in (paths.PosixPath, paths.PurePosixPath):
         return {"path": [type(x).__name__, str(x)]}
@@ -224,7 +241,7 @@ def _decode_uuid(text: str) -> Any:
 
 
 def _encode_element(x: Any) -> dict | None:
-    """A tree of XML."""
+    """Encode a tree of XML."""
     trees = sys.modules.get("xml.etree.ElementTree")
     return {"element": trees.tostring(x, "unicode")} if trees is not None and type(x) is trees.Element else None
 
@@ -239,47 +256,52 @@ def _decode_element(text: str) -> Any:
 
 
 def _encode_array(x: Any) -> dict | None:
+    """Encode an array or scalar of numpy that holds numbers of at most 8 bytes, truth values or texts."""
     numpy = sys.modules.get("numpy")
     kind = type(x)
     if numpy is None or not (kind is numpy.ndarray or kind.__module__ == "numpy" and isinstance(x, numpy.generic)):
         return None
     if x.dtype.kind not in "biufU" or x.dtype.itemsize > 8 and x.dtype.kind != "U":
         return None
-    return {"array": [x.dtype.str, None if kind is not numpy.ndarray else list(x.shape), encode(x.tolist(), _nothing)]}
+    return {"array": [x.dtype.str, None if kind is not numpy.ndarray else list(x.shape), encode(x.tolist(), _refuse)]}
 
 
-def _nothing(x: Any) -> dict:
-    raise Unsupported(f"a {type(x).__name__} in an array")
+def _refuse(x: Any) -> dict:
+    raise Unsupported(f"an array holds a {type(x).__name__}; it may hold numbers, truth values and texts")
 
 
-def decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any], deepest: int = MAX_DEPTH) -> Any:
-    """A value of a message. mine: id -> object of this side; theirs: what stands here for an object of the other."""
+def decode(data: Any, own_object: Callable[[int], Any], peer_object: Callable[[dict], Any], max_depth: int = MAX_DEPTH) -> Any:
+    """Return the value that stands in a message.
+
+    own_object: returns the object of this side with a number. peer_object: returns what stands here for an object of the other
+    side, or for something of the standard library. Raises `Violation` if the data is malformed.
+    """
     try:
-        return _decode(data, mine, theirs, deepest)
-    except _NO_VALUE as error:
-        raise Violation(f"no value: {error!s:.100}") from None
+        return _decode(data, own_object, peer_object, max_depth)
+    except _DECODE_ERRORS as error:
+        raise Violation(f"a value is malformed: {error!s:.100}") from None
 
 
-def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any], left: int) -> Any:
-    if left < 0:
-        raise ValueError("a value that is nested too deep")
+def _decode(data: Any, own_object: Callable[[int], Any], peer_object: Callable[[dict], Any], depth_left: int) -> Any:
+    if depth_left < 0:
+        raise ValueError("it is nested too deep")
     if type(data) is list:
-        return [_decode(x, mine, theirs, left - 1) for x in data]
+        return [_decode(x, own_object, peer_object, depth_left - 1) for x in data]
     if type(data) is not dict:
         return data
     if "object" in data or "standard" in data:
-        return theirs(data)
+        return peer_object(data)
     ((name, x),) = data.items()
-    if name in _UNNEST:
-        return _UNNEST[name](_decode(x, mine, theirs, left - 1))
-    if name in _UNFLAT:
-        return _UNFLAT[name](x)
+    if name in _FROM_NESTED:
+        return _FROM_NESTED[name](_decode(x, own_object, peer_object, depth_left - 1))
+    if name in _FROM_FLAT:
+        return _FROM_FLAT[name](x)
     if name == "int":
         return int(x, 16)
     if name == "float":
         return float(x)
     if name == "yours":
-        return mine(x)
+        return own_object(x)
     if name == "path":
         return _decode_path(*x)
     if name == "uuid":
@@ -288,7 +310,7 @@ def _decode(data: Any, mine: Callable[[int], Any], theirs: Callable[[dict], Any]
         return _decode_element(x)
     if name == "array":
         dtype, shape, values = x
-        return _decode_array(_decode(values, mine, theirs, left - 1), dtype, shape)
+        return _decode_array(_decode(values, own_object, peer_object, depth_left - 1), dtype, shape)
     raise ValueError(f"unknown kind of value {name!r}")
 
 
@@ -299,36 +321,36 @@ def _decode_array(values: Any, dtype: str, shape: list | None) -> Any:
     if kind.kind not in "biufU" or kind.itemsize > 8 and kind.kind != "U":
         raise ValueError(f"an array of {dtype}")
     array = numpy.array(values, kind)
-    if kind.kind in "iuf":  # in fewer bits, numbers of the tests that are compared with them would be cut to size
+    if kind.kind in "iuf":  # widened, because numpy would cut a number of the tests to the size of what it is compared with
         array = array.astype(f"{kind.kind}8")
     return array[()] if shape is None else array.reshape(shape)
 
 
-def named(x: Any) -> list[str] | None:
-    """Module and name of a class or function of the standard library; None for everything else."""
+def standard_name(x: Any) -> list[str] | None:
+    """Return the module and name of a class or function of the standard library; None for everything else."""
     module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if type(module) is not str or type(name) is not str or type(x) not in (*_CLASSES, *_FUNCTIONS):
         return None
-    if module == "builtins" and type(x) is type and x in _UNNAMED:
-        module, name = "types", _UNNAMED[x]
-    known = module.partition(".")[0] in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is x
-    return [module, name] if known else None
+    if module == "builtins" and type(x) is type and x in _NAMES_IN_TYPES:
+        module, name = "types", _NAMES_IN_TYPES[x]
+    is_standard = module.partition(".")[0] in sys.stdlib_module_names and getattr(sys.modules.get(module), name, None) is x
+    return [module, name] if is_standard else None
 
 
-def by_name(known: Any) -> Any:
-    """What `named` means by a name; None if its module is not loaded here, or it is not to be had."""
-    module, name = known
-    found = getattr(sys.modules.get(module), name, None) if module.partition(".")[0] in sys.stdlib_module_names else None
-    return found if found is not None and named(found) == [module, name] else None
+def standard_object(module_and_name: Any) -> Any:
+    """Return the class or function whose `standard_name` this is; None if there is none or its module is not loaded here."""
+    module, name = module_and_name
+    x = getattr(sys.modules.get(module), name, None) if module.partition(".")[0] in sys.stdlib_module_names else None
+    return x if x is not None and standard_name(x) == [module, name] else None
 
 
-def replace_contents(x: Any, new: Any) -> None:
-    """Make container x hold what `new` does, in place."""
-    if type(x) in (list, bytearray):
-        x[:] = new
-    elif type(x) is collections.deque:
-        x.clear()
-        x.extend(new)
+def replace_contents(container: Any, contents: Any) -> None:
+    """Replace the contents of a list, set, bytearray, deque or mapping in place."""
+    if type(container) in (list, bytearray):
+        container[:] = contents
+    elif type(container) is collections.deque:
+        container.clear()
+        container.extend(contents)
     else:
-        x.clear()
-        x.update(new)
+        container.clear()
+        container.update(contents)
