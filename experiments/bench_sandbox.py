@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from jmarl.envs.code.generation import item_tests
 from jmarl.envs.code.problems import generate
+from jmarl.envs.code.scoring import item_tests
 from jmarl.sandbox import Sandbox, SandboxUnavailable
 
 

@@ -2,7 +2,7 @@
 
 Claim: all runs with one command and nothing downloaded; shown 32 solved tasks, SmolLM2-135M learns to use tools.
 Command: python -m experiments.tools --environment tools        (or tools_team, tools_sandbox; flags: --help)
-Reward: `jmarl.envs.tools.use`, from -1 to 1.6 an episode. Tasks: made (`jmarl.envs.tools.tasks`, `eval` held out).
+Reward: `jmarl.envs.tools.tool_use`, from -1 to 1.6 an episode. Tasks: made (`jmarl.envs.tools.tasks`, `eval` held out).
 Seen (seed 0, held-out, with other work beside; untrained -> after imitating the solver -> after training):
     tools `--kinds arithmetic lookup --num-turns 2 --demonstrations 32 --imitation-updates 12 --imitation-batch-size 4
     --num-prompts 1 --temperature 0.8 --eval-temperature 0.5 --learning-rate 1e-5 --num-updates 14 --held-out 12

@@ -199,7 +199,7 @@ def test_a_room_says_what_it_is_for_and_which_file_to_open_first(room):
         ("training.train", "import torch", "imports torch"),
         ("training.train", "from .config import x", "relative import .config"),
         ("sandbox.inside.wire", "from jmarl.types import x", "is inside the sandbox and imports jmarl"),
-        ("envs.code.text", "import jax", "is host code and imports jax"),
+        ("envs.code.syntax", "import jax", "is host code and imports jax"),
         ("training.train", "import jmarl.novel", "imports jmarl.novel, which is in no room"),
         ("novel", "", "jmarl.novel is in no room: add it to ORDER"),
     ],

@@ -25,9 +25,9 @@ ENVIRONMENTS: dict[str, str] = {  # name -> module:class
     "str_build": "jmarl.envs.games.str_build:StrBuild",
     "sudoku": "jmarl.envs.games.sudoku:Sudoku",
     "tldr": "jmarl.envs.writing.writing:Tldr",
-    "tools": "jmarl.envs.tools.use:ToolUse",
-    "tools_sandbox": "jmarl.envs.tools.use:ToolSandbox",
-    "tools_team": "jmarl.envs.tools.use:ToolTeam",
+    "tools": "jmarl.envs.tools.tool_use:ToolUse",
+    "tools_sandbox": "jmarl.envs.tools.tool_use:ToolSandbox",
+    "tools_team": "jmarl.envs.tools.tool_use:ToolTeam",
 }
 
 

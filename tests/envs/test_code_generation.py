@@ -1,4 +1,4 @@
-"""Rewards of code generation, each level and edge by a case worked by hand; data sets; what agents read."""
+"""Code generation: hand-computed rewards for every level and edge case, prompts and feedback."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from jmarl.envs.code import text as code_text
-from jmarl.envs.code.data import load_items
-from jmarl.envs.code.generation import CodeGeneration, form, item_tests, program_of
+from jmarl.envs.code.generation import CodeGeneration
+from jmarl.envs.code.scoring import score_form, team_program
 from jmarl.envs.rewards import RewardProcessors
+from jmarl.sandbox import Limits
 
 ITEM = {
     "task_id": "t/0",
@@ -25,7 +25,7 @@ MAIN = "def squares(a, b):\n    return aux(a) + aux(b)\n"
 ALONE = "def squares(a, b):\n    return a * a + b * b\n"
 FENCED = "Here it is:\n\n```python\n{code}```\n\nThis function adds."
 
-# aux's completion, the function's completion, level 1, level 2, level 3, bonus
+# completion of the helper's agent, completion of the function's agent, then level 1, level 2, level 3, bonus
 CASES = {
     "perfect": (AUX, MAIN, 1.0, 0.5, 1.0, 1.5),
     "markdown around both": (FENCED.format(code=AUX), FENCED.format(code=MAIN), 1.0, 0.5, 1.0, 1.5),
@@ -48,7 +48,7 @@ CASES = {
         0.5,
     ),
     "a result ignored": (AUX, "def squares(a, b):\n    aux(a)\n    return a * a + b * b", 1.0, 0.5, 1.0, 1.0),
-    "a result in a variable that nobody reads": (
+    "a result in a variable that is never read": (
         AUX,
         "def squares(a, b):\n    c = aux(a)\n    return a * a + b * b",
         1.0,
@@ -169,22 +169,20 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def env():
-    from jmarl.sandbox import Limits
-
     return CodeGeneration(2, limits=Limits(wall_s=1.5, cpu_s=2))
 
 
-def played(env, *texts, item=ITEM):
-    """The scores of one joint action."""
+def play_turn(env, *texts, item=ITEM):
+    """Return the answer to one joint action, and its score."""
     states, _ = env.reset([item], np.random.default_rng(0))
     answer = env.step(states, [[text] for text in texts], np.random.default_rng(0))
     return answer, answer.after[0].score
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_level_and_edge(env, name):
+def test_rewards_computed_by_hand(env, name):
     aux, main, *expected = CASES[name]
-    answer, score = played(env, aux, main)
+    answer, score = play_turn(env, aux, main)
     assert list(score.parts.values()) == pytest.approx(expected), score
     assert answer.result.total == pytest.approx(sum(expected)) and answer.result.rewards.shape == (1, 2)
     assert {k: v[0] for k, v in answer.result.parts.items()}["level_3"] == pytest.approx(expected[2])
@@ -195,49 +193,47 @@ def test_feedback_says_which_test_failed():
     test = "def check(f):\n    for x in (1, 10):\n        assert f(x, x) == 2\n    assert f(0, 0) == 2"
     item = ITEM | {"test": test}
     env = CodeGeneration(2, shown_tests=2)
-    answer, _ = played(env, AUX, "def squares(a, b):\n    return 2", item=item)
+    answer, _ = play_turn(env, AUX, "def squares(a, b):\n    return 2", item=item)
     text = env.observe(answer.after)[1][1][0]
     assert "- f(x, x) == 2: passes" in text and "- f(0, 0) == 2: passes" in text
-    answer, _ = played(env, AUX, "def squares(a, b):\n    return 2 if a < 9 else 1", item=item)
+    answer, _ = play_turn(env, AUX, "def squares(a, b):\n    return 2 if a < 9 else 1", item=item)
     text = env.observe(answer.after)[1][1][0]
     assert "- f(x, x) == 2: does not pass" in text and "- f(0, 0) == 2: passes" in text
 
 
-def test_one_agent_and_three():
+def test_rewards_of_one_and_three_agents():
     one, three = CodeGeneration(1), CodeGeneration(3)
-    assert played(one, ALONE)[1].total == pytest.approx(2.1) == one.reward_range[1]
+    assert play_turn(one, ALONE)[1].total == pytest.approx(2.1) == one.reward_range[1]
     helpers = "def aux_1(x):\n    return x * x\n", "def aux_2(x):\n    return x + x\n"
-    assert played(three, *helpers, "def squares(a, b):\n    return aux_1(a) + aux_1(b) + aux_2(0)")[1].total == pytest.approx(
-        4.0
-    )
-    half = played(three, helpers[0], "nothing", "def squares(a, b):\n    return aux_1(a) + aux_1(b)")[1]
+    function = "def squares(a, b):\n    return aux_1(a) + aux_1(b) + aux_2(0)"
+    assert play_turn(three, *helpers, function)[1].total == pytest.approx(4.0)
+    half = play_turn(three, helpers[0], "nothing", "def squares(a, b):\n    return aux_1(a) + aux_1(b)")[1]
     assert half.total == pytest.approx(0.2 + 0.6 + 0.5 + 1.0 + 1.5 / 2)
 
 
-def test_threshold_and_shift_belong_together():
+def test_shift_by_minus_4_moves_the_maximum_to_0():
     shifted = CodeGeneration(2, processor=RewardProcessors.shift(-4))
-    assert played(shifted, AUX, MAIN)[0].result.total[0] == pytest.approx(0.0)
-    assert played(shifted, AUX, ALONE)[0].result.total[0] == pytest.approx(-1.5)
+    assert play_turn(shifted, AUX, MAIN)[0].result.total[0] == pytest.approx(0.0)
+    assert play_turn(shifted, AUX, ALONE)[0].result.total[0] == pytest.approx(-1.5)
 
 
-def test_what_nobody_can_judge_is_masked(env):
-    """Tests that fail before they ask anything; and no such thing can be made of it by what a program does."""
+def test_tests_that_do_not_run_mask_the_joint_action(env):
     item = ITEM | {"test": "import nothing_of_this_name\ndef check(candidate):\n    assert candidate(1, 2) == 5"}
-    answer, score = played(env, AUX, MAIN, item=item)
+    answer, score = play_turn(env, AUX, MAIN, item=item)
     assert answer.result.invalid.tolist() == [True] and math.isnan(answer.result.total[0]) and score.result.kind == "tests"
     assert math.isnan(answer.result.parts["level_3"][0])
 
 
-def test_what_was_left_to_the_program_earns_nothing(env):
-    """Two of its own objects are equal if it says so."""
+def test_weak_tests_do_not_count_as_passed(env):
+    """Two objects of the program are equal only by its own `__eq__`."""
     item = ITEM | {"test": "def check(f):\n    assert f(1, 2) == f(2, 1)\n    assert f(1, 1) is not None"}
     equal = "class E:\n    def __eq__(self, o): return True\n" + "def squares(a, b):\n    aux(a)\n    return E()"
-    answer, score = played(env, AUX, f"```python\n{equal}\n```", item=item)
+    answer, score = play_turn(env, AUX, f"```python\n{equal}\n```", item=item)
     assert score.result.outcome == "weak" and "1 of 2 tests pass; 1 more held only because" in score.problems[0]
     assert score.parts["level_3"] == pytest.approx(0.5) and not score.solved and answer.result.parts["solved"] == [0.0]
 
 
-def test_a_batch_is_what_its_parts_are(env):
+def test_a_batch_gives_the_rewards_of_its_joint_actions(env):
     texts = [list(column) for column in zip(*[case[:2] for case in CASES.values()], strict=True)]
     states, _ = env.reset([ITEM] * len(CASES), np.random.default_rng(0))
     total = env.step(states, texts, np.random.default_rng(0)).result.total
@@ -245,7 +241,7 @@ def test_a_batch_is_what_its_parts_are(env):
 
 
 @pytest.mark.parametrize("field", ["prompt", "entry_point", "test"])
-def test_malformed_items_are_refused_before_anything_is_written(env, field):
+def test_malformed_items_are_refused_by_reset(env, field):
     for value in (None, "", 3):
         with pytest.raises(ValueError, match=f"t/0.* {field}"):
             env.reset([ITEM | {field: value}], np.random.default_rng(0))
@@ -258,23 +254,23 @@ def test_malformed_items_are_refused_before_anything_is_written(env, field):
     [
         (dict(num_agents=0), "num_agents=0"),
         (dict(feedback="loud"), "plain, passed, level_passed"),
-        (dict(feedback="expert_edits"), "no expert"),
-        (dict(expert=str), "an expert"),
+        (dict(feedback="expert_edits"), "needs an expert"),
+        (dict(expert=str), "expert has no effect"),
         (dict(feedback="plain", shown_tests=2), "shown_tests=2"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, message):
+def test_contradictory_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         CodeGeneration(**options)
 
 
-# What agents read
+# Prompts
 
 
-def read(env, *texts):
-    """The prompts of the second turn."""
-    answer, _ = played(env, *texts)
-    return [of_agent[0] for of_agent in env.observe(answer.after)[1]]
+def second_prompts(env, *texts):
+    """Return the prompts of the second turn [N]."""
+    answer, _ = play_turn(env, *texts)
+    return [prompts[0] for prompts in env.observe(answer.after)[1]]
 
 
 def test_prompts_name_the_roles():
@@ -288,19 +284,19 @@ def test_prompts_name_the_roles():
 
 def test_feedback_modes():
     wrong = "def squares(a, b):\n    return aux(a) + 7\n"
-    plain = read(CodeGeneration(2, feedback="plain"), AUX, wrong)
+    plain = second_prompts(CodeGeneration(2, feedback="plain"), AUX, wrong)
     assert all(AUX.strip() in text and wrong.strip() in text and ITEM["prompt"] in text for text in plain)
-    assert "does not pass all tests" in read(CodeGeneration(2, feedback="passed"), AUX, wrong)[0]
-    assert "It passes all tests" in read(CodeGeneration(2, feedback="passed"), AUX, MAIN)[0]
-    levels = read(CodeGeneration(2, feedback="level_passed"), AUX, wrong)[1]
+    assert "does not pass all tests" in second_prompts(CodeGeneration(2, feedback="passed"), AUX, wrong)[0]
+    assert "It passes all tests" in second_prompts(CodeGeneration(2, feedback="passed"), AUX, MAIN)[0]
+    levels = second_prompts(CodeGeneration(2, feedback="level_passed"), AUX, wrong)[1]
     assert "form: passed\nsyntax: passed\ntests: not passed" in levels
-    assert "0 of 4 tests pass" in read(CodeGeneration(2), AUX, wrong)[1]
-    assert "squares is not defined or returns nothing" in read(CodeGeneration(2), AUX, "")[1]
-    assert "no valid Python" in read(CodeGeneration(2), AUX, "def squares(a, b):\n    return (")[1]
-    assert "all tests pass" in read(CodeGeneration(2), AUX, MAIN)[1]
-    asked = []
-    expert = CodeGeneration(2, feedback="expert_edits", expert=lambda prompt: asked.append(prompt) or "Use aux(b).")
-    assert "Use aux(b)." in read(expert, AUX, wrong)[0] and wrong.strip() in asked[0]
+    assert "0 of 4 tests pass" in second_prompts(CodeGeneration(2), AUX, wrong)[1]
+    assert "squares is not defined or returns nothing" in second_prompts(CodeGeneration(2), AUX, "")[1]
+    assert "no valid Python" in second_prompts(CodeGeneration(2), AUX, "def squares(a, b):\n    return (")[1]
+    assert "all tests pass" in second_prompts(CodeGeneration(2), AUX, MAIN)[1]
+    questions = []
+    expert = CodeGeneration(2, feedback="expert_edits", expert=lambda prompt: questions.append(prompt) or "Use aux(b).")
+    assert "Use aux(b)." in second_prompts(expert, AUX, wrong)[0] and wrong.strip() in questions[0]
 
 
 @pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback", "expert_edits"])
@@ -308,99 +304,31 @@ def test_hidden_tests_reach_no_prompt(mode):
     item = ITEM | {
         "test": "def check(candidate):\n    assert candidate(7919, 0) == 62710561\n    assert candidate(1, 0) == 7907"
     }
-    asked = []
-    expert = {"expert": lambda prompt: asked.append(prompt) or "none"} if mode == "expert_edits" else {}
+    questions = []
+    expert = {"expert": lambda prompt: questions.append(prompt) or "none"} if mode == "expert_edits" else {}
     env = CodeGeneration(2, feedback=mode, **expert)
     for main in (MAIN, "def squares(a, b):\n    raise ValueError(a)", "def squares(a, b):\n    print(a)\n    return a"):
-        answer, _ = played(env, AUX, main, item=item)
-        texts = [of_agent[0] for of_agent in env.observe(answer.after)[1]] + [of[0] for of in env.reset([item], None)[1]]
-        assert not any(secret in text for text in texts + asked for secret in ("62710561", "7907", "7919"))
+        answer, _ = play_turn(env, AUX, main, item=item)
+        prompts = [*env.observe(answer.after)[1], *env.reset([item], None)[1]]
+        texts = [text for column in prompts for text in column]
+        assert not any(secret in text for text in texts + questions for secret in ("62710561", "7907", "7919"))
 
 
-def test_level_feedback_shows_as_many_tests_as_it_is_told():
-    text = read(CodeGeneration(2, shown_tests=2), AUX, "def squares(a, b):\n    return 5")[1]
+def test_level_feedback_shows_the_first_n_tests():
+    text = second_prompts(CodeGeneration(2, shown_tests=2), AUX, "def squares(a, b):\n    return 5")[1]
     assert "- candidate(1, 2) == 5: passes" in text and "- candidate(3, 4) == 25: does not pass" in text
     assert "candidate(0, 0)" not in text
 
 
-# Code in text
+# Programs
 
 
-def test_code_is_found_in_completions():
-    assert code_text.extract_code("```\nx = 1\n```") == "x = 1"
-    assert (
-        code_text.extract_code("@cache\ndef f():\n    return 1\n\nf = g(f)\nSo it is.")
-        == "@cache\ndef f():\n    return 1\n\nf = g(f)"
-    )
-    assert code_text.extract_code("no code at all") == ""
-    assert code_text.extract_code("```json\n{}\n```") == ""
-    assert code_text.without("import re\n@c\ndef f(): pass\ndef g(): pass  # g", ["f"]) == "import re\n\n\ndef g(): pass  # g"
-
-
-def test_programs_do_not_replace_each_other():
-    program = program_of([AUX + "def squares(a, b):\n    return 1", MAIN + "def aux(x):\n    return 2"], ITEM)
+def test_agents_cannot_replace_each_others_functions():
+    program = team_program([AUX + "def squares(a, b):\n    return 1", MAIN + "def aux(x):\n    return 2"], ITEM)
     assert program.count("def aux") == program.count("def squares") == 1 and "x * x" in program
 
 
-# Data sets
-
-
-@pytest.mark.parametrize(
-    "name, path, count",
-    [
-        ("humaneval", "humaneval/test.jsonl.gz", 122),
-        ("coophumaneval", "coophumaneval/test.jsonl", 56),
-        ("mbpp", "mbpp/full/train.jsonl.gz", 261),
-        ("mbpp", "mbpp/full/test.jsonl.gz", 349),
-        ("mbpp_sanitized", "mbpp/sanitized/test.jsonl.gz", 180),
-        ("mbpp_openmlrl", "mbpp/openmlrl/sanitized.jsonl.gz", 179),
-    ],
-)
-def test_data_sets_become_items(data_dir, tmp_path, monkeypatch, name, path, count):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    items = load_items(name, path=data_dir / path)
-    assert len(items) == count
-    env = CodeGeneration(2)
-    _, prompts = env.reset(items, np.random.default_rng(0))
-    for item, *texts in zip(items, *prompts, strict=True):
-        assert item_tests(item).entry_point and all(item["entry_point"] in text for text in texts)
-        asserted = [line.strip() for line in item["test"].splitlines() if line.strip().startswith("assert")]
-        assert not any(line in text for line in asserted for text in texts)
-
-
-def test_references_earn_what_one_agent_can(data_dir, tmp_path, monkeypatch):
-    """The way of a completion, whole: HumanEval's and MBPP's solutions in markdown."""
-    import gzip
-    import json
-
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    env = CodeGeneration(1)
-    for name, path, code in (
-        ("humaneval", "humaneval/test.jsonl.gz", lambda row: row["prompt"] + row["canonical_solution"]),
-        ("mbpp_sanitized", "mbpp/sanitized/validation.jsonl.gz", lambda row: row["code"]),
-    ):
-        rows = [json.loads(line) for line in gzip.decompress((data_dir / path).read_bytes()).splitlines()][:30]
-        items = load_items(name, path=data_dir / path, limit=30)
-        states, _ = env.reset(items, np.random.default_rng(0))
-        texts = [f"Here:\n```python\n{code(row)}\n```" for row in rows]
-        assert env.step(states, [texts], np.random.default_rng(0)).result.total == pytest.approx(2.1)
-
-
-def test_bad_data_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="humaneval, coophumaneval"):
-        load_items("apps")
-    with pytest.raises(FileNotFoundError, match="entry_point"):
-        load_items("humaneval", path=tmp_path / "none.jsonl")
-    (tmp_path / "bad.jsonl").write_text('{"task_id": "a", "prompt": "p", "test": "t", "entry_point": ""}\n')
-    with pytest.raises(ValueError, match="row 0.*entry_point"):
-        load_items("humaneval", path=tmp_path / "bad.jsonl")
-
-
-def test_scores_without_running_say_so():
-    assert CodeGeneration(2).score(["", ""], ITEM, form(["", ""], ITEM), None).total == 0 and form(["", ""], ITEM)[2][
-        0
-    ].startswith("aux")
+def test_empty_code_scores_zero_without_running():
+    form = score_form(["", ""], ITEM)
+    assert form.problems[0].startswith("aux")
+    assert CodeGeneration(2).score(["", ""], ITEM, form, None).total == 0

@@ -1,4 +1,4 @@
-"""Problems made from templates: how many there are, that they are right, that splits do not meet; and MRLM's simple reward."""
+"""Generated programming problems: their number, correctness and splits; MRLM's simple reward."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from jmarl.envs.code.execution import CodeExecution
-from jmarl.envs.code.generation import CodeGeneration, item_tests
-from jmarl.envs.code.problems import TEMPLATES, Problem, generate, generate_repairs
+from jmarl.envs.code.generation import CodeGeneration
+from jmarl.envs.code.problems import Problem, generate, generate_repairs
+from jmarl.envs.code.scoring import item_tests
+from jmarl.envs.code.templates import TEMPLATES
 from jmarl.sandbox import Limits, default_sandbox
 
 MANY = 400
@@ -16,18 +18,18 @@ MANY = 400
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("difficulty", [1, 2, 3])
 def test_every_template_has_a_thousand_problems_at_every_difficulty(name, difficulty):
-    """Of other texts and other programs, counted."""
+    """Distinct texts and distinct programs, counted."""
     core = TEMPLATES[name]
-    pairs = [(a, b) for a in range(core.a[0], core.a[1] + 1) for b in range(core.b[0], core.b[1] + 1)]
-    rest = (3, 0) if difficulty == 2 else (3, 4) if difficulty == 3 else (0, 0)
-    problems = [Problem(name, difficulty, (a, b, *rest)) for a, b in pairs]
+    pairs = [(a, b) for a in range(core.a_range[0], core.a_range[1] + 1) for b in range(core.b_range[0], core.b_range[1] + 1)]
+    c, d = {1: (0, 0), 2: (3, 0), 3: (3, 4)}[difficulty]
+    problems = [Problem(name, difficulty, (a, b, c, d)) for a, b in pairs]
     texts = {problem.text().partition(" returns ")[2] for problem in problems}
     programs = {problem.solution().partition("\n")[2] for problem in problems}
     assert len(TEMPLATES) >= 20 and min(len(texts), len(programs)) >= 1000
     assert {problem.split for problem in problems} == {"train", "eval"}
 
 
-def test_splits_do_not_meet():
+def test_splits_are_disjoint():
     seen = {
         split: {i["task_id"] for seed in range(3) for i in generate(MANY, split=split, seed=seed)}
         for split in ("train", "eval")
@@ -43,7 +45,7 @@ def test_the_same_seed_gives_the_same_problems():
     assert {item["difficulty"] for item in generate(50, difficulty=(2, 2))} == {2}
 
 
-def test_references_pass_and_examples_are_not_hidden_tests():
+def test_reference_solutions_pass_and_examples_are_not_hidden_tests():
     items = generate(150)
     results = default_sandbox().run_many([item["solution"] for item in items], [item_tests(item) for item in items])
     assert [r.outcome for r in results] == ["passed"] * len(items) and {r.total for r in results} == {6}
@@ -52,11 +54,11 @@ def test_references_pass_and_examples_are_not_hidden_tests():
         assert len(set(hidden)) == 6 and not any(item["entry_point"] + line in item["prompt"] for line in hidden)
 
 
-def test_broken_programs_are_broken_and_can_be_mended():
+def test_broken_programs_fail_and_their_solutions_pass():
     items = generate_repairs(60)
     tests = [item_tests(item) for item in items]
     wrong = default_sandbox().run_many([item["broken"] for item in items], tests, Limits(wall_s=2))
-    assert sum(r.outcome != "passed" for r in wrong) >= 0.9 * len(items)  # the rest is wrong only where the prompt says
+    assert sum(r.outcome != "passed" for r in wrong) >= 0.9 * len(items)  # the others are wrong only on the input in the prompt
     right = default_sandbox().run_many([item["solution"] for item in items], tests)
     assert [r.outcome for r in right] == ["passed"] * len(items)
     assert all(
@@ -65,7 +67,7 @@ def test_broken_programs_are_broken_and_can_be_mended():
     )
 
 
-def test_prompts_can_be_read():
+def test_prompts_are_formatted():
     text = generate(1, seed=1, difficulty=(3, 3))[0]["prompt"]
     assert text.startswith("Write ") and "returns" in text and "Example: " in text and "{" not in text.partition("Example")[0]
 
@@ -106,7 +108,7 @@ REWARDS = {
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_the_simple_reward(name):
+def test_mrlm_rewards_computed_by_hand(name):
     text, expected = REWARDS[name]
     env = CodeExecution(limits=Limits(wall_s=1, cpu_s=2))
     states, prompts = env.reset([ITEM], np.random.default_rng(0))
@@ -115,8 +117,8 @@ def test_the_simple_reward(name):
     assert env.reward_range == (-0.5, 2.0) and answer.result.parts["solved"] == [float(expected == 2)]
 
 
-def test_teams_of_two_on_made_problems():
-    """A helper that does it all and a function that calls it: right, whoever writes what."""
+def test_a_helper_with_a_wrapper_earns_the_maximum_without_the_bonus_for_more():
+    """Code execution gives 2, code generation 3 of 4: it pays 1.0 less for a mere wrapper."""
     items = generate(10)
     texts = [
         [item["solution"].replace(f"def {item['entry_point']}", "def aux") for item in items],

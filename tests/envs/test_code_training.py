@@ -1,7 +1,8 @@
-"""Training and evaluating on code: pass@k, metrics, the sandbox's level in a run's metadata, agents one after the other."""
+"""Training and evaluation on code: pass@k, metrics, the sandbox level in the metadata of a run, the sequential pipeline."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -53,14 +54,14 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(k):
     np.testing.assert_allclose(pass_at_k(solved.astype(float), k), expected)
 
 
-def test_samples_that_nobody_can_judge_do_not_count():
+def test_pass_at_k_ignores_masked_samples():
     nan = np.nan
     np.testing.assert_allclose(pass_at_k(np.array([[1, nan, 0, nan], [nan, nan, nan, 1], [nan] * 4]), 2), [1, nan, nan])
     np.testing.assert_allclose(pass_at_k(np.array([[1, nan, 0, nan], [nan, nan, nan, 1], [nan] * 4]), 1), [0.5, 1, nan])
 
 
-def test_an_episode_is_what_it_was_in_its_last_turn(agents):
-    """Chains of up to three turns, of which some end early, against following each by hand."""
+def test_evaluation_reports_the_last_turn_of_each_episode(agents):
+    """Chains of up to three turns, some of which end early, compared with a loop over the episodes."""
     rng = np.random.default_rng(0)
 
     def solved(a, b):
@@ -86,24 +87,24 @@ def test_an_episode_is_what_it_was_in_its_last_turn(agents):
         expected.append(value)
     last = in_last_turn(result.rollout, [turn.parts["solved"] for turn in turns])
     np.testing.assert_array_equal(last, np.reshape(expected, (3, 4)))
-    told = numbers(result)
-    assert set(told) == {"eval/reward", "eval/reward_ci95", "eval/reward/solved"} | {
-        f"eval/pass@{k}{of}" for k in (1, 2, 4) for of in ("", "_ci95")
+    metrics = numbers(result)
+    assert set(metrics) == {"eval/reward", "eval/reward_ci95", "eval/reward/solved"} | {
+        f"eval/pass@{k}{suffix}" for k in (1, 2, 4) for suffix in ("", "_ci95")
     }
     mean, interval = mean_and_interval(pass_at_k(last, 4))
-    assert told["eval/pass@1"] == pytest.approx(np.mean(expected)) == told["eval/reward/solved"]
-    assert (told["eval/pass@4"], told["eval/pass@4_ci95"]) == (pytest.approx(mean), pytest.approx(interval))
+    assert metrics["eval/pass@1"] == pytest.approx(np.mean(expected)) == metrics["eval/reward/solved"]
+    assert (metrics["eval/pass@4"], metrics["eval/pass@4_ci95"]) == (pytest.approx(mean), pytest.approx(interval))
 
 
-# Agents one after the other
+# The sequential pipeline
 
 
-def test_a_pipeline_asks_one_agent_a_turn_who_reads_those_before():
+def test_a_pipeline_asks_one_agent_per_turn_which_reads_the_earlier_code():
     env = CodePipeline(2)
     rng = np.random.default_rng(0)
     states, first = env.reset([SQUARES], rng)
     assert "named aux" in first[0][0] and first[1] == [WAIT]
-    answer = env.step(states, [[f"```python\n{AUX}```"], [MAIN]], rng)  # what the second says now is not read
+    answer = env.step(states, [[f"```python\n{AUX}```"], [MAIN]], rng)  # agent 1 is not on turn: its completion is ignored
     assert answer.result.total[0] == pytest.approx(0.4) and answer.after[0].score.result is None
     states, second = env.observe(answer.after)
     assert second[0] == [WAIT] and "def aux(x):" in second[1][0] and "squares" in second[1][0]
@@ -148,19 +149,19 @@ def test_metrics_of_levels_and_pass_at_k_are_logged(trained):
     assert all(f"eval/pass@{k}" in row and f"eval/pass@{k}_ci95" in row for row in evaluations for k in (1, 2))
 
 
-def test_the_level_is_in_the_metadata_and_stays(trained, agents, monkeypatch):
+def test_the_sandbox_level_is_in_the_metadata_and_must_not_change(trained, agents, monkeypatch):
     out, cfg, level = trained
     with Checkpointer(out / "checkpoints", read_only=True) as saved:
         assert saved.read_meta(None)[0]["environment"] == {"sandbox": level}
     events = b"".join(path.read_bytes() for path in Path(out).rglob("*tfevents*"))
     assert b"sandbox" in events
     with Sandbox("unsafe-process") as box, pytest.raises(ValueError, match=rf"environment: .*{level}.* -> .*S1"):
-        again = TrainConfig.of(**{f: getattr(cfg, f) for f in TrainConfig.__dataclass_fields__} | dict(resume=True, num_updates=3))
-        train(*make_team(agents), CodeGeneration(2, sandbox=box), ITEMS, again)
+        resumed = cfg.replace(resume=True, num_updates=3)
+        train(*make_team(agents), CodeGeneration(2, sandbox=box), ITEMS, resumed)
 
 
-def test_parameters_are_bit_equal_whether_programs_run_beside_the_sampler_or_not(agents):
-    """Rewards of real executions, half of a step's prompts at a time."""
+def test_overlapping_rewards_with_sampling_gives_bit_equal_parameters(agents):
+    """Rewards of real executions, for half of the prompts of a step at a time."""
     states = []
     for overlap in (True, False):
         cfg = TrainConfig.of(
@@ -175,14 +176,14 @@ def test_parameters_are_bit_equal_whether_programs_run_beside_the_sampler_or_not
 
 
 class Noisy(CodeGeneration):
-    """Whatever a random model writes becomes a program that some tests pass."""
+    """Turns any text into a program that passes some tests, so that a random model has rewards to learn from."""
 
-    def written(self, completion):
+    def code_of(self, completion):
         functions = [f"def {item['entry_point']}(x):\n    return aux(x) % 7" for item in ITEMS]
         return "\n".join([f"def aux(x):\n    return {len(completion)}", *functions])
 
 
-def test_below_s2_training_is_refused_with_the_reason_and_the_remedy(monkeypatch, tmp_path):
+def test_training_without_sandbox_level_s2_is_refused_with_reason_and_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(launch.shutil, "which", lambda name: None)
     monkeypatch.setattr("jmarl.sandbox.client.unsupported_reason", lambda level: "no Landlock" if level == "S2" else "")
     monkeypatch.setattr("sys.argv", ["code_team", "--output-dir", str(tmp_path / "none")])
@@ -192,7 +193,7 @@ def test_below_s2_training_is_refused_with_the_reason_and_the_remedy(monkeypatch
 
 
 def test_the_table_of_baselines(tiny_dir, monkeypatch, capsys, tmp_path):
-    """The experiment whole, with a tiny model: every way has a row with its cost."""
+    """The whole experiment with a tiny model: every method has a row with its cost."""
     model = str(tiny_dir("llama", seed=0, max_position_embeddings=1024))
     for i in range(2):
         (tmp_path / f"agent_{i}").symlink_to(model)
@@ -208,16 +209,16 @@ def test_the_table_of_baselines(tiny_dir, monkeypatch, capsys, tmp_path):
     assert tokens[0] <= 8 and tokens[1] <= 8 and tokens[3] > tokens[1]
 
 
-def test_code_in_mrlms_words_and_in_a_mixture(box):
-    """The constructor takes a generator; joint actions of a mixture's environments are each judged by their own."""
+def test_the_mrlm_environment_and_a_mixture(box):
+    """The MRLM constructor takes a generator first; a mixture scores each joint action by its own environment."""
     env = CodeExecutionEnvironment(CodeProblemGenerator(difficulty_range=(1, 1)), sandbox=box)
     tasks = env.tasks("eval", 3)
     assert {task["difficulty"] for task in tasks} == {1} and env.roles == ("main",)
     both = Mixture({"code": env, "math": MathReasoningEnvironment(MathProblemGenerator(difficulty_range=(1, 2)))})
     mixed, rng = both.tasks("train", 6), np.random.default_rng(0)
     states, _ = both.reset(mixed, rng)
-    said = [task["task"].get("solution") or f"Answer: {task['task']['answer']}" for task in mixed]
-    result = both.step(states, [said], rng).result
+    texts = [task["task"].get("solution") or f"Answer: {task['task']['answer']}" for task in mixed]
+    result = both.step(states, [texts], rng).result
     assert result.total.tolist() == [2.0 if task["environment"] == "code" else 1.0 for task in mixed]
-    with pytest.raises(ValueError, match="give from and to, between 1 and 3"):
+    with pytest.raises(ValueError, match="both between 1 and 3"):
         CodeProblemGenerator((0, 3))

@@ -1,4 +1,4 @@
-"""Calls that a team makes together: how they are read, each term of the reward by a case worked by hand, requests, data."""
+"""Parallel function calling: hand-computed terms of the reward, generated requests, and data files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -14,16 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jmarl.envs.tools.function_calling import FunctionCalling, signature
-from jmarl.envs.tools.function_calls import CLAMP, REACHED, WEIGHTS, Call, Wanted, canonical, read_calls, score, similarity
+from jmarl.envs.tools.function_calls import (
+    ATTAINABLE,
+    CLAMP,
+    WEIGHTS,
+)
 from jmarl.envs.tools.function_requests import FUNCTIONS, draw, schema
 
 RNG = np.random.default_rng(0)
-ORDER = {"f": ["a", "b"], "math.gcd": ["x", "y"]}
-F, G = Call("f", {"a": 1}), Call("g", {"b": "x"})
 
 
 def function(name, **types):
-    return {"name": name, "parameters": {"properties": {of: {"type": t} for of, t in types.items()}, "required": [*types]}}
+    properties = {argument: {"type": kind} for argument, kind in types.items()}
+    return {"name": name, "parameters": {"properties": properties, "required": [*types]}}
 
 
 TASK = {
@@ -33,137 +35,16 @@ TASK = {
 }
 
 
-def once(task, *messages, **options):
+def play(task, *messages, **options):
+    """Return the step of an episode."""
     env = FunctionCalling(**options)
     state, _ = env.reset(task, RNG)
     return env.step(state, messages, RNG)
 
 
-def best(env, task):
+def solution(env, task):
+    """Return the messages of the solver."""
     return env.solve(env.reset(task, RNG)[0])
-
-
-# Reading
-
-F_JSON, G_JSON = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "arguments": {"b": "x"}}'
-READ = {
-    "python": ('f(a=1)\ng(b="x")', [F, G]),
-    "a python list": ('[f(a=1), g(b="x")]', [F, G]),
-    "a list over several lines": ('[\n  f(a=1),\n  g(b="x"),\n]', [F, G]),
-    "semicolons": ('f(a=1); g(b="x");', [F, G]),
-    "by position": ("f(1, 2)", [Call("f", {"a": 1, "b": 2})]),
-    "a dotted name": ("math.gcd(x=4, y=6)", [Call("math.gcd", {"x": 4, "y": 6})]),
-    "marks of a list": ('1. f(a=1)\n- g(b="x")', [F, G]),
-    "a fence": ('```python\nf(a=1)\ng(b="x")\n```', [F, G]),
-    "fences in a line": ("```f(a=1)```", [F]),
-    "prose around": ('Sure! Here they are:\nf(a=1)\ng(b="x")\nDone.', [F, G]),
-    "json": ('[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]', [F, G]),
-    "one json object": ('{"name": "f", "parameters": {"a": 1}}', [F]),
-    "json lines": ('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "x"}},', [F, G]),
-    "json in prose": ('I call:\n[{"name": "f",\n "arguments": {"a": 1}}]\nThat is all.', [F]),
-    "tags": (f"<tool_call>{F_JSON}</tool_call>\n<tool_call>\n{G_JSON}\n</tool_call>", [F, G]),
-    "words of json in python": ("f(a=true, b=null)", [Call("f", {"a": True, "b": None})]),
-    "a list and an object as values": ('f(a=[1, -2.5], b={"k": "v"})', [Call("f", {"a": [1, -2.5], "b": {"k": "v"}})]),
-    "backticks": ('`f(a=1)`\n`g(b="x")`', [F, G]),
-    "bold": ('**f(a=1)**\n- **g(b="x")**', [F, G]),
-    "comments": ('f(a=1)  # the first\ng(b="x")  # the second (of two)', [F, G]),
-    "a comment in a line": ("f(a=1)  # the first", [F]),
-    "one marked line": ("- f(a=1)", [F]),
-    "a numbered line": ("1. f(a=1)", [F]),
-    "a name before": ('Agent 1: f(a=1)\n**Agent 2:** `g(b="x")`', [F, G]),
-    "arguments in a text": ('{"name": "f", "arguments": "{\\"a\\": 1}"}', [F]),
-    "on the wire": ('[{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\\"a\\": 1}"}}]', [F]),
-    "arguments in a bad text": ('[{"name": "f", "arguments": "{"}, {"name": "f", "arguments": "{\\"a\\": 1}"}]', [F]),
-    "prose and a fence": ('I shall call [one] function:\n\n```tool_code\nf(\n  a=1,\n)\n```\nThat is all.', [F]),
-    "a fence and a line": ('First:\n```python\nf(\n  a=1,\n)\n```\nand\ng(b="x")', [F, G]),
-    "an asterisk in a text": ('g(b="**x**")', [Call("g", {"b": "**x**"})]),
-    "no arguments": ("now()", [Call("now", {})]),
-    "an unknown function": ("k(z=1)", [Call("k", {"z": 1})]),
-    "one bad line": ('f(a=1\ng(b="x")', [G]),
-    "empty": ("", []),
-    "an empty list": ("[]", []),
-    "prose": ("I cannot do that (sorry)", []),
-    "a name": ("f", []),
-    "an expression": ("f(a=1+1)", []),
-    "code": ('f(a=__import__("os").getcwd())', []),
-    "a set, bytes, a complex number": ("f(a={1})\nf(a=b'1')\nf(a=1j)\nf(a=...)", []),
-    "too many by position": ("f(1, 2, 3)", []),
-    "stars": ("f(*[1])\nf(**{'a': 1})", []),
-    "an unnamed function": ("(lambda: 1)(a=1)\nf()(a=1)\n'f'(a=1)", [Call("f", {})][:0]),
-    "json without a name": ('[{"function": "f"}, 3, null, [[["x"]]]]', []),
-    "json arguments that are none": ('{"name": "f", "arguments": [1]}', []),
-    "a huge number": (f"f(a={'9' * 60})\nf(a=0x{'f' * 7000})", []),
-    "a deep value": ("f(a=" + "[" * 20 + "]" * 20 + ")", []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", READ)
-def test_calls_are_read(name):
-    text, expected = READ[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read_calls(text, ORDER) == expected
-
-
-def test_escapes_in_texts_warn_nobody():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert read_calls(r'f(a="\d")', ORDER) == [Call("f", {"a": r"\d"})]
-
-
-def test_the_first_calls_are_read_and_no_more():
-    assert [call.arguments["a"] for call in read_calls("\n".join(f"f(a={i})" for i in range(99)), ORDER)] == list(range(32))
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (3, 3.0, True),
-        (True, 1, False),
-        (False, 0, False),
-        (None, False, False),
-        ("3", 3, False),
-        ("New  york ", "new York", True),
-        ("Straße", "STRASSE", True),
-        ([1, "A"], [1.0, "a"], True),
-        ([1, 2], [2, 1], False),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
-        ({}, [], False),
-        (math.nan, math.nan, True),
-        (math.inf, -math.inf, False),
-        (2**100, 2.0**100, True),
-    ],
-)
-def test_which_values_are_the_same(one, other, same):
-    assert (canonical(one) == canonical(other)) is same
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted", "share"),
-    [
-        ({"a": 1}, {"a": [1]}, 1),
-        ({"a": 2}, {"a": [1]}, 0),
-        ({"a": 2}, {"a": [1, 2]}, 1),
-        ({"a": 1, "z": 1}, {"a": [1]}, 1 / 2),
-        ({"a": 1}, {"a": [1], "b": [1]}, 1 / 2),
-        ({"a": 1}, {"a": [1], "b": [5, ""]}, 1),
-        ({"a": 1, "b": 5}, {"a": [1], "b": [5, ""]}, 1),
-        ({"a": 1, "b": 6}, {"a": [1], "b": [5, ""]}, 1 / 2),
-        ({}, {}, 1),
-        ({"z": 1}, {}, 0),
-        ({}, {"a": [1], "b": [2]}, 0),
-    ],
-)
-def test_similarity_of_two_calls(arguments, wanted, share):
-    assert similarity(Call("f", arguments), Wanted("f", wanted)) == pytest.approx(share)
-    assert similarity(Call("g", arguments), Wanted("f", wanted)) == 0
-
-
-def test_the_best_pairing_is_not_the_first_one():
-    """The first call is two thirds like either; taken for the first, it leaves nothing for the second."""
-    wanted = [Wanted("f", {"a": [1], "b": [1], "c": [1]}), Wanted("f", {"a": [1], "b": [2], "c": [2]})]
-    made = [Call("f", {"a": 1, "b": 1, "c": 2}), Call("f", {"a": 3, "b": 1, "c": 1})]
-    assert score([made, []], wanted)[0]["arguments"] == pytest.approx(2 / 3)
 
 
 # The reward
@@ -190,17 +71,17 @@ CASES = {  # messages, then the terms
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_terms_of_the_reward(name):
+def test_terms_of_the_reward_computed_by_hand(name):
     first, second, *shares = CASES[name]
-    step = once(TASK, first, second)
+    step = play(TASK, first, second)
     expected = {term: WEIGHTS[term] * share for term, share in zip(TERMS, shares, strict=True)}
     assert {term: step.info[term] for term in TERMS} == pytest.approx(expected)
     assert step.reward == pytest.approx(sum(expected.values())) and step.done
     assert step.info["solved"] == shares[TERMS.index("exact")]
 
 
-def test_some_rewards_in_numbers():
-    rewards = {name: once(TASK, *CASES[name][:2]).reward for name in CASES}
+def test_rewards_computed_by_hand():
+    rewards = {name: play(TASK, *CASES[name][:2]).reward for name in CASES}
     assert rewards["right, shared out"] == pytest.approx(1.10) == FunctionCalling().reward_range[1]
     assert rewards["the worst"] == pytest.approx(-0.25) == FunctionCalling().reward_range[0]
     assert rewards["nothing"] == pytest.approx(-0.15)
@@ -209,26 +90,26 @@ def test_some_rewards_in_numbers():
     assert rewards["a wrong argument"] == pytest.approx(0.725)
 
 
-def test_the_clamp_is_never_felt():
-    assert CLAMP == (-0.4, 1.2) and CLAMP[0] < REACHED[0] and REACHED[1] < CLAMP[1]
-    assert REACHED[1] == pytest.approx(sum(weight for weight in WEIGHTS.values() if weight > 0))
+def test_the_clamp_has_no_effect():
+    assert CLAMP == (-0.4, 1.2) and CLAMP[0] < ATTAINABLE[0] and ATTAINABLE[1] < CLAMP[1]
+    assert ATTAINABLE[1] == pytest.approx(sum(weight for weight in WEIGHTS.values() if weight > 0))
 
 
 def test_either_agent_may_have_the_odd_call():
     task = TASK | {"ground_truth": [*TASK["ground_truth"], {"h": {"a": [1]}}]}
     for texts in (("f(a=1)\nh(a=1)", 'g(b="x")'), ("h(a=1)", 'g(b="x")\nf(a=1)')):
-        assert once(task, *texts).reward == pytest.approx(1.10)
-    assert once(task, 'f(a=1)\nh(a=1)\ng(b="x")', "").info["balance"] == pytest.approx(0.15 / 3)
+        assert play(task, *texts).reward == pytest.approx(1.10)
+    assert play(task, 'f(a=1)\nh(a=1)\ng(b="x")', "").info["balance"] == pytest.approx(0.15 / 3)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_no_calls_leave_the_range_and_the_order_of_agents_is_nothing(data):
+def test_rewards_stay_in_the_range_and_ignore_the_order_of_agents(data):
     call = st.builds("{}({}={})".format, st.sampled_from("fghk"), st.sampled_from("abz"), st.sampled_from(["1", "2", "'x'"]))
     texts = [data.draw(st.lists(call, max_size=9).map("\n".join)) for _ in range(2)]
-    step = once(TASK, *texts)
-    assert REACHED[0] - 1e-9 <= step.reward <= REACHED[1] + 1e-9
-    assert once(TASK, *texts[::-1]).reward == pytest.approx(step.reward)
+    step = play(TASK, *texts)
+    assert ATTAINABLE[0] - 1e-9 <= step.reward <= ATTAINABLE[1] + 1e-9
+    assert play(TASK, *texts[::-1]).reward == pytest.approx(step.reward)
     assert (step.reward > 1.10 - 1e-9) == (step.info["solved"] and step.info["balance"] == 0.15 and not step.info["duplicate"])
 
 
@@ -262,9 +143,9 @@ def test_no_calls_leave_the_range_and_the_order_of_agents_is_nothing(data):
         '{"name": "f", "arguments": "' + "[" * 7900 + '"}',
     ],
 )
-def test_hostile_texts_take_no_time(text):
+def test_hostile_texts_are_scored_quickly(text):
     start = time.perf_counter()
-    step = once(TASK, text, text)
+    step = play(TASK, text, text)
     assert time.perf_counter() - start < 1 and math.isfinite(step.reward)
     json.dumps(FunctionCalling().render(step.state))
 
@@ -273,26 +154,26 @@ def test_hostile_texts_take_no_time(text):
 
 
 @pytest.mark.parametrize("sharing", ["halves", "self_select"])
-def test_the_best_can_be_had_of_every_request(sharing):
+def test_the_solver_earns_the_maximum_on_every_request(sharing):
     env = FunctionCalling(sharing=sharing)
     tasks = [*env.tasks("train", 150), *env.tasks("eval", 50)]
     assert len(tasks) == 200 and {len(task["ground_truth"]) for task in tasks} == {2, 3, 4, 5}
     for task in tasks:
-        step = once(task, *best(env, task), sharing=sharing)
+        step = play(task, *solution(env, task), sharing=sharing)
         assert step.reward == pytest.approx(1.10) and step.info["solved"] == 1
 
 
-def test_requests_name_every_value_and_prompts_show_no_call():
+def test_requests_name_every_value_and_prompts_show_no_expected_call():
     env = FunctionCalling()
     for task in env.tasks("train", 100):
         _, prompts = env.reset(task, RNG)
         assert len(prompts[0]) < 1800 and prompts[0] != prompts[1]
-        assert not any(line in prompt for prompt in prompts for text in best(env, task) for line in text.splitlines())
+        assert not any(line in prompt for prompt in prompts for text in solution(env, task) for line in text.splitlines())
         for call in task["ground_truth"]:
             for values in next(iter(call.values())).values():
                 shown = {True: "on", False: "off"}[values[0]] if isinstance(values[0], bool) else str(values[0])
                 assert "" in values or shown in task["user_prompt"] or values == [True]
-        offered = [of["name"] for of in task["function"]]
+        offered = [schema["name"] for schema in task["function"]]
         assert len(set(offered)) == len(offered) and {name for call in task["ground_truth"] for name in call} <= set(offered)
 
 
@@ -321,22 +202,22 @@ def test_a_schema_in_one_line():
 
 
 def test_rows_of_a_file(tmp_path):
-    """Values of several types, arguments that may be left out, and fields that nobody reads."""
+    """Values of several types, arguments that may be left out, and unknown fields."""
     rows = [TASK | {"ground_truth": [{"f": {"a": [i, str(i), ""]}}, {"g": {"b": ["x"]}}], "id": i} for i in range(10)]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
     env = FunctionCalling(tmp_path / "rows.jsonl")
     train, held_out = env.tasks("train"), env.tasks("eval")
     assert len(train) == 8 and len(held_out) == 2 and "id" not in train[0]
-    assert once(train[0], "f()", 'g(b="x")').reward == pytest.approx(1.10)
-    assert once(train[0], *best(env, train[0])).reward == pytest.approx(1.10)
+    assert play(train[0], "f()", 'g(b="x")').reward == pytest.approx(1.10)
+    assert play(train[0], *solution(env, train[0])).reward == pytest.approx(1.10)
     (tmp_path / "bad.jsonl").write_text(json.dumps({"user_prompt": "x", "function": []}) + "\n")
     with pytest.raises(ValueError, match="no calls in ground_truth"):
         FunctionCalling(tmp_path / "bad.jsonl")
 
 
-def test_a_picture_of_what_was_wanted_and_made():
+def test_render_shows_expected_and_actual_calls():
     env = FunctionCalling()
-    step = once(TASK, "f(a=2)", "")
+    step = play(TASK, "f(a=2)", "")
     assert env.render(step.state).splitlines() == [
         "Do f of 1 and g of x.",
         "wanted (values of which one is met):",
@@ -356,10 +237,10 @@ def test_a_picture_of_what_was_wanted_and_made():
         ({"function": [{}]}, "no list of functions"),
         ({"ground_truth": []}, "no calls in ground_truth"),
         ({"ground_truth": [{"f": {}, "g": {}}]}, "no calls in ground_truth"),
-        ({"ground_truth": [{"nobody": {}}]}, "of no function it has"),
-        ({"ground_truth": [{"f": {"a": 1}}]}, "values of 'f' are no lists"),
-        ({"ground_truth": [{"f": {"a": []}}]}, "no lists of at least one"),
-        ({"ground_truth": [{"f": 1}]}, "no arguments by name"),
+        ({"ground_truth": [{"nobody": {}}]}, "not of one of its functions"),
+        ({"ground_truth": [{"f": {"a": 1}}]}, "at least one value for each argument of 'f'"),
+        ({"ground_truth": [{"f": {"a": []}}]}, "at least one value for each argument of 'f'"),
+        ({"ground_truth": [{"f": 1}]}, "its arguments are no dict"),
     ],
 )
 def test_malformed_tasks_are_refused(change, message):

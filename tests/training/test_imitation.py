@@ -16,10 +16,11 @@ from jmarl.envs import ENVIRONMENTS, make
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.games.grid import GridPlanning
 from jmarl.envs.math.reasoning import said_of
-from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
-from jmarl.envs.tools.calls import written
-from jmarl.envs.tools.use import ToolTeam, ToolUse
-from jmarl.envs.vector import LockStep, solve_once
+from jmarl.envs.messages import Message, Observation, Reward, SimulatedEnvironment
+from jmarl.envs.tools.tool_calls import format_message
+from jmarl.envs.tools.tool_use import ToolTeam, ToolUse
+from jmarl.envs.vector import LockStep, Step, TextEnvironment, solve_once
+from jmarl.envs.messages import SimulatedAdapter
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.team import agents_of, make_team
 from jmarl.training.imitation import demonstrate, imitate
@@ -100,7 +101,7 @@ def test_an_answer_is_shown_where_all_that_it_needs_was_found(make_env):
             for of in task["calls"]
             for call in of
         ]
-        assert (said == written([], task["answer"])) == all(found)
+        assert (said == format_message([], task["answer"])) == all(found)
         counts[all(found)] += 1
     assert min(counts) > 60
 

@@ -1,4 +1,5 @@
-"""Environments in which agents write programs, which the sandbox runs.
+"""Environments in which agents write Python programs, scored by running tests in the sandbox.
 
-The room imports `envs` and `sandbox`. Open `generation.py` first.
+The room imports `envs` and `sandbox`. Open `generation.py` first: the other environments (completion, execution, pipeline) are
+variants of it.
 """

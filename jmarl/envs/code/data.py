@@ -1,8 +1,11 @@
-"""Data sets of programming problems as items of `code_generation`, from the hub or from a local file of the same fields.
+"""Load data sets of programming problems as items of the code environments, from the hub or a local file of the same fields.
 
-An item has `prompt`, `entry_point`, `test` (hidden), `setup` (trusted code that runs before the tests, on their side),
-`setup_program` (what stands before the team's program: imports that the problem gives) and `task_id`. What tests expect is in
-no prompt: of MBPP, whose problems do not name their function, the prompt gives its signature instead of the usual examples.
+An item is a dict with `task_id`, `prompt`, `entry_point`, `test` (hidden), `setup` (trusted code that runs before the tests, in
+the process of the tests) and `setup_program` (code before the team's program: imports that the problem gives). ClassEval items
+have other fields (`classeval_item`).
+
+No prompt contains what a test expects. MBPP's problems do not name their function; the usual prompts show a test for that. Here
+the prompt gives the signature of the function instead.
 """
 
 from __future__ import annotations
@@ -11,63 +14,73 @@ import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jmarl.envs.code import text as code_text
+from jmarl.envs.code import syntax
 from jmarl.envs.data import load_rows
 
 
 class Source(NamedTuple):
-    """Where a data set is, and how a row becomes an item."""
+    """Where a data set is, and how to turn a row into an item."""
 
     hub: str
     config: str | None
     split: str
     fields: tuple[str, ...]
-    item: Callable[[dict], dict]
+    to_item: Callable[[dict], dict]
 
 
 def load_items(name: str, split: str | None = None, path: str | Path | None = None, limit: int | None = None) -> list[dict]:
-    """The items of a data set: humaneval, coophumaneval, mbpp, mbpp_sanitized or mbpp_openmlrl, and classeval for
-    `code_completion`.
+    """Load the items of a data set.
 
-    split: one of the hub's; path: a JSON Lines file (also .gz) to read instead of the hub; a features.json beside it says the
-    types of columns that are empty in whole files.
+    Args:
+        name: humaneval, coophumaneval, mbpp, mbpp_sanitized or mbpp_openmlrl; classeval for `CodeCompletion`.
+        split: of the hub; default: the one in `SOURCES`.
+        path: JSON Lines file (also .gz) to read instead of the hub. A features.json beside it gives the types of columns that
+            are empty in the whole file.
+        limit: number of rows to read; default: all.
+
+    Raises:
+        ValueError: an unknown name, a missing column or an empty field.
+        FileNotFoundError: there is no such file.
     """
     if name not in SOURCES:
         raise ValueError(f"unknown data set {name!r}: choose {', '.join(SOURCES)}")
     source = SOURCES[name]
-    how: dict[str, Any] = dict(config=source.config, split=split or source.split, path=path, limit=limit)
-    return [source.item(row) for row in load_rows(source.hub, source.fields, **how)]
+    rows = load_rows(source.hub, source.fields, config=source.config, split=split or source.split, path=path, limit=limit)
+    return [source.to_item(row) for row in rows]
 
 
-def of_check(row: dict) -> dict:
-    """HumanEval and what is shaped like it: a prompt that is the head of a program, and `check(candidate)`."""
-    head = code_text.without(row["prompt"], [row["entry_point"]])
+def humaneval_item(row: dict) -> dict:
+    """Convert a row of HumanEval or a set of its shape: the prompt is the head of a program, the test is `check(candidate)`."""
+    head = syntax.remove_names(row["prompt"], [row["entry_point"]])
     return {
         "task_id": str(row["task_id"]),
         "prompt": row["prompt"],
         "entry_point": row["entry_point"],
         "test": row["test"],
-        "setup": row["prompt"] if code_text.parsed(row["prompt"]) else "",
+        "setup": row["prompt"] if syntax.parse_program(row["prompt"]) else "",
         "setup_program": head if head != row["prompt"] else "",
     }
 
 
-def of_mbpp(row: dict) -> dict:
-    """MBPP: a text, a reference, and asserts that call it."""
+def mbpp_item(row: dict) -> dict:
+    """Convert a row of MBPP: a text, a reference solution, and asserts that call it."""
     test = "\n".join([row.get("test_setup_code") or "", *row["test_list"], *(row.get("challenge_test_list") or [])])
-    used = {node.id for node in ast.walk(code_text.parsed(test) or ast.Module([], [])) if isinstance(node, ast.Name)}
-    made = [
-        node for node in code_text.tops(row["code"]) if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in used
+    test_tree = syntax.parse_program(test) or ast.Module([], [])
+    names = {node.id for node in ast.walk(test_tree) if isinstance(node, ast.Name)}
+    tested = [
+        node
+        for node in syntax.statements(row["code"])
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names
     ]
-    functions = [node for node in made if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in tested if isinstance(node, ast.FunctionDef)]
     if not functions:
-        raise ValueError(f"task {row['task_id']}: no function of the reference is called by its tests")
-    asked = "\n".join(map(signature, made))
+        raise ValueError(f"task {row['task_id']}: its tests call no function of its reference solution; remove the row")
+    signatures = "\n".join(map(signature, tested))
     return {
         "task_id": str(row["task_id"]),
-        "prompt": f"{(row.get('text') or row.get('prompt') or '').strip()}\n\n{asked}",
+        "prompt": f"{(row.get('text') or row.get('prompt') or '').strip()}\n\n{signatures}",
         "entry_point": functions[-1].name,
         "test": test,
         "setup": "\n".join(row.get("test_imports") or []),
@@ -75,14 +88,17 @@ def of_mbpp(row: dict) -> dict:
     }
 
 
-def of_classeval(row: dict) -> dict:
-    """ClassEval: the skeleton of a class, its constructor, and what its methods take. Solutions and tests of single methods,
-    which the rows have too, stay out."""
+def classeval_item(row: dict) -> dict:
+    """Convert a row of ClassEval: the skeleton of a class, its constructor, and for each method whether it takes only `self`.
+
+    Solutions and tests of single methods, which the rows also have, are dropped.
+    """
     methods = []
     for method in row["methods_info"]:
-        takes = re.search(r"def\s+\w+\(([^)]*)\)", method["method_description"])
-        arguments = [x.strip() for x in (takes.group(1) if takes else "").split(",") if x.strip()]
-        methods.append({"name": method["method_name"], "only_self": arguments == ["self"]})
+        definition = re.search(r"def\s+\w+\(([^)]*)\)", method["method_description"])
+        parameters = definition.group(1).split(",") if definition else []
+        names = [name.strip() for name in parameters if name.strip()]
+        methods.append({"name": method["method_name"], "only_self": names == ["self"]})
     return {
         "task_id": str(row["task_id"]),
         "prompt": row["skeleton"].strip().removeprefix("'''").strip(),
@@ -94,22 +110,21 @@ def of_classeval(row: dict) -> dict:
 
 
 def signature(node: ast.FunctionDef | ast.ClassDef) -> str:
-    """The head of a function or class, without what it does."""
+    """Return the head of a function, or of a class with its constructor, with `...` for a body."""
     if isinstance(node, ast.FunctionDef):
         return f"def {node.name}({ast.unparse(node.args)}): ..."
     heads = [f"    {signature(x)}" for x in node.body if isinstance(x, ast.FunctionDef) and x.name == "__init__"]
     return "\n".join([f"class {node.name}:", *(heads or ["    ..."])])
 
 
+HUMANEVAL_FIELDS = ("task_id", "prompt", "test", "entry_point")
+CLASSEVAL_FIELDS = ("task_id", "skeleton", "test", "class_constructor", "methods_info")
+MBPP, MBPP_FIELDS = "google-research-datasets/mbpp", ("task_id", "text", "code", "test_list")
 SOURCES = {
-    "classeval": Source(
-        "FudanSELab/ClassEval", None, "test", ("task_id", "skeleton", "test", "class_constructor", "methods_info"), of_classeval
-    ),
-    "humaneval": Source("openai/openai_humaneval", None, "test", ("task_id", "prompt", "test", "entry_point"), of_check),
-    "coophumaneval": Source("OpenMLRL/CoopHumanEval", None, "test", ("task_id", "prompt", "test", "entry_point"), of_check),
-    "mbpp": Source("google-research-datasets/mbpp", "full", "train", ("task_id", "text", "code", "test_list"), of_mbpp),
-    "mbpp_sanitized": Source(
-        "google-research-datasets/mbpp", "sanitized", "train", ("task_id", "prompt", "code", "test_list"), of_mbpp
-    ),
-    "mbpp_openmlrl": Source("OpenMLRL/MBPP", None, "sanitized", ("task_id", "prompt", "test", "entry_point"), of_check),
+    "classeval": Source("FudanSELab/ClassEval", None, "test", CLASSEVAL_FIELDS, classeval_item),
+    "humaneval": Source("openai/openai_humaneval", None, "test", HUMANEVAL_FIELDS, humaneval_item),
+    "coophumaneval": Source("OpenMLRL/CoopHumanEval", None, "test", HUMANEVAL_FIELDS, humaneval_item),
+    "mbpp": Source(MBPP, "full", "train", MBPP_FIELDS, mbpp_item),
+    "mbpp_sanitized": Source(MBPP, "sanitized", "train", ("task_id", "prompt", "code", "test_list"), mbpp_item),
+    "mbpp_openmlrl": Source("OpenMLRL/MBPP", None, "sanitized", HUMANEVAL_FIELDS, humaneval_item),
 }

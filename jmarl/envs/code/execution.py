@@ -1,49 +1,92 @@
-"""Code execution: problems with test cases and MRLM's simple reward.
+"""Code execution: problems with test cases, under MRLM's simple reward.
 
-Task, roles, prompts, turns and feedback are those of `code_generation`; problems are best made by `code_problems`. Reward of a
-joint action, from -0.5 to 2, the same for all agents:
+Task, roles, prompts, turns and feedback are those of `generation.py`; the problems are best generated (`problems.py`).
+Reward of a joint action, the same for all agents, from -0.5 to 2:
 
-    (tests passed) / (tests)  + 1 if all passed  - 0.5 if any test raised
+    (tests passed) / (tests)  + 1 if all tests passed  - 0.5 if any test raised an exception
 
-An answer without the function, or one that is no Python, raises in every test: -0.5. So does a program that is stopped at a
-limit in the tests that it did not come to. Metrics: the three parts (`reward/passed`, `reward/all_passed`, `reward/raised`),
-`reward/solved`, `reward/limited`.
+An answer without the function, or one that is no Python, counts as raising: -0.5. So does a program that is stopped at a limit
+before its last test. Metrics: the three terms (`reward/passed`, `reward/all_passed`, `reward/raised`), `reward/solved`,
+`reward/limited`. Left out: levels for the form of the code and a bonus for cooperation, which `generation.py` has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jmarl.envs.code.generation import CodeGeneration, Formed, Score, form_problems, share_passed
-from jmarl.sandbox import ExecutionResult
-from jmarl.sandbox.inside.judge import RAISED as RAISED_TEST
+from jmarl.envs.code.generation import CodeGeneration
+from jmarl.envs.code.scoring import FormScore, Score, add_test_problem, passed_share
+from jmarl.envs.rewards import Processor
+from jmarl.sandbox import ExecutionResult, Limits, Sandbox
+from jmarl.sandbox.inside.judge import RAISED as RAISED_PREFIX
 
 ALL_PASSED, RAISED = 1.0, -0.5
 
 
-def raised(result: ExecutionResult | None) -> bool:
-    """Whether any test ended in something else than its comparison."""
+def any_test_raised(result: ExecutionResult | None) -> bool:
+    """Return whether any test ended in something else than its own comparison, or did not run at all."""
     if result is None or not result.tests or len(result.tests) < result.total:
         return True
-    return any(test.message.startswith(RAISED_TEST) for test in result.tests)
+    return any(test.message.startswith(RAISED_PREFIX) for test in result.tests)
 
 
 class CodeExecution(CodeGeneration):
-    """The environment; see the module. Options are those of `CodeGeneration`."""
+    """The environment; see the module docstring. The arguments are those of `CodeGeneration`, with one agent by default."""
 
-    def __init__(self, num_agents: int = 1, **options):
-        super().__init__(num_agents, **options)
+    def __init__(
+        self,
+        num_agents: int = 1,
+        *,
+        feedback: str = "level_feedback",
+        shown_tests: int = 0,
+        expert: Callable[[str], str] | None = None,
+        processor: Processor | None = None,
+        limits: Limits | None = None,
+        sandbox: Sandbox | None = None,
+        generator: Any = None,
+    ):
+        super().__init__(
+            num_agents,
+            feedback=feedback,
+            shown_tests=shown_tests,
+            expert=expert,
+            processor=processor,
+            limits=limits,
+            sandbox=sandbox,
+            generator=generator,
+        )
         self.reward_range = (RAISED, 1 + ALL_PASSED)
 
-    def score(self, codes: Sequence[str], item: dict, formed: Formed, result: ExecutionResult | None) -> Score:
-        score = Score({"passed": share_passed(result)}, form_problems(formed[2], result), result)
-        score.parts.update(all_passed=ALL_PASSED * score.solved, raised=RAISED * raised(result))
+    def score(self, codes: Sequence[str], item: dict, form: FormScore, result: ExecutionResult | None) -> Score:
+        """Return the reward in its parts. result: of the hidden tests; None if they were not run."""
+        score = Score({"passed": passed_share(result)}, add_test_problem(form.problems, result), result)
+        score.parts.update(all_passed=ALL_PASSED * score.solved, raised=RAISED * any_test_raised(result))
         return score
 
 
 class CodeExecutionEnvironment(CodeExecution):
-    """The same by MRLM's name, with its problems first: CodeExecutionEnvironment(CodeProblemGenerator())."""
+    """`CodeExecution` under MRLM's name, with the generator first: `CodeExecutionEnvironment(CodeProblemGenerator())`."""
 
-    def __init__(self, generator: Any = None, **options):
-        super().__init__(generator=generator, **options)
+    def __init__(
+        self,
+        generator: Any = None,
+        num_agents: int = 1,
+        *,
+        feedback: str = "level_feedback",
+        shown_tests: int = 0,
+        expert: Callable[[str], str] | None = None,
+        processor: Processor | None = None,
+        limits: Limits | None = None,
+        sandbox: Sandbox | None = None,
+    ):
+        super().__init__(
+            num_agents,
+            feedback=feedback,
+            shown_tests=shown_tests,
+            expert=expert,
+            processor=processor,
+            limits=limits,
+            sandbox=sandbox,
+            generator=generator,
+        )

@@ -1,89 +1,59 @@
-"""Code generation: a team writes one function; the last agent the function itself, those before it helpers that it may call.
+"""Code generation: a team writes one Python function; the last agent writes the function, the others helpers that it may call.
 
-Task: an item with a problem text, the name of the function (`entry_point`) and hidden tests. Data: HumanEval (arXiv
-2107.03374), CoopHumanEval (arXiv 2508.04652) and MBPP (arXiv 2108.07732) by `load_items`, or problems made by
-`jmarl.envs.code.problems`. Roles: with two agents, agent 0 writes `aux`, agent 1 the function; with more, agents 0, 1, … write
-`aux_1`, `aux_2`, …; one agent alone writes the function.
+Task: an item with a problem text, the name of the function (`entry_point`) and hidden tests.
+Data: HumanEval (arXiv 2107.03374), CoopHumanEval (arXiv 2508.04652) and MBPP (arXiv 2108.07732) by `data.load_items`, or
+generated problems (`problems.py`, the default).
+Roles: with two agents, agent 0 writes `aux` and agent 1 the function. With more, agents 0, 1, ... write `aux_1`, `aux_2`, ... A
+single agent writes the function alone.
 
-Reward of a joint action, the same for all agents, at most 4 (2.1 for one agent), decided on the syntax tree and by running all
-tests in a sandbox:
+Reward of a joint action, the same for all agents, from 0 to 4 (2.1 for one agent), decided on the syntax tree and by running
+all hidden tests in a sandbox (`scoring.py`):
 
-    level 1   + 0.4 aux is defined and returns (with several helpers, their share)
-              + 0.6 the function is defined and returns; else stop
+    level 1   + 0.4 aux is defined and returns something (several helpers: the share that does)
+              + 0.6 the function is defined and returns something; else stop
     level 2   + 0.5 the program of all agents together parses; else stop
     level 3   + (tests passed) / (tests)
-    bonus     only if a test passed and aux is defined: + 0.5 the function calls aux; of those that do
-              + 1.0 it does more than hand its arguments on to aux, - 0.5 it makes nothing of what aux returns
-              (with several helpers, means over them)
+    bonus     only if a test passed, for each helper that is defined and called by the function, averaged over the helpers:
+              + 0.5, + 1.0 unless the function is a mere wrapper of the helper, - 0.5 if it ignores the helper's result
 
-A program that is stopped at a limit keeps the tests that passed before. If nobody can say what a program is worth (the sandbox
-failed twice, the item's tests do not run), the joint action is masked. Metrics: `reward/level_1` to `level_3`, `reward/bonus`,
-`reward/solved` (all tests passed), `reward/limited` (stopped at a limit).
+A program that is stopped at a limit keeps the tests that passed before. The joint action is masked if nobody can say what the
+program is worth: the sandbox failed twice, or the tests of the item do not run.
+Metrics: `reward/level_1` to `level_3`, `reward/bonus`, `reward/solved` (all tests passed), `reward/limited` (stopped at a
+limit).
 
-Turns: in each, all agents write anew; what they read then is the problem, the code of all of the turn before, and feedback:
+Turns: all agents write again in every turn. From the second turn on they read the problem, everyone's last code, and feedback:
 
-    plain            no more than that
+    plain            nothing more
     passed           whether all tests passed
     level_passed     which levels were passed
-    level_feedback   what was wrong at each level, and with shown_tests=n the first n tests and what came of them
-    expert_edits     what `expert`, a function from prompt to text, proposes
+    level_feedback   what was wrong at each level; with shown_tests=n also the first n tests and their results
+    expert_edits     the edits proposed by `expert`, a function from prompt to text
 
-Only `level_feedback` with shown_tests above 0 shows tests; what the item's tests expect is in no other prompt.
-Left out: checking whether the problem text itself gives tests away (MBPP's original prompt does; ours does not).
+Only `level_feedback` with shown_tests above 0 shows tests. No other prompt contains what the tests expect.
+Left out: checking whether the problem text itself gives tests away (MBPP's original prompts do; those of `data.py` do not).
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.code import scoring, syntax
+from jmarl.envs.code.extraction import extract_code
+from jmarl.envs.code.problems import CodeProblemGenerator
+from jmarl.envs.code.scoring import FormScore, Score
 from jmarl.envs.base import Answer
-from jmarl.envs.code import problems as code_problems
-from jmarl.envs.code import text as code_text
 from jmarl.envs.rewards import Processor, RewardFunction
-from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, asserts, default_sandbox
-from jmarl.sandbox.inside.judge import Numbered
+from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, default_sandbox
 from jmarl.sandbox.types import utf8
 
-Formed = tuple[float, float, tuple[str, ...]]
-Feedback = Literal["plain", "passed", "level_passed", "level_feedback", "expert_edits"]
-
-AUX, MAIN, PARSES, TESTS, CALLS, MORE_THAN_WRAPPER, IGNORED = 0.4, 0.6, 0.5, 1.0, 0.5, 1.0, -0.5
-
-
-class Score(NamedTuple):
-    """Of one joint action."""
-
-    parts: dict[str, float]  # what the reward is the sum of
-    problems: tuple[str, ...]  # what was wrong, for feedback; says nothing of what tests expect
-    result: ExecutionResult | None  # None if nothing was run
-
-    @property
-    def masked(self) -> bool:
-        return self.result is not None and self.result.masked
-
-    @property
-    def total(self) -> float:
-        return float("nan") if self.masked else sum(self.parts.values())
-
-    @property
-    def solved(self) -> bool:
-        """All tests passed. Where the program itself had a say in one, the outcome is another: weak."""
-        return self.result is not None and self.result.outcome == "passed"
-
-
-def share_passed(result: ExecutionResult | None) -> float:
-    """Of the tests; one that was left to the program does not count as passed."""
-    if result is None or not result.total:
-        return 0.0
-    return result.passed / result.total
+FEEDBACK_MODES = ("plain", "passed", "level_passed", "level_feedback", "expert_edits")
 
 
 class Episode(NamedTuple):
-    """What was asked, and in the last turn written and scored."""
+    """State of an episode: the item, and the code and score of the last turn."""
 
     item: dict
     codes: tuple[str, ...] = ()  # [N]
@@ -91,86 +61,32 @@ class Episode(NamedTuple):
     turn: int = 0
 
 
-def helper_names(num_agents: int) -> list[str]:
-    """Of all agents but the last."""
-    return ["aux"] if num_agents == 2 else [f"aux_{i + 1}" for i in range(num_agents - 1)]
-
-
-def item_tests(item: dict) -> Tests:
-    """The hidden tests of an item; refuses a malformed one with what it lacks."""
-    missing = [
-        name for name in ("prompt", "entry_point", "test") if not isinstance(item.get(name), str) or not item[name].strip()
-    ]
-    if missing:
-        known = item.get("task_id", item)
-        raise ValueError(f"item {known!r:.80} has no text in {', '.join(missing)}: it needs prompt, entry_point and test")
-    return asserts(item["test"], item["entry_point"], item.get("setup", ""))
-
-
-def program_of(codes: Sequence[str], item: dict) -> str:
-    """The program of all agents together: nobody replaces what another was asked for."""
-    names = helper_names(len(codes))
-    parts = []
-    for agent, code in enumerate(codes):
-        own = names[agent] if agent < len(names) else item["entry_point"]
-        parts.append(code_text.without(code, [name for name in [*names, item["entry_point"]] if name != own]))
-    return code_text.joined([item.get("setup_program", ""), *parts])
-
-
-def form(codes: Sequence[str], item: dict) -> Formed:
-    """Levels 1 and 2, and what was wrong."""
-    names, entry, problems = helper_names(len(codes)), item["entry_point"], []
-    there = [code_text.returns(code, name) for code, name in zip(codes, names, strict=False)]
-    problems += [f"{name} is not defined or returns nothing" for name, ok in zip(names, there, strict=True) if not ok]
-    level_1 = AUX * sum(there) / len(names) if names else 0.0
-    if not code_text.returns(codes[-1], entry):
-        return level_1, 0.0, (*problems, f"{entry} is not defined or returns nothing")
-    if not code_text.compiles(program_of(codes, item)):
-        return level_1 + MAIN, 0.0, (*problems, "the program is no valid Python")
-    return level_1 + MAIN, PARSES, tuple(problems)
-
-
-def bonus_of(codes: Sequence[str], item: dict) -> float:
-    """For the way in which the function uses its helpers; means over them."""
-    main, total, names = code_text.function(codes[-1], item["entry_point"]), 0.0, helper_names(len(codes))
-    for code, name in zip(codes, names, strict=False):
-        if main is None or not code_text.returns(code, name) or not code_text.calls(main, name):
-            continue
-        own = code_text.tops(code_text.without(codes[-1], [name]))
-        if any(code_text.binds(node, name) for node in own):  # then it may be that one which is called
-            continue
-        total += CALLS + MORE_THAN_WRAPPER * (not code_text.is_wrapper(main, name)) + IGNORED * code_text.ignores(main, name)
-    return total / max(len(names), 1)
-
-
-def form_problems(problems: tuple[str, ...], result: ExecutionResult | None) -> tuple[str, ...]:
-    """With what the tests said, if that was not all well."""
-    if result is None or result.outcome == "passed":
-        return problems
-    stopped = f"; it was stopped at its limit: {result.limit_hit}" if result.limit_hit else ""
-    weak = sum(test.weak for test in result.tests)
-    own_word = (
-        f"; {weak} more held only because the program's own comparison or arithmetic said so, and do not count" if weak else ""
-    )
-    return (*problems, f"{result.passed} of {result.total} tests pass{own_word}{stopped}")
-
-
 class CodeGeneration:
-    """The environment; see the module.
+    """The code-generation environment; see the module docstring.
 
-    num_agents: writers. feedback: what later turns read; shown_tests: of level_feedback; expert: of expert_edits, from prompt
-    to text. processor: applied to the reward, such as RewardProcessors.shift(-4), with which an early_termination_threshold of
-    -0.2 means nearly perfect. sandbox: where programs run; by default the process's own, which is started now, so that a
-    machine without one is known before training. generator: where `tasks` come from, by default made problems.
+    Other code environments are subclasses. They override `tests`, `update_codes`, `code_of`, `program`, `score` or
+    `first_prompts`.
+
+    Args:
+        num_agents: agents that write code.
+        feedback: one of `FEEDBACK_MODES`, described in the module docstring.
+        shown_tests: tests shown by level_feedback.
+        expert: writes the edits of expert_edits.
+        processor: transforms the reward. `RewardProcessors.shift(-4)` moves the maximum to 0, so that
+            early_termination_threshold=-0.2 means nearly perfect.
+        limits: of each program; default: those of the sandbox.
+        sandbox: runs the programs. Default: the sandbox of this process, which is started now, so that a machine without one
+            fails before training.
+        generator: has `tasks(split, count, seed)`. Default: generated problems.
     """
 
-    max_turns = 1  # at least; further turns are played as long as `num_turns` wants
+    max_turns = 1  # the least number of turns: `num_turns` of the run decides
 
     def __init__(
         self,
         num_agents: int = 2,
         *,
-        feedback: Feedback = "level_feedback",
+        feedback: str = "level_feedback",
         shown_tests: int = 0,
         expert: Callable[[str], str] | None = None,
         processor: Processor | None = None,
@@ -179,158 +95,166 @@ class CodeGeneration:
         generator: Any = None,
     ):
         if num_agents < 1:
-            raise ValueError(f"num_agents={num_agents}: at least one writes the function")
-        if feedback not in get_args(Feedback):
-            raise ValueError(f"feedback={feedback!r}: choose {', '.join(get_args(Feedback))}")
-        if (expert is not None) != (feedback == "expert_edits"):
-            raise ValueError(f"feedback={feedback!r} and {'an' if expert else 'no'} expert: they go together with expert_edits")
+            raise ValueError(f"num_agents={num_agents}: use at least 1")
+        if feedback not in FEEDBACK_MODES:
+            raise ValueError(f"feedback={feedback!r}: choose {', '.join(FEEDBACK_MODES)}")
+        if expert is None and feedback == "expert_edits":
+            raise ValueError("feedback='expert_edits' needs an expert: pass a function from prompt to text")
+        if expert is not None and feedback != "expert_edits":
+            raise ValueError(f"expert has no effect with feedback={feedback!r}: remove it, or use feedback='expert_edits'")
         if shown_tests and feedback != "level_feedback":
-            raise ValueError(f"shown_tests={shown_tests} is for feedback='level_feedback', not {feedback!r}")
+            raise ValueError(f"shown_tests={shown_tests} has no effect with feedback={feedback!r}: use 'level_feedback'")
         self.num_agents, self.feedback, self.shown_tests, self.expert = num_agents, feedback, shown_tests, expert
         self.processor, self.limits, self.sandbox = processor, limits, sandbox or default_sandbox()
-        self.generator = generator or code_problems.CodeProblemGenerator()
-        best = MAIN + PARSES + TESTS
-        self.reward_range = (0.0, best + (AUX + CALLS + MORE_THAN_WRAPPER if num_agents > 1 else 0.0))
+        self.generator = generator or CodeProblemGenerator()
+        best_alone = scoring.FUNCTION + scoring.PARSES + scoring.TESTS
+        best_helper = scoring.HELPER + scoring.CALLS_HELPER + scoring.MORE_THAN_WRAPPER
+        self.reward_range = (0.0, best_alone + (best_helper if num_agents > 1 else 0.0))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return (*helper_names(self.num_agents), "main")
+        """Names of the agents [N]."""
+        return (*scoring.helper_names(self.num_agents), "main")
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        """Return up to `count` items of a split, the same for the same seed."""
         return self.generator.tasks(split, count, seed)
 
     def describe(self) -> dict[str, str]:
-        """The level at which programs are confined: verdicts of one run are all of one."""
+        """Return the confinement level of the sandbox: a resumed run must score its programs at the same level."""
         return {"sandbox": self.sandbox.level}
 
+    # Environment protocol: many episodes in lock-step
+
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Episode], list[list[str]]]:
+        """Return the states [P] and the first prompts [N][P]; raise ValueError for a malformed item."""
         del rng
         for item in items:
             self.tests(item)
-        return [Episode(item) for item in items], self._prompts([self.ask(item) for item in items])
+        return [Episode(item) for item in items], _by_agent([self.first_prompts(item) for item in items])
 
     def step(self, states: Sequence[Episode], actions: Sequence[Sequence[str]], rng: np.random.Generator) -> Answer:
-        each = zip(states, zip(*actions, strict=True), strict=True)
-        written = [self.codes(state, texts) for state, texts in each]
+        """Score the completions [N][B] written in states [B]. No episode is done: the run decides when to stop."""
+        completions = zip(*actions, strict=True)
+        codes = [self.update_codes(state, texts) for state, texts in zip(states, completions, strict=True)]
+        scores = self.scores([state.item for state in states], codes)
         after = [
-            state._replace(codes=codes, score=score, turn=state.turn + 1)
-            for state, codes, score in zip(states, written, self.scores([s.item for s in states], written), strict=True)
+            state._replace(codes=own, score=score, turn=state.turn + 1)
+            for state, own, score in zip(states, codes, scores, strict=True)
         ]
-        scores = [state.score for state in after if state.score]
 
-        def code_generation(*texts: Any) -> list[float]:  # checked and counted as what a reward function returns
+        def code_generation(*texts: Any) -> list[float]:  # RewardFunction checks and counts its values
             return [score.total for score in scores]
 
-        judge = RewardFunction(code_generation, num_agents=self.num_agents, processors=self.processor)
-        result = judge(actions, [state.item["prompt"] for state in states], [state.item for state in states], rng)
-        return Answer(result._replace(parts=parts_of(scores)), np.zeros(len(states), bool), after)
+        reward = RewardFunction(code_generation, num_agents=self.num_agents, processors=self.processor)
+        result = reward(actions, [state.item["prompt"] for state in states], [state.item for state in states], rng)
+        return Answer(result._replace(parts=scoring.score_metrics(scores)), np.zeros(len(states), bool), after)
 
     def observe(self, after: Sequence[Episode]) -> tuple[list[Episode], list[list[str]]]:
-        return list(after), self._prompts([self.ask_again(state) for state in after])
+        """Return the states [B] and the prompts [N][B] of the next turn."""
+        return list(after), _by_agent([self.later_prompts(state) for state in after])
 
-    # What other environments of code do in their own way
+    # What subclasses override
 
     def tests(self, item: dict) -> Tests:
-        return item_tests(item)
+        """Return the hidden tests of an item; raise ValueError for a malformed item."""
+        return scoring.item_tests(item)
 
-    def codes(self, state: Episode, texts: Sequence[str]) -> tuple[str, ...]:
-        """Of all agents [N], after they have answered."""
-        return tuple(map(self.written, texts))
+    def update_codes(self, state: Episode, texts: Sequence[str]) -> tuple[str, ...]:
+        """Return the code of all agents [N] after they wrote these completions [N]."""
+        return tuple(map(self.code_of, texts))
 
-    def written(self, completion: str) -> str:
-        """What is kept of a completion; others read it, so that it can be encoded."""
-        return code_text.extract_code(utf8(completion))
+    def code_of(self, completion: str) -> str:
+        """Return the code of a completion. Lone surrogates are written out: tokenizers and the sandbox take no such text."""
+        return extract_code(utf8(completion))
 
     def program(self, codes: Sequence[str], item: dict) -> str:
-        return program_of(codes, item)
+        """Return the program of all agents together."""
+        return scoring.team_program(codes, item)
 
-    def scores(self, items: Sequence[dict], written: Sequence[Sequence[str]]) -> list[Score]:
-        """Of codes [B][N]; all programs that get so far run side by side."""
-        formed = [form(codes, item) for item, codes in zip(items, written, strict=True)]
-        run = [i for i, (_, level_2, _) in enumerate(formed) if level_2]
-        programs = [self.program(written[i], items[i]) for i in run]
-        results = self.sandbox.run_many(programs, [self.tests(items[i]) for i in run], self.limits)
-        found: dict[int, ExecutionResult] = dict(zip(run, results, strict=True))
-        each = enumerate(zip(written, items, formed, strict=True))
-        return [self.score(codes, item, of, found.get(i)) for i, (codes, item, of) in each]
+    def scores(self, items: Sequence[dict], codes: Sequence[Sequence[str]]) -> list[Score]:
+        """Return the scores of codes [B][N]. All programs that parse run side by side."""
+        forms = [scoring.score_form(own, item) for own, item in zip(codes, items, strict=True)]
+        runnable = [i for i, form in enumerate(forms) if form.level_2]
+        programs = [self.program(codes[i], items[i]) for i in runnable]
+        results = self.sandbox.run_many(programs, [self.tests(items[i]) for i in runnable], self.limits)
+        result_at: dict[int, ExecutionResult] = dict(zip(runnable, results, strict=True))
+        return [self.score(codes[i], items[i], form, result_at.get(i)) for i, form in enumerate(forms)]
 
-    def score(self, codes: Sequence[str], item: dict, formed: Formed, result: ExecutionResult | None) -> Score:
-        """The reward in its parts. formed: what `form` says; result: of the tests, None where the form stopped before them."""
-        level_1, level_2, problems = formed
-        share = share_passed(result)
+    def score(self, codes: Sequence[str], item: dict, form: FormScore, result: ExecutionResult | None) -> Score:
+        """Return the reward in its parts. result: of the hidden tests; None if they were not run."""
+        share = scoring.passed_share(result)
         parts = {
-            "level_1": level_1,
-            "level_2": level_2,
-            "level_3": TESTS * share,
-            "bonus": bonus_of(codes, item) if share else 0.0,
+            "level_1": form.level_1,
+            "level_2": form.level_2,
+            "level_3": scoring.TESTS * share,
+            "bonus": scoring.cooperation_bonus(codes, item) if share else 0.0,
         }
-        return Score(parts, form_problems(problems, result), result)
+        return Score(parts, scoring.add_test_problem(form.problems, result), result)
 
     def levels(self, state: Episode) -> dict[str, bool]:
-        """Which levels an answer has passed."""
-        there = code_text.returns(state.codes[-1], state.item["entry_point"])
-        level_2 = form(state.codes, state.item)[1]
-        return {"form": there, "syntax": level_2 > 0, "tests": state.score is not None and state.score.solved}
+        """Return which levels the last turn's code has passed, for `level_passed`."""
+        defined = syntax.returns_value(state.codes[-1], state.item["entry_point"])
+        parses = scoring.score_form(state.codes, state.item).level_2 > 0
+        return {"form": defined, "syntax": parses, "tests": state.score is not None and state.score.solved}
 
-    # What agents read
+    # Prompts
 
-    def ask(self, item: dict) -> list[str]:
-        """The first prompt of each agent."""
-        names, entry, problem = helper_names(self.num_agents), item["entry_point"], item["prompt"].strip()
-        out = []
-        for name in names:
-            out.append(
+    def first_prompts(self, item: dict) -> list[str]:
+        """Return the prompts of the first turn [N]."""
+        helpers, entry_point = scoring.helper_names(self.num_agents), item["entry_point"]
+        problem = item["prompt"].strip()
+        prompts = []
+        for name in helpers:
+            prompts.append(
                 f"Help to solve this problem:\n\n{problem}\n\nWrite a Python function named {name} that does a useful part of "
-                f"the work. Another programmer writes {entry}, which may call {name}. Answer with the code of {name} only."
+                f"the work. Another programmer writes {entry_point}, which may call {name}. "
+                f"Answer with the code of {name} only."
             )
-        may = f" You may call {' and '.join(names)}, which other programmers write for you." if names else ""
-        out.append(f"Solve this problem:\n\n{problem}\n\nWrite the Python function {entry}.{may} Answer with its code only.")
-        return out
+        may_call = f" You may call {' and '.join(helpers)}, which other programmers write for you." if helpers else ""
+        prompts.append(
+            f"Solve this problem:\n\n{problem}\n\nWrite the Python function {entry_point}.{may_call} Answer with its code only."
+        )
+        return prompts
 
-    def ask_again(self, state: Episode) -> list[str]:
-        """The prompts of a later turn."""
-        said = self.feedback_on(state)
+    def later_prompts(self, state: Episode) -> list[str]:
+        """Return the prompts of a later turn [N]: the first prompt, everyone's code, and feedback."""
+        feedback = self.feedback_on(state)
         codes = "\n\n".join(f"```python\n{code}\n```" for code in state.codes)
         return [
-            f"{first}\n\nThe code so far:\n\n{codes}\n\n{said}Write your part again, better." for first in self.ask(state.item)
+            f"{first}\n\nThe code so far:\n\n{codes}\n\n{feedback}Write your part again, better."
+            for first in self.first_prompts(state.item)
         ]
 
     def feedback_on(self, state: Episode) -> str:
-        score, item = state.score, state.item
-        assert score is not None  # only asked for after a step
-        solved = score.solved
+        """Return the feedback on the last turn, with an empty line behind it, or the empty text."""
+        assert state.score is not None  # set by `step`
         if self.feedback == "plain":
             return ""
         if self.feedback == "passed":
-            return f"It {'passes all tests' if solved else 'does not pass all tests'}.\n\n"
+            return f"It {'passes all tests' if state.score.solved else 'does not pass all tests'}.\n\n"
         if self.feedback == "level_passed":
-            reached = self.levels(state).items()
-            return "".join(f"{name}: {'passed' if ok else 'not passed'}\n" for name, ok in reached) + "\n"
+            levels = self.levels(state).items()
+            return "".join(f"{name}: {'passed' if ok else 'not passed'}\n" for name, ok in levels) + "\n"
         if self.feedback == "expert_edits":
-            assert self.expert is not None
-            question = f"{item['prompt']}\n\n```python\n{self.program(state.codes, item)}\n```\n\nPropose edits to this code."
-            return f"An expert says:\n{self.expert(question)}\n\n"
-        lines = [f"- {problem}" for problem in score.problems] or ["- all tests pass"]
-        for test, of in zip(shown(item)[: self.shown_tests], score.result.tests if score.result else (), strict=False):
-            lines.append(f"- {test}: {'passes' if of.passed else f'does not pass ({of.message})'}")
-        return "\n".join(lines) + "\n\n"
+            return self._expert_feedback(state)
+        return _level_feedback(state.item, state.score, self.shown_tests)
 
-    def _prompts(self, of_items: list[list[str]]) -> list[list[str]]:
-        """Prompts [P][N] as [N][P]."""
-        return [list(of_agent) for of_agent in zip(*of_items, strict=True)]
+    def _expert_feedback(self, state: Episode) -> str:
+        assert self.expert is not None  # checked by the constructor
+        program = self.program(state.codes, state.item)
+        question = f"{state.item['prompt']}\n\n```python\n{program}\n```\n\nPropose edits to this code."
+        return f"An expert says:\n{self.expert(question)}\n\n"
 
 
-def shown(item: dict) -> list[str]:
-    """What the tests of an item assert, in the order of their results."""
-    numbered = Numbered()
-    numbered.visit(ast.parse(item["test"]))
-    return [ast.unparse(node.test) for node in numbered.asserts]
+def _level_feedback(item: dict, score: Score, shown_tests: int) -> str:
+    lines = [f"- {problem}" for problem in score.problems] or ["- all tests pass"]
+    if shown_tests and score.result:
+        for text, test in zip(scoring.assert_texts(item)[:shown_tests], score.result.tests, strict=False):
+            lines.append(f"- {text}: {'passes' if test.passed else f'does not pass ({test.message})'}")
+    return "\n".join(lines) + "\n\n"
 
 
-def parts_of(scores: Sequence[Score]) -> dict[str, np.ndarray]:
-    """For the log: [J] of each part of the reward, and of what came of the tests; NaN where masked."""
-    columns = {name: [score.parts[name] for score in scores] for name in (scores[0].parts if scores else ())}
-    columns["solved"] = [float(score.solved) for score in scores]
-    columns["limited"] = [float(score.result is not None and bool(score.result.limit_hit)) for score in scores]
-    masked = np.array([score.masked for score in scores])
-    return {name: np.where(masked, np.nan, values) for name, values in columns.items()}
+def _by_agent(prompts: list[list[str]]) -> list[list[str]]:
+    """Transpose prompts [P][N] to [N][P]."""
+    return [list(column) for column in zip(*prompts, strict=True)]

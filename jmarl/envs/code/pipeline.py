@@ -1,8 +1,8 @@
-"""Code generation one after the other: in turn t agent t writes its part, and reads what those before it wrote.
+"""Code generation one agent after the other: agent t writes its part in turn t and reads what the agents before it wrote.
 
-A baseline beside `code_generation`, where all write at once: the same items, reward and metrics. Play it with num_turns =
-num_agents; the last turn's reward is that of the whole program. Agents whose turn it is not are asked for a word, and what they
-say is not read. Left out: training on it, because of those words.
+A baseline for `generation.py`, where all agents write at once, with the same items, reward, reward range and metrics. Play it
+with num_turns = num_agents; the reward of the last turn is that of the whole program. Agents that are not on turn are asked for
+a single word, and their completions are ignored. Left out: training, because the agents would learn from those words.
 """
 
 from __future__ import annotations
@@ -10,28 +10,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jmarl.envs.code.generation import CodeGeneration, Episode
+from jmarl.envs.rewards import Processor
+from jmarl.sandbox import Limits, Sandbox
 
 WAIT = "Another programmer is writing. Answer with the word ok."
 
 
 class CodePipeline(CodeGeneration):
-    """The environment; see the module."""
+    """The sequential environment; see the module docstring. The arguments are those of `CodeGeneration`."""
 
-    def __init__(self, num_agents: int = 2, **more: Any):
-        super().__init__(num_agents, feedback="plain", **more)
+    def __init__(
+        self,
+        num_agents: int = 2,
+        *,
+        processor: Processor | None = None,
+        limits: Limits | None = None,
+        sandbox: Sandbox | None = None,
+        generator: Any = None,
+    ):
+        super().__init__(num_agents, feedback="plain", processor=processor, limits=limits, sandbox=sandbox, generator=generator)
 
-    def reset(self, items, rng):
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Episode], list[list[str]]]:
+        """Return the states [P] and the first prompts [N][P]: only agent 0 is asked for code."""
         states, _ = super().reset(items, rng)
-        return states, self._prompts([self.ask_again(state) for state in states])
+        return self.observe(states)
 
-    def codes(self, state: Episode, texts: Sequence[str]) -> tuple[str, ...]:
+    def update_codes(self, state: Episode, texts: Sequence[str]) -> tuple[str, ...]:
+        """Replace the code of the agent on turn; the other completions are ignored."""
         codes = list(state.codes or ("",) * self.num_agents)
-        codes[state.turn] = self.written(texts[state.turn])
+        codes[state.turn] = self.code_of(texts[state.turn])
         return tuple(codes)
 
-    def ask_again(self, state: Episode) -> list[str]:
-        done = "".join(f"\n\n```python\n{code}\n```" for code in state.codes[: state.turn] if code)
-        said = f"\n\nWritten by others so far:{done}" if done else ""
-        asked = self.ask(state.item)
-        return [text + said if agent == state.turn else WAIT for agent, text in enumerate(asked)]
+    def later_prompts(self, state: Episode) -> list[str]:
+        """Return the prompts [N]: the agent on turn reads the earlier agents' code, the others `WAIT`."""
+        blocks = "".join(f"\n\n```python\n{code}\n```" for code in state.codes[: state.turn] if code)
+        earlier_code = f"\n\nWritten by others so far:{blocks}" if blocks else ""
+        prompts = self.first_prompts(state.item)
+        return [text + earlier_code if agent == state.turn else WAIT for agent, text in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""Environments in which agents call tools or functions.
+"""Environments in which agents call tools, or write function calls that are compared with the expected ones and never run.
 
-The room imports `envs` and `sandbox`. Open `use.py` first.
+The room imports `envs` and `sandbox`. Open `tool_use.py` first, or `function_calling.py` for the second environment.
 """

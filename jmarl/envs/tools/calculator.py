@@ -1,8 +1,11 @@
-"""A calculator: arithmetic on the syntax tree, bounded in every direction, nothing evaluated by Python.
+"""A calculator for arithmetic expressions, evaluated on the syntax tree and bounded in every direction.
 
-Numbers, `+ - * / // %`, `^` or `**` for powers, parentheses, the constants pi, e and tau, and the functions of `FUNCTIONS`.
-Whole numbers are exact up to 2^1024 in size, others are floats and finite. Whatever is too long, too deep or too large is
-refused before it is computed. × ÷ − may be written too.
+It knows numbers, `+ - * / // %`, `^` or `**` for powers, parentheses, the constants pi, e and tau, and the functions in
+`FUNCTIONS`. × ÷ − are read as * / -. Integers are exact up to 2^1024 in absolute value; all other numbers are finite floats.
+Nothing is passed to `eval`. An expression that is too long or too deep, or a number that would be too large, is refused before
+it is computed. Error messages are written for the agent that made the call.
+
+Left out: variables, comparisons, lists, complex numbers and units.
 """
 
 from __future__ import annotations
@@ -16,26 +19,29 @@ from typing import Any, NamedTuple
 
 from jmarl.envs.tools.registry import Tool, ToolError
 
-MAX_LENGTH, MAX_DEPTH, MAX_BITS = 300, 40, 1024
-MAX_FACTORIAL, MAX_CHOICE, MAX_DIGITS = 170, 1000, 15
+MAX_LENGTH, MAX_DEPTH = 300, 40  # characters; levels of nesting
+MAX_BITS = 1024  # of integers
+MAX_FACTORIAL, MAX_CHOICE, MAX_DIGITS = 170, 1000, 15  # arguments of factorial, comb and round
+MAX_ARGUMENTS = 100
 Number = int | float
 
-WRITTEN = str.maketrans({"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-", "\n": " ", "\t": " ", "\r": " "})
-FOREIGN = re.compile(r"[^0-9A-Za-z_.+\-*/%(), ]")
-GLUED = re.compile(
+SYMBOLS = str.maketrans({"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-", "\n": " ", "\t": " ", "\r": " "})
+FORBIDDEN_CHARACTER = re.compile(r"[^0-9A-Za-z_.+\-*/%(), ]")
+NUMBER_THEN_NAME = re.compile(  # 2pi, 0x1f, 1_000: Python accepts some of these and warns of others
     r"(?<![\w.])(?=\.?[0-9])[0-9.]++(?:[eE][-+]?[0-9]++)?+[A-Za-z_]"
-)  # 2pi, 0x1f, 1_000: Python would warn of some
+)
 
 
 class Function(NamedTuple):
-    """A function, and how many arguments it takes."""
+    """A function and the number of its arguments."""
 
     apply: Callable[..., Number]
-    least: int = 1
-    most: int = 1
+    min_arguments: int = 1
+    max_arguments: int = 1
 
 
 def power(base: Number, exponent: Number) -> Number:
+    """Return base^exponent: exact for integers with an exponent of at least 0, which are checked for size first."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent >= 0:
         if abs(base) > 1 and (abs(base).bit_length() - 1) * exponent > MAX_BITS:
             raise ToolError(f"the power is too large: whole numbers go up to 2^{MAX_BITS}")
@@ -46,125 +52,160 @@ def power(base: Number, exponent: Number) -> Number:
 
 
 def divide(a: Number, b: Number) -> Number:
+    """Return a / b: an integer if it is whole."""
     return a // b if isinstance(a, int) and isinstance(b, int) and b and a % b == 0 else a / b
 
 
-def root(x: Number) -> Number:
+def square_root(x: Number) -> Number:
+    """Return the square root: an integer if it is whole."""
     if isinstance(x, int) and x >= 0 and math.isqrt(x) ** 2 == x:
         return math.isqrt(x)
     return math.sqrt(x)
 
 
 def absolute(x: Number) -> Number:
+    """Return |x|."""
     return -x if x < 0 else x
 
 
-def rounded(x: Number, digits: Number = 0) -> Number:
+def round_number(x: Number, digits: Number = 0) -> Number:
+    """Return x rounded to some digits after the point; negative digits round to tens, hundreds, ..."""
     if not isinstance(digits, int) or abs(digits) > MAX_DIGITS:
         raise ToolError(f"round takes from -{MAX_DIGITS} to {MAX_DIGITS} digits")
     return round(x, digits) if digits else round(x)
 
 
-def whole(x: Number, name: str, most: int) -> int:
-    if x != int(x) or not 0 <= x <= most:
-        raise ToolError(f"{name} takes whole numbers from 0 to {most}")
+def factorial(n: Number) -> int:
+    """Return n!."""
+    return math.factorial(_integer(n, "factorial", MAX_FACTORIAL))
+
+
+def binomial(n: Number, k: Number) -> int:
+    """Return the number of ways to choose k of n."""
+    return math.comb(_integer(n, "comb", MAX_CHOICE), _integer(k, "comb", MAX_CHOICE))
+
+
+def _integer(x: Number, function: str, maximum: int) -> int:
+    if x != int(x) or not 0 <= x <= maximum:
+        raise ToolError(f"{function} takes whole numbers from 0 to {maximum}")
     return int(x)
 
 
-def factorial(n: Number) -> int:
-    return math.factorial(whole(n, "factorial", MAX_FACTORIAL))
-
-
-def choices(n: Number, k: Number) -> int:
-    return math.comb(whole(n, "comb", MAX_CHOICE), whole(k, "comb", MAX_CHOICE))
-
-
-MANY = 100
 FUNCTIONS = {
-    "sqrt": Function(root), "exp": Function(math.exp), "log": Function(math.log, 1, 2), "ln": Function(math.log),
-    "log2": Function(math.log2), "log10": Function(math.log10), "sin": Function(math.sin), "cos": Function(math.cos),
-    "tan": Function(math.tan), "asin": Function(math.asin), "acos": Function(math.acos), "atan": Function(math.atan),
-    "degrees": Function(math.degrees), "radians": Function(math.radians), "abs": Function(absolute),
-    "floor": Function(math.floor), "ceil": Function(math.ceil), "round": Function(rounded, 1, 2),
-    "min": Function(min, 2, MANY), "max": Function(max, 2, MANY), "gcd": Function(math.gcd, 2, MANY),
-    "lcm": Function(math.lcm, 2, MANY), "factorial": Function(factorial), "comb": Function(choices, 2, 2),
-}  # fmt: skip
+    "sqrt": Function(square_root),
+    "exp": Function(math.exp),
+    "log": Function(math.log, 1, 2),
+    "ln": Function(math.log),
+    "log2": Function(math.log2),
+    "log10": Function(math.log10),
+    "sin": Function(math.sin),
+    "cos": Function(math.cos),
+    "tan": Function(math.tan),
+    "asin": Function(math.asin),
+    "acos": Function(math.acos),
+    "atan": Function(math.atan),
+    "degrees": Function(math.degrees),
+    "radians": Function(math.radians),
+    "abs": Function(absolute),
+    "floor": Function(math.floor),
+    "ceil": Function(math.ceil),
+    "round": Function(round_number, 1, 2),
+    "min": Function(min, 2, MAX_ARGUMENTS),
+    "max": Function(max, 2, MAX_ARGUMENTS),
+    "gcd": Function(math.gcd, 2, MAX_ARGUMENTS),
+    "lcm": Function(math.lcm, 2, MAX_ARGUMENTS),
+    "factorial": Function(factorial),
+    "comb": Function(binomial, 2, 2),
+}
 CONSTANTS = {"pi": math.pi, "e": math.e, "tau": math.tau}
 OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: divide, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Pow: power, ast.UAdd: operator.pos, ast.USub: operator.neg,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: divide,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: power,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression as a text; what is wrong with it is a `ToolError`."""
+    """Return the value of an expression as text; raise ToolError if it has none."""
     try:
-        return shown(value_of(parsed(expression)))
+        return format_number(evaluate(parse_expression(expression)))
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
         raise ToolError("the result is too large") from None
-    except TypeError as error:  # of gcd and lcm, which take whole numbers
+    except TypeError as error:  # gcd and lcm take integers
         raise ToolError(str(error)) from None
     except ToolError:
         raise
-    except ValueError:  # of functions of math
+    except ValueError:  # from functions of `math`
         raise ToolError("a function has no value there, such as sqrt(-1) or log(0)") from None
 
 
-def parsed(expression: str) -> ast.expr:
+def parse_expression(expression: str) -> ast.expr:
+    """Return the syntax tree of an expression."""
     if len(expression) > MAX_LENGTH:
         raise ToolError(f"the expression has {len(expression)} characters: at most {MAX_LENGTH}")
-    text = expression.translate(WRITTEN).strip()
-    if found := FOREIGN.search(text):
-        raise ToolError(f"{found[0]!r} does not belong in an expression: use numbers, + - * / // % ^ ( ) and functions")
-    if found := GLUED.search(text):
-        raise ToolError(f"{found[0]!r}: write an operator between a number and a name, as in 2 * pi")
+    text = expression.translate(SYMBOLS).strip()
+    if match := FORBIDDEN_CHARACTER.search(text):
+        raise ToolError(f"{match[0]!r} does not belong in an expression: use numbers, + - * / // % ^ ( ) and functions")
+    if match := NUMBER_THEN_NAME.search(text):
+        raise ToolError(f"{match[0]!r}: write an operator between a number and a name, as in 2 * pi")
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ToolError(f"cannot read {expression!r:.80}: write an expression such as (3 + 4) * 2^5") from None
 
 
-def value_of(node: ast.expr, depth: int = 0) -> Number:
+def evaluate(node: ast.expr, depth: int = 0) -> Number:
+    """Return the value of a syntax tree; every intermediate result is checked for size."""
     if depth > MAX_DEPTH:
         raise ToolError(f"the expression is nested more than {MAX_DEPTH} deep")
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return bounded(node.value)
+        return check_size(node.value)
     if isinstance(node, ast.Name):
         if node.id not in CONSTANTS:
             raise ToolError(f"{node.id!r:.40} is no constant: there are {', '.join(CONSTANTS)}")
         return CONSTANTS[node.id]
     if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        return bounded(OPERATORS[type(node.op)](value_of(node.operand, depth + 1)))
+        return check_size(OPERATORS[type(node.op)](evaluate(node.operand, depth + 1)))
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return bounded(OPERATORS[type(node.op)](value_of(node.left, depth + 1), value_of(node.right, depth + 1)))
+        left, right = evaluate(node.left, depth + 1), evaluate(node.right, depth + 1)
+        return check_size(OPERATORS[type(node.op)](left, right))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        return call(node.func.id, [value_of(argument, depth + 1) for argument in node.args])
+        return call_function(node.func.id, [evaluate(argument, depth + 1) for argument in node.args])
     if isinstance(node, ast.Tuple):
         raise ToolError("commas are for arguments of functions: write 1000, not 1,000")
     raise ToolError("only numbers, operators and functions are allowed")
 
 
-def call(name: str, arguments: list[Number]) -> Number:
+def call_function(name: str, arguments: list[Number]) -> Number:
+    """Return the value of a function in `FUNCTIONS`."""
     if name not in FUNCTIONS:
         raise ToolError(f"{name!r:.40} is no function: there are {', '.join(FUNCTIONS)}")
     function = FUNCTIONS[name]
-    if not function.least <= len(arguments) <= function.most:
-        allowed = f"{function.least}" if function.least == function.most else f"{function.least} to {function.most}"
+    low, high = function.min_arguments, function.max_arguments
+    if not low <= len(arguments) <= high:
+        allowed = f"{low}" if low == high else f"{low} to {high}"
         raise ToolError(f"{name} takes {allowed} arguments, not {len(arguments)}")
-    return bounded(function.apply(*arguments))
+    return check_size(function.apply(*arguments))
 
 
-def bounded(x: Number) -> Number:
+def check_size(x: Number) -> Number:
+    """Return x; raise ToolError if it is not finite or too large."""
     if isinstance(x, int) and x.bit_length() <= MAX_BITS or isinstance(x, float) and math.isfinite(x):
         return x
     raise ToolError(f"the result is too large: numbers go up to 2^{MAX_BITS}")
 
 
-def shown(x: Number) -> str:
-    """Whole numbers in full, others with 12 digits."""
-    return str(x) if isinstance(x, int) else f"{x + 0.0:.12g}"
+def format_number(x: Number) -> str:
+    """Return an integer in full, a float with 12 significant digits."""
+    return str(x) if isinstance(x, int) else f"{x + 0.0:.12g}"  # + 0.0 turns -0.0 into 0
 
 
 CALCULATOR = Tool(

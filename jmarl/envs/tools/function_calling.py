@@ -1,46 +1,48 @@
-"""Parallel function calling in the manner of BFCL: two agents answer a request with the calls it needs, together.
+"""Parallel function calling in the manner of BFCL: two agents together write the calls that a request needs.
 
-Task: a request that needs 2 to 5 calls, and functions with JSON schemas, a few more than are needed. Roles: both agents read
-the request and the functions, and write calls at the same time (`function_calls` says how); the calls of both are merged, equal
-ones once. Told is who makes which part: with sharing="halves" agent 1 the first half (the odd one too) and agent 2 the second;
-with "self_select" each chooses.
+Task: a request that needs 2 to 5 calls, and functions with JSON schemas, up to two more than are needed.
+Roles: both agents read the request and the functions and write calls at the same time (`function_calls.py` has the formats).
+The calls of both are merged; equal calls count once. sharing="halves" asks agent 1 for the first half of the calls (the larger
+one) and agent 2 for the second; sharing="self_select" lets each agent choose.
 
-Reward, the same for both. n calls are wanted, m are made (merged, without repetitions); terms are shares of 0 to 1:
+Reward, the same for both agents. n calls are expected, m are made (merged, without repetitions); each term is in [0, 1]:
 
     + 0.05 · parse       1 if m > 0
-    + 0.25 · names       F1 of the names of functions, as multisets: 2 · (names in common) / (m + n)
-    + 0.35 · arguments   over the best pairing of made and wanted calls: the sum of their similarities / n. Similarity: 0 for
-                         another function, else arguments as wanted / arguments that either call has
-    + 0.10 · count       1 - |m - n| / n, at least 0
-    + 0.15 · balance     1 - (sum over agents of |calls of its own - an even share of n|) / n, at least 0; either agent may
-                         have the odd one
-    + 0.20 · exact       1 if m = n and every call is as wanted
-    - 0.20 · overlap     calls that both made / n, at most 1
+    + 0.25 · names       F1 of the function names as multisets: 2 · (common names) / (m + n)
+    + 0.35 · arguments   sum of similarities / n over the best one-to-one pairing of made and expected calls. The similarity is
+                         (right arguments) / (arguments of either call); 0 for different functions
+    + 0.10 · count       max(0, 1 - |m - n| / n)
+    + 0.15 · balance     max(0, 1 - (sum over agents of |own calls - an even share of n|) / n); either agent may have the odd
+    one + 0.20 · exact       1 if m = n and every call is as expected
+    - 0.20 · overlap     min(1, calls that both agents made / n)
     - 0.15 · lazy        agents without a call / 2
-    - 0.05 · extra       (m - n) / n, between 0 and 1
-    - 0.05 · duplicate   calls written beyond m / n, at most 1: a call that both made is one here too
+    - 0.05 · extra       (m - n) / n, clipped to [0, 1]
+    - 0.05 · duplicate   min(1, calls written beyond m / n); a call that both agents made counts here too
 
-clamped to [-0.4, 1.2] as published. The clamp is never felt: the terms add up to at most 1.10 (all right, shared out evenly)
-and at least -0.25 (both agents write the same 2n wrong calls); two empty answers earn -0.15. reward_range is [-0.25, 1.10].
+The sum is clamped to [-0.4, 1.2] as published, which has no effect: the sum is at most 1.10 (all right and evenly shared) and
+at least -0.25 (both agents write the same 2n wrong calls). Two empty answers earn -0.15. So reward_range is [-0.25, 1.10].
 
-Data: requests made by `function_requests`, or a JSON Lines file (`data=`) with the fields of OpenMLRL/BFCL-V4-Parallel-Native:
-user_prompt, function, ground_truth. Metrics: each term, weighted; `solved` (exact); `made`.
-Left out: functions are not run; requests of several turns; requests that need no call.
+Data: generated requests (`function_requests.py`), or a JSON Lines file (`data=`) with the fields of
+OpenMLRL/BFCL-V4-Parallel-Native: user_prompt, function, ground_truth.
+Metrics: each term times its weight; `solved` (exact); `made` (m).
+Left out: running the functions; requests over several turns; requests that need no call.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jmarl.envs.base import Step, TextEnvironment
+import numpy as np
+
 from jmarl.envs.data import check_split, split_of, split_rows
-from jmarl.envs.tools.function_calls import REACHED, WEIGHTS, Call, Wanted, read_calls, reward_of, score
+from jmarl.envs.tools.function_calls import ATTAINABLE, WEIGHTS, Call, ExpectedCall, read_calls, reward_of, score
 from jmarl.envs.tools.function_requests import draw
 
-SHARING = {
+SHARING = {  # prompts of agent 1 and agent 2
     "halves": (
         "You are agent 1: make the first half of the calls, in the order of the request (the larger half, if their number is "
         "odd). Agent 2 makes the others.",
@@ -55,129 +57,142 @@ SHARING = {
 
 
 class Request(NamedTuple):
-    """The state of an episode."""
+    """State of an episode."""
 
     task: dict
-    made: tuple[Call, ...] = ()  # merged
+    calls: tuple[Call, ...] = ()  # of both agents, merged; empty before the step
 
 
-def wanted_of(task: dict) -> list[Wanted]:
-    """The calls of a task; refuses a malformed one with what is wrong."""
+def expected_calls(task: dict) -> list[ExpectedCall]:
+    """Return the calls that a task needs; raise ValueError for a malformed task."""
     if not isinstance(task.get("user_prompt"), str) or not task["user_prompt"].strip():
         raise ValueError(f"task {task!r:.80} has no text in user_prompt: it needs user_prompt, function, ground_truth")
     functions, truth = task.get("function"), task.get("ground_truth")
-    named = isinstance(functions, list) and all(isinstance(of, dict) and isinstance(of.get("name"), str) for of in functions)
-    if not isinstance(functions, list) or not named:
-        raise ValueError(f"task {task!r:.80} has no list of functions with names in function")
-    known = {of["name"] for of in functions}
-    if not isinstance(truth, list) or not truth or not all(isinstance(of, dict) and len(of) == 1 for of in truth):
+    if not isinstance(functions, list) or not all(isinstance(f, dict) and isinstance(f.get("name"), str) for f in functions):
+        raise ValueError(f"task {task!r:.80} has no list of functions in function: give JSON schemas, each with a name")
+    names = {function["name"] for function in functions}
+    if not isinstance(truth, list) or not truth or not all(isinstance(call, dict) and len(call) == 1 for call in truth):
         raise ValueError(f"task {task!r:.80} has no calls in ground_truth: give a list of {{name: {{argument: [values]}}}}")
-    wanted = [Wanted(name, arguments) for of in truth for name, arguments in of.items()]
-    for name, arguments in wanted:
-        if name not in known or not isinstance(arguments, dict):
-            raise ValueError(f"task {task!r:.80}: the call of {name!r} is of no function it has, or has no arguments by name")
+    calls = [ExpectedCall(name, arguments) for call in truth for name, arguments in call.items()]
+    for name, arguments in calls:
+        if name not in names or not isinstance(arguments, dict):
+            raise ValueError(
+                f"task {task!r:.80}: the call of {name!r} in ground_truth is not of one of its functions, or its arguments are "
+                "no dict"
+            )
         if not all(isinstance(values, list) and values for values in arguments.values()):
-            raise ValueError(f"task {task!r:.80}: the values of {name!r} are no lists of at least one")
-    return wanted
+            raise ValueError(f"task {task!r:.80}: give a list of at least one value for each argument of {name!r}")
+    return calls
 
 
-def parameters_of(function: dict) -> dict[str, dict]:
+def properties_of(function: dict) -> dict[str, dict]:
+    """Return the schemas of a function's arguments by name."""
     return (function.get("parameters") or {}).get("properties") or {}
 
 
 def signature(function: dict) -> str:
-    """A function's schema in one line."""
+    """Return a function's schema in one line."""
     required = (function.get("parameters") or {}).get("required") or []
-    said = []
-    for name, of in parameters_of(function).items():
-        kind = "|".join(map(str, of["enum"])) if of.get("enum") else of.get("type", "any")
-        default = "" if name in required else f" = {of['default']}" if "default" in of else " (may be left out)"
-        said.append(f"{name}: {kind}{default}")
-    return f"{function['name']}({', '.join(said)}): {function.get('description', '')}".rstrip(": ")
+    arguments = []
+    for name, schema in properties_of(function).items():
+        kind = "|".join(map(str, schema["enum"])) if schema.get("enum") else schema.get("type", "any")
+        default = ""
+        if name not in required:
+            default = f" = {schema['default']}" if "default" in schema else " (may be left out)"
+        arguments.append(f"{name}: {kind}{default}")
+    return f"{function['name']}({', '.join(arguments)}): {function.get('description', '')}".rstrip(": ")
 
 
 def load_requests(path: str | Path) -> list[dict]:
-    """The rows of a JSON Lines file, each checked. They are read as they are: an argument has values of several types, which
-    a column of a data set cannot hold."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    rows = [
-        {name: json.loads(line).get(name) for name in ("user_prompt", "function", "ground_truth")} for line in lines if line
-    ]
-    for row in rows:
-        wanted_of(row)
-    return rows
+    """Read the tasks of a JSON Lines file and check them.
+
+    The `datasets` library is not used: an argument has allowed values of several types, which no column can hold.
+    """
+    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line]
+    tasks = [{name: row.get(name) for name in ("user_prompt", "function", "ground_truth")} for row in rows]
+    for task in tasks:
+        expected_calls(task)
+    return tasks
 
 
 class FunctionCalling(TextEnvironment):
-    """The environment; see the module.
+    """The environment; see the module docstring.
 
-    data: a JSON Lines file of requests to draw tasks from. sharing: halves or self_select. calls: that a request made here
-    needs, from and to.
+    Args:
+        data: JSON Lines file of requests; default: generated requests.
+        sharing: halves or self_select.
+        calls: least and greatest number of calls that a generated request needs.
     """
 
     roles = ("agent 1", "agent 2")
-    reward_range = REACHED
+    reward_range = ATTAINABLE
 
     def __init__(self, data: str | Path | None = None, *, sharing: str = "halves", calls: tuple[int, int] = (2, 5)):
         if sharing not in SHARING:
             raise ValueError(f"sharing={sharing!r}: choose {' or '.join(SHARING)}")
         if not 1 <= calls[0] <= calls[1] <= 8:
-            raise ValueError(f"calls={calls}: give from and to, between 1 and 8")
+            raise ValueError(f"calls={calls}: use (least, greatest), both between 1 and 8")
         self.sharing, self.calls = sharing, calls
         self.requests = load_requests(data) if data is not None else None
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        """Return up to `count` distinct tasks of a split, the same for the same seed."""
         check_split(split)
         rng = random.Random(f"function_calling {split} {seed}")
         if self.requests is not None:
-            known = split_rows(self.requests, split, _identity)
-            return rng.sample(known, min(count, len(known)))
-        found = dict[str, dict]()
+            tasks = split_rows(self.requests, split, _identity)
+            return rng.sample(tasks, min(count, len(tasks)))
+        drawn = dict[str, dict]()
         for _ in range(20 * count + 100):
-            if len(found) == count:
+            if len(drawn) == count:
                 break
             task = draw(rng, rng.randint(*self.calls))
             if split_of(_identity(task)) == split:
-                found.setdefault(_identity(task), task)
-        return list(found.values())
+                drawn.setdefault(_identity(task), task)
+        return list(drawn.values())
 
-    def reset(self, task, rng):
-        wanted_of(task)
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[Request, list[str]]:
+        """Return the state and both prompts; raise ValueError for a malformed task."""
+        del rng
+        expected_calls(task)
         functions = "\n".join(map(signature, task["function"]))
         return Request(task), [
             f"Two agents answer a request with function calls. The functions:\n{functions}\n\n"
-            f"The request: {task['user_prompt']}\n\n{told}\n"
+            f"The request: {task['user_prompt']}\n\n{instruction}\n"
             f'Write nothing but calls, one a line, arguments by name, such as: water_plants(room="hall", litres=3)'
-            for told in SHARING[self.sharing]
+            for instruction in SHARING[self.sharing]
         ]
 
-    def step(self, state, messages, rng):
+    def step(self, state: Request, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        """Score the calls of both agents; the episode is over."""
+        del rng
         task = state.task
-        parameters = {function["name"]: list(parameters_of(function)) for function in task["function"]}
-        terms, made = score([read_calls(text, parameters) for text in messages], wanted_of(task))
-        info = {name: WEIGHTS[name] * share for name, share in terms.items()}
-        info |= {"solved": terms["exact"], "made": float(len(made))}
-        return Step(Request(task, tuple(made)), [], reward_of(terms), True, info)
+        parameters = {function["name"]: list(properties_of(function)) for function in task["function"]}
+        terms, merged = score([read_calls(text, parameters) for text in messages], expected_calls(task))
+        metrics = {name: WEIGHTS[name] * value for name, value in terms.items()}
+        metrics |= {"solved": terms["exact"], "made": float(len(merged))}
+        return Step(Request(task, tuple(merged)), [], reward_of(terms), True, metrics)
 
-    def render(self, state: Any) -> str:
-        """The calls that are wanted, and those that were made."""
-        wanted = [f"  {name}({json.dumps(arguments)})" for name, arguments in wanted_of(state.task)]
-        made = [f"  {name}({json.dumps(arguments)})" for name, arguments in state.made] or ["  none"]
-        return "\n".join([state.task["user_prompt"], "wanted (values of which one is met):", *wanted, "made:", *made])
+    def render(self, state: Request) -> str:
+        """Return the expected calls and those that were made as text."""
+        expected = [f"  {name}({json.dumps(arguments)})" for name, arguments in expected_calls(state.task)]
+        actual = [f"  {name}({json.dumps(arguments)})" for name, arguments in state.calls] or ["  none"]
+        return "\n".join([state.task["user_prompt"], "wanted (values of which one is met):", *expected, "made:", *actual])
 
     def solve(self, state: Request) -> list[str]:
-        """The first half of the calls, and the second. (A call that is wanted twice is counted once.)"""
+        """Return the first half of the calls, and the second. A call that is expected twice counts once."""
         lines = []
-        for name, arguments in wanted_of(state.task):
-            given = [f"{argument}={values[0]!r}" for argument, values in arguments.items() if values[0] != ""]
-            lines.append(f"{name}({', '.join(given)})")
+        for name, arguments in expected_calls(state.task):
+            values = [f"{argument}={allowed[0]!r}" for argument, allowed in arguments.items() if allowed[0] != ""]
+            lines.append(f"{name}({', '.join(values)})")
         middle = (len(lines) + 1) // 2
         return ["\n".join(lines[:middle]), "\n".join(lines[middle:])]
 
     def describe(self) -> dict[str, Any]:
+        """Return what a resumed run must find unchanged."""
         return super().describe() | {"sharing": self.sharing}
 
 
 def _identity(task: dict) -> str:
-    """The calls that are wanted, in any order."""
+    """Return a key of the expected calls, whatever their order."""
     return json.dumps(sorted(json.dumps(call, sort_keys=True) for call in task["ground_truth"]))

@@ -1,15 +1,17 @@
-"""Function calls as models write them: read from a text, compared with what was wanted, and scored for a team.
+"""Parse the function calls in a text, compare them with the expected ones, and score a team's calls.
 
-A call is written as Python, `name(argument="text", other=3)`, one a line or several in a list, or as JSON,
-`{"name": …, "arguments": {…}}` (or `parameters`), alone, in a list or in `<tool_call>` tags; its arguments may be a text of
-JSON, and it may stand in `{"function": …}`. Prose around a fence, list marks, stars, backticks or `Agent 1:` around a line,
-and a comment behind it do no harm. Arguments by position get their names from the function's schema. Of each text the first
-8,000 characters and 32 calls are read; a call with a value that JSON has not, nested more than 16 deep or beyond 128 bits is
-none.
+Formats. Python: `name(argument="text", other=3)`, one per line or several in a list. JSON: `{"name": ..., "arguments": {...}}`
+(or `parameters`), alone, in a list or in `<tool_call>` tags; the arguments may be a string of JSON, and the object may be
+wrapped in `{"function": ...}`. These are ignored: prose around a fence; list marks, asterisks, backticks and `Agent 1:` around
+a line; comments after it. Positional arguments get their names from the function's schema. Of each text the first 8,000
+characters and 32 calls are read. A call is dropped if it has a value that JSON does not have, that is nested more than 16 deep,
+or an integer of more than 128 bits.
 
-Two values are the same if they are equal numbers (3 and 3.0, but not true and 1), texts that differ in case and white space
-only, or lists and objects of such. What is wanted of an argument is a list of values, one of which has to be met; with "" among
-them the argument may be left out.
+Comparison. Two values are equal if they are equal numbers (3 and 3.0, but not true and 1), strings that differ only in case and
+white space, or lists and objects of equal values. The expected values of an argument are a list, one of which must be met; if
+"" is among them, the argument may be left out.
+
+The formula of the reward is in `function_calling.py`. Left out: calls nested in arguments of other calls.
 """
 
 from __future__ import annotations
@@ -27,77 +29,93 @@ from scipy.optimize import linear_sum_assignment
 
 MAX_TEXT, MAX_CALLS, MAX_DEPTH, MAX_BITS = 8000, 32, 16, 128
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
-WORDS = {"true": True, "false": False, "null": None}
-AROUND = re.compile(r"```(?:[\w-]{1,20}(?=[ \t]{0,9}\n)|(?:json|python|py|text)(?=\s))?|</?tool_call>")
-MARK = re.compile(r"[ \t`*]*(?:[-•][ \t]+|[0-9]{1,3}[.)][ \t]+)?[ \t`*]*(?:[Aa]gent[ \t]{0,3}[0-9]{0,3}[ \t]{0,3}:)?[ \t`*]*")
+JSON_WORDS = {"true": True, "false": False, "null": None}
+SEPARATOR = re.compile(r"```(?:[\w-]{1,20}(?=[ \t]{0,9}\n)|(?:json|python|py|text)(?=\s))?|</?tool_call>")
+LINE_MARK = re.compile(
+    r"[ \t`*]*(?:[-•][ \t]+|[0-9]{1,3}[.)][ \t]+)?[ \t`*]*(?:[Aa]gent[ \t]{0,3}[0-9]{0,3}[ \t]{0,3}:)?[ \t`*]*"
+)
 WEIGHTS = {
-    "parse": 0.05, "names": 0.25, "arguments": 0.35, "count": 0.10, "balance": 0.15, "exact": 0.20,
-    "overlap": -0.20, "lazy": -0.15, "extra": -0.05, "duplicate": -0.05,
-}  # fmt: skip
-CLAMP = (-0.4, 1.2)
-REACHED = (-0.25, 1.10)  # by sums of the terms
+    "parse": 0.05,
+    "names": 0.25,
+    "arguments": 0.35,
+    "count": 0.10,
+    "balance": 0.15,
+    "exact": 0.20,
+    "overlap": -0.20,
+    "lazy": -0.15,
+    "extra": -0.05,
+    "duplicate": -0.05,
+}
+CLAMP = (-0.4, 1.2)  # as published
+ATTAINABLE = (-0.25, 1.10)  # by sums of the terms
+ParameterNames = Mapping[str, Sequence[str]]  # function -> names of its arguments, in order
 
 
 class Call(NamedTuple):
+    """A call that an agent wrote."""
+
     name: str
     arguments: dict[str, Any]
 
 
-class Wanted(NamedTuple):
+class ExpectedCall(NamedTuple):
+    """A call that a request needs."""
+
     name: str
-    arguments: dict[str, list]  # values of which one has to be met; with "" the argument may be left out
+    arguments: dict[str, list]  # allowed values; with "" among them the argument may be left out
 
 
-# Reading
+# Parsing
 
 
-def read_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[Call]:
-    """The calls in a text. parameters: of each function, the names of its arguments in their order."""
-    blocks = [_lines(block) for block in AROUND.split(text[:MAX_TEXT])]
-    found = _read_block([line for block in blocks for line in block], parameters)
-    for block in () if found else blocks:
-        found += _read_block(block, parameters) or [call for line in block for call in _read(line, parameters)]
-    return found[:MAX_CALLS]
+def read_calls(text: str, parameters: ParameterNames) -> list[Call]:
+    """Return the calls in a text. Functions that are not in `parameters` are read too."""
+    blocks = [_clean_lines(block) for block in SEPARATOR.split(text[:MAX_TEXT])]
+    calls = _read_block([line for block in blocks for line in block], parameters)
+    if not calls:  # not one list of calls: read block by block, and line by line where a block is not readable either
+        for block in blocks:
+            calls += _read_block(block, parameters) or [call for line in block for call in _read(line, parameters)]
+    return calls[:MAX_CALLS]
 
 
-def _lines(text: str) -> list[str]:
-    """Those that are not empty, without what stands around calls."""
-    lines = [MARK.sub("", line, count=1).rstrip(" \t`*") for line in text.splitlines()]
+def _clean_lines(text: str) -> list[str]:
+    """Return the lines that are not empty, without marks around calls."""
+    lines = [LINE_MARK.sub("", line, count=1).rstrip(" \t`*") for line in text.splitlines()]
     return [line for line in lines if line.strip()]
 
 
-def _read_block(lines: Sequence[str], parameters: Mapping[str, Sequence[str]]) -> list[Call]:
-    """Of lines that are together nothing but calls, or have a list of them."""
-    whole = "\n".join(lines)
-    inner = whole[whole.find("[") : whole.rfind("]") + 1]
-    return _read(whole, parameters) or (_read(inner, parameters) if inner != whole else [])
+def _read_block(lines: Sequence[str], parameters: ParameterNames) -> list[Call]:
+    """Read lines that are nothing but calls, or that contain a list of calls."""
+    text = "\n".join(lines)
+    in_brackets = text[text.find("[") : text.rfind("]") + 1]
+    return _read(text, parameters) or (_read(in_brackets, parameters) if in_brackets != text else [])
 
 
-def _read(text: str, parameters: Mapping[str, Sequence[str]]) -> list[Call]:
-    """Of a text that is nothing but calls; none where it is something else."""
+def _read(text: str, parameters: ParameterNames) -> list[Call]:
+    """Read a text that is nothing but calls; return no calls if it is something else."""
     text = text.rstrip(",; ")
     if text[:1] in ("{", "["):
         try:
-            return _of_json(json.loads(text), 0)
+            return _from_json(json.loads(text), 0)
         except UNREADABLE:
             if text[0] == "{":
-                return []
+                return []  # a list may still be Python
     if ")" not in text:
         return []
     try:
-        with warnings.catch_warnings():  # of escapes in texts
+        with warnings.catch_warnings():  # Python warns of some escapes in strings
             warnings.simplefilter("ignore")
             body = ast.parse(text).body
     except UNREADABLE:
         return []
-    nodes = [statement.value for statement in body if isinstance(statement, ast.Expr)]
-    nodes = [n for node in nodes for n in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
-    return [call for node in nodes if isinstance(node, ast.Call) for call in _of_python(node, parameters)]
+    values = [statement.value for statement in body if isinstance(statement, ast.Expr)]
+    nodes = [node for value in values for node in (value.elts if isinstance(value, ast.List | ast.Tuple) else [value])]
+    return [call for node in nodes if isinstance(node, ast.Call) for call in _from_python(node, parameters)]
 
 
-def _of_json(value: Any, depth: int) -> list[Call]:
+def _from_json(value: Any, depth: int) -> list[Call]:
     if isinstance(value, list) and depth < 2:
-        return [call for item in value for call in _of_json(item, depth + 1)]
+        return [call for item in value for call in _from_json(item, depth + 1)]
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -108,39 +126,48 @@ def _of_json(value: Any, depth: int) -> list[Call]:
             arguments = json.loads(arguments)
         except UNREADABLE:
             return []
-    return [Call(value["name"], arguments)] if isinstance(arguments, dict) and _fits(arguments) else []
+    return [Call(value["name"], arguments)] if isinstance(arguments, dict) and _is_allowed(arguments) else []
 
 
-def _of_python(node: ast.Call, parameters: Mapping[str, Sequence[str]]) -> list[Call]:
-    """The call; none if it has what JSON has not."""
+def _from_python(node: ast.Call, parameters: ParameterNames) -> list[Call]:
+    """Return the call in a list; an empty list if it has a value that JSON does not have."""
     try:
         name = ast.unparse(node.func)
-        names = [*parameters.get(name, ())][: len(node.args)]
+        names = list(parameters.get(name, ()))[: len(node.args)]
         pairs = [*zip(names, node.args, strict=True), *((keyword.arg, keyword.value) for keyword in node.keywords)]
-        arguments = {
-            key: WORDS[of.id] if isinstance(of, ast.Name) and of.id in WORDS else ast.literal_eval(of) for key, of in pairs
-        }
+        arguments = {key: _literal(value) for key, value in pairs}
     except UNREADABLE:
         return []
-    named = all(part.isidentifier() for part in name.split("."))
-    return [Call(name, arguments)] if named and None not in arguments and _fits(arguments) else []  # type: ignore[arg-type]
+    is_name = all(part.isidentifier() for part in name.split("."))
+    if not is_name or None in arguments or not _is_allowed(arguments):  # None: **options
+        return []
+    return [Call(name, arguments)]  # type: ignore[arg-type]
 
 
-def _fits(value: Any, depth: int = 0) -> bool:
-    """Whether JSON has such a value, and it is neither deep nor huge."""
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in JSON_WORDS:
+        return JSON_WORDS[node.id]
+    return ast.literal_eval(node)
+
+
+def _is_allowed(value: Any, depth: int = 0) -> bool:
+    """Return whether JSON has such a value, and it is neither too deep nor too large."""
     if depth > MAX_DEPTH:
         return False
     if isinstance(value, int):
         return value.bit_length() <= MAX_BITS
     if isinstance(value, list | tuple):
-        return all(_fits(item, depth + 1) for item in value)
+        return all(_is_allowed(item, depth + 1) for item in value)
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _fits(item, depth + 1) for key, item in value.items())
+        return all(isinstance(key, str) and _is_allowed(item, depth + 1) for key, item in value.items())
     return value is None or isinstance(value, float | str)
 
 
+# Comparison
+
+
 def canonical(value: Any) -> Hashable:
-    """Equal for values that are the same."""
+    """Return a key that is the same for equal values."""
     if isinstance(value, str):
         return "text", " ".join(value.casefold().split())
     if value is None or isinstance(value, bool):
@@ -152,49 +179,56 @@ def canonical(value: Any) -> Hashable:
     return "list", tuple(canonical(item) for item in value)
 
 
-def key_of(call: Call) -> Hashable:
-    return call.name, canonical(call.arguments)
+def similarity(call: Call, expected: ExpectedCall) -> float:
+    """Return the share of right arguments among the arguments of either call; 0 for another function."""
+    if call.name != expected.name:
+        return 0.0
+    num_right = sum(
+        canonical(call.arguments[name]) in map(canonical, values) if name in call.arguments else "" in values
+        for name, values in expected.arguments.items()
+    )
+    num_arguments = len(expected.arguments.keys() | call.arguments.keys())
+    return num_right / num_arguments if num_arguments else 1.0
 
 
 # Scoring
 
 
-def similarity(call: Call, wanted: Wanted) -> float:
-    """The share of the arguments, of both calls together, that are as wanted; 0 for another function."""
-    if call.name != wanted.name:
-        return 0.0
-    met = sum(
-        canonical(call.arguments[name]) in map(canonical, values) if name in call.arguments else "" in values
-        for name, values in wanted.arguments.items()
-    )
-    arguments = len(wanted.arguments.keys() | call.arguments.keys())
-    return met / arguments if arguments else 1.0
+def score(calls: Sequence[Sequence[Call]], expected: Sequence[ExpectedCall]) -> tuple[dict[str, float], list[Call]]:
+    """Score the calls of a team.
 
+    Args:
+        calls: of each agent [N].
+        expected: calls that the request needs; at least one.
 
-def score(calls: Sequence[Sequence[Call]], wanted: Sequence[Wanted]) -> tuple[dict[str, float], list[Call]]:
-    """Of each agent's calls [N]: the terms of the reward as shares of 0 to 1, named as in `WEIGHTS`; and all calls merged."""
-    own = [{key_of(call): call for call in of} for of in calls]
-    merged = {key: call for of in own for key, call in of.items()}
-    n, made, written = len(wanted), len(merged), sum(map(len, calls))
-    same = sum((Counter(call.name for call in merged.values()) & Counter(of.name for of in wanted)).values())
-    alike = np.array([[similarity(call, of) for of in wanted] for call in merged.values()]).reshape(made, n)
-    pairs = alike[linear_sum_assignment(alike, maximize=True)]
-    even = [(n + agent) // len(own) for agent in range(len(own))]
-    off = sum(abs(a - b) for a, b in zip(sorted(map(len, own)), even, strict=True))
-    return {
-        "parse": float(made > 0),
-        "names": 2 * same / (made + n),
-        "arguments": float(pairs.sum()) / n,
-        "count": max(0.0, 1 - abs(made - n) / n),
-        "balance": max(0.0, 1 - off / n),
-        "exact": float(made == n and bool((pairs == 1).all())),
-        "overlap": min(1.0, (sum(map(len, own)) - made) / n),
-        "lazy": sum(not of for of in own) / len(own),
-        "extra": min(1.0, max(0, made - n) / n),
-        "duplicate": min(1.0, (written - made) / n),
-    }, list(merged.values())
+    Returns:
+        The terms of the reward in [0, 1], by the names of `WEIGHTS`, and the calls of all agents without repetitions.
+    """
+    by_agent = [{(call.name, canonical(call.arguments)): call for call in own} for own in calls]
+    merged = {key: call for own in by_agent for key, call in own.items()}
+    counts = [len(own) for own in by_agent]  # distinct calls of each agent
+    n, m, num_written = len(expected), len(merged), sum(map(len, calls))
+    common_names = Counter(call.name for call in merged.values()) & Counter(call.name for call in expected)
+    similarities = np.array([[similarity(call, target) for target in expected] for call in merged.values()]).reshape(m, n)
+    best_pairs = similarities[linear_sum_assignment(similarities, maximize=True)]
+    even_counts = [(n + agent) // len(counts) for agent in range(len(counts))]
+    imbalance = sum(abs(count - even) for count, even in zip(sorted(counts), even_counts, strict=True))
+    terms = {
+        "parse": float(m > 0),
+        "names": 2 * sum(common_names.values()) / (m + n),
+        "arguments": float(best_pairs.sum()) / n,
+        "count": max(0.0, 1 - abs(m - n) / n),
+        "balance": max(0.0, 1 - imbalance / n),
+        "exact": float(m == n and bool((best_pairs == 1).all())),
+        "overlap": min(1.0, (sum(counts) - m) / n),
+        "lazy": sum(not own for own in calls) / len(calls),
+        "extra": min(1.0, max(0, m - n) / n),
+        "duplicate": min(1.0, (num_written - m) / n),
+    }
+    return terms, list(merged.values())
 
 
 def reward_of(terms: Mapping[str, float]) -> float:
-    total = sum(WEIGHTS[name] * share for name, share in terms.items())
+    """Return the weighted sum of the terms, clamped."""
+    total = sum(WEIGHTS[name] * value for name, value in terms.items())
     return min(max(total, CLAMP[0]), CLAMP[1])

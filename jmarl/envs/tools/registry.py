@@ -1,8 +1,8 @@
-"""Tools of an agent: what they are called, what they take, and how they are called.
+"""Tools for agents: a function with a JSON schema of its parameters, and a registry that checks calls and makes them.
 
-A tool is a function with a JSON schema of its parameters. It returns a text; what is wrong with a call it says by `ToolError`,
-for the agent to read. A service that cannot be reached raises `base.Unanswered`, which masks the joint action. Any other
-error is a fault of the tool, and ends the run.
+A tool returns a text for the agent. It raises `ToolError` if something is wrong with the call; the agent reads the message. If
+a service cannot be reached, a tool raises `jmarl.envs.vector.Unanswered`, which masks the joint action. Any other exception is
+a bug of the tool and ends the run.
 
     def weather(town): return f"rain in {town}"
 
@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import jsonschema
 from jsonschema.exceptions import best_match
 
-MAX_MESSAGE = 200  # characters of what a schema says
+MAX_SCHEMA_MESSAGE = 200  # characters of a message of jsonschema
 
 
 class ToolError(ValueError):
-    """What is wrong with a call, for the agent that made it."""
+    """Something is wrong with a call; the agent that made it reads the message."""
 
 
 class Tool(NamedTuple):
@@ -35,15 +35,15 @@ class Tool(NamedTuple):
 
     name: str
     description: str
-    parameters: Mapping[str, Any]  # a JSON schema of type object
-    run: Callable[..., str]  # takes the parameters by name; before them the `Workspace`, if it needs one
+    parameters: Mapping[str, Any]  # JSON schema of type object
+    run: Callable[..., str]  # takes the parameters by name; a sandboxed tool takes the `Workspace` before them
     example: Mapping[str, Any]  # parameters of a call, for the prompt
-    question: str = ""  # that the example is a good call for
+    question: str = ""  # a question for which the example is a good call
     answer: str = ""  # to that question; also what the call returns
-    sandboxed: bool = False  # whether it needs the workspace: a Python session and files in the sandbox
+    sandboxed: bool = False  # whether it needs a workspace: a Python session and files in the sandbox
 
     def signature(self) -> str:
-        """As in `file_system(action: read|write|list, path: string, text: string, optional)`."""
+        """Return a line such as `file_system(action: read|write|list, path: string, text: string, optional)`."""
         required = self.parameters.get("required", ())
         parts = []
         for name, schema in self.parameters.get("properties", {}).items():
@@ -53,14 +53,14 @@ class Tool(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of a call."""
+    """What the agent gets for a call: a result, or (ok=False) an error message."""
 
     ok: bool
     text: str
 
 
 class ToolRegistry:
-    """The tools that agents have, by their names."""
+    """The tools of an environment, by name."""
 
     def __init__(self, tools: Iterable[Tool] = ()):
         self.tools: dict[str, Tool] = {}
@@ -68,28 +68,29 @@ class ToolRegistry:
             self.register(tool)
 
     def register(self, tool: Tool) -> None:
-        """Add a tool; its schema and its example have to be right."""
+        """Add a tool; raise an error for a bad or used name, a bad schema, or an example that does not fit the schema."""
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", tool.name):
-            raise ValueError(f"tool name {tool.name!r}: use letters, digits and _")
+            raise ValueError(f"tool name {tool.name!r}: use letters, digits and _, and no digit first")
         if tool.name in self.tools:
-            raise ValueError(f"there is a tool {tool.name!r} already: {', '.join(self.tools)}")
+            raise ValueError(f"there is a tool {tool.name!r} already: choose another name than {', '.join(self.tools)}")
         jsonschema.Draft202012Validator.check_schema(tool.parameters)
-        if problem := problem_of(tool, tool.example):
+        if problem := schema_problem(tool, tool.example):
             raise ValueError(f"the example of tool {tool.name!r} does not fit its parameters: {problem}")
         self.tools[tool.name] = tool
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the tools, in the order in which they were registered."""
         return tuple(self.tools)
 
     def call(self, name: str, parameters: Any, workspace: Any = None) -> Outcome:
-        """Check a call and make it. workspace: of tools that need one."""
+        """Check a call and make it. workspace: the `Workspace` of the episode, for sandboxed tools."""
         if name not in self.tools:
-            near = difflib.get_close_matches(name[:50], self.tools, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            return Outcome(False, f"error: there is no tool {name[:50]!r}: {meant}there are {', '.join(self.tools)}")
+            nearest = difflib.get_close_matches(name[:50], self.tools, 1)
+            suggestion = f"did you mean {nearest[0]}? " if nearest else ""
+            return Outcome(False, f"error: there is no tool {name[:50]!r}: {suggestion}there are {', '.join(self.tools)}")
         tool = self.tools[name]
-        if problem := problem_of(tool, parameters):
+        if problem := schema_problem(tool, parameters):
             return Outcome(False, f"error: {problem}. Write {tool.signature()}, as in {json.dumps(dict(tool.example))}")
         try:
             text = tool.run(workspace, **parameters) if tool.sandboxed else tool.run(**parameters)
@@ -100,13 +101,13 @@ class ToolRegistry:
         return Outcome(True, text)
 
 
-def problem_of(tool: Tool, parameters: Any) -> str:
-    """What is wrong with a call's parameters by their schema; empty if nothing is."""
+def schema_problem(tool: Tool, parameters: Any) -> str:
+    """Return why parameters do not fit the tool's schema; empty if they do."""
     error = best_match(jsonschema.Draft202012Validator(tool.parameters).iter_errors(parameters))
     if error is None:
         return ""
-    where = ".".join(map(str, error.absolute_path))
-    message = error.message  # begins with the value, and ends with what is wrong with it
-    if len(message) > MAX_MESSAGE:
-        message = f"{message[:50]} … {message[50 - MAX_MESSAGE :]}"
-    return f"{where}: {message}" if where else message
+    path = ".".join(map(str, error.absolute_path))
+    message = error.message  # begins with the value and ends with what is wrong, so the middle is cut
+    if len(message) > MAX_SCHEMA_MESSAGE:
+        message = f"{message[:50]} … {message[50 - MAX_SCHEMA_MESSAGE :]}"
+    return f"{path}: {message}" if path else message

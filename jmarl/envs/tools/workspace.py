@@ -1,12 +1,14 @@
-"""Tools that run in the sandbox: a Python session and a directory of files, both the same from turn to turn.
+"""Tools that run in the sandbox: a Python session and a directory of files, both kept from turn to turn.
 
-What stays in an episode's state is the list of calls that were made (`Session.calls`, plain data), so a state may be copied,
-pickled, and played on in another process: there the calls are made again. Where an episode goes on in the process where it
-was, it finds its session alive in a small store, which the first of several branches takes. Programs that read the clock or
-random numbers are the exception: those are not repeated.
+The state of an episode holds only the list of calls made so far (`Workspace.calls`, plain data). So a state may be copied,
+pickled, and continued in another process; there the calls are made again. To save that time, a process keeps some live
+sessions, and the first episode that continues from a list of calls takes the session with that list. Programs that read the
+clock or random numbers may see other values when their calls are made again.
 
-No sandbox is started before a call needs one. Where none can be had, or the machine fails, the joint action is masked
-(`base.Unanswered`); what a program does to its own session is the agent's doing, and is told to it.
+The sandbox starts at the first call that needs it. If there is none, or the machine fails, the joint action is masked
+(`Unanswered`). What a program does to its own session, such as running out of time, is an error that the agent reads.
+
+Left out: network access, and installing packages.
 """
 
 from __future__ import annotations
@@ -20,73 +22,87 @@ from jmarl.envs.tools.registry import Tool, ToolError
 from jmarl.sandbox import Limits, Reply, SandboxUnavailable, Session, default_sandbox
 
 LIMITS = Limits(wall_s=2.0, cpu_s=10, memory_mb=256, file_mb=4, output_kb=4)
-MAX_ALIVE = 32  # as many as a sandbox has processes for
+MAX_LIVE = 32  # sessions; a sandbox has as many processes
 Calls = tuple[bytes, ...]
 
-_alive: OrderedDict[tuple[Limits, Calls], Session] = OrderedDict()  # of this process: to save time, and nothing else
+_live_sessions: OrderedDict[tuple[Limits, Calls], Session] = OrderedDict()  # of this process, least recently used first
 _lock = threading.Lock()
 
 
 class Workspace:
-    """What the tools of an episode work on. files: that are there at the start; calls: made so far."""
+    """The Python session and the files of an episode.
+
+    Args:
+        files: path -> text, present at the start.
+        calls: made so far.
+        limits: of the session.
+    """
 
     def __init__(self, files: Mapping[str, str], calls: Calls = (), limits: Limits = LIMITS):
         self.files, self.calls, self.limits = files, calls, limits
         self._session: Session | None = None
 
     def python(self, code: str) -> Reply:
+        """Run Python code."""
         return self._call("python", code)
 
     def read(self, path: str) -> Reply:
+        """Read a file."""
         return self._call("read", path)
 
     def write(self, path: str, text: str) -> Reply:
+        """Write a file."""
         return self._call("write", path, text)
 
     def list(self, path: str) -> Reply:
+        """List a directory."""
         return self._call("list", path)
 
-    def _call(self, do: str, *given: str) -> Reply:
+    def _call(self, method: str, *arguments: str) -> Reply:
         try:
-            session = self._session = self._session or self._found()
-            if not session.calls:  # it begins, or begins anew
+            session = self._session = self._session or self._take_session()
+            if not session.calls:  # a new session, or one that has lost its files
                 for path, text in self.files.items():
-                    self._checked(session.write(path, text), needed=True)
-            reply = self._checked(getattr(session, do)(*given))
+                    _check_reply(session.write(path, text), must_work=True)
+            reply = _check_reply(getattr(session, method)(*arguments))
         except (SandboxUnavailable, OSError) as error:
             raise Unanswered(f"no sandbox: {error}") from error
         self.calls = session.calls
         return reply
 
-    def _found(self) -> Session:
+    def _take_session(self) -> Session:
+        """Return a live session with these calls, or a new one that will make them again."""
         with _lock:
-            session = _alive.pop((self.limits, self.calls), None)
+            session = _live_sessions.pop((self.limits, self.calls), None)
         if session is None:
             session = Session(default_sandbox(), self.limits)
             session.calls = self.calls
         return session
 
-    @staticmethod
-    def _checked(reply: Reply, needed: bool = False) -> Reply:
-        if reply.fault or needed and reply.error:
-            raise Unanswered(f"the sandbox failed: {reply.error}")
-        return reply
-
-    def leave(self, going: bool) -> None:
-        """After a turn; going: whether the episode is played on."""
+    def release(self, episode_continues: bool) -> None:
+        """Release the session after a turn: keep it for the next turn, or close it."""
         session, self._session = self._session, None
         if session is None:
             return
-        if not going or not session.calls:
-            return session.close()
+        if not episode_continues or not session.calls:
+            session.close()
+            return
         with _lock:
-            _alive[self.limits, session.calls] = session
-            _alive.move_to_end((self.limits, session.calls))
-            while len(_alive) > MAX_ALIVE:
-                _alive.popitem(last=False)[1].close()
+            _live_sessions[self.limits, session.calls] = session
+            _live_sessions.move_to_end((self.limits, session.calls))
+            while len(_live_sessions) > MAX_LIVE:
+                _live_sessions.popitem(last=False)[1].close()
+
+
+def _check_reply(reply: Reply, must_work: bool = False) -> Reply:
+    """Return a reply; raise Unanswered if the machine failed, or (must_work) on any error."""
+    if reply.fault or (must_work and reply.error):
+        raise Unanswered(f"the sandbox failed: {reply.error}")
+    return reply
 
 
 def python_repl(workspace: Workspace, code: str) -> str:
+    """Run code; return its output and the value of its last expression."""
     reply = workspace.python(code)
     if reply.error:
         raise ToolError(reply.text)
@@ -94,10 +110,13 @@ def python_repl(workspace: Workspace, code: str) -> str:
 
 
 def file_system(workspace: Workspace, action: str, path: str, text: str = "") -> str:
+    """Read or write a file, or list a directory."""
     if action == "write":
         reply = workspace.write(path, text)
+    elif action == "read":
+        reply = workspace.read(path)
     else:
-        reply = workspace.read(path) if action == "read" else workspace.list(path)
+        reply = workspace.list(path)
     if reply.error:
         raise ToolError(reply.error)
     return f"wrote {reply.value}" if action == "write" else reply.value or "(empty)"
