@@ -12,7 +12,7 @@ import inspect
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
-    "arxiv": "jmarl.envs.writing.writing:Arxiv",
+    "arxiv": "jmarl.envs.writing.tldr_arxiv:Arxiv",
     "debate": "jmarl.envs.debate.debate:Debate",
     "debate_scripted": "jmarl.envs.debate.debate:DebateScripted",
     "function_calling": "jmarl.envs.tools.function_calling:FunctionCalling",
@@ -24,7 +24,7 @@ ENVIRONMENTS: dict[str, str] = {  # name -> module:class
     "story": "jmarl.envs.writing.story:Story",
     "str_build": "jmarl.envs.games.str_build:StrBuild",
     "sudoku": "jmarl.envs.games.sudoku:Sudoku",
-    "tldr": "jmarl.envs.writing.writing:Tldr",
+    "tldr": "jmarl.envs.writing.tldr_arxiv:Tldr",
     "tools": "jmarl.envs.tools.use:ToolUse",
     "tools_sandbox": "jmarl.envs.tools.use:ToolSandbox",
     "tools_team": "jmarl.envs.tools.use:ToolTeam",
