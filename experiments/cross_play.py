@@ -18,10 +18,10 @@ from typing import Any
 
 import tyro
 
-from experiments.story_length import HELD_OUT, setup, story
 from jmarl.config import Episodes, Sampling, check
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
+from jmarl.envs.writing.story import HELD_OUT, setup_prompt, story_prompt
 from jmarl.evaluation.cross_play import MAX_PAIRINGS, cross_play, load_runs
 from jmarl.evaluation.zero_shot import CrossPlay
 
@@ -70,7 +70,7 @@ class CrossPlayConfig:
 
 def run(cfg: CrossPlayConfig) -> CrossPlay:
     names, teams = load_runs(cfg.runs, chat=cfg.chat, num_agents=2, max_pairings=cfg.max_pairings)
-    env = RewardEnvironment(make_reward(story_length_ratio, num_agents=2), [setup, story])
+    env = RewardEnvironment(make_reward(story_length_ratio, num_agents=2), [setup_prompt, story_prompt])
     items = [{"prompt": topic} for topic in HELD_OUT[: cfg.held_out]]
     how: dict[str, Any] = dict(seed=cfg.seed, group=cfg.generations, max_pairings=cfg.max_pairings, mesh=cfg.mesh)
     return cross_play(teams, items, env, cfg.sampling(), cfg.episodes(), names=names, **how)

@@ -18,7 +18,7 @@ from jmarl.config import Episodes, Optimizer, Run, Sampling, TrainConfig, check
 from jmarl.envs.centralized import Centralized
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
-from jmarl.envs.writing.story import HELD_OUT, TOPICS, setup, story
+from jmarl.envs.writing.story import HELD_OUT, TOPICS, setup_prompt, story_prompt
 from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
@@ -73,7 +73,7 @@ def run(cfg: StoryConfig) -> list[TrainResult]:
     team, params = make_team([agent] if cfg.centralized else [agent, agent], lora=cfg.lora.lora_rank > 0)
     items, held_out = ([{"prompt": topic} for topic in topics] for topics in (TOPICS, HELD_OUT[: cfg.held_out]))
     reward = make_reward(story_length_ratio, num_agents=2)
-    env = RewardEnvironment(reward, [setup, story])
+    env = RewardEnvironment(reward, [setup_prompt, story_prompt])
     env = Centralized(env, num_agents=2) if cfg.centralized else env
     if cfg.seeds:
         return train_seeds(team, params, env, items, cfg, seeds=cfg.seeds, eval_items=held_out)

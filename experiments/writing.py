@@ -3,7 +3,7 @@ or a story's setup and the story.
 
 Claim: the pair learns lengths, vocabulary and style that fit each other from the joint reward alone.
 Command: python -m experiments.writing --environment tldr            (or arxiv, story; flags: --help)
-Reward: `jmarl.envs.writing.writing`, from 0 to 2.98, told as a share of 3.0 too; story:
+Reward: `jmarl.envs.writing.tldr_arxiv`, from 0 to 2.98, told as a share of 3.0 too; story:
 `jmarl.envs.writing.story`, from 0 to 1.
 Baseline: --single, one model that writes both texts: give it the tokens of both.
 Data: texts of this project's own, or --data hub, or --data FILE (JSON Lines) of `trl-lib/tldr` or `OpenMLRL/arXiv_abstract`.

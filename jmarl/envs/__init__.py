@@ -12,19 +12,19 @@ import inspect
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class
-    "arxiv": "jmarl.envs.writing.writing:Arxiv",
+    "arxiv": "jmarl.envs.writing.tldr_arxiv:Arxiv",
     "debate": "jmarl.envs.debate.debate:Debate",
     "debate_scripted": "jmarl.envs.debate.debate:DebateScripted",
     "function_calling": "jmarl.envs.tools.function_calling:FunctionCalling",
     "grid": "jmarl.envs.games.grid:GridPlanning",
     "house_build": "jmarl.envs.games.house_build:HouseBuild",
     "math": "jmarl.envs.math.reasoning:MathReasoning",
-    "math_planner": "jmarl.envs.math.reasoning:MathPlanner",
-    "math_verifier": "jmarl.envs.math.reasoning:MathVerifier",
+    "math_planner": "jmarl.envs.math.planner:MathPlanner",
+    "math_verifier": "jmarl.envs.math.verifier:MathVerifier",
     "story": "jmarl.envs.writing.story:Story",
     "str_build": "jmarl.envs.games.str_build:StrBuild",
     "sudoku": "jmarl.envs.games.sudoku:Sudoku",
-    "tldr": "jmarl.envs.writing.writing:Tldr",
+    "tldr": "jmarl.envs.writing.tldr_arxiv:Tldr",
     "tools": "jmarl.envs.tools.tool_use:ToolUse",
     "tools_sandbox": "jmarl.envs.tools.tool_use:ToolSandbox",
     "tools_team": "jmarl.envs.tools.tool_use:ToolTeam",

@@ -1,36 +1,27 @@
-"""Answers: where they are found, what is read as the same number, what is refused; all gold answers of GSM8K and SVAMP."""
+"""Find, parse and compare answers: each kind in many forms, near misses, and all answers of GSM8K and SVAMP."""
 
 from __future__ import annotations
 
-import builtins
-import math
 import random
-import threading
-import time
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jmarl.envs.math.answers import check, find_answer, read_gold, verdict
+from jmarl.envs.math.answers import check, check_answer, find_answer, read_gold
 from jmarl.envs.math.data import load_tasks
-from jmarl.envs.math.expressions import nearly
-from jmarl.envs.math.numbers import numbers
 
 
-def statuses(answers, gold, kind="number", **how):
-    return {text: check(text, gold, kind, **how).status for text in answers}
-
-
-def assert_all(status, answers, gold, kind="number", **how):
-    found = statuses(answers, gold, kind, **how)
-    assert found == dict.fromkeys(answers, status)
+def assert_all(
+    status: str, answers: Sequence[str], gold: str, kind: str = "number", unit: str = "", lowest_terms: bool = False
+) -> None:
+    statuses = {text: check(text, gold, kind, unit, lowest_terms).status for text in answers}
+    assert statuses == dict.fromkeys(answers, status)
 
 
 # ---- numbers
 
-SAME = {
+EQUIVALENT_FORMS = {
     "1234": (
         "1234", "1,234", "+1234", "1234.0", "1,234.00", "1234/1", "2468/2", r"\frac{1234}{1}", r"\frac{2468}{2}", "1.234e3",
         "1.234 × 10^3",
@@ -52,9 +43,9 @@ SAME = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("gold", SAME)
-def test_the_same_number_in_many_forms(gold):
-    assert_all("correct", SAME[gold], gold)
+@pytest.mark.parametrize("gold", EQUIVALENT_FORMS)
+def test_equivalent_forms_of_a_number_are_correct(gold):
+    assert_all("correct", EQUIVALENT_FORMS[gold], gold)
 
 
 def test_near_misses_are_wrong():
@@ -65,8 +56,8 @@ def test_near_misses_are_wrong():
     assert_all("wrong", ["4.2426406871", r"3\sqrt{3}", r"-3\sqrt{2}", r"2\sqrt{3}", "3", "18"], r"3\sqrt{2}")
 
 
-def test_what_is_no_number_or_several_is_unparsable():
-    none = [
+def test_a_text_with_no_number_or_with_several_is_unparsable():
+    no_number = [
         "",
         "forty-two",
         "Answer: ",
@@ -80,18 +71,18 @@ def test_what_is_no_number_or_several_is_unparsable():
         "1,2345",
         "42 and a half",
     ]
-    assert_all("unparsable", none, "42")
+    assert_all("unparsable", no_number, "42")
     assert_all(
         "unparsable",
         ["Answer: 41 or 42", "Answer: 1 2 3 42", "Answer: between 1 and 42", "#### 42, 43", r"\boxed{41, 42}"],
         "42",
     )
-    assert check("41, 42 and 43", "42").status == "wrong"  # without a mark the last one counts
+    assert check("41, 42 and 43", "42").status == "wrong"  # without a mark the last number counts
     assert check(r"\boxed{42} \boxed{43}", "42").status == "wrong" and check(r"\boxed{43} \boxed{42}", "42").status == "correct"
 
 
-def test_a_value_must_be_worked_out():
-    """Else a question would be its own answer."""
+def test_a_value_must_be_computed():
+    """Otherwise a question could be answered by repeating it."""
     assert_all("wrong", ["600+634", "Answer: 1200 + 34", r"\sqrt{1522756}", "1234^1", r"617 \cdot 2"], "1234")
     assert all(
         check(text, "49").status != "correct" for text in ("7*7", "7 × 7", "7 x 7", "7 times 7", "7(7)", "98 ÷ 2", "7^2")
@@ -102,7 +93,7 @@ def test_a_value_must_be_worked_out():
     assert check("6/8", "3/4").status == "correct" and check("1 2/4", "3/2", lowest_terms=True).status == "wrong"
 
 
-def test_units_in_latex_and_words_after_a_number():
+def test_units_in_latex_and_words_after_a_number_are_ignored():
     assert_all("correct", [r"\[\boxed{24 \text{ m}^2}\]", r"\boxed{24 \, \text{cm}^2}", r"\boxed{24 \text{ cm}^{2}}",
                            r"\boxed{24 \quad \text{m}²}", r"\boxed{24 \mathrm{~m}^2}", r"\boxed{24\,\mathrm{m}^2}",
                            r"\boxed{24\ \text{dollars}}", "Answer: 24 times", "#### 24 times", r"\boxed{24 \text{ times}}",
@@ -110,7 +101,7 @@ def test_units_in_latex_and_words_after_a_number():
     assert_all("unparsable", [r"\boxed{24 \text{times} 2}", "Answer: 24 plus 1", "Answer: 24 plus one"], "24")
 
 
-NATURAL = [
+NOTATIONS = [
     ("number", "22", ["22 ✅", "<b>22</b>", "Answer: <b>22</b>",
                       "Answer: 22<|im_end|>", "22</s>", r"\underline{22}", "Answer: 22 🎉",
                       "Answer: The sum of the first 10 terms is 22.", "Answer: Out of 50, what is left is 22", "Answer: ≈ 22"]),
@@ -127,8 +118,8 @@ NATURAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "gold", "right"), NATURAL)
-def test_other_ways_to_write_the_same(kind, gold, right):
+@pytest.mark.parametrize(("kind", "gold", "right"), NOTATIONS)
+def test_notations_that_people_use_are_read(kind, gold, right):
     assert_all("correct", right, gold, kind)
 
 
@@ -138,30 +129,30 @@ def test_other_ways_to_write_the_same(kind, gold, right):
     ("53/4", ["5-3/-4", "5 -3/-4"]), ("5/2", ["2-½"]), ("7", ["Answer: 14-(7)", "Answer: minus 7"]),
     ("-7", ["Answer: 14-(7)", "Answer: 14 minus 7", "-7 apples minus 7", "Answer: 2 -(7)"]), ("-49", ["-(7)^2"]),
 ])  # fmt: skip
-def test_what_only_looks_like_it_is_not(gold, texts):
+def test_a_text_that_only_contains_the_answer_is_not_correct(gold, texts):
     assert all(check(text, gold).status != "correct" for text in texts)
     lines = "Answer:\nx = 2\ny = "
     assert [check(lines + y, "x = 2, y = 3", "assignments").status for y in ("4", "3\ny = 4")] == ["wrong", "unparsable"]
 
 
-def test_words_that_change_an_answer():
-    before = ["it isn't 22", "It can’t be 22", "it is not 22", "x cannot be 22", "never 22", "Answer: anything but 22",
+def test_words_that_change_a_number_make_it_unparsable():
+    changed = ["it isn't 22", "It can’t be 22", "it is not 22", "x cannot be 22", "never 22", "Answer: anything but 22",
               "everything except 22", "Answer: other than 22", "Answer: half of 22", "double 22", "less than 22",
               "Answer: more than 22", "the square root of 22", "Answer: log 22", "two times 22"]  # fmt: skip
-    assert_all("unparsable", [*before, "Answer: 22 dozen", "Answer: 22 lakh", "22 crore", "22 is wrong"], "22")
+    assert_all("unparsable", [*changed, "Answer: 22 dozen", "Answer: 22 lakh", "22 crore", "22 is wrong"], "22")
     right = ["It is not 21 but 22", "It isn't hard: 22", "It wasn't 21. It is 22", "Tom has 5 less, so it is 22"]
     assert_all("correct", right, "22")
     assert_all("unparsable", ["x cannot be < 5", "x < 5 is false", "x isn't < 5", "never x < 5"], "x < 5", "interval")
 
 
-def test_percent_goes_by_the_unit_of_the_task():
+def test_the_unit_of_the_task_decides_what_percent_means():
     assert_all("correct", ["25", "25%", "25 percent", r"25\%", "Answer: 25 % of them"], "25", unit="%")
     assert_all("wrong", ["0.25", "1/4", "2500%", "25.5%"], "25", unit="%")
     assert_all("wrong", ["25%", "25 percent"], "25")
     assert_all("correct", ["25%", "0.25"], "1/4")
 
 
-def test_where_an_answer_is():
+def test_find_answer():
     assert find_answer(r"We get \boxed{\frac{1}{2}} of it, 7 in all") == r"\frac{1}{2}"
     assert find_answer("Answer: 5\nno, wait.\nAnswer: 6") == "6"
     assert find_answer("Answer: 5 is wrong. \\boxed{6}") == "6"
@@ -169,12 +160,12 @@ def test_where_an_answer_is():
     assert find_answer("8 and then 9\nthat is all") == "9"
     assert find_answer("x = 1\nx > 2 holds\nthat is all", "interval") == "x > 2 holds"
     assert find_answer("nothing") == "" and find_answer("\\boxed{7") == "7" and find_answer("\\boxed{7\nand so 8") == "7"
-    assert check("Answer: 42" + " " * 10_000, "42").status == "unparsable"  # beyond what is read
+    assert check("Answer: 42" + " " * 10_000, "42").status == "unparsable"  # beyond the characters that are searched
 
 
-# ---- sets, ranges, systems
+# ---- sets, intervals, assignments
 
-FORMS = [
+KIND_CASES = [  # kind, right answer; then texts that are correct, wrong, unparsable
     ("set", "2, 3",
      ["2, 3", "3, 2", "x = 2 or x = 3", "x=3, x=2", "{2, 3}", r"\{2,3\}", "$x = 2$ and $x = 3$", "x_1 = 2, x_2 = 3",
       r"x \in \{2, 3\}", "2.0, 6/2",
@@ -206,8 +197,8 @@ FORMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "gold", "right", "wrong", "unparsable"), FORMS)
-def test_sets_ranges_and_systems(kind, gold, right, wrong, unparsable):
+@pytest.mark.parametrize(("kind", "gold", "right", "wrong", "unparsable"), KIND_CASES)
+def test_sets_intervals_and_assignments(kind, gold, right, wrong, unparsable):
     assert_all("correct", right, gold, kind)
     assert_all("wrong", wrong, gold, kind)
     assert_all("unparsable", unparsable, gold, kind)
@@ -223,172 +214,67 @@ def test_sets_ranges_and_systems(kind, gold, right, wrong, unparsable):
         ("2", "text", "choose number, set, interval, assignments"),
     ],
 )
-def test_a_gold_answer_that_cannot_be_read_is_refused(answer, kind, message):
+def test_a_right_answer_that_cannot_be_read_is_refused(answer, kind, message):
     with pytest.raises(ValueError, match=message):
         read_gold(answer, kind)
 
 
-def test_why_depends_on_the_text_alone():
-    """So feedback cannot tell how near an answer is."""
+def test_feedback_does_not_depend_on_the_right_answer():
+    """So it does not tell how close an answer is."""
     for text in ("41", "-42", "6/8", "1 2 3", "", "41 + 1", "Answer: 41 or 43", "4.2"):
-        assert len({verdict(text, gold, lowest_terms=True).why for gold in ("43", "1000", "1/2", "40.5", "-7")}) == 1
+        golds = ("43", "1000", "1/2", "40.5", "-7")
+        assert len({check_answer(text, gold, lowest_terms=True).feedback for gold in golds}) == 1
 
 
-# ---- all gold answers of the data sets
+# ---- all answers of the data sets
 
 
-def forms(gold: Fraction):
-    """Of a whole number, 14 of them."""
+def forms(gold: Fraction) -> list[str]:
+    """Return 14 texts that give an integer as the answer."""
     n, digits = str(gold), str(abs(gold))
-    e, mantissa = len(digits) - 1, ("-" if gold < 0 else "") + f"{digits[0]}.{digits[1:] or 0}"
+    exponent, mantissa = len(digits) - 1, ("-" if gold < 0 else "") + f"{digits[0]}.{digits[1:] or 0}"
     return [
         n, f"{int(gold):,}", f"{n}.0", f"{n}/1", rf"\frac{{{n}}}{{1}}", f"{gold * 100}%", rf"Thus \boxed{{{n}}} is it.",
         f"#### {int(gold):,}",
-        f"{n} apples", f"$ {n}".replace("$ -", "-$"), f"{mantissa}e{e}", rf"{mantissa} \times 10^{{{e}}}",
+        f"{n} apples", f"$ {n}".replace("$ -", "-$"), f"{mantissa}e{exponent}", rf"{mantissa} \times 10^{{{exponent}}}",
         f"The answer is {n}.",
         f"We have 3 bags.\n**Answer:** {n} km/h",
     ]  # fmt: skip
 
 
-def near_misses(gold: Fraction):
+def near_misses(gold: Fraction) -> list[str]:
     digits = str(abs(gold))
-    out = [gold + 1, gold - 1, gold * 10, gold + Fraction(1, 10), gold / 10 if gold else gold + 5]
-    out += [-gold] if gold else []
-    out += [Fraction(digits[1:])] if len(digits) > 1 else []
-    return [str(x) for x in out if x != gold]
+    values = [gold + 1, gold - 1, gold * 10, gold + Fraction(1, 10), gold / 10 if gold else gold + 5]
+    values += [-gold] if gold else []
+    values += [Fraction(digits[1:])] if len(digits) > 1 else []
+    return [str(x) for x in values if x != gold]
 
 
 @pytest.mark.parametrize(("name", "file", "rows"), [
     ("gsm8k", "gsm8k/main/train.jsonl.gz", 5206), ("gsm8k", "gsm8k/main/test.jsonl.gz", 936), ("svamp", "svamp/train.jsonl.gz",
      705),
 ])  # fmt: skip
-def test_all_gold_answers_in_many_forms_and_no_near_miss(data_dir, name, file, rows):
+def test_all_answers_of_a_data_set_are_read_in_many_forms(data_dir, name, file, rows):
     tasks = load_tasks(name, data_dir / file)
     assert len(tasks) == rows
     golds = {(task["answer"], task["unit"]) for task in tasks}
     for answer, unit in golds:
         gold = Fraction(answer)
-        written = [form for form in forms(gold) if unit != "%" or not form.endswith("%")]
-        assert len(written) >= 10 and len(set(written)) == len(written) - (abs(gold) < 1000)
-        assert_all("correct", written, answer, unit=unit)
+        texts = [form for form in forms(gold) if unit != "%" or not form.endswith("%")]
+        assert len(texts) >= 10 and len(set(texts)) == len(texts) - (abs(gold) < 1000)
+        assert_all("correct", texts, answer, unit=unit)
         assert_all("wrong", near_misses(gold), answer, unit=unit)
 
 
-def test_plain_numbers_are_what_math_verify_reads(data_dir):
-    """The short way and the library agree, on a sample."""
+def test_plain_numbers_are_compared_as_by_math_verify(data_dir):
     import math_verify
 
-    how = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
+    extraction = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
     tasks = random.Random(0).sample(load_tasks("gsm8k", data_dir / "gsm8k/main/test.jsonl.gz"), 40)
     for task in tasks:
-        gold = math_verify.parse(rf"\boxed{{{task['answer']}}}", how, parsing_timeout=None)
+        gold = math_verify.parse(rf"\boxed{{{task['answer']}}}", extraction, parsing_timeout=None)
         for text in (*forms(Fraction(task["answer"]))[1:5], *near_misses(Fraction(task["answer"]))[:3]):
-            parsed = math_verify.parse(rf"\boxed{{{text}}}", how, parsing_timeout=None)
+            parsed = math_verify.parse(rf"\boxed{{{text}}}", extraction, parsing_timeout=None)
             assert math_verify.verify(gold, parsed, timeout_seconds=None) == (
                 check(text, task["answer"]).status == "correct"
             ), text
-
-
-# ---- hostile texts
-
-PIECES = [
-    "9**9**9**9", "9^9^9", "9!!!!!", "(" * 40, r"\sqrt{", r"\frac{1}{", r"\boxed{", "}", "{", "####", "answer is ", "Answer:",
-    "1,", "1.", "-", "+", " ",
-    "\n", "9" * 30, "e9", "%", "±", "x", "=", "<", ">=", r"\cup", r"\infty", " or ", " and ", "[", ")", "π", "^{9}", "½",
-    "\ud800", "\0", "٣", "１",
-    r"\text{", "$", "10^",
-    "≈", " is ", "-(", "/-", "<b", "<|", "isn't ", "times ",
-    "but ", "x =\n", "minus ", r"\frac{-1}{-", "\\", "million", r"\pm", "'", "__import__('os')",
-]  # fmt: skip
-KINDS = [
-    ("number", "42"),
-    ("set", "2, 3"),
-    ("interval", "x < 2 or x > 5"),
-    ("assignments", "x = 1, y = 2"),
-    ("number", r"\sqrt{2}"),
-]
-
-
-@pytest.fixture(scope="module")
-def warm():
-    for text in (r"\sqrt{8}/2", r"\sqrt{2}+0*(1-\pi)^{2}", r"\frac{2}{\sqrt{2}}"):
-        assert check(text, r"\sqrt{2}").status == "correct"
-
-
-def took(text, gold, kind):
-    """Seconds of this thread: others' work beside does not count."""
-    begin = time.thread_time()
-    assert check(text, gold, kind).status in ("correct", "wrong", "unparsable")
-    return time.thread_time() - begin
-
-
-@settings(max_examples=400, deadline=None)
-@given(st.one_of(st.text(max_size=300), st.lists(st.sampled_from(PIECES), max_size=60).map("".join)), st.sampled_from(KINDS))
-def test_no_text_raises_or_takes_long(warm, text, kind):
-    assert took(text, kind[1], kind[0]) < 0.2
-
-
-@pytest.mark.parametrize(
-    "piece", [*PIECES, "1 ", "1,111", "1, ", "x = 1 ", "answer ", "answers are ", "a ", r"\frac{1}{2} ", "1/2 "]
-)
-def test_no_repeated_text_takes_long(warm, piece):
-    for count in (30, 300, 100_000 // len(piece)):
-        for kind, gold in KINDS:
-            assert took(piece * count, gold, kind) < 0.2
-            assert took("Answer: " + piece * count, gold, kind) < 0.2
-
-
-def expression(rng, deep):
-    if not deep:
-        return rng.choice(["2", "3", "0.5", "7", str(rng.randint(0, 10**9 - 1)), r"\pi", "0"])
-    a, b = expression(rng, deep - 1), expression(rng, deep - 1)
-    return rng.choice(
-        [rf"\sqrt{{{a}}}", rf"\frac{{{a}}}{{{b}}}", f"({a})^{{9}}", f"({a})^{{-9}}", f"({a}*{b})", f"({a}-{b})", f"({a}+{b})"]
-    )
-
-
-def test_expressions_that_reach_the_library_stay_short(warm):
-    """It is asked only about what is nearly the answer."""
-    rng, most, correct = random.Random(0), 0.0, 0
-    for _ in range(150):
-        for text in (expression(rng, 3), rf"\sqrt{{2}}+0*{expression(rng, 2)}"):
-            most = max(most, took(text, r"\sqrt{2}", "number"))
-            correct += check(text, r"\sqrt{2}").status == "correct"
-    assert most < 1.0 and correct > 50
-
-
-def test_expressions_have_their_usual_values():
-    for text, expected in {
-        "2+3*4": 14, "-2^2": -4, "2(3+1)": 8, r"\frac{1}{2}+\frac{1}{4}": 0.75, r"2\pi": 2 * math.pi, "8/4/2": 1,
-        r"\sqrt{16}^2": 16, "2^{-1}": 0.5,
-        "--3": 3, "3-2-1": 0, r"6\div2": 3,
-    }.items():  # fmt: skip
-        assert math.isclose(nearly(text), expected)
-    assert all(
-        math.isnan(nearly(text))
-        for text in ("", "1/0", r"\sqrt{-1}", "2^9^9", "2**3", "1 2", "(1", "1)", "x", "9" * 12, r"\frac{1}", "2^{99}")
-    )
-    assert numbers("3 apples, 1/2 pear, 1,000 and 1/0") == {3, Fraction(1, 2), 1000}
-
-
-def test_nothing_is_evaluated_as_code(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("eval was called")
-
-    monkeypatch.setattr(builtins, "eval", refuse)
-    for text in ("2+3", r"5\sqrt{5}/5", "__import__('os').getpid()", "x = 1 or x = 2"):
-        check(text, r"\sqrt{5}")
-        check(text, "1, 2", "set")
-    assert check(r"\sqrt{45}/3", r"\sqrt{5}").status == "correct"
-
-
-def test_threads_get_the_same_answers(warm):
-    texts, found = [rf"\sqrt{{{2 * k * k}}}/{k}" for k in range(2, 12)], []
-
-    def work():
-        found.append([check(text, r"\sqrt{2}").status for text in texts])
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert found == [["correct"] * len(texts)] * 4

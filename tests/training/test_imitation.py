@@ -15,7 +15,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs import ENVIRONMENTS, make
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.games.grid import GridPlanning
-from jmarl.envs.math.reasoning import said_of
+from jmarl.envs.math.reasoning import answer_line
 from jmarl.envs.messages import Message, Observation, Reward, SimulatedEnvironment
 from jmarl.envs.tools.tool_calls import format_message
 from jmarl.envs.tools.tool_use import ToolTeam, ToolUse
@@ -135,7 +135,7 @@ def test_slips_show_the_others_what_to_make_of_a_mistake():
     verdicts = {slips: [one.actions[0] for one in demonstrate(env, tasks, slips)[1]] for slips in (0.0, 0.5)}
     assert set(verdicts[0.0]) == {"CORRECT"} and 60 < verdicts[0.5].count("WRONG") < 140
     solver, _ = demonstrate(env, tasks, 0.5)
-    assert len(solver) > 250 and {one.actions[0] for one in solver} == {said_of(task) for task in tasks}
+    assert len(solver) > 250 and {one.actions[0] for one in solver} == {answer_line(task) for task in tasks}
     assert demonstrate(env, tasks, 0.5) == demonstrate(env, tasks, 0.5) != demonstrate(env, tasks, 0.5, seed=1)
 
 
@@ -191,8 +191,8 @@ def test_a_simulated_environment_shows_its_own():
 
 
 def test_answers_are_written_as_they_are_asked_for():
-    assert said_of({"answer": "-17, 17", "kind": "set"}) == "Answer: x = -17 or x = 17"
-    assert said_of({"answer": "x = 2, y = 5/2", "kind": "assignments"}) == "Answer: x = 2, y = 5/2"
+    assert answer_line({"answer": "-17, 17", "kind": "set"}) == "Answer: x = -17 or x = 17"
+    assert answer_line({"answer": "x = 2, y = 5/2", "kind": "assignments"}) == "Answer: x = 2, y = 5/2"
 
 
 @pytest.fixture(scope="module")

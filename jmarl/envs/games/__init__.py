@@ -1,4 +1,4 @@
-"""Small cooperative games: grids, Sudoku, building with blocks.
+"""Small cooperative games that need no data: grid planning, Sudoku, and building with blocks (StrBuild, HouseBuild).
 
-The room imports `envs`. Open `grid.py` first.
+Imports only `jmarl.envs` (no jax). Open `grid.py` first; `building.py` has what the two building games share.
 """

@@ -1,249 +1,181 @@
-"""Blocks in a box of cells: the commands of builders, and episodes of teams that build.
+"""Blocks in a box of cells: the commands of builders, and what they change.
 
-A command is `/setblock x y z block` or `/fill x1 y1 z1 x2 y2 z2 block` (both corners included), at the start of a line or at a
-slash; other text is passed over. The block `air` clears. A command is refused as a whole, and changes nothing, if it
+A command is `/setblock x y z block` or `/fill x1 y1 z1 x2 y2 z2 block` (both corners included), at the start of a line or after
+a slash; other text is ignored. The block `air` clears cells. A command is refused as a whole, and changes nothing, if it
 
-    - cannot be read: a word too few or too many (so no modes such as hollow), a coordinate that is not an integer of up to
-      four digits (no ~, no decimal point, not NaN),
+    - cannot be read: it has too few or too many words (so there are no modes such as hollow), or a coordinate that is not an
+      integer of up to four digits (no ~, no decimal point, not NaN),
     - leaves the box, or names a block that this builder does not have,
-    - needs more blocks than this builder has left; what was put is used up, also where it is overwritten or cleared later.
+    - needs more blocks than this builder has left. A block that was placed is used up, even if it is overwritten or cleared
+      later.
 
-Of each builder the first 20,000 characters and the first max_commands / N commands are read. Builders act in their order: what
-a later one puts overwrites what an earlier one put.
-
-With several turns the building stays as it is, and the next commands go on from there. What stands is worth `score`; the first
-turn earns that of the building, a later one how much it changed, less the `faults` of the turn itself: the rewards of an
-episode (gamma 1) add up to the worth of what stands at its end, less all faults. An episode is over when the building is right.
+Of each builder only the first 20,000 characters are read, so that no text takes long.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import string
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from jmarl.envs.base import Step, TextEnvironment
+from typing import NamedTuple
 
 Cell = tuple[int, int, int]
 AIR = "air"
-MAX_TEXT = 20_000
-CORNERS = {"setblock": 1, "fill": 2}
-COORDINATE = re.compile(r"[+-]?[0-9]{1,4}")
+MAX_CHARACTERS = 20_000  # of a message
+NUM_CORNERS = {"setblock": 1, "fill": 2}
+_COORDINATE = re.compile(r"[+-]?[0-9]{1,4}")
 
 
-class Placed(NamedTuple):
-    """A block that stands, and whose it is."""
+class PlacedBlock(NamedTuple):
+    """A block in a cell, and the agent that placed it."""
 
     block: str
     agent: int
 
 
-World = dict[Cell, Placed]  # cells of air are not in it
+World = dict[Cell, PlacedBlock]  # cells of air are not in it
 
 
 class Command(NamedTuple):
+    """A command that was read: fill the box between two corners (included) with a block."""
+
     low: Cell
     high: Cell
     block: str
 
-    def cells(self) -> list[Cell]:
-        return list(box(self.low, self.high))
 
+class CommandReport(NamedTuple):
+    """What the commands of an agent did in one turn."""
 
-class Work(NamedTuple):
-    """What an agent's commands of one turn did."""
-
-    put: set[Cell]  # cells in which it put a block
+    filled: set[Cell]  # cells that it put a block into
     accepted: int
-    refused: int  # for whatever reason
-    short: int  # of these: because it had too few blocks left
+    refused: int  # for any reason
+    out_of_stock: int  # of the refused ones: because too few blocks were left
 
 
-class Site(NamedTuple):
-    """The state of an episode."""
-
-    task: dict
-    world: World
-    stocks: tuple[dict[str, float], ...]  # [N] blocks left, by kind; infinite where there is no limit
-    turn: int = 0
-    worth: float = 0.0  # of what stands
+# ---- boxes of cells
 
 
-def box(low: Cell, high: Cell) -> Iterable[Cell]:
-    return itertools.product(range(low[0], high[0] + 1), range(low[1], high[1] + 1), range(low[2], high[2] + 1))
+def box_cells(low: Cell, high: Cell) -> Iterable[Cell]:
+    """Return the cells of a box; both corners are included."""
+    xs, ys, zs = (range(a, b + 1) for a, b in zip(low, high, strict=True))
+    return itertools.product(xs, ys, zs)
 
 
-def boxes(cells: Iterable[Cell]) -> list[tuple[Cell, Cell]]:
-    """Boxes of which each cell is in exactly one, few and from the ground up: each grows along x, then z, then y."""
-    left, found = set(cells), []
-    for cell in sorted(left, key=lambda c: (c[1], c[2], c[0])):
-        if cell not in left:
+def cover_with_boxes(cells: Iterable[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return few boxes (low, high) that contain each cell exactly once, from the ground up.
+
+    A box begins at the first cell that is not covered yet and grows along x, then z, then y.
+    """
+    uncovered: set[Cell] = set(cells)
+    boxes: list[tuple[Cell, Cell]] = []
+    for low in sorted(uncovered, key=lambda cell: (cell[1], cell[2], cell[0])):
+        if low not in uncovered:
             continue
-        high = list(cell)
-        for axis in (0, 2, 1):
-            while True:
-                face = [(high[i] + 1,) * 2 if i == axis else (cell[i], high[i]) for i in range(3)]
-                if not all(c in left for c in itertools.product(*(range(a, b + 1) for a, b in face))):
-                    break
-                high[axis] += 1
-        found.append((cell, (high[0], high[1], high[2])))
-        left.difference_update(box(*found[-1]))
-    return found
+        high = _grow_box(low, uncovered)
+        boxes.append((low, high))
+        uncovered.difference_update(box_cells(low, high))
+    return boxes
 
 
-def read_commands(text: str, at_most: int, names: Sequence[str] = tuple(CORNERS)) -> list[Command | None]:
-    """The first commands of a text; None stands for one that cannot be read. names: of commands that there are."""
-    found: list[Command | None] = []
-    for line in text[:MAX_TEXT].replace("`", "\n").replace("/", "\n/").splitlines():
-        words = line.split(maxsplit=9)
-        if words and words[0].removeprefix("/").lower() in CORNERS:
-            if len(found) == at_most:
+def _grow_box(low: Cell, cells: set[Cell]) -> Cell:
+    """Return the high corner of the largest box from `low` on that consists of the given cells."""
+    high = list(low)
+    for axis in (0, 2, 1):
+        while True:
+            ranges = [range(a, b + 1) for a, b in zip(low, high, strict=True)]
+            ranges[axis] = range(high[axis] + 1, high[axis] + 2)
+            if not all(cell in cells for cell in itertools.product(*ranges)):
                 break
-            found.append(_command(words, names))
-    return found
+            high[axis] += 1
+    return (high[0], high[1], high[2])
 
 
-def _command(words: list[str], names: Sequence[str]) -> Command | None:
-    name, numbers = words[0].removeprefix("/").lower(), words[1:-1]
-    if name not in names or len(numbers) != 3 * CORNERS[name] or not all(map(COORDINATE.fullmatch, numbers)):
+# ---- commands
+
+
+def read_commands(text: str, max_commands: int, names: Sequence[str] = tuple(NUM_CORNERS)) -> list[Command | None]:
+    """Return the first commands of a text; None stands for a command that cannot be read.
+
+    Args:
+        text: what a builder wrote.
+        max_commands: number of commands that are read; those that cannot be read count too.
+        names: the commands that are allowed, of setblock and fill.
+    """
+    commands: list[Command | None] = []
+    for line in text[:MAX_CHARACTERS].replace("`", "\n").replace("/", "\n/").splitlines():
+        words = line.split(maxsplit=9)
+        if words and words[0].removeprefix("/").lower() in NUM_CORNERS:
+            if len(commands) == max_commands:
+                break
+            commands.append(_parse_command(words, names))
+    return commands
+
+
+def _parse_command(words: list[str], names: Sequence[str]) -> Command | None:
+    name, coordinates, block = words[0].removeprefix("/").lower(), words[1:-1], words[-1]
+    if name not in names or len(coordinates) != 3 * NUM_CORNERS[name] or not all(map(_COORDINATE.fullmatch, coordinates)):
         return None
-    at = [int(number) for number in numbers]
-    low, high = (tuple(map(of, at[:3], at[-3:])) for of in (min, max))
-    return Command(low, high, words[-1].lower().removeprefix("minecraft:"))  # type: ignore[arg-type]
+    numbers = [int(coordinate) for coordinate in coordinates]
+    low, high = (tuple(map(extreme, numbers[:3], numbers[-3:])) for extreme in (min, max))
+    return Command(low, high, block.lower().removeprefix("minecraft:"))  # type: ignore[arg-type]
 
 
-def work(world: World, agent: int, stock: dict[str, float], commands: Sequence[Command | None], size: Cell) -> Work:
-    """An agent's commands, carried out: changes the world and the agent's stock."""
-    put, refused, short = set[Cell](), 0, 0
+def apply_commands(
+    world: World, agent: int, stock: dict[str, float], commands: Sequence[Command | None], size: Cell
+) -> CommandReport:
+    """Carry out the commands of an agent. Changes `world` and `stock`.
+
+    Args:
+        world: the blocks so far.
+        agent: the agent that gives the commands.
+        stock: its blocks that are left, by kind; infinite if there is no limit.
+        commands: as from `read_commands`.
+        size: of the box, whose lowest cell is (0, 0, 0).
+    """
+    filled: set[Cell] = set()
+    refused = out_of_stock = 0
     for command in commands:
-        if (
-            command is None
-            or not (command.block == AIR or command.block in stock)
-            or not all(low >= 0 and high < limit for low, high, limit in zip(command.low, command.high, size, strict=True))
-        ):
+        if command is None or not _is_allowed(command, stock, size):
             refused += 1
             continue
-        cells = command.cells()
+        cells = list(box_cells(command.low, command.high))
         if command.block == AIR:
             for cell in cells:
                 world.pop(cell, None)
         elif len(cells) > stock[command.block]:
-            refused, short = refused + 1, short + 1
+            refused, out_of_stock = refused + 1, out_of_stock + 1
         else:
             stock[command.block] -= len(cells)
-            world.update(dict.fromkeys(cells, Placed(command.block, agent)))
-            put.update(cells)
-    return Work(put, len(commands) - refused, refused, short)
+            world.update(dict.fromkeys(cells, PlacedBlock(command.block, agent)))
+            filled.update(cells)
+    return CommandReport(filled, len(commands) - refused, refused, out_of_stock)
 
 
-class Building(TextEnvironment):
-    """What the environments of builders share; see the module.
-
-    num_turns: joint actions of an episode. max_commands: of one joint action; each builder has an equal share.
-    """
-
-    roles = ("builder 1", "builder 2")
-    commands: tuple[str, ...] = tuple(CORNERS)  # names of those that there are
-    worth_range: tuple[float, float]  # of what stands
-    most_faults: float = 0.0  # that a turn may have
-
-    def __init__(self, num_turns: int = 1, max_commands: int = 300):
-        if num_turns < 1 or max_commands < 2:
-            raise ValueError(f"num_turns={num_turns}, max_commands={max_commands}: at least one turn, and a command for each")
-        self.max_turns, self.max_commands = num_turns, max_commands
-        low, high = self.worth_range
-        change = high - low if num_turns > 1 else 0.0
-        self.reward_range = (min(low, -change) - self.most_faults, max(high, change))
-
-    # What an environment of builders says
-
-    def size(self, task: dict) -> Cell:
-        """Of the box, which begins at 0 0 0."""
-        raise NotImplementedError
-
-    def stocks(self, task: dict) -> list[dict[str, float]]:
-        """Of each agent, the blocks that it has [N]."""
-        raise NotImplementedError
-
-    def score(self, task: dict, world: World) -> tuple[dict[str, float], bool]:
-        """What the worth of a building is the sum of, and whether the building is right."""
-        raise NotImplementedError
-
-    def faults(self, task: dict, works: Sequence[Work]) -> dict[str, float]:
-        """What a turn loses by how it was built: numbers of at most 0."""
-        return {}
-
-    def ask(self, site: Site) -> list[str]:
-        """What each agent reads first."""
-        raise NotImplementedError
-
-    def feedback(self, site: Site) -> str:
-        """What stands, and what is wrong with it."""
-        raise NotImplementedError
-
-    def solution(self, task: dict) -> list[str]:
-        """Messages that earn the most where nothing stands yet, if `max_commands` suffices."""
-        raise NotImplementedError
-
-    # The episode
-
-    def reset(self, task, rng):
-        site = Site(task, {}, tuple(self.stocks(task)))
-        return site, self.ask(site)
-
-    def step(self, state, messages, rng):
-        task, world, size = state.task, dict(state.world), self.size(state.task)
-        stocks, share = [dict(stock) for stock in state.stocks], self.max_commands // self.num_agents
-        works = [
-            work(world, agent, stocks[agent], read_commands(text, share, self.commands), size)
-            for agent, text in enumerate(messages)
-        ]
-        parts, solved = self.score(task, world)
-        faults, worth = self.faults(task, works), sum(parts.values())
-        after = Site(task, world, tuple(stocks), state.turn + 1, worth)
-        done = solved or after.turn >= self.max_turns
-        said = [] if done else [f"{text}\n\n{self.feedback(after)}" for text in self.ask(after)]
-        info = (
-            parts
-            | faults
-            | {
-                "worth": worth,
-                "solved": float(solved),
-                "accepted": float(sum(w.accepted for w in works)),
-                "refused": float(sum(w.refused for w in works)),
-            }
-        )
-        return Step(after, said, worth - state.worth + sum(faults.values()), done, info)
-
-    def solve(self, state):
-        return [None] * self.num_agents if state.world else self.solution(state.task)
-
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"num_turns": self.max_turns, "max_commands": self.max_commands}
+def _is_allowed(command: Command, stock: Mapping[str, float], size: Cell) -> bool:
+    inside = all(low >= 0 and high < limit for low, high, limit in zip(command.low, command.high, size, strict=True))
+    return inside and (command.block == AIR or command.block in stock)
 
 
-def share_of(part: float, whole: float) -> float:
-    """Nothing of nothing is 0."""
-    return part / whole if whole else 0.0
-
-
-def initials(blocks: Iterable[str], taken: str = ".#?") -> dict[str, str]:
-    """A character for each block: the first of its name that no other has, or else any letter."""
-    found: dict[str, str] = {}
-    for block in dict.fromkeys(blocks):
-        found[block] = next(
-            (c for c in block.upper() + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c.isalnum() and c not in [*found.values(), *taken]), "?"
-        )
-    return found
-
-
-def commands_for(wanted: Mapping[Cell, str]) -> str:
-    """Commands that put these blocks, few of them."""
+def commands_for(blocks: Mapping[Cell, str]) -> str:
+    """Return few commands, one a line, that place these blocks."""
     lines = []
-    for block in dict.fromkeys(wanted.values()):
-        for low, high in boxes(cell for cell, of in wanted.items() if of == block):
+    for kind in dict.fromkeys(blocks.values()):
+        for low, high in cover_with_boxes(cell for cell, block in blocks.items() if block == kind):
             corners = [low] if low == high else [low, high]
             numbers = " ".join(str(number) for corner in corners for number in corner)
-            lines.append(f"/{'setblock' if low == high else 'fill'} {numbers} {block}")
+            lines.append(f"/{'setblock' if low == high else 'fill'} {numbers} {kind}")
     return "\n".join(lines)
+
+
+# ---- pictures
+
+
+def block_letters(blocks: Iterable[str], reserved: str = ".#?") -> dict[str, str]:
+    """Return a distinct character for each block: the first one of its name that is free, else any free letter, else "?"."""
+    letters: dict[str, str] = {}
+    for block in dict.fromkeys(blocks):
+        free = (c for c in block.upper() + string.ascii_uppercase if c.isalnum() and c not in [*letters.values(), *reserved])
+        letters[block] = next(free, "?")
+    return letters

@@ -1,4 +1,4 @@
-"""Environments of mathematical word problems, and how answers are compared.
+"""Mathematical questions for a solver alone, a solver with a verifier, or a planner with a solver, and exact answer checking.
 
-The room imports `envs`. Open `reasoning.py` first.
+Imports only `jmarl.envs` (no jax). Open `reasoning.py` first; `problems.py` generates tasks and `answers.py` checks answers.
 """

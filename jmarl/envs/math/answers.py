@@ -1,32 +1,33 @@
-r"""Is an answer right? It is found in a completion, read as what was asked for, and compared exactly.
+r"""Check whether an answer is right: find it in a completion, parse it as the kind that is asked for, compare it exactly.
 
-Where the answer is: at the last mark in the text that is followed by a digit or infinity; marks are `\boxed{…}`, `####`,
-`<answer>`, and `answer is`, `answer:` or `answer =`. After a boxed it is what is in the braces, after the others the rest of
-the line (of the next one if that is empty; for sets and assignments of all lines on end that begin with a variable and =), up
-to the end of the sentence. Without a mark it is the last line with a number, if it reads as one number, else the last number
-in it; for other kinds the last line with a digit. The last `TAIL` characters are read, and an answer has at most `LONGEST`.
+The answer stands after the last mark that is followed by a digit or infinity. Marks are `\boxed{…}`, `####`, `<answer>`, and
+`answer is`, `answer:` or `answer =`. After `\boxed` the answer is the content of the braces. After another mark it is the rest
+of the line (of the next line if that is empty; for sets and assignments all consecutive lines that begin with a variable and
+an equals sign), up to the end of the sentence. Without a mark it is the last line with a number, if the line can be read as one
+number, else the last number in it; for other kinds it is the last line with a digit. Only the last `MAX_COMPLETION_TAIL`
+characters are searched, and an answer has at most `MAX_ANSWER_LENGTH`.
 
-Kinds, with the answer in its standard form, and what else is read as the same:
+Kinds, with an answer in its standard form, and what else is read as the same:
 
     number        "42", "-3/4", "3\sqrt{2}"   1,234  6/8  1 1/2  \frac{3}{4}  1.5e3  1.5 \times 10^3  $5  x = 5
     set           "2, 3"                      {3, 2}  x = 2 or x = 3  2 and 3  3 \pm \sqrt{2}
     interval      "x < 2 or x >= 5"           5 <= x or 2 > x  (-oo, 2) \cup [5, oo)  x \in [1, 2)  1 <= x and x < 2
     assignments   "x = 2, y = 3"              y = 3 and x = 2  (x, y) = (2, 3)  (2, 3)
 
-Words and units may stand around a number and are not checked ("42 apples"), but for some that change it ("not 42", "two
-dozen"), with which it is not read. Percent: 5% is 0.05, and where the task's unit is "%" both 5 and 5% are 5 (and 0.05 is
-wrong). Numbers are equal if they are exactly equal: 0.33 is not 1/3. A value may not be left to be worked out, so that no
-question is answered by writing it down again: where the right answer is rational, 12 + 7 and \sqrt{49} are wrong, and with
-`lowest_terms` 6/8 is too.
+Words and units around a number are ignored ("42 apples"), except words that change it ("not 42", "two dozen"); then it cannot
+be read. Percent: 5% is 0.05. If the task's unit is "%", 5 and 5% are both 5, and 0.05 is wrong. Numbers must be exactly equal:
+0.33 is not 1/3. The value must be computed, so that a question is not answered by repeating it: if the right answer is
+rational, 12 + 7 and \sqrt{49} are wrong, and with `lowest_terms` 6/8 is wrong too.
 
-A verdict is `correct`, `wrong`, or `unparsable`: no answer of that kind can be read. Several numbers where one was asked for
-("41 or 42", "1 2 3") are unparsable; of several boxed answers the last one counts. Why it is not correct is said in words that
-depend on the answer's text alone, never on what would be right.
+A verdict is `correct`, `wrong`, or `unparsable` (no answer of the kind can be read). Several numbers where one is asked for
+("41 or 42", "1 2 3") are unparsable; of several boxed answers the last one counts. The feedback of a verdict depends only on
+the text of the answer, never on the right answer.
 
-Rational numbers are compared as fractions, roots and pi by math-verify (see `math_expressions`). Its own readings of sets and
-the like are not used: it takes (3, 2) for x = 2, y = 3, the range from 2 to 3 for the set of both, and 9% for 9.
-Left out: variables in answers, functions other than the square root, numbers in words, recurring decimals, complex numbers, the
-empty set, thousands commas in sets, checking of units, and of the variable's name in sets and ranges.
+Rational numbers are compared as fractions; roots and pi by math-verify (see `expressions.py`). Its own parsing of sets and
+intervals is not used: it accepts (3, 2) for x = 2, y = 3, the interval from 2 to 3 for the set {2, 3}, and 9% for 9.
+Left out, because no task needs them: variables in answers, functions other than the square root, numbers in words, recurring
+decimals, complex numbers, the empty set, thousands commas in sets, checking of units, and checking of the variable's name in
+sets and intervals.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ import re
 from itertools import takewhile
 from typing import NamedTuple
 
+from jmarl.envs.math.answer_kinds import MAX_ANSWER_LENGTH, ParsedAnswer, parse_answer, same_answer
 from jmarl.envs.math.expressions import is_rational
-from jmarl.envs.math.forms import LONGEST, Reading, read, same
-from jmarl.envs.math.numbers import CHANGES, NUMERAL, Unreadable, number, spelled
+from jmarl.envs.math.numbers import CHANGING_WORDS, NUMERAL, Unreadable, normalize, parse_number
 
-TAIL = 4000
+MAX_COMPLETION_TAIL = 4000  # characters at the end of a completion that are searched
 
+# Read by the agents.
 WRONG = "That is not the right answer."
 NOT_WORKED_OUT = "That is not the right answer, or it is not worked out (a fraction goes in lowest terms)."
 FORMS = {
@@ -50,112 +52,133 @@ FORMS = {
     "interval": 'a line like "Answer: x < ...", "Answer: ... <= x < ..." or "Answer: x < ... or x >= ..."',
     "assignments": 'a line "Answer: x = ..., y = ..."',
 }
-KINDS = tuple(FORMS)
 UNREADABLE = {kind: f"No answer could be read (or several, where one is asked for): end with {FORMS[kind]}." for kind in FORMS}
+
+KINDS = tuple(FORMS)
 
 
 class Verdict(NamedTuple):
+    """The result of a check."""
+
     status: str  # correct, wrong or unparsable
-    why: str  # depends on the text that was read, not on the right answer
+    feedback: str  # depends on the text that was read, not on the right answer
 
 
 def check(completion: str, answer: str, kind: str = "number", unit: str = "", lowest_terms: bool = False) -> Verdict:
-    """Of a whole completion. answer: the right one, in the standard form; unit: "%" or any other."""
-    return verdict(find_answer(completion, kind), answer, kind, unit, lowest_terms)
+    """Find the answer in a completion and compare it with the right one.
+
+    Args:
+        completion: what an agent wrote.
+        answer: the right answer, in its standard form.
+        kind: number, set, interval or assignments.
+        unit: "%" if 5% means 5, not 0.05; any other unit is ignored.
+        lowest_terms: whether an answer that is a fraction must be in lowest terms.
+    """
+    return check_answer(find_answer(completion, kind), answer, kind, unit, lowest_terms)
 
 
-def verdict(text: str, answer: str, kind: str = "number", unit: str = "", lowest_terms: bool = False) -> Verdict:
-    """Of an answer that stands alone."""
+def check_answer(text: str, answer: str, kind: str = "number", unit: str = "", lowest_terms: bool = False) -> Verdict:
+    """Compare an answer that stands alone with the right one; arguments as in `check`."""
     gold = read_gold(answer, kind, unit)
     try:
-        found = read(text, kind, unit, tuple(name for name, _ in gold))
+        parsed = parse_answer(text, kind, unit, tuple(variable for variable, _ in gold))
     except Unreadable:
         return Verdict("unparsable", UNREADABLE[kind])
-    values = [value for _, values in found for value in values]
-    rational = all(value.exact is not None for _, values in gold for value in values)
-    worked_out = not rational or all(value.exact is not None and (value.simple or not lowest_terms) for value in values)
-    if worked_out and same(gold, found):
+    values = [value for _, numbers in parsed for value in numbers]
+    gold_is_rational = all(value.exact is not None for _, numbers in gold for value in numbers)
+    worked_out = not gold_is_rational or all(
+        value.exact is not None and (value.reduced or not lowest_terms) for value in values
+    )
+    if worked_out and same_answer(gold, parsed):
         return Verdict("correct", "")
-    return Verdict("wrong", WRONG if all(value.simple for value in values) else NOT_WORKED_OUT)
+    return Verdict("wrong", WRONG if all(value.reduced for value in values) else NOT_WORKED_OUT)
 
 
 @functools.lru_cache(maxsize=4096)
-def read_gold(answer: str, kind: str, unit: str = "") -> Reading:
-    """The right answer of a task; one that cannot be read is a ValueError."""
+def read_gold(answer: str, kind: str, unit: str = "") -> ParsedAnswer:
+    """Parse the right answer of a task.
+
+    Raises:
+        ValueError: the kind is unknown, the answer cannot be read, or it is a rational number written as an expression.
+    """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r}: choose {', '.join(KINDS)}")
     try:
-        gold = read(answer, kind, unit)
-    except Unreadable:
-        raise ValueError(f"answer={answer!r:.80} cannot be read as a {kind}: see jmarl.envs.math.answers") from None
-    for value in (value for _, values in gold for value in values):
+        gold = parse_answer(answer, kind, unit)
+    except Unreadable as error:
+        raise ValueError(f"answer={answer!r:.80} cannot be read as a {kind} ({error}): see jmarl.envs.math.answers") from None
+    for value in (value for _, numbers in gold for value in numbers):
         if value.exact is None and is_rational(value.latex):
             raise ValueError(f"answer={answer!r:.80} has {value.latex}, which is rational: write it as a number or fraction")
     return gold
 
 
-# ---- where the answer is
+# ---- finding the answer
 
 _MARK = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{|####|<answer>|\banswers?\b[a-z *_]{0,40}?(?:\b(?:is|are)\b|[:=])", re.I)
-_SAYS = re.compile(r"[0-9∞½¼¾⅓⅔]|\\infty|\binf|\boo\b", re.I)
-_SENTENCE = re.compile(r"(?<=[.!?])\s+")
-_SETS = re.compile(r"[ \t]{0,8}(?:[-*] |[$*]{1,2}|\\\()?[a-z](?:_\{?[0-9]\}?)? ?=")
-_CLAUSE = re.compile(r"[.,;:!?]\s")
+_HAS_NUMBER = re.compile(r"[0-9∞½¼¾⅓⅔]|\\infty|\binf|\boo\b", re.I)
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_ASSIGNMENT = re.compile(r"[ \t]{0,8}(?:[-*] |[$*]{1,2}|\\\()?[a-z](?:_\{?[0-9]\}?)? ?=")
+_CLAUSE_END = re.compile(r"[.,;:!?]\s")
 
 
 def find_answer(completion: str, kind: str = "number") -> str:
-    """The part of a completion that is its answer; "" if there is none."""
-    text = completion[-TAIL:]
+    """Return the part of a completion that is its answer; "" if there is none."""
+    text = completion[-MAX_COMPLETION_TAIL:]
     for mark in reversed(list(_MARK.finditer(text))):
-        rest = text[mark.end() : mark.end() + 2 * LONGEST]
-        found = _braced(rest) if mark.group().endswith("{") else _sentence(rest.partition("</")[0], kind)
-        if _SAYS.search(found):
-            return found
-    lines = [line for line in reversed(text.splitlines()) if _SAYS.search(line)]
+        after_mark = text[mark.end() : mark.end() + 2 * MAX_ANSWER_LENGTH]
+        if mark.group().endswith("{"):
+            answer = _until_closing_brace(after_mark)
+        else:
+            answer = _first_sentence(after_mark.partition("</")[0], kind)
+        if _HAS_NUMBER.search(answer):
+            return answer
+    lines = [line for line in reversed(text.splitlines()) if _HAS_NUMBER.search(line)]
     if kind != "number":
         return lines[0].strip() if lines else ""
     return next(filter(None, map(_last_number, lines)), "")
 
 
 def _last_number(line: str) -> str:
-    """The line, if it can be read as one number; else from where the last of its numbers begins."""
-    line = spelled(line)
+    """Return the line if it can be read as one number, else the line from the beginning of its last number on."""
+    line = normalize(line)
     try:
-        if len(line) <= LONGEST and number(line):
+        if len(line) <= MAX_ANSWER_LENGTH and parse_number(line):
             return line
     except Unreadable:
         pass
-    found = list(NUMERAL.finditer(line))
-    if not found:
+    matches = list(NUMERAL.finditer(line))
+    if not matches:
         return ""
-    last = found[-1].start()
-    before = _CLAUSE.split(line[found[-2].end() if len(found) > 1 else 0 : last])[-1]
-    changed = CHANGES.search(re.sub(r"^ ?but\b", "", before) + "#")  # "it isn't 22"; "not 21 but 22" is fine
-    return line[:LONGEST] if changed else _sentence(line[last : last + 2 * LONGEST])
+    start = matches[-1].start()
+    clause = _CLAUSE_END.split(line[matches[-2].end() if len(matches) > 1 else 0 : start])[-1]
+    negated = CHANGING_WORDS.search(re.sub(r"^ ?but\b", "", clause) + "#")  # "it isn't 22"; but "not 21 but 22" is fine
+    return line[:MAX_ANSWER_LENGTH] if negated else _first_sentence(line[start : start + 2 * MAX_ANSWER_LENGTH])
 
 
-def _braced(rest: str) -> str:
-    """Up to the brace that closes, or to the end of the line where none does."""
+def _until_closing_brace(text: str) -> str:
+    """Return the text up to the brace that closes, or up to the end of the line if none does."""
     depth = 1
-    for i, c in enumerate(rest):
+    for i, c in enumerate(text):
         depth += (c == "{") - (c == "}")
         if not depth:
-            return rest[:i]
-    return rest.partition("\n")[0]
+            return text[:i]
+    return text.partition("\n")[0]
 
 
-def _sentence(rest: str, kind: str = "number") -> str:
-    """The first line that is not empty, as far as the end of the first sentence that says something."""
-    lines = rest.lstrip(" \t\r\n:=*_").split("\n")
-    many = kind in ("set", "assignments") and all(map(_SETS.match, lines[:2]))
-    line = (
-        ", ".join(re.sub(r"^\s*[-*] ", "", line).strip(" .,;\r") for line in takewhile(_SETS.match, lines))
-        if many
-        else lines[0]
-    )
-    said = ""
-    for part in _SENTENCE.split(line):
-        said += (" " if said else "") + part
-        if _SAYS.search(part):
+def _first_sentence(text: str, kind: str = "number") -> str:
+    """Return the first line that is not empty, up to the end of its first sentence with a number.
+
+    The first lines are joined if a set or assignments are written as one assignment a line.
+    """
+    lines = text.lstrip(" \t\r\n:=*_").split("\n")
+    line = lines[0]
+    if kind in ("set", "assignments") and all(map(_ASSIGNMENT.match, lines[:2])):
+        assignments = takewhile(_ASSIGNMENT.match, lines)
+        line = ", ".join(re.sub(r"^\s*[-*] ", "", assignment).strip(" .,;\r") for assignment in assignments)
+    sentences = []
+    for sentence in _SENTENCE_END.split(line):
+        sentences.append(sentence)
+        if _HAS_NUMBER.search(sentence):
             break
-    return said.strip()
+    return " ".join(sentences).strip()

@@ -1,7 +1,7 @@
-r"""Numbers as people and language models write them, for `math_answers`: one spelling, one value.
+r"""Read numbers as people and language models write them: normalize the text, then parse it.
 
-A number of digits alone, in whatever form, becomes a fraction here, exactly. One with roots, pi or operations in it is read and
-compared in `math_expressions`.
+A number that consists of digits, in whatever form (1,234; 6/8; 1 1/2; 1.5e3; 5%), becomes an exact fraction here. A number with
+roots, pi or operations is parsed and compared by `expressions.py`.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from jmarl.envs.math import expressions as math_expressions
-from jmarl.envs.math.expressions import DEPTH, depth, nearly
+from jmarl.envs.math import expressions
+from jmarl.envs.math.expressions import MAX_DEPTH, approximate_value, nesting_depth
 
-DIGITS = 40  # a number with more of them is not read
+MAX_DIGITS = 40  # a number with more digits is not read
 
 
 class Value(NamedTuple):
     """A number that was read."""
 
-    exact: Fraction | None  # None: there is a root, pi or an operation in it
+    exact: Fraction | None  # None: it has a root, pi or an operation
     latex: str
-    simple: bool  # a plain number; if a fraction, then in lowest terms
+    reduced: bool  # a plain number; if it is a fraction, one in lowest terms
 
 
 class Unreadable(ValueError):
-    """There is no answer of the kind."""
+    """Raised where a text is not an answer of the kind that is asked for."""
 
 
-# ---- one spelling
+# ---- normalization
 
 _CHARACTERS = str.maketrans(
     {"−": "-", "–": "-", "‐": "-", "‑": "-", "－": "-", "⁄": "/", "≈": r"\approx ",
      "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ",
      "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "√": r"\sqrt ", "π": r"\pi ", "\u00a0": " ", "\u202f": " ", "#": " "}
 )  # fmt: skip
-_ALONE = r"(?<![0-9A-Za-z.,^)}/])(?<![0-9)}] )"  # no operation before it
+_NO_OPERATION_BEFORE = r"(?<![0-9A-Za-z.,^)}/])(?<![0-9)}] )"
 _FONT = "(?:text|mathrm|mathbf|textbf|mbox|underline)"
-_SPELLINGS = [
-    (re.compile(pattern, re.I), spelling)
-    for pattern, spelling in (
+_REPLACEMENTS = [
+    (re.compile(pattern, re.I), replacement)
+    for pattern, replacement in (
         (r"(?<=[0-9]) ?(?=[½¼¾⅓⅔])", " "),
         (r"½", "1/2 "),
         (r"¼", "1/4 "),
@@ -53,7 +53,10 @@ _SPELLINGS = [
         (r"\\(?:left|right|displaystyle)(?![a-z])|\\[!,;:]|\*\*|__|`", ""),
         (r"(?<!\\)\\[()\[\] ]|\\q?quad(?![a-z])|~", " "),
         (r"\{,\}", ","),
-        (rf"\\{_FONT} ?\{{([^{{}}]*[a-z])\}}\s{{0,3}}(?:\^ ?(?:[23]|\{{ ?[23] ?\}})|[²³])?", r" \1 "),  # of units
+        (
+            rf"\\{_FONT} ?\{{([^{{}}]*[a-z])\}}\s{{0,3}}(?:\^ ?(?:[23]|\{{ ?[23] ?\}})|[²³])?",
+            r" \1 ",
+        ),  # a unit with an exponent
         (rf"\\{_FONT} ?\{{([^{{}}]*)\}}", r" \1 "),
         (r"-\s?\\?[$€£¥₹]\s?", "-"),
         (r"\\?[$€£¥₹]", " "),
@@ -63,9 +66,9 @@ _SPELLINGS = [
         (r"(\\frac ?\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
         (r"\\frac ?\{ ?-([0-9]++) ?\} ?\{ ?-", r"\\frac{\1}{"),
         (r"\\frac ?\{ ?([0-9]++) ?\} ?\{ ?-", r"\\frac{-\1}{"),
-        (rf"{_ALONE}- ?([0-9]++) ?/ ?-([0-9])", r"\1/\2"),
-        (rf"{_ALONE}([0-9]++) ?/ ?-([0-9])", r"-\1/\2"),
-        (rf"{_ALONE}- ?\(([0-9]++(?: ?/ ?[0-9]++|\.[0-9]++)?)\)(?! ?[\^0-9(*/\\a-z])", r"-\1"),
+        (rf"{_NO_OPERATION_BEFORE}- ?([0-9]++) ?/ ?-([0-9])", r"\1/\2"),
+        (rf"{_NO_OPERATION_BEFORE}([0-9]++) ?/ ?-([0-9])", r"-\1/\2"),
+        (rf"{_NO_OPERATION_BEFORE}- ?\(([0-9]++(?: ?/ ?[0-9]++|\.[0-9]++)?)\)(?! ?[\^0-9(*/\\a-z])", r"-\1"),
         (r"(^|[=:,(<>]|\b(?:is|are|or|and) ) ?(?:minus|negative) (?=[0-9.\\])", r"\1 -"),
         (r"\\leq?(?:slant)?(?![a-z])", "<="),
         (r"\\geq?(?:slant)?(?![a-z])", ">="),
@@ -73,7 +76,7 @@ _SPELLINGS = [
         (r"\\gt(?![a-z])", ">"),
         (r"(?<![\\a-z])(?:infinity|infty|inf|oo)(?![a-z])", r"\\infty "),
         (r"(?<![\\a-z])pi(?![a-z])", r"\\pi "),
-        (r"(?<=[a-z])(?<!\\pi)(?:\^\{?[23]\}?|[²³])|\^\{?\\circ\}?|°", ""),  # of units
+        (r"(?<=[a-z])(?<!\\pi)(?:\^\{?[23]\}?|[²³])|\^\{?\\circ\}?|°", ""),  # exponents of units, degrees
         (r"\\?(?<![a-z])sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\sqrt ?([0-9](?![0-9])|(?<= )[0-9]++)", r"\\sqrt{\1}"),
         (r"\s+", " "),
@@ -81,18 +84,20 @@ _SPELLINGS = [
 ]
 
 
-def spelled(text: str) -> str:
-    """With one sign for what has several, and without what only formats."""
+def normalize(text: str) -> str:
+    """Replace what is written in several ways by one of them, and remove what only formats, such as bold type."""
     text = text.translate(_CHARACTERS)
-    for pattern, spelling in _SPELLINGS:
-        text = pattern.sub(spelling, text)
+    for pattern, replacement in _REPLACEMENTS:
+        text = pattern.sub(replacement, text)
     return text.strip()
 
 
-# ---- digits
+# ---- parsing
 
 _INT = r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)"
 _DEC = rf"(?:{_INT}(?:\.[0-9]++)?|\.[0-9]++)"
+# A fraction, mixed number, number in scientific notation, or decimal. Groups (digits at the end of a name count alternatives):
+# whole part, n(umerator), d(enominator), m(antissa), e(xponent).
 NUMERAL = re.compile(
     rf"""(?<![0-9A-Za-z.^_{{\\+-])(?<![0-9][.,])(?P<sign>[-+])?
     (?:(?:(?P<whole1>{_INT})\ ?)?\\frac\ ?
@@ -106,82 +111,91 @@ NUMERAL = re.compile(
     re.X,
 )
 _SCALES = {None: 1, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-# Words that change what a number is, letters that are rather variables, and what may be a minus.
-CHANGES = re.compile(
+
+# Words that change the value of a number beside them. "#" stands for a number.
+CHANGING_WORDS = re.compile(
     r"n['’]t\b|(?<!\\)\b(?:not|cannot|never|minus|negative|twice|squared|cubed|trillion|dozen|lakh|crore|"
     r"(?:is|are|was) (?:false|wrong|incorrect|untrue)|(?:a|an|one|and) (?:half|third|quarter)|"
     r"(?:times|plus|but|except|other than|half of|double|less than|more than|root of|log)\b"
     r"(?=[^#0-9]*[#0-9]| (?:one|two|three|four|five|six|seven|eight|nine|ten)\b))\b",
     re.I,
 )
-_UNCLEAR = re.compile(r"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#")
-_AROUND = re.compile(r"[A-Za-z\s.,;:!?'\"()\[\]*_~≈/’“”#-]*+")
+# What stands beside a number, "#", so that a text has to be parsed as an expression: a variable, a minus, a product.
+_OPERATION = re.compile(r"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#")
+_HARMLESS = re.compile(r"[A-Za-z\s.,;:!?'\"()\[\]*_~≈/’“”#-]*+")
 
 
-def _value(match: re.Match[str], unit: str) -> Value:
-    got = {name.rstrip("123"): text.replace(",", "") for name, text in match.groupdict().items() if text is not None}
-    if sum(c.isdigit() for c in match.group()) > DIGITS:
-        raise Unreadable
-    simple = True
-    if "n" in got:
-        n, d, whole = int(got["n"]), int(got["d"]), int(got.get("whole", 0))
-        if not d or (whole and n < 0):
-            raise Unreadable
-        exact, simple = whole + Fraction(n, d), math.gcd(n, d) == 1 and not (whole and n > d)
+def _parse_match(match: re.Match[str], unit: str) -> Value:
+    """Return the value of a match of `NUMERAL`."""
+    if sum(c.isdigit() for c in match.group()) > MAX_DIGITS:
+        raise Unreadable(f"more than {MAX_DIGITS} digits")
+    groups = {name.rstrip("123"): text.replace(",", "") for name, text in match.groupdict().items() if text is not None}
+    reduced = True
+    if "n" in groups:
+        numerator, denominator, whole = int(groups["n"]), int(groups["d"]), int(groups.get("whole", 0))
+        if not denominator or (whole and numerator < 0):
+            raise Unreadable(f"not a fraction: {match.group()}")
+        exact = whole + Fraction(numerator, denominator)
+        reduced = math.gcd(numerator, denominator) == 1 and not (whole and numerator > denominator)
     else:
-        exact = Fraction(got["m"]) * Fraction(10) ** int(got.get("e", 0))
-    exact *= _SCALES[got.get("scale")] * (-1 if got.get("sign") == "-" else 1)
-    return Value(exact / 100 if "percent" in got and unit != "%" else exact, match.group(), simple)
+        exact = Fraction(groups["m"]) * Fraction(10) ** int(groups.get("e", 0))
+    exact *= _SCALES[groups.get("scale")] * (-1 if groups.get("sign") == "-" else 1)
+    return Value(exact / 100 if "percent" in groups and unit != "%" else exact, match.group(), reduced)
 
 
-def number(text: str, unit: str = "") -> Value:
-    """The one number of a phrase, with words around it; after the last = if there is one."""
-    if re.search("[0-9]", exact := text.partition(r"\approx")[0]):
-        text = exact
-    text = text.replace(r"\approx", " ")
-    if "=" in text and re.search("[0-9]", last := text.rpartition("=")[2]):
-        text = last
+def parse_number(text: str, unit: str = "") -> Value:
+    """Return the one number of a normalized phrase, with or without words around it.
+
+    If there is an equals sign, it is the number after the last one. A number repeated ("42 (that is, 42)") counts as one.
+
+    Raises:
+        Unreadable: there is no number, there are different ones, or words change its value.
+    """
+    before_approximation = text.partition(r"\approx")[0]
+    text = before_approximation if re.search("[0-9]", before_approximation) else text.replace(r"\approx", " ")
+    if "=" in text and re.search("[0-9]", right_side := text.rpartition("=")[2]):
+        text = right_side
     text = re.sub(r"^ ?([-+]) ", r"\1", text)
-    matches, around = list(NUMERAL.finditer(text)), NUMERAL.sub("#", text)
-    if CHANGES.search(around):
-        raise Unreadable
-    if matches and _AROUND.fullmatch(around) and not _UNCLEAR.search(around):
-        values = [_value(match, unit) for match in matches]
-        if len({value.exact for value in values}) > 1:
-            _, said, last = text.rpartition(" is ")
-            if not said or re.search(r"\bif\b", text):
-                raise Unreadable
-            return number(last, unit)
+    matches, words = list(NUMERAL.finditer(text)), NUMERAL.sub("#", text)
+    if CHANGING_WORDS.search(words):
+        raise Unreadable(f"words that change a number: {text}")
+    if not matches or not _HARMLESS.fullmatch(words) or _OPERATION.search(words):
+        return _parse_expression(text)
+    values = [_parse_match(match, unit) for match in matches]
+    if len({value.exact for value in values}) == 1:
         return values[-1]
-    return _expression(text)
+    _, verb, last = text.rpartition(" is ")
+    if not verb or re.search(r"\bif\b", text):
+        raise Unreadable(f"several numbers: {text}")
+    return parse_number(last, unit)
 
 
-def numbers(text: str) -> set[Fraction]:
-    """All plain numbers in a text."""
-    found = set()
+def find_numbers(text: str) -> set[Fraction]:
+    """Return all plain numbers in a text."""
+    numbers = set()
     for match in NUMERAL.finditer(text):
-        with contextlib.suppress(Unreadable):  # too long, or divided by 0
-            found.add(_value(match, "").exact)
-    return found
+        with contextlib.suppress(Unreadable):  # too many digits, or a denominator of 0
+            numbers.add(_parse_match(match, "").exact)
+    return numbers
 
 
-def plain(text: str, unit: str = "") -> Value:
-    """A number with nothing around it."""
-    if re.search("[A-Za-z]", re.sub(r"\\[a-z]+", "", text)) or depth(re.findall(r"[(){}\[\]]", text)) > DEPTH:
-        raise Unreadable
-    return number(text, unit)
+def parse_bare_number(text: str, unit: str = "") -> Value:
+    """Return a number with nothing around it; anything else is `Unreadable`."""
+    if re.search("[A-Za-z]", re.sub(r"\\[a-z]+", "", text)) or nesting_depth(re.findall(r"[(){}\[\]]", text)) > MAX_DEPTH:
+        raise Unreadable(f"not a number alone: {text}")
+    return parse_number(text, unit)
 
 
-def _expression(text: str) -> Value:
-    """Words around it are left out."""
+def _parse_expression(text: str) -> Value:
+    """Return an expression with roots, pi or operations. Words around it are dropped."""
     text = re.sub(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?![a-zA-Z])", " ", text).strip(" .,;:!")
-    if re.fullmatch("[0-9. ]*", text) or math.isnan(nearly(text)):
-        raise Unreadable
+    if re.fullmatch("[0-9. ]*", text) or math.isnan(approximate_value(text)):
+        raise Unreadable(f"not a number: {text}")
     return Value(None, text, False)
 
 
 def equal(gold: Value, value: Value) -> bool:
-    """Exactly. What is not rational equals nothing that is."""
+    """Return whether two values are exactly equal. An expression never equals a plain number."""
     if gold.exact is not None or value.exact is not None:
         return gold.exact == value.exact
-    return math_expressions.equal(gold.latex, value.latex)
+    return expressions.equal(gold.latex, value.latex)

@@ -1,16 +1,19 @@
-"""Word problems from templates, for `math_problems`: 25 stories, each told in one, two or three parts (the difficulty).
+"""Templates of word problems: 25 stories, each with one, two or three parts (the difficulty).
 
-A part adds sentences, a question that stands at the end if it is the last one, and the value of what is asked, a function of
-the numbers so far: a, b, c, … in the order of the text. Numbers are drawn until every value on the way is above 0 and a whole
-number (where nothing is counted, tenths are fine too). Names and things depend on the numbers alone.
+A part adds sentences, and the formula of its question in the numbers so far: a, b, c, … in the order of the text. A problem
+ends with the question of its last part. Numbers are drawn until the answer of every part is positive and an integer (a multiple
+of 0.1 where nothing is counted). People and things depend only on the template, the difficulty and the numbers.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
+
+from jmarl.envs.math.templates import Problem, Template
 
 NAMES = (
     "Ada", "Bruno", "Chiara", "Deniz", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kaya", "Lena", "Mateo", "Nora",
@@ -21,25 +24,26 @@ THINGS = (
     "balloons", "candles", "feathers", "badges", "dice", "ribbons", "cookies", "plums",
 )  # fmt: skip
 
-Numbers = Sequence[int]
-
 
 class Part(NamedTuple):
-    """What a difficulty adds to a story."""
+    """What one level of difficulty adds to a story."""
 
-    told: str
-    asked: str
-    value: Callable[..., Fraction | int]  # of all numbers so far
+    text: str
+    question: str
+    formula: Callable[..., Fraction | int]  # of all numbers so far
 
 
 class Story(NamedTuple):
+    """A template of word problems."""
+
     ranges: tuple[tuple[int, int], ...]  # of the numbers, both ends included
     parts: tuple[Part, Part, Part]
     unit: str = ""
-    fine: int = 1  # a value times this is whole
+    scale: int = 1  # an answer times this is an integer
 
 
-def F(a: int, b: int) -> Fraction:
+def ratio(a: Fraction | int, b: int) -> Fraction:
+    """Return a / b."""
     return Fraction(a, b)
 
 
@@ -48,24 +52,24 @@ STORIES = {
         Part("{A} has {a} {thing} and gets {b} more from {B}.", "How many {thing} does {A} have now?", lambda a, b: a + b),
         Part("Then {A} gives {c} of them to {C}.", "How many {thing} does {A} have left?", lambda a, b, c: a + b - c),
         Part("{A} puts the rest into {d} boxes, the same number into each.", "How many {thing} are in each box?",
-             lambda a, b, c, d: F(a + b - c, d)))),
+             lambda a, b, c, d: ratio(a + b - c, d)))),
     "lost": Story(((30, 120), (2, 29), (2, 9), (3, 24), (2, 8)), (
         Part("{A} had {a} {thing} and lost {b} of them.", "How many {thing} are left?", lambda a, b: a - b),
         Part("Then {A} bought {c} packs with {d} {thing} in each.", "How many {thing} does {A} have now?",
              lambda a, b, c, d: a - b + c * d),
         Part("In the end {A} and {e} others share all of them equally.", "How many {thing} does each of them get?",
-             lambda a, b, c, d, e: F(a - b + c * d, e + 1)))),
+             lambda a, b, c, d, e: ratio(a - b + c * d, e + 1)))),
     "crates": Story(((3, 40), (4, 48), (2, 11), (2, 9)), (
         Part("A shop gets {a} crates with {b} {thing} in each.", "How many {thing} does it get?", lambda a, b: a * b),
         Part("Of all these, {c} are broken and thrown away.", "How many {thing} can be sold?", lambda a, b, c: a * b - c),
         Part("All the others are sold for {d} dollars each.", "How many dollars does the shop take?",
              lambda a, b, c, d: (a * b - c) * d))),
     "sharing": Story(((12, 900), (3, 30), (2, 30), (2, 20)), (
-        Part("A bag of {a} {thing} is shared equally among {b} children.", "How many {thing} does each child get?", F),
+        Part("A bag of {a} {thing} is shared equally among {b} children.", "How many {thing} does each child get?", ratio),
         Part("{A} is one of them and had {c} {thing} before.", "How many {thing} does {A} have now?",
-             lambda a, b, c: F(a, b) + c),
+             lambda a, b, c: ratio(a, b) + c),
         Part("Then {A} hands {d} of them to {B}.", "How many {thing} does {A} have in the end?",
-             lambda a, b, c, d: F(a, b) + c - d))),
+             lambda a, b, c, d: ratio(a, b) + c - d))),
     "pens": Story(((2, 19), (3, 60), (2, 12), (3, 25), (50, 2000)), (
         Part("A pen costs {a} dollars, and {A} buys {b} of them.", "How many dollars does {A} pay?", lambda a, b: a * b),
         Part("{A} also buys {c} notebooks at {d} dollars each.", "How many dollars does all of it cost?",
@@ -81,9 +85,9 @@ STORIES = {
     "book": Story(((80, 600), (5, 79), (3, 30), (4, 45)), (
         Part("A book has {a} pages, and {A} has read {b} of them.", "How many pages are left?", lambda a, b: a - b),
         Part("From now on {A} reads {c} pages a day.", "In how many days will {A} have read the rest?",
-             lambda a, b, c: F(a - b, c)),
+             lambda a, b, c: ratio(a - b, c)),
         Part("The pages of one day take {d} minutes.", "How many minutes does the rest of the book take?",
-             lambda a, b, c, d: F(a - b, c) * d))),
+             lambda a, b, c, d: ratio(a - b, c) * d))),
     "garden": Story(((10, 90), (5, 60), (3, 40), (4, 30)), (
         Part("A rectangular garden is {a} metres long and {b} metres wide.", "How many square metres is it?",
              lambda a, b: a * b),
@@ -99,11 +103,11 @@ STORIES = {
              lambda a, b, c, d: (2 * (a + b) - c) * d))),
     "sale": Story(((20, 600), (5, 75), (2, 9), (3, 40)), (
         Part("A coat costs {a} dollars before its price is lowered by {b} percent.", "How many dollars does it cost then?",
-             lambda a, b: F(a * (100 - b), 100)),
+             lambda a, b: ratio(a * (100 - b), 100)),
         Part("A club buys {c} such coats at the lower price.", "How many dollars do they cost together?",
-             lambda a, b, c: F(a * (100 - b), 100) * c),
+             lambda a, b, c: ratio(a * (100 - b), 100) * c),
         Part("Bringing them costs {d} dollars more.", "How many dollars does the club pay in all?",
-             lambda a, b, c, d: F(a * (100 - b), 100) * c + d)), fine=10),
+             lambda a, b, c, d: ratio(a * (100 - b), 100) * c + d)), scale=10),
     "ages": Story(((2, 40), (2, 39), (3, 40), (2, 60)), (
         Part("{A} is {a} years old, and {B} is {b} years older.", "How many years old is {B}?", lambda a, b: a + b),
         Part("{C} is {c} years older than {B}.", "How many years old are {A}, {B} and {C} together?",
@@ -131,8 +135,8 @@ STORIES = {
              lambda a, b, c, d, e: (a - b + c + d) * e))),
     "cakes": Story(((2, 9), (4, 150), (3, 12), (2, 12)), (
         Part("A cake takes {a} eggs, and a bakery makes {b} cakes.", "How many eggs does it need?", lambda a, b: a * b),
-        Part("Eggs come in boxes of {c}.", "How many full boxes of eggs is that?", lambda a, b, c: F(a * b, c)),
-        Part("A box costs {d} dollars.", "How many dollars do the eggs cost?", lambda a, b, c, d: F(a * b, c) * d))),
+        Part("Eggs come in boxes of {c}.", "How many full boxes of eggs is that?", lambda a, b, c: ratio(a * b, c)),
+        Part("A box costs {d} dollars.", "How many dollars do the eggs cost?", lambda a, b, c, d: ratio(a * b, c) * d))),
     "painters": Story(((2, 30), (2, 40), (2, 20), (5, 200)), (
         Part("There are {a} painters, and each paints {b} doors a day.", "How many doors do they paint in a day?",
              lambda a, b: a * b),
@@ -149,20 +153,20 @@ STORIES = {
              "How many litres are in the tank then?", lambda a, b, c: a + b * c),
         Part("After that, {d} litres are taken out.", "How many litres are left in it?", lambda a, b, c, d: a + b * c - d),
         Part("The water that is left fills buckets of {e} litres, each to its brim.", "How many buckets does it fill?",
-             lambda a, b, c, d, e: F(a + b * c - d, e)))),
+             lambda a, b, c, d, e: ratio(a + b * c - d, e)))),
     "red": Story(((20, 900), (3, 20), (2, 40), (2, 60)), (
-        Part("{A} has {a} {thing}, and one in every {b} of them is red.", "How many of the {thing} are red?", F),
+        Part("{A} has {a} {thing}, and one in every {b} of them is red.", "How many of the {thing} are red?", ratio),
         Part("{A} gives {c} of the red ones to {B}.", "How many red {thing} does {A} have left?",
-             lambda a, b, c: F(a, b) - c),
+             lambda a, b, c: ratio(a, b) - c),
         Part("Then {A} finds {d} more that are red.", "How many red {thing} does {A} have now?",
-             lambda a, b, c, d: F(a, b) - c + d))),
+             lambda a, b, c, d: ratio(a, b) - c + d))),
     "tickets": Story(((8, 30), (2, 12), (2, 20), (3, 40), (5, 60), (2, 12)), (
         Part("A ticket is {a} dollars for adults and {b} dollars for children. A group has {c} adults and {d} children.",
              "How many dollars do their tickets cost?", lambda a, b, c, d: a * c + b * d),
         Part("As a group they pay {e} dollars less in all.", "How many dollars does the group pay?",
              lambda a, b, c, d, e: a * c + b * d - e),
         Part("These costs are shared equally by {f} families.", "How many dollars does each family pay?",
-             lambda a, b, c, d, e, f: F(a * c + b * d - e, f)))),
+             lambda a, b, c, d, e, f: ratio(a * c + b * d - e, f)))),
     "weather": Story(((1, 40), (2, 40), (2, 45), (2, 30)), (
         Part("In the morning it is {a} degrees, and until noon it becomes {b} degrees warmer.",
              "How many degrees is it at noon?", lambda a, b: a + b),
@@ -172,7 +176,7 @@ STORIES = {
              lambda a, b, c, d: a + b - c + d))),
     "games": Story(((5, 90), (5, 90), (5, 90), (5, 90), (2, 60)), (
         Part("In three games {A} scores {a}, {b} and {c} points.", "How many points is that on average?",
-             lambda a, b, c: F(a + b + c, 3)),
+             lambda a, b, c: ratio(a + b + c, 3)),
         Part("In a fourth game {A} scores {d} points.", "How many points does {A} score in all four games together?",
              lambda a, b, c, d: a + b + c + d),
         Part("{B} scores {e} points less than {A} in these four games.", "How many points do both score together?",
@@ -186,36 +190,41 @@ STORIES = {
              lambda a, b, c, d, e: (a * b + c - d) * e))),
     "school": Story(((40, 1500), (5, 90), (2, 30), (2, 12)), (
         Part("A school has {a} pupils, of whom {b} percent come by bus.", "How many pupils come by bus?",
-             lambda a, b: F(a * b, 100)),
-        Part("Today {c} of these are ill at home.", "How many pupils come by bus today?", lambda a, b, c: F(a * b, 100) - c),
+             lambda a, b: ratio(a * b, 100)),
+        Part("Today {c} of these are ill at home.", "How many pupils come by bus today?",
+             lambda a, b, c: ratio(a * b, 100) - c),
         Part("Those who come are spread equally over {d} buses.", "How many pupils are in each bus?",
-             lambda a, b, c, d: F(F(a * b, 100) - c, d)))),
+             lambda a, b, c, d: ratio(ratio(a * b, 100) - c, d)))),
     "share": Story(((20, 400), (3, 300), (2, 60), (2, 90)), (
         Part("A box has {a} {thing}, of which {b} are blue.", "What percentage of the {thing} is blue?",
-             lambda a, b: F(100 * b, a) if b < a else F(0, 1)),
+             lambda a, b: ratio(100 * b, a) if b < a else ratio(0, 1)),
         Part("Then {c} of the blue ones get lost.", "What percentage of the {a} {thing} is still there and blue?",
-             lambda a, b, c: F(100 * (b - c), a)),
+             lambda a, b, c: ratio(100 * (b - c), a)),
         Part("After that, {d} that are not blue get lost as well.", "What percentage of the {a} {thing} is still there?",
-             lambda a, b, c, d: F(100 * (a - c - d), a) if d < a - b else F(0, 1))), unit="%", fine=10),
+             lambda a, b, c, d: ratio(100 * (a - c - d), a) if d < a - b else ratio(0, 1))), unit="%", scale=10),
 }  # fmt: skip
 
 
-def draw(name: str, difficulty: int, rng: random.Random) -> tuple[int, ...]:
-    """Numbers for a story told up to a difficulty."""
+def word_problem(name: str, level: int, rng: random.Random) -> Problem:
+    """Draw a problem from the first `level` parts of a story."""
     story = STORIES[name]
-    used = [story.parts[i].value.__code__.co_argcount for i in range(difficulty)]
+    parts = story.parts[:level]
+    numbers = _draw_numbers(story, parts, rng)
+    words_rng = random.Random(f"{name} {level} {numbers}")
+    words = dict(zip("ABC", words_rng.sample(NAMES, 3), strict=True)) | {"thing": words_rng.choice(THINGS)}
+    words |= dict(zip("abcdef", map(str, numbers), strict=False))
+    question = " ".join([*(part.text for part in parts), parts[-1].question]).format(**words)
+    answer = Fraction(parts[-1].formula(*numbers))
+    return Problem(question, str(answer), unit=story.unit, key=" ".join(map(str, numbers)))
+
+
+def _draw_numbers(story: Story, parts: tuple[Part, ...], rng: random.Random) -> tuple[int, ...]:
+    counts = [part.formula.__code__.co_argcount for part in parts]
     while True:
-        numbers = [rng.randint(*story.ranges[i]) for i in range(used[-1])]
-        values = [Fraction(part.value(*numbers[:n])) for part, n in zip(story.parts, used, strict=False)]
-        if all(value > 0 and (value * story.fine).denominator == 1 for value in values):
+        numbers = [rng.randint(*ends) for ends in story.ranges[: counts[-1]]]
+        answers = [Fraction(part.formula(*numbers[:count])) for part, count in zip(parts, counts, strict=True)]
+        if all(answer > 0 and (answer * story.scale).denominator == 1 for answer in answers):
             return tuple(numbers)
 
 
-def tell(name: str, difficulty: int, numbers: Numbers) -> tuple[str, Fraction]:
-    """The text of a problem, and the answer."""
-    story, rng = STORIES[name], random.Random(f"{name} {difficulty} {numbers}")
-    words = dict(zip("ABC", rng.sample(NAMES, 3), strict=True)) | {"thing": rng.choice(THINGS)}
-    words |= {letter: str(number) for letter, number in zip("abcdef", numbers, strict=False)}
-    last = story.parts[difficulty - 1]
-    told = [part.told for part in story.parts[:difficulty]]
-    return " ".join([*told, last.asked]).format(**words), Fraction(last.value(*numbers))
+WORD_PROBLEMS: dict[str, Template] = {name: partial(word_problem, name) for name in STORIES}

@@ -1,7 +1,7 @@
-"""English stop words, and words and phrases that join thoughts: what `writing` counts unless it is given other lists.
+"""The default word lists of the gated reward: English stop words, and transition words by category.
 
-No phrase stands in two categories or has one of another in it: what is written once counts once. Short words that mostly do
-something else (so, as, then, had) are left out.
+No phrase is in two categories or contains a phrase of another category, so that a phrase counts once. Short words that mostly
+have another function (so, as, then, had) are left out.
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ _STOP_WORDS = """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 
-def _list(text: str) -> tuple[str, ...]:
+def _phrases(text: str) -> tuple[str, ...]:
     return tuple(" ".join(phrase.split()) for phrase in text.split(","))
 
 
 TRANSITIONS: dict[str, tuple[str, ...]] = {
-    "addition": _list(
+    "addition": _phrases(
         """furthermore, moreover, additionally, in addition, besides, on top of that, what is more, not only, as well as,
         along with, plus, also"""
     ),
-    "example": _list(
+    "example": _phrases(
         """for example, for instance, such as, to illustrate, by way of example, as an example, to name a few,
         an example of this, as shown by, take the case of, including, particularly, in particular"""
     ),
-    "clarification": _list(
+    "clarification": _phrases(
         """in other words, that is to say, that is, namely, to put it differently, to be precise, put simply, more exactly,
         this means, which means, to clarify, i mean"""
     ),
-    "cause": _list(
+    "cause": _phrases(
         """therefore, thus, hence, consequently, as a result, as a consequence, because, for that reason, for this reason,
         accordingly, due to, owing to, thanks to, thereby, which is why"""
     ),
-    "contrast": _list(
+    "contrast": _phrases(
         """however, but, in contrast, by contrast, on the other hand, on the contrary, conversely, whereas, instead,
         rather than, unlike, by comparison with"""
     ),
-    "order": _list(
+    "order": _phrases(
         """first, firstly, first of all, to begin with, second, secondly, third, thirdly, next, after that, finally,
         last of all, lastly, to start with"""
     ),
-    "emphasis": _list(
+    "emphasis": _phrases(
         """indeed, in fact, of course, certainly, above all, most importantly, without doubt, undoubtedly, clearly,
         obviously, especially, notably, as a matter of fact, importantly"""
     ),
-    "summary": _list(
+    "summary": _phrases(
         """in summary, to summarise, to summarize, in short, in brief, to sum up, overall, all in all,
         in conclusion, to conclude, on the whole, in a nutshell, in the end"""
     ),
-    "likeness": _list(
+    "likeness": _phrases(
         """similarly, likewise, in the same way, just as, just like, equally, in the same manner, much like, by the same token,
         comparably, alike"""
     ),
-    "concession": _list(
+    "concession": _phrases(
         """although, though, even though, nevertheless, nonetheless, despite, in spite of, even so, still, admittedly,
         granted that, all the same, regardless"""
     ),
-    "condition": _list(
+    "condition": _phrases(
         """if, unless, provided that, providing that, as long as, in case, on condition that, assuming that, whether,
         otherwise, in that case, in the event of"""
     ),
-    "time": _list(
+    "time": _phrases(
         """meanwhile, afterwards, afterward, later, earlier, previously, eventually, recently, soon, at the same time,
         until, while, during, since then, in the meantime, by the time"""
     ),
