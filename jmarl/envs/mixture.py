@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs.base import Answer, describe
-from jmarl.envs.rewards import RewardResult
+from jmarl.envs.reward_values import RewardResult
 from jmarl.envs.vector import LockStep
 
 

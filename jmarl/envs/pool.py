@@ -90,8 +90,8 @@ class Pool(Engine):
         self._unanswered = self._unanswered + 1 if calls and len(lost) == len(calls) else 0
         if self._unanswered >= self.BATCHES:
             raise RuntimeError(
-                f"{self._unanswered} batches in a row had no answer from any of {self.workers} processes: {found[0].why}. Is "
-                "what the environment needs still running?"
+                f"{self._unanswered} batches in a row had no answer from any of {self.workers} processes: "
+                f"{found[0].reason}. Is what the environment needs still running?"
             )
         return found
 
