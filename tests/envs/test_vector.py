@@ -331,15 +331,15 @@ def test_bad_mixtures_are_refused():
         Mixture({"a": make("grid"), "b": make("grid", num_agents=3)})
     with pytest.raises(ValueError, match="give a number above 0 for each of a"):
         Mixture({"a": make("grid")}, {"a": 0})
-    with pytest.raises(ValueError, match=r"of no environment of this mixture: give environment \(a\)"):
+    with pytest.raises(ValueError, match=r"belongs to no environment of this mixture: give environment \(a\)"):
         Mixture({"a": make("grid")}).reset([{"environment": "b", "task": {}}], np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
     "read, reward, match",
     [
-        (Observation([]), Reward(0.0), "Pair gave Observation.*: give a list of 2 observations"),
-        (["x", "y"], Reward(0.0), r"Pair gave \['x', 'y'\]"),
+        (Observation([]), Reward(0.0), "Pair returned Observation.*: return a list of 2 observations"),
+        (["x", "y"], Reward(0.0), r"Pair returned \['x', 'y'\]"),
         ([None, None], 0.5, "Pair.step returned .*: return observation"),
         ([None, None], Reward(0.5), "in Pair no agent acts in the next step"),
     ],
@@ -408,7 +408,7 @@ def test_an_episode_that_is_cut_is_done_and_truncated():
     assert [(step.done, step.truncated) for step in steps] == [(False, False), (False, False), (True, False)]
     Undeclared.max_turns = 0
     try:
-        with pytest.raises(ValueError, match="Undeclared has max_turns=0: give at least 1, or None"):
+        with pytest.raises(ValueError, match="Undeclared has max_turns=0: set at least 1, or None"):
             LockStep(Undeclared())
     finally:
         Undeclared.max_turns = None
