@@ -103,7 +103,7 @@ def judge_of(cfg: DebateConfig) -> RuleBasedJudge | LLMJudge:
     if cfg.judge == "agent":
         model = AgentModel(load_agent(cfg.judge_model or cfg.model))
     else:
-        model = ChatModel(ChatAPI(cfg.judge, cfg.judge_model, key=KEY, timeout_s=30, called="judge"))
+        model = ChatModel(ChatAPI(cfg.judge, cfg.judge_model, api_key_env=KEY, timeout_s=30, name="judge"))
     return LLMJudge(model, cfg.judge_samples, cfg.judge_asks)
 
 

@@ -1,7 +1,7 @@
-"""Environments: what a team is asked, and what its answers earn. Each in a file of its own, host side, without jax.
+"""Environments: the tasks of a team, what its agents read, and the rewards of what they write.
 
-`ENVIRONMENTS` has them all by name. A new one is a class (`base.TextEnvironment`) and a line there, and the tests that hold
-for every environment then hold for it too. Open `base.py` first.
+Host code: it may import `sandbox` and never jax.
+Open `base.py` first: it has the interfaces and a complete environment in one file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import inspect
 from typing import Any
 
-ENVIRONMENTS: dict[str, str] = {  # name -> module:class
+ENVIRONMENTS: dict[str, str] = {  # name -> module:class; the tests of all environments cover what is listed here
     "arxiv": "jmarl.envs.writing.tldr_arxiv:Arxiv",
     "debate": "jmarl.envs.debate.debate:Debate",
     "debate_scripted": "jmarl.envs.debate.debate:DebateScripted",
@@ -32,31 +32,39 @@ ENVIRONMENTS: dict[str, str] = {  # name -> module:class
 
 
 def make(name: str, **options: Any) -> Any:
-    """An environment by its name, or a class of one's own as "module:Class"; options go to its constructor."""
+    """Return an environment by its name in ENVIRONMENTS, or of a class of your own by "module:Class".
+
+    Args:
+        name: see above.
+        **options: arguments of its constructor.
+
+    Raises:
+        ValueError: the name is unknown, the module cannot be imported, or the constructor does not take an option.
+    """
     if name not in ENVIRONMENTS and ":" not in name:
-        near = difflib.get_close_matches(name, ENVIRONMENTS, 1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown environment {name!r}: {meant}choose {', '.join(ENVIRONMENTS)}, or a class as 'module:Class'")
-    module, _, cls = ENVIRONMENTS.get(name, name).partition(":")
+        nearest = difflib.get_close_matches(name, ENVIRONMENTS, 1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ValueError(f"unknown environment {name!r}: {hint}choose {', '.join(ENVIRONMENTS)}, or a class as 'module:Class'")
+    module, _, class_name = ENVIRONMENTS.get(name, name).partition(":")
     try:
-        found = getattr(importlib.import_module(module), cls)
+        cls = getattr(importlib.import_module(module), class_name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
     try:
-        inspect.signature(found).bind(**options)
+        inspect.signature(cls).bind(**options)
     except TypeError as error:
-        known = ", ".join(options_of(found))
+        known = ", ".join(constructor_options(cls))
         raise ValueError(f"environment {name!r}: {error}; its options are {known or 'none'}") from None
-    return found(**options)
+    return cls(**options)
 
 
-def options_of(cls: type) -> list[str]:
-    """What its constructor takes, and what it hands on to that of the class above."""
-    found: dict[str, None] = {}
+def constructor_options(cls: type) -> list[str]:
+    """Return the parameters of a constructor, and of those above it that it passes keyword arguments on to."""
+    names: dict[str, None] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base) and base is not object:
             parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
-            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+            names |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
             if not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 break
-    return list(found)
+    return list(names)

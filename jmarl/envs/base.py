@@ -44,7 +44,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jmarl.envs.rewards import RewardResult
+from jmarl.envs.reward_values import RewardResult
 
 Observations = Sequence[str | None]  # [N] what each agent reads; None: the agent does not act in the coming step
 Texts = Sequence[Sequence[str]]  # [N][B] one text per agent and episode

@@ -1,49 +1,52 @@
-"""One model that writes for all roles of a team: the single-model baseline, and a way to train it (host world, no jax).
+"""One model that writes for all roles of a team: the single-model baseline, and a way to train it (host code, no jax).
 
-`Centralized` makes an environment of a team into one of a team of one. The model reads one prompt made of the prompts of all
-roles and answers with a section for each, `<agent_0>…</agent_0>`; the sections are the joint action, and the inner environment
-judges it and writes on as if agents of their own had spoken: rewards, transitions and histories see the roles' texts alone. So
-any environment will do, of several turns too, and `train` and `evaluate` need not know.
+`Centralized` turns the environment of a team into one for a team of one. The model reads one prompt made of the prompts of all
+roles, and answers with one section per role, `<agent_0>…</agent_0>`. The sections are the joint action of the inner
+environment, which scores it and continues as if separate agents had written it; rewards, transitions and histories see only
+the texts of the roles. It works with any environment, also one of several turns.
 
-How well the form is kept is in the log, and in no reward: `reward/parse_error`, the share of completions without any whole
-section, and `reward/missing_sections`, the share of sections that were not there. Left out: sections that were not closed (a
-completion that is cut off loses its last one), and grammars that would force the form.
+The log says how well the model keeps the form, which no reward does: `reward/parse_error` is the share of completions without
+any complete section, `reward/missing_sections` the share of missing sections. Left out: sections without a closing tag (a
+completion that is cut off loses its last section), and grammars that would enforce the form.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.base import Answer, Environment, describe
+from jmarl.envs.base import Answer, Environment, Texts, describe
 
 
 class Sections(NamedTuple):
-    """What a completion says for each role."""
+    """The sections of a completion."""
 
     texts: list[str]  # [N]; "" where a section is missing
-    missing: int  # sections that are not there
+    missing: int  # number of missing sections
 
     @property
     def parse_error(self) -> bool:
-        """There is not one section."""
+        """Whether all sections are missing."""
         return self.missing == len(self.texts)
 
 
 def parse(text: str, num_agents: int) -> Sections:
-    """The sections of a completion, without the white space around them. Tags are read in small and capital letters; of several
-    sections of one role the first counts; those of roles that do not exist, and what stands between, are passed over."""
-    found = [
+    """Return the sections of a completion, without surrounding white space.
+
+    Tags may be in upper or lower case. If a role has several sections, the first one counts. Sections of roles that do not
+    exist and text outside of sections are ignored.
+    """
+    matches = [
         re.search(rf"<agent_{agent}>(.*?)</agent_{agent}>", text, re.IGNORECASE | re.DOTALL) for agent in range(num_agents)
     ]
-    return Sections([match.group(1).strip() if match else "" for match in found], sum(match is None for match in found))
+    return Sections([match.group(1).strip() if match else "" for match in matches], sum(match is None for match in matches))
 
 
 def joint_prompt(prompts: Sequence[str]) -> str:
-    """One prompt of the prompts of all roles."""
+    """Return one prompt made of the prompts of all roles."""
     tasks = "\n\n".join(f"Agent {agent} was asked:\n{prompt}" for agent, prompt in enumerate(prompts))
     form = "\n".join(f"<agent_{agent}>answer of agent {agent}</agent_{agent}>" for agent in range(len(prompts)))
     return (
@@ -55,42 +58,43 @@ def joint_prompt(prompts: Sequence[str]) -> str:
 class Centralized:
     """The environment of `num_agents` roles as that of one agent that writes for all of them.
 
-    env: of the roles, such as `environment.RewardEnvironment(make_reward(f, num_agents=2), formatters, transition)`.
-    write: the prompts of the roles -> the one that is read.
-    The one agent's reward is the mean of the roles' rewards.
+    Its reward is the mean of the roles' rewards.
+
+    Args:
+        env: of the roles, such as `RewardEnvironment(make_reward(f, num_agents=2), formatters, transition)`.
+        num_agents: the number of roles.
+        write_prompt: prompts of the roles [N] -> the prompt of the one agent.
     """
 
-    def __init__(self, env: Environment, num_agents: int, write: Callable[[Sequence[str]], str] = joint_prompt):
-        self.env, self.num_agents, self.write = env, num_agents, write
+    def __init__(self, env: Environment, num_agents: int, write_prompt: Callable[[Sequence[str]], str] = joint_prompt):
+        self.env, self.num_agents, self.write_prompt = env, num_agents, write_prompt
         self.max_turns = getattr(env, "max_turns", 1)
 
-    def describe(self) -> dict:
+    def describe(self) -> dict[str, Any]:
         return {"centralized": self.num_agents} | describe(self.env)
 
-    def reset(self, items, rng):
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[str]]]:
         states, prompts = self.env.reset(items, rng)
-        return states, self._read(prompts)
+        return states, self._joint_prompts(prompts)
 
-    def step(self, states, actions, rng):
+    def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
         if len(actions) != 1:
             raise ValueError(f"one model writes for all roles, but the team has {len(actions)} agents: make a team of one")
-        said = [parse(text, self.num_agents) for text in actions[0]]
-        texts = [[of.texts[agent] for of in said] for agent in range(self.num_agents)]
-        answer = self.env.step(states, texts, rng)
-        form = {
-            "parse_error": np.array([float(of.parse_error) for of in said]),
-            "missing_sections": np.array([of.missing / self.num_agents for of in said]),
-        }
+        sections = [parse(text, self.num_agents) for text in actions[0]]
+        answer = self.env.step(states, [[s.texts[agent] for s in sections] for agent in range(self.num_agents)], rng)
         result = answer.result
-        mean = result._replace(rewards=result.total[:, None], parts={**result.parts, **form})
-        return Answer(mean, answer.done, answer.after)
+        parts = result.parts | {
+            "parse_error": np.array([float(s.parse_error) for s in sections]),
+            "missing_sections": np.array([s.missing / self.num_agents for s in sections]),
+        }
+        return answer._replace(result=result._replace(rewards=result.total[:, None], parts=parts))
 
-    def observe(self, after):
+    def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[str]]]:
         states, prompts = self.env.observe(after)
-        return states, self._read(prompts)
+        return states, self._joint_prompts(prompts)
 
-    def _read(self, prompts: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Prompts [N][P] of the roles as [1][P]."""
-        if any(text is None for of_agent in prompts for text in of_agent):
-            raise ValueError("one model writes for all roles at once, and in this environment they act in turns")
-        return [[self.write(of_item) for of_item in zip(*prompts, strict=True)]]
+    def _joint_prompts(self, prompts: Sequence[Sequence[str | None]]) -> list[list[str]]:
+        """Return the prompts [1][P] of the one agent for those of the roles, [N][P]."""
+        if any(text is None for column in prompts for text in column):
+            raise ValueError("one model writes for all roles in every turn, but in this environment the roles act in turns")
+        return [[self.write_prompt(texts) for texts in zip(*prompts, strict=True)]]

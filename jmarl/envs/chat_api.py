@@ -1,6 +1,8 @@
-"""Completions by a service with an OpenAI-compatible address (host world, no jax).
+"""Completions of a service with an OpenAI-compatible API, such as vLLM or a judge on the web (host code, no jax).
 
-Left out: streaming, tools and pictures. What a service writes is taken as it comes.
+Requests go through urllib and not through `huggingface_hub.InferenceClient`: that client has no plain completions, sends the
+user's Hub token to any address, refuses even local servers under HF_HUB_OFFLINE, and never ends a request whose answer drips.
+Left out: streaming, tools and images.
 """
 
 from __future__ import annotations
@@ -16,101 +18,149 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-BUSY = (429, 500, 502, 503, 504)  # asked again; other refusals are final
-TRIES, WAIT_S, TIMEOUT_S, AT_ONCE = 3, 0.5, 120.0, 8
-MAX_BYTES = 1 << 24
+BUSY = (429, 500, 502, 503, 504)  # status codes after which a request is repeated; others are final
+TRIES, WAIT_S, TIMEOUT_S = 3, 0.5, 120.0
+MAX_CONCURRENT = 8  # requests at once
+MAX_BYTES = 1 << 24  # of an answer
 
 
 class Unavailable(RuntimeError):
-    """No answer from a model: not reached in so many tries, refused, or not to be understood."""
+    """A model gave no usable answer: it was unreachable in every try, refused the request, or answered in another format."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatAPI:
-    """Where to ask, and how often.
+    """A service with an OpenAI-compatible API.
 
-    url: such as http://localhost:8000/v1; model: its name there, if it wants one; chat: as a chat, or (False) a text to go on
-    from; key: the environment variable that holds the service's key, sent if it is set; tries: of each request, with wait_s,
-    2 * wait_s, … between them; timeout_s: of each try; called: what errors call it.
+    Attributes:
+        url: base address, such as http://localhost:8000/v1.
+        model: its name there; "" sends none.
+        chat: send prompts as the message of a user; False: as text to continue.
+        api_key_env: the environment variable with the API key; sent only if it is set.
+        tries: how often a request is tried; between tries it waits wait_s, 2 * wait_s, … seconds.
+        wait_s: see `tries`.
+        timeout_s: seconds that one try may take.
+        name: what messages call the service.
     """
 
     url: str
     model: str = ""
     chat: bool = True
-    key: str = ""
+    api_key_env: str = ""
     tries: int = TRIES
     wait_s: float = WAIT_S
     timeout_s: float = TIMEOUT_S
-    called: str = "service"
+    name: str = "service"
 
-    def complete(self, prompt: str, count: int, **body: Any) -> list[tuple[str, bool]]:
-        """`count` completions of a prompt, and whether each was ended, not cut off; body: max_tokens, temperature and so on."""
+    def complete(
+        self,
+        prompt: str,
+        num_completions: int,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> list[tuple[str, bool]]:
+        """Return completions of a prompt, and for each whether the model ended it (True) or it was cut off at max_tokens.
+
+        Options that are None are left to the service.
+
+        Raises:
+            Unavailable: see there.
+        """
         base = self.url.rstrip("/")
-        body = {"n": count} | body | ({"model": self.model} if self.model else {})
+        options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+        body: dict[str, Any] = {"n": num_completions} | {name: value for name, value in options.items() if value is not None}
+        body |= {"model": self.model} if self.model else {}
         body |= {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
-        found = self.post(base + ("/chat/completions" if self.chat else "/completions"), body)
+        answer = self._post(base + ("/chat/completions" if self.chat else "/completions"), body)
         try:
-            texts = [choice["message"]["content"] if self.chat else choice["text"] for choice in found["choices"]]
-            ended = [choice.get("finish_reason") != "length" for choice in found["choices"]]
+            choices = answer["choices"]
+            texts = [choice["message"]["content"] if self.chat else choice["text"] for choice in choices]
+            ended = [choice.get("finish_reason") != "length" for choice in choices]
         except (KeyError, TypeError, AttributeError) as error:
             raise Unavailable(
-                f"{self.called} at {base} answered {str(found)[:120]!r}, without choices: is the address right?"
+                f"{self.name} at {base} answered {str(answer)[:120]!r}, without choices: is the address right?"
             ) from error
-        if len(texts) != count or not all(isinstance(text, str) for text in texts):
-            raise Unavailable(f"{self.called} at {base} was asked for {count} completions and gave {len(texts)}")
+        if len(texts) != num_completions or not all(isinstance(text, str) for text in texts):
+            raise Unavailable(f"{self.name} at {base} was asked for {num_completions} completions and gave {len(texts)}")
         texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts]  # JSON can hold lone surrogates
         return list(zip(texts, ended, strict=True))
 
-    def post(self, url: str, body: dict[str, Any]) -> Any:
-        """The JSON that answers a JSON request. Tried again where the service is busy or away; refusals are errors at once."""
-        key = os.environ.get(self.key) if self.key else None
+    def _post(self, url: str, body: dict[str, Any]) -> Any:
+        """Return the JSON that answers a JSON request. Repeat it if the service is busy or away; raise if it refuses."""
+        key = os.environ.get(self.api_key_env) if self.api_key_env else None
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        for left in reversed(range(self.tries)):
+        attempt = 1
+        while True:
             try:
                 request = urllib.request.Request(url, json.dumps(body).encode(), headers)
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                     return json.loads(_read(response, self.timeout_s))
             except urllib.error.HTTPError as error:
-                if left == 0 or error.code not in BUSY:
-                    raise Unavailable(f"{self.called} at {url} refused with {error.code}: {_told(error)}") from error
+                if attempt == self.tries or error.code not in BUSY:
+                    raise Unavailable(f"{self.name} at {url} refused with {error.code}: {_reason(error)}") from error
             except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:  # away, too late, or no JSON
-                if left == 0:
-                    raise Unavailable(f"{self.called} at {url} cannot be used: {error}; tried {self.tries} times") from error
-            time.sleep(self.wait_s * (self.tries - left))
-        raise AssertionError("unreachable")
+                if attempt == self.tries:
+                    raise Unavailable(f"{self.name} at {url} cannot be used: {error}; tried {self.tries} times") from error
+            time.sleep(self.wait_s * attempt)
+            attempt += 1
 
 
 def _read(response: http.client.HTTPResponse, timeout_s: float) -> bytes:
-    """A whole body, however slowly it drips: urlopen's time-out is of each piece."""
-    until, pieces, size = time.monotonic() + timeout_s, [], 0
+    """Return the body of an answer. The timeout is for all of it; that of urlopen is for each piece."""
+    deadline, pieces, size = time.monotonic() + timeout_s, [], 0
     while piece := response.read1(1 << 16):
         pieces.append(piece)
         size += len(piece)
-        if size > MAX_BYTES or time.monotonic() > until:
-            raise OSError(f"the answer has more than {MAX_BYTES} bytes" if size > MAX_BYTES else "the answer takes too long")
+        if size > MAX_BYTES:
+            raise OSError(f"the answer has more than {MAX_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise OSError("the answer takes too long")
     return b"".join(pieces)
 
 
-def _told(error: urllib.error.HTTPError) -> str:
-    """The beginning of what came with a refusal."""
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return the beginning of the body of a refusal."""
     try:
         return error.read(200).decode(errors="replace")
     except (OSError, http.client.HTTPException):
-        return "(and broke off)"
+        return "(the answer broke off)"
 
 
 class ChatModel:
-    """A service as a `TextModel`: model(prompts, num_samples, seed) -> texts [P][num_samples]. The prompts of a call are asked
-    side by side, with the seed, which not every service heeds: what it writes may differ from call to call."""
+    """A service as a `TextModel`: model(prompts, num_samples, seed) -> texts [P][num_samples].
+
+    The prompts of a call are sent at the same time. The seed goes with each request, but not every service uses it, so texts
+    may differ from call to call.
+    """
 
     def __init__(self, api: ChatAPI, max_new_tokens: int = 64, temperature: float = 0.7, top_p: float = 1.0):
         self.api = api
-        self.how = dict(max_tokens=max_new_tokens, temperature=temperature, top_p=top_p)
+        self.max_new_tokens, self.temperature, self.top_p = max_new_tokens, temperature, top_p
 
     def __call__(self, prompts: Sequence[str], num_samples: int, seed: int) -> list[list[str]]:
-        with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as threads:
-            asked = [threads.submit(self.api.complete, prompt, num_samples, seed=seed, **self.how) for prompt in prompts]
-            return [[text for text, _ in one.result()] for one in asked]
+        def texts(prompt: str) -> list[str]:
+            completions = self.api.complete(
+                prompt,
+                num_samples,
+                max_tokens=self.max_new_tokens,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                seed=seed,
+            )
+            return [text for text, _ in completions]
+
+        with ThreadPoolExecutor(min(MAX_CONCURRENT, len(prompts))) as threads:
+            futures = [threads.submit(texts, prompt) for prompt in prompts]  # map would cancel the others when one fails
+            return [future.result() for future in futures]
 
     def describe(self) -> dict[str, Any]:
-        return {"url": self.api.url, "model": self.api.model, **self.how}
+        return {
+            "url": self.api.url,
+            "model": self.api.model,
+            "max_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }

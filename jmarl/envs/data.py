@@ -1,4 +1,4 @@
-"""Rows of data sets, from the hub or from a local file of the same fields."""
+"""Rows of data sets, from the Hugging Face Hub or from a local file with the same fields, and the splits of tasks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jmarl.envs.messages import check_split
-
+SPLITS = ("train", "eval")
 EVAL_SHARE = 0.2
+
+
+def check_split(split: str) -> None:
+    """Raise a ValueError unless `split` is one of SPLITS."""
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r}: choose {' or '.join(SPLITS)}")
 
 
 def load_rows(
@@ -22,9 +27,20 @@ def load_rows(
     path: str | Path | None = None,
     limit: int | None = None,
 ) -> list[dict]:
-    """The rows of a data set of the hub, or of a JSON Lines file (also .gz) in its place; each has all of `fields`.
+    """Return the rows of a data set; each has a value in all of `fields`.
 
-    A features.json beside the file, or two folders above it, says the types of columns that are empty in whole files.
+    Args:
+        hub: id on the Hub; not used if there is a `path`.
+        fields: columns that must be there.
+        config: configuration of the data set on the Hub.
+        split: split of the data set on the Hub.
+        path: a JSON Lines file (or .gz) in place of the Hub. A features.json beside it, or in the folder above its folder,
+            gives the types of columns that are empty in whole files.
+        limit: return only so many rows.
+
+    Raises:
+        FileNotFoundError: there is no file at `path`.
+        ValueError: the file cannot be read, a column is missing, or a row is empty there.
     """
     rows = _read(hub, config, split, path, fields)
     source = str(path or hub)
@@ -34,16 +50,17 @@ def load_rows(
         raise ValueError(
             f"{source} has no column {', '.join(missing)}: it has {', '.join(columns)}, needed are {', '.join(fields)}"
         )
-    out = []
+    checked = []
     for number, row in enumerate(rows if limit is None else rows.select(range(min(limit, len(rows))))):
         empty = [field for field in fields if row[field] in (None, "")]
         if empty:
             raise ValueError(f"row {number} of {source} has no {', '.join(empty)}: needed are {', '.join(fields)}")
-        out.append(row)
-    return out
+        checked.append(row)
+    return checked
 
 
 def _read(hub: str, config: str | None, split: str, path: str | Path | None, fields: Sequence[str]) -> Any:
+    """Return the data set of the Hub or of a file."""
     import datasets
     from datasets.exceptions import DatasetGenerationError
 
@@ -52,29 +69,29 @@ def _read(hub: str, config: str | None, split: str, path: str | Path | None, fie
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}: give a JSON Lines file with the fields {', '.join(fields)}")
-    beside = path.with_name("features.json")
-    above = path.parent.parent / "features.json"
-    described = next((file for file in (beside, above) if file.is_file()), None)
-    features = datasets.Features.from_dict(json.loads(described.read_text())) if described else None
+    candidates = (path.with_name("features.json"), path.parent.parent / "features.json")
+    schema = next((file for file in candidates if file.is_file()), None)
+    features = datasets.Features.from_dict(json.loads(schema.read_text())) if schema else None
     try:
         return datasets.load_dataset("json", data_files=str(path), features=features, split="train")
     except (StopIteration, json.JSONDecodeError, DatasetGenerationError) as error:
-        why = "it is empty" if isinstance(error, StopIteration) else str(error.__cause__ or error)
-        raise ValueError(f"{path} cannot be read as JSON Lines with the fields {', '.join(fields)}: {why:.300}") from error
+        reason = "it is empty" if isinstance(error, StopIteration) else str(error.__cause__ or error)
+        raise ValueError(f"{path} cannot be read as JSON Lines with the fields {', '.join(fields)}: {reason:.300}") from error
 
 
 def split_of(key: str) -> str:
-    """The split that a task is in, from what the task is."""
+    """Return the split of a task, which depends only on the text that identifies it. About EVAL_SHARE of them are `eval`."""
     return "eval" if _hash(key) / (1 << 32) < EVAL_SHARE else "train"
+
+
+def split_rows(rows: Sequence[Any], split: str, key: Callable[[Any], str] = str) -> list[Any]:
+    """Return the rows of a split, without duplicates. EVAL_SHARE of them, and at least one, are `eval`, chosen by a hash of
+    `key(row)`."""
+    check_split(split)
+    ranked = sorted({key(row): row for row in rows}.items(), key=lambda pair: (_hash(pair[0]), pair[0]))
+    num_eval = max(1, round(EVAL_SHARE * len(ranked)))
+    return [row for _, row in (ranked[:num_eval] if split == "eval" else ranked[num_eval:])]
 
 
 def _hash(key: str) -> int:
     return zlib.crc32(key.encode(errors="surrogatepass"))
-
-
-def split_rows(rows: Sequence[Any], split: str, key: Callable[[Any], str] = str) -> list[Any]:
-    """Those of a file's rows that are of a split: about a fifth are eval, one at least, drawn by what they are (`key`)."""
-    check_split(split)
-    ranked = sorted({key(row): row for row in rows}.items(), key=lambda pair: (_hash(pair[0]), pair[0]))
-    held_out = max(1, round(EVAL_SHARE * len(ranked)))
-    return [row for _, row in (ranked[:held_out] if split == "eval" else ranked[held_out:])]

@@ -1,4 +1,4 @@
-"""Environments in MRLM's words: objects with a state of their own, messages in and out (host world, no jax).
+"""Environments with MRLM's classes: an object that keeps the state of its episode, messages in and out (host code, no jax).
 
     class Double(SimulatedEnvironment):
         def reset(self) -> Observation:
@@ -6,12 +6,12 @@
             return Observation([Message("user", f"Double {self.number}.")])
 
         def step(self, action: Message) -> tuple[Observation, Reward]:
-            right = action.content.strip() == str(2 * self.number)
-            return Observation([], done=True), Reward(float(right), {"right": float(right)})
+            correct = float(action.content.strip() == str(2 * self.number))
+            return Observation([], done=True), Reward(correct, {"correct": correct})
 
-`train`, `LockStep` and `Pool` take such an object like any `TextEnvironment`: every episode is played on a copy of it. With
-several `roles`, `reset` returns a list of observations, and `step` takes a list of messages; an observation that is None is of
-an agent that does not act in the coming step.
+`train`, `LockStep` and `Pool` take such an object wherever they take a `TextEnvironment`; each episode is played on a copy of
+it. With several `roles`, `reset` returns a list of observations and `step` gets a list of messages. An observation that is None
+means that the agent does not act in the coming step.
 """
 
 from __future__ import annotations
@@ -27,28 +27,22 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.base import Observations, Step, TextEnvironment
+from jmarl.envs.data import check_split
 
-SPLITS = ("train", "eval")
-MAX_TURNS = 16  # of an episode where nothing else is said
-
-
-def check_split(split: str) -> None:
-    """Refuse a split that there is not."""
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r}: choose {' or '.join(SPLITS)}")
+MAX_TURNS = 16  # of an episode if neither the environment nor the run sets a limit
 
 
 class EnvironmentMode(enum.Enum):
-    """Of a policy (`trainers.mrlm.LLMEnvironment`)."""
+    """The mode of a policy (`jmarl.mrlm.trainers.LLMEnvironment`)."""
 
-    SERVER = "server"  # it is trained
-    CLIENT = "client"  # it plays as it was loaded
+    SERVER = "server"  # trained
+    CLIENT = "client"  # frozen
 
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """role: system, user or assistant, as in chats."""
+    """A chat message; `role` is system, user or assistant."""
 
     role: str
     content: str
@@ -57,7 +51,7 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What an agent reads: the contents of its messages, one below the other."""
+    """What an agent reads. `done` ends the episode."""
 
     messages: Sequence[Message]
     done: bool = False
@@ -65,25 +59,33 @@ class Observation:
 
     @property
     def text(self) -> str:
+        """The contents of the messages, separated by blank lines."""
         return "\n\n".join(message.content for message in self.messages)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """value: of the team, or one an agent; components: numbers for the log."""
+    """The reward of one step."""
 
-    value: float | Sequence[float]
-    components: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    value: float | Sequence[float]  # of the team, or one per agent
+    components: Mapping[str, float] = dataclasses.field(default_factory=dict)  # numbers for the log
+
+
+Observed = Observation | Sequence[Observation | None]  # one agent: an observation; several: a list with one (or None) per agent
 
 
 class SimulatedEnvironment:
-    """Override `reset` and `step`. Before `reset`, `task` is the task of the episode and `rng` its random numbers, which
-    follow from the task alone; use no others. The object is copied for every reset and step, so what is large, or cannot be
-    copied (a lock, a connection), belongs into its class or module.
+    """An environment that keeps the state of its episode in the object. Override `reset` and `step`.
 
-    roles, reward_range: as in `lockstep.TextEnvironment`. max_turns: an episode that is not done after so many steps is cut
-    there, with a warning; None: after `num_turns` of the run (`max_episode_length` of MRLM's trainers), or else MAX_TURNS. A
-    method `solve()`, if there is one, returns a right action: a text, or a list of one (or None) an agent.
+    Before `reset`, `task` is set to the task of the episode, and `rng` to a generator that depends on the task alone; use no
+    other random numbers. The object is copied for every reset and step, so put what is large or cannot be copied (a lock, a
+    connection) into the class or module.
+
+    Attributes:
+        roles: as in `TextEnvironment`.
+        reward_range: as in `TextEnvironment`.
+        max_turns: an episode that is not done after so many steps is truncated, with a warning. None: after the run's
+            `num_turns` (`max_episode_length` of MRLM's trainers) or, without that, MAX_TURNS.
     """
 
     roles: tuple[str, ...] = ("agent",)
@@ -91,82 +93,90 @@ class SimulatedEnvironment:
     max_turns: int | None = None
     task: dict
     rng: np.random.Generator
-    _steps_taken: int
+    _num_steps: int
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
-        """Numbers that episodes are drawn from, unless overridden; those of `eval` are odd."""
+        """Return `count` tasks that only hold a seed for `rng`. Seeds are even in `train` and odd in `eval`."""
         check_split(split)
         numbers = np.random.default_rng(seed).choice(2**20, count, replace=False)
         return [{"seed": int(2 * number + (split == "eval"))} for number in numbers]
 
     def describe(self) -> dict[str, Any]:
-        """What a run that is resumed must find unchanged, beside class, roles, range and turns."""
+        """Return what must not change when a run resumes, besides class, roles, reward range and turns."""
         return {}
 
-    def reset(self) -> Any:
-        """-> Observation, or a list of one an agent."""
+    def reset(self) -> Observed:
+        """Begin the episode of `self.task`; return what the agents read."""
         raise NotImplementedError
 
-    def step(self, action: Any) -> tuple[Any, Reward]:
-        """Message, or a list of one an agent -> observation(s) and reward. The episode is over when one is done."""
+    def step(self, action: Any) -> tuple[Observed, Reward]:
+        """Return what the agents read next, and the reward. `action` is a message, or a list of one per agent.
+
+        The episode is over when one observation is done.
+        """
         raise NotImplementedError
+
+    def solve(self) -> str | Sequence[str | None]:
+        """Return a correct action: a text, or a list of one (or None) per agent. Used for demonstrations and tests."""
+        raise NotImplementedError(f"{type(self).__name__} has no solver of its own: override solve")
 
 
 class SimulatedAdapter(TextEnvironment):
-    """A `SimulatedEnvironment` as a `TextEnvironment`, whose states are copies of it. max_turns: where it declares none."""
+    """A `SimulatedEnvironment` as a `TextEnvironment` whose states are copies of it.
+
+    max_turns: the limit if the environment declares none.
+    """
 
     def __init__(self, env: SimulatedEnvironment, max_turns: int = MAX_TURNS):
         self.simulated = env
         self.roles, self.reward_range = env.roles, env.reward_range
         self.max_turns = max_turns if env.max_turns is None else env.max_turns
         if env.max_turns is not None and env.max_turns < 1:
-            raise ValueError(f"{self.class_name} has max_turns={env.max_turns}: give at least 1, or None")
-
-    def tasks(self, split="train", count=100, seed=0):
-        return self.simulated.tasks(split, count, seed)
-
-    def reset(self, task, rng):
-        env = copy.deepcopy(self.simulated)
-        about = json.dumps(task, sort_keys=True, default=str).encode()
-        env.task, env.rng, env._steps_taken = task, np.random.default_rng(zlib.crc32(about)), 0
-        return env, [_text(observation) for observation in self._each(env.reset())]
-
-    def step(self, state, messages, rng):
-        actions = [Message("assistant", text) for text in messages]
-        found = state.step(actions[0] if len(self.roles) == 1 else actions)
-        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Reward):
-            raise TypeError(f"{self.class_name}.step returned {found!r:.80}: return observation(s) and a Reward")
-        read, reward = found
-        each = self._each(read)
-        done = any(observation is not None and observation.done for observation in each)
-        state._steps_taken += 1
-        truncated = not done and state._steps_taken >= self.max_turns
-        texts = [_text(observation) for observation in each]
-        return Step(state, texts, reward.value, done or truncated, reward.components, truncated)
-
-    def solve(self, state):
-        if not hasattr(state, "solve"):
-            return super().solve(state)
-        said = state.solve()
-        return [said] if len(self.roles) == 1 and isinstance(said, str) else said
-
-    def _each(self, read: Any) -> list[Observation | None]:
-        """Of each agent."""
-        each = [read] if len(self.roles) == 1 and not isinstance(read, list | tuple) else read
-        right = isinstance(each, list | tuple) and len(each) == len(self.roles)
-        if not right or not all(o is None or isinstance(o, Observation) for o in each):
-            wanted = "an Observation" if len(self.roles) == 1 else f"a list of {len(self.roles)} observations (or None)"
-            raise TypeError(
-                f"{self.class_name} gave {read!r:.80}: give {wanted}; Observation([...], done=True) ends an episode"
-            )
-        return list(each)
+            raise ValueError(f"{self.class_name} has max_turns={env.max_turns}: set at least 1, or None")
 
     @property
     def class_name(self) -> str:
         return type(self.simulated).__name__
 
-    def describe(self):
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        return self.simulated.tasks(split, count, seed)
+
+    def describe(self) -> dict[str, Any]:
         return super().describe() | self.simulated.describe()
+
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[SimulatedEnvironment, Observations]:
+        env = copy.deepcopy(self.simulated)
+        seed = zlib.crc32(json.dumps(task, sort_keys=True, default=str).encode())
+        env.task, env.rng, env._num_steps = task, np.random.default_rng(seed), 0
+        return env, [_text(observation) for observation in self._by_agent(env.reset())]
+
+    def step(self, state: SimulatedEnvironment, messages: Sequence[str], rng: np.random.Generator) -> Step:
+        actions = [Message("assistant", text) for text in messages]
+        result = state.step(actions[0] if len(self.roles) == 1 else actions)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Reward):
+            raise TypeError(f"{self.class_name}.step returned {result!r:.80}: return observation(s) and a Reward")
+        observations, reward = self._by_agent(result[0]), result[1]
+        done = any(observation is not None and observation.done for observation in observations)
+        state._num_steps += 1
+        truncated = not done and state._num_steps >= self.max_turns
+        texts = [_text(observation) for observation in observations]
+        return Step(state, texts, reward.value, done or truncated, reward.components, truncated)
+
+    def solve(self, state: SimulatedEnvironment) -> Sequence[str | None]:
+        solution = state.solve()
+        return [solution] if isinstance(solution, str) and len(self.roles) == 1 else solution
+
+    def _by_agent(self, observed: Any) -> list[Observation | None]:
+        """Return observations as a list with one (or None) per agent; raise if they are anything else."""
+        num_agents = len(self.roles)
+        observations = [observed] if num_agents == 1 and not isinstance(observed, list | tuple) else observed
+        fits = isinstance(observations, list | tuple) and len(observations) == num_agents
+        if not fits or not all(o is None or isinstance(o, Observation) for o in observations):
+            expected = "an Observation" if num_agents == 1 else f"a list of {num_agents} observations (or None)"
+            raise TypeError(
+                f"{self.class_name} returned {observed!r:.80}: return {expected}; Observation([...], done=True) ends an episode"
+            )
+        return list(observations)
 
 
 def _text(observation: Observation | None) -> str | None:
@@ -174,5 +184,8 @@ def _text(observation: Observation | None) -> str | None:
 
 
 def as_text_environment(env: Any, max_turns: int = MAX_TURNS) -> Any:
-    """A `SimulatedEnvironment` as a `TextEnvironment`, of max_turns turns where it declares none; anything else as it is."""
+    """Return a `SimulatedEnvironment` as a `TextEnvironment`, and anything else as it is.
+
+    max_turns: the limit for an environment that declares none.
+    """
     return SimulatedAdapter(env, max_turns) if isinstance(env, SimulatedEnvironment) else env

@@ -1,7 +1,7 @@
-"""Environments in processes of their own: several at once, each call with a time limit, lost calls made again.
+"""Play an environment in several processes: calls run at once, each with a time limit, and lost calls are repeated.
 
-The processes are spawned, never forked: this one may have started JAX. So the environment is pickled to them, and a script
-that trains with a pool has its work under `if __name__ == "__main__":`, as `multiprocessing` says.
+The processes are spawned, never forked, because this process may have started JAX. The environment is pickled to them, and a
+script that trains with a pool does its work under `if __name__ == "__main__":` (see `multiprocessing`).
 """
 
 from __future__ import annotations
@@ -16,49 +16,60 @@ from typing import Any, NamedTuple
 
 from pebble import ProcessExpired, ProcessPool
 
-from jmarl.envs.base import Observations, Step
+from jmarl.envs.base import Observations, Step, TextEnvironment, Texts, class_name
 from jmarl.envs.messages import as_text_environment
 from jmarl.envs.vector import Engine, Fault, reset_once, step_once
 
-_env: Any = None  # of a process of the pool
+MAX_LOST_BATCHES = 3  # as many batches in a row without one answer are an error
+
+_env: Any = None  # the environment, in a process of the pool
 
 
-def _begin(env: Any) -> None:
+def _set_environment(env: Any) -> None:
     global _env
     _env = env
 
 
 class Raised(NamedTuple):
-    """What an environment raised in its process."""
+    """An error that the environment raised in its process."""
 
     error: Exception
     trace: str
 
 
-def _made(call: Callable, *arguments: Any) -> bytes:
-    """What a call returns or raises, pickled here, so that what cannot be pickled is an error that has a name."""
+class Lost(NamedTuple):
+    """Stands for the result of a call that took too long or lost its process."""
+
+    reason: str
+
+
+def _pickled_result(call: Callable, *arguments: Any) -> bytes:
+    """Return the pickled result of a call, or a pickled `Raised`, also for a result that cannot be pickled."""
     try:
         return pickle.dumps(call(_env, *arguments))
     except Exception as error:
         trace = traceback.format_exc()
         try:
             return pickle.dumps(Raised(pickle.loads(pickle.dumps(error)), trace))
-        except Exception:  # errors of one's own often cannot be pickled, in whatever way: their text can
+        except Exception:  # user-defined errors often cannot be pickled, and fail in many ways: send their text
             return pickle.dumps(Raised(RuntimeError(f"{type(error).__name__}: {error}"), trace))
 
 
 class Pool(Engine):
-    """An engine (`lockstep.Engine`): `LockStep(Pool(env, workers=4, timeout=10))`. Close it, or use it as a context.
+    """An engine with worker processes: `LockStep(Pool(env, workers=4, timeout=10))`. Close it, or use it as a context manager.
 
-    workers: processes. timeout: seconds a call may take; its process is then killed and another one started. retries: how often
-    a call is made again that took too long or lost its process; then it is a `Fault`, which masks the joint action. An error
-    that the environment raises is raised here. start_timeout: seconds that processes may take to start.
+    A call that takes too long or loses its process is repeated; after that it is a `Fault`, which masks the joint action. An
+    error that the environment raises is raised in this process. A worker that dies or hangs between two calls costs nothing:
+    the workers are restarted. If they do not start, or MAX_LOST_BATCHES batches in a row had no answer at all, that is an
+    error.
 
-    A process that dies or hangs between two calls costs nothing: the processes are started anew. Where they do not start, or
-    `BATCHES` batches in a row had not one answer, the environment is taken for dead, and that is an error.
+    Args:
+        env: a `TextEnvironment` or `SimulatedEnvironment` that can be pickled.
+        workers: number of processes.
+        timeout: seconds that one call may take; then its process is killed and replaced.
+        retries: how often a lost call is repeated.
+        start_timeout: seconds that the processes may take to start.
     """
-
-    BATCHES = 3
 
     def __init__(self, env: Any, workers: int = 2, timeout: float = 60.0, retries: int = 1, start_timeout: float = 60.0):
         if workers < 1 or timeout <= 0 or retries < 0 or start_timeout <= 0:
@@ -66,86 +77,17 @@ class Pool(Engine):
                 f"workers={workers}, timeout={timeout}, retries={retries}, start_timeout={start_timeout}: needs workers >= 1, "
                 "timeout > 0, retries >= 0, start_timeout > 0"
             )
-        self.env, self.workers, self.timeout, self.retries = as_text_environment(env), workers, timeout, retries
-        self.start_timeout = start_timeout
-        self._unanswered = 0  # batches in a row
-        self._began = False  # whether a call was ever answered
-        self._pool = self._started()
-
-    def _started(self) -> ProcessPool:
-        spawn = multiprocessing.get_context("spawn")
-        return ProcessPool(self.workers, context=spawn, initializer=_begin, initargs=(self.env,))
+        self.env: TextEnvironment = as_text_environment(env)
+        self.workers, self.timeout, self.retries, self.start_timeout = workers, timeout, retries, start_timeout
+        self._lost_batches = 0  # in a row
+        self._has_answered = False
+        self._pool = self._start()
 
     def reset(self, tasks: Sequence[dict], seeds: Sequence[int]) -> list[tuple[Any, Observations] | Fault]:
-        return self._all(reset_once, list(zip(tasks, seeds, strict=True)))
+        return self._call_all(reset_once, list(zip(tasks, seeds, strict=True)))
 
-    def step(self, states: Sequence[Any], messages: Sequence[Sequence[str]], seeds: Sequence[int]) -> list[Step | Fault]:
-        return self._all(step_once, list(zip(states, messages, seeds, strict=True)))
-
-    def _all(self, call: Callable, calls: Sequence[tuple]) -> list[Any]:
-        found: list[Any] = [None] * len(calls)
-        lost = list(range(len(calls)))
-        for _ in range(1 + self.retries):
-            lost = self._ask(call, calls, lost, found)
-        self._unanswered = self._unanswered + 1 if calls and len(lost) == len(calls) else 0
-        if self._unanswered >= self.BATCHES:
-            raise RuntimeError(
-                f"{self._unanswered} batches in a row had no answer from any of {self.workers} processes: {found[0].why}. Is "
-                "what the environment needs still running?"
-            )
-        return found
-
-    def _ask(self, call: Callable, calls: Sequence[tuple], asked: Sequence[int], found: list[Any]) -> list[int]:
-        """Make calls, of which found[i] is then the answer, or why there is none. Returns those that were lost."""
-        if not self._pool.active:  # a process died that had nothing to do, of which pebble's pools break
-            self._restart()
-        made = {i: self._pool.schedule(_made, args=(call, *calls[i]), timeout=self.timeout) for i in asked}
-        lost, stuck = [], False
-        try:
-            for i, future in made.items():
-                # The calls before it have ended, so this one is answered or killed in that time; unless none are, because
-                # pebble's processes share a lock, which one that is stopped or killed may hold.
-                stuck = stuck or not wait([future], self.start_timeout + self.timeout).done
-                if stuck and not future.done():
-                    found[i] = Fault(f"{type(self.env).__name__}: its processes do not react, {1 + self.retries} times")
-                    lost.append(i)
-                elif not self._answered(future, i, found):
-                    lost.append(i)
-        except BaseException:
-            for future in made.values():
-                future.cancel()
-            raise
-        if stuck:
-            self._restart()
-        return lost
-
-    def _answered(self, future: Future, i: int, found: list[Any]) -> bool:
-        """Whether a call was answered; found[i] is the answer, or why there is none."""
-        try:
-            made = pickle.loads(future.result())
-        except (TimeoutError, ProcessExpired) as error:
-            slow = isinstance(error, TimeoutError)
-            why = f"did not answer within {self.timeout:g} s" if slow else f"lost its process (code {error.exitcode})"
-            found[i] = Fault(f"{type(self.env).__name__} {why}, {1 + self.retries} times")
-            return False
-        except BrokenProcessPool as error:
-            if self._began:
-                found[i] = Fault(f"{type(self.env).__name__} lost all its processes, {1 + self.retries} times")
-                return False
-            raise RuntimeError(
-                f"the processes of the pool could not begin with {type(self.env).__name__}: its class must be in a module "
-                "that they can import (not in a notebook or a command line), and a script works under if __name__ == '__main__'"
-            ) from error
-        self._began = True
-        if isinstance(made, Raised):
-            made.error.add_note(f"in a process of the pool:\n{made.trace}")
-            raise made.error
-        found[i] = made
-        return True
-
-    def _restart(self) -> None:
-        self.close()
-        self._pool = self._started()
+    def step(self, states: Sequence[Any], messages: Texts, seeds: Sequence[int]) -> list[Step | Fault]:
+        return self._call_all(step_once, list(zip(states, messages, seeds, strict=True)))
 
     def close(self) -> None:
         """End the processes."""
@@ -157,3 +99,69 @@ class Pool(Engine):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _start(self) -> ProcessPool:
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPool(self.workers, context=spawn, initializer=_set_environment, initargs=(self.env,))
+
+    def _restart(self) -> None:
+        self.close()
+        self._pool = self._start()
+
+    def _call_all(self, function: Callable, calls: Sequence[tuple]) -> list[Any]:
+        """Return the results of calls in their order; a `Fault` for each call that was lost in every try."""
+        results: dict[int, Any] = {}
+        pending = list(range(len(calls)))
+        for _ in range(1 + self.retries):
+            results |= self._try(function, calls, pending)
+            pending = [i for i in pending if isinstance(results[i], Lost)]
+        for i in pending:
+            results[i] = Fault(f"{class_name(self.env)} {results[i].reason}, {1 + self.retries} times")
+        self._lost_batches = self._lost_batches + 1 if calls and len(pending) == len(calls) else 0
+        if self._lost_batches >= MAX_LOST_BATCHES:
+            raise RuntimeError(
+                f"{self._lost_batches} batches in a row had no answer from any of {self.workers} processes: "
+                f"{results[0].reason}. Is what the environment needs still running?"
+            )
+        return [results[i] for i in range(len(calls))]
+
+    def _try(self, function: Callable, calls: Sequence[tuple], indices: Sequence[int]) -> dict[int, Any]:
+        """Run calls once; return the result of each, or `Lost`, by index."""
+        if not self._pool.active:  # a process died while idle, which breaks pebble's pool
+            self._restart()
+        futures = {i: self._pool.schedule(_pickled_result, args=(function, *calls[i]), timeout=self.timeout) for i in indices}
+        results, stuck = {}, False
+        try:
+            for i, future in futures.items():
+                # The calls before this one have ended, so it is answered or killed within this time. If not, no call is:
+                # pebble's processes share a lock, which a process that was stopped or killed may hold.
+                stuck = stuck or not wait([future], self.start_timeout + self.timeout).done
+                results[i] = Lost("has processes that do not react") if stuck and not future.done() else self._result(future)
+        except BaseException:
+            for future in futures.values():
+                future.cancel()
+            raise
+        if stuck:
+            self._restart()
+        return results
+
+    def _result(self, future: Future) -> Any:
+        """Return the result of a call that has ended, or `Lost`. Raise what the environment raised."""
+        try:
+            result = pickle.loads(future.result())
+        except TimeoutError:
+            return Lost(f"did not answer within {self.timeout:g} s")
+        except ProcessExpired as error:
+            return Lost(f"lost its process (code {error.exitcode})")
+        except BrokenProcessPool as error:
+            if self._has_answered:
+                return Lost("lost all its processes")
+            raise RuntimeError(
+                f"the processes of the pool could not begin with {class_name(self.env)}: its class must be in a module that "
+                "they can import (not in a notebook or a command line), and a script works under if __name__ == '__main__'"
+            ) from error
+        self._has_answered = True
+        if isinstance(result, Raised):
+            result.error.add_note(f"in a process of the pool:\n{result.trace}")
+            raise result.error
+        return result

@@ -1,13 +1,14 @@
 """An environment made of a reward function and formatters (host code, no jax).
 
 For tasks without a simulator: formatters write the prompts of an item, a reward function scores the completions, and
-`transition` writes the prompts of later turns.
+`transition` writes the prompts of later turns. `train` builds one from its reward function, formatters and
+external_transition.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,32 +16,40 @@ import numpy as np
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.rewards import RewardFunction
 
-Formatter = Callable[..., str]
-Transition = Callable[..., Sequence[str]]
+Formatter = Callable[..., str]  # (item) or (item, external_prompts) -> prompt
+Transition = Callable[..., Sequence[str]]  # see `RewardEnvironment`
+Prompts = Sequence[Sequence[str | None]]  # [N][P]; None: the agent does not act in this turn
 
 
 def default_formatter(item: dict) -> str:
-    """The formatter used when none is given."""
+    """Return the item's prompt: the formatter of agents that have none."""
     if "prompt" not in item:
-        raise ValueError(f"an item has no prompt, but {list(item)}: give it one, or formatters that write prompts of it")
+        raise ValueError(f"an item has no prompt, but {list(item)}: add a prompt, or pass formatters that write prompts")
     return item["prompt"]
 
 
-def external_of(formatter: Formatter) -> inspect.Parameter | None:
-    """A formatter's parameter `external_prompts`, if it has one."""
+def bind_formatter(formatter: Formatter) -> Callable[[dict, str | None], Any]:
+    """Return a function of (item, external_prompts) that calls a formatter with the arguments that it takes.
+
+    external_prompts is None in the first turn, and the agent's text of the transition later. A formatter without that parameter
+    writes the first prompt only; later the text itself is the prompt.
+    """
     try:
-        return inspect.signature(formatter).parameters.get("external_prompts")
+        parameter = inspect.signature(formatter).parameters.get("external_prompts")
     except ValueError:  # some C functions have no signature
-        return None
+        parameter = None
+    required = parameter is not None and parameter.default is parameter.empty
 
+    def prompt(item: dict, external_prompts: str | None = None) -> Any:
+        if external_prompts is None and not required:
+            return formatter(item)
+        return external_prompts if parameter is None else formatter(item, external_prompts=external_prompts)
 
-def first_prompt(formatter: Formatter, external: inspect.Parameter | None, item: dict) -> str:
-    """A formatter's prompt of the first turn, in which `external_prompts` is None where it has to be given."""
-    return formatter(item, external_prompts=None) if external and external.default is external.empty else formatter(item)
+    return prompt
 
 
 class Dialogue(NamedTuple):
-    """The state of one episode of `RewardEnvironment`: an item and what was read and written so far, of each agent."""
+    """The state of one episode: an item, and the prompts and completions of each agent so far."""
 
     item: dict
     prompts: tuple[tuple[str, ...], ...]  # [N][turns]
@@ -48,15 +57,17 @@ class Dialogue(NamedTuple):
 
 
 class RewardEnvironment:
-    """A reward function on joint actions; formatters, one an agent, write the prompts, and `transition` those of later turns.
+    """An `Environment` that scores joint actions with a reward function. Its episodes never end before the run's `num_turns`.
 
-    reward: `make_reward(...)`, or a plain function, from which it is made.
-    transition(prompt=, agent_completions=, num_agents=, prompt_history_per_agent=, response_history_per_agent=) -> N texts.
-    It gets the item's prompt, the joint action just made (one text an agent), N, and for each agent a list of all its prompts
-    and one of all its completions, this turn's included. A text goes to the agent's formatter as `external_prompts` if the
-    formatter has such a parameter, and is the agent's next prompt otherwise.
-    in_turns: agents act in turns: where a formatter or the transition has None for an agent, it does not act in that turn.
-    Without it None is an error, since it may as well come of a row whose prompt is missing.
+    Args:
+        reward: from `make_reward`, or a plain function.
+        formatters: one per agent; item -> first prompt.
+        transition: transition(prompt=, agent_completions=, num_agents=, prompt_history_per_agent=,
+            response_history_per_agent=) -> N texts. It gets the item's prompt, the last joint action [N], N, and for each agent
+            the list of all its prompts and of all its completions, this turn's included. A text goes to the agent's formatter
+            as `external_prompts` if the formatter has that parameter; otherwise it is the agent's next prompt.
+        in_turns: allow None in place of a prompt, for an agent that does not act in that turn. By default None is an error,
+            because it may come from an item whose prompt is missing.
     """
 
     def __init__(
@@ -68,81 +79,83 @@ class RewardEnvironment:
         in_turns: bool = False,
     ):
         self.formatters, self.transition, self.in_turns = list(formatters), transition, in_turns
-        made = isinstance(reward, RewardFunction)
-        self.reward = reward if made else RewardFunction(reward, num_agents=len(self.formatters))
-        self._external = [external_of(f) for f in self.formatters]
+        self.num_agents = len(self.formatters)
+        self.reward = reward if isinstance(reward, RewardFunction) else RewardFunction(reward, num_agents=self.num_agents)
+        self._bound_formatters = [bind_formatter(formatter) for formatter in self.formatters]
 
-    def reset(self, items, rng):
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Dialogue], list[list[Any]]]:
         del rng
         prompts = self.first_prompts(items)
-        nothing = ((),) * len(self.formatters)
-        return [Dialogue(i, tuple((p,) for p in texts), nothing) for i, texts in _columns(items, prompts)], prompts
+        no_responses = ((),) * self.num_agents
+        states = [
+            Dialogue(item, tuple((text,) for text in texts), no_responses)
+            for item, texts in zip(items, zip(*prompts, strict=True), strict=True)
+        ]
+        return states, prompts
 
     def first_prompts(self, items: Sequence[dict]) -> list[list[Any]]:
-        """What the formatters write of items, [N][P], checked; errors name an item by its place in `items`."""
-        each = list(zip(self.formatters, self._external, strict=True))
-        prompts = [[first_prompt(*formatter, dict(item)) for item in items] for formatter in each]
-        for p, (item, *texts) in enumerate(zip(items, *prompts, strict=True)):
-            self._check(texts, f"item {p}, {item!r:.120}")
+        """Return the prompts [N][P] of the first turn. Errors name an item by its index."""
+        prompts = [[formatter(dict(item), None) for item in items] for formatter in self._bound_formatters]
+        for index, (item, *texts) in enumerate(zip(items, *prompts, strict=True)):
+            self._check_prompts(texts, f"item {index}, {item!r:.120}")
         return prompts
 
-    def _check(self, texts: Sequence[Any], where: str) -> None:
-        """Refuse what is no text, and None where agents do not act in turns."""
-        for n, text in enumerate(texts):
-            if text is None and not self.in_turns:
-                raise ValueError(
-                    f"agent {n}'s prompt is None (of {where}): give the row a prompt, or let the formatter return a text. If "
-                    "None is to say that the agent does not act in this turn, declare it: RewardEnvironment(reward, "
-                    "formatters, transition, in_turns=True)"
-                )
-            if not isinstance(text, str | None):
-                raise TypeError(f"agent {n}'s prompt must be a text; got {text!r:.60} of {where}")
-        if all(text is None for text in texts):
-            raise ValueError(f"no agent acts in a turn: all prompts are None (of {where})")
-
-    def step(self, states, actions, rng):
+    def step(self, states: Sequence[Dialogue], actions: Texts, rng: np.random.Generator) -> Answer:
         items = [state.item for state in states]
         result = self.reward(actions, [item.get("prompt") for item in items], items, rng)
-        return Answer(result, np.zeros(len(states), bool), [_said(state, texts) for state, texts in _columns(states, actions)])
+        after = [
+            state._replace(responses=_append(state.responses, texts))
+            for state, texts in zip(states, zip(*actions, strict=True), strict=True)
+        ]
+        return Answer(result, np.zeros(len(states), bool), after)
 
-    def observe(self, after):
+    def observe(self, after: Sequence[Dialogue]) -> tuple[list[Dialogue], list[list[Any]]]:
+        prompts = [self._next_prompts(state) for state in after]
+        states = [state._replace(prompts=_append(state.prompts, texts)) for state, texts in zip(after, prompts, strict=True)]
+        return states, [list(column) for column in zip(*prompts, strict=True)]
+
+    def _next_prompts(self, state: Dialogue) -> list[Any]:
+        """Return the prompts [N] of the next turn of one episode."""
         if self.transition is None:
             raise ValueError("several turns need external_transition, which writes the prompts of the next turn")
-        prompts = [self._next(state) for state in after]
-        states = [
-            state._replace(prompts=tuple((*old, new) for old, new in zip(state.prompts, texts, strict=True)))
-            for state, texts in zip(after, prompts, strict=True)
-        ]
-        return states, [list(of_agent) for of_agent in zip(*prompts, strict=True)]
-
-    def _next(self, state: Dialogue) -> list[str]:
-        assert self.transition is not None
-        n = len(self.formatters)
         texts = self.transition(
             prompt=state.item.get("prompt", ""),
-            agent_completions=[said[-1] for said in state.responses],
-            num_agents=n,
-            prompt_history_per_agent=[list(read) for read in state.prompts],
-            response_history_per_agent=[list(said) for said in state.responses],
+            agent_completions=[responses[-1] for responses in state.responses],
+            num_agents=self.num_agents,
+            prompt_history_per_agent=[list(prompts) for prompts in state.prompts],
+            response_history_per_agent=[list(responses) for responses in state.responses],
         )
+        n = self.num_agents
         if isinstance(texts, str) or not isinstance(texts, Sequence) or len(texts) != n:
-            what = f"{len(texts)} texts" if isinstance(texts, list | tuple) else repr(texts)[:80]
-            raise ValueError(f"external_transition returned {what} for {n} agents: return a list of {n} texts, one an agent")
+            returned = f"{len(texts)} texts" if isinstance(texts, list | tuple) else repr(texts)[:80]
+            raise ValueError(
+                f"external_transition returned {returned} for {n} agents: return a list of {n} texts, one per agent"
+            )
         for agent, text in enumerate(texts):
             if not isinstance(text, str) and not (text is None and self.in_turns):
                 raise ValueError(f"external_transition returned {text!r:.80} for agent {agent}: return a text for each agent")
-        each = zip(self.formatters, texts, self._external, strict=True)
-        found = [
-            f(dict(state.item), external_prompts=text) if external and text is not None else text for f, text, external in each
+        prompts = [
+            None if text is None else formatter(dict(state.item), text)
+            for formatter, text in zip(self._bound_formatters, texts, strict=True)
         ]
-        self._check(found, f"turn {len(state.responses[0]) + 1} of item {state.item!r:.120}")
-        return found
+        self._check_prompts(prompts, f"turn {len(state.responses[0]) + 1} of item {state.item!r:.120}")
+        return prompts
+
+    def _check_prompts(self, prompts: Sequence[Any], where: str) -> None:
+        """Raise if a prompt is no text (None is allowed with in_turns), or if no agent has one."""
+        for agent, text in enumerate(prompts):
+            if text is None and not self.in_turns:
+                raise ValueError(
+                    f"agent {agent}'s prompt is None (of {where}): give the row a prompt, or let the formatter return a text. "
+                    "If None means that the agent does not act in this turn, allow it: RewardEnvironment(reward, formatters, "
+                    "transition, in_turns=True)"
+                )
+            if not isinstance(text, str | None):
+                raise TypeError(f"agent {agent}'s prompt must be a text; got {text!r:.60} of {where}")
+        if all(text is None for text in prompts):
+            raise ValueError(f"no agent acts in a turn: all prompts are None (of {where})")
 
 
-def _columns(states: Sequence[Any], texts: Texts):
-    """Pairs (state, its N texts)."""
-    return zip(states, zip(*texts, strict=True), strict=True)
-
-
-def _said(state: Dialogue, texts: Sequence[str]) -> Dialogue:
-    return state._replace(responses=tuple((*old, new) for old, new in zip(state.responses, texts, strict=True)))
+def _append(history: Iterable[tuple[str, ...]], texts: Iterable[Any]) -> tuple[tuple[str, ...], ...]:
+    """Append one text to the history of each agent."""
+    return tuple((*old, new) for old, new in zip(history, texts, strict=True))

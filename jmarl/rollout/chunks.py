@@ -12,7 +12,7 @@ import numpy as np
 
 from jmarl.config import Episodes
 from jmarl.envs.base import Answer
-from jmarl.envs.rewards import RewardResult
+from jmarl.envs.reward_values import RewardResult
 from jmarl.sampling.generate import Encoded
 from jmarl.team import StackSpec, Team
 from jmarl.types import Completions

@@ -68,7 +68,7 @@ def demonstrate(
 def _answered(found: Any) -> Any:
     """Refuses a fault."""
     if isinstance(found, Fault):
-        raise RuntimeError(f"a demonstration could not be played: {found.why}")
+        raise RuntimeError(f"a demonstration could not be played: {found.reason}")
     return found
 
 

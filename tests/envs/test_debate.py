@@ -533,7 +533,7 @@ def test_a_judge_of_ones_own_and_one_that_cannot_be_asked():
     """A judge outside the range is refused by LockStep; one that cannot answer masks the joint action, which is counted."""
     env = LockStep(Debate(1, judge=lambda debate, rng: Verdict(2.0, 0.0), simultaneous=True))
     states, _ = env.reset([TASK], np.random.default_rng(0))
-    with pytest.raises(ValueError, match=r"gave the reward 2.0, and its reward_range is \(0.0, 1.0\)"):
+    with pytest.raises(ValueError, match=r"returned the reward 2.0, and its reward_range is \(0.0, 1.0\)"):
         env.step(states, [["a"], ["b"]], np.random.default_rng(0))
 
     def away(debate, rng):

@@ -78,8 +78,8 @@ def server():
 
 def model_at(server, **changes):
     port = server if isinstance(server, int) else server.server_port
-    api = ChatAPI(f"http://127.0.0.1:{port}/v1", "judge", wait_s=0.01, timeout_s=0.5, called="judge")
-    return ChatModel(api.replace(**changes))
+    api = ChatAPI(f"http://127.0.0.1:{port}/v1", "judge", wait_s=0.01, timeout_s=0.5, name="judge")
+    return ChatModel(dataclasses.replace(api, **changes))
 
 
 def prefers(side):
@@ -171,7 +171,7 @@ def test_a_service_that_prefers_a_side(server, monkeypatch):
     """Whatever its position: no bias. The key goes with it, and the same seed with both orders."""
     monkeypatch.setenv("SOME_KEY", "secret")
     server.answer = prefers("for")
-    answer = judged(LLMJudge(model_at(server, key="SOME_KEY"), 2))
+    answer = judged(LLMJudge(model_at(server, api_key_env="SOME_KEY"), 2))
     assert answer.result.rewards.tolist() == [[0.8, pytest.approx(0.3)]]
     parts = {name: values[0] for name, values in answer.result.parts.items()}
     assert parts["position_bias"] == 0 and parts["order_agreement"] == parts["pro_wins"] == 1

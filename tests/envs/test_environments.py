@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.environments import fuzzed
 from jmarl.envs import ENVIRONMENTS, make
-from jmarl.envs.messages import SPLITS
+from jmarl.envs.data import SPLITS
 from jmarl.envs.vector import LockStep
 
 NASTY = [

@@ -18,15 +18,8 @@ from hypothesis import strategies as st
 
 import jmarl.comlrl.utils.reward_processor
 import jmarl.envs.rewards
-from jmarl.envs.rewards import (
-    ERROR_WINDOW,
-    MAX_ABS_REWARD,
-    RewardError,
-    RewardFunction,
-    RewardProcessors,
-    make_reward,
-    story_length_ratio,
-)
+from jmarl.envs.reward_values import MAX_ABS_REWARD, RewardError
+from jmarl.envs.rewards import ERROR_WINDOW, RewardFunction, RewardProcessors, make_reward, story_length_ratio
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
 

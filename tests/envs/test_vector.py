@@ -150,22 +150,22 @@ def test_mistakes_of_an_environment_are_errors():
             world(Troubled(), [wrong])
     for odd, match in (
         ("three", r"Troubled.step returned .*: return Step\(state"),
-        ("gymnasium", "Troubled wrote 0.5 for its agents: give a list of one text"),
-        ("numbers", r"Troubled wrote \[1\] for its agents"),
-        ("nobody", "Troubled asks no agent to act"),
+        ("gymnasium", "Troubled returned the observations 0.5: return a list with a text"),
+        ("numbers", r"Troubled returned the observations \[1\]"),
+        ("nobody", "in Troubled no agent acts in the next step"),
     ):
         with pytest.raises((TypeError, ValueError), match=match) as caught:
             world(Troubled(), [odd])
         assert caught.value.__notes__ == [f"in Troubled.step, messages [{odd!r}]"]
-    with pytest.raises(ValueError, match="Troubled gave the reward None: give a number, or one for each agent"):
+    with pytest.raises(ValueError, match="Troubled returned the reward None: return a number, or one for each agent"):
         world(Troubled(), ["no reward"])
-    with pytest.raises(ValueError, match=r"Troubled gave info\['n'\] = None: give a number"):
+    with pytest.raises(ValueError, match=r"Troubled returned info\['n'\] = None: return a number"):
         world(Troubled(), ["no number"])
-    with pytest.raises(ValueError, match=r"Troubled gave the reward 7.0, and its reward_range is \(0.0, 1.0\)"):
+    with pytest.raises(ValueError, match=r"Troubled returned the reward 7.0, and its reward_range is \(0.0, 1.0\)"):
         world(Troubled(), ["much"])
-    with pytest.raises(RuntimeError, match="task {'lost': 1} could not begin, and no other: no judge"):
+    with pytest.raises(RuntimeError, match="no episode could begin; that of task {'lost': 1}: no judge"):
         world(Troubled(), ["fine"], [{"lost": 1}])
-    with pytest.raises(TypeError, match="how many agents has object"):
+    with pytest.raises(TypeError, match="object is no TextEnvironment, so its number of agents is unknown: set num_agents"):
         LockStep(object())
 
 
@@ -331,17 +331,17 @@ def test_bad_mixtures_are_refused():
         Mixture({"a": make("grid"), "b": make("grid", num_agents=3)})
     with pytest.raises(ValueError, match="give a number above 0 for each of a"):
         Mixture({"a": make("grid")}, {"a": 0})
-    with pytest.raises(ValueError, match=r"of no environment of this mixture: give environment \(a\)"):
+    with pytest.raises(ValueError, match=r"belongs to no environment of this mixture: give environment \(a\)"):
         Mixture({"a": make("grid")}).reset([{"environment": "b", "task": {}}], np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
     "read, reward, match",
     [
-        (Observation([]), Reward(0.0), "Pair gave Observation.*: give a list of 2 observations"),
-        (["x", "y"], Reward(0.0), r"Pair gave \['x', 'y'\]"),
+        (Observation([]), Reward(0.0), "Pair returned Observation.*: return a list of 2 observations"),
+        (["x", "y"], Reward(0.0), r"Pair returned \['x', 'y'\]"),
         ([None, None], 0.5, "Pair.step returned .*: return observation"),
-        ([None, None], Reward(0.5), "Pair asks no agent to act"),
+        ([None, None], Reward(0.5), "in Pair no agent acts in the next step"),
     ],
 )
 def test_mistakes_in_mrlm_words_are_named(read, reward, match):
@@ -393,7 +393,7 @@ def test_mrlm_words_without_max_turns_are_played_as_long_as_the_run_says(tiny_pa
     assert LockStep(env).max_turns == 16
     assert train(team, params, env, tasks, TrainConfig.of(num_turns=5, **how)).rewards == [1.5]
     team, params = make_team(tiny_pair[:1])
-    with pytest.warns(UserWarning, match="Undeclared: 2 episodes were not done after 2 turns and were cut there"):
+    with pytest.warns(UserWarning, match="Undeclared: 2 episodes were not done after 2 turns and were truncated"):
         assert train(team, params, env, tasks, TrainConfig.of(num_turns=2, **how)).rewards == [1.0]
 
 
@@ -408,7 +408,7 @@ def test_an_episode_that_is_cut_is_done_and_truncated():
     assert [(step.done, step.truncated) for step in steps] == [(False, False), (False, False), (True, False)]
     Undeclared.max_turns = 0
     try:
-        with pytest.raises(ValueError, match="Undeclared has max_turns=0: give at least 1, or None"):
+        with pytest.raises(ValueError, match="Undeclared has max_turns=0: set at least 1, or None"):
             LockStep(Undeclared())
     finally:
         Undeclared.max_turns = None

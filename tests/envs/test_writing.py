@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jmarl.envs import make
-from jmarl.envs.data import split_of
-from jmarl.envs.messages import SPLITS
+from jmarl.envs.data import SPLITS, split_of
 from jmarl.envs.rewards import RewardProcessors
 from jmarl.envs.vector import LockStep, Step
 from jmarl.envs.writing.story import HELD_OUT, TOPICS

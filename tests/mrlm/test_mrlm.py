@@ -140,7 +140,7 @@ def test_a_cut_is_told(agents, env, said, turns):
     """Once, and with the number of turns."""
     config = ExperimentConfig(TrainingConfig(batch_size=2, **said), grpo=GRPOConfig(group_size=2), **SHORT)
     trainer = GRPOTrainer(LLMEnvironment(agents[0]), env, config)
-    told = f"Talk: [24] episodes were not done after {turns} turns and were cut there .* set max_turns"
+    told = f"Talk: [24] episodes were not done after {turns} turns and were truncated .* set max_turns"
     with pytest.warns(UserWarning, match=told) as warned:
         rewards = trainer.train(2).rewards
     assert len(warned) == 1 and (isinstance(env, list) or rewards == [turns, turns])

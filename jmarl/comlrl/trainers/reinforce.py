@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 
 from jmarl.comlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
-from jmarl.envs.reward_environment import Formatter, Transition, default_formatter, external_of, first_prompt
+from jmarl.envs.reward_environment import Formatter, Transition, bind_formatter, default_formatter
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.per_agent import check_agents
@@ -232,7 +232,7 @@ def formatters_of(formatters: Formatter | Sequence[Formatter] | None, num_agents
     if len(each) != num_agents:
         raise ValueError(f"{len(each)} formatters for {num_agents} agents: give one, or one an agent")
     for i, formatter in enumerate(each):
-        prompt = first_prompt(formatter, external_of(formatter), dict(item))
+        prompt = bind_formatter(formatter)(dict(item), None)
         if not isinstance(prompt, str):
             raise TypeError(f"formatter {i} returned a {type(prompt).__name__} for the first item; a prompt is a string")
     return each

@@ -15,9 +15,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from jmarl.envs.data import check_split, load_rows, split_of
+from jmarl.envs.data import SPLITS, check_split, load_rows, split_of
 from jmarl.envs.math.answers import read_gold
-from jmarl.envs.messages import SPLITS
 
 _ASKS_FOR_PERCENTAGE = re.compile(r"\b(?:what|which)\b[a-z' ]{0,40}\bpercent(?:age)?\b|\bas a percent(?:age)?\b", re.I)
 

@@ -89,7 +89,7 @@ def _settings(value: Any) -> str:
     """Of a reward how it is put together."""
     if not isinstance(value, RewardFunction):
         return ""
-    return repr(([weight for _, _, weight, _ in value._terms], value.batched, value.on_error))
+    return repr((value.weights, value.batched, value.on_error))
 
 
 def _called(function: Any) -> list[Any]:

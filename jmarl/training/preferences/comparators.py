@@ -19,7 +19,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
-from jmarl.envs.chat_api import AT_ONCE, WAIT_S, ChatAPI
+from jmarl.envs.chat_api import MAX_CONCURRENT, WAIT_S, ChatAPI
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.lora import join, split
 from jmarl.models.sharding import mesh_of, place
@@ -175,7 +175,7 @@ class Comparator:
         cfg, rng = self.cfg, draws_of(self.cfg, number)
         states, prompts = env.reset(items, rng)
         group = cfg.episodes.num_generations
-        with ThreadPoolExecutor(AT_ONCE) as threads:
+        with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
             said = [list(threads.map(lambda p: complete(p, group, cfg), of_agent)) for of_agent in prompts]
         texts = [[[text for text, _ in row] for row in of_agent] for of_agent in said]
         ended = [[[complete for _, complete in row] for row in of_agent] for of_agent in said]
@@ -188,7 +188,5 @@ def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]
     """`count` completions of a prompt by an OpenAI-compatible service, and whether each was ended, not cut off: as chat where
     the team's prompts are chats."""
     model, url = cfg.preference.comparator_model or "", cfg.preference.comparator_url or ""
-    service = ChatAPI(url, model, cfg.episodes.chat, KEY, wait_s=WAIT_S, called="comparator")
-    return service.complete(
-        prompt, count, max_tokens=cfg.sampling.max_new_tokens, temperature=cfg.sampling.temperature, top_p=cfg.sampling.top_p
-    )
+    service = ChatAPI(url, model, cfg.episodes.chat, KEY, wait_s=WAIT_S, name="comparator")
+    return service.complete(prompt, count, max_tokens=cfg.sampling.max_new_tokens, temperature=cfg.sampling.temperature, top_p=cfg.sampling.top_p)

@@ -24,7 +24,7 @@ import numpy as np
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
 from jmarl.config import Preference, TrainConfig, flat
 from jmarl.envs.base import Answer, Environment
-from jmarl.envs.rewards import RewardResult
+from jmarl.envs.reward_values import RewardResult
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.peft import merge
