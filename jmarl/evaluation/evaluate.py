@@ -13,8 +13,8 @@ from jmarl.envs.environment import Environment
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.randomness import EVAL
 from jmarl.rl.returns import pass_at_k
-from jmarl.rollout.play import Rollout, playing
-from jmarl.sampling.generate import Asking, answered, sample_team
+from jmarl.rollout.play import Rollout, play
+from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team
 
 
@@ -58,14 +58,17 @@ def evaluate(team: Team, params: Sequence[Any], items: Sequence[dict], env: Envi
 
     The random keys do not depend on the training step, so two evaluations differ only by what was learned.
     """
-    return answered(evaluating(team, items, env, cfg), partial(sample_team, team, params))
+    return summarize(play_held_out(partial(sample_team, team, params), team, items, env, cfg))
 
 
-def evaluating(team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Asking[Evaluation]:
-    """`evaluate` as a generator that asks for completions, as `rollout.playing` does."""
-    episodes = cfg.eval_episodes()
-    how: dict[str, Any] = dict(seed=cfg.seed, step=0, group=cfg.eval_generations, purpose=EVAL)
-    rollout = yield from playing(team, items, env, cfg.eval_sampling(), episodes, **how)
+def play_held_out(sample: Sampler, team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Rollout:
+    """Play episodes on held-out items with the settings of evaluations; see `play` for `sample`."""
+    settings, episodes = cfg.eval_sampling(), cfg.eval_episodes()
+    return play(sample, team, items, env, settings, episodes, seed=cfg.seed, step=0, group=cfg.eval_generations, purpose=EVAL)
+
+
+def summarize(rollout: Rollout) -> Evaluation:
+    """Return the mean return of a rollout and its 95 % interval over prompts."""
     rewards = rollout.joint_returns[0].mean(-1)  # [P, J]: a joint reward, or the mean over agents
     # An invalid joint action counts nowhere; a prompt of nothing else drops out, and with no prompt left the mean is NaN.
     mean, interval = mean_and_interval(valid_mean(rewards))

@@ -19,22 +19,22 @@ from jmarl.models import lora
 from jmarl.models.hub.tokenize import by_agent, decode, encode_prompts
 from jmarl.randomness import GREEDY
 from jmarl.rl.returns import credit, discounted
-from jmarl.rollout.play import Rollout, Turn, credited, playing, to_batches
-from jmarl.sampling.generate import Asking, bucket
+from jmarl.rollout.play import Rollout, Turn, credited, play, to_batches
+from jmarl.sampling.generate import Sampler, bucket
 from jmarl.team import StackSpec, Team
 from jmarl.types import Batch, StackState, TeamState
 
 
-def playing_greedily(
-    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
-) -> Asking[tuple[np.ndarray, ...]]:
+def greedy_baseline(
+    sample: Sampler, team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, step: int, rollout: Rollout
+) -> tuple[np.ndarray, ...]:
     """The baseline of ReMax (arXiv 2310.10505): of each turn of a rollout [N, P, G], what the greedy episode on a node's item
     returns from that turn on; 0 where it was over by then, NaN (no baseline: no advantage) where a reward of it was invalid. An
-    environment whose `reset` is random starts it anew, so that the baseline is another draw's. A generator as `playing` is."""
+    environment whose `reset` is random starts it anew, so that the baseline is another draw's."""
     settings = dataclasses.replace(cfg.sampling(), temperature=0.0)
     episodes = dataclasses.replace(cfg.episodes(), branching="chain", joint_mode="aligned")
     how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=1, purpose=GREEDY)
-    greedy = yield from playing(team, items, env, settings, episodes, **how)
+    greedy = play(sample, team, items, env, settings, episodes, **how)
     expected, invalid = [], np.zeros(len(items))
     for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.returns, strict=True)):
         of_item = np.tile(invalid, (team.num_agents, 1))

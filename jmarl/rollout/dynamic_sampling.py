@@ -21,7 +21,7 @@ import numpy as np
 from jmarl.randomness import FURTHER
 from jmarl.rl.advantages import EPS
 from jmarl.rollout.play import Rollout, Turn
-from jmarl.sampling.generate import Asking, bucket
+from jmarl.sampling.generate import bucket
 from jmarl.team import StackSpec, Team
 from jmarl.types import Completions
 
@@ -52,16 +52,13 @@ def informative(rollout: Rollout, grouping: str) -> np.ndarray:
     return found
 
 
-def refilling(
-    team: Team, first: Rollout, playing_round: Callable[[int], Asking[Rollout]], rounds: int, grouping: str
-) -> Asking[Rollout]:
+def refill(team: Team, first: Rollout, play_round: Callable[[int], Rollout], rounds: int, grouping: str) -> Rollout:
     """The rollout of a step with its idle prompts replaced, as far as `rounds` further ones go, and notes of it for the log:
-    the share of prompts replaced, the rounds used, and the mean return of everything that was played. A generator, as the
-    rounds that it plays are."""
+    the share of prompts replaced, the rounds used, and the mean return of everything that was played."""
     played, kept = [first], [(0, p) for p in range(len(first.turns[0].items))]
     missing = [int(p) for p in np.flatnonzero(~informative(first, grouping))]
     while missing and len(played) <= rounds:
-        played.append((yield from playing_round(len(played))))
+        played.append(play_round(len(played)))
         for p in np.flatnonzero(informative(played[-1], grouping))[: len(missing)]:
             kept[missing.pop(0)] = (len(played) - 1, int(p))
     replaced = sum(r > 0 for r, _ in kept)
@@ -101,7 +98,7 @@ def nodes_of(rollout: Rollout, t: int, item: int) -> np.ndarray:
 
 
 def turn_of(team: Team, turns: Sequence[Turn | None], nodes: Nodes, parents: np.ndarray, items: np.ndarray, most: int) -> Turn:
-    """A turn of some nodes; padded as `rollout.playing_turn` does it, where there could be `most` of them."""
+    """A turn of some nodes; padded as `play.play_turn` does it, where there could be `most` of them."""
     played = {r: turn for r, turn in enumerate(turns) if turn is not None and r in {r for r, _ in nodes}}
     some = next(iter(played.values()))
     rewards = np.stack([played[r].rewards[n] for r, n in nodes])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from jmarl.config import Episodes, Sampling, check
 from jmarl.envs.environment import Environment
 from jmarl.envs.vector import TextEnvironment, side_by_side
 from jmarl.rollout.play import Rollout, play
+from jmarl.sampling.generate import sample_team
 from jmarl.team import Team
 
 
@@ -44,7 +46,7 @@ def message_credit(
     check("k", k, k >= 2, ">= 2: a message is compared with others")
     forked = dataclasses.replace(episodes or Episodes(), joint_mode="counterfactual", branching="chain")
     world = side_by_side(env, forked.num_turns)
-    rollout = play(team, params, items, world, settings, forked, seed=seed, step=0, group=k)
+    rollout = play(partial(sample_team, team, params), team, items, world, settings, forked, seed=seed, step=0, group=k)
     return MessageCredit(rollout, tuple(leave_one_out(returns) for returns in rollout.returns))
 
 

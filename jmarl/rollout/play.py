@@ -3,15 +3,14 @@
 The nodes of a turn are what the agents read together: at first the items, later the children of joint actions. All nodes of a
 turn, of all episodes, are sampled in one batch, and their joint actions answered in one call of the environment.
 
-What plays (`playing`) is a generator: it asks for each turn's completions, and holds no models. `play` answers it with those of
-one team; `seeds` answers several of them, of several runs, at once.
+`play` holds no models: it requests the completions of each turn from the function `sample`. For one run that is
+`partial(sample_team, team, params)`; `training.lock_step` answers the requests of several runs together.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,18 +23,16 @@ from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import counterfactual as replay
 from jmarl.rollout.chunks import InTurn, cut_prompts, joined_answers, joined_completions, parts_of
 from jmarl.sampling.generate import (
-    Ask,
-    Asking,
     Encoded,
     Past,
     Rows,
-    answered,
+    Sampler,
+    SampleRequest,
     bucket,
     cut_long,
     follow,
     on_host,
     pad,
-    sample_team,
     texts_of,
     tokenize,
     tokens_of,
@@ -90,13 +87,8 @@ class Nodes(NamedTuple):
     long: int = 0  # prompts that were too long and are cut, or joint actions that are not played on for that
 
 
-def play(team: Team, params: Sequence[Any], *arguments: Any, **more: Any) -> Rollout:
-    """`playing` by one team's models. params: of each stack [A, ...]; further arguments as there: items, env, settings,
-    episodes and, by name, seed, step, group, …"""
-    return answered(playing(team, *arguments, **more), partial(sample_team, team, params))
-
-
-def playing(
+def play(
+    sample: Sampler,
     team: Team,
     items: Sequence[dict],
     env: Environment,
@@ -109,9 +101,12 @@ def playing(
     purpose: int = TRAIN,
     draw: int = 0,
     rng: np.random.Generator | None = None,
-) -> Asking[Rollout]:
-    """Play episodes on the items: in the first turn every agent writes `group` completions for each. draw: tells apart what is
-    played on several lists of items in one step; rng: the environment's, where it is not to follow from these numbers."""
+) -> Rollout:
+    """Play episodes on the items: in the first turn every agent writes `group` completions for each.
+
+    sample: returns the completions that a `SampleRequest` asks for. draw: tells apart what is played on several lists of items
+    in one step; rng: the environment's, where it is not to follow from these numbers.
+    """
     rng = rng or np.random.default_rng((seed, step, purpose, draw))  # of draw 0 the same as without it
     states, prompts = env.reset(items, rng)
     check_size(team, prompts)
@@ -128,7 +123,7 @@ def playing(
         how: dict[str, Any] = dict(seed=seed, step=step, turn=t, purpose=purpose, keep=keeps(episodes, settings, t))
         size = group if t == 0 or episodes.branching == "tree" or episodes.forks else 1
         computed += sum(len(row) for of_agent in nodes.fresh for row in of_agent)
-        turn, answer, tokens = yield from playing_turn(team, env, nodes, settings, episodes, size, rng, **how)
+        turn, answer, tokens = play_turn(sample, team, env, nodes, settings, episodes, size, rng, **how)
         turns.append(turn._replace(completions=tuple(done._replace(kept=None) for done in turn.completions)))
         answers.append(answer)
         going = played_on(answer, turn.rewards, episodes)
@@ -195,7 +190,7 @@ def keeps(episodes: Episodes, settings: Sampling, turn: int) -> bool:
     return episodes.history == "append" and turn + 1 < episodes.num_turns and settings.repetition_penalty == 1
 
 
-def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: int, rng, **how) -> Asking[tuple]:
+def play_turn(sample: Sampler, team, env, nodes: Nodes, settings, episodes: Episodes, group: int, rng, **how) -> tuple:
     """Sample the nodes of a turn and ask the environment: the turn, its answer and the token ids [N][P][G] that were chosen.
     The environment answers one part of the nodes while the next is sampled, in a thread of its own, part after part."""
     count = len(nodes.states)
@@ -222,8 +217,8 @@ def playing_turn(team, env, nodes: Nodes, settings, episodes: Episodes, group: i
         for first in range(0, len(padded), size):
             part, ids = slice(first, first + size), nodes.ids[padded[first : first + size]]
             of_part = fresh if parts == 1 else cut_prompts(team, fresh, part)
-            ask = Ask(of_part, settings, group=group, prompt_ids=ids, past=past, acts=writing(acts), **how)
-            done.append(tuple(map(on_host, (yield ask))))
+            request = SampleRequest(of_part, settings, group=group, prompt_ids=ids, past=past, acts=writing(acts), **how)
+            done.append(tuple(map(on_host, sample(request))))
             if first < count:  # what comes behind is padding
                 tokens.append(tokens_of(team, done[-1], min(size, count - first)))
                 rewarding.call(answer, first, tokens[-1])

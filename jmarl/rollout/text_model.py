@@ -10,7 +10,7 @@ import numpy as np
 from jmarl.config import Sampling
 from jmarl.envs.chat_api import Unavailable
 from jmarl.models.hub.agents import Agent
-from jmarl.sampling.generate import Ask, pad, sample_team, texts_of, tokenize, tokens_of
+from jmarl.sampling.generate import SampleRequest, pad, sample_team, texts_of, tokenize, tokens_of
 from jmarl.team import make_team
 
 
@@ -34,8 +34,8 @@ class AgentModel:
         except ValueError as error:
             raise Unavailable(f"{self.name} cannot read a prompt: {error}") from error
         ids = np.arange(len(prompts))
-        ask = Ask(pad(self.team, rows), self.settings, seed % (1 << 31), 0, num_samples, ids)
-        done = sample_team(self.team, self.params, ask)
+        request = SampleRequest(pad(self.team, rows), self.settings, seed % (1 << 31), 0, num_samples, ids)
+        done = sample_team(self.team, self.params, request)
         return texts_of(self.team, tokens_of(self.team, done, len(prompts)))[0]
 
     def describe(self) -> dict[str, Any]:

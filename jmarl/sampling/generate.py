@@ -7,9 +7,9 @@ still there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -125,8 +125,8 @@ def _placed(done: Completions, empty: Completions, num_roles: int, sets: jax.Arr
     return rows._replace(steps=empty.steps.at[sets].set(done.steps))
 
 
-class Ask(NamedTuple):
-    """What a turn wants written: the arguments of `sample_team` but for the models."""
+class SampleRequest(NamedTuple):
+    """What to sample in one turn: the arguments of `sample_team` except the models."""
 
     encoded: Encoded
     settings: Sampling
@@ -141,19 +141,7 @@ class Ask(NamedTuple):
     acts: np.ndarray | None = None  # [N] bool: these agents write; what the others do is nobody's, and may be empty. None: all
 
 
-T = TypeVar("T")
-Asking = Generator[Ask, tuple[Completions, ...], T]  # asks for completions of each stack on its way to a T
-
-
-def answered(asking: Asking[T], sample: Callable[[Ask], tuple[Completions, ...]]) -> T:
-    """What a generator returns, each of its asks answered by `sample`."""
-    done = None
-    while True:
-        try:
-            ask = asking.send(done)  # type: ignore[arg-type]  # None begins it
-        except StopIteration as end:
-            return end.value
-        done = sample(ask)
+Sampler = Callable[[SampleRequest], tuple[Completions, ...]]  # returns the completions of each stack
 
 
 def pad(team: Team, rows: Rows) -> Encoded:
@@ -229,23 +217,25 @@ def follow(
     return rows
 
 
-def sample_team(team: Team, params: Sequence[Any], ask: Ask, call: Any = sample_stack) -> tuple:
+def sample_team(team: Team, params: Sequence[Any], request: SampleRequest, call: Any = sample_stack) -> tuple:
     """`Completions` of every stack. call: `sample_stack`, or `sample_stack.lower` for the programs alone."""
     out = []
-    for i, (spec, weights, (ids, lengths)) in enumerate(zip(team.stacks, params, ask.encoded, strict=True)):
-        agents, past = np.array(spec.members), ask.past  # of the host: the call takes them to where the weights lie, once
-        seed = np.repeat(ask.seed, agents.size // np.size(ask.seed)) if np.ndim(ask.seed) else ask.seed
-        static = dict(cfg=spec.config, settings=ask.settings, seed=seed, stack=i, roles=agents.shape[1], group=ask.group)
+    for i, (spec, weights, (ids, lengths)) in enumerate(zip(team.stacks, params, request.encoded, strict=True)):
+        agents, past = np.array(spec.members), request.past  # of the host: the call takes them to where the weights lie, once
+        seed = np.repeat(request.seed, agents.size // np.size(request.seed)) if np.ndim(request.seed) else request.seed
+        static = dict(
+            cfg=spec.config, settings=request.settings, seed=seed, stack=i, roles=agents.shape[1], group=request.group
+        )
         stop = np.array(spec.stop, np.int32)
-        arrays = (ids, lengths, ask.step, agents, ask.prompt_ids, stop, ask.turn)
+        arrays = (ids, lengths, request.step, agents, request.prompt_ids, stop, request.turn)
         before = (None, None) if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
         mesh = mesh_of(weights)
-        acting = None if ask.acts is None or ask.keep else acting_of(spec, ask.acts, mesh)
-        static |= dict(purpose=ask.purpose, keep=ask.keep, mesh=mesh)
+        acting = None if request.acts is None or request.keep else acting_of(spec, request.acts, mesh)
+        static |= dict(purpose=request.purpose, keep=request.keep, mesh=mesh)
         if call is sample_stack:
             a, prompts, width = ids.shape
-            work = Program("sampling", a, prompts, ask.group, width, ask.settings.max_new_tokens)
-            others = (spec.config, ask.settings, ask.keep, mesh, None if acting is None else tuple(map(len, acting)))
+            work = Program("sampling", a, prompts, request.group, width, request.settings.max_new_tokens)
+            others = (spec.config, request.settings, request.keep, mesh, None if acting is None else tuple(map(len, acting)))
             starting(work, others, partial(call.lower, weights, *arrays, *before, acting, **static))
         out.append(call(weights, *arrays, *before, acting, **static))
     return tuple(out)

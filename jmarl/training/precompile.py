@@ -27,7 +27,7 @@ from jmarl.models import lora
 from jmarl.randomness import EVAL, GREEDY, TRAIN
 from jmarl.rollout.chunks import cut_prompts, parts_of
 from jmarl.rollout.play import acting, check_size, keeps, writing
-from jmarl.sampling.generate import Ask, pad, read, sample_stack, sample_team
+from jmarl.sampling.generate import SampleRequest, pad, read, sample_stack, sample_team
 from jmarl.team import Team
 from jmarl.types import Batch, Completions, TeamState
 
@@ -62,8 +62,8 @@ def programs_of_run(
         size = len(items) // parts_of(len(items), cfg.episodes())
         part = cut_prompts(team, encoded, slice(0, size))
         how: dict[str, Any] = dict(seed=cfg.seed, step=0, purpose=purpose, keep=keep, acts=writing(acting(prompts)))
-        ask = Ask(part, settings, group=group, prompt_ids=ids[:size], **how)
-        return encoded, sample_team(team, params, ask, sample_stack.lower)
+        request = SampleRequest(part, settings, group=group, prompt_ids=ids[:size], **how)
+        return encoded, sample_team(team, params, request, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling(), cfg.num_generations, TRAIN)
     yield from lowered

@@ -21,10 +21,11 @@ from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
 from jmarl.models.stack import fetched, is_shared, map_own, part
 from jmarl.rollout.play import Rollout
-from jmarl.sampling.generate import Ask, Asking, Past, on_host, sample_team
+from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host, sample_team
 from jmarl.team import Team, each_stack
+from jmarl.training.lock_step import run_in_lock_step
 from jmarl.training.step import batches_of, learn_from
-from jmarl.types import TeamState
+from jmarl.types import Completions, TeamState
 
 T = TypeVar("T")
 
@@ -109,69 +110,62 @@ def alone(state: TeamState, run: int, runs: Runs) -> TeamState:
     )
 
 
-def play_together(runs: Runs, state: TeamState, asking: Sequence[Asking[T]]) -> list[T]:
-    """What one generator a run returns. All are driven to the point where they ask for completions; asks of the same shapes are
-    answered by one program of all runs, others by one of each run."""
-    params, count = [lora.model_of(stack) for stack in state.stacks], len(asking)
-    results: dict[int, T] = {}
-    asks: dict[int, Ask] = {}
-
-    def go_on(run: int, done: tuple | None) -> None:
-        try:
-            asks[run] = asking[run].send(done)  # type: ignore[arg-type]  # a generator that has not begun takes None
-        except StopIteration as end:
-            results[run] = end.value
-
-    for run in range(count):
-        go_on(run, None)
-    while asks:
-        waiting, asks = asks, {}
-        if len(waiting) == count and (ask := as_one(list(waiting.values()), runs.mesh)) is not None:
-            done = [on_host(of_stack) for of_stack in sample_team(runs.all, params, ask)]
-            answers = {run: tuple(of_run(of_stack, run, count) for of_stack in done) for run in waiting}
-        else:
-            answers = {run: sample_team(runs.team, *apart(params, ask, run, runs)) for run, ask in waiting.items()}
-        for run, done in answers.items():
-            go_on(run, done)
-    return [results[run] for run in range(count)]
+def play_together(runs: Runs, state: TeamState, plays: Sequence[Callable[[Sampler], T]]) -> list[T]:
+    """Return what each run's function returns; it takes the function that samples for its run."""
+    params = [lora.model_of(stack) for stack in state.stacks]
+    return run_in_lock_step(plays, partial(sample_together, runs, params))
 
 
-def apart(params: Sequence[Any], ask: Ask, run: int, runs: Runs) -> tuple[list[Any], Ask]:
-    """One run's parameters and what it asks for, where that run alone would have them."""
+def sample_together(
+    runs: Runs, params: Sequence[Any], requests: dict[int, SampleRequest]
+) -> dict[int, tuple[Completions, ...]]:
+    """Return the completions of each stack that runs request, by the number of the run: by one program where all runs request
+    equal shapes, and else run by run."""
+    count = len(runs.cfgs)
+    if len(requests) == count and (request := as_one(list(requests.values()), runs.mesh)) is not None:
+        done = [on_host(completions) for completions in sample_team(runs.all, params, request)]
+        return {run: tuple(of_run(completions, run, count) for completions in done) for run in requests}
+    return {run: sample_team(runs.team, *apart(params, request, run, runs)) for run, request in requests.items()}
+
+
+def apart(params: Sequence[Any], request: SampleRequest, run: int, runs: Runs) -> tuple[list[Any], SampleRequest]:
+    """One run's parameters and its request, where that run alone would have them."""
     own = [cut(of_stack, run, len(runs.cfgs), runs.mesh_alone) for of_stack in params]
-    past = ask.past and ask.past._replace(caches=_put_caches(ask.past.caches, runs.mesh_alone))
-    return own, ask._replace(past=past)
+    past = request.past and request.past._replace(caches=_put_caches(request.past.caches, runs.mesh_alone))
+    return own, request._replace(past=past)
 
 
 def _put_caches(caches: Any, mesh: Mesh | None) -> Any:
     return jax.device_put(caches, jax.devices()[0] if mesh is None else sharding.batch_shardings(mesh, caches))
 
 
-def as_one(asks: Sequence[Ask], mesh: Mesh | None) -> Ask | None:
-    """The ask of all runs' agents, if theirs have the same shapes (prompts are padded to the widest)."""
-    first = asks[0]
+def as_one(requests: Sequence[SampleRequest], mesh: Mesh | None) -> SampleRequest | None:
+    """The request of all runs' agents, if theirs have the same shapes (prompts are padded to the widest)."""
+    first = requests[0]
 
-    def alike(of: Callable[[Ask], Any]) -> bool:
-        return all(of(ask) == of(first) for ask in asks)
+    def alike(field: Callable[[SampleRequest], Any]) -> bool:
+        return all(field(request) == field(first) for request in requests)
 
-    fixed = alike(lambda ask: (ask.settings, ask.step, ask.group, ask.purpose, ask.turn, ask.keep, ask.prompt_ids.tolist()))
-    shapes = alike(lambda ask: [lengths.shape for _, lengths in ask.encoded])
-    if not (fixed and shapes and alike(lambda ask: jax.tree.map(jnp.shape, ask.past))):
+    fixed = alike(lambda r: (r.settings, r.step, r.group, r.purpose, r.turn, r.keep, r.prompt_ids.tolist()))
+    shapes = alike(lambda r: [lengths.shape for _, lengths in r.encoded])
+    if not (fixed and shapes and alike(lambda r: jax.tree.map(jnp.shape, r.past))):
         return None
     encoded = []
-    for of_stack in zip(*(ask.encoded for ask in asks), strict=True):
+    for of_stack in zip(*(request.encoded for request in requests), strict=True):
         width = max(ids.shape[-1] for ids, _ in of_stack)
         missing = [(ids, width - ids.shape[-1]) for ids, _ in of_stack]
         wide = [np.pad(ids, ((0, 0), (0, 0), (0, m)), "edge") if m else ids for ids, m in missing]
         encoded.append((np.concatenate(wide), np.concatenate([lengths for _, lengths in of_stack])))
     past = None
     if first.past is not None:
-        pasts = [ask.past for ask in asks if ask.past is not None]
+        pasts = [request.past for request in requests if request.past is not None]
         caches = jax.tree.map(lambda *x: jnp.concatenate(x), *(past.caches for past in pasts))
         past = Past(_put_caches(caches, mesh), tuple(map(np.concatenate, zip(*(past.rows for past in pasts), strict=True))))
-    acts = [ask.acts for ask in asks if ask.acts is not None]  # who writes in any run; what others write is nobody's
-    writes = np.any(acts, 0) if len(acts) == len(asks) else None
-    return first._replace(encoded=tuple(encoded), seed=np.array([ask.seed for ask in asks]), past=past, acts=writes)
+    # Agents that write in any run: completions of inactive agents are ignored.
+    acts = [request.acts for request in requests if request.acts is not None]
+    writes = np.any(acts, 0) if len(acts) == len(requests) else None
+    seeds = np.array([request.seed for request in requests])
+    return first._replace(encoded=tuple(encoded), seed=seeds, past=past, acts=writes)
 
 
 def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> tuple[TeamState, list[dict[str, Any]]]:

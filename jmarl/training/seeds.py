@@ -29,7 +29,7 @@ from jmarl.algorithms import algorithm
 from jmarl.config import TrainConfig
 from jmarl.envs.environment import Environment, Formatter, Transition, describe
 from jmarl.envs.vector import TextEnvironment
-from jmarl.evaluation.evaluate import Evaluation, evaluating, numbers
+from jmarl.evaluation.evaluate import Evaluation, numbers, play_held_out, summarize
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.learning.per_agent import adapted
 from jmarl.memory import explain_memory
@@ -48,7 +48,7 @@ from jmarl.training.logs.metrics_writer import MetricsWriter, say
 from jmarl.training.logs.step_log import RunLog, StepLog, TrainResult
 from jmarl.training.loop import Advanced, loop
 from jmarl.training.runs import Runs, alone, of_run, play_together, together, update_together
-from jmarl.training.step import check_valid, playing_step, tasks_at
+from jmarl.training.step import check_valid, play_step, tasks_at
 from jmarl.training.train import check_run, check_settings, check_team, environment_of, start
 from jmarl.types import TeamState
 
@@ -189,12 +189,16 @@ def run_seeds(
     log = SeedsLog(runs, logs, writer)
 
     def evaluated(state: TeamState) -> list:
-        return play_together(runs, state, [evaluating(team, eval_items, env, c) for c in cfgs])
+        plays = [partial(play_held_out, team=team, items=eval_items, env=env, cfg=c) for c in cfgs]
+        return [summarize(rollout) for rollout in play_together(runs, state, plays)]
 
     def advance(step: int, state: TeamState) -> Advanced:
         tasks = [partial(tasks_at, items, c, step) for c in cfgs]
-        asking = [playing_step(team, of(), env, c, step, of) for of, c in zip(tasks, cfgs, strict=True)]
-        rollouts = play_together(runs, state, asking)
+        plays = [
+            partial(play_step, team=team, tasks=of(), env=env, cfg=c, step=step, further=of)
+            for of, c in zip(tasks, cfgs, strict=True)
+        ]
+        rollouts = play_together(runs, state, plays)
         if step == 0:
             for rollout in rollouts:
                 check_valid(rollout)

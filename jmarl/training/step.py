@@ -17,10 +17,10 @@ from jmarl.learning.critics import Critics, trains
 from jmarl.learning.per_agent import held_at, learn
 from jmarl.models import lora
 from jmarl.randomness import tasks_of
-from jmarl.rollout.critic_values import judge, playing_greedily
-from jmarl.rollout.dynamic_sampling import further_items, refilling
-from jmarl.rollout.play import Rollout, playing
-from jmarl.sampling.generate import Asking, answered, sample_team
+from jmarl.rollout.critic_values import greedy_baseline, judge
+from jmarl.rollout.dynamic_sampling import further_items, refill
+from jmarl.rollout.play import Rollout, play
+from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team
 from jmarl.types import Batch, StackState, TeamState
 
@@ -31,42 +31,38 @@ def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) 
     return [items[i] for i in (further_items(step, draw, own, len(items), cfg.seed) if draw else own)]
 
 
+def sampler_of(team: Team, state: TeamState) -> Sampler:
+    """Return the function that samples from the policies of a state."""
+    return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
+
+
 def play_step(
+    sample: Sampler,
     team: Team,
-    state: TeamState,
     tasks: Sequence[dict],
     env: Environment,
     cfg: TrainConfig,
     step: int,
     further: Callable[[int], Sequence[dict]] | None = None,
 ) -> Rollout:
-    """Sample and reward one step of training. further: the tasks of a round of dynamic sampling, from 1 on."""
-    params = [lora.model_of(s) for s in state.stacks]
-    return answered(playing_step(team, tasks, env, cfg, step, further), partial(sample_team, team, params))
+    """Play one step of training.
 
-
-def playing_step(
-    team: Team,
-    tasks: Sequence[dict],
-    env: Environment,
-    cfg: TrainConfig,
-    step: int,
-    further: Callable[[int], Sequence[dict]] | None = None,
-) -> Asking[Rollout]:
-    """`play_step` as a generator that asks for completions."""
+    sample: see `play`. further: returns the tasks of a round of dynamic sampling, from 1 on.
+    """
     row = algorithm(cfg.algorithm)
 
-    def playing_round(draw: int) -> Asking[Rollout]:
-        of_round = further(draw) if further and draw else tasks
-        how: dict[str, Any] = dict(seed=cfg.seed, step=step, group=cfg.num_generations)
-        return playing(team, of_round, env, cfg.sampling(), cfg.episodes(), **how, draw=draw)
+    def play_round(draw: int) -> Rollout:
+        items = further(draw) if further and draw else tasks
+        settings, episodes = cfg.sampling(), cfg.episodes()
+        return play(
+            sample, team, items, env, settings, episodes, seed=cfg.seed, step=step, group=cfg.num_generations, draw=draw
+        )
 
-    rollout = yield from playing_round(0)
+    rollout = play_round(0)
     if cfg.dynamic_sampling and further:
-        rollout = yield from refilling(team, rollout, playing_round, cfg.dynamic_sampling, row.grouping)
+        rollout = refill(team, rollout, play_round, cfg.dynamic_sampling, row.grouping)
     if row.advantage == "greedy_baseline":
-        expected = yield from playing_greedily(team, tasks, env, cfg, step, rollout)
-        rollout = rollout._replace(expected=expected)
+        rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
     return rollout
 
 

@@ -60,7 +60,7 @@ from jmarl.training.loop import Advanced, loop
 from jmarl.training.precompile import compile_all, programs_of_run
 from jmarl.training.preferences.reward_model import OF_PAIRS, LearnedRounds, policy_config
 from jmarl.training.preferences.rounds import RoundLog, Rounds, check_rounds, run_rounds
-from jmarl.training.step import check_valid, play_step, tasks_at, update
+from jmarl.training.step import check_valid, play_step, sampler_of, tasks_at, update
 from jmarl.types import TeamState
 
 
@@ -201,7 +201,7 @@ def run(
                 rewarder.resume(first)
             log.about(rewarder.begin(step, state))
         tasks = partial(tasks_at, items, cfg, step)
-        rollout = play_step(team, state, tasks(), env, cfg, step, tasks)
+        rollout = play_step(sampler_of(team, state), team, tasks(), env, cfg, step, tasks)
         if step == 0:  # of a run that goes on, an update without a valid reward is one as any other
             check_valid(rollout)
         played = time.monotonic()  # before the update, for which the call below may wait or not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -23,9 +24,10 @@ from jmarl.models.stack import unstack
 from jmarl.rl.returns import discounted, joint_actions
 from jmarl.rollout.play import play
 from jmarl.sampling import scoring
+from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team, without_gradients
 from jmarl.training.files.checkpoint import Checkpointer
-from jmarl.training.step import batches_of, learn_from, play_step, update
+from jmarl.training.step import batches_of, learn_from, play_step, sampler_of, update
 from jmarl.training.train import start, train
 
 BASE = TrainConfig(
@@ -59,7 +61,7 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
     team, params = make_team(agents, shared_weights)
     judges, state = start(team, params, cfg, critic)
     state = change(state)
-    played = play_step(team, state, ITEMS, environment(len(agents), cfg.num_turns), cfg, 0)
+    played = play_step(sampler_of(team, state), team, ITEMS, environment(len(agents), cfg.num_turns), cfg, 0)
     batches = jax.device_get(critics.judge(team, judges, state, played, cfg))
     before = jax.device_get(without_gradients(state))
     after, metrics = update(team, judges, state, played, cfg)
@@ -279,7 +281,7 @@ def test_values_of_the_pass_that_learns(agents, separate):
         team, params = make_team(agents)
         judges, state = start(team, params, cfg, None)
         state = shaped(state)
-        played = play_step(team, state, ITEMS, environment(2), cfg, 0)
+        played = play_step(sampler_of(team, state), team, ITEMS, environment(2), cfg, 0)
         batches, of_critics = batches_of(team, judges, state, played, cfg)
         assert batches[0].values is None
         if before:
@@ -465,7 +467,8 @@ def test_remax_subtracts_what_the_greedy_completion_got(agents):
     played, (batches, _), before, *_ = one_step(agents, cfg)
     team, params = make_team(agents)
     settings = dataclasses.replace(cfg.sampling(), temperature=0.0)
-    greedy = play(team, params, ITEMS, environment(2), settings, cfg.episodes(), seed=0, step=9, group=1)
+    sample = partial(sample_team, team, params)
+    greedy = play(sample, team, ITEMS, environment(2), settings, cfg.episodes(), seed=0, step=9, group=1)
     rewards = greedy.turns[0].rewards[:, 0, 0]
     np.testing.assert_allclose(batches[0].values[..., 0], np.broadcast_to(rewards[None, :, None], (2, 2, 3)), rtol=1e-6)
     rows, _ = make_rows(

@@ -22,7 +22,7 @@ from jmarl.learning.per_agent import held_at, of_stack, updates_of
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
 from jmarl.team import make_team
-from jmarl.training.step import play_step, update
+from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start, train
 from jmarl.types import TRACES, Own
 
@@ -224,7 +224,7 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
     for step in range(4):
         turn = dataclasses.replace(cfg, frozen_agents=(1 - step // every % 2,))
         tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.num_prompts, BASE.seed)]
-        played = play_step(made, state, tasks, environment(), turn, step)
+        played = play_step(sampler_of(made, state), made, tasks, environment(), turn, step)
         state, _ = update(made, critics, state, played, turn)
     for stack, expected in zip(got.stacks, jax.device_get(state).stacks, strict=True):
         assert_equal(stack._replace(grads=None), expected._replace(grads=None))

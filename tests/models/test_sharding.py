@@ -44,7 +44,7 @@ def run(cfg):  # one step of training in its parts, over two turns
     cfg = dataclasses.replace(cfg, num_turns=2, history="append", branching="chain")
     team, params = make_team(agents)
     critics, state = train.start(team, params, cfg, None)
-    played = train.play_step(team, state, items[:2], env, cfg, 0)
+    played = train.play_step(train.sampler_of(team, state), team, items[:2], env, cfg, 0)
     state, metrics = train.update(team, critics, state, played, cfg)
     return jax.device_get([turn.completions[0] for turn in played.turns]), state.stacks[0], jax.device_get(metrics[0])
 

@@ -22,7 +22,7 @@ from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.stack import share_params, unstack
 from jmarl.team import bases, make_team, policies, save_team, to_checkpoint
-from jmarl.training.step import play_step, update
+from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start, train
 from jmarl.types import TRACES
 
@@ -254,7 +254,7 @@ def test_dropout_is_in_the_update_alone(agent):
 
     def one(cfg, step):
         critics, state = start(team, params, cfg, None)
-        played = play_step(team, state, ITEMS, environment(), cfg, 0)
+        played = play_step(sampler_of(team, state), team, ITEMS, environment(), cfg, 0)
         state, _ = update(team, critics, state._replace(step=jnp.int32(step)), played, cfg)
         return jax.device_get(played.turns[0].completions[0].logprobs), jax.device_get(state.stacks[0].params)
 
@@ -405,7 +405,8 @@ def run(mesh):
     critics, state = train.start(team, params, of_mesh, None)
     kept = jax.device_get(state.stacks[0].base)
     for step in range(2):
-        played = train.play_step(team, state, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, of_mesh, step)
+        sample = train.sampler_of(team, state)
+        played = train.play_step(sample, team, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, of_mesh, step)
         state, _ = train.update(team, critics, state, played, of_mesh)
     return jax.device_get(played.turns[0].completions[0]), state, differ(kept, state.stacks[0].base)
 

@@ -10,6 +10,7 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from jmarl.models.lora import join, split
 from jmarl.models.sharding import mesh_of, place
 from jmarl.randomness import COMPARE, PROPOSE
 from jmarl.rollout.play import Rollout, play
-from jmarl.sampling.generate import Rows, read, tokens_of
+from jmarl.sampling.generate import Rows, read, sample_team, tokens_of
 from jmarl.team import Team, make_team
 from jmarl.training.preferences.encoding import encode_text, ending
 
@@ -58,7 +59,8 @@ def played(
 ) -> Rollout:
     """What a team writes as a comparator: other random draws than the policy's own, in an environment that draws the same."""
     how: dict[str, Any] = dict(seed=cfg.seed, step=number, group=cfg.num_generations, purpose=COMPARE)
-    return play(team, params, items, env, cfg.sampling(), cfg.episodes(), **how, rng=draws_of(cfg, number))
+    sample, rng = partial(sample_team, team, params), draws_of(cfg, number)
+    return play(sample, team, items, env, cfg.sampling(), cfg.episodes(), **how, rng=rng)
 
 
 def draws_of(cfg: TrainConfig, number: int) -> np.random.Generator:

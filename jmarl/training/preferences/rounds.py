@@ -29,6 +29,7 @@ from jmarl.evaluation.evaluate import Evaluation, evaluate
 from jmarl.models.lora import model_of
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, tasks_of
 from jmarl.rollout.play import play
+from jmarl.sampling.generate import sample_team
 from jmarl.team import Team
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.files.manifest import describe_file
@@ -140,8 +141,9 @@ class Rounds:
         pairs, own_rewards, other_rewards = [], [], []
         for number, items in self._draws(round_):
             how: dict[str, Any] = dict(seed=self.cfg.seed, step=number, group=self.cfg.num_generations, purpose=PROPOSE)
+            sample = partial(sample_team, self.team, params)
             settings = self.cfg.sampling(), self.cfg.episodes()
-            own = candidates_of(self.team, play(self.team, params, items, self.env, *settings, **how), self.cfg)
+            own = candidates_of(self.team, play(sample, self.team, items, self.env, *settings, **how), self.cfg)
             other, how_chosen = None, (self.setting("pair_selection"), self.setting("pairs_per_prompt"))
             if self.comparator is not None:
                 other = self.comparator.answer(params, items, self.env, number, round_)
