@@ -22,6 +22,7 @@ from jmarl.models import decoder
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
 from jmarl.rl.returns import discounted, joint_actions
+from jmarl.rollout import critic_values
 from jmarl.rollout.play import play
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
@@ -62,7 +63,7 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
     judges, state = start(team, params, cfg, critic)
     state = change(state)
     played = play_step(sampler_of(team, state), team, ITEMS, environment(len(agents), cfg.num_turns), cfg, 0)
-    batches = jax.device_get(critics.judge(team, judges, state, played, cfg))
+    batches = jax.device_get(critic_values.judge(team, judges, state, played, cfg))
     before = jax.device_get(without_gradients(state))
     after, metrics = update(team, judges, state, played, cfg)
     return played, batches, before, jax.device_get(after), jax.device_get(metrics)
@@ -557,11 +558,13 @@ def test_value_heads_are_not_saved(agents, tmp_path):
 def test_a_central_critic_learns_the_mean_of_the_agents_returns():
     """And its values of joint actions are the mean of a node's, where they differ."""
     ones = np.ones((1, 2, 4), np.int32), np.full((1, 2), 4)
-    text = critics.JointText(*ones, np.zeros((1, 2, 3, 1), np.int32), np.zeros((1, 2, 3), np.int32), 2)
+    text = critic_values.JointText(*ones, np.zeros((1, 2, 3, 1), np.int32), np.zeros((1, 2, 3), np.int32), 2)
     target = np.arange(12.0).reshape(2, 3, 2) ** 2
-    np.testing.assert_allclose(critics.central_batch([text], [target], [np.zeros((2, 3))], [2]).rewards[0], target.mean(-1))
+    np.testing.assert_allclose(
+        critic_values.central_batch([text], [target], [np.zeros((2, 3))], [2]).rewards[0], target.mean(-1)
+    )
     turn = SimpleNamespace(joint=joint_actions("aligned", 2, 3), texts=[[["a"] * 3]])
-    values, nodes = critics._of_team(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
+    values, nodes = critic_values._of_team(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
     assert nodes[0].tolist() == [[3], [3]] and values[0].tolist() == [[[1, 2, 6]]] * 2
 
 

@@ -13,10 +13,10 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.environment import Rewarded
 from jmarl.envs.rewards import make_reward
-from jmarl.learning import critics
 from jmarl.learning.objective import make_rows
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
+from jmarl.rollout import critic_values
 from jmarl.sampling import scoring
 from jmarl.team import make_team
 from jmarl.training.step import play_step, sampler_of, update
@@ -76,7 +76,7 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     judges, state = start(team, params, cfg, None)
     state = moved_away(state, head, coef)
     played = play_step(sampler_of(team, state), team, ITEMS, environment(), cfg, 0)
-    batches, of_critics = jax.device_get(critics.judge(team, judges, state, played, cfg))
+    batches, of_critics = jax.device_get(critic_values.judge(team, judges, state, played, cfg))
     before, model = jax.device_get(state), agents[0].config
     make = functools.partial(make_rows, cfg=model)
     for a in range(2):

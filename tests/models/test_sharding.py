@@ -19,13 +19,16 @@ SCRIPT = """
 import dataclasses, json, sys, tempfile
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec
-from jmarl import sharding, train, weights
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded
-from jmarl.rewards import make_reward
-from jmarl.team import init_state, make_team, placed
+from jmarl.envs.environment import Rewarded
+from jmarl.envs.rewards import make_reward
+from jmarl.learning.optimizer import init_state
+from jmarl.models import sharding
+from jmarl.models.hub.agents import load_agent
+from jmarl.team import make_team, placed
+from jmarl.training import train
 
-agents = [weights.load_agent(path) for path in sys.argv[2:]]
+agents = [load_agent(path) for path in sys.argv[2:]]
 one = TrainConfig(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
                   algorithm="grpo", kl_coef=0.1, mesh="agent=1", top_k=3, progress=False)
 meshed = dataclasses.replace(one, mesh=sys.argv[1])

@@ -383,13 +383,14 @@ def test_a_base_without_lora_and_other_adapters_are_refused(agent):
 SCRIPT = """
 import dataclasses, json, sys
 import jax, numpy as np
-from jmarl import train, weights
 from jmarl.config import TrainConfig
-from jmarl.environment import Rewarded, prompt_of
-from jmarl.rewards import make_reward
+from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.rewards import make_reward
+from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
+from jmarl.training import train
 
-agents = [weights.load_agent(sys.argv[1])] * 4
+agents = [load_agent(sys.argv[1])] * 4
 cfg = TrainConfig(num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, lora_rank=2,
                   lora_dropout=0.1, algorithm="grpo", kl_coef=0.1, top_k=3, progress=False)
 reward = make_reward(lambda *texts: [len(x[0]) - 0.5 * len(set(x[1])) for x in zip(*texts)], num_agents=4)
