@@ -26,7 +26,7 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.training.step import play_step, update
+from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start
 
 
@@ -76,7 +76,7 @@ def bench(cfg: Bench) -> dict[str, float]:
     env, seconds = RewardEnvironment(reward, [default_formatter] * cfg.agents, None), 0.0
     for step in range(cfg.updates):
         began = time.perf_counter()
-        played = play_step(team, state, [{"prompt": "Describe a city in the clouds:"}], env, learning, step)
+        played = play_step(sampler_of(team, state), team, [{"prompt": "Describe a city in the clouds:"}], env, learning, step)
         state, _ = update(team, critics, state, played, learning)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - began

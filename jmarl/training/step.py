@@ -35,6 +35,11 @@ def sampler_of(team: Team, state: TeamState) -> Sampler:
     return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
 
 
+def sampler_of(team: Team, state: TeamState) -> Sampler:
+    """Return the function that samples from the policies of a state."""
+    return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
+
+
 def play_step(
     sample: Sampler,
     setup: Setup,

@@ -125,7 +125,7 @@ def test_a_value_out_of_range_is_a_value_error_that_says_what_is_allowed(setting
 
 def test_lists_become_tuples_so_that_settings_are_hashable():
     config = TrainConfig.of(learning_rate=[1e-5, 2e-5], frozen_agents=[1])
-    assert config.optimizer.learning_rate == (1e-5, 2e-5) and config.run.frozen_agents == (1,)
+    assert config.optimizer.optimizer.learning_rate == (1e-5, 2e-5) and config.run.frozen_agents == (1,)
     assert hash(config) == hash(pickle.loads(pickle.dumps(config)))
 
 

@@ -79,7 +79,7 @@ def server():
 def model_at(server, **changes):
     port = server if isinstance(server, int) else server.server_port
     api = ChatAPI(f"http://127.0.0.1:{port}/v1", "judge", wait_s=0.01, timeout_s=0.5, name="judge")
-    return ChatModel(dataclasses.replace(api, **changes))
+    return ChatModel(api.replace(**changes))
 
 
 def prefers(side):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from jmarl.envs.vector import LockStep
 from jmarl.rl import advantages
 from jmarl.rl.returns import discounted
 from jmarl.rollout.play import play, to_batches
+from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
 from jmarl.training.logs.step_log import rollout_metrics
 from jmarl.training.train import train
@@ -214,7 +216,8 @@ def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
     """The others are played and learned from; none can begin: an error."""
     team, params = make_team(tiny_pair[:1])
     tasks = [{"id": 0}, {"lost": 1}, {"id": 2}]
-    got = play(team, params, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2).turns[0]
+    sample = partial(sample_team, team, params)
+    got = play(sample, team, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2).turns[0]
     assert np.isnan(got.rewards).any(-1).tolist() == [[False] * 2, [True] * 2, [False] * 2]
     assert got.invalid == 2 and got.acts.tolist() == [[True, False, True]] and got.fault.endswith("no judge")
     cfg = TrainConfig.of(num_updates=1, num_prompts=3, num_generations=2, max_new_tokens=3, progress=False)
@@ -370,7 +373,7 @@ def test_mrlm_words(tiny_pair):
     _, first = lock.reset(tasks, np.random.default_rng(0))
     _, again = lock.reset(tasks, np.random.default_rng(1))
     assert first == again and first[0][0].startswith("Count.\n\nFrom ")
-    got = play(team, params, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
+    got = play(partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
     assert [len(turn.items) for turn in got.turns] == [3, 6, 12] and got.turns[1].prompts == [["1"] * 6]
     assert got.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "said")
     cfg = TrainConfig.of(num_updates=1, num_generations=2, max_new_tokens=2, num_turns=3, branching="chain", progress=False)
@@ -441,7 +444,8 @@ def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
 def test_agents_learn_only_from_turns_in_which_they_act(tiny_pair, branching):
     team, params = make_team(tiny_pair)
     how = Episodes(num_turns=3, branching=branching)
-    got = play(team, params, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
+    sample = partial(sample_team, team, params)
+    got = play(sample, team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
     first, second, third = got.turns
     assert first.acts.tolist() == [[True] * 2, [False] * 2] and third.acts.all()
     assert set(sum(first.texts[1], [])) == {""} and first.prompts == [["you first"] * 2, [""] * 2]
@@ -507,7 +511,8 @@ def test_what_does_not_go_with_turns_is_refused(tiny_pair):
     team, params = make_team(tiny_pair)
     how = Episodes(num_turns=3, history="append")
     with pytest.raises(ValueError, match="history='append' needs agents that act in every turn"):
-        play(team, params, Relay().tasks(count=1), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
+        sample = partial(sample_team, team, params)
+        play(sample, team, Relay().tasks(count=1), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
     with pytest.raises(ValueError, match="not all of them act in the first turn"):
         train(
             team,
@@ -559,7 +564,7 @@ def test_a_wrapper_is_no_engine_and_sizes_must_fit(tiny_pair):
     assert lock.reset(tasks, np.random.default_rng(0))[1][0] == ["you first"] * 2
     team, params = make_team(tiny_pair[:1])
     with pytest.raises(ValueError, match="prompts for 2 agents and the team has 1"):
-        play(team, params, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
+        play(partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
 
 
 @pytest.mark.parametrize(
@@ -617,7 +622,7 @@ def test_rewards_of_each_agent_are_centred_for_each_agent(tiny_pair, estimator):
     good as another. A joint reward is the same for all."""
     team, params = make_team(tiny_pair)
     lock = LockStep(Scaled())
-    got = play(team, params, [{}, {"more": 1}], lock, SETTINGS, Episodes(), seed=0, step=0, group=6)
+    got = play(partial(sample_team, team, params), team, [{}, {"more": 1}], lock, SETTINGS, Episodes(), seed=0, step=0, group=6)
     assert (got.returns[0][0] <= 1).all() and np.abs(got.returns[0][1]).max() > 10
     batch = to_batches(team, got)[0]
     plain, scaled = [], []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from jmarl.evaluation.zero_shot import CrossPlay
 from jmarl.models.hub.tokenize import stop_ids
 from jmarl.randomness import EVAL
 from jmarl.rollout.play import play
+from jmarl.sampling.generate import sample_team
 from jmarl.team import agents_of, make_team, save_team
 from jmarl.types import TRACES
 
@@ -50,7 +52,8 @@ def alone(agents, joint_mode="aligned", **options):
     """A team of these agents, played as `evaluate` plays it."""
     team, params = make_team(agents, **options)
     how = dict(seed=SEED, step=0, group=GROUP, purpose=EVAL)
-    return play(team, params, ITEMS, env_of(len(agents)), SETTINGS, Episodes(joint_mode=joint_mode), **how)
+    sample = partial(sample_team, team, params)
+    return play(sample, team, ITEMS, env_of(len(agents)), SETTINGS, Episodes(joint_mode=joint_mode), **how)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +156,8 @@ def test_agents_of_one_architecture_with_other_tokenizers(runs, make_tokenizer):
 
     def own(agents):
         how = dict(seed=SEED, step=0, group=GROUP, purpose=EVAL)
-        return play(*make_team(agents), ITEMS, env_of(2), free, Episodes(chat=True), **how).turns[0]
+        team, params = make_team(agents)
+        return play(partial(sample_team, team, params), team, ITEMS, env_of(2), free, Episodes(chat=True), **how).turns[0]
 
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ messages[0]['content'] }}!"

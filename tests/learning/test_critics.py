@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -21,11 +22,13 @@ from jmarl.models import decoder
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
 from jmarl.rl.returns import discounted, joint_actions
+from jmarl.rollout import critic_values
 from jmarl.rollout.play import play
 from jmarl.sampling import scoring
+from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team, without_gradients
 from jmarl.training.files.checkpoint import Checkpointer
-from jmarl.training.step import batches_of, learn_from, play_step, update
+from jmarl.training.step import batches_of, learn_from, play_step, sampler_of, update
 from jmarl.training.train import start, train
 
 BASE = TrainConfig.of(
@@ -59,8 +62,8 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
     team, params = make_team(agents, shared_weights)
     judges, state = start(team, params, cfg, critic)
     state = change(state)
-    played = play_step(team, state, ITEMS, environment(len(agents), cfg.episodes.num_turns), cfg, 0)
-    batches = jax.device_get(critics.judge(team, judges, state, played, cfg))
+    played = play_step(sampler_of(team, state), team, ITEMS, environment(len(agents), cfg.episodes.num_turns), cfg, 0)
+    batches = jax.device_get(critic_values.judge(team, judges, state, played, cfg))
     before = jax.device_get(without_gradients(state))
     after, metrics = update(team, judges, state, played, cfg)
     return played, batches, before, jax.device_get(after), jax.device_get(metrics)
@@ -233,7 +236,7 @@ def test_steps_of_critics(agents, row, changes, steps):
     cfg = BASE.replace(algorithm=row, **changes)
     _, _, before, after, _ = one_step(agents, cfg, change=shaped)
     assert [updates_done(critic).tolist() for critic in after.critics] == [steps]
-    assert updates_done(after.stacks[0]).tolist() == [cfg.optimizer.num_epochs] * 2
+    assert updates_done(after.stacks[0]).tolist() == [cfg.optimizer.optimizer.optimizer.optimizer.num_epochs] * 2
     for was, now in ((before.stacks[0], after.stacks[0]), (before.critics[0], after.critics[0])):
         changed = moved(was.params, now.params)
         assert all(change > 0 for change in jax.tree.leaves(changed))
@@ -279,7 +282,7 @@ def test_values_of_the_pass_that_learns(agents, separate):
         team, params = make_team(agents)
         judges, state = start(team, params, cfg, None)
         state = shaped(state)
-        played = play_step(team, state, ITEMS, environment(2), cfg, 0)
+        played = play_step(sampler_of(team, state), team, ITEMS, environment(2), cfg, 0)
         batches, of_critics = batches_of(team, judges, state, played, cfg)
         assert batches[0].values is None
         if before:
@@ -465,7 +468,8 @@ def test_remax_subtracts_what_the_greedy_completion_got(agents):
     played, (batches, _), before, *_ = one_step(agents, cfg)
     team, params = make_team(agents)
     settings = dataclasses.replace(cfg.sampling, temperature=0.0)
-    greedy = play(team, params, ITEMS, environment(2), settings, cfg.episodes, seed=0, step=9, group=1)
+    sample = partial(sample_team, team, params)
+    greedy = play(sample, team, ITEMS, environment(2), settings, cfg.episodes, seed=0, step=9, group=1)
     rewards = greedy.turns[0].rewards[:, 0, 0]
     np.testing.assert_allclose(batches[0].values[..., 0], np.broadcast_to(rewards[None, :, None], (2, 2, 3)), rtol=1e-6)
     rows, _ = make_rows(
@@ -554,11 +558,13 @@ def test_value_heads_are_not_saved(agents, tmp_path):
 def test_a_central_critic_learns_the_mean_of_the_agents_returns():
     """And its values of joint actions are the mean of a node's, where they differ."""
     ones = np.ones((1, 2, 4), np.int32), np.full((1, 2), 4)
-    text = critics.JointText(*ones, np.zeros((1, 2, 3, 1), np.int32), np.zeros((1, 2, 3), np.int32), 2)
+    text = critic_values.JointText(*ones, np.zeros((1, 2, 3, 1), np.int32), np.zeros((1, 2, 3), np.int32), 2)
     target = np.arange(12.0).reshape(2, 3, 2) ** 2
-    np.testing.assert_allclose(critics.central_batch([text], [target], [np.zeros((2, 3))], [2]).rewards[0], target.mean(-1))
+    np.testing.assert_allclose(
+        critic_values.central_batch([text], [target], [np.zeros((2, 3))], [2]).rewards[0], target.mean(-1)
+    )
     turn = SimpleNamespace(joint=joint_actions("aligned", 2, 3), texts=[[["a"] * 3]])
-    values, nodes = critics._of_team(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
+    values, nodes = critic_values._of_team(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
     assert nodes[0].tolist() == [[3], [3]] and values[0].tolist() == [[[1, 2, 6]]] * 2
 
 

@@ -13,13 +13,13 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.learning import critics
 from jmarl.learning.objective import make_rows
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
+from jmarl.rollout import critic_values
 from jmarl.sampling import scoring
 from jmarl.team import make_team
-from jmarl.training.step import play_step, update
+from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start, train
 from jmarl.types import TRACES
 
@@ -75,8 +75,8 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     team, params = make_team(agents)
     judges, state = start(team, params, cfg, None)
     state = moved_away(state, head, coef)
-    played = play_step(team, state, ITEMS, environment(), cfg, 0)
-    batches, of_critics = jax.device_get(critics.judge(team, judges, state, played, cfg))
+    played = play_step(sampler_of(team, state), team, ITEMS, environment(), cfg, 0)
+    batches, of_critics = jax.device_get(critic_values.judge(team, judges, state, played, cfg))
     before, model = jax.device_get(state), agents[0].config
     make = functools.partial(make_rows, cfg=model)
     for a in range(2):
@@ -115,7 +115,7 @@ def test_the_first_update_is_that_without_a_penalty(agents, separate):
         cfg = BASE.replace(separate_critic=separate, **changes)
         team, params = make_team(agents)
         judges, state = start(team, params, cfg, None)
-        played = play_step(team, state, ITEMS, environment(), cfg, 0)
+        played = play_step(sampler_of(team, state), team, ITEMS, environment(), cfg, 0)
         results.append(jax.device_get(update(team, judges, state, played, cfg)))
     (with_it, metrics), (without, _) = results
     for got, expected in zip(with_it.stacks + with_it.critics, without.stacks + without.critics, strict=True):

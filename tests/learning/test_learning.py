@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import unstack
 from jmarl.rollout.play import play
+from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
 from jmarl.training.train import train
 
@@ -97,5 +99,6 @@ def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, mak
     assert before == after
     keys = dict(seed=0, step=0, group=8)
     params = [s.params for s in result.state.stacks]
-    again = play(team, params, HELD_OUT, RewardEnvironment(reward, FORMATTERS), CONFIG.sampling, Episodes(), **keys)
+    sample = partial(sample_team, team, params)
+    again = play(sample, team, HELD_OUT, Rewarded(reward, FORMATTERS), CONFIG.sampling, Episodes(), **keys)
     assert again.turns[0].texts != after, "training draws other random numbers than evaluation"

@@ -22,7 +22,7 @@ from jmarl.learning.per_agent import held_at, of_stack, updates_of
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
 from jmarl.team import make_team
-from jmarl.training.step import play_step, update
+from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start, train
 from jmarl.types import TRACES, Own
 
@@ -107,8 +107,8 @@ def test_other_numbers_are_no_other_program(agents):
     cfg = BASE.replace(learning_rate=(1e-2, 1e-3), optimizer=("adamw", "lion"))
     for agent in range(2):  # of different stacks: an optimiser each
         learning, own = of_stack(cfg, cfg.learning(), ((agent,),), 2)
-        assert own.learning_rate.tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
-        assert learning.optimizer == cfg.optimizer.optimizer[agent]
+        assert own.learning_rate.tolist() == np.float32([cfg.optimizer.optimizer.learning_rate[agent]]).tolist()
+        assert learning.optimizer == cfg.optimizer.optimizer.optimizer[agent]
 
 
 def test_own_critics_learn_at_the_rates_of_their_agents(agents, tmp_path):
@@ -224,7 +224,7 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
     for step in range(4):
         turn = cfg.replace(frozen_agents=(1 - step // every % 2,))
         tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.num_prompts, BASE.seed)]
-        played = play_step(made, state, tasks, environment(), turn, step)
+        played = play_step(sampler_of(made, state), made, tasks, environment(), turn, step)
         state, _ = update(made, critics, state, played, turn)
     for stack, expected in zip(got.stacks, jax.device_get(state).stacks, strict=True):
         assert_equal(stack._replace(grads=None), expected._replace(grads=None))
@@ -271,9 +271,9 @@ def test_flags_take_one_value_or_one_an_agent():
     cfg = tyro.cli(
         TrainConfig, args=["--learning-rate", "1e-5", "2e-5", "--optimizer", "adamw", "sgd", "--frozen-agents", "1", "2"]
     )
-    assert (cfg.optimizer.learning_rate, cfg.optimizer.optimizer, cfg.run.frozen_agents) == ((1e-5, 2e-5), ("adamw", "sgd"), (1, 2))
+    assert (cfg.optimizer.optimizer.learning_rate, cfg.optimizer.optimizer.optimizer, cfg.run.frozen_agents) == ((1e-5, 2e-5), ("adamw", "sgd"), (1, 2))
     cfg = tyro.cli(TrainConfig, args=["--learning-rate", "1e-5", "--optimizer", "lion"])
-    assert (cfg.optimizer.learning_rate, cfg.optimizer.optimizer, cfg.run.frozen_agents) == (1e-5, "lion", ())
+    assert (cfg.optimizer.optimizer.learning_rate, cfg.optimizer.optimizer.optimizer, cfg.run.frozen_agents) == (1e-5, "lion", ())
     assert TrainConfig.of(learning_rate=[1e-5, 2e-5]).learning_rate == (1e-5, 2e-5)  # type: ignore[arg-type]
 
 

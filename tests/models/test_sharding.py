@@ -19,13 +19,16 @@ SCRIPT = """
 import dataclasses, json, sys, tempfile
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec
-from jmarl import sharding, train, weights
 from jmarl.config import TrainConfig
-from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.environment import Rewarded
 from jmarl.envs.rewards import make_reward
-from jmarl.team import init_state, make_team, placed
+from jmarl.learning.optimizer import init_state
+from jmarl.models import sharding
+from jmarl.models.hub.agents import load_agent
+from jmarl.team import make_team, placed
+from jmarl.training import train
 
-agents = [weights.load_agent(path) for path in sys.argv[2:]]
+agents = [load_agent(path) for path in sys.argv[2:]]
 one = TrainConfig(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
                   algorithm="grpo", kl_coef=0.1, mesh="agent=1", top_k=3, progress=False)
 meshed = dataclasses.replace(one, mesh=sys.argv[1])
@@ -44,7 +47,7 @@ def run(cfg):  # one step of training in its parts, over two turns
     cfg = dataclasses.replace(cfg, num_turns=2, history="append", branching="chain")
     team, params = make_team(agents)
     critics, state = train.start(team, params, cfg, None)
-    played = train.play_step(team, state, items[:2], env, cfg, 0)
+    played = train.play_step(train.sampler_of(team, state), team, items[:2], env, cfg, 0)
     state, metrics = train.update(team, critics, state, played, cfg)
     return jax.device_get([turn.completions[0] for turn in played.turns]), state.stacks[0], jax.device_get(metrics[0])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from jmarl.learning.optimizer import init_stack, updates_done
 from jmarl.learning.update import update_stack
 from jmarl.rollout import play as rollout
 from jmarl.rollout.play import play, to_batches
-from jmarl.sampling.generate import Ask, encode, sample_team
+from jmarl.sampling.generate import SampleRequest, encode, sample_team
 from jmarl.team import make_team
 from jmarl.training.runs import as_one
 from jmarl.training.train import train
@@ -31,7 +33,8 @@ def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, 
     with rows of padding. Agent 0 acts in turns 0 and 2, agent 1 in 1 and 2."""
     team, params = make_team(tiny_pair)
     how = Episodes(num_turns=3, branching="chain")
-    got = play(team, params, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
+    sample = partial(sample_team, team, params)
+    got = play(sample, team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
     few = to_batches(team, got)[0]
     monkeypatch.setattr(rollout, "used_rows", lambda *_: None)
     whole = to_batches(team, got)[0]
@@ -75,10 +78,10 @@ def test_agents_that_do_not_act_are_not_sampled(tiny_pair, shared):
     """The others write what they write when all are sampled."""
     team, params = make_team(tiny_pair[:1] * 2, shared_weights=True) if shared else make_team(tiny_pair)
     encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
-    ask = Ask(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
-    whole = sample_team(team, params, ask)[0]
+    request = SampleRequest(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
+    whole = sample_team(team, params, request)[0]
     for agent in range(2):
-        done = sample_team(team, params, ask._replace(acts=np.arange(2) == agent))[0]
+        done = sample_team(team, params, request._replace(acts=np.arange(2) == agent))[0]
         own, other = (np.reshape(done.action_mask, (2, 2, 2, -1))[n] for n in (agent, 1 - agent))
         assert not other.any() and own.any(-1).all()
         assert shared or np.asarray(done.steps).tolist()[1 - agent] == 0  # and not sampled and then masked
@@ -87,18 +90,18 @@ def test_agents_that_do_not_act_are_not_sampled(tiny_pair, shared):
             assert (both[0] == both[1]).all(), name
         logprobs = [np.reshape(of.logprobs, (2, 2, 2, -1))[agent] for of in (done, whole)]
         np.testing.assert_allclose(*logprobs, atol=1e-5)
-    nobody = sample_team(team, params, ask._replace(acts=np.zeros(2, bool)))[0]
+    nobody = sample_team(team, params, request._replace(acts=np.zeros(2, bool)))[0]
     assert not np.asarray(nobody.action_mask).any() and nobody.tokens.shape == whole.tokens.shape
 
 
 def test_runs_that_are_sampled_together_sample_whoever_writes_in_one_of_them(tiny_pair):
     team, _ = make_team(tiny_pair)
     encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
-    ask = Ask(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
+    request = SampleRequest(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
     writes = [None if acts is None else np.array(acts) for acts in ([True, False], [False, True], [True, False], None)]
-    asks = [ask._replace(acts=acts) for acts in writes]
-    assert as_one(asks[:2], None).acts.tolist() == [True, True] and as_one(asks[2:], None).acts is None
-    assert as_one([asks[0], asks[2]], None).acts.tolist() == [True, False]
+    requests = [request._replace(acts=acts) for acts in writes]
+    assert as_one(requests[:2], None).acts.tolist() == [True, True] and as_one(requests[2:], None).acts is None
+    assert as_one([requests[0], requests[2]], None).acts.tolist() == [True, False]
 
 
 def moved(before, after) -> list[bool]:
@@ -116,7 +119,8 @@ def test_an_agent_without_a_row_is_not_carried_on(tiny_pair, minibatches, why):
     how = dict(algorithm="dapo", kl_coef=0.1, kl_target=0.01)
     learning = TrainConfig.of(learning_rate=1e-2, num_generations=2, num_minibatches=minibatches, **how).learning()
     state = init_stack(jax.tree.map(np.copy, params[0]), learning)
-    got = play(team, params, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), seed=0, step=0, group=2)
+    sample = partial(sample_team, team, params)
+    got = play(sample, team, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), seed=0, step=0, group=2)
     batch = to_batches(team, got)[0]
     batch = batch._replace(rewards=np.arange(8, dtype=np.float32).reshape(2, 2, 2), ended=np.ones((2, 2, 2), bool))
     static = dict(cfg=tiny_pair[0].config, learning=learning)

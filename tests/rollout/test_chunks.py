@@ -13,8 +13,8 @@ from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.rollout.chunks import parts_of
-from jmarl.rollout.play import playing
-from jmarl.sampling.generate import answered, sample_team
+from jmarl.rollout.play import play
+from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
 from jmarl.training.train import train
 from jmarl.types import TRACES
@@ -44,8 +44,7 @@ def environment(reward=lengths, transition=None, **more):
 def played(pair, env, sample=None, **episodes):
     team, params = pair
     how = dict(seed=0, step=0, group=2)
-    asking = playing(team, ITEMS, env, SETTINGS, Episodes(**episodes), **how)
-    return answered(asking, sample or partial(sample_team, team, params))
+    return play(sample or partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(**episodes), **how)
 
 
 def same(first, second):
@@ -89,19 +88,19 @@ def test_parameters_are_bit_equal_with_the_overlap_and_without(agents, algorithm
 def test_rewards_are_computed_while_the_next_part_is_sampled(agents):
     """The reward of the first part waits until the second part is asked for, which without an overlap would be never."""
     team, params = make_team(agents)
-    second, asked = threading.Event(), []
+    second, requests = threading.Event(), []
 
-    def sample(ask):
-        asked.append(ask)
-        if len(asked) == 2:
+    def sample(request):
+        requests.append(request)
+        if len(requests) == 2:
             second.set()
-        return sample_team(team, params, ask)
+        return sample_team(team, params, request)
 
     def reward(a, b):
         return [float(second.wait(20))] * len(a)
 
     assert (played((team, params), environment(reward), sample, sample_parts=2).turns[0].rewards == 1).all()
-    assert len(asked) == 2 and asked[0].encoded[0][0].shape[1] == 2
+    assert len(requests) == 2 and requests[0].encoded[0][0].shape[1] == 2
 
 
 def test_faults_are_numbered_through_and_errors_come_out(agents):

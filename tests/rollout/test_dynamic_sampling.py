@@ -22,7 +22,7 @@ from jmarl.rollout.dynamic_sampling import further_items, informative, select
 from jmarl.rollout.play import Rollout, to_batches
 from jmarl.sampling import scoring
 from jmarl.team import make_team
-from jmarl.training.step import play_step
+from jmarl.training.step import play_step, sampler_of
 from jmarl.training.train import train
 from jmarl.types import TRACES
 
@@ -66,7 +66,8 @@ def played_on(agents, tasks, further, shared_weights=False, reward=teaches, **ch
     cfg = BASE.replace(**changes)
     team, params = make_team(agents, shared_weights)
     state = init_state(params, cfg.learning())
-    return team, params, play_step(team, state, tasks, environment(cfg, reward), cfg, 0, lambda draw: further[draw - 1])
+    sample = sampler_of(team, state)
+    return team, params, play_step(sample, team, tasks, environment(cfg, reward), cfg, 0, lambda draw: further[draw - 1])
 
 
 # --- which prompts -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from jmarl.rl.returns import credit, joint_actions
 from jmarl.rollout.counterfactual import Said, returns
 from jmarl.rollout.message_credit import leave_one_out, message_credit
 from jmarl.rollout.play import play
+from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
 from jmarl.training.train import check_settings, train
 
@@ -138,7 +140,7 @@ def test_the_episode_is_the_one_that_is_played_without_forks(agents):
         episodes = Episodes(num_turns=3, history=history)
         few, many = (message_credit(team, params, ITEMS, env, SETTINGS, episodes, k=k, seed=0).rollout for k in (3, 5))
         chain = dataclasses.replace(episodes, branching="chain")
-        alone = play(team, params, ITEMS, env, SETTINGS, chain, seed=0, step=0, group=1)
+        alone = play(partial(sample_team, team, params), team, ITEMS, env, SETTINGS, chain, seed=0, step=0, group=1)
         for a, b, c in zip(few.turns, many.turns, alone.turns, strict=True):
             for n in (0, 1):
                 assert [row[0] for row in a.texts[n]] == [row[0] for row in b.texts[n]] == [row[0] for row in c.texts[n]]

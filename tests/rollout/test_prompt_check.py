@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from jmarl.models.stack import unstack
 from jmarl.rollout.play import play, to_batches
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.sampling import scoring
+from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
 from jmarl.training.train import train
 from jmarl.types import TRACES
@@ -145,9 +147,10 @@ def test_formatters_may_write_none_where_turns_are_declared(agents):
 
     team, params = make_team(agents)
     how = dict(seed=0, step=0, group=2)
-    for formatters in ([default_formatter, second], [default_formatter, lambda item: None]):
-        env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
-        got = play(team, params, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), **how)
+    for formatters in ([prompt_of, second], [prompt_of, lambda item: None]):
+        env = Rewarded(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
+        sample = partial(sample_team, team, params)
+        got = play(sample, team, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), **how)
         assert [turn.acts.all(1).tolist() for turn in got.turns] == [[True, False], [False, True]]
         cfg = TrainConfig.of(**BASE | dict(num_turns=2, branching="chain"))
         assert np.isfinite(train(*make_team(agents), env, SHORT, cfg).rewards).all()
@@ -158,10 +161,10 @@ def test_none_in_a_later_turn_is_an_error_unless_declared(agents):
     formatters = [default_formatter, lambda item, external_prompts=None: "first" if external_prompts is None else None]
     env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, lambda **_: ["a", "b"])
     with pytest.raises(ValueError, match="agent 1's prompt is None .of turn 2 of item {'prompt': 'The answer'}"):
-        play(team, params, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
-    nobody = RewardEnvironment(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
+        play(partial(sample_team, team, params), team, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
+    nobody = Rewarded(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
     with pytest.raises(ValueError, match="no agent acts in a turn: all prompts are None .of item 0"):
-        play(team, params, SHORT[:1], nobody, SETTINGS, Episodes(), seed=0, step=0, group=1)
+        play(partial(sample_team, team, params), team, SHORT[:1], nobody, SETTINGS, Episodes(), seed=0, step=0, group=1)
 
 
 # --- drop and truncate_left ----------------------------------------------------------------------------------------------
@@ -239,10 +242,8 @@ def longer_by_item(prompt, agent_completions, **_):
 
 def played(agents, transition=longer_by_item, items=SHORT[:3], **episodes):
     team, params = make_team(agents)
-    env = RewardEnvironment(
-        make_reward(lambda a, b: [1.0 + len(x) for x in a], num_agents=2), [default_formatter] * 2, transition
-    )
-    return play(team, params, items, env, SETTINGS, Episodes(**episodes), seed=0, step=0, group=2)
+    env = Rewarded(make_reward(lambda a, b: [1.0 + len(x) for x in a], num_agents=2), [prompt_of] * 2, transition)
+    return play(partial(sample_team, team, params), team, items, env, SETTINGS, Episodes(**episodes), seed=0, step=0, group=2)
 
 
 def test_a_long_prompt_of_a_later_turn_is_an_error(agents):
@@ -301,7 +302,7 @@ def test_an_environment_of_ones_own_is_played_as_before(agents):
     team, params = make_team(agents)
     env = LockStep(Writes())
     with pytest.raises(ValueError, match="prompt 0 of agent 0 .'555.* has 150 tokens"):
-        play(team, params, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
+        play(partial(sample_team, team, params), team, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
 
 
 def test_an_unknown_choice_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jmarl.randomness import EVAL
 from jmarl.rl.returns import credit, joint_actions
 from jmarl.rollout.play import play, to_batches
 from jmarl.sampling import scoring
-from jmarl.sampling.generate import Ask, bucket, encode, sample_team
+from jmarl.sampling.generate import SampleRequest, bucket, encode, sample_team
 from jmarl.team import make_team
 from jmarl.types import TRACES
 
@@ -59,8 +60,8 @@ def lengths_reward(a, b):
 def play_pair(pair, items=ITEMS, reward=lengths_reward, step=0, seed=0, group=GROUP, joint_mode="aligned", **options):
     team, params = pair
     options = dict(seed=seed, step=step, group=group) | options
-    env = RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS)
-    return play(team, params, items, env, SETTINGS, Episodes(joint_mode=joint_mode), **options)
+    env = Rewarded(make_reward(reward, num_agents=2), FORMATTERS)
+    return play(partial(sample_team, team, params), team, items, env, SETTINGS, Episodes(joint_mode=joint_mode), **options)
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +204,8 @@ def test_a_team_of_two_stacks(mixed, agents, played):
 
     formatters = [FORMATTERS[0], lambda item: "unusual " + item["prompt"], FORMATTERS[1]]
     keys = dict(seed=0, step=0, group=GROUP)
-    got = play(
-        team, params, ITEMS, RewardEnvironment(make_reward(reward, num_agents=3), formatters), SETTINGS, Episodes(), **keys
-    )
+    sample = partial(sample_team, team, params)
+    got = play(sample, team, ITEMS, Rewarded(make_reward(reward, num_agents=3), formatters), SETTINGS, Episodes(), **keys)
     assert got.turns[0].texts[0] == played.turns[0].texts[0]
     for agent in range(3):
         assert got.returns[0][agent].tolist() == [[100 * agent + len(t) for t in row] for row in got.turns[0].texts[agent]]
@@ -245,8 +245,8 @@ def test_the_number_of_compiles_is_bounded_by_the_buckets(pair):
     for n in range(1, 61, 4):
         encoded = encode(team, [["a" * n], ["b" * n]], settings, chat=False)
         widths.add(encoded[0][0].shape[-1])
-        ask = Ask(encoded, settings, seed=n, step=n, group=1, prompt_ids=np.arange(1), purpose=n % 2)
-        sample_team(team, params, ask)
+        request = SampleRequest(encoded, settings, seed=n, step=n, group=1, prompt_ids=np.arange(1), purpose=n % 2)
+        sample_team(team, params, request)
     assert widths == {16, 32, 64}
     assert TRACES["sample"] - before == len(widths)
 
@@ -303,8 +303,9 @@ def test_stacked_agents_are_their_own(pair, agents):
 def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
     """They are what importance_cap weighs by, and larger than those over the whole vocabulary."""
     settings = Sampling(max_new_tokens=4, top_k=5)
-    env = RewardEnvironment(lambda a, b: [1.0] * len(a), [default_formatter] * 2)
-    played = play(*pair, [{"prompt": "apples"}], env, settings, Episodes(), seed=0, step=0, group=3)
+    env = Rewarded(lambda a, b: [1.0] * len(a), [prompt_of] * 2)
+    sample = partial(sample_team, *pair)
+    played = play(sample, pair[0], [{"prompt": "apples"}], env, settings, Episodes(), seed=0, step=0, group=3)
     batch, done = to_batches(pair[0], played)[0], played.turns[0].completions[0]
     np.testing.assert_array_equal(batch.truncated_logprobs, done.truncated_logprobs[..., : batch.tokens.shape[-1]])
     assert (batch.truncated_logprobs > batch.old_logprobs + 1e-3).any()
@@ -399,7 +400,7 @@ def test_joint_actions_on_which_a_reward_raised_are_counted(pair):
     team, params = pair
     keys = dict(seed=0, step=0, group=GROUP)
     for on_error, invalid in (("mask", 6), (0.5, 0)):
-        env = RewardEnvironment(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
-        got = play(team, params, ITEMS, env, SETTINGS, Episodes(), **keys)
+        env = Rewarded(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
+        got = play(partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(), **keys)
         assert got.notes["reward/raised"] == 6 and got.turns[0].invalid == invalid
     assert "reward/raised" not in play_pair(pair).notes

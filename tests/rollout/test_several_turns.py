@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from functools import partial
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from jmarl.models.hub.agents import Agent
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout.play import play, to_batches
 from jmarl.sampling import scoring
+from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
 from jmarl.training.logs.step_log import rollout_metrics
 from jmarl.training.train import train
@@ -61,8 +63,9 @@ def answer(prompt, agent_completions, num_agents, prompt_history_per_agent, resp
 def play_pair(pair, reward, items=ITEMS[:1], group=2, transition=answer, settings=SETTINGS, formatters=None, **episodes):
     team, params = pair
     formatters = formatters or [lambda item: item["prompt"]] * team.num_agents
-    env = RewardEnvironment(make_reward(reward, num_agents=team.num_agents), formatters, transition)
-    return play(team, params, items, env, settings, Episodes(**episodes), seed=0, step=0, group=group)
+    env = Rewarded(make_reward(reward, num_agents=team.num_agents), formatters, transition)
+    sample = partial(sample_team, team, params)
+    return play(sample, team, items, env, settings, Episodes(**episodes), seed=0, step=0, group=group)
 
 
 # --- returns -------------------------------------------------------------------------------------------------------------
@@ -230,7 +233,7 @@ def test_roles_are_groups_of_their_own_where_an_episode_ends_early(agents):
 
     team, params = make_team(agents[:1] * 2, shared_weights=True)
     how = Episodes(num_turns=2, branching="chain")
-    got = play(team, params, ITEMS, LockStep(Short(), 2), SETTINGS, how, seed=0, step=0, group=3)
+    got = play(partial(sample_team, team, params), team, ITEMS, LockStep(Short(), 2), SETTINGS, how, seed=0, step=0, group=3)
     batch = to_batches(team, got, "episode")[0]
     assert np.bincount(batch.groups[np.isfinite(batch.rewards)]).tolist() == [6, 3, 6, 3]
 
@@ -346,7 +349,7 @@ def test_environments_with_state_step_side_by_side(pair, branching):
     """States that are changed in place do not meet: siblings count for themselves; all end after two of four turns."""
     team, params = pair
     how = Episodes(num_turns=4, branching=branching)
-    got = play(team, params, ITEMS, LockStep(Counting(), 2), SETTINGS, how, seed=0, step=0, group=2)
+    got = play(partial(sample_team, team, params), team, ITEMS, LockStep(Counting(), 2), SETTINGS, how, seed=0, step=0, group=2)
     assert len(got.turns) == 2
     assert (got.turns[0].rewards == [0, 1]).all() and (got.turns[1].rewards == [0, 2]).all()
     assert got.turns[1].prompts[0] == ["1"] * 4

@@ -22,7 +22,7 @@ from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.stack import share_params, unstack
 from jmarl.team import bases, make_team, policies, save_team, to_checkpoint
-from jmarl.training.step import play_step, update
+from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start, train
 from jmarl.types import TRACES
 
@@ -254,7 +254,7 @@ def test_dropout_is_in_the_update_alone(agent):
 
     def one(cfg, step):
         critics, state = start(team, params, cfg, None)
-        played = play_step(team, state, ITEMS, environment(), cfg, 0)
+        played = play_step(sampler_of(team, state), team, ITEMS, environment(), cfg, 0)
         state, _ = update(team, critics, state._replace(step=jnp.int32(step)), played, cfg)
         return jax.device_get(played.turns[0].completions[0].logprobs), jax.device_get(state.stacks[0].params)
 
@@ -383,13 +383,14 @@ def test_a_base_without_lora_and_other_adapters_are_refused(agent):
 SCRIPT = """
 import dataclasses, json, sys
 import jax, numpy as np
-from jmarl import train, weights
 from jmarl.config import TrainConfig
-from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
+from jmarl.envs.environment import Rewarded, prompt_of
 from jmarl.envs.rewards import make_reward
+from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
+from jmarl.training import train
 
-agents = [weights.load_agent(sys.argv[1])] * 4
+agents = [load_agent(sys.argv[1])] * 4
 cfg = TrainConfig(num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, lora_rank=2,
                   lora_dropout=0.1, algorithm="grpo", kl_coef=0.1, top_k=3, progress=False)
 reward = make_reward(lambda *texts: [len(x[0]) - 0.5 * len(set(x[1])) for x in zip(*texts)], num_agents=4)
@@ -405,7 +406,8 @@ def run(mesh):
     critics, state = train.start(team, params, of_mesh, None)
     kept = jax.device_get(state.stacks[0].base)
     for step in range(2):
-        played = train.play_step(team, state, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, of_mesh, step)
+        sample = train.sampler_of(team, state)
+        played = train.play_step(sample, team, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, of_mesh, step)
         state, _ = train.update(team, critics, state, played, of_mesh)
     return jax.device_get(played.turns[0].completions[0]), state, differ(kept, state.stacks[0].base)
 

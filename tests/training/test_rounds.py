@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import jax
@@ -21,7 +22,7 @@ from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
 from jmarl.randomness import tasks_of
 from jmarl.rollout.play import play
-from jmarl.sampling.generate import tokens_of
+from jmarl.sampling.generate import sample_team, tokens_of
 from jmarl.team import make_team, policies
 from jmarl.training.preferences import comparators
 from jmarl.training.preferences.comparators import Candidates, History
@@ -182,7 +183,8 @@ def test_another_model_is_a_comparator(agents, tiny_dir):
         made = rounds.begin(0, state)
         params = [s.params for s in state.stacks]
         ((_, items),) = rounds._draws(0)
-        own = play(rounds.team, params, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, **KEYS)
+        sample = partial(sample_team, rounds.team, params)
+        own = play(sample, rounds.team, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, **KEYS)
         sampled = {tuple(row) for of in tokens_of(rounds.team, own.turns[0].completions, 8) for p in of for row in p}
         stop = rounds.team.stacks[0].stop[0]
         rows = [tuple(row) for pair in made.pairs for of_agent in pair.tokens for row in of_agent[1:]]

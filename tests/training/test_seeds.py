@@ -183,14 +183,14 @@ def test_runs_that_were_killed_between_their_saves_go_on(agent, whole, tmp_path)
 STARTS = """
 import sys
 import jax, jax.numpy as jnp
-from jmarl import sharding
 from jmarl.config import TrainConfig
-from jmarl.runs import Runs, alone, together
-from jmarl.seeds import once
-from jmarl.stack import map_own
+from jmarl.models import sharding
+from jmarl.models.hub.agents import load_agent
+from jmarl.models.stack import map_own
 from jmarl.team import make_team
-from jmarl.train import start
-from jmarl.weights import load_agent
+from jmarl.training.runs import Runs, alone, together
+from jmarl.training.seeds import once
+from jmarl.training.train import start
 
 assert jax.device_count() == 2
 agent = load_agent(sys.argv[1])
