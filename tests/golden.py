@@ -54,6 +54,7 @@ NEW_COLUMNS: dict[str, str] = {}  # column of a metrics.jsonl at the earlier com
 
 # --- adapter: the only part that knows the interface of the library ------------------------------------------------------
 
+
 def first_of(*names: str) -> Any:
     """Return the first of "module:attribute" that the tree has."""
     for name in names:

@@ -1,4 +1,5 @@
-"""Read settings from the command line: `--optimizer.learning-rate 1e-6`, or `--learning-rate 1e-6`, since short names are unique."""
+"""Read settings from the command line: `--optimizer.learning-rate 1e-6`, or `--learning-rate 1e-6`, since short names are
+unique."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ C = TypeVar("C", bound=TrainConfig)
 
 
 def parse_flags(cls: type[C], arguments: Sequence[str] | None = None) -> C:
-    """Return the configuration of command line arguments (default: those of the process). Ends the process with a message for flags
-    that are wrong, and raises ValueError or TypeError for settings that are."""
+    """Return the configuration of command line arguments (default: those of the process). Ends the process with a message for
+    flags that are wrong, and raises ValueError or TypeError for settings that are."""
     import tyro  # takes a third of a second
 
     arguments = sys.argv[1:] if arguments is None else arguments

@@ -49,10 +49,9 @@ def concatenate_prompts(parts: Sequence[Batch]) -> Batch:
 def select_in_few_sizes(used: np.ndarray, largest: int, smallest: int = 0) -> np.ndarray | None:
     """Return which rows of a batch [A, R, ...] to keep, [A, size], -1 for padding; None to keep all rows as they are.
 
-    Only the rows that are `used` [A, R] are learned from. Where episodes end early, every batch has another number of them, and each
-    number would be a program to compile. So size is one of 8, 16, 24, 32, 48, 64, 96, ... (multiples of 8, to spread over devices), or
-    `largest`, the most rows that there can be: enough for all used rows, and for `smallest`.
-    """
+    Only the rows that are `used` [A, R] are learned from. Where episodes end early, every batch has another number of them, and
+    each number would be a program to compile. So size is one of 8, 16, 24, 32, 48, 64, 96, ... (multiples of 8, to spread over
+    devices), or `largest`, the most rows that there can be: enough for all used rows, and for `smallest`."""
     count = max(smallest, int(used.sum(1).max()))
     unit = max(8, (1 << (count - 1).bit_length()) // 4)
     size = min(max(largest, count), -(-count // unit) * unit)
@@ -71,8 +70,8 @@ def take_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
 
 
 def critic_positions(batch: Batch, kind: str, prompts_only: bool) -> Batch:
-    """Return an agent's batch as its critic reads it: only the prompts if only they matter (`prompts_only`), one more token for type
-    q."""
+    """Return an agent's batch as its critic reads it: only the prompts if only they matter (`prompts_only`), one more token for
+    type q."""
     if kind == "v":
         return batch._replace(**{name: getattr(batch, name)[..., :1] for name in PER_TOKEN}) if prompts_only else batch
     longer = {name: library(x).pad(x, ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN for x in [getattr(batch, name)]}
@@ -119,8 +118,8 @@ def make_batch(
 ) -> Batch:
     """Return a stack's batch of one turn.
 
-    encoded: prompts [A, P, S] and their lengths [A, P], roles side by side on the prompt axis; returns and values [A, P, G]; groups: the
-    group of each prompt [P], None: the completions of each prompt are one; size: tokens of the completions to keep.
+    encoded: prompts [A, P, S] and their lengths [A, P], roles side by side on the prompt axis; returns and values [A, P, G];
+    groups: the group of each prompt [P], None: the completions of each prompt are one; size: tokens of the completions to keep.
     """
     prompts, lengths = encoded
     role_of_prompt = np.repeat(np.arange(roles), prompts.shape[1] // roles)

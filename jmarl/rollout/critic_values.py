@@ -47,8 +47,8 @@ def greedy_baseline(
 
 
 def judge(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
-    """Return the batches of the stacks and of the critics, with the expected return of every completion in them; without it where it is
-    computed in the update of the critic (`reuses_values`)."""
+    """Return the batches of the stacks and of the critics, with the expected return of every completion in them; without it
+    where it is computed in the update of the critic (`reuses_values`)."""
     team, algorithm = setup.team, setup.algorithm
     row, kind = algorithm.row, algorithm.value_kind
     if row.critic is None:
@@ -98,8 +98,8 @@ def judge_jointly(setup: Setup, critic: StackState, rollout: Rollout) -> tuple[S
 
 
 def with_returns(rollout: Rollout, nodes: Sequence[np.ndarray], setup: Setup) -> tuple[Rollout, list[np.ndarray]]:
-    """Return a rollout with lambda-returns over the values [N, P] of each turn's nodes, and the targets of its joint actions. Values of
-    an agent that does not act are ignored."""
+    """Return a rollout with lambda-returns over the values [N, P] of each turn's nodes, and the targets of its joint actions.
+    Values of an agent that does not act are ignored."""
     row, lam = setup.algorithm.row, setup.algorithm.gae_lambda
     if row.critic == "central" and lam < 1:
         check_joint(rollout, lam)

@@ -374,8 +374,8 @@ def to_batches(
 
 
 def explicit_groups(grouping: str, group: int) -> bool:
-    """Whether the rows that are compared are not simply the completions of a prompt: in whole episodes, or where prompts have one
-    completion each."""
+    """Whether the rows that are compared are not simply the completions of a prompt: in whole episodes, or where prompts have
+    one completion each."""
     return grouping == "episode" or group == 1
 
 

@@ -35,11 +35,6 @@ def sampler_of(team: Team, state: TeamState) -> Sampler:
     return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
 
 
-def sampler_of(team: Team, state: TeamState) -> Sampler:
-    """Return the function that samples from the policies of a state."""
-    return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
-
-
 def play_step(
     sample: Sampler,
     setup: Setup,
@@ -137,8 +132,8 @@ def update_on_batches(
 def update_critics(
     setup: Setup, state: TeamState, batches: list[Batch], held: np.ndarray | None
 ) -> tuple[tuple[StackState, ...], list[dict[str, Any]], list[Any]]:
-    """Make one update of every critic besides the agents; return their states, metrics, and the values of critics that learn from
-    those of the same pass. held [N]: agents, and with them their own critics."""
+    """Make one update of every critic besides the agents; return their states, metrics, and the values of critics that learn
+    from those of the same pass. held [N]: agents, and with them their own critics."""
     stacks, metrics, values = [], [], []
     for spec, stack, batch in zip(setup.critics.specs, state.critics, batches, strict=True):
         algorithm = setup.critics.algorithm

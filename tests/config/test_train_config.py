@@ -125,7 +125,7 @@ def test_a_value_out_of_range_is_a_value_error_that_says_what_is_allowed(setting
 
 def test_lists_become_tuples_so_that_settings_are_hashable():
     config = TrainConfig.of(learning_rate=[1e-5, 2e-5], frozen_agents=[1])
-    assert config.optimizer.optimizer.learning_rate == (1e-5, 2e-5) and config.run.frozen_agents == (1,)
+    assert config.optimizer.learning_rate == (1e-5, 2e-5) and config.run.frozen_agents == (1,)
     assert hash(config) == hash(pickle.loads(pickle.dumps(config)))
 
 
@@ -150,9 +150,18 @@ def test_annotations_say_what_is_allowed():
 
 
 def test_flags_short_and_long_give_what_python_gives():
-    arguments = (
-        ["--learning-rate", "1e-3", "2e-3", "--algorithm", "ippo", "--no-progress", "--episodes.chat", "--frozen-agents", "1", "--max-steps=7"]
-    )
+    arguments = [
+        "--learning-rate",
+        "1e-3",
+        "2e-3",
+        "--algorithm",
+        "ippo",
+        "--no-progress",
+        "--episodes.chat",
+        "--frozen-agents",
+        "1",
+        "--max-steps=7",
+    ]
     expected = TrainConfig.of(
         algorithm="ppo", learning_rate=(1e-3, 2e-3), progress=False, chat=True, frozen_agents=(1,), num_updates=7
     ).replace(algorithm="ippo")

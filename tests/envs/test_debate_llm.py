@@ -4,7 +4,6 @@ answer well, badly, late or not at all."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import pickle
 import socket

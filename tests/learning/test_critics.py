@@ -236,7 +236,7 @@ def test_steps_of_critics(agents, row, changes, steps):
     cfg = BASE.replace(algorithm=row, **changes)
     _, _, before, after, _ = one_step(agents, cfg, change=shaped)
     assert [updates_done(critic).tolist() for critic in after.critics] == [steps]
-    assert updates_done(after.stacks[0]).tolist() == [cfg.optimizer.optimizer.optimizer.optimizer.num_epochs] * 2
+    assert updates_done(after.stacks[0]).tolist() == [cfg.optimizer.num_epochs] * 2
     for was, now in ((before.stacks[0], after.stacks[0]), (before.critics[0], after.critics[0])):
         changed = moved(was.params, now.params)
         assert all(change > 0 for change in jax.tree.leaves(changed))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, TrainConfig
-from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent

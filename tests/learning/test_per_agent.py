@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 
@@ -107,8 +106,8 @@ def test_other_numbers_are_no_other_program(agents):
     cfg = BASE.replace(learning_rate=(1e-2, 1e-3), optimizer=("adamw", "lion"))
     for agent in range(2):  # of different stacks: an optimiser each
         learning, own = of_stack(cfg, cfg.learning(), ((agent,),), 2)
-        assert own.learning_rate.tolist() == np.float32([cfg.optimizer.optimizer.learning_rate[agent]]).tolist()
-        assert learning.optimizer == cfg.optimizer.optimizer.optimizer[agent]
+        assert own.learning_rate.tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
+        assert learning.optimizer == cfg.optimizer.optimizer[agent]
 
 
 def test_own_critics_learn_at_the_rates_of_their_agents(agents, tmp_path):
@@ -271,9 +270,13 @@ def test_flags_take_one_value_or_one_an_agent():
     cfg = tyro.cli(
         TrainConfig, args=["--learning-rate", "1e-5", "2e-5", "--optimizer", "adamw", "sgd", "--frozen-agents", "1", "2"]
     )
-    assert (cfg.optimizer.optimizer.learning_rate, cfg.optimizer.optimizer.optimizer, cfg.run.frozen_agents) == ((1e-5, 2e-5), ("adamw", "sgd"), (1, 2))
+    assert (cfg.optimizer.learning_rate, cfg.optimizer.optimizer, cfg.run.frozen_agents) == (
+        (1e-5, 2e-5),
+        ("adamw", "sgd"),
+        (1, 2),
+    )
     cfg = tyro.cli(TrainConfig, args=["--learning-rate", "1e-5", "--optimizer", "lion"])
-    assert (cfg.optimizer.optimizer.learning_rate, cfg.optimizer.optimizer.optimizer, cfg.run.frozen_agents) == (1e-5, "lion", ())
+    assert (cfg.optimizer.learning_rate, cfg.optimizer.optimizer, cfg.run.frozen_agents) == (1e-5, "lion", ())
     assert TrainConfig.of(learning_rate=[1e-5, 2e-5]).learning_rate == (1e-5, 2e-5)  # type: ignore[arg-type]
 
 

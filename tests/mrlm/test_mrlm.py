@@ -90,7 +90,13 @@ def test_the_quick_start_runs(agents, tmp_path):
     config = ExperimentConfig(training=training, ppo=PPOConfig(clip_range=0.2, gamma=0.99), **SHORT)
     trainer = PPOTrainer(policy_env, eval_envs, config)
     cfg = trainer.config
-    assert (cfg.algorithm, cfg.run.num_updates, cfg.episodes.num_prompts, cfg.episodes.gamma, cfg.sampling.max_new_tokens) == ("ppo", 50, 2, 0.99, 3)
+    assert (cfg.algorithm, cfg.run.num_updates, cfg.episodes.num_prompts, cfg.episodes.gamma, cfg.sampling.max_new_tokens) == (
+        "ppo",
+        50,
+        2,
+        0.99,
+        3,
+    )
     assert cfg.loss.clip_eps_low == cfg.loss.clip_eps_high == 0.2
     before = weights(trainer)
     assert len(trainer.train(num_iterations=2).rewards) == 2

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jmarl.config import CHOICES
+from jmarl.learning.probes import remember
 from jmarl.rl import masked
 from jmarl.rl.advantages import ESTIMATORS, at_the_end, estimate, gae, nothing_remembered, running_std
-from jmarl.learning.probes import remember
 
 SCALES = tuple(how for how in CHOICES["advantage_scale"][1:] if how != "running_std")  # that has tests of its own
 

@@ -10,7 +10,7 @@ import pytest
 
 from jmarl.config import Episodes, TrainConfig
 from jmarl.envs.vector import LockStep
-from jmarl.learning.batches import take_rows, select_in_few_sizes
+from jmarl.learning.batches import select_in_few_sizes, take_rows
 from jmarl.learning.optimizer import init_stack, updates_done
 from jmarl.learning.update import update_stack
 from jmarl.rollout import play as rollout

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.optimizer import init_stack

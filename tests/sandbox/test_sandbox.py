@@ -576,7 +576,9 @@ def test_the_helper_ends_with_its_client(tmp_path: Path) -> None:
     """Even if the client is killed and cannot close anything."""
     code = "import os\nfrom jmarl.sandbox import Sandbox\ns = Sandbox()\n"
     code += "print(s._helper.process.pid, flush=True)\nos.kill(os.getpid(), 9)"
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2]
+    )
     helper = int(completed.stdout)
     for _ in range(50):
         if not Path(f"/proc/{helper}").exists():

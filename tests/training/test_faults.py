@@ -6,7 +6,6 @@ The list with its numbers (F1 to F21) is in the README, "What survives what".
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import random

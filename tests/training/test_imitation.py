@@ -16,11 +16,10 @@ from jmarl.envs import ENVIRONMENTS, make
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.games.grid import GridPlanning
 from jmarl.envs.math.reasoning import answer_line
-from jmarl.envs.messages import Message, Observation, Reward, SimulatedEnvironment
+from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.envs.tools.tool_calls import format_message
 from jmarl.envs.tools.tool_use import ToolTeam, ToolUse
 from jmarl.envs.vector import LockStep, Step, TextEnvironment, solve_once
-from jmarl.envs.messages import SimulatedAdapter
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.team import agents_of, make_team
 from jmarl.training.imitation import demonstrate, imitate

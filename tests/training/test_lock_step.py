@@ -12,10 +12,9 @@ import traceback
 import jax
 import numpy as np
 import pytest
+from jmarl.envs.environment import Rewarded, prompt_of
 
 from jmarl.config import TrainConfig
-from jmarl.envs.reward_environment import RewardEnvironment
-from jmarl.training.preferences.pairs import prompt_of
 from jmarl.envs.rewards import make_reward
 from jmarl.models import sharding
 from jmarl.team import make_team
@@ -164,12 +163,12 @@ def test_runs_in_lock_step_play_what_each_plays_alone(tiny_config, tiny_tokenize
 
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     team, params = make_team([agent, agent], lora=True)
-    cfg = TrainConfig.of(
+    cfg = TrainConfig(
         num_prompts=2, num_generations=2, max_new_tokens=5, num_turns=3, branching="chain", lora_rank=2,
         early_termination_threshold=threshold, progress=False,
     )  # fmt: skip
-    cfgs = tuple(cfg.replace(seed=seed) for seed in SEEDS)
-    env = RewardEnvironment(make_reward(reward, num_agents=2), [prompt_of] * 2, go_on)
+    cfgs = tuple(dataclasses.replace(cfg, seed=seed) for seed in SEEDS)
+    env = Rewarded(make_reward(reward, num_agents=2), [prompt_of] * 2, go_on)
     started = [start(team, params, c, None) for c in cfgs]
     alone = [play_step(sampler_of(team, state), team, ITEMS, env, c, 0) for (_, state), c in zip(started, cfgs, strict=True)]
     order.clear()

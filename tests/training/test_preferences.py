@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -502,7 +501,7 @@ def test_held_out_pairs_of_a_team_are_judged_by_the_joint_margin(agents):
     cfg, other = RUN.replace(algorithm="madpo", batch_size=9), jax.tree.map(lambda x: 0.9 * x, params)
     held_out = encode(team, params, TASTES[:9], cfg)
     found = evaluate(team, other, held_out, cfg)
-    scores = pair_scores(team, other, batches_of(team, held_out, range(9), cfg), cfg.learning(), cfg.optimizer.optimizer.per_agent)[:9]
+    scores = pair_scores(team, other, batches_of(team, held_out, range(9), cfg), cfg.learning(), cfg.optimizer.per_agent)[:9]
     margins = (scores[..., 0] - scores[..., 1]).sum(1)
     assert (
         (margins > 0).sum() == 8

@@ -323,7 +323,12 @@ def test_bad_settings_are_refused(changes, message):
 
 def test_the_policy_is_trained_by_the_row_that_is_named():
     cfg = policy_config(CONFIG.replace(rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
-    assert cfg.algorithm == "grpo" and cfg.loss.clip_eps_low == 0.1 and cfg.loss.kl_coef == 0.05 and cfg.preference.batch_size is None
+    assert (
+        cfg.algorithm == "grpo"
+        and cfg.loss.clip_eps_low == 0.1
+        and cfg.loss.kl_coef == 0.05
+        and cfg.preference.batch_size is None
+    )
     check_settings(CONFIG.replace(rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
 
 

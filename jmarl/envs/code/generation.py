@@ -40,11 +40,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.base import Answer
 from jmarl.envs.code import scoring, syntax
 from jmarl.envs.code.extraction import extract_code
 from jmarl.envs.code.problems import CodeProblemGenerator
 from jmarl.envs.code.scoring import FormScore, Score
-from jmarl.envs.base import Answer
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, default_sandbox
 from jmarl.sandbox.types import utf8

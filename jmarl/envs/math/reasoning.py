@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.math.answers import FORMS, KINDS, Verdict, check, read_gold
 from jmarl.envs.math.data import SOURCES, LoadedTasks, load_tasks
 from jmarl.envs.math.numbers import Unreadable, find_numbers, normalize, parse_number

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, split_of, split_rows
 from jmarl.envs.tools.function_calls import ATTAINABLE, WEIGHTS, Call, ExpectedCall, read_calls, reward_of, score
 from jmarl.envs.tools.function_requests import draw

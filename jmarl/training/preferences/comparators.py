@@ -189,4 +189,6 @@ def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]
     the team's prompts are chats."""
     model, url = cfg.preference.comparator_model or "", cfg.preference.comparator_url or ""
     service = ChatAPI(url, model, cfg.episodes.chat, KEY, wait_s=WAIT_S, name="comparator")
-    return service.complete(prompt, count, max_tokens=cfg.sampling.max_new_tokens, temperature=cfg.sampling.temperature, top_p=cfg.sampling.top_p)
+    return service.complete(
+        prompt, count, max_tokens=cfg.sampling.max_new_tokens, temperature=cfg.sampling.temperature, top_p=cfg.sampling.top_p
+    )

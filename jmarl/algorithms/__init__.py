@@ -1,0 +1,9 @@
+"""The table of algorithms, and how a row becomes the static argument of jitted programs.
+
+The room imports `rl` and `config`. Open `table.py` first.
+"""
+
+from jmarl.algorithms.resolve import Algorithm, check_row, check_used, resolve
+from jmarl.algorithms.table import ALGORITHMS, DEFAULTS, AlgorithmRow, find_row
+
+__all__ = ["ALGORITHMS", "DEFAULTS", "Algorithm", "AlgorithmRow", "check_row", "check_used", "find_row", "resolve"]

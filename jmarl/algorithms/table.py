@@ -1,0 +1,211 @@
+"""The table of algorithms.
+
+A row is an advantage estimator, a loss and their defaults; a single-agent method is a team of one. To add an algorithm, add a
+row:
+
+    ALGORITHMS["mine"] = AlgorithmRow(loss=policy_gradient, estimator=my_estimator, min_group=2)
+
+`resolve.resolve` makes an `Algorithm` of a row and the settings of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from jmarl.config import did_you_mean
+from jmarl.rl.advantages import Estimator, group_mean, leave_one_out, max_baseline, raw
+from jmarl.rl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # equal only to itself: two rows never share a compiled program
+class AlgorithmRow:
+    """One row of the table.
+
+    loss: arrays -> (scalar, metrics), see `rl.losses`. estimator: advantages of one group, see `rl.advantages`. baseline: what
+    is subtracted from returns first: nothing, the return of the greedy completion, the moving average of the role's
+        returns, or a critic's value.
+    per_token: advantages of tokens by a critic (GAE), in place of an estimator. scale, aggregation: defaults of
+    `advantage_scale` and `loss_aggregation`. min_group: fewest completions of a prompt that the baseline needs. options:
+    argument of the loss -> the setting that it comes from. defaults: settings that this row has another default for. critic:
+    own, one of every agent; central, one of the team, which reads the prompts of all agents. grouping: rows that are compared
+    are those of one turn, or of a whole episode. data: what is learned from: rollouts of the policy, pairs of completions, or
+    texts. margin: what the loss of pairs compares: log-probabilities of each agent (own) or summed over the team (joint), or
+    scores of a
+        value head (score).
+    rounds: pairs are made again every `round_updates` updates.
+    learned: a reward model learns from the pairs, and the team learns from its scores by another row (`rl_algorithm`).
+    """
+
+    loss: Callable
+    estimator: Estimator = raw
+    baseline: Literal["none", "greedy", "ema", "critic"] = "none"
+    per_token: bool = False
+    scale: str = "none"
+    aggregation: str = "token_mean"
+    min_group: int = 1
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    critic: Literal["own", "central"] | None = None
+    grouping: Literal["turn", "episode"] = "turn"
+    data: Literal["rollouts", "pairs", "texts"] = "rollouts"
+    margin: Literal["own", "joint", "score"] | None = None
+    rounds: bool = False
+    learned: bool = False
+    paper: str = ""
+
+    @property
+    def compares_group(self) -> bool:
+        """Whether advantages compare the returns of a group, so that they are 0 where all returns are equal."""
+        return self.data == "rollouts" and self.estimator is not raw and not self.per_token
+
+    @property
+    def makes_pairs(self) -> bool:
+        """Whether pairs are made of what the team itself writes; other rows that learn from data are given theirs."""
+        return self.learned or self.margin == "joint"
+
+
+DEFAULTS: dict[str, Any] = {  # of settings that are None until a row or the user gives them a value
+    "clip_eps_low": 0.2,
+    "clip_eps_high": 0.2,
+    "ratio_level": "token",
+    "dual_clip": 0.0,
+    "mask_overlong": False,
+    "ema_decay": 0.95,
+    "gae_lambda": 1.0,
+    "critic_type": "v",
+    "separate_critic": True,
+    "critic_learning_rate": None,
+    "value_coef": 0.5,
+    "value_clip": 0.0,
+    "beta": 0.1,
+    "preference_loss": "sigmoid",
+    "label_smoothing": 0.0,
+    "reference_free": False,
+    "bc_weight": 1.0,
+    "world_model_weight": 0.0,
+    "batch_size": 8,
+    "pair_selection": "reward_gap",
+    "pairs_per_prompt": 4,
+    "comparator": "current",
+    "comparator_lag": 1,
+    "comparator_model": None,
+    "comparator_url": None,
+    "round_updates": 10,
+    "replay": "current",
+    "replay_k": 2,
+    "replay_lambda": 0.5,
+    "rl_algorithm": "magrpo",
+    "reward_updates": 50,
+    "reward_learning_rate": 1e-5,
+}
+ONLY_ROLLOUTS: dict[str, Any] = {  # settings of rows that learn from rollouts, and their value when off
+    "advantage_scale": None,
+    "loss_aggregation": None,
+    "importance_cap": None,
+    "old_logprobs": "sampler",
+    "kl_coef": 0.0,
+    "entropy_coef": 0.0,
+    "num_epochs": 1,
+    "num_minibatches": 1,
+    "dynamic_sampling": 0,
+}
+BOUNDS = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
+CLIPPING = BOUNDS | {"level": "ratio_level", "dual": "dual_clip"}
+PREFERENCE = {"kind": "preference_loss", "beta": "beta", "smoothing": "label_smoothing"}
+ROUNDS = (
+    "comparator",
+    "comparator_lag",
+    "comparator_model",
+    "comparator_url",
+    "round_updates",
+    "replay",
+    "replay_k",
+    "replay_lambda",
+)
+REWARD_MODEL = ("rl_algorithm", "reward_updates", "reward_learning_rate")
+
+
+def _clipped(estimator: Estimator = raw, **fields: Any) -> AlgorithmRow:
+    return AlgorithmRow(**{"loss": clipped_surrogate, "estimator": estimator, "options": CLIPPING} | fields)
+
+
+def _grpo(**fields: Any) -> AlgorithmRow:
+    return _clipped(group_mean, **{"scale": "std", "min_group": 2} | fields)
+
+
+def _pairs(margin: str, **fields: Any) -> AlgorithmRow:
+    row: dict[str, Any] = {
+        "loss": preference,
+        "data": "pairs",
+        "margin": margin,
+        "aggregation": "pair_mean",
+        "options": PREFERENCE,
+    }
+    return AlgorithmRow(**row | fields)
+
+
+ALGORITHMS: dict[str, AlgorithmRow] = {
+    "mareinforce": AlgorithmRow(policy_gradient, paper="REINFORCE, Williams 1992, for teams"),
+    "magrpo": AlgorithmRow(policy_gradient, group_mean, min_group=2, paper="arXiv 2508.04652"),
+    "marloo": AlgorithmRow(policy_gradient, leave_one_out, min_group=2, paper="arXiv 2402.14740, for teams"),
+    "maremax": AlgorithmRow(policy_gradient, max_baseline, min_group=2, paper="CoMLRL's variant of arXiv 2310.10505"),
+    "remax": AlgorithmRow(policy_gradient, baseline="greedy", paper="arXiv 2310.10505"),
+    "grpo": _grpo(aggregation="sequence_mean", paper="arXiv 2402.03300"),
+    "dr_grpo": _grpo(scale="none", aggregation="constant", paper="arXiv 2503.20783"),
+    "dapo": _grpo(defaults={"clip_eps_high": 0.28, "mask_overlong": True}, paper="arXiv 2503.14476"),
+    "gspo": _grpo(
+        aggregation="sequence_mean",
+        defaults={"clip_eps_low": 3e-4, "clip_eps_high": 4e-4, "ratio_level": "sequence"},
+        paper="arXiv 2507.18071",
+    ),
+    "cispo": _grpo(loss=cispo, options=BOUNDS, defaults={"clip_eps_low": 1.0, "clip_eps_high": 0.28}, paper="arXiv 2506.13585"),
+    "at_grpo": _grpo(paper="arXiv 2510.11062"),
+    "dr_mas": _grpo(grouping="episode", paper="arXiv 2602.08847"),
+    "rae": _clipped(baseline="ema", paper="SPIRAL, arXiv 2506.24119"),
+    "iac": AlgorithmRow(policy_gradient, baseline="critic", critic="own", paper="CoLLM-DC, arXiv 2601.21972"),
+    "maac": AlgorithmRow(policy_gradient, baseline="critic", critic="central", paper="CoLLM-CC, arXiv 2601.21972"),
+    "ppo": _clipped(per_token=True, scale="batch_std", defaults={"gae_lambda": 0.95}, critic="own", paper="arXiv 1707.06347"),
+    "ippo": _clipped(per_token=True, scale="batch_std", defaults={"gae_lambda": 0.95}, critic="own", paper="arXiv 2011.09533"),
+    "mappo": _clipped(
+        baseline="critic", scale="batch_std", defaults={"gae_lambda": 0.95}, critic="central", paper="arXiv 2103.01955"
+    ),
+    "c3": AlgorithmRow(policy_gradient, leave_one_out, min_group=2, paper="arXiv 2603.06859"),
+    "dpo": _pairs("own", paper="arXiv 2305.18290"),
+    "madpo": _pairs("joint", min_group=2, paper="arXiv 2305.18290, for teams"),
+    "madpo_iter": _pairs(
+        "joint",
+        min_group=2,
+        rounds=True,
+        defaults={"pair_selection": "comparator_reward"},
+        paper="arXiv 2312.11456, for teams",
+    ),
+    "reward_model": _pairs(
+        "score",
+        options={"beta": "beta", "smoothing": "label_smoothing"},
+        defaults={"beta": 1.0},
+        paper="Bradley and Terry 1952; arXiv 2203.02155",
+    ),
+    "marlhf": _pairs(
+        "score", min_group=2, learned=True, options={"smoothing": "label_smoothing"}, paper="arXiv 2203.02155, for teams"
+    ),
+    "marlhf_iter": _pairs(
+        "score",
+        min_group=2,
+        learned=True,
+        rounds=True,
+        options={"smoothing": "label_smoothing"},
+        defaults={"pair_selection": "comparator_reward"},
+        paper="marlhf in rounds",
+    ),
+    "sft": AlgorithmRow(cross_entropy, data="texts", paper="behavior cloning; world model"),
+}
+
+
+def find_row(name: str) -> AlgorithmRow:
+    """Return the row of a name; an unknown name is a ValueError that names the nearest and lists all."""
+    if name not in ALGORITHMS:
+        meant = did_you_mean(name, ALGORITHMS) or "."
+        raise ValueError(f"algorithm={name!r} is unknown{meant} Known: {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
