@@ -116,7 +116,7 @@ def run(cfg: DebateConfig) -> TrainResult:
     held_out = env.tasks("eval", cfg.held_out) if cfg.held_out else []
     agent = load_agent(cfg.model)
     team, params = make_team([agent] * cfg.agents, shared_weights=cfg.shared, lora=cfg.lora.lora_rank > 0)
-    return train(team, params, env, env.tasks("train", 1000, cfg.run.seed), cfg, eval_items=held_out)
+    return train(team, env, env.tasks("train", 1000, cfg.run.seed), cfg, params=params, eval_items=held_out)
 
 
 def main() -> None:

@@ -136,7 +136,7 @@ def learned(row: str, probe: str, seed: int) -> float:
     """Mean reward of the last 10 updates of a run of the training loop."""
     agents = 1 if row == "ppo" else 2
     team, params = team_of(agents, seed)
-    result = train(team, params, ProbeEnvironment(probe, agents), ITEMS, settings(row, probe, seed))
+    result = train(team, ProbeEnvironment(probe, agents), ITEMS, settings(row, probe, seed), params=params)
     if result.interrupted:  # the table is of whole runs
         raise KeyboardInterrupt
     return float(np.mean(result.rewards[-10:]))
@@ -185,7 +185,7 @@ def speed(row: str, probe: str, updates: int = 200) -> dict[str, Any]:
     of the same run as one program, the second of two."""
     run, env = dataclasses.replace(settings(row, probe, 0), num_updates=updates), Timed(probe, 2)
     team, params = team_of(2, 0)
-    train(team, params, env, ITEMS, run)
+    train(team, env, ITEMS, run, params=params)
     loop, seconds = float(np.median(np.diff(env.times))), 0.0
     for _ in range(2):
         state = init_state(team_of(2, 0)[1], run.learning()).stacks[0]

@@ -76,8 +76,8 @@ def run(cfg: StoryConfig) -> list[TrainResult]:
     env = RewardEnvironment(reward, [setup_prompt, story_prompt])
     env = Centralized(env, num_agents=2) if cfg.centralized else env
     if cfg.seeds:
-        return train_seeds(team, params, env, items, cfg, seeds=cfg.seeds, eval_items=held_out)
-    return [train(team, params, env, items, cfg, eval_items=held_out)]
+        return train_seeds(team, env, items, cfg, params=params, seeds=cfg.seeds, eval_items=held_out)
+    return [train(team, env, items, cfg, params=params, eval_items=held_out)]
 
 
 def show(cfg: StoryConfig, results: list[TrainResult]) -> None:

@@ -86,7 +86,7 @@ def imitate(agents: Sequence[Agent], shown: Sequence[Sequence[Trajectory]], cfg:
 def _imitated(agent: Agent, number: int, shown: Sequence[Trajectory], cfg: TrainConfig) -> Agent:
     folder = f"{cfg.run.output_dir}/agent_{number}" if cfg.run.output_dir else ""
     team, params = make_team([agent])
-    result = fit(team, params, shown, cfg.replace(output_dir=folder))
+    result = fit(team, shown, cfg.replace(output_dir=folder), params=params)
     if result.interrupted:
         raise Interrupted(f"while agent {number} imitated, after {int(result.state.step)} of {cfg.run.num_updates} updates")
     return agents_of(team, policies(result.state))[0]._replace(name=agent.name)

@@ -37,7 +37,7 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import map_own
 from jmarl.rollout.play import Rollout
 from jmarl.rollout.prompt_check import items_that_fit
-from jmarl.team import Team
+from jmarl.team import Team, initial_params
 from jmarl.training.files import fingerprint
 from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.lock import locked
@@ -56,12 +56,12 @@ SUMMED, WITH_INTERVAL = ("tokens", "tokens_per_s"), ("reward/mean", "eval/reward
 
 def train_seeds(
     team: Team,
-    params: Sequence[Any],
     reward: Callable | Environment | TextEnvironment,
     items: Sequence[dict],
     cfg: TrainConfig,
     *,
     seeds: Sequence[int],
+    params: Sequence[Any] | None = None,
     formatters: Sequence[Formatter] | None = None,
     external_transition: Transition | None = None,
     critic: Agent | None = None,
@@ -80,7 +80,7 @@ def train_seeds(
     check_team(team, cfg)
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     where = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
-    params = once(team, params, cfgs[0], where[0])
+    params = once(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs[0], where[0])
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
     runs = Runs(started[0][0], cfgs, *where)
     about = {
@@ -209,7 +209,7 @@ def run_seeds(
     done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
     evaluations = zip(done.before or [None] * len(cfgs), done.after or [None] * len(cfgs), strict=True)
     return [
-        TrainResult(alone(done.state, i, runs), of_run.rewards, *of, done.interrupted, done.unsaved)
+        TrainResult(team, alone(done.state, i, runs), of_run.rewards, *of, done.interrupted, done.unsaved)
         for i, (of_run, of) in enumerate(zip(logs, evaluations, strict=True))
     ]
 
