@@ -11,8 +11,9 @@ Reward: 0 until the last turn, then
     zero_sum            own score minus the other side's, in [-1, 1]; the two rewards sum to 0
 The judge is `RuleBasedJudge` (`rule_judge.py`, the default), `LLMJudge` (`llm_judge.py`), or any function
 judge(transcript, rng) -> Verdict. If a judge gives no score (it cannot be reached, or its answer cannot be read), the joint
-action is masked and counted. Metrics, in the last turn: `pro_score`, `con_score`, `pro_wins`, `con_wins`, `draw` (scores less
-than 0.01 apart), `agent_0_wins`, and the judge's own.
+action is masked and counted.
+Metrics, in the last turn: `pro_score`, `con_score`, `pro_wins`, `con_wins`, `draw` (scores less than 0.01 apart),
+`agent_0_wins`, and the judge's own.
 
 Opponents. Two trained policies: `Debate`. A frozen policy: `Debate` with `frozen_agents=(1,)` in the training settings. A
 script: `DebateScripted`, for a team of one. Self-play: `Debate(swap=True)` with a team that shares its weights; every motion is

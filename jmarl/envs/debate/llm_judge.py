@@ -4,21 +4,20 @@ The model reads the motion and the speeches of two debaters, A and B. In half of
 other half con, so a model that prefers the first debater gives both sides the same advantage. It is asked for one of these:
 
     scores (default)  a line `A=7 B=4`, numbers from 0 to 10; the scores of a sample are these / 10
-    winner            `A` or `B`, which small models can do; the scores of a sample are 1 and 0, so their means are shares of
-    votes
+    winner            `A` or `B`, which small models can do; the scores of a sample are 1 and 0, their means shares of votes
 
-Metrics and scores, in [0, 1]:
+Scores, in [0, 1], and metrics:
 
-    score of a side   mean over the two orders of the mean over the samples that could be read
-    position_bias     mean over the two orders of (score of A - score of B), in [-1, 1]; 0 for an unbiased judge
-    order_agreement   1 if the same side (or neither) is ahead in both orders
-    judge_samples     number of samples
+    score of a side     mean over the two orders of the mean over the samples that could be read
+    position_bias       mean over the two orders of (score of A - score of B), in [-1, 1]; 0 for an unbiased judge
+    order_agreement     1 if the same side (or neither) is ahead in both orders
+    judge_samples       number of samples
     judge_parse_errors  number of samples that could not be read
 
 Samples are read strictly. For scores, exactly one line has the form above, with nothing else on it and both numbers in range;
 for a winner, the sample is the letter alone. If no sample of one order could be read, or the model was not reached, there is no
-score: the joint action is masked and counted (`jmarl.envs.vector.Unanswered`). One order alone is never used, because its score
-would have half of the position bias.
+score: the joint action is masked and counted (`Unanswered`). One order alone is never used: its
+score would have half of the position bias.
 
 The model is a `TextModel`, a function model(prompts, num_samples, seed) -> texts [P][num_samples]: a jmarl agent
 (`jmarl.rollout.text_model.AgentModel`) or a service with an OpenAI-compatible API (`jmarl.envs.chat_api.ChatModel`). A service

@@ -4,9 +4,8 @@ A sentence *counts* if all of these hold:
   Prose: it has at least 5 words and 3 different content words (neither function words nor markers); at least 15 % of its words
     are function words (a list has hardly any), and at most a third are markers.
   New: fewer than 3/4 of its content words are in any one earlier sentence; fewer than 2/5 of its trigrams occurred before; and
-  no
-    earlier sentence has the same sequence of function words and markers, if these are 5 or more (a template). Earlier sentences
-    are motion, background, the side's own key points, and what the side itself said.
+    no earlier sentence has the same sequence of function words and markers, if these are 5 or more (a template). Earlier
+    sentences are motion, background, the side's own key points, and what the side itself said.
   Not copied: no earlier sentence of the opponent has 9/10 of its content words in the same order. A lesser likeness is allowed,
     so that a side cannot use up the other's words by saying them first.
   To the point: it, or the sentence before it, has a content word of motion, background or either side's key points.
@@ -16,10 +15,10 @@ share of the speech's characters that count.
 
     argument = min(1, share / .8) * (.2 length + .25 evidence + .25 reasoning + .15 structure + .15 relevance)
       length      characters / 100 below 100; 1 from 100 to 500; then falling linearly to .5 at 2,000, where speeches are cut
-      evidence    min(1, n / 2) for n sentences with a marker of evidence (a study, an example, a number) that is new in the
-      speech reasoning   the same with markers of reasoning (because, therefore, ...) structure   .5 min(1, sentences / 3) + .5
-      min(1, n / 2) for n sentences with a new marker of order (first, finally, ...) relevance   min(1, (content words of the
-      motion that are used) / (half of them, rounded up))
+      evidence    min(1, n / 2) for n sentences with a marker of evidence (study, for example, a number) new in the speech
+      reasoning   the same with markers of reasoning (because, therefore, ...)
+      structure   .5 min(1, sentences / 3) + .5 min(1, n / 2) for n sentences with a new marker of order (first, finally, ...)
+      relevance   min(1, (content words of the motion that are used) / (half of them, rounded up))
     debate = .6 (mean argument of the speeches) + .2 consistency + .2 coverage
       consistency mean over the speeches from the second on of link(share of its content words that the side used before). link
                   rises from 0 to 1 at .1 and falls from 1 at .7 to 0 at 1 (saying the same again is no debate). With a single
