@@ -49,7 +49,7 @@ def agents(tiny_config, tiny_tokenizer, random_agent):
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(k):
     solved = np.random.default_rng(0).random((6, 5)) < np.linspace(0, 1, 6)[:, None]
-    expected = [np.mean([max(some) for some in itertools.combinations(row, k)]) for row in solved.astype(float)]
+    expected = [np.mean([max(samples) for samples in itertools.combinations(row, k)]) for row in solved.astype(float)]
     np.testing.assert_allclose(pass_at_k(solved.astype(float), k), expected)
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.algorithms import ALGORITHMS, CLIPPING, DEFAULTS, algorithm, check_options, option
+from jmarl.algorithms import ALGORITHMS, DEFAULTS, algorithm, check_options, option
+from jmarl.algorithms.table import CLIPPING
 from jmarl.config import CHOICES, Learning, TrainConfig
 from jmarl.learning.objective import Policy, kl_kind, token_loss
 from jmarl.rl.losses import (

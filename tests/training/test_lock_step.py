@@ -12,7 +12,8 @@ import traceback
 import jax
 import numpy as np
 import pytest
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.training.preferences.pairs import prompt_of
 
 from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
@@ -168,7 +169,7 @@ def test_runs_in_lock_step_play_what_each_plays_alone(tiny_config, tiny_tokenize
         early_termination_threshold=threshold, progress=False,
     )  # fmt: skip
     cfgs = tuple(dataclasses.replace(cfg, seed=seed) for seed in SEEDS)
-    env = Rewarded(make_reward(reward, num_agents=2), [prompt_of] * 2, go_on)
+    env = RewardEnvironment(make_reward(reward, num_agents=2), [prompt_of] * 2, go_on)
     started = [start(team, params, c, None) for c in cfgs]
     alone = [play_step(sampler_of(team, state), team, ITEMS, env, c, 0) for (_, state), c in zip(started, cfgs, strict=True)]
     order.clear()
