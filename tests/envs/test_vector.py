@@ -636,22 +636,27 @@ def test_advantages_are_centered_per_agent(tiny_pair, estimator):
     assert 0.5 < np.abs(scaled[0]).max() / np.abs(scaled[1]).max() < 2
 
 
+SHORT = ("num_updates=1", "num_prompts=2", "num_generations=2", "max_new_tokens=3", "progress=False")
+
+
 # --- examples ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_example_of_the_base_module_runs():
-    """It guesses wrong twice, then right: the last of its three turns."""
-    lines = base.__doc__.split("\n\n    import numpy as np\n")[1].split("\n\n    env = Guess()")[0]
-    names: dict = {"np": np}
-    exec(textwrap.dedent(lines), names)
-    env = names["Guess"]()
+def test_the_example_of_the_base_module_runs(tiny_pair):
+    """A tiny agent trains on it; and by hand: wrong twice, then right in the last of its three turns."""
+    (example,) = re.findall(r"\n(    import numpy as np\n.*?)\n\nWith two", base.__doc__, re.DOTALL)
+    example = textwrap.dedent(example).replace("load_agent(", "(lambda _: agent)(")
+    example = example.replace("TrainConfig(num_turns", f"TrainConfig({', '.join(SHORT)}, num_turns")
+    names: dict = {"agent": tiny_pair[0], "__name__": __name__}
+    exec(example, names)
+    env = names["env"]
     assert not {task["number"] for task in env.tasks("train", 500)} & {task["number"] for task in env.tasks("eval", 500)}
     lock, rng, rewards = LockStep(env), np.random.default_rng(0), []
     states, prompts = lock.reset([{"number": 7}], rng)
     assert prompts == [["Guess a number below 1000."]]
     for text in ("1", "seven", " 7\n"):
         answer = lock.step(states, [[text]], rng)
-        rewards.append(answer.result.total.tolist() + answer.result.parts["solved"].tolist() + answer.done.tolist())
+        rewards.append([answer.result.total[0], answer.result.parts["solved"][0], answer.done[0]])
         if not answer.done.all():
             states, prompts = lock.observe(answer.after)
             assert prompts == [["Wrong. Guess again."]]
