@@ -27,8 +27,9 @@ from jmarl.learning.objective import kl_penalty, logprobs_of
 from jmarl.models import decoder, lora
 from jmarl.models.heads import values_of, with_value_head
 from jmarl.models.hub.agents import Agent
+from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, map_own, part, per_agent, share_params, stack_params
+from jmarl.models.stack import map_own, part, per_agent, share_params, stack_params
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team
 from jmarl.types import TRACES, Batch, StackState
@@ -89,7 +90,7 @@ def trains(learning: Learning) -> str:
     return "both" if shares_critic(learning) else "policy"
 
 
-@partial(jax.jit, static_argnames=("cfg", "dtype", "mode", "mesh"), compiler_options=COMPILER)
+@partial(jax.jit, static_argnames=("cfg", "dtype", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _values(params, prompts, lengths, tokens, *, cfg, dtype, mode, mesh):
     TRACES["values"] += 1
     agents = tokens.shape[0]
@@ -134,7 +135,7 @@ def penalises(learning: Learning) -> bool:
     return value_kind(learning) == "token" and learning.kl_coef > 0 and learning.kl_in == "reward"
 
 
-@partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), compiler_options=COMPILER)
+@partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _penalised(reference, kl_coef, batch, *, cfg, learning, mode, mesh):
     TRACES["penalties"] += 1
     agents = batch.tokens.shape[0]

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jmarl.config import Learning, single
 from jmarl.models import lora
+from jmarl.models.platforms import gradient_memory, optimizer_step, platform_of
 from jmarl.models.sharding import constrain, mesh_of, place
 from jmarl.rl import advantages
 from jmarl.types import Own, StackState, TeamState
@@ -74,18 +75,17 @@ def init_stack(params: Any, cfg: Learning, roles: int = 1, learns: bool = True) 
 
     optimizer(cfg)  # refuses settings of a whole team
     mesh = mesh_of(params)
-    moments, grads = _moments(params, single("optimizer", cfg.optimizer), bool(cfg.momentum), mesh)
+    moments, grads = _moments(params, single("optimizer", cfg.optimizer), bool(cfg.momentum), mesh, platform_of(params))
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_coef and base is None else None
     return place(StackState(params, moments, reference, jnp.zeros(agents, jnp.int32), running, grads, base), mesh)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _moments(params: Any, name: str, momentum: bool, mesh: Any) -> tuple[Any, Any]:
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _moments(params: Any, name: str, momentum: bool, mesh: Any, platform: str) -> tuple[Any, Any]:
     """What an optimiser begins with, and room for gradients where they are kept: made where they stay, because thrice the
     parameters is much to move."""
     plain = optimizer(Learning(optimizer=name, momentum=0.5 if momentum else 0.0))
-    kept = jax.tree.map(jnp.zeros_like, params) if jax.default_backend() == "cpu" else None
-    return constrain((jax.vmap(plain.init)(params), kept), mesh)
+    return constrain((jax.vmap(plain.init)(params), gradient_memory(platform, params)), mesh)
 
 
 def apply_gradients(
@@ -102,20 +102,7 @@ def apply_gradients(
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if held is None else finite & ~held
-    adam = optimizer(learning, own)
-
-    def choose(ok, new, old):
-        return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
-
-    changes, _ = adam.update(grads, state.opt_state, state.params)
-    params = choose(ok, optax.apply_updates(state.params, changes), state.params)
-    # The moments are made once more, after the parameters (which `written` has XLA wait for): both are then written in place,
-    # and no copy of the moments is kept. (`written` is false for parameters that were broken before.)
-    written = jnp.isfinite(sum(leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(params)))
-    _, moments = adam.update(
-        grads, choose(written, state.opt_state, jax.tree.map(jnp.zeros_like, state.opt_state)), state.params
-    )
-    opt_state = choose(ok & written, moments, state.opt_state)
+    params, opt_state = optimizer_step(optimizer(learning, own).update, grads, state.opt_state, state.params, ok)
     skipped = state.skipped + ~finite
     metrics = {"grad_norm": norm, "learning_rate": rate_of(learning, own or Own())(updates_done(state)), "skipped": skipped}
     kept = None if state.grads is None else grads

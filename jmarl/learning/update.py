@@ -18,8 +18,9 @@ from jmarl.learning.objective import Rows, make_rows, rows_loss, split
 from jmarl.learning.optimizer import apply_gradients, updates_done
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
+from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import apart, batch_shardings, constrain, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, per_agent
+from jmarl.models.stack import per_agent
 from jmarl.rl import advantages, masked
 from jmarl.types import TRACES, Batch, Data, Own, Running, StackState
 
@@ -212,7 +213,7 @@ def hold(before: StackState, after: StackState, metrics: dict, held: jax.Array) 
     static_argnames=("cfg", "learning", "mode", "mesh", "trains"),
     donate_argnames="state",
     keep_unused=True,  # the old gradients, whose memory the new ones take
-    compiler_options=COMPILER,
+    compiler_options=COMPILER_OPTIONS,
 )
 def _update(state: StackState, reference: Any, batch: Data, own: Own | None, base: Any, *, cfg, learning, mode, mesh, trains):
     TRACES["update"] += 1

@@ -21,8 +21,9 @@ from jmarl.learning.data_objective import Pairs, completions_scores, scores_valu
 from jmarl.learning.objective import numbers_of
 from jmarl.models import decoder
 from jmarl.models.hub.tokenize import chat_follow_up, chat_messages, encode_prompts
+from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, per_agent
+from jmarl.models.stack import per_agent
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team
@@ -171,7 +172,7 @@ def text_batches(team: Team, coded: Sequence[Sequence[Coded]], count: int) -> tu
     return (TextBatch(*map(jnp.asarray, (prompts, lengths, tokens, kinds))),)
 
 
-@partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), compiler_options=COMPILER)
+@partial(jax.jit, static_argnames=("cfg", "learning", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _numbers(params, batch, *, cfg, learning, mode, mesh):
     """What `numbers_of` gives for every token, [A, P, G, T]."""
     TRACES["scores"] += 1
