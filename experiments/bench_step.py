@@ -33,6 +33,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.hub.tokenize import encode_prompts, stop_ids
+from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
 from jmarl.sampling.generate import sample_stack
@@ -148,7 +149,7 @@ class Step:
         agents, prompts = jnp.arange(self.cfg.agents)[:, None], jnp.arange(self.cfg.prompts)
         arrays = (self.prompts, self.lengths, self.number, agents, prompts, jnp.array(self.stop))
         static = dict(cfg=self.model, settings=self.sampling, seed=0, stack=0, roles=1, group=self.cfg.group)
-        return call(self.state.params, *arrays, **static, purpose=0, mesh=self.mesh)
+        return call(self.state.params, *arrays, **static, purpose=0, mesh=self.mesh, platform=platform_of(self.state.params))
 
     def learner(self, call: Any):
         """`call` on the arguments of `update_stack`."""

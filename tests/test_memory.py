@@ -14,11 +14,11 @@ import dataclasses, resource, sys
 import jax, numpy as np
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig
-from jmarl.learners import initial_state, learn
+from jmarl.learning.per_agent import initial_state, learn
 from jmarl.memory import explain_memory
-from jmarl.order import tasks_of
+from jmarl.randomness import tasks_of
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.train import train
 from jmarl.types import Batch
 
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.RLIM_INFINITY))  # what is larger fails at once, on any machine

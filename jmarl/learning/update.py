@@ -28,8 +28,9 @@ from jmarl.learning.objective import (
 from jmarl.learning.optimizer import apply_gradients, steps_done
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
+from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import apart, batch_shardings, constrain, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, per_agent
+from jmarl.models.stack import per_agent
 from jmarl.rl import advantages, masked
 from jmarl.types import TRACES, Batch, Data, PerAgent, Running, StackState
 
@@ -264,7 +265,7 @@ def keep_held(before: StackState, after: StackState, metrics: Metrics, held: jax
     static_argnames=("model", "algorithm", "mesh", "trains"),
     donate_argnames="state",
     keep_unused=True,  # the old gradients, whose memory the new ones take
-    compiler_options=COMPILER,
+    compiler_options=COMPILER_OPTIONS,
 )
 def _update(
     state: StackState,

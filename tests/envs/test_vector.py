@@ -220,7 +220,9 @@ def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
     """The other episodes are played and trained on. If no episode can begin, that is an error."""
     team, params = make_team(tiny_pair[:1])
     tasks = [{"id": 0}, {"lost": 1}, {"id": 2}]
-    rollout = play(partial(sample_team, team, params), team, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2).turns[0]
+    rollout = play(
+        partial(sample_team, team, params), team, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2
+    ).turns[0]
     assert np.isnan(rollout.rewards).any(-1).tolist() == [[False] * 2, [True] * 2, [False] * 2]
     assert rollout.invalid == 2 and rollout.acts.tolist() == [[True, False, True]] and rollout.fault.endswith("no judge")
     cfg = TrainConfig.of(num_updates=1, num_prompts=3, num_generations=2, max_new_tokens=3, progress=False)
@@ -376,7 +378,9 @@ def test_a_simulated_environment_is_trained_on_copies(tiny_pair):
     _, first = lock.reset(tasks, np.random.default_rng(0))
     _, second = lock.reset(tasks, np.random.default_rng(1))
     assert first == second and first[0][0].startswith("Count.\n\nFrom ")
-    rollout = play(partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
+    rollout = play(
+        partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2
+    )
     assert [len(turn.items) for turn in rollout.turns] == [3, 6, 12] and rollout.turns[1].prompts == [["1"] * 6]
     assert rollout.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "texts")
     cfg = TrainConfig.of(num_updates=1, num_generations=2, max_new_tokens=2, num_turns=3, branching="chain", progress=False)
@@ -447,7 +451,17 @@ def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
 def test_agents_learn_only_from_turns_in_which_they_act(tiny_pair, branching):
     team, params = make_team(tiny_pair)
     episodes = Episodes(num_turns=3, branching=branching)
-    rollout = play(partial(sample_team, team, params), team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, episodes, seed=0, step=0, group=2)
+    rollout = play(
+        partial(sample_team, team, params),
+        team,
+        Relay().tasks(count=2),
+        LockStep(Relay()),
+        SETTINGS,
+        episodes,
+        seed=0,
+        step=0,
+        group=2,
+    )
     first, second, third = rollout.turns
     assert first.acts.tolist() == [[True] * 2, [False] * 2] and third.acts.all()
     assert set(sum(first.texts[1], [])) == {""} and first.prompts == [["you first"] * 2, [""] * 2]
@@ -513,7 +527,17 @@ def test_options_that_need_all_agents_to_act_are_refused(tiny_pair):
     team, params = make_team(tiny_pair)
     episodes = Episodes(num_turns=3, history="append")
     with pytest.raises(ValueError, match="history='append' needs agents that act in every turn"):
-        play(partial(sample_team, team, params), team, Relay().tasks(count=1), LockStep(Relay()), SETTINGS, episodes, seed=0, step=0, group=2)
+        play(
+            partial(sample_team, team, params),
+            team,
+            Relay().tasks(count=1),
+            LockStep(Relay()),
+            SETTINGS,
+            episodes,
+            seed=0,
+            step=0,
+            group=2,
+        )
     with pytest.raises(ValueError, match="not all of them act in the first turn"):
         train(
             team,
@@ -623,7 +647,9 @@ def test_advantages_are_centered_per_agent(tiny_pair, estimator):
     the std."""
     team, params = make_team(tiny_pair)
     lock = LockStep(Scaled())
-    rollout = play(partial(sample_team, team, params), team, [{}, {"more": 1}], lock, SETTINGS, Episodes(), seed=0, step=0, group=6)
+    rollout = play(
+        partial(sample_team, team, params), team, [{}, {"more": 1}], lock, SETTINGS, Episodes(), seed=0, step=0, group=6
+    )
     assert (rollout.returns[0][0] <= 1).all() and np.abs(rollout.returns[0][1]).max() > 10
     batch = to_batches(team, rollout)[0]
     plain, scaled = [], []

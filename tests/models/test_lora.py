@@ -147,7 +147,16 @@ def sampled(params, agent, **settings):
     rng = np.random.default_rng(2)
     prompts = jnp.asarray(rng.integers(1, 320, (A, P, S)))
     arrays = (prompts, jnp.tile(LENGTHS, (A, 1)), 0, jnp.arange(A)[:, None], jnp.arange(P), jnp.array([2]))
-    how = dict(cfg=agent.config, settings=Sampling(max_new_tokens=T, **settings), seed=0, stack=0, roles=1, group=G, purpose=0)
+    how = dict(
+        cfg=agent.config,
+        settings=Sampling(max_new_tokens=T, **settings),
+        seed=0,
+        stack=0,
+        roles=1,
+        group=G,
+        purpose=0,
+        platform="cpu",
+    )
     return jax.device_get(sample_stack(params, *arrays, **how))
 
 
@@ -295,7 +304,7 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
         ones = functools.partial(jnp.ones, dtype=jnp.int32)
         prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
         if program == "sample":
-            how = dict(settings=Sampling(max_new_tokens=T), seed=0, stack=0, roles=1, group=2, purpose=0)
+            how = dict(settings=Sampling(max_new_tokens=T), seed=0, stack=0, roles=1, group=2, purpose=0, platform="cpu")
             inputs = (prompts, lengths, 0, jnp.arange(agents)[:, None], jnp.arange(1), jnp.array([2]))
             lowered = sample_stack.lower(model, *inputs, cfg=cfg, **how)
         else:

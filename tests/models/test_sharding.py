@@ -24,9 +24,10 @@ from jmarl.envs.environment import Rewarded
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.models import sharding
-from jmarl.models.hub.agents import load_agent
+from jmarl.models.hub import agents as weights
 from jmarl.team import make_team, placed
-from jmarl.training import train
+from jmarl.training.step import play_step, sampler_of, update
+from jmarl.training.train import start, train
 
 agents = [load_agent(path) for path in sys.argv[2:]]
 one = TrainConfig(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
@@ -46,9 +47,9 @@ env = RewardEnvironment(reward, formatters, lambda **_: [" more", " or less"])
 def run(cfg):  # one step of training in its parts, over two turns
     cfg = dataclasses.replace(cfg, num_turns=2, history="append", branching="chain")
     team, params = make_team(agents)
-    critics, state = train.start(team, params, cfg, None)
-    played = train.play_step(train.sampler_of(team, state), team, items[:2], env, cfg, 0)
-    state, metrics = train.update(team, critics, state, played, cfg)
+    setup, state = start(team, params, cfg, None)
+    played = play_step(sampler_of(team, state), setup, items[:2], env, 0)
+    state, metrics = update(setup, state, played)
     return jax.device_get([turn.completions[0] for turn in played.turns]), state.stacks[0], jax.device_get(metrics[0])
 
 samples1, state1, metrics1 = run(one)
@@ -70,7 +71,7 @@ for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
         sizes[shard.device] += shard.data.nbytes
     shares[jax.tree_util.keystr(path)] = [leaf.nbytes, *sorted(set(sizes.values()))]
 
-results = [train.train(*make_team(agents), reward, items, cfg, formatters=formatters) for cfg in (meshed, one)]
+results = [train(*make_team(agents), reward, items, cfg, formatters=formatters) for cfg in (meshed, one)]
 out["train"] = differ(results[0].state, results[1].state)
 out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)
@@ -78,12 +79,12 @@ out["steps"] = int(results[0].state.step)
 with tempfile.TemporaryDirectory() as where:  # an update here, the next one there
     for cfg, changes in ((one, dict(num_updates=1)), (meshed, dict(resume=True))):
         cfg = dataclasses.replace(cfg, output_dir=where, save_every=1, **changes)
-        moved = train.train(*make_team(agents), reward, items, cfg, formatters=formatters)
+        moved = train(*make_team(agents), reward, items, cfg, formatters=formatters)
 out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].state)]
 
 team, params = make_team(agents)
 apart = dataclasses.replace(one, mesh="agent=2", algorithm="maac")
-_, state = train.start(team, placed(team, params, "agent=2"), apart, None)
+_, state = start(team, placed(team, params, "agent=2"), apart, None)
 out["central"] = sorted({len(x.sharding.device_set) for x in jax.tree.leaves(state.critics)})
 
 def flat(a, b, prompts):  # nothing to learn from the items that begin with an a
@@ -97,7 +98,7 @@ for variant, changes in variants.items():
     states, meshes = {}, ("agent=2", sys.argv[1]) if variant == "own" else ("agent=2",)
     for name in ("agent=1", *meshes):
         cfg = dataclasses.replace(one, mesh=name, **changes)
-        result = train.train(*make_team(agents), make_reward(flat, num_agents=2), items, cfg, formatters=formatters)
+        result = train(*make_team(agents), make_reward(flat, num_agents=2), items, cfg, formatters=formatters)
         states[name] = result.state.stacks[0].params
     out[variant] = [differ(states["agent=1"], states[name]) for name in meshes]
 
