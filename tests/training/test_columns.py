@@ -1,4 +1,4 @@
-"""Every column that a run writes is in the README's table of columns, and every column of the table is written."""
+"""Every column that a run writes is in the table of columns of experiments/README.md, and every column of the table is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jmarl.training.fit import fit
 from jmarl.training.preferences.pairs import load_pairs, load_trajectories
 from jmarl.training.train import train
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[2] / "experiments" / "README.md"
 ITEMS = [{"prompt": text} for text in ("The answer", "apples", "question", "pears")]
 RUNS = {
     "grpo": dict(

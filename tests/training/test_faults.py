@@ -1,6 +1,6 @@
 """Faults that a run survives: signals, kills, damaged files, full disks, a second process, numbers that are not finite.
 
-The list with its numbers (F1 to F21) is in the README, "What survives what".
+What is promised is in the README, "What is promised under faults".
 """
 
 from __future__ import annotations
