@@ -32,6 +32,7 @@ from jmarl.learning.per_agent import (
     update_one_stack,
     with_adapters,
 )
+from jmarl.learning.update import update_keys
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.heads import with_value_head
@@ -219,8 +220,8 @@ def update_on_data(
     stacks, metrics = [], []
     held = held_agents(cfg.run, team.num_agents, state.step)
     for i, (spec, stack, batch) in enumerate(zip(team.stacks, state.stacks, batches, strict=True)):
-        keys = lora.dropout_keys(cfg.lora, cfg.run.seed, state.step, i, len(spec.members))
-        batch = batch._replace(dropout=keys)
+        keys = update_keys(algorithm, cfg.run.seed, state.step, i, len(spec.members))
+        batch = batch._replace(keys=keys)
         stack, stack_metrics, _ = update_one_stack(stack, batch, spec, algorithm, cfg, num_agents=team.num_agents, held=held)
         stacks.append(stack)
         metrics.append(stack_metrics)

@@ -75,8 +75,8 @@ def train(
         team: of `Team.load` or `Team.of`, or of `make_team` together with params.
         reward: a function of completions (one list per agent), `make_reward` of several, or an environment.
         items: dicts with a `prompt`, or with what the formatters or the environment read.
-        params: each stack's parameters [A, ...], in place of those of the team's agents. They are consumed, since training updates
-            them in place. Also what `policies` returns of an earlier state, to train its adapters on.
+        params: each stack's parameters [A, ...], in place of those of the team's agents. They are consumed: training
+            updates them in place. Also what `policies` returns of an earlier state, to train its adapters on.
         formatters: item -> prompt, one for all agents or one per agent; for a reward function.
         external_transition: writes the prompts of later turns, see `reward_environment.RewardEnvironment`.
         critic: what critics start from; None: their agents, for a central one the first.

@@ -51,7 +51,6 @@ from jmarl.envs.debate.transcript import (
     format_speeches,
     speaking_sides,
 )
-from jmarl.envs.vector import Step, TextEnvironment
 
 DRAW_MARGIN = 0.01
 Judge = Callable[[Transcript, np.random.Generator], Verdict]

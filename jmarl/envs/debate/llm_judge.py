@@ -37,7 +37,6 @@ import numpy as np
 from jmarl.envs.base import Unanswered
 from jmarl.envs.chat_api import Unavailable
 from jmarl.envs.debate.transcript import SIDES, Transcript, Verdict
-from jmarl.envs.vector import Unanswered
 
 TextModel = Callable[[Sequence[str], int, int], list[list[str]]]
 MAX_SCORE = 10
