@@ -212,8 +212,8 @@ def test_memory_is_linear_in_the_rows(estimator, scale):
 
 
 def test_returns_less_a_baseline_from_elsewhere():
-    """R - b; a baseline that is NaN (a greedy episode without a valid reward) gives no advantage. batch_std is the std of R - b,
-    of each role."""
+    """R - b; a baseline that is NaN (a greedy episode without a valid reward) gives no advantage. batch_std is the std of
+    R - b of each role."""
     returns, expected = jnp.array([[1.0, 2.0], [4.0, 9.0]]), jnp.array([[0.5, 0.5], [3.0, jnp.nan]])
     np.testing.assert_allclose(estimate(raw, returns - expected), [[0.5, 1.5], [1.0, 0.0]])
     roles, expected = jnp.array([[0, 0], [1, 1]]), jnp.array([[0.5, 0.5], [3.0, 3.0]])
