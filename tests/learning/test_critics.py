@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from functools import partial
 from types import SimpleNamespace
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, TrainConfig
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
