@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.config import Learning, TrainConfig
+from jmarl.algorithms import resolve
+from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning import critics
-from jmarl.learning.objective import make_rows, rows_loss
-from jmarl.learning.optimizer import updates_done
+from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
+from jmarl.learning.optimizer import steps_done
 from jmarl.models import decoder
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
@@ -28,7 +28,7 @@ from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team, without_gradients
 from jmarl.training.files.checkpoint import Checkpointer
-from jmarl.training.step import batches_of, learn_from, play_step, sampler_of, update
+from jmarl.training.step import play_step, rollout_batches, sampler_of, update, update_on_batches
 from jmarl.training.train import start, train
 
 BASE = TrainConfig.of(
@@ -49,7 +49,7 @@ def answer(agent_completions, **_):
 
 def lengths(*completions):
     """Each joint action: characters of the first agent's text, less half of what the others wrote."""
-    return [float(len(first) - 0.5 * sum(map(len, rest))) for first, *rest in zip(*completions, strict=True)]
+    return [float(len(first) - 0.5 * sum(map(len, others))) for first, *others in zip(*completions, strict=True)]
 
 
 def environment(n, turns=1):
@@ -58,27 +58,32 @@ def environment(n, turns=1):
 
 
 def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weights=False):
-    """A step of training in its parts: what was played, the batches, and the state before and after."""
+    """A step of training in its parts: what was rollout, the batches, and the state before and after."""
     team, params = make_team(agents, shared_weights)
-    judges, state = start(team, params, cfg, critic)
+    setup, state = start(team, params, cfg, critic)
     state = change(state)
-    played = play_step(sampler_of(team, state), team, ITEMS, environment(len(agents), cfg.episodes.num_turns), cfg, 0)
-    batches = jax.device_get(critic_values.judge(team, judges, state, played, cfg))
+    rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(len(agents), cfg.episodes.num_turns), 0)
+    batches = jax.device_get(critic_values.judge(setup, state, rollout))
     before = jax.device_get(without_gradients(state))
-    after, metrics = update(team, judges, state, played, cfg)
-    return played, batches, before, jax.device_get(after), jax.device_get(metrics)
+    after, metrics = update(setup, state, rollout)
+    return rollout, batches, before, jax.device_get(after), jax.device_get(metrics)
+
+
+def loss_inputs(running, batch, model, cfg, trains="policy"):
+    """Return what the loss of one agent's batch needs."""
+    return make_loss_inputs(None, running, batch, None, model=model, algorithm=resolve(cfg), trains=trains)[0]
 
 
 def believe(value):
     """Every critic (or value head) gives this value to everything."""
 
     def change(state):
-        def of(stack):
+        def shifted(stack):
             if "value_bias" not in stack.params:
                 return stack
             return stack._replace(params=stack.params | {"value_bias": stack.params["value_bias"] + value})
 
-        return state._replace(stacks=tuple(map(of, state.stacks)), critics=tuple(map(of, state.critics)))
+        return state._replace(stacks=tuple(map(shifted, state.stacks)), critics=tuple(map(shifted, state.critics)))
 
     return change
 
@@ -86,9 +91,9 @@ def believe(value):
 def shaped(state):
     """Critics, or value heads, which are not 0, so that the layers under them have a gradient."""
     field = "critics" if state.critics else "stacks"
-    first, *rest = getattr(state, field)
+    first, *others = getattr(state, field)
     params = first.params | {"value": first.params["value"] + 0.1}
-    return state._replace(**{field: (first._replace(params=params), *rest)})
+    return state._replace(**{field: (first._replace(params=params), *others)})
 
 
 def moved(before, after):
@@ -104,26 +109,27 @@ def moved(before, after):
 def test_the_advantage_is_the_return_minus_the_value(agents, row, critic_type, separate):
     """A critic that gives 0.5 to everything: A = R - 0.5, of every kind of critic; its targets are the returns."""
     cfg = BASE.replace(algorithm=row, critic_type=critic_type, separate_critic=None if row == "maac" else separate)
-    played, (batches, of_critics), before, _, metrics = one_step(agents, cfg, change=believe(0.5))
+    rollout, (batches, critic_batches), before, _, metrics = one_step(agents, cfg, change=believe(0.5))
     for a in range(2):
         mine = jax.tree.map(lambda x, a=a: x[a], batches[0])
         state = jax.tree.map(lambda x, a=a: x[a], before.stacks[0])
         trains = "policy" if separate else "both"
-        rows, _ = make_rows(None, state.running, mine, None, cfg=agents[a].config, learning=cfg.learning(), trains=trains)
-        expected = np.broadcast_to(played.returns[0][a][..., None] - 0.5, rows.mask.shape)
-        np.testing.assert_allclose(rows.policy.advantages, expected, rtol=1e-5, atol=1e-5)
+        targets = loss_inputs(state.running, mine, agents[a].config, cfg, trains).targets
+        policy = targets if separate else targets.policy
+        expected = np.broadcast_to(rollout.returns[0][a][..., None] - 0.5, policy.mask.shape)
+        np.testing.assert_allclose(policy.advantages, expected, rtol=1e-5, atol=1e-5)
         if not separate:
-            assert rows.values.mask.sum() == 6 and rows.values.old[np.asarray(rows.values.mask)].tolist() == [0.5] * 6
-            np.testing.assert_allclose(rows.values.targets[..., 0], played.returns[0][a], rtol=1e-6)
+            values = targets.values
+            assert values.mask.sum() == 6 and values.old_values[np.asarray(values.mask)].tolist() == [0.5] * 6
+            np.testing.assert_allclose(values.targets[..., 0], rollout.returns[0][a], rtol=1e-6)
     if separate:
-        learning = cfg.learning()
-        critic = jax.tree.map(lambda x: x[0], of_critics[0])
-        rows, _ = make_rows(None, before.stacks[0].running, critic, None, cfg=None, learning=learning, trains="values")
-        target = played.joint_returns[0].mean(-1) if row == "maac" else played.returns[0][0]
-        here = np.asarray(rows.values.mask)
-        assert here.sum() == 6 and (here.sum(-1) == 1).all()
-        np.testing.assert_allclose(rows.values.targets[here], target.reshape(-1), rtol=1e-5)
-        assert rows.values.old[here].tolist() == [0.5] * 6
+        critic = jax.tree.map(lambda x: x[0], critic_batches[0])
+        values = loss_inputs(before.stacks[0].running, critic, None, cfg, trains="values").targets
+        target = rollout.joint_returns[0].mean(-1) if row == "maac" else rollout.returns[0][0]
+        mask = np.asarray(values.mask)
+        assert mask.sum() == 6 and (mask.sum(-1) == 1).all()
+        np.testing.assert_allclose(values.targets[mask], target.reshape(-1), rtol=1e-5)
+        assert values.old_values[mask].tolist() == [0.5] * 6
         name, stack = ("loss", metrics[-1]) if row == "maac" else ("critic_loss", metrics[0])
         assert stack[name][0] == pytest.approx(np.mean((target - 0.5) ** 2), rel=1e-4)
 
@@ -140,11 +146,11 @@ def test_ippo_has_an_advantage_for_each_token(agents, separate):
         return state._replace(critics=stacks) if separate else state._replace(stacks=stacks)
 
     for lam in (1.0, 0.95):
-        cfg = dataclasses.replace(
-            BASE, algorithm="ippo", gae_lambda=lam, advantage_scale="none", separate_critic=separate, max_new_tokens=5,
+        cfg = BASE.replace(
+            algorithm="ippo", gae_lambda=lam, advantage_scale="none", separate_critic=separate, max_new_tokens=5,
             micro_batches=2,
         )  # fmt: skip
-        played, (batches, _), before, after, _ = one_step(agents, cfg, change=change)
+        rollout, (batches, _), before, after, _ = one_step(agents, cfg, change=change)
         stack = (before.critics if separate else before.stacks)[0]
         for a in range(2):
             params, mine = unstack(stack.params, a), unstack(batches[0], a)
@@ -152,17 +158,15 @@ def test_ippo_has_an_advantage_for_each_token(agents, separate):
             hidden = scoring.hidden_states(params, agents[a].config, *arrays, "full")
             values = np.asarray(values_of(params, hidden)).reshape(mine.tokens.shape)
             np.testing.assert_allclose(mine.values, values, rtol=1e-4, atol=1e-5)
-            rows, _ = make_rows(
-                None, unstack(before.stacks[0].running, a), mine, None, cfg=agents[a].config, learning=cfg.learning()
-            )
+            policy = loss_inputs(unstack(before.stacks[0].running, a), mine, agents[a].config, cfg).targets
             expected = np.zeros(values.shape)
             for p, g in np.ndindex(*values.shape[:2]):
                 n = mine.action_mask[p, g].sum()
                 v, r = [*values[p, g, :n], 0.0], np.zeros(n)
-                r[-1] = played.returns[0][a, p, g]
+                r[-1] = rollout.returns[0][a, p, g]
                 delta = [r[t] + v[t + 1] - v[t] for t in range(n)]
                 expected[p, g, :n] = [sum(lam ** (k - t) * delta[k] for k in range(t, n)) for t in range(n)]
-            np.testing.assert_allclose(np.where(rows.mask, rows.policy.advantages, 0), expected, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(np.where(policy.mask, policy.advantages, 0), expected, rtol=1e-4, atol=1e-4)
         changed = moved(stack.params, (after.critics if separate else after.stacks)[0].params)
         assert changed["value"] > 0 and changed["layers"]["qkv"] > 0
 
@@ -178,12 +182,12 @@ def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
         return state._replace(critics=(state.critics[0]._replace(params=params | {"value": params["value"] + head}),))
 
     cfg = BASE.replace(algorithm=row, critic_type="q")
-    _, (_, of_critics), before, *_ = one_step(agents, cfg, change=change)
-    params, batch, model = unstack(before.critics[0].params, 0), unstack(of_critics[0], 0), agents[0].config
-    rows, _ = make_rows(None, None, batch, None, cfg=model, learning=cfg.learning(), trains="values")
+    _, (_, critic_batches), before, *_ = one_step(agents, cfg, change=change)
+    params, batch, model = unstack(before.critics[0].params, 0), unstack(critic_batches[0], 0), agents[0].config
+    targets = loss_inputs(None, batch, model, cfg, trains="values").targets
     for p, g in np.ndindex(2, 3):
         n = batch.action_mask[p, g].sum()
-        assert np.flatnonzero(rows.values.mask[p, g]).tolist() == [n]
+        assert np.flatnonzero(targets.mask[p, g]).tolist() == [n]
         sequence = np.concatenate([batch.prompts[p, : batch.prompt_lengths[p]], batch.tokens[p, g, :n]])
         plain = decoder.stream(decoder.causal(len(sequence)))
         x, _ = decoder.run_layers(params, model, params["embed"][sequence], jnp.arange(len(sequence)), plain)
@@ -230,13 +234,13 @@ def test_lambda_returns_of_a_tree_are_gae(lam):
     "row, changes, steps",
     [("maac", {}, [1]), ("mappo", {"num_epochs": 2}, [1]), ("iac", {}, [1, 1]), ("ippo", {"num_epochs": 2}, [2, 2])],
 )
-def test_steps_of_critics(agents, row, changes, steps):
+def test_steps_critic_batches(agents, row, changes, steps):
     """A central critic takes one step a batch (CoMLRL's takes one an agent); critics of the agents' own as many as they do. All
     agents and critics change, in every array but the unused output weight."""
     cfg = BASE.replace(algorithm=row, **changes)
     _, _, before, after, _ = one_step(agents, cfg, change=shaped)
-    assert [updates_done(critic).tolist() for critic in after.critics] == [steps]
-    assert updates_done(after.stacks[0]).tolist() == [cfg.optimizer.num_epochs] * 2
+    assert [steps_done(critic).tolist() for critic in after.critics] == [steps]
+    assert steps_done(after.stacks[0]).tolist() == [cfg.optimizer.num_epochs] * 2
     for was, now in ((before.stacks[0], after.stacks[0]), (before.critics[0], after.critics[0])):
         changed = moved(was.params, now.params)
         assert all(change > 0 for change in jax.tree.leaves(changed))
@@ -253,47 +257,52 @@ def test_ippo_of_one_agent_is_ppo(agents):
 
 def test_a_value_head_shares_the_gradient(agents):
     """The gradient of an agent with a value head is the policy's plus value_coef times the value loss's, each made alone."""
-    how = dict(separate_critic=False, value_coef=0.3, entropy_coef=0.01, micro_batches=2)
-    cfg = BASE.replace(algorithm="ippo", **how)
+    cfg = BASE.replace(algorithm="ippo", separate_critic=False, value_coef=0.3, entropy_coef=0.01, micro_batches=2)
     _, (batches, _), before, _, _ = one_step(agents, cfg, change=believe(0.5))
     params, mine, running = (unstack(x, 0) for x in (before.stacks[0].params, batches[0], before.stacks[0].running))
-    make = functools.partial(make_rows, None, running, mine, None, cfg=agents[0].config, learning=cfg.learning())
-    rows, _ = make(trains="both")
-    grad = jax.grad(lambda p, rows: rows_loss(p, rows, agents[0].config, cfg.learning())[0])
-    policy = grad(params, rows._replace(values=None))
+    model = agents[0].config
+    inputs = loss_inputs(running, mine, model, cfg, trains="both")
+    grad = jax.grad(lambda params, inputs: loss_of_inputs(params, inputs, model=model, algorithm=resolve(cfg))[0])
+    policy = grad(params, inputs._replace(targets=inputs.targets.policy))
+    values = inputs.targets.values
 
     def value_loss(p):
-        hidden = scoring.hidden_states(p, agents[0].config, mine.prompts, mine.prompt_lengths, mine.tokens, "full")
-        error = (rows.values.targets - values_of(p, hidden).reshape(rows.mask.shape)) ** 2
-        return jnp.sum(jnp.where(rows.values.mask, error, 0)) / rows.values.mask.sum()
+        hidden = scoring.hidden_states(p, model, mine.prompts, mine.prompt_lengths, mine.tokens, "full")
+        error = (values.targets - values_of(p, hidden).reshape(values.mask.shape)) ** 2
+        return jnp.sum(jnp.where(values.mask, error, 0)) / values.mask.sum()
 
     expected = jax.tree.map(lambda a, b: a + 0.3 * b, policy, jax.grad(value_loss)(params))
-    for got, want in zip(jax.tree.leaves(grad(params, rows)), jax.tree.leaves(expected), strict=True):
+    for got, want in zip(jax.tree.leaves(grad(params, inputs)), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("separate", [True, False])
 def test_values_of_the_pass_that_learns(agents, separate):
     """A step with the values that critics give as they learn is the step with values of a pass of their own before it."""
-    how = dict(separate_critic=separate, gae_lambda=0.9, kl_coef=0.1, kl_in="reward", frozen_agents=(1,), num_generations=3)
-    cfg = BASE.replace(algorithm="ippo", **how)
+    cfg = BASE.replace(
+        algorithm="ippo", separate_critic=separate, gae_lambda=0.9, kl_coef=0.1, kl_in="reward", frozen_agents=(1,),
+        num_generations=3,
+    )  # fmt: skip
     results = []
     for before in (False, True):
         team, params = make_team(agents)
-        judges, state = start(team, params, cfg, None)
+        setup, state = start(team, params, cfg, None)
         state = shaped(state)
-        played = play_step(sampler_of(team, state), team, ITEMS, environment(2), cfg, 0)
-        batches, of_critics = batches_of(team, judges, state, played, cfg)
+        rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(2), 0)
+        batches, critic_batches = rollout_batches(setup, state, rollout)
         assert batches[0].values is None
         if before:
             read = batches[0].prompts, batches[0].prompt_lengths, batches[0].tokens
-            values = critics.value_stack((state.critics if separate else state.stacks)[0].params, team.stacks[0], *read, cfg)
-            batches, of_critics = ([batch._replace(values=values) for batch in of] for of in (batches, of_critics))
-        results.append(jax.device_get(learn_from(team, judges, state, batches, of_critics, cfg)))
-    (after, metrics), (expected, wanted) = results
-    assert set(metrics[0]) == set(wanted[0])
-    for name, of_agent in wanted[0].items():
-        np.testing.assert_allclose(metrics[0][name], of_agent, rtol=1e-4, atol=1e-5, err_msg=name)
+            stack = (state.critics if separate else state.stacks)[0]
+            values = critics.value_stack(stack.params, team.stacks[0], *read, setup.algorithm)
+            batches, critic_batches = (
+                [batch._replace(values=values) for batch in parts] for parts in (batches, critic_batches)
+            )
+        results.append(jax.device_get(update_on_batches(setup, state, batches, critic_batches)))
+    (after, metrics), (expected, expected_metrics) = results
+    assert set(metrics[0]) == set(expected_metrics[0])
+    for name, metric in expected_metrics[0].items():
+        np.testing.assert_allclose(metrics[0][name], metric, rtol=1e-4, atol=1e-5, err_msg=name)
     for got, want in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
 
@@ -306,13 +315,13 @@ def test_a_critic_learns_a_constant_reward(agents, row):
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
     result = train(team, params, reward, ITEMS, cfg)
     critic = result.state.critics[0]
-    spec = critics.make_critics(team, params_of(agents), cfg.learning())[0].specs[0]
+    spec = critics.make_critics(team, params_of(agents), resolve(cfg))[0].specs[0]
     prompt = "[Agent 0] The answer\n[Agent 1] The answer" if row == "maac" else "The answer"
     text = spec.tokenizer.encode(prompt)
-    agents_of = critic.params["value"].shape[0]
-    tokens = jnp.zeros((agents_of, 1, 1, 1), jnp.int32)
+    num_critics = critic.params["value"].shape[0]
+    tokens = jnp.zeros((num_critics, 1, 1, 1), jnp.int32)
     got = critics.value_stack(
-        critic.params, spec, np.tile(text, (agents_of, 1, 1)), np.full((agents_of, 1), len(text)), tokens, cfg
+        critic.params, spec, np.tile(text, (num_critics, 1, 1)), np.full((num_critics, 1), len(text)), tokens, resolve(cfg)
     )
     np.testing.assert_allclose(got, 1.0, atol=0.3)
 
@@ -334,15 +343,15 @@ def test_a_critic_of_another_model(agents, tiny_config, tiny_tokenizer, make_tok
     one_step(agents, BASE.replace(algorithm="maac"), critic=foreign)
     with pytest.raises(ValueError, match="another vocabulary than agents .* a central one .maac, mappo. may be any model"):
         one_step(agents, BASE, critic=foreign)
-    with pytest.raises(ValueError, match="algorithm='magrpo' has no critic beside its agents"):
+    with pytest.raises(ValueError, match="algorithm='magrpo' has no critic besides its agents"):
         one_step(agents, BASE.replace(algorithm="magrpo"), critic=other)
 
 
 def test_a_central_critic_reads_the_prompts_of_all(agents):
     """In order, one a line; as type q the completions behind them."""
     cfg = BASE.replace(algorithm="maac", critic_type="q")
-    played, (_, (batch,)), *_ = one_step(agents, cfg)
-    turn, decode = played.turns[0], agents[0].tokenizer.decode
+    rollout, (_, (batch,)), *_ = one_step(agents, cfg)
+    turn, decode = rollout.turns[0], agents[0].tokenizer.decode
     for p, item in enumerate(ITEMS):
         read = decode(batch.prompts[0, p, : batch.prompt_lengths[0, p]])
         assert read == f"[Agent 0] {item['prompt']}\n[Agent 1] {item['prompt']} or"
@@ -372,16 +381,16 @@ def test_several_turns_and_crossed_actions(agents, row, changes):
     lambda-returns: in the first turn r + gamma (lam R' + (1 - lam) V')."""
     joint_mode = "aligned" if "branching" in changes else "cross"
     cfg = BASE.replace(algorithm=row, num_turns=2, gamma=0.9, joint_mode=joint_mode, num_generations=2, **changes)
-    played, (batches, of_critics), before, after, metrics = one_step(agents, cfg, change=believe(0.5))
+    rollout, (batches, critic_batches), before, after, metrics = one_step(agents, cfg, change=believe(0.5))
     assert np.isfinite(metrics[0]["loss"]).all() and after.stacks[0].skipped.tolist() == [0, 0]
-    assert all((critic.skipped == 0).all() for critic in after.critics) and of_critics
+    assert all((critic.skipped == 0).all() for critic in after.critics) and critic_batches
     if row == "ippo":
         return
     lam = 1.0 if row in ("iac", "maac") else 0.95
     lam = cfg.critic.gae_lambda if cfg.critic.gae_lambda is not None else lam
-    first, second = (turn.rewards for turn in played.turns)
+    first, second = (turn.rewards for turn in rollout.turns)
     below = np.zeros((*first.shape[:2], 2)).reshape(-1, 2)
-    below[played.turns[1].parents] = second.mean(1)
+    below[rollout.turns[1].parents] = second.mean(1)
     expected = first + 0.9 * (lam * below.reshape(first.shape) + (1 - lam) * 0.5)
     got = batches[0].rewards[0].reshape(-1)[: expected.shape[0] * 2]
     if joint_mode == "aligned":
@@ -393,7 +402,7 @@ def test_micro_batches_of_a_central_critic(agents):
     """Its batch has as many rows as there are tasks, whatever the agents' parts are: here 4 parts of 2 roles by 2 prompts."""
     cfg = BASE.replace(algorithm="maac", num_generations=4, micro_batches=4)
     _, _, _, after, _ = one_step(agents[:1] * 2, cfg, shared_weights=True)
-    assert updates_done(after.critics[0]).tolist() == [1]
+    assert steps_done(after.critics[0]).tolist() == [1]
 
 
 def test_a_text_longer_than_the_critics_context_is_an_error(agents, tiny_config, tiny_tokenizer, random_agent):
@@ -428,18 +437,17 @@ def test_gae_is_scaled_by_role(agents):
     running = unstack(before.stacks[0].running, 0)
     first = np.arange(far.rewards.shape[1]) == 0  # of each prompt, cut off and far from the others
     cut = far._replace(ended=np.broadcast_to(~first, far.rewards.shape), rewards=np.where(first, 1e4, far.rewards))
-    for given, changes in ((far, {}), (cut, {"mask_overlong": True})):
-        learning = dataclasses.replace(cfg.learning(), **changes)
-        rows, _ = make_rows(None, running, given, None, cfg=agents[0].config, learning=learning)
+    for batch, changes in ((far, {}), (cut, {"mask_overlong": True})):
+        policy = loss_inputs(running, batch, agents[0].config, cfg.replace(**changes)).targets
         for role in range(2):
-            here = np.asarray(rows.mask) & (mine.roles == role)[..., None]
-            assert np.std(np.asarray(rows.policy.advantages)[here]) == pytest.approx(1, rel=1e-3)
+            mask = np.asarray(policy.mask) & (mine.roles == role)[..., None]
+            assert np.std(np.asarray(policy.advantages)[mask]) == pytest.approx(1, rel=1e-3)
 
 
 def test_shared_weights_have_a_critic_in_two_roles(agents):
-    _, (batches, of_critics), _, after, _ = one_step(agents[:1] * 2, BASE, shared_weights=True)
-    assert of_critics[0].rewards.shape == (1, 4, 3) and batches[0].roles[0, :, 0].tolist() == [0, 0, 1, 1]
-    assert updates_done(after.critics[0]).tolist() == [1]
+    _, (batches, critic_batches), _, after, _ = one_step(agents[:1] * 2, BASE, shared_weights=True)
+    assert critic_batches[0].rewards.shape == (1, 4, 3) and batches[0].roles[0, :, 0].tolist() == [0, 0, 1, 1]
+    assert steps_done(after.critics[0]).tolist() == [1]
 
 
 @pytest.mark.parametrize("row", ["ippo", "maac", "rae"])
@@ -449,9 +457,8 @@ def test_a_resumed_run_has_its_critics_again(agents, tmp_path, row):
     for name, stops in (("whole", [4]), ("parts", [2, 4])):
         for i, stop in enumerate(stops):
             team, params = make_team(agents)
-            cfg = dataclasses.replace(
-                BASE, algorithm=row, num_updates=stop, save_every=2, output_dir=str(tmp_path / name), resume=i > 0
-            )
+            directory = str(tmp_path / name)
+            cfg = BASE.replace(algorithm=row, num_updates=stop, save_every=2, output_dir=directory, resume=i > 0)
             result = train(team, params, environment(2), ITEMS, cfg)
         states.append(jax.device_get(result.state))
     jax.tree.map(np.testing.assert_array_equal, *states)
@@ -465,39 +472,37 @@ def test_a_resumed_run_has_its_critics_again(agents, tmp_path, row):
 def test_remax_subtracts_what_the_greedy_completion_got(agents):
     """The greedy joint action's reward, made here by an evaluation at temperature 0, for every completion of the item."""
     cfg = BASE.replace(algorithm="remax")
-    played, (batches, _), before, *_ = one_step(agents, cfg)
+    rollout, (batches, _), before, *_ = one_step(agents, cfg)
     team, params = make_team(agents)
     settings = dataclasses.replace(cfg.sampling, temperature=0.0)
     sample = partial(sample_team, team, params)
     greedy = play(sample, team, ITEMS, environment(2), settings, cfg.episodes, seed=0, step=9, group=1)
     rewards = greedy.turns[0].rewards[:, 0, 0]
     np.testing.assert_allclose(batches[0].values[..., 0], np.broadcast_to(rewards[None, :, None], (2, 2, 3)), rtol=1e-6)
-    rows, _ = make_rows(
-        None, unstack(before.stacks[0].running, 0), unstack(batches[0], 0), None, cfg=agents[0].config, learning=cfg.learning()
-    )
-    np.testing.assert_allclose(rows.policy.advantages[..., 0], played.returns[0][0] - rewards[:, None], rtol=1e-5, atol=1e-5)
+    running = unstack(before.stacks[0].running, 0)
+    policy = loss_inputs(running, unstack(batches[0], 0), agents[0].config, cfg).targets
+    np.testing.assert_allclose(policy.advantages[..., 0], rollout.returns[0][0] - rewards[:, None], rtol=1e-5, atol=1e-5)
 
 
 def test_remax_over_several_turns(agents):
     """A node's baseline is what the greedy episode on its item returns from the same turn on."""
     cfg = BASE.replace(algorithm="remax", num_turns=2, num_generations=2)
-    played, *_ = one_step(agents, cfg)
-    assert [x.shape for x in played.expected] == [x.shape for x in played.returns] == [(2, 2, 2), (2, 4, 2)]
-    assert played.expected[1][0, 0, 0] == played.expected[1][0, 1, 1], "both children of item 0"
-    assert played.expected[0][0, 0, 0] != played.expected[1][0, 0, 0], "the return of two turns and that of the last"
+    rollout, *_ = one_step(agents, cfg)
+    assert [x.shape for x in rollout.expected] == [x.shape for x in rollout.returns] == [(2, 2, 2), (2, 4, 2)]
+    assert rollout.expected[1][0, 0, 0] == rollout.expected[1][0, 1, 1], "both children of item 0"
+    assert rollout.expected[0][0, 0, 0] != rollout.expected[1][0, 0, 0], "the return of two turns and that of the last"
 
 
 def test_the_moving_average_of_rae_follows_each_role(agents):
     """b <- 0.9 b + 0.1 mean R of each role, from 0 on; A = R - b. Two roles of shared weights have one each."""
     cfg = BASE.replace(algorithm="rae", ema_decay=0.9)
-    played, (batches, _), _, after, _ = one_step(agents[:1] * 2, cfg, shared_weights=True)
-    means = [played.returns[0][n].mean() for n in range(2)]
+    rollout, (batches, _), _, after, _ = one_step(agents[:1] * 2, cfg, shared_weights=True)
+    means = [rollout.returns[0][n].mean() for n in range(2)]
     np.testing.assert_allclose(after.stacks[0].running.baseline[0], [0.1 * m for m in means], rtol=1e-5)
-    rows, _ = make_rows(
-        None, unstack(after.stacks[0].running, 0), unstack(batches[0], 0), None, cfg=agents[0].config, learning=cfg.learning()
-    )
-    expected = np.concatenate([played.returns[0][n] - 0.1 * means[n] for n in range(2)])
-    np.testing.assert_allclose(rows.policy.advantages[..., 0], expected, rtol=1e-4, atol=1e-4)
+    running = unstack(after.stacks[0].running, 0)
+    policy = loss_inputs(running, unstack(batches[0], 0), agents[0].config, cfg).targets
+    expected = np.concatenate([rollout.returns[0][n] - 0.1 * means[n] for n in range(2)])
+    np.testing.assert_allclose(policy.advantages[..., 0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_dr_mas_compares_an_agent_over_all_turns(agents):
@@ -518,24 +523,24 @@ def test_dr_mas_compares_an_agent_over_all_turns(agents):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(algorithm="magrpo", gae_lambda=0.5), "gae_lambda=0.5 has no meaning for algorithm='magrpo'; it is for iac, maac"),
-        (dict(algorithm="maac", separate_critic=False), "separate_critic=False has no meaning for algorithm='maac'"),
-        (dict(algorithm="ippo", critic_type="q"), "critic_type='q' has no meaning for algorithm='ippo'; it is for iac, maac"),
+        (dict(algorithm="magrpo", gae_lambda=0.5), "gae_lambda=0.5 has no effect for algorithm='magrpo'; it is for iac, maac"),
+        (dict(algorithm="maac", separate_critic=False), "separate_critic=False has no effect for algorithm='maac'"),
+        (dict(algorithm="ippo", critic_type="q"), "critic_type='q' has no effect for algorithm='ippo'; it is for iac, maac"),
         (
             dict(algorithm="iac", value_coef=0.5),
-            "value_coef=0.5 weighs a value head on the actor: set separate_critic to false",
+            "value_coef=0.5 weights a value head on the agent: set separate_critic to false",
         ),
-        (dict(algorithm="grpo", ema_decay=0.5), "ema_decay=0.5 has no meaning .* it is for rae"),
+        (dict(algorithm="grpo", ema_decay=0.5), "ema_decay=0.5 has no effect .* it is for rae"),
         (dict(algorithm="maac", cross_credit="sum"), "cross_credit='sum' does not fit algorithm='maac'"),
-        (dict(algorithm="ippo", value_clip=0.2), "value_clip=0.2 never clips where a critic makes one step"),
+        (dict(algorithm="ippo", value_clip=0.2), "value_clip=0.2 never clips if a critic makes one step"),
         (dict(algorithm="mappo", value_clip=0.2, num_epochs=2), "a central one never does"),
         (
             dict(algorithm="iac", separate_critic=False, critic_learning_rate=1e-3),
             "critic_learning_rate is for separate critics",
         ),
-        (dict(algorithm="iac", critic_type="q", num_generations=1), "its value_baseline baseline needs at least 2"),
+        (dict(algorithm="iac", critic_type="q", num_generations=1), "its baseline needs at least 2"),
         (dict(algorithm="magrpo", importance_level="sequence"), "importance_level='sequence' needs importance_cap"),
-        (dict(algorithm="ippo", advantage_scale="std"), "advantage_scale='std' has no meaning for advantages of tokens"),
+        (dict(algorithm="ippo", advantage_scale="std"), "advantage_scale='std' has no effect on advantages of tokens"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(agents, changes, message):
@@ -569,10 +574,9 @@ def test_a_central_critic_learns_the_mean_of_the_agents_returns():
 
 
 def test_a_penalty_is_a_reward_only_where_it_is_to_be():
-    assert [critics.penalises(Learning(algorithm="ippo", kl_coef=0.1, kl_in=where)) for where in ("loss", "reward")] == [
-        False,
-        True,
-    ]
+    for place, in_reward in (("loss", False), ("reward", True)):
+        algorithm = resolve(TrainConfig.of(algorithm="ippo", kl_coef=0.1, kl_in=place))
+        assert critics.penalizes_tokens(algorithm) is in_reward
 
 
 @pytest.mark.parametrize(
@@ -584,4 +588,4 @@ def test_a_central_critic_of_three_prompts(agents, changes):
     team, params = make_team(agents)
     result = train(team, params, environment(2, cfg.episodes.num_turns), [*ITEMS, {"prompt": "of fruit"}], cfg)
     assert np.isfinite(result.rewards).all()
-    assert int(result.state.critics[0].skipped[0]) == 0 and int(updates_done(result.state.critics[0])[0]) == 1
+    assert int(result.state.critics[0].skipped[0]) == 0 and int(steps_done(result.state.critics[0])[0]) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -10,59 +9,62 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.config import Learning
-from jmarl.learning.objective import Policy, make_rows, token_loss
+from jmarl.algorithms import resolve
+from jmarl.config import TrainConfig
+from jmarl.learning.objective import PolicyTargets, make_loss_inputs, token_loss
 from jmarl.learning.optimizer import apply_gradients, init_stack, schedule
 from jmarl.learning.update import agent_gradients, gradients, minibatches, update_stack
 from jmarl.models import decoder
 from jmarl.models.heads import with_value_head
-from jmarl.rl.advantages import nothing_remembered
+from jmarl.rl.advantages import initial_running
 from jmarl.sampling.scoring import score
-from jmarl.types import Batch, Own
+from jmarl.types import Batch, PerAgent
 
 A, P, G, T, S = 2, 2, 4, 5, 8
-BASE = Learning(algorithm="grpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5, loss_aggregation="token_mean")
+BASE = TrainConfig.of(algorithm="grpo", learning_rate=1e-2, adam_eps=1e-4, max_grad_norm=0.5, loss_aggregation="token_mean")
 
 
 @pytest.fixture(scope="module")
-def cfg(tiny_config):
+def model(tiny_config):
     return tiny_config()
 
 
 @pytest.fixture(scope="module")
-def params(cfg):
-    return jax.vmap(functools.partial(decoder.init_params, cfg))(jax.random.split(jax.random.key(0), A))
+def params(model):
+    return jax.vmap(functools.partial(decoder.init_params, model))(jax.random.split(jax.random.key(0), A))
 
 
 @pytest.fixture(scope="module")
-def batch(cfg, params):
+def batch(model, params):
     """Completions as their own policy rates them, so that the first ratio is 1."""
     rng = np.random.default_rng(0)
     prompts, tokens = (jnp.asarray(rng.integers(3, 320, shape)) for shape in ((A, P, S), (A, P, G, T)))
     lengths, mask = jnp.full((A, P), S), jnp.asarray(np.arange(T) < rng.integers(2, T + 1, (A, P, G, 1)))
-    old = jax.vmap(functools.partial(score, cfg=cfg))(params, prompts=prompts, lengths=lengths, tokens=tokens).logprobs
+    old = jax.vmap(functools.partial(score, cfg=model))(params, prompts=prompts, lengths=lengths, tokens=tokens).logprobs
     rewards = jnp.asarray(rng.normal(size=(A, P, G)), jnp.float32)
     groups = jnp.broadcast_to(jnp.arange(P)[:, None], (A, P, G))
     ended = jnp.asarray(rng.random((A, P, G)) < 0.7).at[:, :, 0].set(True)
     return Batch(prompts, lengths, tokens, mask, jnp.where(mask, old, 0), ended, rewards, groups)
 
 
-def run(params, batch, cfg, mode="map", **changes):
-    learning = BASE.replace(**changes)
-    state = init_stack(jax.tree.map(jnp.copy, params), learning)
-    return jax.device_get(update_stack(state, batch, cfg=cfg, learning=learning, mode=mode))
+def run(params, batch, model, **changes):
+    """Return the state and the metrics after one update."""
+    algorithm = resolve(BASE.replace(**changes))
+    state = init_stack(jax.tree.map(jnp.copy, params), algorithm)
+    return jax.device_get(update_stack(state, batch, model=model, algorithm=algorithm)[:2])
 
 
-def by_hand(params, batch, cfg, order, n, learning=BASE):
+def by_hand(params, batch, model, order, n):
     """The same steps of agent 0 in a Python loop: advantages of the whole batch, means over each part."""
+    algorithm = resolve(BASE)
     one = functools.partial(jax.tree.map, lambda x: x[0])
-    state = one(init_stack(jax.tree.map(jnp.copy, params), learning))
-    rows, _ = make_rows(None, state.running, one(batch), None, cfg=cfg, learning=learning)
-    parts = one(minibatches(jax.tree.map(lambda x: x[None], rows), n)[0])
-    grad = jax.jit(functools.partial(gradients, cfg=cfg, learning=learning))
+    state = one(init_stack(jax.tree.map(jnp.copy, params), algorithm))
+    inputs, _ = make_loss_inputs(None, state.running, one(batch), None, model=model, algorithm=algorithm)
+    parts = one(minibatches(jax.tree.map(lambda x: x[None], inputs), n)[0])
+    grad = jax.jit(functools.partial(gradients, model=model, algorithm=algorithm))
     for i in order:
         grads, metrics = grad(state.params, jax.tree.map(lambda x, i=i: x[i], parts), None)
-        state, _ = apply_gradients(state, grads, metrics["loss"], learning=learning)
+        state, _ = apply_gradients(state, grads, metrics["loss"], algorithm=algorithm)
     return jax.device_get(state.params)
 
 
@@ -70,48 +72,48 @@ def assert_close(got, expected):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, expected)
 
 
-def test_epochs_and_minibatches_are_steps_in_order(params, batch, cfg):
+def test_epochs_and_minibatches_are_steps_in_order(params, batch, model):
     """Two passes over two parts: four Adam steps, the third with ratios that are not 1 any more; vmap and map agree."""
-    got, metrics = run(params, batch, cfg, num_epochs=2, num_minibatches=2)
-    assert_close(jax.tree.map(lambda x: x[0], got.params), by_hand(params, batch, cfg, [0, 1, 0, 1], 2))
+    got, metrics = run(params, batch, model, num_epochs=2, num_minibatches=2)
+    assert_close(jax.tree.map(lambda x: x[0], got.params), by_hand(params, batch, model, [0, 1, 0, 1], 2))
     assert metrics["steps"].tolist() == [4, 4] and got.opt_state[1][0].count.tolist() == [4, 4]
     assert (metrics["clip_share"] > 0).any(), "some ratios were clipped"
     assert (np.abs(metrics["ratio"] - 1) > 1e-4).all()
-    together, _ = run(params, batch, cfg, mode="vmap", num_epochs=2, num_minibatches=2)
+    together, _ = run(params, batch, model, per_agent="vmap", num_epochs=2, num_minibatches=2)
     assert_close(together.params, got.params)
 
 
-def test_micro_batches_of_a_minibatch_are_the_minibatch(params, batch, cfg):
-    whole, _ = run(params, batch, cfg, num_minibatches=2)
-    parts, _ = run(params, batch, cfg, num_minibatches=2, micro_batches=2)
+def test_micro_batches_of_a_minibatch_are_the_minibatch(params, batch, model):
+    whole, _ = run(params, batch, model, num_minibatches=2)
+    parts, _ = run(params, batch, model, num_minibatches=2, micro_batches=2)
     assert_close(parts.params, whole.params)
 
 
-def test_target_kl_holds_an_agent_that_has_moved(params, batch, cfg):
+def test_target_kl_holds_an_agent_that_has_moved(params, batch, model):
     """A tiny target lets the first step through, after which the policy has moved; a wide one lets all of them."""
-    held, metrics = run(params, batch, cfg, num_epochs=3, target_kl=1e-9)
+    held, metrics = run(params, batch, model, num_epochs=3, target_kl=1e-9)
     assert metrics["steps"].tolist() == [1, 1] and metrics["skipped"].tolist() == [0, 0]
-    assert_close(held.params, run(params, batch, cfg)[0].params)
-    free, metrics = run(params, batch, cfg, num_epochs=3, target_kl=1e3)
+    assert_close(held.params, run(params, batch, model)[0].params)
+    free, metrics = run(params, batch, model, num_epochs=3, target_kl=1e3)
     assert metrics["steps"].tolist() == [3, 3]
-    assert_close(free.params, run(params, batch, cfg, num_epochs=3)[0].params)
+    assert_close(free.params, run(params, batch, model, num_epochs=3)[0].params)
 
 
-def test_an_agent_is_held_alone(params, batch, cfg):
+def test_an_agent_is_held_alone(params, batch, model):
     """Agent 1 has equal rewards and does not move: it makes all its steps (of size 0) while agent 0 is held."""
     equal = batch._replace(rewards=batch.rewards.at[1].set(1.0))
-    got, metrics = run(params, equal, cfg, num_epochs=3, target_kl=1e-9)
+    got, metrics = run(params, equal, model, num_epochs=3, target_kl=1e-9)
     assert metrics["steps"].tolist() == [1, 3]
     jax.tree.map(lambda new, old: np.testing.assert_array_equal(new[1], old[1]), got.params, jax.device_get(params))
 
 
-def test_a_schedule_counts_optimiser_steps(params, batch, cfg):
+def test_a_schedule_counts_optimiser_steps(params, batch, model):
     """Linear to 0 over 2 updates of 4 steps: after one update half of it is left."""
-    _, metrics = run(params, batch, cfg, num_epochs=2, num_minibatches=2, lr_schedule="linear", num_updates=2)
+    _, metrics = run(params, batch, model, num_epochs=2, num_minibatches=2, lr_schedule="linear", num_updates=2)
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - 3 / 8), rtol=1e-6)
 
 
-def test_parts_are_filled_up_where_turns_make_any_number_of_prompts(params, batch, cfg):
+def test_parts_are_filled_up_where_turns_make_any_number_of_prompts(params, batch, model):
     """Three prompts in two parts: a fourth of weight 0 is added, and an update of both parts has the whole gradient. A part of
     padding alone is no step."""
     three = jax.tree.map(lambda x: jnp.concatenate([x, x[:, :1]], 1), batch)
@@ -119,89 +121,94 @@ def test_parts_are_filled_up_where_turns_make_any_number_of_prompts(params, batc
         tokens=three.tokens[:, :, :3], action_mask=three.action_mask[:, :, :3], old_logprobs=three.old_logprobs[:, :, :3],
         ended=three.ended[:, :, :3], rewards=three.rewards[:, :, :3], groups=three.groups[:, :, :3],
     )  # fmt: skip
-    whole, _ = run(params, three, cfg)
-    parts, _ = run(params, three, cfg, micro_batches=2)
+    whole, _ = run(params, three, model)
+    parts, _ = run(params, three, model, micro_batches=2)
     assert_close(parts.params, whole.params)
     nothing = three._replace(rewards=three.rewards.at[:, 1].set(jnp.nan))
-    _, metrics = run(params, nothing, cfg, num_minibatches=3)
+    _, metrics = run(params, nothing, model, num_minibatches=3)
     assert metrics["steps"].tolist() == [2, 2]
 
 
-def test_parts_that_do_not_fit_are_named(params, batch, cfg):
+def test_parts_that_do_not_fit_are_named(params, batch, model):
     with pytest.raises(ValueError, match="num_minibatches=3 does not divide 2 prompts of 4 completions"):
-        run(params, batch, cfg, num_minibatches=3)
+        run(params, batch, model, num_minibatches=3)
 
 
-def test_overlong_completions_are_left_out(params, batch, cfg):
+def test_overlong_completions_are_left_out(params, batch, model):
     """DAPO's row: gradients are those of a batch in which the unfinished completions' tokens are masked; their rewards count in
     the baseline as before."""
     dapo = BASE.replace(algorithm="dapo")
     one = functools.partial(jax.tree.map, lambda x: x[0])
     assert not batch.ended[0].all()
-    running = one(nothing_remembered(1, 1, 0.0))
-    of = jax.jit(
-        lambda p, b, learning: agent_gradients(p, None, running, b, cfg=cfg, learning=learning), static_argnames="learning"
-    )
-    got, _ = of(one(params), one(batch), learning=dapo)
+    running = one(initial_running(1, 1, 0.0))
+
+    @functools.partial(jax.jit, static_argnames="algorithm")
+    def gradients_of(params, batch, algorithm):
+        return agent_gradients(params, None, running, batch, model=model, algorithm=algorithm)[0]
+
+    with_cut = resolve(dapo.replace(mask_overlong=False))
+    got = gradients_of(one(params), one(batch), algorithm=resolve(dapo))
     masked = batch._replace(action_mask=batch.action_mask & batch.ended[..., None])
-    expected, _ = of(one(params), one(masked), learning=dapo.replace(mask_overlong=False))
+    expected = gradients_of(one(params), one(masked), algorithm=with_cut)
     assert_close(got, expected)
-    plain, _ = of(one(params), one(batch), learning=dapo.replace(mask_overlong=False))
+    plain = gradients_of(one(params), one(batch), algorithm=with_cut)
     assert max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(plain), strict=True)) > 1e-4
 
 
 # --- whose log-probabilities, and how far they may be off ----------------------------------------------------------------
 
 
-def test_rescored_ratios_are_exactly_one_at_the_first_update(params, batch, cfg):
+def test_rescored_ratios_are_exactly_one_at_the_first_update(params, batch, model):
     """Old log-probabilities that are off by a noise: from the sampler the ratio is not 1; rescored, it is 1 for each token."""
     noise = 0.1 * jax.random.normal(jax.random.key(1), batch.old_logprobs.shape)
     off = batch._replace(old_logprobs=jnp.where(batch.action_mask, batch.old_logprobs + noise, 0))
     for changes, exact in ((dict(old_logprobs="rescored"), True), ({}, False)):
-        _, metrics = run(params, off, cfg, **changes)
+        _, metrics = run(params, off, model, **changes)
         assert (np.abs(metrics["ratio"] - 1) < 1e-6).all() == exact
         shift = np.sum(np.abs(noise), -1, where=np.asarray(batch.action_mask)).sum((1, 2)) / batch.action_mask.sum((1, 2, 3))
-        np.testing.assert_allclose(metrics["mismatch"], shift, rtol=1e-3), "the sampler's mismatch is told in both cases"
+        (
+            np.testing.assert_allclose(metrics["mismatch"], shift, rtol=1e-3),
+            "the mismatch of the sampler is a metric in both cases",
+        )
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_truncated_importance_sampling(params, batch, cfg, level):
+def test_truncated_importance_sampling(params, batch, model, level):
     """Advantages times min(learner / sampler, cap), by numpy; the ratio is then to the rescored policy, which is exactly 1."""
     off = 0.5 * jax.random.normal(jax.random.key(2), batch.old_logprobs.shape)
     sampled = batch._replace(truncated_logprobs=jnp.where(batch.action_mask, batch.old_logprobs + off, 0))
-    learning = BASE.replace(importance_cap=1.2, importance_level=level)
+    algorithm = resolve(BASE.replace(importance_cap=1.2, importance_level=level))
     one = functools.partial(jax.tree.map, lambda x: x[0])
-    running = one(nothing_remembered(1, 1, 0.0))
-    make = functools.partial(make_rows, None, running, cfg=cfg)
-    rows, _ = make(one(sampled), one(params), learning=learning)
-    plain, _ = make(one(batch), one(params), learning=BASE)
+    running = one(initial_running(1, 1, 0.0))
+    make = functools.partial(make_loss_inputs, None, running, model=model)
+    inputs, _ = make(one(sampled), one(params), algorithm=algorithm)
+    plain, _ = make(one(batch), one(params), algorithm=resolve(BASE))
     difference = np.where(batch.action_mask[0], batch.old_logprobs[0] - sampled.truncated_logprobs[0], 0)
     if level == "sequence":
         difference = difference.sum(-1, keepdims=True)
     weight = np.minimum(np.exp(difference), 1.2)
     assert (weight == 1.2).any() and (weight < 1).any()
-    np.testing.assert_allclose(rows.policy.advantages, plain.policy.advantages * weight, rtol=1e-4, atol=1e-5)
-    _, metrics = run(params, sampled, cfg, importance_cap=1.2, importance_level=level)
+    np.testing.assert_allclose(inputs.targets.advantages, plain.targets.advantages * weight, rtol=1e-4, atol=1e-5)
+    _, metrics = run(params, sampled, model, importance_cap=1.2, importance_level=level)
     assert (np.abs(metrics["ratio"] - 1) < 1e-6).all()
-    here = np.asarray(batch.action_mask[0])
-    every = np.broadcast_to(weight, here.shape)[here]
-    np.testing.assert_allclose(
-        [metrics["importance"][0], metrics["importance_capped"][0]], [every.mean(), (every == 1.2).mean()], rtol=1e-3
-    )
+    mask = np.asarray(batch.action_mask[0])
+    token_weights = np.broadcast_to(weight, mask.shape)[mask]
+    np.testing.assert_allclose(metrics["importance"][0], token_weights.mean(), rtol=1e-3)
+    np.testing.assert_allclose(metrics["importance_capped"][0], (token_weights == 1.2).mean(), rtol=1e-3)
 
 
-def test_the_kl_coefficient_follows_its_target(params, batch, cfg):
+def test_the_kl_coefficient_follows_its_target(params, batch, model):
     """Times 1 + 0.1 clip(KL / target - 1, -0.2, 0.2) an update: down by 2 % where the policy is the reference itself, up by
     2 % where it is far away; and it weighs the KL term."""
-    learning = BASE.replace(kl_coef=0.5, kl_target=1e-3, learning_rate=1e-1)
-    state = init_stack(jax.tree.map(jnp.copy, params), learning)
-    state, metrics = update_stack(state, batch, cfg=cfg, learning=learning)
+    algorithm = resolve(BASE.replace(kl_coef=0.5, kl_target=1e-3, learning_rate=1e-1))
+    state = init_stack(jax.tree.map(jnp.copy, params), algorithm)
+    state, metrics, _ = update_stack(state, batch, model=model, algorithm=algorithm)
     np.testing.assert_allclose(state.running.kl_coef, 0.5 * 0.98, rtol=1e-6)
     np.testing.assert_allclose(metrics["kl_coef"], 0.5)
     losses = []
     for factor in (1.0, 2.0):
         changed = state._replace(running=state.running._replace(kl_coef=factor * state.running.kl_coef))
-        after, metrics = update_stack(jax.tree.map(jnp.copy, changed), batch, cfg=cfg, learning=learning)
+        after, metrics, _ = update_stack(jax.tree.map(jnp.copy, changed), batch, model=model, algorithm=algorithm)
         losses.append(jax.device_get(metrics["loss"]))
         np.testing.assert_allclose(after.running.kl_coef, factor * 0.49 * 1.02, rtol=1e-6)
     np.testing.assert_allclose(losses[1] - losses[0], 0.49 * metrics["kl"], rtol=1e-3)
@@ -210,46 +217,50 @@ def test_the_kl_coefficient_follows_its_target(params, batch, cfg):
 def test_what_target_kl_measures():
     """KL(old || new) by k3 of the old policy's samples, in closed form."""
     one = jnp.ones(1)
-    of = Policy(one > 0, one, one, -one, -one, one, one)
-    metrics = token_loss(-0.5 * one, 0 * one, of, BASE.replace(num_epochs=2, target_kl=1.0))[1]
+    targets = PolicyTargets(one > 0, one, one, -one, -one, one, one)
+    metrics = token_loss(-0.5 * one, 0 * one, targets, resolve(BASE.replace(num_epochs=2, target_kl=1.0)))[1]
     assert float(metrics["kl_moved"]) == pytest.approx(np.exp(0.5) - 1.5, rel=1e-5)
 
 
-def test_an_agent_that_has_moved_too_far_makes_no_later_step(params, batch, cfg):
+def test_an_agent_that_has_moved_too_far_makes_no_later_step(params, batch, model):
     """Also where a later part has not moved; and one that is held stays so through all steps, weight decay included."""
     old = batch.old_logprobs.at[:, 0].add(jnp.where(batch.action_mask[:, 0], 1.0, 0.0))
-    _, metrics = run(params, batch._replace(old_logprobs=old), cfg, num_minibatches=2, target_kl=0.1)
+    _, metrics = run(params, batch._replace(old_logprobs=old), model, num_minibatches=2, target_kl=0.1)
     assert metrics["steps"].tolist() == [0, 0]
-    learning = BASE.replace(num_epochs=2, target_kl=1e3, weight_decay=0.1)
-    state = init_stack(jax.tree.map(jnp.copy, params), learning)
-    after, metrics = update_stack(state, batch, cfg=cfg, learning=learning, own=Own(held=jnp.array([True, False])))
+    algorithm = resolve(BASE.replace(num_epochs=2, target_kl=1e3, weight_decay=0.1))
+    state = init_stack(jax.tree.map(jnp.copy, params), algorithm)
+    settings = PerAgent(held=jnp.array([True, False]))
+    after, metrics, _ = update_stack(state, batch, model=model, algorithm=algorithm, agents=settings)
     assert metrics["steps"].tolist() == [0, 2]
     jax.tree.map(lambda new, was: np.testing.assert_array_equal(new[0], was[0]), after.params, params)
 
 
-def test_parts_have_the_weight_of_the_batch(batch, cfg):
+def test_parts_have_the_weight_of_the_batch(batch, model):
     """Of the policy, its KL term and the values alike."""
-    learning = Learning(algorithm="ippo", separate_critic=False, kl_coef=0.5, loss_aggregation="token_mean")
+    cfg = TrainConfig.of(algorithm="ippo", separate_critic=False, kl_coef=0.5, loss_aggregation="token_mean")
     mine = jax.tree.map(lambda x: x[0], batch._replace(values=jnp.zeros(batch.tokens.shape)))
-    running = jax.tree.map(lambda x: x[0], nothing_remembered(1, 1, 0.5))
-    rows, _ = make_rows(None, running, mine, None, cfg=cfg, learning=learning, trains="both")
-    parts, _ = minibatches(jax.tree.map(lambda x: x[None], rows), 2)
-    np.testing.assert_allclose(parts.policy.kl_weights, 0.5 * parts.policy.weights, rtol=1e-6)
-    for of in (parts.policy, parts.values):
-        np.testing.assert_allclose(of.weights.sum((2, 3, 4)).mean(1), 1, rtol=1e-5)
+    running = jax.tree.map(lambda x: x[0], initial_running(1, 1, 0.5))
+    inputs, _ = make_loss_inputs(None, running, mine, None, model=model, algorithm=resolve(cfg), trains="both")
+    parts, _ = minibatches(jax.tree.map(lambda x: x[None], inputs), 2)
+    policy, values = parts.targets
+    np.testing.assert_allclose(policy.kl_weights, 0.5 * policy.weights, rtol=1e-6)
+    for targets in (policy, values):
+        np.testing.assert_allclose(targets.weights.sum((2, 3, 4)).mean(1), 1, rtol=1e-5)
 
 
-def test_a_value_head_learns_from_what_the_policy_leaves_out(params, batch, cfg):
+def test_a_value_head_learns_from_what_the_policy_leaves_out(params, batch, model):
     """A part of cut off completions alone: with mask_overlong the policy has nothing to learn there, the values have."""
-    learning = dataclasses.replace(
-        BASE, algorithm="ippo", separate_critic=False, mask_overlong=True, num_minibatches=2, loss_aggregation=None
-    )
+    cfg = BASE.replace(
+        algorithm="ippo", separate_critic=False, mask_overlong=True, num_minibatches=2, loss_aggregation=None
+    )  # fmt: skip
+    algorithm = resolve(cfg)
     cut = batch._replace(ended=batch.ended.at[:, 0].set(False), values=jnp.zeros(batch.tokens.shape))
-    state = init_stack(with_value_head(jax.tree.map(jnp.copy, params)), learning)
-    _, metrics = update_stack(state, cut, cfg=cfg, learning=learning, trains="both")
+    state = init_stack(with_value_head(jax.tree.map(jnp.copy, params)), algorithm)
+    _, metrics, _ = update_stack(state, cut, model=model, algorithm=algorithm, trains="both")
     assert metrics["steps"].tolist() == [2, 2]
 
 
 def test_warm_up_counts_all_steps_of_an_update():
-    rate = schedule(Learning(learning_rate=1.0, warmup_updates=2, num_updates=9, num_epochs=2, num_minibatches=2))
+    cfg = TrainConfig.of(learning_rate=1.0, warmup_updates=2, num_updates=9, num_epochs=2, num_minibatches=2)
+    rate = schedule(resolve(cfg))
     np.testing.assert_allclose([rate(k) for k in range(9)], [*np.arange(1, 9) / 8, 1], rtol=1e-6)

@@ -12,7 +12,7 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.learning.objective import make_rows
+from jmarl.learning.objective import make_loss_inputs
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
 from jmarl.rollout import critic_values
@@ -72,26 +72,27 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     cfg = BASE.replace(separate_critic=separate, kl_estimator=kind, micro_batches=2)  # values before the update
     head, coef = np.random.default_rng(0).normal(size=agents[0].config.hidden_size), 0.7
     team, params = make_team(agents)
-    judges, state = start(team, params, cfg, None)
+    setup, state = start(team, params, cfg, None)
     state = moved_away(state, head, coef)
-    played = play_step(sampler_of(team, state), team, ITEMS, environment(), cfg, 0)
-    batches, of_critics = jax.device_get(critic_values.judge(team, judges, state, played, cfg))
+    rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
+    batches, critic_batches = jax.device_get(critic_values.judge(setup, state, rollout))
     before, model = jax.device_get(state), agents[0].config
-    make = functools.partial(make_rows, cfg=model)
+    make = functools.partial(make_loss_inputs, model=model)
     for a in range(2):
         mine, stack = unstack(batches[0], a), before.stacks[0]
         arrays = (mine.prompts, mine.prompt_lengths, mine.tokens)
         ref = np.asarray(scoring.score(unstack(stack.reference, a), model, *arrays).logprobs, np.float64)
-        of_values = unstack((before.critics[0] if separate else stack).params, a)
-        values = np.asarray(values_of(of_values, scoring.hidden_states(of_values, model, *arrays, "full")))
+        critic = unstack((before.critics[0] if separate else stack).params, a)
+        values = np.asarray(values_of(critic, scoring.hidden_states(critic, model, *arrays, "full")))
         values = values.reshape(mine.tokens.shape).astype(np.float64)
         trains = "policy" if separate else "both"
-        rows, _ = make(None, unstack(stack.running, a), mine, None, learning=cfg.learning(), trains=trains)
-        targets = rows.values
+        inputs, _ = make(None, unstack(stack.running, a), mine, None, algorithm=setup.algorithm, trains=trains)
         if separate:
-            of_critic = unstack(of_critics[0], a)
-            targets = make(None, None, of_critic, None, learning=judges.learning, trains="values")[0].values
-        assert np.asarray(rows.mask).any(-1).sum() == np.asarray(targets.mask).any(-1).sum() == 5
+            policy, algorithm = inputs.targets, setup.critics.algorithm
+            targets = make(None, None, unstack(critic_batches[0], a), None, algorithm=algorithm, trains="values")[0].targets
+        else:
+            policy, targets = inputs.targets
+        assert np.asarray(policy.mask).any(-1).sum() == np.asarray(targets.mask).any(-1).sum() == 5
         for p, g in np.ndindex(2, 3):
             n = mine.action_mask[p, g].sum()
             if (p, g) == (1, 1):
@@ -99,9 +100,9 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
                 continue
             rewards = -coef * ESTIMATES[kind](ref[p, g, :n] - mine.old_logprobs[p, g, :n])
             assert np.abs(rewards).max() > 1e-3
-            rewards[-1] += played.returns[0][a, p, g]
+            rewards[-1] += rollout.returns[0][a, p, g]
             expected = gae_by_hand(rewards, values[p, g, :n], 0.9)
-            np.testing.assert_allclose(rows.policy.advantages[p, g, :n], expected, rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(policy.advantages[p, g, :n], expected, rtol=1e-3, atol=1e-3)
             np.testing.assert_allclose(targets.targets[p, g, :n], values[p, g, :n] + expected, rtol=1e-3, atol=1e-3)
 
 
@@ -113,9 +114,9 @@ def test_the_first_update_is_that_without_a_penalty(agents, separate):
     for changes in (dict(kl_estimator="k3"), dict(kl_coef=0.0)):
         cfg = BASE.replace(separate_critic=separate, **changes)
         team, params = make_team(agents)
-        judges, state = start(team, params, cfg, None)
-        played = play_step(sampler_of(team, state), team, ITEMS, environment(), cfg, 0)
-        results.append(jax.device_get(update(team, judges, state, played, cfg)))
+        setup, state = start(team, params, cfg, None)
+        rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
+        results.append(jax.device_get(update(setup, state, rollout)))
     (with_it, metrics), (without, _) = results
     for got, expected in zip(with_it.stacks + with_it.critics, without.stacks + without.critics, strict=True):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), got.params, expected.params)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, TrainConfig
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
@@ -98,5 +99,5 @@ def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, mak
     keys = dict(seed=0, step=0, group=8)
     params = [s.params for s in result.state.stacks]
     sample = partial(sample_team, team, params)
-    again = play(sample, team, HELD_OUT, Rewarded(reward, FORMATTERS), CONFIG.sampling, Episodes(), **keys)
+    again = play(sample, team, HELD_OUT, RewardEnvironment(reward, FORMATTERS), CONFIG.sampling, Episodes(), **keys)
     assert again.turns[0].texts != after, "training draws other random numbers than evaluation"

@@ -9,23 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.config import Learning
+from jmarl.algorithms import resolve
+from jmarl.config import TrainConfig
 from jmarl.learning.optimizer import apply_gradients, init_stack, schedule
 
 
-def make(learning, agents=2):
+def make(algorithm, agents=2):
     """A stack's state, gradients of norm 0.25 an agent, and a jitted step of the whole stack."""
     params = {"w": jnp.ones((agents, 3)), "b": jnp.full((agents, 1), 2.0)}
     grads = {"w": jnp.full((agents, 3), 0.125), "b": jnp.full((agents, 1), -0.125)}
-    step = jax.jit(jax.vmap(functools.partial(apply_gradients, learning=learning)))
-    return init_stack(params, learning), grads, step
+    step = jax.jit(jax.vmap(functools.partial(apply_gradients, algorithm=algorithm)))
+    return init_stack(params, algorithm), grads, step
 
 
 def test_the_clip_couples_no_agents():
     """Agent 0's gradient a million times larger: its step is that of the gradient scaled to norm 0.5; agent 1's step is
     bit-equal. One norm over the stack would have scaled agent 1's gradient down to nothing."""
-    learning = Learning(learning_rate=0.1, max_grad_norm=0.5, adam_eps=1.0)
-    state, grads, step = make(learning)
+    algorithm = resolve(TrainConfig.of(learning_rate=0.1, max_grad_norm=0.5, adam_eps=1.0))
+    state, grads, step = make(algorithm)
     huge = jax.tree.map(lambda x: x.at[0].multiply(1e6), grads)
     (small, m_small), (large, m_large) = step(state, grads, jnp.zeros(2)), step(state, huge, jnp.zeros(2))
     np.testing.assert_allclose(m_small["grad_norm"], 0.25)
@@ -39,14 +40,14 @@ def test_the_clip_couples_no_agents():
 
 
 def test_a_gradient_below_the_clip_is_left_alone():
-    state, grads, step = make(Learning(learning_rate=0.1, max_grad_norm=0.26, adam_eps=1.0))
+    state, grads, step = make(resolve(TrainConfig.of(learning_rate=0.1, max_grad_norm=0.26, adam_eps=1.0)))
     new, _ = step(state, grads, jnp.zeros(2))
     np.testing.assert_allclose(new.params["w"], 1 - 0.1 * 0.125 / 1.125, rtol=1e-6)
 
 
 def test_weight_decay_is_decoupled():
     """AdamW: w - lr (step + decay w), whatever the gradient's size."""
-    state, grads, step = make(Learning(learning_rate=0.1, weight_decay=0.5, max_grad_norm=9.0, adam_eps=1.0))
+    state, grads, step = make(resolve(TrainConfig.of(learning_rate=0.1, weight_decay=0.5, max_grad_norm=9.0, adam_eps=1.0)))
     new, _ = step(state, jax.tree.map(jnp.zeros_like, grads), jnp.zeros(2))
     np.testing.assert_allclose(new.params["w"], 1 - 0.1 * 0.5, rtol=1e-6)
     np.testing.assert_allclose(new.params["b"], 2 - 0.1 * 0.5 * 2, rtol=1e-6)
@@ -66,15 +67,15 @@ def test_weight_decay_is_decoupled():
 )
 def test_schedules_closed_form(fields, expected):
     """Eight updates; the first warm-up step is not 0, the peak is reached, and the end is 0."""
-    learning = Learning(learning_rate=3e-4, num_updates=8, **fields)
-    np.testing.assert_allclose([schedule(learning)(k) for k in range(len(expected))], 3e-4 * np.array(expected), atol=1e-10)
+    algorithm = resolve(TrainConfig.of(learning_rate=3e-4, num_updates=8, **fields))
+    np.testing.assert_allclose([schedule(algorithm)(k) for k in range(len(expected))], 3e-4 * np.array(expected), atol=1e-10)
 
 
 def test_the_logged_learning_rate_is_the_one_used():
     """A skipped step does not move the schedule."""
-    learning = Learning(learning_rate=1.0, warmup_updates=4, adam_eps=1e-12, max_grad_norm=1e9)
-    state, grads = init_stack({"w": jnp.ones((1, 3))}, learning), {"w": jnp.ones((1, 3))}
-    apply = jax.vmap(functools.partial(apply_gradients, learning=learning))
+    algorithm = resolve(TrainConfig.of(learning_rate=1.0, warmup_updates=4, adam_eps=1e-12, max_grad_norm=1e9))
+    state, grads = init_stack({"w": jnp.ones((1, 3))}, algorithm), {"w": jnp.ones((1, 3))}
+    apply = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
     for rate, loss in [(0.25, 0.0), (0.5, np.nan), (0.5, 0.0), (0.75, 0.0)]:
         before = state.params["w"]
         state, metrics = apply(state, grads, jnp.array([loss]))
@@ -86,9 +87,9 @@ def test_the_logged_learning_rate_is_the_one_used():
 def test_the_state_is_updated_in_place():
     """With the state donated, an update allocates next to nothing: no copy of parameters or moments."""
     params = {"w": jnp.ones((1, 256, 128)), "b": jnp.ones((1, 64, 128))}
-    learning = Learning()
-    state = init_stack(params, learning)
-    step = jax.jit(jax.vmap(functools.partial(apply_gradients, learning=learning)), donate_argnums=0, keep_unused=True)
+    algorithm = resolve(TrainConfig.of())
+    state = init_stack(params, algorithm)
+    step = jax.jit(jax.vmap(functools.partial(apply_gradients, algorithm=algorithm)), donate_argnums=0, keep_unused=True)
     memory = step.lower(state, params, jnp.zeros(1)).compile().memory_analysis()
     nbytes = sum(x.nbytes for x in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes >= nbytes - 64

@@ -9,21 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tyro
 
 from experiments.story_length import StoryConfig
 from jmarl import MAGRPOConfig, MAGRPOTrainer
-from jmarl.config import Learning, TrainConfig
+from jmarl.algorithms import resolve
+from jmarl.config import TrainConfig
+from jmarl.config.flags import parse_flags
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.learning.optimizer import apply_gradients, init_stack, updates_done
-from jmarl.learning.per_agent import held_at, of_stack, updates_of
+from jmarl.learning.optimizer import apply_gradients, init_stack, steps_done
+from jmarl.learning.per_agent import for_stack, held_agents, updates_per_agent
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
 from jmarl.team import make_team
 from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start, train
-from jmarl.types import TRACES, Own
+from jmarl.types import TRACES, PerAgent
 
 # A large adam_eps: otherwise Adam's first step is the sign of the gradient, also where that is a rounding error.
 BASE = TrainConfig.of(
@@ -89,9 +90,9 @@ def test_a_stack_with_numbers_of_its_agents_equals_runs_with_one_each(agents, mo
     reward = functools.partial(lambda a, b: [(first(x), first(y)) for x, y in zip(a, b, strict=True)])
     both = run(agents, reward, **numbers, **common)
     for agent in range(2):
-        alone = run(agents, reward, **{name: each[agent] for name, each in numbers.items()}, **common)
+        alone = run(agents, reward, **{name: values[agent] for name, values in numbers.items()}, **common)
         assert_close(params_of(both, agent), params_of(alone, agent))
-        other = run(agents, reward, **{name: each[1 - agent] for name, each in numbers.items()}, **common)
+        other = run(agents, reward, **{name: values[1 - agent] for name, values in numbers.items()}, **common)
         assert np.abs(params_of(both, agent)["embed"] - params_of(other, agent)["embed"]).max() > 1e-4
 
 
@@ -105,9 +106,9 @@ def test_other_numbers_are_no_other_program(agents):
     assert TRACES["update"] == traced
     cfg = BASE.replace(learning_rate=(1e-2, 1e-3), optimizer=("adamw", "lion"))
     for agent in range(2):  # of different stacks: an optimiser each
-        learning, own = of_stack(cfg, cfg.learning(), ((agent,),), 2)
-        assert own.learning_rate.tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
-        assert learning.optimizer == cfg.optimizer.optimizer[agent]
+        algorithm, settings = for_stack(resolve(cfg), cfg.run, ((agent,),), 2)
+        assert settings.learning_rate.tolist() == np.float32([cfg.optimizer.learning_rate[agent]]).tolist()
+        assert algorithm.optimizer.optimizer == cfg.optimizer.optimizer[agent]
 
 
 def test_own_critics_learn_at_the_rates_of_their_agents(agents, tmp_path):
@@ -126,9 +127,9 @@ def test_own_critics_learn_at_the_rates_of_their_agents(agents, tmp_path):
 def test_optimisers_closed_form(fields):
     """Two steps by their papers: lion moves by the sign of an interpolation, sgd by the sum of decayed gradients; the decay of
     weights is apart from both."""
-    learning = Learning(learning_rate=0.1, weight_decay=0.5, max_grad_norm=9.0, **fields)
-    state, w, memory = init_stack({"w": jnp.full((1, 2), 2.0)}, learning), np.full(2, 2.0), np.zeros(2)
-    step = jax.vmap(functools.partial(apply_gradients, learning=learning))
+    algorithm = resolve(TrainConfig.of(learning_rate=0.1, weight_decay=0.5, max_grad_norm=9.0, **fields))
+    state, w, memory = init_stack({"w": jnp.full((1, 2), 2.0)}, algorithm), np.full(2, 2.0), np.zeros(2)
+    step = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
     for grad in (np.array([0.3, -0.1]), np.array([-0.2, -0.4])):
         state, _ = step(state, {"w": jnp.asarray(grad[None], jnp.float32)}, jnp.zeros(1))
         if fields["optimizer"] == "lion":
@@ -137,15 +138,15 @@ def test_optimisers_closed_form(fields):
             change = memory = grad + fields.get("momentum", 0.0) * memory
         w = w - 0.1 * (change + 0.5 * w)
         np.testing.assert_allclose(state.params["w"][0], w, rtol=1e-5)
-    assert updates_done(state).tolist() == [2]
+    assert steps_done(state).tolist() == [2]
 
 
 def test_stacks_have_optimisers_of_their_own(different):
     """Each stack ends where it does in the run that gives its optimiser to all."""
     reward = functools.partial(lambda a, b: [(first(x), first(y)) for x, y in zip(a, b, strict=True)])
     both = run(different, reward, optimizer=("adamw", "sgd"), momentum=0.5, num_updates=2)
-    for agent, of_all in enumerate((dict(optimizer="adamw"), dict(optimizer="sgd", momentum=0.5, adam_eps=1e-8))):
-        alone = run(different, reward, **of_all, num_updates=2)
+    for agent, settings in enumerate((dict(optimizer="adamw"), dict(optimizer="sgd", momentum=0.5, adam_eps=1e-8))):
+        alone = run(different, reward, **settings, num_updates=2)
         assert_equal(params_of(both, agent), params_of(alone, agent))
 
 
@@ -155,12 +156,12 @@ def test_stacks_have_optimisers_of_their_own(different):
 def test_a_held_agent_changes_in_nothing():
     """Parameters, moments, schedule, skipped steps; its gradient may be broken. The other's step is that of a stack without
     held agents."""
-    learning = Learning(learning_rate=0.1, adam_eps=1.0)
+    algorithm = resolve(TrainConfig.of(learning_rate=0.1, adam_eps=1.0))
     params, grads = {"w": jnp.ones((2, 3))}, {"w": jnp.full((2, 3), 0.125)}
-    step = jax.vmap(functools.partial(apply_gradients, learning=learning))
-    state = init_stack(params, learning)
+    step = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
+    state = init_stack(params, algorithm)
     broken = {"w": grads["w"].at[0].set(jnp.nan)}
-    held, _ = step(state, broken, jnp.zeros(2), jnp.array([True, False]), Own())
+    held, _ = step(state, broken, jnp.zeros(2), jnp.array([True, False]), PerAgent())
     free, _ = step(state, grads, jnp.zeros(2))
     assert_equal(unstack((held.params, held.opt_state), 0), unstack((state.params, state.opt_state), 0))
     assert_equal(unstack((held.params, held.opt_state), 1), unstack((free.params, free.opt_state), 1))
@@ -172,17 +173,17 @@ def test_a_frozen_agent_is_played_and_stays_as_it_was(agents, changes):
     frozen one has nothing to learn (a reward of its own that is constant)."""
     state = run(agents, frozen_agents=(0,), **changes)
     assert_equal(params_of(state, 0), untrained(agents, 0))
-    assert updates_done(state.stacks[0]).tolist() == [0, 4 * changes.get("num_epochs", 1)]
+    assert steps_done(state.stacks[0]).tolist() == [0, 4 * changes.get("num_epochs", 1)]
     assert all((moment[0] == 0).all() for moment in jax.tree.leaves(state.stacks[0].opt_state))
     assert (unstack(state.stacks[0].running, 0).count, unstack(state.stacks[0].running, 1).count) == (0, 24)
     for critic in state.critics:
-        assert updates_done(critic).tolist() == [0, 4] and (critic.params["value"][0] == 0).all()
+        assert steps_done(critic).tolist() == [0, 4] and (critic.params["value"][0] == 0).all()
     if "algorithm" not in changes:
 
-        def of_partner(a, b):
+        def reward_of_partner(a, b):
             return [(1.0, value) for value in together(a, b)]
 
-        assert_close(params_of(state, 1), params_of(run(agents, of_partner, **changes), 1))
+        assert_close(params_of(state, 1), params_of(run(agents, reward_of_partner, **changes), 1))
 
 
 def test_a_frozen_stack_has_no_optimiser_and_no_update(different, tmp_path):
@@ -203,11 +204,11 @@ def test_a_frozen_stack_has_no_optimiser_and_no_update(different, tmp_path):
 
 def test_whose_turn_it_is_follows_from_the_step():
     cfg = BASE.replace(update_order="alternating", alternate_every=2, frozen_agents=(1,), num_updates=7)
-    held = [held_at(cfg, 3, step).tolist() for step in range(5)]
+    held = [held_agents(cfg.run, 3, step).tolist() for step in range(5)]
     assert held == [[False, True, True]] * 2 + [[True, True, False]] * 2 + [[False, True, True]]
-    assert held_at(BASE, 3, 0) is None
-    counts = [sum(not held_at(cfg, 3, step)[agent] for step in range(7)) for agent in range(3)]
-    assert counts == [4, 0, 3] and updates_of(cfg, 3) == 4
+    assert held_agents(BASE.run, 3, 0) is None
+    counts = [sum(not held_agents(cfg.run, 3, step)[agent] for step in range(7)) for agent in range(3)]
+    assert counts == [4, 0, 3] and updates_per_agent(cfg.run, 3) == 4
 
 
 @pytest.mark.parametrize(
@@ -218,16 +219,15 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
     agents, every = request.getfixturevalue(team), changes.get("alternate_every", 1)
     got = run(agents, update_order="alternating", **changes)
     cfg = BASE.replace(**changes | {"alternate_every": 1})
-    made, params = make_team(agents)
-    critics, state = start(made, params, cfg, None)
+    setup, state = start(*make_team(agents), cfg, None)
     for step in range(4):
-        turn = cfg.replace(frozen_agents=(1 - step // every % 2,))
-        tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.num_prompts, BASE.seed)]
-        played = play_step(sampler_of(made, state), made, tasks, environment(), turn, step)
-        state, _ = update(made, critics, state, played, turn)
+        turn = setup._replace(cfg=cfg.replace(frozen_agents=(1 - step // every % 2,)))
+        tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.episodes.num_prompts, BASE.run.seed)]
+        rollout = play_step(sampler_of(setup.team, state), turn, tasks, environment(), step)
+        state, _ = update(turn, state, rollout)
     for stack, expected in zip(got.stacks, jax.device_get(state).stacks, strict=True):
         assert_equal(stack._replace(grads=None), expected._replace(grads=None))
-    assert np.concatenate([updates_done(stack) for stack in got.stacks]).tolist() == [2, 2]
+    assert np.concatenate([steps_done(stack) for stack in got.stacks]).tolist() == [2, 2]
 
 
 def test_a_schedule_is_as_long_as_the_agents_own_updates(agents, tmp_path):
@@ -267,17 +267,13 @@ def test_each_agent_learns_its_own_reward(agents):
 
 
 def test_flags_take_one_value_or_one_an_agent():
-    cfg = tyro.cli(
-        TrainConfig, args=["--learning-rate", "1e-5", "2e-5", "--optimizer", "adamw", "sgd", "--frozen-agents", "1", "2"]
-    )
-    assert (cfg.optimizer.learning_rate, cfg.optimizer.optimizer, cfg.run.frozen_agents) == (
-        (1e-5, 2e-5),
-        ("adamw", "sgd"),
-        (1, 2),
-    )
-    cfg = tyro.cli(TrainConfig, args=["--learning-rate", "1e-5", "--optimizer", "lion"])
+    args = ["--learning-rate", "1e-5", "2e-5", "--optimizer", "adamw", "sgd", "--frozen-agents", "1", "2"]
+    cfg = parse_flags(TrainConfig, args)
+    assert cfg.optimizer.learning_rate == (1e-5, 2e-5) and cfg.optimizer.optimizer == ("adamw", "sgd")
+    assert cfg.run.frozen_agents == (1, 2)
+    cfg = parse_flags(TrainConfig, ["--learning-rate", "1e-5", "--optimizer", "lion"])
     assert (cfg.optimizer.learning_rate, cfg.optimizer.optimizer, cfg.run.frozen_agents) == (1e-5, "lion", ())
-    assert TrainConfig.of(learning_rate=[1e-5, 2e-5]).learning_rate == (1e-5, 2e-5)  # type: ignore[arg-type]
+    assert TrainConfig.of(learning_rate=[1e-5, 2e-5]).optimizer.learning_rate == (1e-5, 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +323,9 @@ def test_shared_weights_are_one_agent(agents, changes, message):
 def test_it_is_refused_before_models_are_loaded():
     """By trainers, whose model is not even there, and by experiments, of which one model for all roles is a team of one."""
     args = MAGRPOConfig(learning_rate=(1e-5, 1e-5, 1e-5))
-    how = dict(reward_func=together, train_dataset=ITEMS, args=args)
+    arguments = dict(reward_func=together, train_dataset=ITEMS, args=args)
     with pytest.raises(ValueError, match="learning_rate=.* has 3 values for 2 agents"):
-        MAGRPOTrainer("no such model", num_agents=2, **how)
+        MAGRPOTrainer("no such model", num_agents=2, **arguments)
     with pytest.raises(ValueError, match="learning_rate=.* has 3 values for 2 agents"):
         StoryConfig(learning_rate=(1e-5, 1e-5, 1e-5))
     StoryConfig(frozen_agents=(1,))
@@ -338,12 +334,14 @@ def test_it_is_refused_before_models_are_loaded():
 
 
 def test_a_teams_numbers_are_no_stacks_settings():
-    with pytest.raises(TypeError, match=r"learning_rate=\(0.1, 0.2\) is of a whole team: make a stack's settings of it"):
-        init_stack({"w": jnp.ones((2, 3))}, Learning(learning_rate=(0.1, 0.2)))
+    message = r"learning_rate=\(0.1, 0.2\) has a value per agent: make the settings of a stack with per_agent.for_stack"
+    with pytest.raises(TypeError, match=message):
+        init_stack({"w": jnp.ones((2, 3))}, resolve(TrainConfig.of(learning_rate=(0.1, 0.2))))
 
 
 def test_the_schedule_of_a_central_critic_is_that_of_the_run():
     """In alternating order the agents learn in half of the updates, it in all."""
     cfg = TrainConfig.of(algorithm="maac", update_order="alternating", num_updates=10, lr_schedule="linear")
-    lengths = [of_stack(cfg, cfg.learning(), members, 2)[0].num_updates for members in (((0, 1),), ((0,), (1,)))]
-    assert lengths == [10, updates_of(cfg, 2)] == [10, 5]
+    stacks = (((0, 1),), ((0,), (1,)))
+    lengths = [for_stack(resolve(cfg), cfg.run, members, 2)[0].num_updates for members in stacks]
+    assert lengths == [10, updates_per_agent(cfg.run, 2)] == [10, 5]

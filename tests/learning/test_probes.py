@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from experiments.probes import (
     table,
     team_of,
 )
+from jmarl.algorithms import resolve
 from jmarl.learning import probes
 from jmarl.learning.optimizer import init_state
 from jmarl.training.train import train
@@ -60,11 +59,11 @@ def test_the_loops_environment_speaks_the_tokens():
 @pytest.mark.parametrize("probe, row", [("copy", "magrpo"), ("remember", "dr_mas"), ("agree", "rae")])
 def test_one_program_makes_the_run_of_the_loop(probe, row):
     """Items, random keys and arithmetic are the loop's: rewards of 4 updates and the parameters after them agree."""
-    cfg = dataclasses.replace(settings(row, probe, 0), num_updates=4, kl_coef=0.1)
+    cfg = settings(row, probe, 0).replace(num_updates=4, kl_coef=0.1)
     team, params = team_of(2, 0)
     looped = train(team, params, ProbeEnvironment(probe, 2), ITEMS, cfg)
     state, metrics = probes.run(
-        init_state(team_of(2, 0)[1], cfg.learning()).stacks[0], items_of(cfg, 4), probe=probe, model=MODEL, cfg=cfg
+        init_state(team_of(2, 0)[1], resolve(cfg)).stacks[0], items_of(cfg, 4), probe=probe, model=MODEL, cfg=cfg
     )
     if probe != "remember":  # the loop tells the return of the first turn, which is the reward of the end
         np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
@@ -87,8 +86,8 @@ def test_without_credit_over_turns_the_first_turn_learns_nothing():
     """The control of `remember`: with gamma 0 only the second turn's half can be had."""
     rewards = {}
     for gamma in (0.0, 1.0):
-        cfg = dataclasses.replace(settings("magrpo", "remember", 0), gamma=gamma)
-        state = init_state(team_of(2, 0)[1], cfg.learning()).stacks[0]
+        cfg = settings("magrpo", "remember", 0).replace(gamma=gamma)
+        state = init_state(team_of(2, 0)[1], resolve(cfg)).stacks[0]
         _, metrics = probes.run(state, items_of(cfg, 100), probe="remember", model=MODEL, cfg=cfg)
         rewards[gamma] = float(metrics["reward"][-10:].mean())
     assert rewards[0.0] < 0.7 and rewards[1.0] > 0.9
@@ -104,7 +103,7 @@ def test_without_credit_over_turns_the_first_turn_learns_nothing():
 )
 def test_runs_that_one_program_does_not_make_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        probes.check_probe("agree", dataclasses.replace(settings("magrpo", "agree", 0), **changes))
+        probes.check_probe("agree", settings("magrpo", "agree", 0).replace(**changes))
 
 
 def test_the_table_marks_what_stays_below():

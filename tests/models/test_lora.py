@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -10,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.config import LORA_TARGETS, Learning, Sampling
-from jmarl.learning.objective import make_rows, rows_loss
+from jmarl.algorithms import resolve
+from jmarl.config import LORA_TARGETS, LoRA, Sampling, TrainConfig
+from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.update import lower_update, update_stack
 from jmarl.models import decoder, lora
@@ -23,8 +23,8 @@ from jmarl.types import Batch
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([5, 9])
-LEARNING = Learning(algorithm="magrpo", learning_rate=1e-2, adam_eps=1e-4, lora_rank=3, lora_alpha=5.0)
-KL = LEARNING.replace(kl_coef=0.2, old_logprobs="rescored")
+CONFIG = TrainConfig.of(algorithm="magrpo", learning_rate=1e-2, adam_eps=1e-4, lora_rank=3, lora_alpha=5.0)
+KL = CONFIG.replace(kl_coef=0.2, old_logprobs="rescored")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def agent_of(tiny_config, tiny_tokenizer, random_agent):
     return make
 
 
-def model_of(agent, learning=LEARNING, agents=A):
-    return lora.models([share_params([agent.params])], [(agent.config, agents)], learning, seed=3)[0]
+def model_of(agent, cfg=CONFIG, agents=A):
+    return lora.models([share_params([agent.params])], [(agent.config, agents)], cfg.lora, seed=3)[0]
 
 
 def moved(model, size=0.3):
@@ -76,12 +76,13 @@ def batch():
     return Batch(prompts, jnp.tile(LENGTHS, (A, 1)), tokens, mask, old, jnp.ones((A, P, G), bool), rewards, groups)
 
 
-def step(model, batch, agent, learning=LEARNING, mode="map", steps=1):
-    """The state after some updates, and the metrics of the last, on the host. The model stays alive."""
+def step(model, batch, agent, cfg=CONFIG, steps=1):
+    """Return the state after some updates, and the metrics of the last, on the host. The model is not donated."""
     base, trained = lora.split(model)
-    state = init_stack(lora.join(base, jax.tree.map(jnp.copy, trained)), learning)
+    algorithm = resolve(cfg)
+    state = init_stack(lora.join(base, jax.tree.map(jnp.copy, trained)), algorithm)
     for _ in range(steps):
-        state, metrics = update_stack(state, batch, cfg=agent.config, learning=learning, mode=mode)
+        state, metrics, _ = update_stack(state, batch, model=agent.config, algorithm=algorithm)
     return jax.device_get((state, metrics))
 
 
@@ -104,7 +105,7 @@ def test_adapters_begin_as_pefts():
 
     cfg = ModelConfig("llama", 320, 64, 96, 2, 4, 2, 16, 128)
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
-    _, trained = lora.split(lora.models([base], [(cfg, 2)], LEARNING.replace(lora_rank=32), 0)[0])
+    _, trained = lora.split(lora.models([base], [(cfg, 2)], CONFIG.replace(lora_rank=32).lora, 0)[0])
     seen = []
     for name, (inputs, outputs) in lora.target_shapes(cfg).items():
         a, b = trained["layers"][name]["a"], trained["layers"][name]["b"]
@@ -132,8 +133,7 @@ def test_one_target_alone_changes_its_own_weight(llama, name):
     """Merged, only the part of W that Hugging Face calls so differs from the base, by alpha / rank * a b."""
     from jmarl.models.hub.hf_format import tensors_from_params
 
-    learning = LEARNING.replace(lora_targets=name)
-    model = moved(model_of(llama, learning))
+    model = moved(model_of(llama, CONFIG.replace(lora_targets=name)))
     before, after = (tensors_from_params(llama.config, p) for p in (llama.params, unstack(merged(llama, model), 1)))
     changed = [tensor for tensor in before if (before[tensor] != after[tensor]).any()]
     assert len(changed) == llama.config.num_layers and all(f".{name}." in tensor for tensor in changed)
@@ -147,17 +147,9 @@ def sampled(params, agent, **settings):
     rng = np.random.default_rng(2)
     prompts = jnp.asarray(rng.integers(1, 320, (A, P, S)))
     arrays = (prompts, jnp.tile(LENGTHS, (A, 1)), 0, jnp.arange(A)[:, None], jnp.arange(P), jnp.array([2]))
-    how = dict(
-        cfg=agent.config,
-        settings=Sampling(max_new_tokens=T, **settings),
-        seed=0,
-        stack=0,
-        roles=1,
-        group=G,
-        purpose=0,
-        platform="cpu",
-    )
-    return jax.device_get(sample_stack(params, *arrays, **how))
+    sampling = Sampling(max_new_tokens=T, **settings)
+    numbers = dict(seed=0, stack=0, roles=1, group=G, purpose=0, platform="cpu")
+    return jax.device_get(sample_stack(params, *arrays, cfg=agent.config, settings=sampling, **numbers))
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -194,13 +186,13 @@ def test_the_sampler_reads_panels_too(llama):
 # --- the update ----------------------------------------------------------------------------------------------------------
 
 
-def gradients_of(llama, batch, model, base, learning=LEARNING):
-    """Gradients of agent 1's loss by `model`, which are adapters where there is a base."""
-    mine = unstack(batch, 1)
-    running = unstack(init_stack(stack_params([llama.params]), learning).running, 0)
-    rows, _ = make_rows(None, running, mine, None, cfg=llama.config, learning=learning)
-    grad = jax.jit(lambda p, b: jax.grad(rows_loss, has_aux=True)(p, rows, llama.config, learning, b)[0])
-    return jax.device_get(grad(model, base))
+def gradients_of(llama, batch, params, base):
+    """Return the gradients of agent 1's loss by `params`, which are adapters if there is a base."""
+    settings = dict(model=llama.config, algorithm=resolve(CONFIG))
+    running = unstack(init_stack(stack_params([llama.params]), resolve(CONFIG)).running, 0)
+    inputs, _ = make_loss_inputs(None, running, unstack(batch, 1), None, **settings)
+    grad = jax.jit(jax.grad(lambda params, base: loss_of_inputs(params, inputs, base, **settings)[0]))
+    return jax.device_get(grad(params, base))
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -248,9 +240,9 @@ def test_a_stack_of_adapters_equals_its_agents_alone(updated, llama, batch):
     for a in range(A):
         base, trained = lora.split(model)
         alone = lora.join(base, jax.tree.map(lambda x, a=a: x[a : a + 1], trained))
-        got, of_alone = step(alone, jax.tree.map(lambda x, a=a: x[a : a + 1], batch), llama, KL)
+        got, metrics_alone = step(alone, jax.tree.map(lambda x, a=a: x[a : a + 1], batch), llama, KL)
         assert distance(unstack(got.params, 0), unstack(state.params, a)) < 1e-5
-        assert of_alone["loss"][0] == pytest.approx(metrics["loss"][a], rel=1e-5)
+        assert metrics_alone["loss"][0] == pytest.approx(metrics["loss"][a], rel=1e-5)
 
 
 SEVERAL = dict(num_minibatches=2, micro_batches=2, lora_dropout=0.3, kl_coef=0.0, old_logprobs="sampler")
@@ -259,26 +251,27 @@ SEVERAL = dict(num_minibatches=2, micro_batches=2, lora_dropout=0.3, kl_coef=0.0
 @pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one step", "several"])
 def test_vmap_equals_map(llama, batch, changes):
     """Gradients of all agents at once; also over micro-batches and several steps, with dropout."""
-    learning, model = KL.replace(**changes), moved(model_of(llama))
+    cfg, model = KL.replace(**changes), moved(model_of(llama))
     if changes:
-        batch = batch._replace(dropout=lora.dropout_keys(learning, 0, 0, 0, A))
-    (state, metrics), (other, others) = (step(model, batch, llama, learning, mode) for mode in ("map", "vmap"))
+        batch = batch._replace(dropout=lora.dropout_keys(cfg.lora, 0, 0, 0, A))
+    state, metrics = step(model, batch, llama, cfg)
+    other, other_metrics = step(model, batch, llama, cfg.replace(per_agent="vmap"))
     assert distance(other.params, state.params) < 1e-5
     for name, value in metrics.items():
-        np.testing.assert_allclose(others[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(other_metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_every_pass_over_a_batch_has_a_dropout_of_its_own(llama, batch):
     """Where no step moves anything, the third pass has another gradient than the second."""
-    learning, model = LEARNING.replace(lora_dropout=0.3, learning_rate=1e-30), moved(model_of(llama))
-    batch = batch._replace(dropout=lora.dropout_keys(learning, 0, 0, 0, A))
-    second, third = (step(model, batch, llama, dataclasses.replace(learning, num_epochs=n))[0].grads for n in (2, 3))
+    cfg, model = CONFIG.replace(lora_dropout=0.3, learning_rate=1e-30), moved(model_of(llama))
+    batch = batch._replace(dropout=lora.dropout_keys(cfg.lora, 0, 0, 0, A))
+    second, third = (step(model, batch, llama, cfg.replace(num_epochs=n))[0].grads for n in (2, 3))
     assert distance(third, second) > 0.1
 
 
 def test_the_reference_is_the_base(llama, batch):
     """KL is 0 with fresh adapters and above it later; its reference log-probabilities are the base's."""
-    kl = [step(model_of(llama), batch, llama, KL, "vmap", steps)[1]["kl"] for steps in (1, 3)]
+    kl = [step(model_of(llama), batch, llama, KL.replace(per_agent="vmap"), steps)[1]["kl"] for steps in (1, 3)]
     np.testing.assert_allclose(kl[0], 0, atol=1e-6)
     assert (kl[1] > 1e-3).all()
     model = moved(model_of(llama))
@@ -298,19 +291,20 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
     adapters, its rows, and with vmap its activations."""
     cfg = tiny_config(vocab_size=2048, hidden_size=256, intermediate_size=1024, head_dim=64)
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
-    learning, used = LEARNING.replace(lora_rank=2), []
+    settings, used = CONFIG.replace(lora_rank=2), []
     for agents in (1, 4):
-        model = lora.models([base], [(cfg, agents)], learning, 0)[0]
+        model = lora.models([base], [(cfg, agents)], settings.lora, 0)[0]
         ones = functools.partial(jnp.ones, dtype=jnp.int32)
         prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
         if program == "sample":
-            how = dict(settings=Sampling(max_new_tokens=T), seed=0, stack=0, roles=1, group=2, purpose=0, platform="cpu")
+            numbers = dict(seed=0, stack=0, roles=1, group=2, purpose=0, platform="cpu")
             inputs = (prompts, lengths, 0, jnp.arange(agents)[:, None], jnp.arange(1), jnp.array([2]))
-            lowered = sample_stack.lower(model, *inputs, cfg=cfg, **how)
+            lowered = sample_stack.lower(model, *inputs, cfg=cfg, settings=Sampling(max_new_tokens=T), **numbers)
         else:
             arrays = (prompts, lengths, ones((*shape, T)), jnp.ones((*shape, T), bool), jnp.zeros((*shape, T)))
             batch = Batch(*arrays, jnp.ones(shape, bool), jnp.zeros(shape), ones(shape))
-            lowered = lower_update(init_stack(model, learning), batch, cfg=cfg, learning=learning, mode=program)
+            algorithm = resolve(settings.replace(per_agent=program))
+            lowered = lower_update(init_stack(model, algorithm), batch, model=cfg, algorithm=algorithm)
         m = lowered.compile().memory_analysis()
         used.append(m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes)
     (one, four), size = used, sum(x.nbytes for x in jax.tree.leaves(base))
@@ -320,9 +314,9 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
 def test_every_weight_of_every_layer_has_a_start_and_a_dropout_of_its_own(tiny_config):
     cfg = tiny_config()
     base = decoder.init_params(cfg, jax.random.key(0))
-    model = unstack(lora.models([share_params([base])], [(cfg, 1)], Learning(lora_rank=2), 0)[0], 0)
+    model = unstack(lora.models([share_params([base])], [(cfg, 1)], LoRA(lora_rank=2), 0)[0], 0)
     layers = lora.with_dropout(model, jax.random.key(0), 0.4)["layers"]
     keys = [tuple(k) for name in lora.targets_of(model) for k in jax.random.key_data(layers[name]["dropout"]["key"]).tolist()]
     assert len(set(keys)) == len(keys) == 7 * cfg.num_layers
     signs = [np.sign(layers[name]["a"][i, :, 0]) for name in lora.targets_of(model) for i in range(cfg.num_layers)]
-    assert len({tuple(of[:32].tolist()) for of in signs}) == len(signs)
+    assert len({tuple(sign[:32].tolist()) for sign in signs}) == len(signs)

@@ -16,23 +16,24 @@ ROOT = Path(__file__).resolve().parents[2]
 MESH = "agent=2,data=2,model=2"
 
 SCRIPT = """
-import dataclasses, json, sys, tempfile
+import json, sys, tempfile
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec
+from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Rewarded
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.models import sharding
 from jmarl.models.hub import agents as weights
 from jmarl.team import make_team, placed
+from jmarl.training import train
 from jmarl.training.step import play_step, sampler_of, update
-from jmarl.training.train import start, train
 
 agents = [load_agent(path) for path in sys.argv[2:]]
-one = TrainConfig(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
-                  algorithm="grpo", kl_coef=0.1, mesh="agent=1", top_k=3, progress=False)
-meshed = dataclasses.replace(one, mesh=sys.argv[1])
+one = TrainConfig.of(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
+                     algorithm="grpo", kl_coef=0.1, mesh="agent=1", top_k=3, progress=False)
+meshed = one.replace(mesh=sys.argv[1])
 items = [{"prompt": text} for text in ("The answer is", "def add(first, second):", "apples and pears", "Two agents")]
 reward = make_reward(lambda a, b: [len(x) - 0.5 * len(set(y)) for x, y in zip(a, b)], num_agents=2)
 formatters = [lambda item: item["prompt"], lambda item: item["prompt"] + " or"]
@@ -45,18 +46,18 @@ def differ(a, b):  # the largest absolute difference between two trees
 env = RewardEnvironment(reward, formatters, lambda **_: [" more", " or less"])
 
 def run(cfg):  # one step of training in its parts, over two turns
-    cfg = dataclasses.replace(cfg, num_turns=2, history="append", branching="chain")
+    cfg = cfg.replace(num_turns=2, history="append", branching="chain")
     team, params = make_team(agents)
-    setup, state = start(team, params, cfg, None)
-    played = play_step(sampler_of(team, state), setup, items[:2], env, 0)
-    state, metrics = update(setup, state, played)
-    return jax.device_get([turn.completions[0] for turn in played.turns]), state.stacks[0], jax.device_get(metrics[0])
+    setup, state = train.start(team, params, cfg, None)
+    rollout = play_step(sampler_of(team, state), setup, items[:2], env, 0)
+    state, metrics = update(setup, state, rollout)
+    return jax.device_get([turn.completions[0] for turn in rollout.turns]), state.stacks[0], jax.device_get(metrics[0])
 
 samples1, state1, metrics1 = run(one)
 out["lengths"] = sorted(set(samples1[0].action_mask.sum(-1).ravel().tolist()))
 out["moved"] = differ(state1.params, state1.reference)
 for name in ("agent=2", sys.argv[1]):
-    samples, state, metrics = run(dataclasses.replace(one, mesh=name))
+    samples, state, metrics = run(one.replace(mesh=name))
     pairs = list(zip(samples, samples1, strict=True))
     equal = [(x.tokens == y.tokens).all() and (x.action_mask == y.action_mask).all() for x, y in pairs]
     out[name] = dict(tokens=bool(all(equal)), logprobs=max(differ(x.logprobs, y.logprobs) for x, y in pairs),
@@ -78,13 +79,13 @@ out["steps"] = int(results[0].state.step)
 
 with tempfile.TemporaryDirectory() as where:  # an update here, the next one there
     for cfg, changes in ((one, dict(num_updates=1)), (meshed, dict(resume=True))):
-        cfg = dataclasses.replace(cfg, output_dir=where, save_every=1, **changes)
-        moved = train(*make_team(agents), reward, items, cfg, formatters=formatters)
+        cfg = cfg.replace(output_dir=where, save_every=1, **changes)
+        moved = train.train(*make_team(agents), reward, items, cfg, formatters=formatters)
 out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].state)]
 
 team, params = make_team(agents)
-apart = dataclasses.replace(one, mesh="agent=2", algorithm="maac")
-_, state = start(team, placed(team, params, "agent=2"), apart, None)
+apart = one.replace(mesh="agent=2", algorithm="maac")
+_, state = train.start(team, placed(team, params, "agent=2"), apart, None)
 out["central"] = sorted({len(x.sharding.device_set) for x in jax.tree.leaves(state.critics)})
 
 def flat(a, b, prompts):  # nothing to learn from the items that begin with an a
@@ -97,16 +98,16 @@ variants = {
 for variant, changes in variants.items():
     states, meshes = {}, ("agent=2", sys.argv[1]) if variant == "own" else ("agent=2",)
     for name in ("agent=1", *meshes):
-        cfg = dataclasses.replace(one, mesh=name, **changes)
-        result = train(*make_team(agents), make_reward(flat, num_agents=2), items, cfg, formatters=formatters)
+        cfg = one.replace(mesh=name, **changes)
+        result = train.train(*make_team(agents), make_reward(flat, num_agents=2), items, cfg, formatters=formatters)
         states[name] = result.state.stacks[0].params
     out[variant] = [differ(states["agent=1"], states[name]) for name in meshes]
 
 mesh = sharding.make_mesh(sys.argv[1])
 _, params = make_team(agents)
-init_state(params, one.learning(), mesh)
+init_state(params, resolve(one), mesh)
 try:
-    init_state(params, one.learning(), mesh)
+    init_state(params, resolve(one), mesh)
 except ValueError as error:
     out["again"] = str(error)
 odd = {"qkv": jnp.zeros((3, 2, 31, 65)), "embed": jnp.zeros((2, 321, 32)), "attn_norm": jnp.zeros((2, 2, 32))}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.algorithms import ALGORITHMS, DEFAULTS, algorithm, check_options, option
+from jmarl.algorithms import ALGORITHMS, DEFAULTS, check_used, find_row, resolve
 from jmarl.algorithms.table import CLIPPING
-from jmarl.config import CHOICES, Learning, TrainConfig
-from jmarl.learning.objective import Policy, kl_kind, token_loss
+from jmarl.config import Loss, TrainConfig, flat
+from jmarl.learning.objective import PolicyTargets, token_loss
+from jmarl.rl.advantages import group_mean, leave_one_out, max_baseline, raw
 from jmarl.rl.losses import (
     cispo,
     clipped_surrogate,
@@ -25,6 +26,10 @@ from jmarl.rl.losses import (
     value_loss,
 )
 
+CHOICES = {
+    name: typing.get_args(typing.get_args(typing.get_type_hints(Loss)[name])[0])
+    for name in ("advantage_scale", "loss_aggregation")
+}
 MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 4, 2 and 0
 
 
@@ -57,7 +62,7 @@ def test_token_weights_closed_form(aggregation, long, short):
     np.testing.assert_allclose(token_weights(MASK, aggregation), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"][1:])
+@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"])
 def test_an_empty_mask_weighs_nothing(aggregation):
     assert (np.asarray(token_weights(jnp.zeros((2, 2, 3), bool), aggregation)) == 0).all()
 
@@ -89,7 +94,7 @@ def test_the_ending_token_is_trained_and_the_padding_is_not():
 
 def test_policy_gradient_is_minus_advantage_times_weight(arrays):
     logp, old, advantages, mask = arrays
-    for aggregation in CHOICES["loss_aggregation"][1:]:
+    for aggregation in CHOICES["loss_aggregation"]:
         weights = token_weights(mask, aggregation)
         loss, grad = jax.value_and_grad(lambda x, w=weights: policy_gradient(x, old, advantages, w)[0])(logp)
         assert float(loss) == pytest.approx(-float((weights * advantages * logp).sum()), rel=1e-6)
@@ -107,7 +112,7 @@ def test_zero_advantage_gives_exactly_zero_gradient(arrays, loss):
 # --- clipped surrogate ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"][1:])
+@pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"])
 @pytest.mark.parametrize("level", ["token", "sequence", "turn"])
 def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient(arrays, aggregation, level):
     """Token by token; with one ratio a sequence, averaged over the sequence's tokens."""
@@ -241,73 +246,81 @@ def test_what_kl_estimates_do_to_a_policy():
     close(expected("k1", "loss"), 0)
     close(expected("k2", "loss"), to_ref)
     close(expected("k3", "loss"), from_ref)
-    kinds = [kl_kind(TrainConfig.of(kl_in=where).learning()) for where in ("reward", "loss")]
-    assert kinds == ["k1", "k3"] and kl_kind(TrainConfig.of(kl_in="reward", kl_estimator="k2").learning()) == "k2"
+    settings: list[dict] = [dict(kl_in="reward"), dict(kl_in="loss"), dict(kl_in="reward", kl_estimator="k2")]
+    resolved = [resolve(TrainConfig.of(**changes)).loss.kl_estimator for changes in settings]
+    assert resolved == ["k1", "k3", "k2"]
 
 
 # --- the table -----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_of_the_table():
-    """Spec section 4, and every row names parts that exist."""
-    from jmarl.rl.advantages import ESTIMATORS
-
+    """Spec section 4, and every row names settings that exist."""
     online = {name: row for name, row in ALGORITHMS.items() if row.data == "rollouts"}
-    assert {name: (row.advantage, row.scale, row.loss) for name, row in online.items()} == {
-        "mareinforce": ("raw", "none", policy_gradient),
-        "magrpo": ("group_mean", "none", policy_gradient),
-        "marloo": ("leave_one_out", "none", policy_gradient),
-        "maremax": ("max_baseline", "none", policy_gradient),
-        "grpo": ("group_mean", "std", clipped_surrogate),
-        "dr_grpo": ("group_mean", "none", clipped_surrogate),
-        "dapo": ("group_mean", "std", clipped_surrogate),
-        "gspo": ("group_mean", "std", clipped_surrogate),
-        "cispo": ("group_mean", "std", cispo),
-        "at_grpo": ("group_mean", "std", clipped_surrogate),
-        "dr_mas": ("group_mean", "std", clipped_surrogate),
-        "remax": ("greedy_baseline", "none", policy_gradient),
-        "rae": ("ema_baseline", "none", clipped_surrogate),
-        "c3": ("leave_one_out", "none", policy_gradient),
-        "iac": ("value_baseline", "none", policy_gradient),
-        "maac": ("value_baseline", "none", policy_gradient),
-        "ppo": ("gae", "batch_std", clipped_surrogate),
-        "ippo": ("gae", "batch_std", clipped_surrogate),
-        "mappo": ("value_baseline", "batch_std", clipped_surrogate),
+    parts = {name: (row.estimator, row.baseline, row.per_token, row.scale, row.loss) for name, row in online.items()}
+    assert parts == {
+        "mareinforce": (raw, "none", False, "none", policy_gradient),
+        "magrpo": (group_mean, "none", False, "none", policy_gradient),
+        "marloo": (leave_one_out, "none", False, "none", policy_gradient),
+        "maremax": (max_baseline, "none", False, "none", policy_gradient),
+        "grpo": (group_mean, "none", False, "std", clipped_surrogate),
+        "dr_grpo": (group_mean, "none", False, "none", clipped_surrogate),
+        "dapo": (group_mean, "none", False, "std", clipped_surrogate),
+        "gspo": (group_mean, "none", False, "std", clipped_surrogate),
+        "cispo": (group_mean, "none", False, "std", cispo),
+        "at_grpo": (group_mean, "none", False, "std", clipped_surrogate),
+        "dr_mas": (group_mean, "none", False, "std", clipped_surrogate),
+        "remax": (raw, "greedy", False, "none", policy_gradient),
+        "rae": (raw, "ema", False, "none", clipped_surrogate),
+        "c3": (leave_one_out, "none", False, "none", policy_gradient),
+        "iac": (raw, "critic", False, "none", policy_gradient),
+        "maac": (raw, "critic", False, "none", policy_gradient),
+        "ppo": (raw, "none", True, "batch_std", clipped_surrogate),
+        "ippo": (raw, "none", True, "batch_std", clipped_surrogate),
+        "mappo": (raw, "critic", False, "batch_std", clipped_surrogate),
     }
     assert {name: row.critic for name, row in ALGORITHMS.items() if row.critic} == {
         "iac": "own", "ppo": "own", "ippo": "own", "maac": "central", "mappo": "central",
     }  # fmt: skip
-    assert {name: (row.advantage, row.data, row.loss) for name, row in ALGORITHMS.items() if name not in online} == {
-        "dpo": ("margin", "pairs", preference),
-        "madpo": ("joint_margin", "pairs", preference),
-        "madpo_iter": ("joint_margin", "pairs", preference),
-        "reward_model": ("score_margin", "pairs", preference),
-        "marlhf": ("score_margin", "pairs", preference),
-        "marlhf_iter": ("score_margin", "pairs", preference),
-        "sft": ("imitation", "texts", cross_entropy),
+    assert {name: (row.margin, row.data, row.loss) for name, row in ALGORITHMS.items() if name not in online} == {
+        "dpo": ("own", "pairs", preference),
+        "madpo": ("joint", "pairs", preference),
+        "madpo_iter": ("joint", "pairs", preference),
+        "reward_model": ("score", "pairs", preference),
+        "marlhf": ("score", "pairs", preference),
+        "marlhf_iter": ("score", "pairs", preference),
+        "sft": (None, "texts", cross_entropy),
     }
+    assert all(row.margin is None for row in online.values())
+    settings = flat(TrainConfig())
+    assert {name for name in DEFAULTS if settings[name] is not None} == set(), "a row's default is not the config's"
     for row in online.values():
-        assert row.advantage in {*ESTIMATORS, "gae"} and row.scale in CHOICES["advantage_scale"][1:]
-        assert row.aggregation in CHOICES["loss_aggregation"][1:]
+        assert row.scale in CHOICES["advantage_scale"] and row.aggregation in CHOICES["loss_aggregation"]
         assert set(row.options.values()) <= set(CLIPPING.values()) and set(row.defaults) <= set(DEFAULTS)
-        assert {f for f in DEFAULTS if getattr(TrainConfig(), f) is not None} == set(), "a row's default is not the config's"
 
 
-def test_options_of_rows():
-    """What was given, else the row's default, else everyone's."""
-    assert option("clip_eps_high", None, ALGORITHMS["dapo"]) == 0.28 and option("clip_eps_low", None, ALGORITHMS["dapo"]) == 0.2
-    assert option("clip_eps_high", 0.5, ALGORITHMS["dapo"]) == 0.5
-    assert option("ratio_level", None, ALGORITHMS["gspo"]) == "sequence"
-    assert option("mask_overlong", False, ALGORITHMS["dapo"]) is False
+def test_settings_take_the_default_of_their_row():
+    """What the user set, else the row's default, else everyone's."""
+
+    def loss(**settings):
+        return resolve(TrainConfig.of(**settings)).loss
+
+    assert loss(algorithm="dapo").clip_eps_high == 0.28 and loss(algorithm="dapo").clip_eps_low == 0.2
+    assert loss(algorithm="dapo", clip_eps_high=0.5).clip_eps_high == 0.5
+    assert loss(algorithm="gspo").ratio_level == "sequence"
+    assert loss(algorithm="dapo").mask_overlong is True and loss(algorithm="dapo", mask_overlong=False).mask_overlong is False
 
 
-def test_an_option_without_a_meaning_is_refused():
-    settings = dataclasses.asdict(Learning(clip_eps_high=0.3))
-    with pytest.raises(ValueError, match=r"clip_eps_high=0.3 has no meaning for algorithm='magrpo'; it is for grpo, dr_grpo"):
-        check_options(settings | {"algorithm": "magrpo"})
-    check_options(settings | {"algorithm": "grpo"})
-    with pytest.raises(ValueError, match="ratio_level='sequence' has no meaning for algorithm='cispo'"):
-        check_options(settings | {"algorithm": "cispo", "ratio_level": "sequence"})
+def test_a_setting_that_the_row_does_not_use_is_refused():
+    settings = flat(TrainConfig.of(clip_eps_high=0.3))
+    message = r"clip_eps_high=0.3 has no effect for algorithm='magrpo'; it is for grpo, dr_grpo"
+    with pytest.raises(ValueError, match=message):
+        check_used(settings, "magrpo")
+    with pytest.raises(ValueError, match=message):
+        resolve(TrainConfig.of(clip_eps_high=0.3))
+    check_used(settings, "grpo")
+    with pytest.raises(ValueError, match="ratio_level='sequence' has no effect for algorithm='cispo'"):
+        check_used(settings | {"ratio_level": "sequence"}, "cispo")
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
@@ -336,20 +349,21 @@ def test_the_value_loss_in_double_precision(clip):
 
 def test_an_unknown_algorithm_names_a_near_one_and_all():
     with pytest.raises(ValueError, match="'magrp' is unknown; did you mean 'magrpo'.*mareinforce.*grpo"):
-        algorithm("magrp")
+        find_row("magrp")
     with pytest.raises(ValueError, match=r"'qmix' is unknown\. Known: mareinforce, .*grpo"):
-        algorithm("qmix")
+        find_row("qmix")
 
 
 def test_a_padding_far_from_its_reference_adds_nothing():
     """exp of a difference of 200 is infinite, and 0 times that no number."""
     one = jnp.ones(2)
-    of = Policy(jnp.array([True, False]), one, one.at[1].set(0), -one, -one * jnp.array([1.5, 0]), one, jnp.array([0.1, 0]))
-    learning = Learning(kl_coef=0.1, kl_in="loss")
+    mask, ref_logprobs = jnp.array([True, False]), -one * jnp.array([1.5, 0])
+    targets = PolicyTargets(mask, one, one.at[1].set(0), -one, ref_logprobs, one, jnp.array([0.1, 0]))
+    algorithm = resolve(TrainConfig.of(kl_coef=0.1, kl_in="loss"))
 
     def loss(logp):
-        return token_loss(logp, jnp.zeros(2), of, learning)[0]
+        return token_loss(logp, jnp.zeros(2), targets, algorithm)[0]
 
     value, grad = jax.value_and_grad(loss)(jnp.array([-1.0, -200.0]))
-    alone, of_alone = jax.value_and_grad(loss)(jnp.array([-1.0, 0.0]))
-    assert np.isfinite(value) and value == alone and grad.tolist() == [of_alone[0], 0]
+    alone, grad_alone = jax.value_and_grad(loss)(jnp.array([-1.0, 0.0]))
+    assert np.isfinite(value) and value == alone and grad.tolist() == [grad_alone[0], 0]

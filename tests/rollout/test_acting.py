@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from jmarl.algorithms import resolve
 from jmarl.config import Episodes, TrainConfig
 from jmarl.envs.vector import LockStep
 from jmarl.learning.batches import select_in_few_sizes, take_rows
-from jmarl.learning.optimizer import init_stack, updates_done
+from jmarl.learning.optimizer import init_stack, steps_done
 from jmarl.learning.update import update_stack
 from jmarl.rollout import play as rollout
 from jmarl.rollout.play import play, to_batches
@@ -32,9 +33,9 @@ def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, 
     """With and without the rows of agents that do not act: as many as the busier agent has, and the same parameters; and so
     with rows of padding. Agent 0 acts in turns 0 and 2, agent 1 in 1 and 2."""
     team, params = make_team(tiny_pair)
-    how = Episodes(num_turns=3, branching="chain")
+    episodes = Episodes(num_turns=3, branching="chain")
     sample = partial(sample_team, team, params)
-    got = play(sample, team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
+    got = play(sample, team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, episodes, seed=0, step=0, group=2)
     few = to_batches(team, got)[0]
     monkeypatch.setattr(rollout, "used_rows", lambda *_: None)
     whole = to_batches(team, got)[0]
@@ -42,11 +43,11 @@ def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, 
     assert np.isfinite(np.asarray(few.rewards)).sum() == np.isfinite(np.asarray(whole.rewards)).sum() == 16
     more = take_rows(few, np.pad(np.tile(np.arange(8), (2, 1)), ((0, 0), (0, 3)), constant_values=-1))
     assert more.tokens.shape[1] == 11 and np.isnan(more.rewards[:, 8:]).all()
-    learning = TrainConfig.of(algorithm="mareinforce", learning_rate=1e-2, num_generations=2).learning()
+    algorithm = resolve(TrainConfig.of(algorithm="mareinforce", learning_rate=1e-2, num_generations=2))
     after = []
     for batch in (few, whole, more):
-        stack = init_stack(jax.tree.map(np.copy, params[0]), learning)
-        after.append(update_stack(stack, batch, cfg=tiny_pair[0].config, learning=learning)[0].params)
+        stack = init_stack(jax.tree.map(np.copy, params[0]), algorithm)
+        after.append(update_stack(stack, batch, model=tiny_pair[0].config, algorithm=algorithm)[0].params)
     for x, *others in zip(*map(jax.tree.leaves, after), strict=True):
         for y in others:
             np.testing.assert_allclose(x, y, atol=1e-5)
@@ -65,12 +66,12 @@ def test_batches_of_any_number_of_rows_have_few_sizes(most):
                 continue
             size = picked.shape[1]
             assert size in (8, 16, 24, 32, 48, most) and count <= size < count + max(8, count / 2)
-            for of, each in zip(used, picked, strict=True):
-                first, behind = np.split(each, [of.sum()])
-                assert set(first) == set(np.flatnonzero(of)) and not of[behind[behind >= 0]].any()
-                assert len(behind[behind >= 0]) == min(size, rows) - of.sum()
+            for mask, indices in zip(used, picked, strict=True):
+                first, behind = np.split(indices, [mask.sum()])
+                assert set(first) == set(np.flatnonzero(mask)) and not mask[behind[behind >= 0]].any()
+                assert len(behind[behind >= 0]) == min(size, rows) - mask.sum()
     assert select_in_few_sizes(np.ones((1, most), bool), most) is None, "all rows as they are"
-    assert select_in_few_sizes(np.arange(40)[None] < 3, 40, least=20).shape == (1, 24)
+    assert select_in_few_sizes(np.arange(40)[None] < 3, 40, smallest=20).shape == (1, 24)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -86,9 +87,9 @@ def test_agents_that_do_not_act_are_not_sampled(tiny_pair, shared):
         assert not other.any() and own.any(-1).all()
         assert shared or np.asarray(done.steps).tolist()[1 - agent] == 0  # and not sampled and then masked
         for name in ("tokens", "action_mask", "ended"):
-            both = [np.reshape(getattr(of, name), (2, 2, 2, -1))[agent] for of in (done, whole)]
+            both = [np.reshape(getattr(completions, name), (2, 2, 2, -1))[agent] for completions in (done, whole)]
             assert (both[0] == both[1]).all(), name
-        logprobs = [np.reshape(of.logprobs, (2, 2, 2, -1))[agent] for of in (done, whole)]
+        logprobs = [np.reshape(completions.logprobs, (2, 2, 2, -1))[agent] for completions in (done, whole)]
         np.testing.assert_allclose(*logprobs, atol=1e-5)
     nobody = sample_team(team, params, request._replace(acts=np.zeros(2, bool)))[0]
     assert not np.asarray(nobody.action_mask).any() and nobody.tokens.shape == whole.tokens.shape
@@ -116,15 +117,16 @@ def test_an_agent_without_a_row_is_not_carried_on(tiny_pair, minibatches, why):
     """Neither its parameters nor its moments move, by momentum, nor its KL coefficient: where it was not asked, or where all
     that it wrote was cut off and is masked for that."""
     team, params = make_team(tiny_pair)
-    how = dict(algorithm="dapo", kl_coef=0.1, kl_target=0.01)
-    learning = TrainConfig.of(learning_rate=1e-2, num_generations=2, num_minibatches=minibatches, **how).learning()
-    state = init_stack(jax.tree.map(np.copy, params[0]), learning)
+    cfg = TrainConfig.of(
+        algorithm="dapo", kl_coef=0.1, kl_target=0.01, learning_rate=1e-2, num_generations=2, num_minibatches=minibatches
+    )
+    state = init_stack(jax.tree.map(np.copy, params[0]), resolve(cfg))
     sample = partial(sample_team, team, params)
     got = play(sample, team, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), seed=0, step=0, group=2)
     batch = to_batches(team, got)[0]
     batch = batch._replace(rewards=np.arange(8, dtype=np.float32).reshape(2, 2, 2), ended=np.ones((2, 2, 2), bool))
-    static = dict(cfg=tiny_pair[0].config, learning=learning)
-    state, _ = update_stack(state, batch, **static)
+    static = dict(model=tiny_pair[0].config, algorithm=resolve(cfg))
+    state, *_ = update_stack(state, batch, **static)
     before = jax.device_get((state.params, state.opt_state, state.running.kl_coef))
     second = np.arange(2)[:, None, None] == 1
     alone = (
@@ -132,7 +134,7 @@ def test_an_agent_without_a_row_is_not_carried_on(tiny_pair, minibatches, why):
         if why == "not asked"
         else batch._replace(ended=np.broadcast_to(~second, (2, 2, 2)))
     )
-    state, _ = update_stack(state, alone, **static)
+    state, *_ = update_stack(state, alone, **static)
     assert moved(before, (state.params, state.opt_state, state.running.kl_coef)) == [True, False]
 
 
@@ -143,4 +145,4 @@ def test_critics_learn_of_agents_that_act_in_turns(tiny_pair, algorithm):
     options = dict(num_updates=2, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
     cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, **options)
     result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
-    assert (np.asarray(updates_done(result.state.critics[0])) == 2).all()
+    assert (np.asarray(steps_done(result.state.critics[0])) == 2).all()

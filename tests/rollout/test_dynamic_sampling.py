@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
-from jmarl.learning.objective import make_rows
-from jmarl.learning.optimizer import init_state
+from jmarl.learning.objective import make_loss_inputs
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
 from jmarl.rl.returns import discounted
@@ -22,7 +22,7 @@ from jmarl.rollout.play import Rollout, to_batches
 from jmarl.sampling import scoring
 from jmarl.team import make_team
 from jmarl.training.step import play_step, sampler_of
-from jmarl.training.train import train
+from jmarl.training.train import start, train
 from jmarl.types import TRACES
 
 BASE = TrainConfig.of(
@@ -64,9 +64,9 @@ def rows_of(directory):
 def played_on(agents, tasks, further, shared_weights=False, reward=teaches, **changes):
     cfg = BASE.replace(**changes)
     team, params = make_team(agents, shared_weights)
-    state = init_state(params, cfg.learning())
-    sample = sampler_of(team, state)
-    return team, params, play_step(sample, team, tasks, environment(cfg, reward), cfg, 0, lambda draw: further[draw - 1])
+    setup, state = start(team, params, cfg, None)
+    rollout = play_step(sampler_of(team, state), setup, tasks, environment(cfg, reward), 0, lambda draw: further[draw - 1])
+    return team, params, rollout
 
 
 # --- which prompts -------------------------------------------------------------------------------------------------------
@@ -116,9 +116,9 @@ def test_equal_returns_give_no_advantage(agents, algorithm):
     cfg = BASE.replace(algorithm=algorithm)
     team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
     batch = unstack(to_batches(team, played)[0], 0)
-    running = unstack(init_state(make_team(agents)[1], cfg.learning()).stacks[0].running, 0)
-    rows, metrics = make_rows(None, running, batch, None, cfg=agents[0].config, learning=cfg.learning())
-    advantages = np.asarray(rows.policy.advantages)
+    running = unstack(start(*make_team(agents), cfg, None)[1].stacks[0].running, 0)
+    inputs, metrics = make_loss_inputs(None, running, batch, None, model=agents[0].config, algorithm=resolve(cfg))
+    advantages = np.asarray(inputs.targets.advantages)
     assert (advantages[0] == 0).all() and np.abs(advantages[1]).max() > 0.1
     assert metrics["zero_variance_share"] == 0.5 or algorithm == "dapo", "dapo leaves overlong rows out of the share"
 
@@ -157,17 +157,17 @@ def test_replaced_prompts_bring_all_that_is_theirs(agents, changes):
     team, params, played = played_on(agents, [ITEMS[0], ITEMS[1]], further, dynamic_sampling=3, **changes)
     assert played.notes["dynamic/replaced"] == 0.5 and played.notes["dynamic/rounds"] == 2
     assert played.turns[0].prompts == [["a much longer prompt of seven words", ITEMS[1]["prompt"]]] * 2
-    again = discounted(
+    expected = discounted(
         [turn.rewards for turn in played.turns], [turn.parents for turn in played.turns], changes.get("gamma", 1.0)
     )
-    jax.tree.map(np.testing.assert_array_equal, again, list(played.joint_returns))
+    jax.tree.map(np.testing.assert_array_equal, expected, list(played.joint_returns))
     batch = to_batches(team, played)[0]
     for a in range(len(team.stacks[0].members)):
         mine = unstack(batch, a)
         config = team.stacks[0].config
         scored = scoring.score(unstack(params[0], a), config, mine.prompts, mine.prompt_lengths, mine.tokens)
-        here = np.asarray(mine.action_mask)
-        np.testing.assert_allclose(np.where(here, scored.logprobs, 0), np.where(here, mine.old_logprobs, 0), atol=1e-4)
+        mask = np.asarray(mine.action_mask)
+        np.testing.assert_allclose(np.where(mask, scored.logprobs, 0), np.where(mask, mine.old_logprobs, 0), atol=1e-4)
     decode = functools.partial(agents[0].tokenizer.decode, skip_special_tokens=True)
     for turn in played.turns:
         done, (ids, lengths) = turn.completions[0], turn.encoded[0]
@@ -181,7 +181,7 @@ def test_replaced_prompts_bring_all_that_is_theirs(agents, changes):
 
 def test_empty_places_are_filled_in_order(agents):
     """Three idle prompts, of which a round replaces two."""
-    tasks, further = [[ITEMS[k] for k in of] for of in ((0, 2, 4), (3, 0, 1))]
+    tasks, further = [[ITEMS[k] for k in numbers] for numbers in ((0, 2, 4), (3, 0, 1))]
     _, _, played = played_on(agents, tasks, [further], num_prompts=3, dynamic_sampling=1)
     assert played.turns[0].prompts[0] == [ITEMS[k]["prompt"] for k in (3, 1, 4)]
     assert played.notes["dynamic/replaced"] == pytest.approx(2 / 3) and played.notes["dynamic/rounds"] == 1
@@ -217,11 +217,13 @@ def test_selecting_what_is_there_already_changes_nothing(agents):
     played = played._replace(returns=tuple(x * np.array([1, 2])[:, None, None] for x in played.returns))
     assert [turn.invalid for turn in played.turns] == [3, 6] and "nan" in played.turns[0].fault
     other = played._replace(turns=tuple(turn._replace(fault="another") for turn in played.turns))
-    again = select(team, [other, played], [(1, p) for p in range(3)])
-    for of_turn, same in zip(played.turns, again.turns, strict=True):
+    selected = select(team, [other, played], [(1, p) for p in range(3)])
+    for of_turn, same in zip(played.turns, selected.turns, strict=True):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(same), jax.device_get(of_turn))
-    assert isinstance(again, Rollout)
-    jax.tree.map(np.testing.assert_array_equal, (again.returns, again.joint_returns), (played.returns, played.joint_returns))
+    assert isinstance(selected, Rollout)
+    jax.tree.map(
+        np.testing.assert_array_equal, (selected.returns, selected.joint_returns), (played.returns, played.joint_returns)
+    )
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ def test_a_resumed_run_is_bit_equal(agents, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["mareinforce", "remax", "rae", "iac", "maac", "ippo", "mappo"])
 def test_rows_without_a_group_baseline_refuse_it(agents, algorithm):
-    with pytest.raises(ValueError, match=f"dynamic_sampling=1 has no meaning for algorithm='{algorithm}'.* it is for magrpo"):
+    with pytest.raises(ValueError, match=f"dynamic_sampling=1 has no effect for algorithm='{algorithm}'.* it is for magrpo"):
         run(agents, dynamic_sampling=1, algorithm=algorithm)
 
 

@@ -147,8 +147,8 @@ def test_formatters_may_write_none_where_turns_are_declared(agents):
 
     team, params = make_team(agents)
     how = dict(seed=0, step=0, group=2)
-    for formatters in ([prompt_of, second], [prompt_of, lambda item: None]):
-        env = Rewarded(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
+    for formatters in ([default_formatter, second], [default_formatter, lambda item: None]):
+        env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
         sample = partial(sample_team, team, params)
         got = play(sample, team, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), **how)
         assert [turn.acts.all(1).tolist() for turn in got.turns] == [[True, False], [False, True]]
@@ -162,7 +162,7 @@ def test_none_in_a_later_turn_is_an_error_unless_declared(agents):
     env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, lambda **_: ["a", "b"])
     with pytest.raises(ValueError, match="agent 1's prompt is None .of turn 2 of item {'prompt': 'The answer'}"):
         play(partial(sample_team, team, params), team, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
-    nobody = Rewarded(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
+    nobody = RewardEnvironment(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
     with pytest.raises(ValueError, match="no agent acts in a turn: all prompts are None .of item 0"):
         play(partial(sample_team, team, params), team, SHORT[:1], nobody, SETTINGS, Episodes(), seed=0, step=0, group=1)
 
@@ -242,7 +242,8 @@ def longer_by_item(prompt, agent_completions, **_):
 
 def played(agents, transition=longer_by_item, items=SHORT[:3], **episodes):
     team, params = make_team(agents)
-    env = Rewarded(make_reward(lambda a, b: [1.0 + len(x) for x in a], num_agents=2), [prompt_of] * 2, transition)
+    reward = make_reward(lambda a, b: [1.0 + len(x) for x in a], num_agents=2)
+    env = RewardEnvironment(reward, [default_formatter] * 2, transition)
     return play(partial(sample_team, team, params), team, items, env, SETTINGS, Episodes(**episodes), seed=0, step=0, group=2)
 
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jmarl.algorithms import resolve
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.optimizer import init_stack
@@ -60,7 +61,7 @@ def lengths_reward(a, b):
 def play_pair(pair, items=ITEMS, reward=lengths_reward, step=0, seed=0, group=GROUP, joint_mode="aligned", **options):
     team, params = pair
     options = dict(seed=seed, step=step, group=group) | options
-    env = Rewarded(make_reward(reward, num_agents=2), FORMATTERS)
+    env = RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS)
     return play(partial(sample_team, team, params), team, items, env, SETTINGS, Episodes(joint_mode=joint_mode), **options)
 
 
@@ -205,7 +206,8 @@ def test_a_team_of_two_stacks(mixed, agents, played):
     formatters = [FORMATTERS[0], lambda item: "unusual " + item["prompt"], FORMATTERS[1]]
     keys = dict(seed=0, step=0, group=GROUP)
     sample = partial(sample_team, team, params)
-    got = play(sample, team, ITEMS, Rewarded(make_reward(reward, num_agents=3), formatters), SETTINGS, Episodes(), **keys)
+    env = RewardEnvironment(make_reward(reward, num_agents=3), formatters)
+    got = play(sample, team, ITEMS, env, SETTINGS, Episodes(), **keys)
     assert got.turns[0].texts[0] == played.turns[0].texts[0]
     for agent in range(3):
         assert got.returns[0][agent].tolist() == [[100 * agent + len(t) for t in row] for row in got.turns[0].texts[agent]]
@@ -303,7 +305,7 @@ def test_stacked_agents_are_their_own(pair, agents):
 def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
     """They are what importance_cap weighs by, and larger than those over the whole vocabulary."""
     settings = Sampling(max_new_tokens=4, top_k=5)
-    env = Rewarded(lambda a, b: [1.0] * len(a), [prompt_of] * 2)
+    env = RewardEnvironment(lambda a, b: [1.0] * len(a), [default_formatter] * 2)
     sample = partial(sample_team, *pair)
     played = play(sample, pair[0], [{"prompt": "apples"}], env, settings, Episodes(), seed=0, step=0, group=3)
     batch, done = to_batches(pair[0], played)[0], played.turns[0].completions[0]
@@ -315,11 +317,11 @@ def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
 
 
 def updated(pair, got, algorithm="grpo", **changes):
-    """What a stack was and is, and what it told, after one update on a rollout."""
-    learning = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, num_generations=max(GROUP, 2), **changes).learning()
-    state = init_stack(jax.tree.map(np.copy, pair[1][0]), learning)
+    """Return the parameters of a stack before and after one update on a rollout, and its metrics."""
+    cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, num_generations=max(GROUP, 2), **changes)
+    state, model = init_stack(jax.tree.map(np.copy, pair[1][0]), resolve(cfg)), pair[0].stacks[0].config
     before = jax.device_get(state.params)
-    state, metrics = update_stack(state, to_batches(pair[0], got)[0], cfg=pair[0].stacks[0].config, learning=learning)
+    state, metrics, _ = update_stack(state, to_batches(pair[0], got)[0], model=model, algorithm=resolve(cfg))
     return before, *jax.device_get((state.params, metrics))
 
 
@@ -400,7 +402,7 @@ def test_joint_actions_on_which_a_reward_raised_are_counted(pair):
     team, params = pair
     keys = dict(seed=0, step=0, group=GROUP)
     for on_error, invalid in (("mask", 6), (0.5, 0)):
-        env = Rewarded(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
+        env = RewardEnvironment(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
         got = play(partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(), **keys)
         assert got.notes["reward/raised"] == 6 and got.turns[0].invalid == invalid
     assert "reward/raised" not in play_pair(pair).notes

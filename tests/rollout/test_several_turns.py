@@ -14,6 +14,7 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
+from jmarl.learning.batches import with_explicit_groups
 from jmarl.models.hub.agents import Agent
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout.play import play, to_batches
@@ -63,7 +64,7 @@ def answer(prompt, agent_completions, num_agents, prompt_history_per_agent, resp
 def play_pair(pair, reward, items=ITEMS[:1], group=2, transition=answer, settings=SETTINGS, formatters=None, **episodes):
     team, params = pair
     formatters = formatters or [lambda item: item["prompt"]] * team.num_agents
-    env = Rewarded(make_reward(reward, num_agents=team.num_agents), formatters, transition)
+    env = RewardEnvironment(make_reward(reward, num_agents=team.num_agents), formatters, transition)
     sample = partial(sample_team, team, params)
     return play(sample, team, items, env, settings, Episodes(**episodes), seed=0, step=0, group=group)
 
@@ -206,7 +207,9 @@ def test_a_batch_of_a_tree(pair):
     (batch,) = to_batches(pair[0], got)
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(batch)), "no program runs for it"
     assert batch.tokens.shape[:3] == (2, 2 + 4, 2)
-    assert batch.groups[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5] and (batch.groups[..., 0] == batch.groups[..., 1]).all()
+    assert batch.groups is None, "the completions of each prompt are a group"
+    groups = with_explicit_groups(batch).groups
+    assert groups[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5] and (groups[..., 0] == groups[..., 1]).all()
     np.testing.assert_array_equal(batch.rewards, np.concatenate(got.returns, 1).astype(np.float32))
     same_logprobs(pair, batch)
 
