@@ -48,9 +48,9 @@ def texts_of(agent, **changes):
     cfg = TrainConfig.of(num_generations=2, max_new_tokens=4, progress=False, **changes)
     team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     env = environment_of(team, lambda a, b: [0.0] * len(a), None, None, cfg)
-    critics, state = start(team, params, cfg, None)
+    setup, state = start(team, params, cfg, None)
     items = [{"prompt": "apples"}]
-    return [lowered.as_text() for lowered in programs.programs_of_run(team, critics, state, items, items, env, cfg)]
+    return [lowered.as_text() for lowered in programs.programs_of_run(setup, state, items, items, env)]
 
 
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)

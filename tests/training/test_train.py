@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import algorithms
-from jmarl.config import TrainConfig
+from jmarl.algorithms import ALGORITHMS, AlgorithmRow, resolve
+from jmarl.config import Optimizer, TrainConfig
 from jmarl.envs.rewards import RewardError, make_reward
-from jmarl.learning.optimizer import init_state, updates_done
+from jmarl.learning.optimizer import init_state, steps_done
 from jmarl.models.hub import agents as weights
 from jmarl.randomness import tasks_of
 from jmarl.rl import advantages, losses
@@ -42,11 +42,12 @@ NOT_COMPARED = ("time/", "tokens_per_s", "compiles")
 # of step 10 is complete on disk.
 SCRIPT = """
 import json, os, signal, sys, time
-from jmarl import train, weights
-from jmarl.checkpoint import Checkpointer
+from jmarl.models.hub import agents as weights
 from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
+from jmarl.training.files.checkpoint import Checkpointer
+from jmarl.training.train import train
 
 directories, fields, kill = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 calls = 0
@@ -63,7 +64,7 @@ def reward(a, b, rng):
 
 items = [{"prompt": text} for text in ("The answer", "apples", "def add", "two agents", "question")]
 team, params = make_team([weights.load_agent(d) for d in directories])
-train.train(team, params, make_reward(reward, num_agents=2), items, TrainConfig(**fields), eval_items=items[:2])
+train(team, params, make_reward(reward, num_agents=2), items, TrainConfig.of(**fields), eval_items=items[:2])
 """
 
 BASE = dict(num_updates=20, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False)
@@ -78,7 +79,7 @@ def start(directories, output_dir, kill=0, **changes):
 
 
 def update_count(state):
-    return updates_done(state.stacks[0]).tolist()
+    return steps_done(state.stacks[0]).tolist()
 
 
 def rows_of(output_dir):
@@ -113,7 +114,7 @@ def test_the_kill_came_after_the_checkpoint(runs):
 def test_a_resumed_run_is_bit_equal(runs, pair):
     """Parameters, optimiser state and counters after 20 steps = 10 + SIGKILL + 10."""
     whole, broken, _ = runs
-    like, states = without_gradients(init_state(make_team(pair)[1], TrainConfig.of(**BASE).learning())), []
+    like, states = without_gradients(init_state(make_team(pair)[1], resolve(TrainConfig.of(**BASE)))), []
     for run in (whole, broken):
         with Checkpointer(run / "checkpoints", read_only=True) as saved:
             states.append(jax.device_get(saved.restore(like, 20)[0]))
@@ -187,9 +188,9 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
 
 def test_a_save_that_failed_does_not_cost_the_next_one(pair, tmp_path, full_disk):
     """The disk is full in the first of two saves, of which nobody has asked how it ended when the second begins."""
-    state, cfg = init_state(make_team(pair)[1], TrainConfig.of(**BASE).learning()), TrainConfig.of(output_dir=str(tmp_path))
+    state, cfg = init_state(make_team(pair)[1], resolve(TrainConfig.of(**BASE))), TrainConfig.of(output_dir=str(tmp_path))
     with Checkpointer(tmp_path / "checkpoints") as saver:
-        saves = Saves(cfg, [(saver, {})])
+        saves = Saves(cfg.run, [(saver, {})])
         with full_disk(20_000):
             saves.save(1, state)
             while saver._thread.is_alive():
@@ -310,39 +311,39 @@ def test_one_formatter_is_for_all_agents(pair):
 
 
 def own_row(monkeypatch, **parts):
-    row = dict(advantage="group_mean", scale="none", loss=losses.policy_gradient, aggregation="token_mean") | parts
-    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", algorithms.Algorithm(**row))
+    row = dict(estimator=advantages.group_mean, loss=losses.policy_gradient) | parts
+    monkeypatch.setitem(ALGORITHMS, "mine", AlgorithmRow(**row))
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (dict(advantage="medain"), "the row 'mine' has advantage='medain', which must be one of .*'group_mean'"),
-        (dict(aggregation="tokenmean"), "aggregation='tokenmean', which must be one of .*'token_mean'"),
-        (dict(scale="variance"), "scale='variance', which must be one of"),
-        (dict(critic="both"), "critic='both', which must be one of"),
+        (dict(estimator="group_mean"), "the estimator of 'mine' cannot be computed: TypeError"),
+        (dict(aggregation="tokenmean"), "aggregation='tokenmean' is not allowed: aggregation must be one of .*'token_mean'"),
+        (dict(scale="variance"), "scale='variance' is not allowed: scale must be one of"),
+        (dict(critic="both"), "critic='both' is not allowed: critic must be one of"),
+        (dict(baseline="mean"), "baseline='mean' is not allowed: baseline must be one of"),
         (dict(loss="bounded"), "the loss of 'mine' cannot be computed: TypeError"),
         (dict(loss=lambda logp: (logp.sum(), {})), "the loss of 'mine' cannot be computed: TypeError: .*4 were given"),
-        (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a number .*dict of metrics"),
-        (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a number .*dict of metrics"),
+        (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a scalar .*dict of metrics"),
+        (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a scalar .*dict of metrics"),
     ],
 )
 def test_a_row_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, parts, message):
-    own_row(monkeypatch, **parts)
     with pytest.raises(ValueError, match=message):
+        own_row(monkeypatch, **parts)
         run(pair, algorithm="mine")
 
 
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [
-        (lambda returns, same: returns.mean(), "the estimator of 'mine' must return an advantage for each return"),
+        (lambda returns, valid: returns.mean(), "the estimator of 'mine' must return an advantage for each return"),
         (lambda returns: returns, "the estimator of 'mine' cannot be computed: TypeError"),
     ],
 )
 def test_an_estimator_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, estimator, message):
-    monkeypatch.setitem(advantages.ESTIMATORS, "own", estimator)
-    own_row(monkeypatch, advantage="own")
+    own_row(monkeypatch, estimator=estimator)
     with pytest.raises(ValueError, match=message):
         run(pair, algorithm="mine")
 
@@ -358,9 +359,8 @@ def test_a_row_that_is_written_anew_is_the_new_one(pair, monkeypatch):
     for factor in (1.0, 0.0):
         own_row(monkeypatch, loss=lambda logp, old, adv, w, factor=factor: (-jnp.sum(w * adv * logp) * factor, {}))
         seen.append(params_of(run(pair, algorithm="mine", max_grad_norm=1e9)[0])["embed"])
-    for estimator in (lambda returns, same: returns, lambda returns, same: 0 * returns):
-        monkeypatch.setitem(advantages.ESTIMATORS, "own", estimator)
-        own_row(monkeypatch, advantage="own")
+    for estimator in (lambda returns, valid: returns, lambda returns, valid: 0 * returns):
+        own_row(monkeypatch, estimator=estimator)
         seen.append(params_of(run(pair, algorithm="mine")[0])["embed"])
     before = jax.device_get(make_team(pair)[1][0])["embed"]
     assert [bool((x == before).all()) for x in seen] == [False, True, False, True]
@@ -483,7 +483,8 @@ def test_a_run_that_breaks_off_goes_on_from_its_last_update(pair, tmp_path, erro
 def test_settings_of_another_type_or_name_are_refused(changes, message):
     with pytest.raises(TypeError, match=message):
         TrainConfig.of(**changes)
-    assert {"algorithm", "learning_rate"} <= set(inspect.signature(TrainConfig).parameters), "as help() shows them"
+    assert {"algorithm", "optimizer"} <= set(inspect.signature(TrainConfig).parameters), "as help() shows them"
+    assert "learning_rate" in inspect.signature(Optimizer).parameters
 
 
 def test_models_are_not_written_where_they_are_not_wanted(pair, tmp_path):
