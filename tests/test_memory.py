@@ -14,11 +14,11 @@ import dataclasses, resource, sys
 import jax, numpy as np
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig
-from jmarl.learners import initial_state, learn
+from jmarl.learning.per_agent import update_one_stack
 from jmarl.memory import explain_memory
-from jmarl.order import tasks_of
+from jmarl.randomness import tasks_of
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.train import start, train
 from jmarl.types import Batch
 
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.RLIM_INFINITY))  # what is larger fails at once, on any machine
@@ -31,23 +31,23 @@ agents = [
 ]
 items = [{"prompt": "a b"} for _ in range(3)]
 items[tasks_of(2, 3, 1, seed=0)[0]] = {"prompt": "a b" * (1 << 15)}  # that of the third update
-cfg = TrainConfig(num_updates=6, num_generations=4, max_new_tokens=8, output_dir=sys.argv[1], save_every=1, progress=False)
+cfg = TrainConfig.of(num_updates=6, num_generations=4, max_new_tokens=8, output_dir=sys.argv[1], save_every=1, progress=False)
 reward = lambda a, b: [float(len(x)) for x in a]
 try:
     train(*make_team(agents), reward, items, cfg)
 except MemoryError as error:
     print(error)
     print("from", repr(error.__cause__)[:40])
-cfg = dataclasses.replace(cfg, resume=True, allow_changed="data")
+cfg = cfg.replace(resume=True, allow_changed="data")
 resumed = train(*make_team(agents), reward, [{"prompt": "a b"}] * 3, cfg)
 print("resumed:", len(resumed.rewards), int(resumed.state.step))
 """
 
 LARGE_BATCH = """
 team, params = make_team(random_agents("tiny", tokenizer(("a", "b")), 2, seed=0, width=256))
-cfg = TrainConfig(num_generations=1 << 14, max_new_tokens=64, micro_batches=2, progress=False)
-state = initial_state(team, params, cfg, None)
-rows = (2, 1, cfg.num_generations)
+cfg = TrainConfig.of(num_generations=1 << 14, max_new_tokens=64, micro_batches=2, progress=False)
+setup, state = start(team, params, cfg, None)
+rows = (2, 1, cfg.episodes.num_generations)
 tokens, numbers, valid = (np.broadcast_to(x, (*rows, 64)) for x in (np.int32(0), np.float32(0), np.True_))
 batch = Batch(
     np.zeros((2, 1, 16), np.int32), np.full((2, 1), 4, np.int32), tokens, valid, numbers, valid[..., 0], numbers[..., 0],
@@ -55,7 +55,8 @@ batch = Batch(
 )
 try:
     with explain_memory():
-        jax.block_until_ready(learn(cfg, team, team.stacks[0], state.stacks[0], batch, learning=cfg.learning(), held=None))
+        arguments = state.stacks[0], batch, team.stacks[0], setup.algorithm, cfg
+        jax.block_until_ready(update_one_stack(*arguments, num_agents=2, held=None, trains="policy"))
 except MemoryError as error:
     print(error)
 try:

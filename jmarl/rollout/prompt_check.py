@@ -59,8 +59,8 @@ def fitting(team: Team, env: RewardEnvironment, items: Sequence[dict], cfg: Trai
     tokens, item, agent, context = found.longest
     problem = (
         f"{len(found.items)} of {len(items)} {called} have a prompt too long for the context: the longest, of item {item} for "
-        f"agent {agent}, has {tokens} tokens; with max_new_tokens={cfg.sampling.max_new_tokens} that is {tokens + cfg.sampling.max_new_tokens}, "
-        f"and the context is {context}"
+        f"agent {agent}, has {tokens} tokens; with max_new_tokens={cfg.sampling.max_new_tokens} that is "
+        f"{tokens + cfg.sampling.max_new_tokens}, and the context is {context}"
     )
     if cfg.episodes.long_prompts == "error":
         raise ValueError(f"{problem}: set long_prompts='truncate_left' or 'drop', lower max_new_tokens, or shorten the prompts")

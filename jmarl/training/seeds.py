@@ -121,15 +121,15 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
         )
     if cfg.run.saves and cfg.run.save_total_limit < 2:
         raise ValueError(
-            f"save_total_limit={cfg.run.save_total_limit} is not allowed with several seeds: keep at least 2, because a kill may "
-            "come when only some of them have the newest"
+            f"save_total_limit={cfg.run.save_total_limit} is not allowed with several seeds: keep at least 2, because a kill "
+            "may come when only some of them have the newest"
         )
     if cfg.run.replay_rollout:
         raise ValueError("replay_rollout makes the update of one run: leave seeds out, and set output_dir to that run's seed_N")
     if cfg.run.output_dir and checkpoints_of(cfg).exists():
         raise ValueError(
-            f"output_dir={cfg.run.output_dir!r} holds the checkpoints of a single run, and runs of several seeds have theirs in "
-            "seed_0, … there: choose another output_dir"
+            f"output_dir={cfg.run.output_dir!r} holds the checkpoints of a single run, and runs of several seeds have theirs "
+            "in seed_0, … there: choose another output_dir"
         )
     for seed in seeds:
         check_settings(cfg.for_seed(seed))

@@ -220,7 +220,8 @@ class LearnedRounds:
         cfg, before = reward_config(self.cfg, self.algorithm, round_), self.env.model
         if again and not cfg.run.resume:
             raise ValueError(
-                f"cannot resume: the reward model of round {round_} is not in {cfg.run.output_dir}; it was not kept, or is damaged"
+                f"cannot resume: the reward model of round {round_} is not in {cfg.run.output_dir}; it was not kept, or is "
+                "damaged"
             )
         pairs = self.rounds.replayed(round_)
         start = None if before is None else before.params
