@@ -26,7 +26,7 @@ import numpy as np
 import tyro
 
 from jmarl.algorithms import resolve
-from jmarl.config import Sampling, TrainConfig
+from jmarl.config import TrainConfig
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.update import lower_update, update_stack
 from jmarl.models.config import ModelConfig
@@ -124,16 +124,19 @@ class Step:
         self.cfg = cfg
         self.model, params, self.ids, self.stop = load(cfg)
         a, t = cfg.agents, cfg.max_new_tokens
-        self.sampling = Sampling(t, t, temperature=0.6, top_k=50, top_p=0.6, compute_dtype=cfg.dtype)
         settings = TrainConfig.of(
+            max_new_tokens=t,
+            min_new_tokens=t,
             temperature=0.6,
+            top_k=50,
+            top_p=0.6,
             learning_rate=5e-6,
             remat=cfg.remat,
             micro_batches=cfg.micro_batches,
             compute_dtype=cfg.dtype,
             per_agent=cfg.per_agent,
         )
-        self.algorithm = resolve(settings)
+        self.sampling, self.algorithm = settings.sampling, resolve(settings)
         width = max(map(len, self.ids))
         rows = np.array([row + [self.stop[0]] * (width - len(row)) for row in self.ids], np.int32)
         lengths = np.array([len(row) for row in self.ids])
@@ -170,7 +173,7 @@ class Step:
         return self.done
 
     def update(self):
-        self.state, metrics = self.learner(update_stack)
+        self.state, metrics, _ = self.learner(update_stack)
         return self.state, metrics
 
 

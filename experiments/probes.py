@@ -3,7 +3,7 @@
 Claim: each row learns each probe it is for, on 3 seeds; `agree` and `remember` need joint credit and credit over turns.
 Command: python -m experiments.probes                 (flags: --help; --speed: updates a second, one program against the loop)
 Prints a table of rows and probes, the lowest of the seeds' mean rewards of the last 10 updates in each place, and with --write
-puts it into experiments/README.md. Thresholds: `THRESHOLDS`. The probes: `jmarl/probes.py`. Time: see experiments/README.md.
+puts it into experiments/README.md. Thresholds: `THRESHOLDS`. The probes: `jmarl/learning/probes.py`. Time: see there.
 The model: two layers, width 32, 11 tokens, random weights; two agents (ppo: one), 8 prompts of 8 completions of 2 tokens.
 """
 
@@ -31,7 +31,6 @@ from jmarl.learning.probes import PROBES
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.hub.agents import Agent
-from jmarl.randomness import tasks_of
 from jmarl.team import make_team
 from jmarl.training.train import train
 

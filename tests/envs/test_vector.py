@@ -654,12 +654,13 @@ def test_advantages_are_centered_per_agent(tiny_pair, estimator):
     batch = to_batches(team, rollout)[0]
     plain, scaled = [], []
     for agent in range(2):
-        returns, groups = np.asarray(batch.rewards)[agent].ravel(), np.asarray(batch.groups)[agent].ravel()
-        same = advantages.members(returns, groups)
-        plain.append(np.asarray(getattr(advantages, estimator)(returns, same)).reshape(2, 6))
-        scaled.append(np.asarray(advantages.divide(plain[-1].ravel(), advantages.spread(returns, same))).reshape(2, 6))
-    for values, size in zip(plain, (1.0, 1000.0), strict=True):
-        np.testing.assert_allclose(values.mean(-1), 0, atol=1e-5 * size)
+        groups = None if batch.groups is None else batch.groups[agent]
+        estimate = partial(advantages.estimate, getattr(advantages, estimator), batch.rewards[agent], groups)
+        plain.append(np.asarray(estimate()))
+        scaled.append(np.asarray(estimate(scale="std")))
+    for agent_advantages, size in zip(plain, (1.0, 1000.0), strict=True):
+        assert agent_advantages.shape == (2, 6)
+        np.testing.assert_allclose(agent_advantages.mean(-1), 0, atol=1e-5 * size)
     assert np.abs(plain[1]).max() > 30 * np.abs(plain[0]).max()
     assert 0.5 < np.abs(scaled[0]).max() / np.abs(scaled[1]).max() < 2
 
@@ -696,11 +697,11 @@ def test_the_examples_of_the_readme_run(tiny_config, tiny_tokenizer, random_agen
     section = (Path(__file__).resolve().parents[2] / "README.md").read_text().split("## Environments")[1].split("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     agents = [random_agent(tiny_config(tie_embeddings=False, max_positions=4096), tiny_tokenizer, seed) for seed in range(2)]
-    short, writing = "TrainConfig(num_updates=1, progress=False, ", "num_generations=2, max_new_tokens=3, "
+    short, writing = "TrainConfig.of(num_updates=1, progress=False, ", "num_generations=2, max_new_tokens=3, "
     names = {"agents": agents, "make_team": make_team, "train": train, "TrainConfig": TrainConfig, "__name__": __name__}
     assert len(blocks) == 4
     for block in blocks:
-        block = block.replace("TrainConfig(", short + writing).replace(writing + 'algorithm="sft"', 'algorithm="sft"')
+        block = block.replace("TrainConfig.of(", short + writing).replace(writing + 'algorithm="sft"', 'algorithm="sft"')
         block = block.replace('"train", 500', '"train", 4').replace('"eval", 32', '"eval", 2')
         block = block.replace("ExperimentConfig(training", "ExperimentConfig(max_new_tokens=3, progress=False, training")
         block = block.replace("num_iterations=50", "num_iterations=1").replace("num_updates=24, ", "")

@@ -19,7 +19,6 @@ from jmarl.envs.rewards import make_reward
 from jmarl.models import sharding
 from jmarl.team import make_team
 from jmarl.training.lock_step import run_in_lock_step
-from jmarl.training.preferences.pairs import prompt_of
 from jmarl.training.runs import Runs, play_together, together
 from jmarl.training.step import play_step, sampler_of
 from jmarl.training.train import start
