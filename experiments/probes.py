@@ -31,6 +31,7 @@ from jmarl.learning.probes import PROBES
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.hub.agents import Agent
+from jmarl.randomness import tasks_of
 from jmarl.team import make_team
 from jmarl.training.train import train
 

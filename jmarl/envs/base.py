@@ -23,8 +23,8 @@ A new environment is one class in one file. It plays one episode, and training p
             return Step(state, ["Wrong. Guess again."], float(solved), done, {"solved": float(solved)})
 
     env = Guess()
-    team, params = make_team([load_agent("a Hub id or a directory")])  # one agent per role
-    train(team, params, env, env.tasks(), TrainConfig(num_turns=env.max_turns, branching="chain"))
+    team = Team.load(["a Hub id or a directory"])  # one per role
+    train(team, env, env.tasks(), TrainConfig.of(num_turns=env.max_turns, branching="chain"))
 
 With two `roles`, `messages` and the observations are lists of two texts. A reward is one number for the team, or a list with
 one per agent. An observation that is None means that the agent does not act in the coming step.

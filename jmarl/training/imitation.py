@@ -6,7 +6,7 @@ solutions writes in the right form, and is right often enough to be reinforced:
     shown = demonstrate(env, env.tasks("train", 128))
     agents = imitate(agents, shown, TrainConfig(algorithm="sft", num_updates=16, learning_rate=1e-4))
     team, params = make_team(agents)
-    train(team, params, env, ...)
+    train(team, env, ...)
 
 Each agent imitates its own part, alone, by cross entropy (`sft`), and reads what it reads in training with history none: what
 the environment shows in that turn. Left out: imitating in the middle of training, adapters.

@@ -17,7 +17,7 @@ from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.envs.vector import LockStep
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
-from jmarl.team import Team, make_team
+from jmarl.team import Team
 from jmarl.training.train import environment_of, train
 
 ITEMS = [{"prompt": "a fox"}, {"prompt": "the moon"}]
@@ -176,7 +176,7 @@ def test_a_model_learns_to_write_sections_for_both_roles(speaker, tmp_path):
         eval_generations=16, progress=False, output_dir=str(tmp_path),
     )  # fmt: skip
     env = Centralized(RewardEnvironment(make_reward(agree, num_agents=2), FORMATTERS), 2)
-    result = train(*make_team([speaker]), env, ITEMS * 2, cfg, eval_items=ITEMS * 2)
+    result = train(Team.of([speaker]), env, ITEMS * 2, cfg, eval_items=ITEMS * 2)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert result.before.mean < 0.4 and result.after.mean > result.before.mean + 0.25
     missing = [row["reward/missing_sections"] for row in rows if "reward/missing_sections" in row]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from debates import CON, PRO, TASK
 
+from jmarl.envs.base import Unanswered
 from jmarl.envs.data import split_of
 from jmarl.envs.debate import debate as debate_module
 from jmarl.envs.debate.debate import Debate, DebateEnvironment, DebateScripted, load_motions

@@ -290,7 +290,7 @@ def judge_agent(speaker):
     data = [Trajectory((text,), ("A=7 B=3",)) for text in orders]
     cfg = TrainConfig.of(algorithm="sft", num_updates=30, learning_rate=1e-2, batch_size=1, chat=True, progress=False)
     team, params = make_team([speaker])
-    result = fit(team, params, data, cfg)
+    result = fit(team, data, cfg, params=params)
     (agent,) = agents_of(team, policies(result.state))
     return agent
 
@@ -366,7 +366,7 @@ def test_training_continues_when_the_judge_fails(server, speaker, tmp_path):
     env = Debate(1, judge=LLMJudge(model_at(server), 1), zero_sum=True)
     team, params = make_team([speaker] * 2)
     with pytest.warns(UserWarning, match="update 1: 2 of 2 joint actions have no valid reward; .*refused with 500"):
-        train(team, params, env, [TASK], SHORT.replace(output_dir=str(tmp_path)))
+        train(team, env, [TASK], SHORT.replace(output_dir=str(tmp_path)), params=params)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(calls) == 4 + 4 * 3
     assert rows[0]["turn_1/reward/pro_wins"] == 1 and rows[0]["turn_1/reward/position_bias"] == 0
@@ -379,4 +379,4 @@ def test_a_run_whose_judge_is_unreachable_from_the_start_fails(speaker):
     env = Debate(1, judge=LLMJudge(model_at(unused_port()), 1))
     team, params = make_team([speaker] * 2)
     with pytest.raises(ValueError, match="no joint action of the first update has a valid reward: .*the judge gave no answer"):
-        train(team, params, env, [TASK], SHORT)
+        train(team, env, [TASK], SHORT, params=params)

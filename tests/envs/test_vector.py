@@ -227,7 +227,7 @@ def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
     assert rollout.invalid == 2 and rollout.acts.tolist() == [[True, False, True]] and rollout.fault.endswith("no judge")
     cfg = TrainConfig.of(num_updates=1, num_prompts=3, num_generations=2, max_new_tokens=3, progress=False)
     with pytest.warns(UserWarning, match="2 of 6 joint actions have no valid reward; no judge"):
-        assert train(team, params, Troubled(), tasks, cfg).rewards == [0.5]
+        assert train(team, Troubled(), tasks, cfg, params=params).rewards == [0.5]
 
 
 WORKERS = """
@@ -330,7 +330,7 @@ def test_a_team_trains_on_a_mixture_of_a_mixture(tiny_pair):
     inner = Mixture({"grid": make("grid", brief=True), "sudoku": make("sudoku", brief=True)})
     both = Mixture({"games": inner, "relay": Relay()}, {"games": 2, "relay": 1})
     options = dict(num_updates=1, num_prompts=6, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain")
-    result = train(team, params, both, both.tasks("train", 6), TrainConfig.of(**options, progress=False))
+    result = train(team, both, both.tasks("train", 6), TrainConfig.of(**options, progress=False), params=params)
     assert len(result.rewards) == 1 and np.isfinite(result.rewards[0])
 
 
@@ -384,9 +384,9 @@ def test_a_simulated_environment_is_trained_on_copies(tiny_pair):
     assert [len(turn.items) for turn in rollout.turns] == [3, 6, 12] and rollout.turns[1].prompts == [["1"] * 6]
     assert rollout.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "texts")
     cfg = TrainConfig.of(num_updates=1, num_generations=2, max_new_tokens=2, num_turns=3, branching="chain", progress=False)
-    assert train(team, params, env, tasks, cfg).rewards == [1.5]
+    assert train(team, env, tasks, cfg, params=params).rewards == [1.5]
     with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3: set num_turns=3"):
-        train(team, params, env, tasks, TrainConfig.of(num_updates=1, max_new_tokens=2, progress=False))
+        train(team, env, tasks, TrainConfig.of(num_updates=1, max_new_tokens=2, progress=False), params=params)
 
 
 class Undeclared(Count):
@@ -401,10 +401,10 @@ def test_a_simulated_environment_without_max_turns_is_played_for_num_turns(tiny_
     options = dict(num_updates=1, num_generations=2, max_new_tokens=2, branching="chain", progress=False)
     env, tasks = Undeclared(), Undeclared().tasks("train", 1)
     assert LockStep(env).max_turns == 16
-    assert train(team, params, env, tasks, TrainConfig.of(num_turns=5, **options)).rewards == [1.5]
+    assert train(team, env, tasks, TrainConfig.of(num_turns=5, **options), params=params).rewards == [1.5]
     team, params = make_team(tiny_pair[:1])
     with pytest.warns(UserWarning, match="Undeclared: 2 episodes were not done after 2 turns and were truncated"):
-        assert train(team, params, env, tasks, TrainConfig.of(num_turns=2, **options)).rewards == [1.0]
+        assert train(team, env, tasks, TrainConfig.of(num_turns=2, **options), params=params).rewards == [1.0]
 
 
 def test_a_truncated_episode_is_done():
@@ -483,7 +483,7 @@ def test_algorithms_train_agents_that_act_in_turns(tiny_pair, algorithm):
     team, params = make_team(tiny_pair)
     options = dict(num_updates=1, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
     cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, **options)
-    result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
+    result = train(team, Relay(), Relay().tasks(count=2), cfg, params=params)
     assert result.rewards == [4.5] and result.state.stacks[0].skipped.tolist() == [0, 0]
 
 
@@ -500,7 +500,7 @@ def test_an_agent_that_never_acts_does_not_change(tiny_pair):
     team, params = make_team(tiny_pair)
     before = np.array(params[0]["embed"]) if "embed" in params[0] else None
     cfg = TrainConfig.of(num_updates=2, num_generations=4, max_new_tokens=3, learning_rate=1e-2, progress=False)
-    result = train(team, params, Silent(), Silent().tasks(count=2), cfg)
+    result = train(team, Silent(), Silent().tasks(count=2), cfg, params=params)
     after = np.array(result.state.stacks[0].params["embed"])
     assert before is not None and (after[1] == before[1]).all() and (after[0] != before[0]).any()
 
@@ -520,7 +520,7 @@ class EmptyPrompt(TextEnvironment):
 def test_logs_of_turns_with_empty_prompts(tiny_pair, tmp_path):
     team, params = make_team(tiny_pair[:1])
     options = dict(num_updates=1, num_generations=2, max_new_tokens=2, chat=True, progress=False, log_every=1)
-    assert train(team, params, EmptyPrompt(), [{}], TrainConfig.of(output_dir=str(tmp_path), **options)).rewards == [1.0]
+    assert train(team, EmptyPrompt(), [{}], TrainConfig.of(output_dir=str(tmp_path), **options), params=params).rewards == [1.0]
 
 
 def test_options_that_need_all_agents_to_act_are_refused(tiny_pair):
@@ -541,10 +541,10 @@ def test_options_that_need_all_agents_to_act_are_refused(tiny_pair):
     with pytest.raises(ValueError, match="not all of them act in the first turn"):
         train(
             team,
-            params,
             Silent(),
             Silent().tasks(count=2),
             TrainConfig.of(algorithm="madpo_iter", max_new_tokens=3, num_updates=1, progress=False),
+            params=params,
         )
 
 
@@ -571,7 +571,7 @@ def test_alternatives_in_which_other_agents_act(tiny_pair, row, joint):
     team, params = make_team(tiny_pair)
     options = dict(num_updates=1, num_prompts=2, num_generations=4, max_new_tokens=3, num_turns=2, branching="chain")
     cfg = TrainConfig.of(algorithm=row, joint_mode=joint, progress=False, **options)
-    assert train(team, params, Pass(), [{"i": 0}, {"i": 1}], cfg).rewards == [1.5]
+    assert train(team, Pass(), [{"i": 0}, {"i": 1}], cfg, params=params).rewards == [1.5]
 
 
 def test_wrappers_and_team_sizes(tiny_pair):
@@ -611,7 +611,9 @@ def test_dynamic_sampling_of_a_mixture(tiny_pair):
     team, params = make_team(tiny_pair)
     both = Mixture({"a": Scaled(), "b": Silent(), "c": make("grid", brief=True)})
     options = dict(num_prompts=1, num_generations=4, max_new_tokens=3, dynamic_sampling=3, progress=False)
-    result = train(team, params, both, both.tasks("train", 9), TrainConfig.of(algorithm="grpo", num_updates=4, **options))
+    result = train(
+        team, both, both.tasks("train", 9), TrainConfig.of(algorithm="grpo", num_updates=4, **options), params=params
+    )
     assert len(result.rewards) == 4
 
 

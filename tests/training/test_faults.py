@@ -195,8 +195,8 @@ def run(kind="plain", reward=first_words, items=ITEMS, **fields):
     transition = training_process.transition if cfg.episodes.num_turns > 1 else None
     env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, transition)
     if kind == "seeds":
-        return train_seeds(team, params, env, items, cfg, seeds=(0, 1), eval_items=items[:2])[0]
-    return train(team, params, env, items, cfg, eval_items=items[:2])
+        return train_seeds(team, env, items, cfg, params=params, seeds=(0, 1), eval_items=items[:2])[0]
+    return train(team, env, items, cfg, params=params, eval_items=items[:2])
 
 
 class Signalling:
@@ -574,10 +574,10 @@ def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
         pytest.warns(UserWarning, match="its step was left out"),
         pytest.raises(NonFiniteError, match="stopped at step 2 .*failed_update_2.pkl"),
     ):
-        fit(team, [jax.tree.map(jax.numpy.copy, broken)], data, cfg)
+        fit(team, data, cfg, params=[jax.tree.map(jax.numpy.copy, broken)])
     assert "red two" in json.loads((tmp_path / "failed_update_2.json").read_text(encoding="utf-8"))["texts"][0][0][0]
     again = cfg.replace(output_dir="", replay_rollout=str(tmp_path / "failed_update_2.pkl"))
-    fit(team, [params], data, again)
+    fit(team, data, again, params=[params])
     row = json.loads(capsys.readouterr().out)
     assert row["step"] == 2 and np.isfinite(row["agent_0/loss"]), "it was the weights"
 
@@ -591,9 +591,9 @@ def test_other_weights_under_the_reference_are_refused(tmp_path):
         again = cfg.replace(resume=resume, num_updates=2)
         if seed == 7:
             with pytest.raises(ValueError, match="initial: other weights before training, of which the reference is made"):
-                fit(team, params, data, again)
+                fit(team, data, again, params=params)
         else:
-            fit(team, params, data, again if resume else cfg)
+            fit(team, data, again if resume else cfg, params=params)
 
 
 def test_a_run_may_be_told_not_to_stop(tmp_path):

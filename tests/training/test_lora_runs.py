@@ -45,7 +45,9 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
 
 def run(agents, cfg, params=None, **how):
     team, fresh = make_team(agents, lora=True)
-    return train(team, fresh if params is None else params, make_reward(lengths, num_agents=len(agents)), ITEMS, cfg, **how)
+    return train(
+        team, make_reward(lengths, num_agents=len(agents)), ITEMS, cfg, params=fresh if params is None else params, **how
+    )
 
 
 def moved(tree, other):
@@ -70,7 +72,7 @@ def test_a_team_of_adapters_learns_the_probe(agent):
     team, params = make_team([agent, agent], lora=True)
     cfg = CONFIG.replace(lora_rank=8, lora_alpha=16, learning_rate=3e-2, num_updates=40)
     reward = make_reward(both, num_agents=2)
-    result = train(team, params, reward, PROMPTS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
+    result = train(team, reward, PROMPTS, cfg, params=params, formatters=FORMATTERS, eval_items=HELD_OUT)
     before, after = result.before, result.after
     assert after.mean - after.interval > before.mean + before.interval
     assert_equal_trees(unstack(params[0], 0), agent.params)
@@ -184,7 +186,7 @@ def test_a_central_critic_over_chains_that_append(agent):
 
 def test_shared_weights_are_one_set_of_adapters(agent):
     team, params = make_team([agent, agent], shared_weights=True, lora=True)
-    result = train(team, params, make_reward(lengths, num_agents=2), ITEMS, BASE)
+    result = train(team, make_reward(lengths, num_agents=2), ITEMS, BASE, params=params)
     assert {x.shape[0] for x in jax.tree.leaves(result.state.stacks[0].params)} == {1}
     assert np.abs(result.state.stacks[0].params["layers"]["q_proj"]["b"]).max() > 1e-4
 
@@ -197,7 +199,7 @@ def test_one_program_makes_the_run_of_the_loop():
     cfg = dataclasses.replace(settings("grpo", "emit", 0), num_updates=2, kl_coef=0.1, lora_rank=2)
     agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), tokenizer())
     team, params = make_team([agent, agent], lora=True)
-    looped = train(team, params, ProbeEnvironment("emit", 2), ITEMS, cfg)
+    looped = train(team, ProbeEnvironment("emit", 2), ITEMS, cfg, params=params)
     state = init_state(lora.models(params, [(MODEL, 2)], cfg, cfg.run.seed), cfg.learning()).stacks[0]
     state, metrics = probes.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
     np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)

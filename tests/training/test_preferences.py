@@ -426,7 +426,7 @@ def fitted(agents, algorithm, data, **changes):
     team, params = make_team(agents)
     cfg = RUN.replace(algorithm=algorithm, **changes)
     held = data[::4]
-    return fit(team, params, [d for i, d in enumerate(data) if i % 4], cfg, eval_data=held)
+    return fit(team, [d for i, d in enumerate(data) if i % 4], cfg, params=params, eval_data=held)
 
 
 @pytest.fixture(scope="module")
@@ -550,7 +550,7 @@ def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
 def test_bad_settings_are_refused(agents, settings, data, message):
     team, params = make_team(agents)
     with pytest.raises((ValueError, TypeError), match=message):
-        fit(team, params, data, RUN.replace(**settings))
+        fit(team, data, RUN.replace(**settings), params=params)
 
 
 @pytest.mark.parametrize(
@@ -577,7 +577,7 @@ def test_more_parts_than_pairs_are_told_by_the_users_setting(agents):
 def test_held_out_data_are_of_the_same_kind(agents):
     team, params = make_team(agents)
     with pytest.raises(TypeError, match="learns from a list of Pair, got Trajectory"):
-        fit(team, params, TASTES, RUN.replace(algorithm="madpo"), eval_data=[TALK])
+        fit(team, TASTES, RUN.replace(algorithm="madpo"), params=params, eval_data=[TALK])
 
 
 LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_proj,down_proj")
@@ -589,7 +589,7 @@ def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
     def run(where, **changes):
         team, params = make_team([agents[0]] * 2, lora=True)
         how = dict(algorithm="madpo", output_dir=str(tmp_path / where), save_every=10)
-        return fit(team, params, TASTES[1::2], RUN.replace(**how, **LORA, **changes), eval_data=TASTES[::4])
+        return fit(team, TASTES[1::2], RUN.replace(**how, **LORA, **changes), params=params, eval_data=TASTES[::4])
 
     whole = run("whole", num_updates=20)
     assert whole.before["margin"] == 0 and whole.after["accuracy"] > 0.9, whole.after

@@ -44,12 +44,12 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
 
 def run(agent, cfg, seeds=None, items=ITEMS, reward=short):
     """What `train_seeds` returns, or with one number `train`."""
-    made = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
+    team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     more = dict(eval_items=ITEMS[:2], external_transition=go_on if cfg.episodes.num_turns > 1 else None)
-    arguments = (*made, make_reward(reward, num_agents=2), items)
+    arguments = (team, make_reward(reward, num_agents=2), items)
     if isinstance(seeds, int):
-        return train(*arguments, cfg.replace(seed=seeds), **more)
-    return train_seeds(*arguments, cfg, seeds=seeds, **more)
+        return train(*arguments, cfg.replace(seed=seeds), params=params, **more)
+    return train_seeds(*arguments, cfg, params=params, seeds=seeds, **more)
 
 
 def assert_equal(one, other):

@@ -50,7 +50,7 @@ def reward(a, b):
 team, params = make_team(random_agents("tiny", tokenizer(("a", "b")), 2, seed=0, width=8))
 cfg = TrainConfig(num_updates=updates, num_generations=2, max_new_tokens=2, output_dir=directory, save_every=every,
                   log_every=every, progress=False)
-train(team, params, reward, [{"prompt": "a b"}, {"prompt": "b"}], cfg)
+train(team, reward, [{"prompt": "a b"}, {"prompt": "b"}], cfg, params=params)
 print(json.dumps(seen))
 """
 

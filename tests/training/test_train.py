@@ -27,7 +27,7 @@ from jmarl.learning.optimizer import init_state, steps_done
 from jmarl.models.hub import agents as weights
 from jmarl.randomness import tasks_of
 from jmarl.rl import advantages, losses
-from jmarl.team import make_team, without_gradients
+from jmarl.team import Team, make_team, without_gradients
 from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.manifest import write_manifest
 from jmarl.training.files.saving import Saves
@@ -45,7 +45,7 @@ import json, os, signal, sys, time
 from jmarl.models.hub import agents as weights
 from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.train import train
 
@@ -64,7 +64,7 @@ def reward(a, b, rng):
 
 items = [{"prompt": text} for text in ("The answer", "apples", "def add", "two agents", "question")]
 team, params = make_team([weights.load_agent(d) for d in directories])
-train(team, params, make_reward(reward, num_agents=2), items, TrainConfig.of(**fields), eval_items=items[:2])
+train(team, make_reward(reward, num_agents=2), items, TrainConfig.of(**fields), params=params, eval_items=items[:2])
 """
 
 BASE = dict(num_updates=20, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False)
@@ -154,7 +154,7 @@ def test_a_changed_team_is_refused(runs, tiny_dir):
     agent = weights.load_agent(tiny_dir("qwen2"))
     cfg = TrainConfig.of(**BASE, save_every=10, eval_every=5, eval_generations=2, output_dir=str(runs[0]), resume=True)
     with pytest.raises(ValueError, match="team: other models, tokenizers or roles"):
-        train(*make_team([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
+        train(Team.of([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
 
 
 def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, full_disk):
@@ -179,7 +179,7 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
     with contextlib.ExitStack() as full, warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = tell
-        result = train(*make_team(pair), make_reward(reward, num_agents=2), [{"prompt": "apples"}], cfg)
+        result = train(Team.of(pair), make_reward(reward, num_agents=2), [{"prompt": "apples"}], cfg)
     assert len(told) == 1 and re.search("not saved, training goes on: .*step 2", told[0])
     assert int(result.state.step) == 2 and (tmp_path / "models" / "agent_1" / "model.safetensors").exists()
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
@@ -230,7 +230,7 @@ def pair(directories):
 def run(pair, reward=share_of_e, items=("The answer", "apples", "question"), **changes):
     team, params = make_team(pair)
     cfg = TrainConfig.of(**BASE | dict(num_updates=2) | changes)
-    return train(team, params, make_reward(reward, num_agents=2), [{"prompt": text} for text in items], cfg), team
+    return train(team, make_reward(reward, num_agents=2), [{"prompt": text} for text in items], cfg, params=params), team
 
 
 def params_of(result):
@@ -266,7 +266,7 @@ def test_nothing_but_invalid_rewards_changes_nothing(pair):
 
 def test_a_plain_function_is_a_reward(pair):
     cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
-    plain, made = (train(*make_team(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
+    plain, made = (train(Team.of(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
     assert plain.rewards == made.rewards
     told = f"TrainResult(1 updates, the last of 1 with reward {made.rewards[0]:.3f}, held out None -> None)"
     assert repr(plain) == told
@@ -289,7 +289,7 @@ def test_a_plain_function_is_a_reward(pair):
 def test_prompts_that_are_none_are_refused(pair, items, formatters, message):
     cfg = TrainConfig.of(**BASE | dict(num_updates=1))
     with pytest.raises((ValueError, TypeError), match=message):
-        train(*make_team(pair), share_of_e, items, cfg, formatters=formatters)
+        train(Team.of(pair), share_of_e, items, cfg, formatters=formatters)
 
 
 def test_a_team_of_names_is_refused(pair):
@@ -306,7 +306,7 @@ def test_one_formatter_is_for_all_agents(pair):
         return [len(x) > len(y) for x, y in zip(a, b, strict=True)]
 
     cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
-    runs = [train(*make_team(pair), longer, items, cfg, formatters=how) for how in (loud, [loud, loud])]
+    runs = [train(Team.of(pair), longer, items, cfg, formatters=how) for how in (loud, [loud, loud])]
     assert runs[0].rewards == runs[1].rewards and 0 <= runs[0].rewards[0] <= 1, "True is a reward of 1"
 
 
@@ -422,10 +422,10 @@ def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path, b
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
     how = dict(num_updates=4, eval_every=2, eval_generations=2, save_every=1, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
-        train(*make_team(pair), reward(broken_at), items, TrainConfig.of(**BASE | how), eval_items=held_out)
+        train(Team.of(pair), reward(broken_at), items, TrainConfig.of(**BASE | how), eval_items=held_out)
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
         assert saved.latest_step() == saved_at
-    result = train(*make_team(pair), reward(0), items, TrainConfig.of(**BASE | how, resume=True), eval_items=held_out)
+    result = train(Team.of(pair), reward(0), items, TrainConfig.of(**BASE | how, resume=True), eval_items=held_out)
     assert result.after is not None and len(result.rewards) == 4 - saved_at
     assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
@@ -440,7 +440,7 @@ def test_a_checkpoint_is_begun_before_an_evaluation(pair, tmp_path):
         return share_of_e(a, b)
 
     cfg = TrainConfig.of(**BASE | dict(num_updates=4, eval_every=2, eval_generations=2, save_every=2, output_dir=str(tmp_path)))
-    train(*make_team(pair), reward, [{"prompt": "apples"}], cfg, eval_items=[{"prompt": "held out"}])
+    train(Team.of(pair), reward, [{"prompt": "apples"}], cfg, eval_items=[{"prompt": "held out"}])
     assert seen == [[], ["2"], ["2", "4"]]
 
 
@@ -531,7 +531,7 @@ def test_a_finished_run_that_is_resumed_is_evaluated(pair, tmp_path):
     cfg = TrainConfig.of(**BASE | dict(num_updates=1, save_every=1, output_dir=str(tmp_path)))
 
     def trained(cfg):
-        return train(*make_team(pair), make_reward(share_of_e, num_agents=2), items, cfg, eval_items=items)
+        return train(Team.of(pair), make_reward(share_of_e, num_agents=2), items, cfg, eval_items=items)
 
     first, again = trained(cfg), trained(cfg.replace(resume=True))
     assert again.before is None and again.rewards == [] and again.after.mean == first.after.mean
@@ -556,9 +556,9 @@ def test_the_same_run_again_is_equal(pair):
     assert first.rewards == second.rewards
     team, params = make_team(pair)
     cfg, reward = TrainConfig.of(**BASE | dict(num_updates=1)), make_reward(share_of_e, num_agents=2)
-    train(team, params, reward, [{"prompt": "apples"}], cfg)
+    train(team, reward, [{"prompt": "apples"}], cfg, params=params)
     with pytest.raises(ValueError, match=r"parameters of stack 0 .*make_team"):
-        train(team, params, reward, [{"prompt": "apples"}], cfg)
+        train(team, reward, [{"prompt": "apples"}], cfg, params=params)
 
 
 def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
@@ -573,14 +573,14 @@ def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
     held_out = [{"prompt": "held out"}, {"prompt": "other"}]
     team, params = make_team(pair)
     cfg = TrainConfig.of(**BASE | dict(num_updates=3, eval_every=1, eval_generations=3))
-    result = train(team, params, make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg, eval_items=held_out)
+    result = train(team, make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg, params=params, eval_items=held_out)
     evaluations = [texts for prompt, texts in calls if prompt == "held out"]
     assert len(evaluations) == 4 and all(texts == evaluations[0] for texts in evaluations)
     assert result.before.mean == result.after.mean == 1.0
     trained = [texts for prompt, texts in calls if prompt == "apples"]
     assert len({tuple(texts) for texts in trained}) == 3
     calls.clear()
-    train(team, make_team(pair)[1], make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg)
+    train(team, make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg, params=make_team(pair)[1])
     assert [texts for _, texts in calls] == trained
 
 
@@ -593,7 +593,7 @@ def test_a_row_tells_the_time_of_its_step(pair, tmp_path):
 
     cfg = TrainConfig.of(**BASE | dict(num_updates=3, eval_every=1, output_dir=str(tmp_path)))
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
-    train(*make_team(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
+    train(Team.of(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
     rows = [row for row in rows_of(tmp_path) if "time/step_s" in row]
     assert len(rows) == 3 and all(row["time/step_s"] > 0.3 for row in rows)
     assert all(row["time/step_s"] < 3.0 for row in rows[1:]), "the first row has the compiling"
@@ -616,7 +616,7 @@ def test_programs_compile_once_and_before_the_first_step(pair):
     items, held_out = [{"prompt": "apples"}] * 2, [{"prompt": "held out"}]
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        train(*make_team(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
+        train(Team.of(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert sorted(happened[:3]) == ["jit(_update)", "jit(sample_stack)", "jit(sample_stack)"]
