@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jmarl.algorithms import ALGORITHMS, algorithm
+from jmarl.algorithms import ALGORITHMS, find_row, resolve
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Answer
 from jmarl.envs.rewards import make_reward
@@ -164,7 +164,8 @@ def write(text: str) -> None:
 
 def items_of(cfg: TrainConfig, num_updates: int) -> jax.Array:
     """The items [updates, P] that the training loop takes."""
-    return jnp.array([[ITEMS[i]["id"] for i in tasks_of(s, len(ITEMS), cfg.num_prompts, cfg.seed)] for s in range(num_updates)])
+    count, seed = cfg.episodes.num_prompts, cfg.run.seed
+    return jnp.array([[ITEMS[i]["id"] for i in tasks_of(step, len(ITEMS), count, seed)] for step in range(num_updates)])
 
 
 class Timed(ProbeEnvironment):
@@ -183,12 +184,12 @@ class Timed(ProbeEnvironment):
 def speed(row: str, probe: str, updates: int = 200) -> dict[str, Any]:
     """Updates a second, without compiling: of the training loop (the median from one update's joint actions to the next's), and
     of the same run as one program, the second of two."""
-    run, env = dataclasses.replace(settings(row, probe, 0), num_updates=updates), Timed(probe, 2)
+    run, env = settings(row, probe, 0).replace(num_updates=updates), Timed(probe, 2)
     team, params = team_of(2, 0)
     train(team, params, env, ITEMS, run)
     loop, seconds = float(np.median(np.diff(env.times))), 0.0
     for _ in range(2):
-        state = init_state(team_of(2, 0)[1], run.learning()).stacks[0]
+        state = init_state(team_of(2, 0)[1], resolve(run)).stacks[0]
         start = time.perf_counter()
         _, metrics = probes.run(state, items_of(run, updates), probe=probe, model=MODEL, cfg=run)
         jax.block_until_ready(metrics)
@@ -211,10 +212,10 @@ def main(cfg: Config) -> None:
     results: dict[str, dict[str, list[float]]] = {}
     start = time.monotonic()
     for row in cfg.rows:
-        algorithm(row)
+        data = find_row(row).data
         for probe in cfg.probes:
             agents = 1 if row == "ppo" else 2
-            fits = agents >= PROBES[probe].min_agents and not (algorithm(row).data == "pairs" and PROBES[probe].turns > 1)
+            fits = agents >= PROBES[probe].min_agents and not (data == "pairs" and PROBES[probe].turns > 1)
             seeds = cfg.seeds if fits else ()
             values = [learned(row, probe, seed) for seed in seeds]
             results.setdefault(row, {})[probe] = values
