@@ -87,10 +87,12 @@ class TrainConfig:
             changed[section] = dataclasses.replace(changed.get(section, current[section]), **values)
         return changed
 
-    def for_seed(self, seed: int) -> Self:
-        """Return the settings of one of several runs (`training.seeds`): its directory is `seed_S` inside theirs."""
+    def for_seed(self, seed: int, **settings: Any) -> Self:
+        """Return the settings of one of several runs (`training.seeds`): its directory is `seed_S` inside theirs.
+
+        settings: further changes of a subclass, which must be made in the same copy."""
         directory = self.run.output_dir and f"{self.run.output_dir}/seed_{seed}"
-        return self.replace(seed=seed, output_dir=directory, progress=False)
+        return self.replace(seed=seed, output_dir=directory, progress=False, **settings)
 
     def eval_sampling(self) -> Sampling:
         """Return how evaluations sample."""
