@@ -214,11 +214,11 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
     """Return the algorithm of a run. Raises ValueError for settings that do not fit each other, this machine or the output
     directory; experiments call it before they load models."""
     sharding.require_one_process()
+    row, group = find_row(cfg.algorithm), cfg.episodes.num_generations
+    if row.data != "rollouts" and not row.makes_pairs:
+        raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit")
     algorithm = resolve(cfg)
-    row, group = algorithm.row, cfg.episodes.num_generations
     if row.data != "rollouts":
-        if not row.makes_pairs:
-            raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit")
         check_rounds(cfg, algorithm)
     if row.learned:
         policy = policy_config(cfg)

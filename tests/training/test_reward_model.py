@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from jmarl.config import TrainConfig
+from jmarl.algorithms import resolve
+from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Answer
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardResult, make_reward
@@ -126,9 +127,9 @@ def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"\[N\]\[B\]|of all agents"):
             loaded.score(read, wrote)
     assert load_agent(tmp_path / "saved").config == found.team.stacks[0].config
-    exact = found._replace(learning=dataclasses.replace(found.learning, compute_dtype="bfloat16"))
+    exact = found._replace(algorithm=dataclasses.replace(found.algorithm, compute_dtype="bfloat16"))
     save_reward_model(tmp_path / "saved", exact)
-    assert load_reward_model(tmp_path / "saved").learning.compute_dtype == "bfloat16"
+    assert load_reward_model(tmp_path / "saved").algorithm.compute_dtype == "bfloat16"
     monkeypatch.setattr("jmarl.training.preferences.reward_model.save_pretrained", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         save_reward_model(tmp_path / "saved", found)
@@ -229,7 +230,8 @@ def test_each_round_trains_on_the_model_of_the_last(monkeypatch):
     monkeypatch.setattr("jmarl.training.preferences.reward_model.fit_reward_model", fitted)
     begin = lambda step, _: None if step % 2 else Round([None] * 7, 0.0, 0.0)  # noqa: E731
     rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
-    learned = LearnedRounds(rounds, None, CONFIG.replace(**ITER))
+    cfg = CONFIG.replace(**ITER)
+    learned = LearnedRounds(rounds, None, resolve(cfg), cfg)
     told = {"pairs": 7.0, "reward_model/accuracy": 0.9}
     assert [learned.begin(step, None) for step in range(4)] == [told, {}, told, {}]
     assert given == [("those of round 0", None), ("those of round 1", [1])]
@@ -299,7 +301,8 @@ def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
         trained(agents, **settings, num_updates=4, resume=True)
     rounds = SimpleNamespace(updates=2, env=None, resume=lambda step: None, replayed=lambda round_: [])
-    between = LearnedRounds(rounds, agents[0], CONFIG.replace(**ITER))
+    cfg = CONFIG.replace(**ITER)
+    between = LearnedRounds(rounds, agents[0], resolve(cfg), cfg)
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
         between.resume(2)
 
@@ -310,10 +313,10 @@ def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
         (dict(num_generations=1, rl_algorithm="mareinforce"), "num_generations=1 is too small for algorithm='marlhf'"),
         (dict(rl_algorithm="madpo"), "rl_algorithm='madpo' does not learn from rollouts"),
         (dict(rl_algorithm="magrp"), "algorithm='magrp' is unknown; did you mean 'magrpo'"),
-        (dict(comparator="initial"), "comparator='initial' has no meaning for algorithm='marlhf'"),
+        (dict(comparator="initial"), "comparator='initial' has no effect for algorithm='marlhf'"),
         (dict(num_turns=2), "num_turns=2 is not there for algorithm='marlhf'"),
-        (dict(clip_eps_low=0.1), "clip_eps_low=0.1 has no meaning for algorithm='magrpo'"),
-        (dict(algorithm="magrpo"), "batch_size=32 has no meaning for algorithm='magrpo'"),
+        (dict(clip_eps_low=0.1), "clip_eps_low=0.1 has no effect for algorithm='magrpo'"),
+        (dict(algorithm="magrpo"), "batch_size=32 has no effect for algorithm='magrpo'"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
@@ -334,22 +337,27 @@ def test_the_policy_is_trained_by_the_row_that_is_named():
 
 def test_smoothing_is_of_the_reward_models_pairs():
     cfg = CONFIG.replace(label_smoothing=0.1)
-    assert reward_config(cfg, 0).label_smoothing == 0.1 and policy_config(cfg).label_smoothing is None
+    assert reward_config(cfg, resolve(cfg), 0).preference.label_smoothing == 0.1
+    assert policy_config(cfg).preference.label_smoothing is None
 
 
 def test_a_reward_model_is_fitted_by_settings_of_its_own_and_the_runs():
     """In as many micro-batches as the run's, as far as there are pairs."""
     kept = dict(compute_dtype="bfloat16", remat="full", lora_rank=2, lora_alpha=3.0, lora_dropout=0.1, lora_targets="q_proj")
-    cfg = reward_config(CONFIG.replace(micro_batches=64, **kept), 0)
+    cfg = CONFIG.replace(micro_batches=64, **kept)
+    settings = flat(reward_config(cfg, resolve(cfg), 0))
     own = dict(num_updates=60, learning_rate=1e-3, batch_size=32, micro_batches=32, per_agent="vmap", progress=False)
-    assert {name: getattr(cfg, name) for name in own | kept} == own | kept
+    assert {name: settings[name] for name in own | kept} == own | kept
 
 
 def test_every_round_fits_its_reward_model_by_a_seed_of_its_own():
     """From (seed, round) alone, so that a run that goes on finds the same."""
-    seeds = [reward_config(CONFIG.replace(seed=seed), k).seed for seed in (0, 1) for k in range(3)]
-    assert len({0, 1, *seeds}) == 8
-    assert seeds == [reward_config(CONFIG.replace(seed=seed), k).seed for seed in (0, 1) for k in range(3)]
+
+    def seeds():
+        cfgs = [CONFIG.replace(seed=seed) for seed in (0, 1)]
+        return [reward_config(cfg, resolve(cfg), k).run.seed for cfg in cfgs for k in range(3)]
+
+    assert len({0, 1, *seeds()}) == 8 and seeds() == seeds()
 
 
 def test_adapters_of_team_and_reward_model(agents):

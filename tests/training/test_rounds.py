@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
@@ -77,7 +78,8 @@ def rounds_of(agents, **changes):
     cfg = CONFIG.replace(**changes)
     env = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
     initial = jax.tree.map(lambda x: x.copy(), params)
-    return Rounds(team, initial, ITEMS, env, cfg), init_state(params, cfg.learning())
+    algorithm = resolve(cfg)
+    return Rounds(team, initial, ITEMS, env, algorithm, cfg), init_state(params, algorithm)
 
 
 OFFLINE = dict(algorithm="madpo", num_generations=32, pairs_per_prompt=0, pair_selection="random", num_updates=60)
@@ -298,13 +300,13 @@ def test_replay_draws_from_the_rounds_it_names(agents):
     of their round were drawn."""
     for replay in ("current", "all"):
         rounds, state = rounds_of(agents, replay=replay, batch_size=20, round_updates=5)
-        old, new = (rounds.begin(step, state) and rounds.coded(step // 5) for step in (0, 5))
-        known = [[repr(of) for of in part.coded] for part in (old, new)]
+        old, new = (rounds.begin(step, state) and rounds.encoded(step // 5) for step in (0, 5))
+        known = [[repr(of) for of in part.encoded] for part in (old, new)]
         counts = np.zeros(2, int)
         for step in range(5, 10):
             drawn = rounds.drawn(step)
-            assert len(drawn.coded) == len(drawn.reference) == 20
-            counts += [sum(repr(of) in part for of in drawn.coded) for part in known]
+            assert len(drawn.encoded) == len(drawn.reference) == 20
+            counts += [sum(repr(of) in part for of in drawn.encoded) for part in known]
         assert (counts[0] == 0) == (replay == "current") and counts.sum() == 100
         assert replay == "current" or 30 < counts[0] < 70
 
@@ -383,9 +385,9 @@ def test_equal_rewards_make_no_pairs(agents):
         (dict(num_turns=2), "num_turns=2 is not there for algorithm='madpo_iter'"),
         (dict(joint_mode="cross"), "joint_mode='cross' is not there"),
         (dict(temperature=0.0), "temperature=0 makes all completions"),
-        (dict(algorithm="madpo", comparator="initial"), "comparator='initial' has no meaning for algorithm='madpo'"),
+        (dict(algorithm="madpo", comparator="initial"), "comparator='initial' has no effect for algorithm='madpo'"),
         (dict(algorithm="madpo", round_updates=None, pair_selection="comparator_reward"), "needs a comparator"),
-        (dict(algorithm="dpo", round_updates=None), "learns from data that is given: use jmarl.training.fit.fit"),
+        (dict(algorithm="dpo", round_updates=None), r"learns from data that is given: use jmarl\.fit$"),
         (dict(num_generations=1), "num_generations=1 is too small"),
         (dict(micro_batches=65), "micro_batches=65 is more than batch_size=64"),
     ],
@@ -402,8 +404,8 @@ def test_what_rounds_do_not_have_is_refused(agents, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(comparator="model"), "comparator_model must be given for comparator=model"),
-        (dict(comparator="api"), "comparator_url must be given for comparator=api"),
+        (dict(comparator="model"), "comparator_model must be set for comparator=model"),
+        (dict(comparator="api"), "comparator_url must be set for comparator=api"),
         (dict(comparator_lag=2), "comparator_lag must be None where comparator=None: it is for comparator=history"),
         (dict(replay_lambda=0.3), "replay_lambda must be None where replay=None"),
         (dict(replay="lambda_decay", replay_lambda=1.5), r"replay_lambda must be in \[0, 1\]"),
