@@ -1,37 +1,26 @@
 """Print the table of algorithms, made from the code.
 
 Command: python -m experiments.algorithms
-A row: what is subtracted from the return of a completion and what the difference is divided by, the critic, the loss and how it
-averages tokens, settings that have another default than the config's, and the paper. The definitions: `jmarl/algorithms.py`,
-`jmarl/advantages.py`, `jmarl/losses.py`.
+Each row: the data it learns from, the advantage estimator of a group or the margin of a pair, the baseline that is subtracted
+from returns first, the divisor of advantages, the critic, the loss and how it averages tokens, settings with another default
+than that of the config, and the paper. The definitions: `jmarl/algorithms/table.py`, `jmarl/rl/advantages.py`,
+`jmarl/rl/losses.py`.
 """
 
 from __future__ import annotations
 
 import tyro
 
-from jmarl.algorithms import ALGORITHMS, Algorithm
+from jmarl.algorithms import ALGORITHMS, AlgorithmRow
 
-ADVANTAGES = {
-    "raw": "R",
-    "group_mean": "R − mean of the group",
-    "leave_one_out": "R − mean of the others",
-    "max_baseline": "R − max of the group",
-    "greedy_baseline": "R − return of the greedy completion",
-    "ema_baseline": "R − moving average of the role",
-    "value_baseline": "λ-return − value",
-    "gae": "GAE of each token",
-    "margin": "Δ: log-ratio to the reference, chosen − rejected",
-    "joint_margin": "Δ of the agent + Δ of the others",
-    "score_margin": "score of chosen − rejected",
-    "imitation": "–",
-}
-DIVISORS = {"none": "–", "std": "std of the group", "batch_std": "std of the batch"}
-CRITICS = {None: "–", "own": "own", "central": "central"}
+NONE = "–"
+MARGINS = {"own": "log-ratio to the reference", "joint": "log-ratio, summed over the team", "score": "score of a value head"}
+DIVISORS = {"none": NONE, "std": "std of the group", "batch_std": "std of the batch"}
 HEAD = (
     "`--algorithm`",
     "learns from",
-    "advantage of a completion",
+    "estimator",
+    "baseline",
     "divided by",
     "critic",
     "loss",
@@ -41,15 +30,27 @@ HEAD = (
 )
 
 
-def cells(name: str, row: Algorithm) -> tuple[str, ...]:
-    defaults = ", ".join(f"{setting} {value}" for setting, value in row.defaults.items()) or "–"
+def estimator_name(row: AlgorithmRow) -> str:
+    """Return the name of what a row estimates: advantages of a group, GAE of each token, or the margin of a pair."""
+    if row.margin:
+        return MARGINS[row.margin]
+    if row.data != "rollouts":
+        return NONE
+    if row.per_token:
+        return "gae of each token"
+    return row.estimator.__name__.replace("_", " ") + (" (all turns)" if row.grouping == "episode" else "")
+
+
+def cells(name: str, row: AlgorithmRow) -> tuple[str, ...]:
+    defaults = ", ".join(f"{setting} {value}" for setting, value in row.defaults.items()) or NONE
     loss, tokens = row.loss.__name__.replace("_", " "), row.aggregation.replace("_", " ")
-    advantage = ADVANTAGES[row.advantage] + (" (all turns)" if row.grouping == "episode" else "")
-    return f"`{name}`", row.data, advantage, DIVISORS[row.scale], CRITICS[row.critic], loss, tokens, defaults, row.paper
+    baseline = NONE if row.baseline == "none" else row.baseline
+    estimated = estimator_name(row), baseline, DIVISORS[row.scale], row.critic or NONE
+    return f"`{name}`", row.data, *estimated, loss, tokens, defaults, row.paper
 
 
 def table() -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     rows = [HEAD, ("---",) * len(HEAD), *(cells(name, row) for name, row in ALGORITHMS.items())]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("| --- ", "|---").replace("|--- |", "|---|")
 

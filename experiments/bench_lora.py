@@ -69,15 +69,15 @@ def bench(cfg: Bench) -> dict[str, float]:
     agent = load_agent(cfg.model)
     team, params = make_team([agent] * cfg.agents, lora=cfg.lora_rank > 0)
     del agent
-    critics, state = start(team, params, learning, None)
+    setup, state = start(team, params, learning, None)
     del params
     rng = np.random.default_rng(0)
     reward = make_reward(lambda *texts: rng.normal(size=len(texts[0])).tolist(), num_agents=cfg.agents)
     env, seconds = RewardEnvironment(reward, [default_formatter] * cfg.agents, None), 0.0
     for step in range(cfg.updates):
         began = time.perf_counter()
-        played = play_step(sampler_of(team, state), team, [{"prompt": "Describe a city in the clouds:"}], env, learning, step)
-        state, _ = update(team, critics, state, played, learning)
+        rollout = play_step(sampler_of(team, state), setup, [{"prompt": "Describe a city in the clouds:"}], env, step)
+        state, _ = update(setup, state, rollout)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - began
     out = {"peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "last_update_s": seconds}

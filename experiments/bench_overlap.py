@@ -87,7 +87,7 @@ def steps(cfg: Overlap, parts: int, overlap: bool) -> tuple[dict[str, Any], Team
             sample_parts=parts,
             overlap_rewards=overlap,
         )
-        state = train(team, params, env, items, run).state
+        state = train(team, env, items, run, params=params).state
         times = [row["time/step_s"] for row in read_rows(Path(out) / "metrics.jsonl")]
     named = {"parts": parts, "overlap": overlap and parts > 1}
     return named | {"step_s": round(median(times[1:]), 2), "rewards_s": round(env.seconds / cfg.updates, 2)}, state

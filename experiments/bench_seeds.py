@@ -91,7 +91,7 @@ def seconds(agent: Agent, cfg: Bench, seeds: int) -> tuple[list[float], float]:
     team, params = make_team([agent, agent], lora=True)
     items = [{"prompt": f"{topic:.24}".ljust(24, ".")} for topic in TOPICS]
     began = time.perf_counter()
-    results = train_seeds(team, params, make_reward(random, num_agents=2), items, learning, seeds=range(seeds))
+    results = train_seeds(team, make_reward(random, num_agents=2), items, learning, params=params, seeds=range(seeds))
     jax.block_until_ready(results[-1].state)
     return np.diff(times[::seeds])[2:].tolist(), time.perf_counter() - began
 

@@ -26,13 +26,14 @@ import numpy as np
 import tyro
 
 from jmarl.algorithms import resolve
-from jmarl.config import Sampling, TrainConfig
+from jmarl.config import TrainConfig
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.update import lower_update, update_stack
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.hub.tokenize import encode_prompts, stop_ids
+from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
 from jmarl.sampling.generate import sample_stack
@@ -123,16 +124,19 @@ class Step:
         self.cfg = cfg
         self.model, params, self.ids, self.stop = load(cfg)
         a, t = cfg.agents, cfg.max_new_tokens
-        self.sampling = Sampling(t, t, temperature=0.6, top_k=50, top_p=0.6, compute_dtype=cfg.dtype)
         settings = TrainConfig.of(
+            max_new_tokens=t,
+            min_new_tokens=t,
             temperature=0.6,
+            top_k=50,
+            top_p=0.6,
             learning_rate=5e-6,
             remat=cfg.remat,
             micro_batches=cfg.micro_batches,
             compute_dtype=cfg.dtype,
             per_agent=cfg.per_agent,
         )
-        self.algorithm = resolve(settings)
+        self.sampling, self.algorithm = settings.sampling, resolve(settings)
         width = max(map(len, self.ids))
         rows = np.array([row + [self.stop[0]] * (width - len(row)) for row in self.ids], np.int32)
         lengths = np.array([len(row) for row in self.ids])
@@ -148,7 +152,7 @@ class Step:
         agents, prompts = jnp.arange(self.cfg.agents)[:, None], jnp.arange(self.cfg.prompts)
         arrays = (self.prompts, self.lengths, self.number, agents, prompts, jnp.array(self.stop))
         static = dict(cfg=self.model, settings=self.sampling, seed=0, stack=0, roles=1, group=self.cfg.group)
-        return call(self.state.params, *arrays, **static, purpose=0, mesh=self.mesh)
+        return call(self.state.params, *arrays, **static, purpose=0, mesh=self.mesh, platform=platform_of(self.state.params))
 
     def learner(self, call: Any):
         """`call` on the arguments of `update_stack`."""
@@ -169,7 +173,7 @@ class Step:
         return self.done
 
     def update(self):
-        self.state, metrics = self.learner(update_stack)
+        self.state, metrics, _ = self.learner(update_stack)
         return self.state, metrics
 
 

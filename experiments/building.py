@@ -85,7 +85,7 @@ def run(cfg: BuildingConfig) -> TrainResult:
     env = environment(cfg)
     items, held_out = env.env.tasks("train", TASKS, cfg.run.seed), env.env.tasks("eval", cfg.held_out)
     team, params = start(cfg, env.env, items, held_out)
-    return train(team, params, env, items, cfg, eval_items=held_out)
+    return train(team, env, items, cfg, params=params, eval_items=held_out)
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def run(cfg: CodeConfig) -> TrainResult:
         items, held_out = items_of(cfg)
         agent = load_agent(cfg.model)
         team, params = make_team([agent] * cfg.agents, lora=cfg.lora.lora_rank > 0)
-        return train(team, params, env, items, cfg, eval_items=held_out)
+        return train(team, env, items, cfg, params=params, eval_items=held_out)
 
 
 def main() -> None:

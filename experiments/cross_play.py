@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -36,7 +36,7 @@ class CrossPlayConfig:
     """Of the completions; with a run's own seed and settings the diagonal has what it was evaluated by at its end."""
     generations: int = 4
     """Completions a topic and agent."""
-    joint_mode: str = "cross"
+    joint_mode: Literal["aligned", "cross", "counterfactual"] = "cross"
     """aligned: completion g of both agents is judged; cross: all combinations."""
     max_new_tokens: int = 64
     """Longest completion, in tokens."""

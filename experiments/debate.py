@@ -24,8 +24,9 @@ import dataclasses
 from experiments.report import command, report
 from jmarl.config import Episodes, Optimizer, Run, Sampling, TrainConfig, check
 from jmarl.envs.chat_api import ChatAPI, ChatModel
-from jmarl.envs.debate.debate import Debate, DebateScripted, RuleBasedJudge
-from jmarl.envs.debate.llm_judge import ASKED, LLMJudge
+from jmarl.envs.debate.debate import Debate, DebateScripted
+from jmarl.envs.debate.llm_judge import QUESTIONS, LLMJudge
+from jmarl.envs.debate.rule_judge import RuleBasedJudge
 from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import load_agent
 from jmarl.rollout.text_model import AgentModel
@@ -74,7 +75,7 @@ class DebateConfig(TrainConfig):
         check("opponent", self.opponent, self.opponent in kinds, ", ".join(kinds))
         known = self.judge in ("rules", "agent") or self.judge.startswith(("http://", "https://"))
         check("judge", self.judge, known, "rules, agent or an address that begins with http:// or https://")
-        check("judge_asks", self.judge_asks, self.judge_asks in ASKED, " or ".join(ASKED))
+        check("judge_asks", self.judge_asks, self.judge_asks in QUESTIONS, " or ".join(QUESTIONS))
         check("judge_samples", self.judge_samples, self.judge_samples >= 1, ">= 1")
         check("speeches", self.speeches, self.speeches >= 1, ">= 1")
         check("held_out", self.held_out, self.held_out >= 0, "0 or more")
@@ -116,7 +117,7 @@ def run(cfg: DebateConfig) -> TrainResult:
     held_out = env.tasks("eval", cfg.held_out) if cfg.held_out else []
     agent = load_agent(cfg.model)
     team, params = make_team([agent] * cfg.agents, shared_weights=cfg.shared, lora=cfg.lora.lora_rank > 0)
-    return train(team, params, env, env.tasks("train", 1000, cfg.run.seed), cfg, eval_items=held_out)
+    return train(team, env, env.tasks("train", 1000, cfg.run.seed), cfg, params=params, eval_items=held_out)
 
 
 def main() -> None:

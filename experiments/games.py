@@ -158,7 +158,7 @@ def learned(cfg: GamesConfig, game: Game, way: str, seed: int) -> Outcome:
             np.zeros(0), before["eval/reward"], after["eval/reward"], after["eval/reward/solved"], time.monotonic() - began
         )
     team, params = make_team(agents)
-    result = train(team, params, env, tasks, how, eval_items=held_out)
+    result = train(team, env, tasks, how, params=params, eval_items=held_out)
     if result.interrupted:  # the table is of whole runs
         raise KeyboardInterrupt
     assert result.before and result.after
@@ -170,7 +170,7 @@ def trained_alone(cfg: GamesConfig, game: Game, tasks: list[dict], agent: Agent,
     """An agent after it learned its part without a partner."""
     team, params = make_team([agent])
     how = settings(cfg, game, game.alone[number], game.tokens[0], seed + 1000 * number)
-    result = train(team, params, game.alone[number], tasks, how)
+    result = train(team, game.alone[number], tasks, how, params=params)
     if result.interrupted:
         raise KeyboardInterrupt
     return agents_of(team, policies(result.state))[0]

@@ -116,7 +116,7 @@ def run(cfg: MathConfig) -> TrainResult:
     tiny = random_agents("tiny", tokenizer(PIECES), env.num_agents, cfg.run.seed, width=128) if cfg.model == "tiny" else None
     slips = cfg.imitation_slips if cfg.environment == "math_verifier" else 0.0
     team, params = start(cfg, env, items, held_out, tiny, slips)
-    return train(team, params, env, items, cfg, eval_items=held_out)
+    return train(team, env, items, cfg, params=params, eval_items=held_out)
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def run(cfg: OfflineConfig) -> FitResult:
             save_reward_model(Path(cfg.run.output_dir) / FOLDER, model)
         return result
     team, params = make_team([load_agent(cfg.model)] * cfg.agents, lora=cfg.lora.lora_rank > 0)
-    return fit(team, params, data, cfg, eval_data=held)
+    return fit(team, data, cfg, params=params, eval_data=held)
 
 
 def show(cfg: OfflineConfig, result: FitResult) -> None:

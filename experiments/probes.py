@@ -3,7 +3,7 @@
 Claim: each row learns each probe it is for, on 3 seeds; `agree` and `remember` need joint credit and credit over turns.
 Command: python -m experiments.probes                 (flags: --help; --speed: updates a second, one program against the loop)
 Prints a table of rows and probes, the lowest of the seeds' mean rewards of the last 10 updates in each place, and with --write
-puts it into experiments/README.md. Thresholds: `THRESHOLDS`. The probes: `jmarl/probes.py`. Time: see experiments/README.md.
+puts it into experiments/README.md. Thresholds: `THRESHOLDS`. The probes: `jmarl/learning/probes.py`. Time: see there.
 The model: two layers, width 32, 11 tokens, random weights; two agents (ppo: one), 8 prompts of 8 completions of 2 tokens.
 """
 
@@ -136,7 +136,7 @@ def learned(row: str, probe: str, seed: int) -> float:
     """Mean reward of the last 10 updates of a run of the training loop."""
     agents = 1 if row == "ppo" else 2
     team, params = team_of(agents, seed)
-    result = train(team, params, ProbeEnvironment(probe, agents), ITEMS, settings(row, probe, seed))
+    result = train(team, ProbeEnvironment(probe, agents), ITEMS, settings(row, probe, seed), params=params)
     if result.interrupted:  # the table is of whole runs
         raise KeyboardInterrupt
     return float(np.mean(result.rewards[-10:]))
@@ -186,7 +186,7 @@ def speed(row: str, probe: str, updates: int = 200) -> dict[str, Any]:
     of the same run as one program, the second of two."""
     run, env = settings(row, probe, 0).replace(num_updates=updates), Timed(probe, 2)
     team, params = team_of(2, 0)
-    train(team, params, env, ITEMS, run)
+    train(team, env, ITEMS, run, params=params)
     loop, seconds = float(np.median(np.diff(env.times))), 0.0
     for _ in range(2):
         state = init_state(team_of(2, 0)[1], resolve(run)).stacks[0]

@@ -10,7 +10,7 @@ Expected: 0.89 to 0.94 in updates 31 to 40 and 0.89 to 0.94 on held-out topics (
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from experiments.report import command, end_of, with_interval
 from jmarl.algorithms import find_row
@@ -62,9 +62,9 @@ class StoryConfig(TrainConfig):
             check_settings(self)
         check_agents(self, 1 if self.centralized else 2)
 
-    def for_seed(self, seed: int) -> Self:
+    def for_seed(self, seed: int, **settings: Any) -> Self:
         """Return the settings of one run, which has no other seeds."""
-        return dataclasses.replace(super().for_seed(seed), seeds=())
+        return super().for_seed(seed, seeds=(), **settings)
 
 
 def run(cfg: StoryConfig) -> list[TrainResult]:
@@ -76,8 +76,8 @@ def run(cfg: StoryConfig) -> list[TrainResult]:
     env = RewardEnvironment(reward, [setup_prompt, story_prompt])
     env = Centralized(env, num_agents=2) if cfg.centralized else env
     if cfg.seeds:
-        return train_seeds(team, params, env, items, cfg, seeds=cfg.seeds, eval_items=held_out)
-    return [train(team, params, env, items, cfg, eval_items=held_out)]
+        return train_seeds(team, env, items, cfg, params=params, seeds=cfg.seeds, eval_items=held_out)
+    return [train(team, env, items, cfg, params=params, eval_items=held_out)]
 
 
 def show(cfg: StoryConfig, results: list[TrainResult]) -> None:

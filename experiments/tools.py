@@ -73,7 +73,7 @@ def run(cfg: ToolsConfig) -> TrainResult:
     env = make(cfg.environment, max_turns=cfg.episodes.num_turns, kinds=cfg.kinds or None)
     items, held_out = env.tasks("train", TASKS, cfg.run.seed), env.tasks("eval", cfg.held_out)
     team, params = start(cfg, env, items, held_out)
-    return train(team, params, LockStep(env), items, cfg, eval_items=held_out)
+    return train(team, LockStep(env), items, cfg, params=params, eval_items=held_out)
 
 
 def main() -> None:

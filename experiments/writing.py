@@ -68,7 +68,7 @@ def run(cfg: WritingConfig) -> TrainResult:
     items, held_out = env.tasks("train", TASKS, cfg.run.seed), env.tasks("eval", cfg.held_out)
     agent = load_agent(cfg.model)
     team, params = make_team([agent] * env.num_agents, lora=cfg.lora.lora_rank > 0)
-    return train(team, params, LockStep(env), items, cfg, eval_items=held_out)
+    return train(team, LockStep(env), items, cfg, params=params, eval_items=held_out)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import jax
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
-from jmarl.models.hub.agents import Agent, save_pretrained
+from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.peft import merge, save_adapter
 from jmarl.models.hub.tokenize import stop_ids
 from jmarl.models.lora import describe, digest, model_of
@@ -47,7 +47,27 @@ class StackSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Team:
+    """Who plays: the agents, sorted into stacks of one architecture and tokenizer."""
+
     stacks: tuple[StackSpec, ...]
+    agents: tuple[Agent, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    """The agents as they were loaded, on the host, where `Team.load` or `Team.of` made the team: what training starts from."""
+
+    @classmethod
+    def load(cls, models: Sequence[str | Path], *, shared_weights: bool = False) -> Team:
+        """Load a team by one name, directory, .gguf file or hub id per agent; equal ones are read once.
+
+        shared_weights: all agents are roles of one set of parameters.
+        """
+        if isinstance(models, str | Path):
+            raise TypeError(f"give one model per agent, such as [{str(models)!r}] * 2, got {models!r}")
+        loaded = {str(model): load_agent(model) for model in models}
+        return cls.of([loaded[str(model)] for model in models], shared_weights=shared_weights)
+
+    @classmethod
+    def of(cls, agents: Sequence[Agent], *, shared_weights: bool = False) -> Team:
+        """Make a team of loaded agents; see `load`."""
+        return cls(sort_into_stacks(agents, shared_weights), tuple(agents))
 
     @property
     def num_agents(self) -> int:
@@ -78,12 +98,9 @@ def kinds_of(agents: Sequence[Agent]) -> dict[Any, list[int]]:
     return kinds
 
 
-def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool = False) -> tuple[Team, list[Any]]:
-    """A team and the stacked parameters [A, ...] of each of its stacks.
-
-    shared_weights: all agents are roles of the first one's parameters; all must then be the same model.
-    lora: one copy of each stack's parameters, which its agents share: all that LoRA needs. They must start from the same.
-    """
+def sort_into_stacks(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[StackSpec, ...]:
+    """Return the stacks of a team. Raises an error for what is no list of agents, and for different models that share
+    weights."""
     if not agents:
         raise ValueError("a team needs at least one agent, got none")
     wrong = [agents] if isinstance(agents, Agent) else [agent for agent in agents if not isinstance(agent, Agent)]
@@ -93,13 +110,39 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool 
     kinds = kinds_of(agents)
     if shared_weights and len(kinds) > 1:
         raise ValueError(f"shared_weights needs agents of one model, got {len(kinds)} different ones")
-    specs, params = [], []
+    specs = []
     for (config, _), indices in kinds.items():
         members = (tuple(indices),) if shared_weights else tuple((i,) for i in indices)
         specs.append(StackSpec(config, agents[indices[0]].tokenizer, members))
-        of_agents = [agents[roles[0]].params for roles in members]
-        params.append(share_params(of_agents) if lora else stack_params(of_agents))
-    return Team(tuple(specs)), params
+    return tuple(specs)
+
+
+def stack_agents(stacks: Sequence[StackSpec], agents: Sequence[Agent], lora: bool = False) -> list[Any]:
+    """Return the stacked parameters [A, ...] of each stack.
+
+    lora: one copy of each stack's parameters, which its agents share: all that LoRA needs. They must start from the same.
+    """
+    params = [[agents[roles[0]].params for roles in spec.members] for spec in stacks]
+    return [share_params(trees) if lora else stack_params(trees) for trees in params]
+
+
+def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool = False) -> tuple[Team, list[Any]]:
+    """Return a team and the stacked parameters [A, ...] of each of its stacks, for callers that keep parameters themselves.
+
+    shared_weights: all agents are roles of the first one's parameters. lora: see `stack_agents`.
+    """
+    stacks = sort_into_stacks(agents, shared_weights)
+    return Team(stacks), stack_agents(stacks, agents, lora)
+
+
+def initial_params(team: Team, params: Sequence[Any] | None, lora: bool) -> Sequence[Any]:
+    """Return the parameters that training starts from: params, or those of the team's agents. Raises ValueError if there are
+    none."""
+    if params is not None:
+        return params
+    if not team.agents:
+        raise ValueError("this team has no parameters: make it with Team.load or Team.of, or give params")
+    return stack_agents(team.stacks, team.agents, lora)
 
 
 def without_gradients(state: TeamState) -> TeamState:

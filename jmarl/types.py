@@ -57,7 +57,7 @@ class Batch(NamedTuple):
     # and it does not say so only as it learns (`critics.judges_as_it_learns`)
     ref_logprobs: Any = None  # [A, P, G, T] float32: the reference's, where agents and critics need them alike
     penalty: Any = None  # [A, P, G, T] float32, with them: what the KL term takes from the reward of each token
-    dropout: Any = None  # [A] typed keys of the update's dropout (`lora`), if there is any
+    keys: Any = None  # [A] typed keys of the update's dropout and of the order of its minibatches, if it needs any
 
 
 class PreferenceBatch(NamedTuple):
@@ -71,7 +71,7 @@ class PreferenceBatch(NamedTuple):
     reference: jax.Array  # [A, P, 2] float32: the completions' log-probabilities under the reference
     team_margin: jax.Array  # [A, P] float32: margin of the pair's other agents, see `losses.preference`
     valid: jax.Array  # [A, P] bool: False is padding
-    dropout: Any = None  # as in `Batch`
+    keys: Any = None  # as in `Batch`
 
 
 class TextBatch(NamedTuple):
@@ -81,7 +81,7 @@ class TextBatch(NamedTuple):
     prompt_lengths: jax.Array  # [A, P] int32
     tokens: jax.Array  # [A, P, 1, T] int32
     kinds: jax.Array  # [A, P, 1, T] int32: 0 padding, 1 written by the agent, 2 what it was answered
-    dropout: Any = None  # as in `Batch`
+    keys: Any = None  # as in `Batch`
 
 
 Data = Batch | PreferenceBatch | TextBatch

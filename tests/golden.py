@@ -80,7 +80,7 @@ def load_team(directories: Sequence[Path], shared_weights: bool, lora: bool) -> 
     """Return the first arguments of `train`: (team, params), or (team,) where a team holds its parameters."""
     load = getattr(first_of("jmarl:Team"), "load", None)
     if load is not None:
-        return (load([str(directory) for directory in directories], shared_weights=shared_weights, lora=lora),)
+        return (load([str(directory) for directory in directories], shared_weights=shared_weights),)
     agents = [first_of("jmarl:load_agent")(directory) for directory in directories]
     team = first_of("jmarl:make_team")(agents, shared_weights=shared_weights, lora=lora)
     return team if type(team) is tuple else (team,)

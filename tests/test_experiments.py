@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from jmarl import algorithms
-from jmarl.rl import advantages
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -70,12 +69,14 @@ def test_the_story_takes_any_row_that_samples_by_one_flag():
     from experiments.story_length import StoryConfig
 
     modes = {
-        name: StoryConfig(algorithm=name, output_dir="").joint_mode for name in ("magrpo", "maac", "c3", "madpo_iter", "marlhf")
+        name: StoryConfig.of(algorithm=name, output_dir="").episodes.joint_mode
+        for name in ("magrpo", "maac", "c3", "madpo_iter", "marlhf")
     }
     assert modes == {
         "magrpo": "cross", "maac": "cross", "c3": "counterfactual", "madpo_iter": "aligned", "marlhf": "aligned",
     }  # fmt: skip
-    assert StoryConfig(algorithm="grpo", joint_mode="aligned", output_dir="").joint_mode == "aligned"
+    aligned = StoryConfig.of(algorithm="grpo", joint_mode="aligned", output_dir="")
+    assert aligned.episodes.joint_mode == "aligned"
 
 
 @pytest.mark.parametrize(
@@ -83,17 +84,27 @@ def test_the_story_takes_any_row_that_samples_by_one_flag():
 )
 def test_flags_take_a_number_for_each_agent(module):
     """As README says; one that redeclares a setting may not take it away."""
-    import importlib
     from typing import get_type_hints
 
-    from jmarl.config import TrainConfig
+    from jmarl.config import Optimizer, TrainConfig
     from jmarl.learning.per_agent import PER_AGENT
 
-    found = importlib.import_module(f"experiments.{module}")
-    configs = [x for x in vars(found).values() if isinstance(x, type) and issubclass(x, TrainConfig)]
+    members = vars(importlib.import_module(f"experiments.{module}"))
+    configs = [member for member in members.values() if isinstance(member, type) and issubclass(member, TrainConfig)]
+    assert configs
     for cfg in configs:
-        hints, of_run = get_type_hints(cfg), get_type_hints(TrainConfig)
-        assert all(hints[name] == of_run[name] for name in (*PER_AGENT, "optimizer")), cfg
+        hints = get_type_hints(cfg)
+        assert hints["optimizer"] is Optimizer and not set(PER_AGENT) & hints.keys(), cfg
+
+
+def test_settings_replace_defaults_before_others_follow_from_them():
+    """A debate's turns follow from its opponent: those of the default opponent are not in the way."""
+    from experiments.debate import DebateConfig
+    from experiments.offline import OfflineConfig
+
+    cfg = DebateConfig.of(opponent="scripted", speeches=3, output_dir="")
+    assert cfg.episodes.num_turns == 3 and cfg.agents == 1
+    assert OfflineConfig.of(data="pairs.json").data == "pairs.json"  # without data it is refused
 
 
 def test_a_run_in_the_default_directory_goes_on(tiny_dir, tmp_path, monkeypatch):
@@ -103,8 +114,8 @@ def test_a_run_in_the_default_directory_goes_on(tiny_dir, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     few = dict(model=str(tiny_dir("llama")), num_prompts=1, num_generations=2, max_new_tokens=4, held_out=0, save_every=1)
     few |= dict(progress=False, save_models=False)
-    story_length.run(story_length.StoryConfig(num_updates=1, **few))
-    (result,) = story_length.run(story_length.StoryConfig(num_updates=2, resume=True, **few))
+    story_length.run(story_length.StoryConfig.of(num_updates=1, **few))
+    (result,) = story_length.run(story_length.StoryConfig.of(num_updates=2, resume=True, **few))
     assert len(result.rewards) == 1
 
 
@@ -140,10 +151,9 @@ def test_the_readmes_scripts_run(tmp_path, monkeypatch, random_agent, tiny_confi
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     script = "\n".join(block for block in blocks if "agents_of(" in block or "def median_baseline" in block)
     tried = "max_new_tokens=4, num_generations=3, progress=False, "
-    script = script.replace("num_updates=20", "num_updates=1").replace("TrainConfig(a", f"TrainConfig({tried}a")
+    script = script.replace("num_updates=20", "num_updates=1").replace("TrainConfig.of(a", f"TrainConfig.of({tried}a")
     monkeypatch.chdir(tmp_path)
-    for table, name in ((algorithms.ALGORITHMS, "mine"), (advantages.ESTIMATORS, "median")):
-        monkeypatch.setitem(table, name, None)  # taken out again behind the test
+    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", None)  # removed after the test
     given = {"agents": [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]}
     given["reward"] = lambda a, b: [float(len(x)) for x in a]
     exec(script.replace('"mine"))', '"mine", num_updates=1, output_dir="own"))'), given)
@@ -209,6 +219,6 @@ def test_games_are_learned_by_all_ways(game, ways, flags):
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(module, config, options):
-    made = getattr(importlib.import_module(f"experiments.{module}"), config)
+    config_class = getattr(importlib.import_module(f"experiments.{module}"), config)
     with pytest.raises(ValueError, match=f"{list(options)[-1]}=.* is not allowed"):
-        made(**options, output_dir="")
+        config_class.of(**options, output_dir="")

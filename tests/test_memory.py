@@ -18,7 +18,7 @@ from jmarl.config import TrainConfig
 from jmarl.learning.per_agent import initial_state, update_one_stack
 from jmarl.memory import explain_memory
 from jmarl.randomness import tasks_of
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from jmarl.training.train import train
 from jmarl.types import Batch
 
@@ -35,12 +35,12 @@ items[tasks_of(2, 3, 1, seed=0)[0]] = {"prompt": "a b" * (1 << 15)}  # that of t
 cfg = TrainConfig.of(num_updates=6, num_generations=4, max_new_tokens=8, output_dir=sys.argv[1], save_every=1, progress=False)
 reward = lambda a, b: [float(len(x)) for x in a]
 try:
-    train(*make_team(agents), reward, items, cfg)
+    train(Team.of(agents), reward, items, cfg)
 except MemoryError as error:
     print(error)
     print("from", repr(error.__cause__)[:40])
 cfg = cfg.replace(resume=True, allow_changed="data")
-resumed = train(*make_team(agents), reward, [{"prompt": "a b"}] * 3, cfg)
+resumed = train(Team.of(agents), reward, [{"prompt": "a b"}] * 3, cfg)
 print("resumed:", len(resumed.rewards), int(resumed.state.step))
 """
 

@@ -1,7 +1,7 @@
 """From a row of the table and the settings of a run to the `Algorithm` that jitted programs are compiled for.
 
-`resolve` is called once per run, before anything is traced. It fills every setting that is None with the row's default and refuses
-settings that the row does not use.
+`resolve` is called once per run, before anything is traced. It fills every setting that is None with the row's default and
+refuses settings that the row does not use.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NUMBERS = ("ema_decay", "gae_lambda", "value_coef", "value_clip", "bc_weight", "
 class Algorithm:
     """A row with all of its settings: functions and numbers, hashable, the static argument of the jitted programs.
 
-    The sections have no None where the row uses the setting. `optimizer` may hold a value for each agent until `learning.per_agent` makes it that
-    of one stack."""
+    The sections have no None where the row uses the setting. `optimizer` may hold a value for
+    each agent until `learning.per_agent` makes it that of one stack."""
 
     row: AlgorithmRow
     loss: Loss

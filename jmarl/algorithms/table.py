@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from jmarl.config import did_you_mean
+from jmarl.config import Aggregation, Scale, check, check_fields, did_you_mean
 from jmarl.rl.advantages import Estimator, group_mean, leave_one_out, max_baseline, raw
 from jmarl.rl.losses import cispo, clipped_surrogate, cross_entropy, policy_gradient, preference
 
@@ -42,8 +42,8 @@ class AlgorithmRow:
     estimator: Estimator = raw
     baseline: Literal["none", "greedy", "ema", "critic"] = "none"
     per_token: bool = False
-    scale: str = "none"
-    aggregation: str = "token_mean"
+    scale: Scale = "none"
+    aggregation: Aggregation | Literal["pair_mean"] = "token_mean"
     min_group: int = 1
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -54,6 +54,11 @@ class AlgorithmRow:
     rounds: bool = False
     learned: bool = False
     paper: str = ""
+
+    def __post_init__(self) -> None:
+        # Without this check an unknown name would act like another one: every scale that is not known divides by nothing.
+        check_fields(self, ("baseline", "scale", "aggregation", "critic", "grouping", "data", "margin"))
+        check("aggregation", self.aggregation, self.aggregation != "pair_mean" or self.data == "pairs", "a mean of tokens")
 
     @property
     def compares_group(self) -> bool:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from jmarl.config.validation import Count, CountOrOff, NotNegative, Positive, Range, Share, check, check_fields
 
+Scale = Literal["none", "std", "batch_std", "running_std"]
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 Decay = Annotated[float, Range(0, 1, high_open=True, note="0 is off")]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
 CHANGES = ("data", "reward")  # what `allow_changed` can allow
@@ -117,11 +119,11 @@ class Episodes(Section):
 class Loss(Section):
     """Advantages, the policy loss and its KL and entropy terms."""
 
-    advantage_scale: Literal["none", "std", "batch_std", "running_std"] | None = None
+    advantage_scale: Scale | None = None
     """What advantages are divided by: nothing, or the std of returns minus baseline over the group (std), over the batch
     (batch_std) or over all returns so far (running_std). Advantages of tokens are divided by their own std. None: the
     algorithm's default."""
-    loss_aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None = None
+    loss_aggregation: Aggregation | None = None
     """How token losses are averaged; None: the algorithm's default."""
     clip_eps_low: NotNegative | None = None
     """Lower clip of the ratio in clipped losses (PPO, arXiv 1707.06347); None: the algorithm's default, mostly 0.2."""

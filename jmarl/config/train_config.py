@@ -64,30 +64,35 @@ class TrainConfig:
     @classmethod
     def of(cls, **settings: Any) -> Self:
         """Make a configuration from settings by short names, aliases (`config.aliases`) or names of sections."""
-        return cls()._with(settings)
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        return cls(**cls._changes(defaults, settings))
 
     def replace(self, **settings: Any) -> Self:
         """Return a copy with some settings changed; names as for `of`."""
-        return self._with(settings)
+        current = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **self._changes(current, settings))
 
-    def _with(self, settings: Mapping[str, Any]) -> Self:
-        own = {field.name for field in dataclasses.fields(self)}
+    @classmethod
+    def _changes(cls, current: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that change, as arguments of the class. current: all fields before."""
         changed: dict[str, Any] = {}
         in_sections: dict[str, dict[str, Any]] = {}
-        for field, value in by_field(settings, own, type(self).__name__).items():
+        for field, value in by_field(settings, set(current), cls.__name__).items():
             # `optimizer` is a section, and in it the name of the optimizer.
-            if field in own and not (field in SECTION_OF and not isinstance(value, Optimizer)):
+            if field in current and not (field in SECTION_OF and not isinstance(value, Optimizer)):
                 changed[field] = value
             else:
                 in_sections.setdefault(SECTION_OF[field], {})[field] = value
         for section, values in in_sections.items():
-            changed[section] = dataclasses.replace(changed.get(section, getattr(self, section)), **values)
-        return dataclasses.replace(self, **changed)
+            changed[section] = dataclasses.replace(changed.get(section, current[section]), **values)
+        return changed
 
-    def for_seed(self, seed: int) -> Self:
-        """Return the settings of one of several runs (`training.seeds`): its directory is `seed_S` inside theirs."""
+    def for_seed(self, seed: int, **settings: Any) -> Self:
+        """Return the settings of one of several runs (`training.seeds`): its directory is `seed_S` inside theirs.
+
+        settings: further changes of a subclass, which must be made in the same copy."""
         directory = self.run.output_dir and f"{self.run.output_dir}/seed_{seed}"
-        return self.replace(seed=seed, output_dir=directory, progress=False)
+        return self.replace(seed=seed, output_dir=directory, progress=False, **settings)
 
     def eval_sampling(self) -> Sampling:
         """Return how evaluations sample."""

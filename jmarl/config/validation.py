@@ -86,17 +86,18 @@ def with_known_names(cls: type[T]) -> type[T]:
     return cls
 
 
-def check_fields(section: Any) -> None:
-    """Check every field of a dataclass against its annotation; lists become tuples, so that settings are hashable.
+def check_fields(section: Any, names: Iterable[str] | None = None) -> None:
+    """Check fields of a dataclass against their annotations; lists become tuples, so that settings are hashable.
 
-    Raises TypeError for another type (such as text for a number, as YAML reads 1e-5) and ValueError for a number out of its
-    range or a text that is no choice."""
-    for name, hint in _hints(type(section)).items():
+    names: of the fields to check; None: all. Raises TypeError for another type (such as text for a number, as YAML reads 1e-5)
+    and ValueError for a number out of its range or a text that is no choice."""
+    hints = _hints(type(section))
+    for name in hints if names is None else names:
         value = getattr(section, name)
         if isinstance(value, list):
             value = tuple(value)
             object.__setattr__(section, name, value)
-        problem = _problem(value, hint)
+        problem = _problem(value, hints[name])
         if problem is not None:
             kind, allowed = problem
             raise kind(f"{name}={value!r} is not allowed: {name} must be {allowed}")

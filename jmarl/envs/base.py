@@ -4,7 +4,7 @@ A new environment is one class in one file. It plays one episode, and training p
 
     import numpy as np
 
-    from jmarl import Step, TextEnvironment
+    from jmarl import Step, TextEnvironment, TrainConfig, load_agent, make_team, train
 
     class Guess(TextEnvironment):
         roles, reward_range, max_turns = ("guesser",), (0.0, 1.0), 3
@@ -23,7 +23,11 @@ A new environment is one class in one file. It plays one episode, and training p
             return Step(state, ["Wrong. Guess again."], float(solved), done, {"solved": float(solved)})
 
     env = Guess()
-    train(team, params, env, env.tasks(), TrainConfig(num_turns=3))
+    team = Team.load(["a Hub id or a directory"])  # one per role
+    train(team, env, env.tasks(), TrainConfig.of(num_turns=env.max_turns, branching="chain"))
+
+With two `roles`, `messages` and the observations are lists of two texts. A reward is one number for the team, or a list with
+one per agent. An observation that is None means that the agent does not act in the coming step.
 
 With a line in `jmarl.envs.ENVIRONMENTS` the tests of all environments cover it, and `make("guess")` builds it. Without that
 line, `make("my_module:Guess")` does.

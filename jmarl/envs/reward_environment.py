@@ -18,7 +18,6 @@ from jmarl.envs.rewards import RewardFunction
 
 Formatter = Callable[..., str]  # (item) or (item, external_prompts) -> prompt
 Transition = Callable[..., Sequence[str]]  # see `RewardEnvironment`
-Prompts = Sequence[Sequence[str | None]]  # [N][P]; None: the agent does not act in this turn
 
 
 def default_formatter(item: dict) -> str:

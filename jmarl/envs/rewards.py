@@ -210,9 +210,9 @@ class RewardFunction:
             arguments = {name: list(x[start : start + size]) for name, x in optional.items()} | {"rng": draws}
             texts = [list(agent[start : start + size]) for agent in completions]
             try:
-                entries = within(self.timeout, functools.partial(returned, term.call, texts, arguments))
+                entries = call_within(self.timeout, functools.partial(returned_values, term.call, texts, arguments))
             except (Exception, SystemExit) as error:  # a reward that calls exit() must not end the run with status 0
-                problem = f"reward {term.name!r} raised {type(error).__name__}: {error} ({numbered(joint)})"
+                problem = f"reward {term.name!r} raised {type(error).__name__}: {error} ({joint_action_text(joint)})"
                 if self.on_error == "raise":
                     raise RewardError(f"{problem}; on_error='mask' or a number goes on without it") from error
                 values[joint] = math.nan if self.on_error == "mask" else self.on_error
@@ -220,9 +220,9 @@ class RewardFunction:
                 failed |= set(joint)
                 continue
             if len(entries) != size:
-                hint = "one number a joint action, or [[agent 1, agent 2, ...], ...]; batched=False gives it one at a time"
                 raise ValueError(
-                    f"reward {term.name!r} returned {len(entries)} values for {size} ({numbered(joint)}); return {hint}"
+                    f"reward {term.name!r} returned {len(entries)} values for {size} ({joint_action_text(joint)}); return one "
+                    "number per joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time"
                 )
             values[joint], value_faults = reward_values(entries, self.num_agents, f"reward {term.name!r}", start)
             faults |= value_faults
@@ -243,14 +243,14 @@ class RewardFunction:
 make_reward = RewardFunction  # reads better where a reward is built
 
 
-def returned(call: Callable[[list, dict], Any], texts: list, arguments: dict) -> list[Any]:
+def returned_values(call: Callable[[list, dict], Any], texts: list, arguments: dict) -> list[Any]:
     """Return the values that a reward function returns as a list, also those of a generator."""
     value = call(texts, arguments)
     entries = as_list(value)
     return [value] if entries is None else entries
 
 
-def numbered(joint: range) -> str:
+def joint_action_text(joint: range) -> str:
     """Return the numbers of joint actions in words."""
     return f"joint action {joint[0]}" if len(joint) == 1 else f"joint actions {joint[0]} to {joint[-1]}"
 
@@ -300,7 +300,7 @@ def _check_slots(signature: str, slots: Sequence[inspect.Parameter], variadic: b
         raise TypeError(f"reward {signature} {takes}; {needs}; only {OPTIONAL_NAMES} are passed by name")
 
 
-def within(timeout: float | None, call: Callable[[], Any]) -> Any:
+def call_within(timeout: float | None, call: Callable[[], Any]) -> Any:
     """Return what a call returns, or raise what it raises, or a TimeoutError after `timeout` seconds.
 
     With a timeout the call runs in a daemon thread, which is abandoned when it is late; the process does not wait for it.

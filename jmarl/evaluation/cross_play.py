@@ -29,6 +29,7 @@ from jmarl.envs.vector import vectorize
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
 from jmarl.models.hub.agents import Agent, load_agent, load_tokenizer
 from jmarl.models.hub.tokenize import decode, encode_prompts, stop_ids
+from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, mesh_of, place
 from jmarl.models.stack import stack_params
 from jmarl.randomness import EVAL
@@ -115,6 +116,7 @@ def write(
         number, stack = (jnp.array([getattr(players[i], name) for i in indices]) for name in ("number", "stack"))
         arrays = (jnp.asarray(ids), jnp.asarray(lengths), 0, number[:, None], jnp.arange(len(prompts[0])), jnp.array(spec.stop))
         how: dict[str, Any] = dict(cfg=spec.config, settings=settings, roles=1, group=group, mesh=mesh_of(weights))
+        how["platform"] = platform_of(weights)
         done.append(sample_stack(weights, *arrays, seed=seed, stack=stack, purpose=EVAL, **how))
     tokens = tokens_of(together, done, len(prompts[0]))
     texts = [[decode(p.agent.tokenizer, of_item) for of_item in ids] for p, ids in zip(players, tokens, strict=True)]

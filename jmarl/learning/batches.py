@@ -28,9 +28,9 @@ def one_per_prompt(batch: Batch) -> Batch:
     batch = with_explicit_groups(batch)
     group = batch.rewards.shape[2]
     prompts, lengths = (library(x).repeat(x, group, 1) for x in (batch.prompts, batch.prompt_lengths))
-    rows = batch._replace(prompts=None, prompt_lengths=None, dropout=None)
+    rows = batch._replace(prompts=None, prompt_lengths=None, keys=None)
     rows = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), rows)
-    return rows._replace(prompts=prompts, prompt_lengths=lengths, dropout=batch.dropout)
+    return rows._replace(prompts=prompts, prompt_lengths=lengths, keys=batch.keys)
 
 
 def concatenate_prompts(parts: Sequence[Batch]) -> Batch:

@@ -26,8 +26,9 @@ from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of, with_value_head
 from jmarl.models.hub.agents import Agent
+from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, map_own, part, per_agent, share_params, stack_params
+from jmarl.models.stack import map_own, part, per_agent, share_params, stack_params
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team
 from jmarl.types import TRACES, Batch, StackState
@@ -100,7 +101,7 @@ def trains(algorithm: Algorithm) -> str:
     return "both" if algorithm.has_value_head else "policy"
 
 
-@partial(jax.jit, static_argnames=("model", "dtype", "mode", "mesh"), compiler_options=COMPILER)
+@partial(jax.jit, static_argnames=("model", "dtype", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _values(
     params: Any, prompts: Any, lengths: Any, tokens: Any, *, model: ModelConfig, dtype: str, mode: str, mesh: Mesh | None
 ) -> jax.Array:
@@ -148,7 +149,7 @@ def penalizes_tokens(algorithm: Algorithm) -> bool:
     return algorithm.value_kind == "token" and algorithm.loss.kl_coef > 0 and algorithm.loss.kl_in == "reward"
 
 
-@partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER)
+@partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _penalties(
     reference: Any, kl_coef: jax.Array, batch: Batch, *, model: ModelConfig, algorithm: Algorithm, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:

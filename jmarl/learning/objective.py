@@ -144,7 +144,8 @@ def make_loss_inputs(
             targets = ActorCriticTargets(policy, values)
         else:
             targets = policy if policy is not None else values  # type: ignore[assignment]  # one of them is made
-    return LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, targets, batch.dropout), metrics
+    dropout = batch.keys if algorithm.lora.lora_dropout else None
+    return LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, targets, dropout), metrics
 
 
 def make_policy_targets(

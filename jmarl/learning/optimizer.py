@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jmarl.algorithms import Algorithm
 from jmarl.config import Optimizer
 from jmarl.models import lora
+from jmarl.models.platforms import gradient_memory, optimizer_step, platform_of
 from jmarl.models.sharding import constrain, mesh_of, place
 from jmarl.rl import advantages
 from jmarl.types import PerAgent, StackState, TeamState
@@ -95,18 +96,17 @@ def init_stack(params: Any, algorithm: Algorithm, roles: int = 1, learns: bool =
     make_optimizer(algorithm)  # raises for settings with a value per agent
     settings = algorithm.optimizer
     plain = Optimizer(optimizer=single("optimizer", settings.optimizer), momentum=settings.momentum)
-    opt_state, grads = _init_moments(params, plain, mesh)
+    opt_state, grads = _init_moments(params, plain, mesh, platform_of(params))
     reference = jax.tree.map(jnp.copy, params) if algorithm.loss.kl_coef and base is None else None
     return place(StackState(params, opt_state, reference, skipped, running, grads, base), mesh)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _init_moments(params: Any, settings: Optimizer, mesh: Mesh | None) -> tuple[Any, Any]:
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _init_moments(params: Any, settings: Optimizer, mesh: Mesh | None, platform: str) -> tuple[Any, Any]:
     """Return the initial optimizer state, and room for gradients where they are kept. They are made where they stay, because
     three times the parameters is much to move."""
     optimizer = transformation(settings, optax.constant_schedule(1.0), 0.0, 1.0)
-    grads = jax.tree.map(jnp.zeros_like, params) if jax.default_backend() == "cpu" else None
-    return constrain((jax.vmap(optimizer.init)(params), grads), mesh)
+    return constrain((jax.vmap(optimizer.init)(params), gradient_memory(platform, params)), mesh)
 
 
 def apply_gradients(
@@ -123,19 +123,8 @@ def apply_gradients(
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     ok = finite if held is None else finite & ~held
-    optimizer = make_optimizer(algorithm, agent)
-
-    def choose(ok: jax.Array, new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda n, o: jnp.where(ok, n, o), new, old)
-
-    changes, _ = optimizer.update(grads, state.opt_state, state.params)
-    params = choose(ok, optax.apply_updates(state.params, changes), state.params)
-    # The moments are computed once more after the parameters (`written` makes XLA wait for them): both are then written in
-    # place, without a copy of the moments. (`written` is False for parameters that were not finite before.)
-    written = jnp.isfinite(sum(leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(params)))
-    zeros = jax.tree.map(jnp.zeros_like, state.opt_state)
-    _, opt_state = optimizer.update(grads, choose(written, state.opt_state, zeros), state.params)
-    opt_state = choose(ok & written, opt_state, state.opt_state)
+    update = make_optimizer(algorithm, agent).update
+    params, opt_state = optimizer_step(update, grads, state.opt_state, state.params, ok)
     skipped = state.skipped + ~finite
     rate = agent_schedule(algorithm, agent or PerAgent())(steps_done(state))
     metrics = {"grad_norm": norm, "learning_rate": rate, "skipped": skipped}

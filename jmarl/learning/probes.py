@@ -28,7 +28,7 @@ from jax import lax
 from jmarl.algorithms import Algorithm, find_row, resolve
 from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_prompts, one_per_prompt
-from jmarl.learning.update import update_agents
+from jmarl.learning.update import update_agents, update_keys
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import own_leaves
@@ -131,7 +131,7 @@ def _run(
     def update(carry, items):
         state, step = carry
         batch, reward = play(lora.join(base, state.params), items, step, PROBES[probe], model, cfg, algorithm)
-        batch = batch._replace(dropout=lora.dropout_keys(cfg.lora, cfg.run.seed, step, 0, batch.tokens.shape[0]))
+        batch = batch._replace(keys=update_keys(algorithm, cfg.run.seed, step, 0, batch.tokens.shape[0]))
         reference = state.reference
         state, metrics, _ = update_agents(
             state._replace(reference=None), reference, batch, base=base, model=model, algorithm=algorithm

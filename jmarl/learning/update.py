@@ -28,12 +28,15 @@ from jmarl.learning.objective import (
 from jmarl.learning.optimizer import apply_gradients, steps_done
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
+from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import apart, batch_shardings, constrain, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, per_agent
+from jmarl.models.stack import per_agent
 from jmarl.rl import advantages, masked
 from jmarl.types import TRACES, Batch, Data, PerAgent, Running, StackState
 
 Metrics = dict[str, jax.Array]
+Carry = tuple[StackState, jax.Array]  # and which agents make no further step
+SHUFFLE = 2**31  # folded into the key of an update for the order of its minibatches
 
 
 def gradients(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, algorithm: Algorithm) -> tuple[Any, Metrics]:
@@ -77,7 +80,8 @@ def agent_gradients(
             whole = lora.join(base, params)
             return make_loss_inputs(reference, running, batch._replace(values=values), whole, **settings, trains=trains)
 
-        inputs = LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, None, batch.dropout)
+        dropout = batch.keys if algorithm.lora.lora_dropout else None
+        inputs = LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, None, dropout)
         loss = functools.partial(loss_of_inputs, values_to_targets=values_to_targets, **settings)
         grads, (metrics, values) = jax.grad(loss, has_aux=True)(params, inputs, base)
         return grads, metrics, values
@@ -145,37 +149,66 @@ def several_steps(
 ) -> tuple[StackState, Metrics, None]:
     """Make `num_epochs` passes over `num_minibatches` parts of a batch, an optimizer step each.
 
-    Advantages and reference are those of the whole batch. An agent whose policy has moved by more than `target_kl` makes no
-    further step. Metrics are means over the steps made; `steps` counts them."""
+    Minibatches are drawn in another order in each epoch. Advantages and reference are those of the whole batch. An agent whose
+    policy has moved by more than `target_kl` makes no further step. Metrics are means over the steps made; `steps` counts
+    them."""
     settings, n = algorithm.optimizer, algorithm.optimizer.num_minibatches
     make_inputs = functools.partial(make_loss_inputs, model=model, algorithm=algorithm, trains=trains)
     whole = lora.join(base, state.params)
     inputs, batch_metrics = per_agent(make_inputs, settings.per_agent)(reference, state.running, batch, whole)
-    parts, tokens = minibatches(inputs, n)
     one_agent = functools.partial(gradients, model=model, algorithm=algorithm)
     lifted = unless_held(one_agent, agents.held, settings.per_agent)
     apply = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
 
-    def step(carry: tuple[StackState, jax.Array], part: jax.Array) -> tuple[tuple[StackState, jax.Array], tuple]:
-        state, held = carry
-        inputs = jax.tree.map(lambda x: x[:, part], parts)
-        if inputs.dropout is not None:  # other keys in each pass
-            inputs = inputs._replace(dropout=jax.vmap(jax.random.fold_in)(inputs.dropout, steps_done(state)))
-        grads, metrics = lifted(state.params, inputs, base)
-        if settings.target_kl is not None:
-            held |= metrics["kl_moved"] > settings.target_kl
-        still = held | (tokens[:, part] == 0)  # without rows Adam would move the agent by its momentum
-        state, step_metrics = apply(state, grads, metrics["loss"], still, agents)
-        return (state, held), (metrics | step_metrics, ~still)
+    def epoch(carry: Carry, number: jax.Array) -> tuple[Carry, tuple]:
+        shuffled = inputs if batch.keys is None or n == 1 else jax.vmap(shuffle, (None, 0, 0))(number, batch.keys, inputs)
+        parts, tokens = minibatches(shuffled, n)
 
-    order = jnp.tile(jnp.arange(n), settings.num_epochs)
+        def step(carry: Carry, part: jax.Array) -> tuple[Carry, tuple]:
+            state, held = carry
+            inputs = jax.tree.map(lambda x: x[:, part], parts)
+            if inputs.dropout is not None:  # other keys in each step
+                inputs = inputs._replace(dropout=jax.vmap(jax.random.fold_in)(inputs.dropout, steps_done(state)))
+            grads, metrics = lifted(state.params, inputs, base)
+            if settings.target_kl is not None:
+                held |= metrics["kl_moved"] > settings.target_kl
+            still = held | (tokens[:, part] == 0)  # without rows Adam would move the agent by its momentum
+            state, step_metrics = apply(state, grads, metrics["loss"], still, agents)
+            return (state, held), (metrics | step_metrics, ~still)
+
+        return lax.scan(step, carry, jnp.arange(n))
+
     held = jnp.zeros(inputs.tokens.shape[0], bool) if agents.held is None else agents.held
-    (state, _), (metrics, stepped) = lax.scan(step, (state, held), order)
+    (state, _), steps = lax.scan(epoch, (state, held), jnp.arange(settings.num_epochs))
+    metrics, stepped = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
     last = {name: metrics.pop(name)[-1] for name in ("learning_rate", "skipped")}
-    steps = {"steps": stepped.sum(0)}
+    count = {"steps": stepped.sum(0)}
     stepped = stepped.at[0].set(True)  # metrics of the first part are known, whether or not a step was made
     means = {name: masked.mean(x, stepped, 0) for name, x in metrics.items()}
-    return state, means | last | batch_metrics | steps, None
+    return state, means | last | batch_metrics | count, None
+
+
+def shuffle(epoch: jax.Array, key: jax.Array, inputs: LossInputs) -> LossInputs:
+    """Return one agent's inputs with prompts, and completions within each group, in an order of their own in each epoch. The
+    key is consumed."""
+    prompts, group, _ = inputs.tokens.shape
+    of_prompts, of_group = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, SHUFFLE), epoch))
+    order, columns = jax.random.permutation(of_prompts, prompts), jax.random.permutation(of_group, group)
+    tokens, targets = jax.tree.map(lambda x: x[order][:, columns], (inputs.tokens, inputs.targets))
+    return inputs._replace(
+        prompts=inputs.prompts[order], prompt_lengths=inputs.prompt_lengths[order], tokens=tokens, targets=targets
+    )
+
+
+def update_keys(algorithm: Algorithm, seed: int, step: Any, stack: int, agents: int) -> jax.Array | None:
+    """Return keys [A] of an update's dropout and of the order of its minibatches, derived from these numbers alone; None if
+    neither is needed. stack: critics are numbered after the agents' stacks."""
+    if not algorithm.lora.lora_dropout and algorithm.optimizer.num_minibatches == 1:
+        return None
+    key = jax.random.key(seed)
+    for number in (lora.DROPOUT, step, stack):
+        key = jax.random.fold_in(key, number)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(agents))
 
 
 def minibatches(inputs: LossInputs, n: int) -> tuple[LossInputs, jax.Array]:
@@ -264,7 +297,7 @@ def keep_held(before: StackState, after: StackState, metrics: Metrics, held: jax
     static_argnames=("model", "algorithm", "mesh", "trains"),
     donate_argnames="state",
     keep_unused=True,  # the old gradients, whose memory the new ones take
-    compiler_options=COMPILER,
+    compiler_options=COMPILER_OPTIONS,
 )
 def _update(
     state: StackState,

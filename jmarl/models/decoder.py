@@ -11,7 +11,7 @@ Parameters of one agent (letters as in `ModelConfig`; Q = H/K queries per key-va
 Query, key and value are one matrix: key-value heads outermost, so that a mesh that divides their number splits whole heads.
 Every weight is a plain matrix, because XLA copies or transposes those with more axes, and their gradients. Layers are stacked:
 training and prefill scan over them, so their compile time does not grow with depth; decoding is unrolled, and on CPU cores
-with an agent each it reads the weights cut into `panels`.
+with an agent each it reads the weights cut into panels (`models/cpu.py`).
 
 Scoring (`groups`), prefill and decoding (`models/decoding.py`) are the same `Block` and differ in what its `attention` lets
 each token see, which is why sampled and rescored log-probabilities agree. The prompt is computed once and shared by all
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -35,11 +35,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jmarl.models.config import ModelConfig
+from jmarl.models.cpu import Panels, panel_product
 
 Params = dict[str, Any]
 MASKED = -1e30  # finite: a query that sees nothing gives a finite result (masked later), not NaN
-PANEL = 64  # columns of a weight that lie together in `panels`
-PANELS = 32  # of the output weight that are multiplied at once
 
 Extend = Callable[[jax.Array, jax.Array], tuple[tuple[jax.Array, jax.Array, jax.Array], Any]]
 Attention = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -96,37 +95,9 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     return (out / weights.sum(-1, keepdims=True)).astype(q.dtype)
 
 
-def panels(w: jax.Array) -> jax.Array:
-    """A weight [D, F] cut into panels of 64 columns [F/64, D, 64], which `product` takes too; uncut where 64 does not divide F.
-
-    For a few rows on one CPU core: XLA's product (YNNPACK's) copies what it reads of a matrix into tiles, at every token, but
-    takes a panel as it lies. Weights are then read at 22 to 26 GB/s by 8 rows in place of 12 to 18.
-    """
-    d, f = w.shape
-    return w if f % PANEL else jnp.swapaxes(w.reshape(d, f // PANEL, PANEL), 0, 1)
-
-
-def in_parts(cut: jax.Array) -> list[jax.Array]:
-    """The panels of a wide weight in parts of `PANELS`, the last perhaps smaller, for `products`."""
-    return jnp.split(cut, list(range(PANELS, len(cut), PANELS)))
-
-
-def product(x: jax.Array, w: jax.Array) -> jax.Array:
+def product(x: jax.Array, w: jax.Array | Panels) -> jax.Array:
     """x [N, D] times a weight [D, F], or its panels: [N, F]."""
-    return jnp.matmul(x, w, precision=exact(x)) if w.ndim == 2 else products(x, [w])
-
-
-def products(x: jax.Array, parts: Sequence[jax.Array]) -> jax.Array:
-    """x [N, D] times the panels of a weight [D, F] in parts: [N, F]. They share one repeated x, which then fits a cache."""
-    # Made once: XLA would make it anew for every panel, were there no branch (always taken, which it cannot know) before. An
-    # optimization_barrier does not help: XLA drops it before it fuses.
-    always = lax.population_count(lax.bitcast_convert_type(x[0, 0], jnp.int32)) <= 32
-    x = lax.cond(always, lambda x: x, lambda x: -x, x)
-    n = parts[0].shape[0]
-    every = jnp.broadcast_to(x, (n, *x.shape))  # a batch: as one product with two free axes XLA would join the panels
-    made = (jnp.einsum("pnd,pdf->pnf", every[: len(w)], w, precision=exact(x)) for w in parts)
-    out = [jnp.swapaxes(of_part, 0, 1).reshape(x.shape[0], -1) for of_part in made]
-    return out[0] if len(out) == 1 else jnp.concatenate(out, 1)
+    return panel_product(x, w, exact(x)) if isinstance(w, Panels) else jnp.matmul(x, w, precision=exact(x))
 
 
 def stream(extend: Extend) -> Attention:

@@ -15,18 +15,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jmarl.models.config import ModelConfig
+from jmarl.models.cpu import Panels, cut_panels, split_panels
 from jmarl.models.decoder import (
     MASKED,
-    PANEL,
     Attention,
     Block,
     Params,
     cast,
     exact,
-    in_parts,
     logits,
-    panels,
-    products,
+    product,
     rms_norm,
     rope,
     run_layers,
@@ -109,11 +107,11 @@ def decode_view(params: Params, cfg: ModelConfig, dtype, prefix: Prefix, capacit
 
     def layer(i):
         w, kv = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked)
-        return {name: panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}, kv
+        return {name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}, kv
 
     view = rest | {"layers": [layer(i) for i in numbers], "seen": prefix.seen, "head": None}
-    if cut and cfg.vocab_size % PANEL == 0:
-        view["head"] = in_parts(panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T))
+    if cut and isinstance(head := cut_panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T), Panels):
+        view["head"] = split_panels(head)
     return view | {"rope": rope(cfg, jnp.arange(prefix.seen.shape[1] + capacity))}
 
 
@@ -195,5 +193,5 @@ def decode_step(view: Params, cfg: ModelConfig, cache: Cache, tokens: jax.Array,
         x, kv = layer(x, w, prompt, row, cos, sin, mask, t)
         new.append(kv)
     x = rms_norm(x, view["final_norm"], cfg.rms_eps)
-    out = logits(view, x) if view["head"] is None else products(x, view["head"])
+    out = logits(view, x) if view["head"] is None else product(x, view["head"])
     return out.reshape(p, g, -1), new

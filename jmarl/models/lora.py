@@ -127,16 +127,6 @@ def with_dropout(model: Any, key: jax.Array, rate: float) -> Any:
     return model | {"layers": layers}
 
 
-def dropout_keys(settings: LoRA, seed: int, step: Any, stack: int, agents: int) -> jax.Array | None:
-    """Keys [A] of an update's dropout, from these numbers alone; None without dropout. stack: of critics behind the agents'."""
-    if not settings.lora_dropout:
-        return None
-    key = jax.random.key(seed)
-    for number in (DROPOUT, step, stack):
-        key = jax.random.fold_in(key, number)
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(agents))
-
-
 def models(params: Sequence[Any], shapes: Sequence[tuple[ModelConfig, int]], settings: LoRA, seed: int, purpose=INIT) -> list:
     """What is trained of each stack of so many agents of an architecture: with LoRA its model with adapters, from keys that the
     seed and the purpose give; without it the parameters as they are."""

@@ -13,10 +13,6 @@ from jax.core import Tracer
 
 from jmarl.types import Shared
 
-# Options of the large programs. For CPUs: XLA's default order of operations makes the layers' zero gradients of an update early
-# (0.25 GiB an agent at SmolLM2's size), and two copies of the weights before decoding.
-COMPILER: dict[str, Any] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-
 
 def stack_params(agents: Sequence[Any]) -> Any:
     """One pytree [A, ...] of float32 from A agents' pytrees; they must have the same structure and shapes."""

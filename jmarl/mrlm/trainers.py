@@ -186,7 +186,7 @@ class GRPOTrainer:
         cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
         held_out = self.env.tasks("eval", NUM_EPISODES, cfg.run.seed) if cfg.run.eval_every else ()
         tasks = self.env.tasks("train", NUM_TASKS, cfg.run.seed)
-        result = train(self.team, self.params, self.env, tasks, cfg, eval_items=held_out)
+        result = train(self.team, self.env, tasks, cfg, params=self.params, eval_items=held_out)
         self._params = policies(result.state)
         return result
 

@@ -57,9 +57,10 @@ def fitting(team: Team, env: RewardEnvironment, items: Sequence[dict], cfg: Trai
     if found is None:
         return items
     tokens, item, agent, context = found.longest
+    new_tokens = cfg.sampling.max_new_tokens
     problem = (
         f"{len(found.items)} of {len(items)} {called} have a prompt too long for the context: the longest, of item {item} for "
-        f"agent {agent}, has {tokens} tokens; with max_new_tokens={cfg.sampling.max_new_tokens} that is {tokens + cfg.sampling.max_new_tokens}, "
+        f"agent {agent}, has {tokens} tokens; with max_new_tokens={new_tokens} that is {tokens + new_tokens}, "
         f"and the context is {context}"
     )
     if cfg.episodes.long_prompts == "error":

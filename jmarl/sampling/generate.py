@@ -20,14 +20,14 @@ from jax.sharding import Mesh
 from jmarl.config import Episodes, Sampling
 from jmarl.memory import Program, starting
 from jmarl.models.hub.tokenize import cut_left, decode, encode_prompts, follow_ups
+from jmarl.models.platforms import COMPILER_OPTIONS, platform_of, use_panels
 from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, fetched, map_own
+from jmarl.models.stack import fetched, map_own
 from jmarl.randomness import TRAIN
 from jmarl.sampling import sampler as sampling
 from jmarl.team import StackSpec, Team
 from jmarl.types import TRACES, Completions
 
-FEW_ROWS = 8  # up to so many, agents that have a CPU core each decode faster from panels of weights
 NO_LIMIT = 2**30  # in place of a context: rows of any length
 Rows = list[list[list[int]]]  # [N][P] token ids
 Encoded = tuple[tuple[np.ndarray, np.ndarray], ...]  # per stack: prompts [A, roles * P, S] and their lengths [A, roles * P]
@@ -49,7 +49,11 @@ class Past(NamedTuple):
         return self._replace(rows=tuple(rows[..., nodes] for rows in self.rows))
 
 
-@partial(jax.jit, static_argnames=("cfg", "settings", "roles", "group", "keep", "mesh"), compiler_options=COMPILER)
+@partial(
+    jax.jit,
+    static_argnames=("cfg", "settings", "roles", "group", "keep", "mesh", "platform"),
+    compiler_options=COMPILER_OPTIONS,
+)
 def sample_stack(
     params,
     prompts,
@@ -72,12 +76,15 @@ def sample_stack(
     purpose,
     keep=False,
     mesh=None,
+    platform,
 ):
     """`sampling.sample` with keys made inside. prompts [A, roles * P, S] and their lengths [A, roles * P]; agents [A, roles]
     team indices; prompt_ids [P]; stop [n] ids; past, rows: see `Past`. Returns `Completions` [A, roles * P, G, T].
     stack: its number, or with one role [A] that of each agent in its own team, see `crossplay`; seed: one for all, or of each
     agent [A * roles]. acting: indices of the parameter sets and of the roles that are sampled, see `acting_of`; the others'
     completions are empty.
+
+    platform: the one that the program is compiled for, see `models.platforms`.
 
     What only the keys depend on (seed, step, stack, purpose, turn) is traced: another seed is no other program.
     """
@@ -94,9 +101,8 @@ def sample_stack(
         of_rows = (prompts, lengths, keys)
         prompts, lengths, keys = jax.lax.with_sharding_constraint(of_rows, batch_shardings(mesh, of_rows))
 
-    few = prompts.shape[1] * group <= FEW_ROWS and settings.compute_dtype == "float32"
-    spread = mesh is not None and mesh.size > 1 and apart(mesh, prompts.shape[0])  # a device alone has all cores
-    cut = few and spread and jax.default_backend() == "cpu"
+    own_core = mesh is not None and mesh.size > 1 and apart(mesh, prompts.shape[0])
+    cut = use_panels(platform, prompts.shape[1] * group, settings.compute_dtype, own_core)
 
     def of_device(params, prompts, lengths, keys, past):
         return sampling.sample(params, cfg, settings, prompts, lengths, keys, stop, cut=cut, past=past, keep=keep)
@@ -231,7 +237,7 @@ def sample_team(team: Team, params: Sequence[Any], request: SampleRequest, call:
         before = (None, None) if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
         mesh = mesh_of(weights)
         acting = None if request.acts is None or request.keep else acting_of(spec, request.acts, mesh)
-        static |= dict(purpose=request.purpose, keep=request.keep, mesh=mesh)
+        static |= dict(purpose=request.purpose, keep=request.keep, mesh=mesh, platform=platform_of(weights))
         if call is sample_stack:
             a, prompts, width = ids.shape
             work = Program("sampling", a, prompts, request.group, width, request.settings.max_new_tokens)

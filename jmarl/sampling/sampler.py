@@ -22,6 +22,7 @@ from jax import lax
 from jmarl.config import Sampling
 from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
+from jmarl.models.platforms import layer_numbers
 from jmarl.models.stack import is_shared, own_leaves
 from jmarl.types import Completions
 
@@ -198,7 +199,7 @@ def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: 
     # The axis of a single agent is taken off: XLA drops it from some shapes only, and then copies the cache at every token.
     drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
     each_agent = (lambda f, *_: f) if a == 1 else jax.vmap
-    numbers = _layer_numbers(cfg.num_layers, lengths)
+    numbers = layer_numbers(cfg.num_layers, lengths)
     own, whole = own_leaves((params, prompts, lengths, past))
     # What agents share stays one array in the view too, which a plain vmap would copy for each of them.
     of_view = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg)
@@ -225,11 +226,6 @@ def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: 
 
     last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
     return step, cache, jnp.broadcast_to(last, (a, p, g)), kept
-
-
-def _layer_numbers(n: int, lengths: jax.Array) -> list[jax.Array]:
-    """0 to n - 1 as numbers that XLA cannot know (it cannot know that lengths are at least 1); see `decoding.decode_view`."""
-    return lax.cond(lengths.min() > 0, lambda: [jnp.int32(i) for i in range(n)], lambda: [jnp.int32(0)] * n)
 
 
 def _seen_in_prompts(prompts, lengths, g: int, vocab: int) -> jax.Array:

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -31,10 +32,11 @@ from jmarl.learning.per_agent import (
     update_one_stack,
     with_adapters,
 )
+from jmarl.learning.update import update_keys
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.heads import with_value_head
-from jmarl.team import Team, bases, without_gradients
+from jmarl.team import Team, bases, initial_params, policies, save_team, without_gradients
 from jmarl.training.files import fingerprint
 from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.run_directory import check_directory, open_run, resume
@@ -64,12 +66,17 @@ UNUSED_BY_DATA |= {"eval_generations", "eval_temperature"}
 class FitResult(NamedTuple):
     """The result of a run on data."""
 
+    team: Team
     state: TeamState  # without gradients
     losses: list[float]  # mean over agents, for each update that this process made
     before: dict[str, float] | None  # on the held-out data before training; None when resumed or without such data
     after: dict[str, float] | None  # on the held-out data after training
     interrupted: bool = False  # by Ctrl+C or SIGTERM before the last update
     unsaved: str = ""  # why the last checkpoint or the models could not be written; empty: they were, or none were to be
+
+    def save(self, directory: str | Path) -> None:
+        """Write the trained agents as Hugging Face directories `agent_0/`, `agent_1/`, ..."""
+        save_team(directory, self.team, policies(self.state))
 
     def __repr__(self) -> str:  # without the weights
         last = f"the last of {len(self.losses)} with loss {self.losses[-1]:.4g}" if self.losses else "none of them now"
@@ -86,10 +93,10 @@ class Examples(NamedTuple):
 
 def fit(
     team: Team,
-    params: Sequence[Any],
     data: Sequence[Pair] | Sequence[Trajectory],
     cfg: TrainConfig,
     *,
+    params: Sequence[Any] | None = None,
     eval_data: Sequence[Pair] | Sequence[Trajectory] = (),
     wandb_config: dict | None = None,
 ) -> FitResult:
@@ -105,7 +112,7 @@ def fit(
     check_agents(cfg, team.num_agents)
     check_stacks(cfg, team)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
-    params = with_adapters(team, params, cfg, mesh)
+    params = with_adapters(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, mesh)
     scores = algorithm.row.margin == "score"
     if scores:  # parameters that were trained before keep their head
         params = [stack if "value" in stack else with_value_head(stack) for stack in params]
@@ -143,7 +150,7 @@ def replay_data_update(
     state, metrics = update_on_data(team, state, failed.data, algorithm, cfg)
     row = update_metrics(team, jax.device_get(metrics))
     print(json.dumps({"step": failed.step} | row, indent=1), flush=True)
-    return FitResult(without_gradients(state), [], None, None)
+    return FitResult(team, without_gradients(state), [], None, None)
 
 
 def fit_from(
@@ -169,7 +176,7 @@ def fit_from(
         return state, partial(log.step, step, metrics, tokens, batches)
 
     done = loop(state, cfg.run, log, saves, advance, evaluate if held_out.encoded else None)
-    return FitResult(done.state, log.losses, done.before, done.after, done.interrupted, done.unsaved)
+    return FitResult(team, done.state, log.losses, done.before, done.after, done.interrupted, done.unsaved)
 
 
 def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:
@@ -213,8 +220,8 @@ def update_on_data(
     stacks, metrics = [], []
     held = held_agents(cfg.run, team.num_agents, state.step)
     for i, (spec, stack, batch) in enumerate(zip(team.stacks, state.stacks, batches, strict=True)):
-        keys = lora.dropout_keys(cfg.lora, cfg.run.seed, state.step, i, len(spec.members))
-        batch = batch._replace(dropout=keys)
+        keys = update_keys(algorithm, cfg.run.seed, state.step, i, len(spec.members))
+        batch = batch._replace(keys=keys)
         stack, stack_metrics, _ = update_one_stack(stack, batch, spec, algorithm, cfg, num_agents=team.num_agents, held=held)
         stacks.append(stack)
         metrics.append(stack_metrics)

@@ -6,7 +6,7 @@ solutions writes in the right form, and is right often enough to be reinforced:
     shown = demonstrate(env, env.tasks("train", 128))
     agents = imitate(agents, shown, TrainConfig(algorithm="sft", num_updates=16, learning_rate=1e-4))
     team, params = make_team(agents)
-    train(team, params, env, ...)
+    train(team, env, ...)
 
 Each agent imitates its own part, alone, by cross entropy (`sft`), and reads what it reads in training with history none: what
 the environment shows in that turn. Left out: imitating in the middle of training, adapters.
@@ -86,7 +86,7 @@ def imitate(agents: Sequence[Agent], shown: Sequence[Sequence[Trajectory]], cfg:
 def _imitated(agent: Agent, number: int, shown: Sequence[Trajectory], cfg: TrainConfig) -> Agent:
     folder = f"{cfg.run.output_dir}/agent_{number}" if cfg.run.output_dir else ""
     team, params = make_team([agent])
-    result = fit(team, params, shown, cfg.replace(output_dir=folder))
+    result = fit(team, shown, cfg.replace(output_dir=folder), params=params)
     if result.interrupted:
         raise Interrupted(f"while agent {number} imitated, after {int(result.state.step)} of {cfg.run.num_updates} updates")
     return agents_of(team, policies(result.state))[0]._replace(name=agent.name)

@@ -22,7 +22,7 @@ from jmarl.learning.batches import critic_positions, make_batch
 from jmarl.learning.critics import penalizes_tokens, reuses_values, trains
 from jmarl.learning.per_agent import for_stack, held_agents
 from jmarl.learning.setup import Setup
-from jmarl.learning.update import lower_update
+from jmarl.learning.update import lower_update, update_keys
 from jmarl.models import lora
 from jmarl.randomness import EVAL, GREEDY, TRAIN
 from jmarl.rollout.chunks import cut_prompts, parts_of
@@ -71,7 +71,7 @@ def programs_of_run(
                 continue
             mine, agents = for_stack(algorithm, cfg.run, spec.members, team.num_agents, held)
             batch = example_batch(prompts, sampler, algorithm, len(spec.members[0]))
-            batch = batch._replace(dropout=lora.dropout_keys(cfg.lora, cfg.run.seed, 0, i, len(spec.members)))
+            batch = batch._replace(keys=update_keys(algorithm, cfg.run.seed, 0, i, len(spec.members)))
             critic_batch = batch if kind == "token" else critic_positions(batch, kind, prompts_only=not shared)
             critic_batch = critic_batch._replace(values=None) if reuses_values(algorithm) else critic_batch
             yield lower_update(

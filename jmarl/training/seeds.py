@@ -37,7 +37,7 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import map_own
 from jmarl.rollout.play import Rollout
 from jmarl.rollout.prompt_check import items_that_fit
-from jmarl.team import Team
+from jmarl.team import Team, initial_params
 from jmarl.training.files import fingerprint
 from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.lock import locked
@@ -56,12 +56,12 @@ SUMMED, WITH_INTERVAL = ("tokens", "tokens_per_s"), ("reward/mean", "eval/reward
 
 def train_seeds(
     team: Team,
-    params: Sequence[Any],
     reward: Callable | Environment | TextEnvironment,
     items: Sequence[dict],
     cfg: TrainConfig,
     *,
     seeds: Sequence[int],
+    params: Sequence[Any] | None = None,
     formatters: Sequence[Formatter] | None = None,
     external_transition: Transition | None = None,
     critic: Agent | None = None,
@@ -80,7 +80,7 @@ def train_seeds(
     check_team(team, cfg)
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     where = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
-    params = once(team, params, cfgs[0], where[0])
+    params = once(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs[0], where[0])
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
     runs = Runs(started[0][0], cfgs, *where)
     about = {
@@ -121,15 +121,15 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
         )
     if cfg.run.saves and cfg.run.save_total_limit < 2:
         raise ValueError(
-            f"save_total_limit={cfg.run.save_total_limit} is not allowed with several seeds: keep at least 2, because a kill may "
-            "come when only some of them have the newest"
+            f"save_total_limit={cfg.run.save_total_limit} is not allowed with several seeds: keep at least 2, because a "
+            "kill may come when only some of them have the newest"
         )
     if cfg.run.replay_rollout:
         raise ValueError("replay_rollout makes the update of one run: leave seeds out, and set output_dir to that run's seed_N")
     if cfg.run.output_dir and checkpoints_of(cfg).exists():
         raise ValueError(
-            f"output_dir={cfg.run.output_dir!r} holds the checkpoints of a single run, and runs of several seeds have theirs in "
-            "seed_0, … there: choose another output_dir"
+            f"output_dir={cfg.run.output_dir!r} holds the checkpoints of a single run, and runs of several seeds have "
+            "theirs in seed_0, … there: choose another output_dir"
         )
     for seed in seeds:
         check_settings(cfg.for_seed(seed))
@@ -209,7 +209,7 @@ def run_seeds(
     done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
     evaluations = zip(done.before or [None] * len(cfgs), done.after or [None] * len(cfgs), strict=True)
     return [
-        TrainResult(alone(done.state, i, runs), of_run.rewards, *of, done.interrupted, done.unsaved)
+        TrainResult(team, alone(done.state, i, runs), of_run.rewards, *of, done.interrupted, done.unsaved)
         for i, (of_run, of) in enumerate(zip(logs, evaluations, strict=True))
     ]
 

@@ -14,6 +14,7 @@ from jmarl.envs.base import Environment
 from jmarl.learning.critics import trains
 from jmarl.learning.per_agent import held_agents, update_one_stack
 from jmarl.learning.setup import Setup
+from jmarl.learning.update import update_keys
 from jmarl.models import lora
 from jmarl.randomness import tasks_of
 from jmarl.rollout.critic_values import greedy_baseline, judge
@@ -96,8 +97,8 @@ def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[l
     numbers = itertools.count()  # of the stacks first, then of the critics
 
     def with_keys(batch: Batch) -> Batch:
-        keys = lora.dropout_keys(setup.cfg.lora, run.seed, state.step, next(numbers), batch.rewards.shape[0])
-        return batch._replace(dropout=keys)
+        keys = update_keys(setup.algorithm, run.seed, state.step, next(numbers), batch.rewards.shape[0])
+        return batch._replace(keys=keys)
 
     return [with_keys(batch) for batch in batches], [with_keys(batch) for batch in critic_batches]
 

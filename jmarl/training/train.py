@@ -40,7 +40,7 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import fetched, map_own, unstack
 from jmarl.rollout.prompt_check import items_that_fit
-from jmarl.team import Team, bases, without_gradients
+from jmarl.team import Team, bases, initial_params, without_gradients
 from jmarl.training.files import fingerprint
 from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.run_directory import check_directory, open_run, resume
@@ -57,11 +57,11 @@ from jmarl.types import TeamState
 
 def train(
     team: Team,
-    params: Sequence[Any],
     reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
     items: Sequence[dict],
     cfg: TrainConfig,
     *,
+    params: Sequence[Any] | None = None,
     formatters: Sequence[Formatter] | None = None,
     external_transition: Transition | None = None,
     critic: Agent | None = None,
@@ -69,16 +69,20 @@ def train(
     eval_items: Sequence[dict] = (),
     wandb_config: dict | None = None,
 ) -> TrainResult:
-    """Train a team on items (dicts with a `prompt`, or with what the formatters read) and return its final state.
+    """Train a team on items and return its final state.
 
-    params: each stack's parameters [A, ...], as `make_team` returns them; they are consumed (their memory is the state's). With
-    LoRA (`lora_rank`) best those of `make_team(..., lora=True)`, one copy for all agents of a stack, which stays as it is; or
-    what `policies` makes of an earlier run's state, to train its adapters on.
-    reward: a function of completions, or `make_reward` of several, with formatters (item -> prompt; one for all or one an
-    agent) and for several turns external_transition, see
-    `reward_environment.RewardEnvironment`; or an environment, which does all of that.
-    critic: what the critics of an algorithm that has them start from; None: from their agents, a central one from the first.
-    reward_model: what that of marlhf and marlhf_iter starts from; None: from the first agent.
+    Args:
+        team: of `Team.load` or `Team.of`, or of `make_team` together with params.
+        reward: a function of completions (one list per agent), `make_reward` of several, or an environment.
+        items: dicts with a `prompt`, or with what the formatters or the environment read.
+        params: each stack's parameters [A, ...], in place of those of the team's agents. They are consumed: training
+            updates them in place. Also what `policies` returns of an earlier state, to train its adapters on.
+        formatters: item -> prompt, one for all agents or one per agent; for a reward function.
+        external_transition: writes the prompts of later turns, see `reward_environment.RewardEnvironment`.
+        critic: what critics start from; None: their agents, for a central one the first.
+        reward_model: what the reward model of marlhf and marlhf_iter starts from; None: the first agent.
+        eval_items: held out; evaluated before and after training and every `eval_every` updates.
+        wandb_config: keyword arguments of `wandb.init`.
     """
     env = environment_of(team, reward, formatters, external_transition, cfg)
     algorithm = check_run(items, cfg, wandb_config)
@@ -86,7 +90,7 @@ def train(
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     row, policy, rewarder = algorithm.row, cfg, None
     mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
-    params = with_adapters(team, params, cfg, mesh)
+    params = with_adapters(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, mesh)
     rounds = None if row.data == "rollouts" else Rounds(team, initial_of(params, algorithm, mesh), items, env, algorithm, cfg)
     if reward_model is not None and not row.learned:
         raise ValueError(
@@ -106,7 +110,7 @@ def train(
     }
     if cfg.run.replay_rollout:
         if rounds is not None and rewarder is None:
-            return TrainResult(replay_data_update(team, state, about, algorithm, cfg).state, [], None, None)
+            return TrainResult(team, replay_data_update(team, state, about, algorithm, cfg).state, [], None, None)
         return replay_update(setup, state, about, cfg)
     with open_run(cfg, state, about, wandb_config) as opened, explain_memory():
         saves, state = Saves(cfg.run, opened.savers), opened.state
@@ -129,7 +133,7 @@ def replay_update(setup: Setup, state: TeamState, about: dict[str, Any], cfg: Tr
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # its random keys
     state, metrics = update(setup, state, failed.data)
     print(json.dumps({"step": failed.step} | update_metrics(setup.team, fetched(metrics)), indent=1), flush=True)
-    return TrainResult(without_gradients(state), [mean_return(failed.data)], None, None)
+    return TrainResult(setup.team, without_gradients(state), [mean_return(failed.data)], None, None)
 
 
 def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Setup, TeamState]:
@@ -203,7 +207,7 @@ def train_from(
         return state, partial(log.step, step, rollout, metrics, played, tasks())
 
     done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
-    return TrainResult(done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
+    return TrainResult(team, done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
 
 
 def check_settings(cfg: TrainConfig) -> Algorithm:

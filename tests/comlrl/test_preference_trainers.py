@@ -103,13 +103,13 @@ def test_the_reward_model_may_be_another_model(model, tiny_dir):
     ],
 )
 def test_number_of_updates(config, items, updates):
-    assert config.train_config(items).num_updates == updates
+    assert config.train_config(items).run.num_updates == updates
 
 
 @pytest.mark.parametrize(("settings", "updates"), [(dict(), 2), (dict(round_updates=5), 5), (dict(num_updates=12), None)])
 def test_rounds_are_as_long_as_their_pairs_take(settings, updates):
     """4 pairs of each of 4 items in batches of 8; where num_updates is given, as the row says."""
-    assert MADPOIterConfig(num_prompts=4, **settings).train_config(20).round_updates == updates
+    assert MADPOIterConfig(num_prompts=4, **settings).train_config(20).preference.round_updates == updates
 
 
 def test_preferences_of_a_file_are_learned(model, tmp_path):

@@ -1,4 +1,4 @@
-"""One model for all roles: what is read out of its sections, what they earn, and that it learns to write them."""
+"""One model for all roles: parsing of its sections, their rewards, and that it learns to write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.envs.vector import LockStep
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
-from jmarl.team import Team, make_team
+from jmarl.team import Team
 from jmarl.training.train import environment_of, train
 
 ITEMS = [{"prompt": "a fox"}, {"prompt": "the moon"}]
@@ -28,7 +28,7 @@ def tagged(*texts):
     return "".join(f"<agent_{i}>{text}</agent_{i}>" for i, text in enumerate(texts))
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------------
+# --- parsing ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def tagged(*texts):
     ],
 )
 def test_sections_of_a_completion(text, texts, missing):
-    found = parse(text, 2)
-    assert (found.texts, found.missing, found.parse_error) == (texts, missing, missing == 2)
+    sections = parse(text, 2)
+    assert (sections.texts, sections.missing, sections.parse_error) == (texts, missing, missing == 2)
 
 
 def test_more_than_ten_roles():
@@ -57,17 +57,17 @@ def test_more_than_ten_roles():
     assert parse(tagged(*texts), 12).texts == texts
 
 
-def test_the_prompt_holds_those_of_all_roles_and_the_form():
+def test_the_joint_prompt_contains_the_prompts_of_all_roles_and_the_form():
     text = joint_prompt(["Set up a fox.", "Tell of a fox.", "Judge it."])
     assert text.index("Set up a fox.") < text.index("Tell of a fox.") < text.index("Judge it.")
-    assert not parse(text, 3).missing, "the form that it shows is the form that is read"
+    assert not parse(text, 3).missing, "the form in the prompt is the form that is parsed"
 
 
 # --- rewards and turns -------------------------------------------------------------------------------------------------------
 
 
-def test_a_joint_action_earns_what_it_does_for_a_team():
-    """The same texts, rewards and parts as of agents of their own; the form is in parts of its own, and a NaN stays one."""
+def test_a_joint_action_has_the_reward_that_it_has_for_a_team():
+    """Rewards and parts are those of separate agents with the same texts, NaN included; the form has its own parts."""
     texts = [["a fox", "", "moon"], ["the fox ran far", "told", "x"]]
 
     def reward(a, b, batch_items):
@@ -76,33 +76,33 @@ def test_a_joint_action_earns_what_it_does_for_a_team():
     inner = RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS)
     rng, items = np.random.default_rng(0), [*ITEMS, ITEMS[0]]
     states, prompts = inner.reset(items, rng)
-    of_team = inner.step(states, texts, rng).result
+    expected = inner.step(states, texts, rng).result
     central = Centralized(inner, 2)
     states, read = central.reset(items, rng)
-    assert read == [[joint_prompt(of_item) for of_item in zip(*prompts, strict=True)]]
+    assert read == [[joint_prompt(texts) for texts in zip(*prompts, strict=True)]]
     answer = central.step(states, [[tagged(*pair) for pair in zip(*texts, strict=True)]], rng)
-    np.testing.assert_array_equal(answer.result.total, of_team.total)
-    np.testing.assert_array_equal(answer.result.rewards, of_team.rewards.mean(1, keepdims=True))
-    np.testing.assert_array_equal(answer.result.parts["reward"], of_team.parts["reward"])
-    assert answer.result.invalid.tolist() == [False, False, True] and answer.result.faults == of_team.faults
+    np.testing.assert_array_equal(answer.result.total, expected.total)
+    np.testing.assert_array_equal(answer.result.rewards, expected.rewards.mean(1, keepdims=True))
+    np.testing.assert_array_equal(answer.result.parts["reward"], expected.parts["reward"])
+    assert answer.result.invalid.tolist() == [False, False, True] and answer.result.faults == expected.faults
     form = central.step(states, [[tagged(*pair) for pair in ("ab",)] + ["nothing", "<agent_1>b</agent_1>"]], rng).result.parts
     assert form["parse_error"].tolist() == [0, 1, 0] and form["missing_sections"].tolist() == [0, 1, 0.5]
 
 
-def test_rewards_of_each_role_are_averaged():
+def test_rewards_of_roles_are_averaged():
     inner = RewardEnvironment(make_reward(lambda a, b: [(1.0, 0.0)] * len(a), num_agents=2), FORMATTERS)
     states, _ = inner.reset(ITEMS, np.random.default_rng(0))
     result = Centralized(inner, 2).step(states, [["x", "y"]], np.random.default_rng(0)).result
     assert result.rewards.tolist() == [[0.5], [0.5]]
 
 
-def test_later_turns_are_written_from_what_the_roles_said():
-    """A transition sees the roles' texts, prompts and histories; an environment with state of its own goes on as well."""
-    seen = []
+def test_later_turns_depend_on_the_texts_of_the_roles():
+    """A transition gets the texts, prompts and histories of the roles. An environment with its own state works too."""
+    calls = []
 
-    def transition(**given):
-        seen.append(given)
-        return [f"again, {text}" for text in given["agent_completions"]]
+    def transition(**arguments):
+        calls.append(arguments)
+        return [f"again, {text}" for text in arguments["agent_completions"]]
 
     rng = np.random.default_rng(0)
     central = Centralized(RewardEnvironment(make_reward(story_length_ratio, num_agents=2), FORMATTERS, transition), 2)
@@ -110,10 +110,10 @@ def test_later_turns_are_written_from_what_the_roles_said():
     answer = central.step(states, [[tagged("one", "two")]], rng)
     states, read = central.observe(answer.after)
     assert read == [[joint_prompt(["again, one", "again, two"])]]
-    assert seen[0]["agent_completions"] == ["one", "two"] and seen[0]["num_agents"] == 2
-    assert seen[0]["prompt_history_per_agent"] == [["Set up a fox."], ["Tell of a fox."]]
+    assert calls[0]["agent_completions"] == ["one", "two"] and calls[0]["num_agents"] == 2
+    assert calls[0]["prompt_history_per_agent"] == [["Set up a fox."], ["Tell of a fox."]]
     central.observe(central.step(states, [["no form"]], rng).after)
-    assert seen[1]["response_history_per_agent"] == [["one", ""], ["two", ""]]
+    assert calls[1]["response_history_per_agent"] == [["one", ""], ["two", ""]]
 
     class Counter:
         def reset(self, item, rng):
@@ -131,8 +131,8 @@ def test_later_turns_are_written_from_what_the_roles_said():
         assert read == [[joint_prompt([str(turn)] * 2)]]
 
 
-def test_it_tells_what_the_environment_tells():
-    """Episodes of three turns cannot be cut to one, and what its environment says of itself is in a run's metadata."""
+def test_max_turns_and_describe_come_from_the_environment():
+    """Episodes of three turns are not truncated to one, and the metadata of a run describes the inner environment."""
     central = Centralized(LockStep(make("math_verifier", rounds=1)), 2)
     assert central.max_turns == 3 and describe(central) == {"centralized": 2} | describe(central.env) != {"centralized": 2}
     with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3"):
@@ -140,7 +140,7 @@ def test_it_tells_what_the_environment_tells():
     assert Centralized(RewardEnvironment(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2).max_turns == 1
 
 
-def test_it_is_for_a_team_of_one():
+def test_a_team_of_two_is_refused():
     central = Centralized(RewardEnvironment(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2)
     states, _ = central.reset(ITEMS[:1], np.random.default_rng(0))
     with pytest.raises(ValueError, match="one model writes for all roles, but the team has 2 agents: make a team of one"):
@@ -152,7 +152,7 @@ def test_it_is_for_a_team_of_one():
 
 @pytest.fixture(scope="module")
 def speaker(tiny_config):
-    """A tiny model whose tokens are whole tags and two words, so that chance writes a section now and then."""
+    """A tiny model whose tokens are whole tags and two words, so that random text has a section now and then."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -164,9 +164,9 @@ def speaker(tiny_config):
     return Agent("speaker", cfg, jax.device_get(decoder.init_params(cfg, jax.random.key(0))), fast)
 
 
-def test_a_model_learns_to_write_for_both_roles(speaker, tmp_path):
-    """The reward is for what both roles say, and only sections say anything: held-out reward rises from nearly nothing, and the
-    log shows fewer of them missing. Evaluation goes through the same environment."""
+def test_a_model_learns_to_write_sections_for_both_roles(speaker, tmp_path):
+    """The reward counts roles with a text, which needs sections: the held-out reward rises, and fewer sections are missing.
+    Evaluation uses the same environment."""
 
     def agree(a, b):
         return [0.5 * (bool(x) + bool(y)) for x, y in zip(a, b, strict=True)]
@@ -176,7 +176,7 @@ def test_a_model_learns_to_write_for_both_roles(speaker, tmp_path):
         eval_generations=16, progress=False, output_dir=str(tmp_path),
     )  # fmt: skip
     env = Centralized(RewardEnvironment(make_reward(agree, num_agents=2), FORMATTERS), 2)
-    result = train(*make_team([speaker]), env, ITEMS * 2, cfg, eval_items=ITEMS * 2)
+    result = train(Team.of([speaker]), env, ITEMS * 2, cfg, eval_items=ITEMS * 2)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert result.before.mean < 0.4 and result.after.mean > result.before.mean + 0.25
     missing = [row["reward/missing_sections"] for row in rows if "reward/missing_sections" in row]

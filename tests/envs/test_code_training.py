@@ -26,7 +26,7 @@ from jmarl.evaluation.evaluate import evaluate, in_last_turn, numbers
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.rl.returns import pass_at_k
 from jmarl.sandbox import Sandbox, launch
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.train import train
 
@@ -49,7 +49,7 @@ def agents(tiny_config, tiny_tokenizer, random_agent):
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(k):
     solved = np.random.default_rng(0).random((6, 5)) < np.linspace(0, 1, 6)[:, None]
-    expected = [np.mean([max(some) for some in itertools.combinations(row, k)]) for row in solved.astype(float)]
+    expected = [np.mean([max(samples) for samples in itertools.combinations(row, k)]) for row in solved.astype(float)]
     np.testing.assert_allclose(pass_at_k(solved.astype(float), k), expected)
 
 
@@ -135,7 +135,7 @@ def trained(agents, tmp_path_factory):
         num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=8, save_every=1, output_dir=str(out), eval_generations=2
     )
     with Sandbox() as box:
-        train(*make_team(agents), CodeGeneration(2, sandbox=box), ITEMS, cfg, eval_items=ITEMS[:2])
+        train(Team.of(agents), CodeGeneration(2, sandbox=box), ITEMS, cfg, eval_items=ITEMS[:2])
         return out, cfg, box.level
 
 
@@ -156,7 +156,7 @@ def test_the_sandbox_level_is_in_the_metadata_and_must_not_change(trained, agent
     assert b"sandbox" in events
     with Sandbox("unsafe-process") as box, pytest.raises(ValueError, match=rf"environment: .*{level}.* -> .*S1"):
         resumed = cfg.replace(resume=True, num_updates=3)
-        train(*make_team(agents), CodeGeneration(2, sandbox=box), ITEMS, resumed)
+        train(Team.of(agents), CodeGeneration(2, sandbox=box), ITEMS, resumed)
 
 
 def test_overlapping_rewards_with_sampling_gives_bit_equal_parameters(agents):
@@ -169,7 +169,7 @@ def test_overlapping_rewards_with_sampling_gives_bit_equal_parameters(agents):
         )  # fmt: skip
         with Sandbox() as box:
             env = Noisy(2, sandbox=box)
-            states.append(train(*make_team(agents), env, ITEMS, cfg).state)
+            states.append(train(Team.of(agents), env, ITEMS, cfg).state)
     for x, y in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_array_equal(x, y)
 

@@ -1,4 +1,4 @@
-"""What holds for every environment of `ENVIRONMENTS`, because it is there."""
+"""Facts that hold for every environment in `ENVIRONMENTS`. A new one is covered by its line there."""
 
 from __future__ import annotations
 
@@ -44,26 +44,31 @@ def env(request):
     return make(request.param)
 
 
-def play(env, messages_of, tasks, seed=0):
-    """All that happens in the episodes of some tasks; messages_of(t) -> texts [N][B] of turn t."""
-    world, rng = LockStep(env), np.random.default_rng(seed)
-    states, read = world.reset(tasks, rng)
-    seen: list = [read]
+def play(env, write, tasks, seed=0):
+    """Play episodes of tasks with the messages write(t, B) -> [N][B] of turn t.
+
+    Return a record of all that happened, and whether all episodes ended.
+    """
+    lock_step, rng = LockStep(env), np.random.default_rng(seed)
+    states, prompts = lock_step.reset(tasks, rng)
+    record: list = [prompts]
     for t in range(env.max_turns):
-        said = messages_of(t, len(states))
-        acting = [[text if r is not None else "" for text, r in zip(*of, strict=True)] for of in zip(said, read, strict=True)]
-        answer = world.step(states, acting, rng)
+        actions = [
+            [text if prompt is not None else "" for text, prompt in zip(*columns, strict=True)]
+            for columns in zip(write(t, len(states)), prompts, strict=True)
+        ]
+        answer = lock_step.step(states, actions, rng)
         parts = {name: values.tolist() for name, values in answer.result.parts.items()}
-        seen += [acting, answer.result.rewards.tolist(), parts, answer.done.tolist()]
-        going = np.flatnonzero(~answer.done)
-        if not going.size:
-            return seen, True
-        states, read = world.observe([answer.after[i] for i in going])
-        seen.append(read)
-    return seen, False
+        record += [actions, answer.result.rewards.tolist(), parts, answer.done.tolist()]
+        active = np.flatnonzero(~answer.done)
+        if not active.size:
+            return record, True
+        states, prompts = lock_step.observe([answer.after[i] for i in active])
+        record.append(prompts)
+    return record, False
 
 
-def test_declares_what_it_is(env):
+def test_declarations_are_complete(env):
     low, high = env.reward_range
     assert np.isfinite([low, high]).all() and low < high
     assert env.max_turns >= 1 and env.num_agents == len(env.roles) >= 1
@@ -72,9 +77,9 @@ def test_declares_what_it_is(env):
     pickle.loads(pickle.dumps(env))
 
 
-def test_tasks_are_the_same_for_a_seed_and_apart_in_splits(env):
+def test_tasks_follow_from_the_seed_and_splits_are_disjoint(env):
     tasks = {split: env.tasks(split, 30, seed=1) for split in SPLITS}
-    keys = {split: {json.dumps(task, sort_keys=True) for task in of} for split, of in tasks.items()}
+    keys = {split: {json.dumps(task, sort_keys=True) for task in tasks[split]} for split in SPLITS}
     assert tasks["train"] == env.tasks("train", 30, seed=1) and 0 < len(tasks["train"]) <= 30
     assert len(keys["train"]) == len(tasks["train"]), "no task twice"
     assert not keys["train"] & {json.dumps(task, sort_keys=True) for task in env.tasks("eval", 200, seed=2)}
@@ -82,7 +87,7 @@ def test_tasks_are_the_same_for_a_seed_and_apart_in_splits(env):
         env.tasks("test", 1)
 
 
-def test_equal_seeds_give_equal_trajectories_that_end(env):
+def test_equal_seeds_give_equal_trajectories_and_all_episodes_end(env):
     tasks = env.tasks("train", 6)
 
     def messages(t, count):
@@ -91,23 +96,23 @@ def test_equal_seeds_give_equal_trajectories_that_end(env):
     first, ended = play(env, messages, tasks, seed=3)
     assert ended, "every episode is over after max_turns steps"
     assert json.dumps(first) == json.dumps(play(env, messages, tasks, seed=3)[0])
-    assert all(isinstance(text, str) and text.strip() for of_agent in first[0] for text in of_agent if text is not None)
+    assert all(isinstance(text, str) and text.strip() for column in first[0] for text in column if text is not None)
     state, _ = env.reset(tasks[0], np.random.default_rng(0))
     assert isinstance(env.render(state), str) and env.render(state)
 
 
 @pytest.mark.slow
 def test_ten_thousand_hostile_joint_actions(env):
-    """Nothing raises, nothing goes on after max_turns, no reward is outside its range."""
+    """Nothing raises, no episode is longer than max_turns, no reward is outside of its range."""
     sandboxed = type(env).__name__ == "ToolSandbox"  # some of its calls take a process each
-    made, low, high = fuzzed(env, 500 if sandboxed else 10_000, seed=0)
-    assert made >= 500 and env.reward_range[0] <= low <= high <= env.reward_range[1]
+    count, low, high = fuzzed(env, 500 if sandboxed else 10_000, seed=0)
+    assert count >= 500 and env.reward_range[0] <= low <= high <= env.reward_range[1]
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_nothing_an_agent_writes_breaks_it(env, data):
-    """LockStep refuses rewards outside the declared range; what raises fails here."""
+def test_no_message_breaks_an_environment(env, data):
+    """No message makes `step` raise; LockStep raises if a reward is outside of the declared range."""
     text = st.one_of(
         st.sampled_from(NASTY), st.text(max_size=200), st.lists(st.sampled_from(NASTY[4:]), max_size=3).map("\n".join)
     )
@@ -127,7 +132,7 @@ def test_nothing_an_agent_writes_breaks_it(env, data):
     ],
 )
 @pytest.mark.parametrize("name", ["tldr", "arxiv", "math", "debate"])
-def test_bad_files_are_named(name, text, error, match, tmp_path):
+def test_files_that_cannot_be_read_are_named(name, text, error, match, tmp_path):
     path = tmp_path / "rows.jsonl"
     if text is not None:
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""Environments of one episode: side by side, in processes, mixed, in MRLM's words, and with agents that act in turns."""
+"""Environments of one episode: in lock-step, in processes, in mixtures, with MRLM's classes, with agents that act in turns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs import make
+from jmarl.envs import base, make
 from jmarl.envs.base import Step, TextEnvironment, Unanswered
 from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.envs.mixture import Mixture
@@ -31,23 +32,23 @@ from jmarl.training.train import train
 SETTINGS = Sampling(max_new_tokens=4)
 
 
-class Odd(Exception):
-    """Cannot be pickled: `pickle` gives its constructor one argument."""
+class Unpicklable(Exception):
+    """Cannot be pickled, because `pickle` passes one argument to its constructor."""
 
     def __init__(self, a, b):
         super().__init__(f"{a} and {b}")
 
 
-WRONG = (
+ERRORS = (
     ("bug", KeyError, "a mistake"),
-    ("late", TimeoutError, "of its own"),
-    ("odd", RuntimeError, "Odd: 1 and 2"),
+    ("timeout", TimeoutError, "of its own"),
+    ("unpicklable error", RuntimeError, "Unpicklable: 1 and 2"),
     ("exit", RuntimeError, r"exit\(0\) was called in Troubled.step"),
-    ("stuck", Exception, "[Pp]ickle"),
+    ("unpicklable state", Exception, "[Pp]ickle"),
 )
 
 
-ODD_STEPS = {
+INVALID_STEPS = {
     "three": (None, ["again"], 0.5),
     "gymnasium": ({"a": "again"}, 0.5, False, {}),
     "numbers": Step(None, [1], 0.5, False),
@@ -56,7 +57,7 @@ ODD_STEPS = {
 
 
 class Troubled(TextEnvironment):
-    """Does what its message says."""
+    """Fails in the way that its message says."""
 
     reward_range = (0.0, 1.0)
 
@@ -66,48 +67,50 @@ class Troubled(TextEnvironment):
         return {"drawn": rng.random()}, ["go"]
 
     def step(self, state, messages, rng):
-        said = messages[0]
-        if said == "sleep":
+        message = messages[0]
+        if message == "sleep":
             time.sleep(60)
-        if said == "die":
+        if message == "die":
             os._exit(3)
-        if said == "unanswered":
+        if message == "unanswered":
             raise Unanswered("the judge does not answer")
-        if said == "bug":
+        if message == "bug":
             raise KeyError("a mistake")
-        if said == "late":
+        if message == "timeout":
             raise TimeoutError("of its own")
-        if said == "odd":
-            raise Odd(1, 2)
-        if said == "exit":
+        if message == "unpicklable error":
+            raise Unpicklable(1, 2)
+        if message == "exit":
             raise SystemExit(0)
-        if said == "stuck":
+        if message == "unpicklable state":
             return Step(lambda: 0, ["again"], 0.5, False)
-        if said in ("no reward", "no number"):
+        if message in ("no reward", "no number"):
             return Step(
-                state, ["again"], None if said == "no reward" else 0.5, True, {} if said == "no reward" else {"n": None}
+                state, ["again"], None if message == "no reward" else 0.5, True, {} if message == "no reward" else {"n": None}
             )
-        if said in ODD_STEPS:
-            return ODD_STEPS[said]
-        if said == "once" and not os.path.exists(os.environ["TROUBLED_FILE"]):
+        if message in INVALID_STEPS:
+            return INVALID_STEPS[message]
+        if message == "once" and not os.path.exists(os.environ["TROUBLED_FILE"]):
             open(os.environ["TROUBLED_FILE"], "w").close()
             os._exit(4)
-        return Step(state, ["again"], 7.0 if said == "much" else 0.5, True, {"drawn": state["drawn"], "more": rng.random()})
+        return Step(state, ["again"], 7.0 if message == "large" else 0.5, True, {"drawn": state["drawn"], "more": rng.random()})
 
 
 class Count(SimulatedEnvironment):
-    """MRLM's way: state in the object."""
+    """Keeps its state in the object, as MRLM's environments do."""
 
     reward_range = (0.0, 1.0)
     max_turns = 3
 
     def reset(self):
-        self.said, self.number = [], int(self.rng.integers(1000))
+        self.texts, self.number = [], int(self.rng.integers(1000))
         return Observation([Message("system", "Count."), Message("user", f"From {self.number}.")])
 
     def step(self, action):
-        self.said.append(action.content)
-        return Observation([Message("user", str(len(self.said)))], done=len(self.said) == 3), Reward(0.5, {"n": len(self.said)})
+        self.texts.append(action.content)
+        return Observation([Message("user", str(len(self.texts)))], done=len(self.texts) == 3), Reward(
+            0.5, {"n": len(self.texts)}
+        )
 
 
 class Relay(TextEnvironment):
@@ -124,105 +127,107 @@ class Relay(TextEnvironment):
     def step(self, state, messages, rng):
         assert [bool(m) for m in messages] == [[True, False], [False, True], [True, True]][state] or "" in messages
         idle = [1, 0, None][state]
-        assert idle is None or messages[idle] == "", "an agent that does not act says nothing"
+        assert idle is None or messages[idle] == "", "an agent that does not act has no message"
         return Step(state + 1, [[None, "now you"], ["both", "both"], ["", ""]][state], [1.0, 2.0], state == 2)
 
 
-def world(env, said, tasks=None, seed=0):
+def first_answer(env, messages, tasks=None, seed=0):
+    """Return the answer to the first messages [B] of one agent."""
     lock, rng = LockStep(env), np.random.default_rng(seed)
-    tasks = tasks or [{}] * len(said)
-    states, _ = lock.reset(tasks, rng)
-    return lock.step(states, [said], rng)
+    states, _ = lock.reset(tasks or [{}] * len(messages), rng)
+    return lock.step(states, [messages], rng)
 
 
 # --- faults, in process and in the pool ----------------------------------------------------------------------------------
 
 
 def test_an_unanswered_joint_action_is_masked_and_counted():
-    answer = world(Troubled(), ["fine", "unanswered", "fine"])
+    answer = first_answer(Troubled(), ["fine", "unanswered", "fine"])
     assert answer.result.invalid.tolist() == [False, True, False] and answer.done.all()
     assert np.isnan(answer.result.total[1]) and answer.result.num_raised == 1
     assert answer.result.faults == {1: "the judge does not answer"}
     assert np.isnan(answer.result.parts["more"][1]) and np.isfinite(answer.result.parts["more"][[0, 2]]).all()
 
 
-def test_mistakes_of_an_environment_are_errors():
-    for wrong, error, match in WRONG[:4]:
-        with pytest.raises(Odd if wrong == "odd" else error, match="1 and 2" if wrong == "odd" else match):
-            world(Troubled(), [wrong])
-    for odd, match in (
+def test_invalid_results_of_an_environment_are_errors():
+    for message, error, match in ERRORS[:4]:
+        in_process = Unpicklable if message == "unpicklable error" else error
+        with pytest.raises(in_process, match="1 and 2" if in_process is Unpicklable else match):
+            first_answer(Troubled(), [message])
+    for message, match in (
         ("three", r"Troubled.step returned .*: return Step\(state"),
         ("gymnasium", "Troubled returned the observations 0.5: return a list with a text"),
         ("numbers", r"Troubled returned the observations \[1\]"),
         ("nobody", "in Troubled no agent acts in the next step"),
     ):
         with pytest.raises((TypeError, ValueError), match=match) as caught:
-            world(Troubled(), [odd])
-        assert caught.value.__notes__ == [f"in Troubled.step, messages [{odd!r}]"]
+            first_answer(Troubled(), [message])
+        assert caught.value.__notes__ == [f"in Troubled.step, messages [{message!r}]"]
     with pytest.raises(ValueError, match="Troubled returned the reward None: return a number, or one for each agent"):
-        world(Troubled(), ["no reward"])
+        first_answer(Troubled(), ["no reward"])
     with pytest.raises(ValueError, match=r"Troubled returned info\['n'\] = None: return a number"):
-        world(Troubled(), ["no number"])
+        first_answer(Troubled(), ["no number"])
     with pytest.raises(ValueError, match=r"Troubled returned the reward 7.0, and its reward_range is \(0.0, 1.0\)"):
-        world(Troubled(), ["much"])
+        first_answer(Troubled(), ["large"])
     with pytest.raises(RuntimeError, match="no episode could begin; that of task {'lost': 1}: no judge"):
-        world(Troubled(), ["fine"], [{"lost": 1}])
+        first_answer(Troubled(), ["fine"], [{"lost": 1}])
     with pytest.raises(TypeError, match="object is no TextEnvironment, so its number of agents is unknown: set num_agents"):
         LockStep(object())
 
 
 @pytest.mark.slow
-def test_the_pool_kills_what_hangs_and_asks_again_for_what_was_lost(tmp_path, monkeypatch):
+def test_the_pool_kills_calls_that_hang_and_repeats_lost_calls(tmp_path, monkeypatch):
     monkeypatch.setenv("TROUBLED_FILE", str(tmp_path / "file"))
-    said = ["fine", "sleep", "die", "once", "unanswered", "fine"]
+    messages = ["fine", "sleep", "die", "once", "unanswered", "fine"]
     with Pool(Troubled(), workers=2, timeout=1.5, retries=1) as pool:
         began = time.monotonic()
-        answer = world(pool, said)
+        answer = first_answer(pool, messages)
         assert time.monotonic() - began < 30
         faults = answer.result.faults
         assert answer.result.invalid.tolist() == [False, True, True, False, True, False]
         assert "did not answer within 1.5 s, 2 times" in faults[1] and "lost its process (code 3), 2 times" in faults[2]
         assert faults[4] == "the judge does not answer"
-        for wrong, error, match in WRONG:
+        for message, error, match in ERRORS:
             with pytest.raises(error, match=match):
-                world(pool, ["fine", wrong])
-        local = world(Troubled(), ["fine"] * 6)
+                first_answer(pool, ["fine", message])
+        local = first_answer(Troubled(), ["fine"] * 6)
         assert answer.result.parts["more"][[0, 3, 5]].tolist() == local.result.parts["more"][[0, 3, 5]].tolist()
 
 
 @pytest.mark.slow
-def test_equal_trajectories_in_the_pool_and_here():
-    """Also of environments in MRLM's words, whose states are objects."""
+def test_equal_trajectories_in_the_pool_and_in_process():
+    """Also for a `SimulatedEnvironment`, whose states are objects."""
     for env, words in ((make("sudoku"), "1 2 3 4 A B"), (make("grid"), "up left down"), (Count(), "1")):
-        found = []
+        records = []
         with Pool(env, workers=2, timeout=60) as pool:
             for engine in (env, pool):
                 lock, rng = LockStep(engine), np.random.default_rng(5)
-                states, read = lock.reset(lock.env.tasks("train", 7), rng)
-                seen = [read]
+                states, prompts = lock.reset(lock.env.tasks("train", 7), rng)
+                record = [prompts]
                 for _ in range(lock.env.max_turns):
                     answer = lock.step(states, [[words] * len(states)] * lock.num_agents, rng)
-                    seen += [answer.result.total.tolist(), {k: str(v.tolist()) for k, v in answer.result.parts.items()}]
-                    going = np.flatnonzero(~answer.done)
-                    if not going.size:
+                    record += [answer.result.total.tolist(), {k: str(v.tolist()) for k, v in answer.result.parts.items()}]
+                    active = np.flatnonzero(~answer.done)
+                    if not active.size:
                         break
-                    states, read = lock.observe([answer.after[i] for i in going])
-                    seen.append(read)
-                found.append(seen)
-        assert found[0] == found[1]
+                    states, prompts = lock.observe([answer.after[i] for i in active])
+                    record.append(prompts)
+                records.append(record)
+        assert records[0] == records[1]
 
 
 def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
-    """The others are played and learned from; none can begin: an error."""
+    """The other episodes are played and trained on. If no episode can begin, that is an error."""
     team, params = make_team(tiny_pair[:1])
     tasks = [{"id": 0}, {"lost": 1}, {"id": 2}]
-    sample = partial(sample_team, team, params)
-    got = play(sample, team, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2).turns[0]
-    assert np.isnan(got.rewards).any(-1).tolist() == [[False] * 2, [True] * 2, [False] * 2]
-    assert got.invalid == 2 and got.acts.tolist() == [[True, False, True]] and got.fault.endswith("no judge")
+    rollout = play(
+        partial(sample_team, team, params), team, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2
+    ).turns[0]
+    assert np.isnan(rollout.rewards).any(-1).tolist() == [[False] * 2, [True] * 2, [False] * 2]
+    assert rollout.invalid == 2 and rollout.acts.tolist() == [[True, False, True]] and rollout.fault.endswith("no judge")
     cfg = TrainConfig.of(num_updates=1, num_prompts=3, num_generations=2, max_new_tokens=3, progress=False)
     with pytest.warns(UserWarning, match="2 of 6 joint actions have no valid reward; no judge"):
-        assert train(team, params, Troubled(), tasks, cfg).rewards == [0.5]
+        assert train(team, Troubled(), tasks, cfg, params=params).rewards == [0.5]
 
 
 WORKERS = """
@@ -246,8 +251,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_processes_that_die_or_stop_between_two_calls_are_started_anew(tmp_path):
-    """One of two or both, known to the pool by then or not."""
+def test_processes_that_die_or_stop_between_two_calls_are_restarted(tmp_path):
+    """One of two processes or both; the pool may or may not have noticed."""
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)
     root = Path(__file__).resolve().parents[2]
@@ -260,23 +265,23 @@ def test_processes_that_die_or_stop_between_two_calls_are_started_anew(tmp_path)
 
 
 @pytest.mark.slow
-def test_an_environment_of_which_nothing_answers_any_more_is_an_error():
-    """The first batches are masked, which a server that is started anew survives."""
+def test_too_many_batches_without_any_answer_raise():
+    """The first such batches are masked, so that a run survives the restart of a server."""
     with Pool(Troubled(), workers=2, timeout=30, retries=0) as pool:
-        for said in (["fine", "die"], ["die", "die"], ["die", "die"], ["fine", "die"], ["die", "die"], ["die", "die"]):
-            assert world(pool, said).result.invalid.tolist() == [text == "die" for text in said]
+        for messages in (["fine", "die"], ["die", "die"], ["die", "die"], ["fine", "die"], ["die", "die"], ["die", "die"]):
+            assert first_answer(pool, messages).result.invalid.tolist() == [text == "die" for text in messages]
         states = [{"drawn": 0.5}] * 2
         with pytest.raises(RuntimeError, match=r"3 batches in a row had no answer from any of 2 processes: Troubled lost its"):
             for _ in range(3):
                 pool.step(states, [["die"]] * 2, [0, 1])
 
 
-def test_bad_pools_are_refused():
+def test_invalid_arguments_of_a_pool_are_refused():
     with pytest.raises(ValueError, match="needs workers >= 1"):
         Pool(Troubled(), workers=0)
 
 
-# --- mixtures and MRLM's words -------------------------------------------------------------------------------------------
+# --- mixtures and MRLM's classes -----------------------------------------------------------------------------------------
 
 
 def test_a_mixture_shares_tasks_by_weight_and_names_metrics():
@@ -286,38 +291,38 @@ def test_a_mixture_shares_tasks_by_weight_and_names_metrics():
     other = Mixture(both.environments, {"hard": 3, "easy": 1})
     assert tasks == both.tasks("train", 30) == other.tasks("train", 30) and tasks != both.tasks("train", 30, seed=1)
     rng = np.random.default_rng(0)
-    states, read = both.reset(tasks, rng)
+    states, _ = both.reset(tasks, rng)
     answer = both.step(states, [["up"] * 30] * 2, rng)
     result = answer.result
-    of_easy = np.array([t["environment"] == "easy" for t in tasks])
-    assert (np.isfinite(result.parts["easy/solved"]) == of_easy).all()
-    assert (np.isfinite(result.parts["hard/reward"]) == ~of_easy).all()
-    np.testing.assert_array_equal(result.parts["easy/reward"][of_easy], result.total[of_easy])
+    easy = np.array([t["environment"] == "easy" for t in tasks])
+    assert (np.isfinite(result.parts["easy/solved"]) == easy).all()
+    assert (np.isfinite(result.parts["hard/reward"]) == ~easy).all()
+    np.testing.assert_array_equal(result.parts["easy/reward"][easy], result.total[easy])
 
 
-def test_an_environment_in_a_mixture_plays_as_alone():
-    """Prompts, rewards and later turns of one of two; the other has turns of one agent only."""
+def test_an_environment_in_a_mixture_plays_as_it_does_alone():
+    """Prompts, rewards and later turns are the same. In the other environment only one agent acts in each turn."""
     long = make("grid", moves=1, max_turns=2, walls=0)
     both, alone = Mixture({"long": long, "sudoku": make("sudoku")}), LockStep(long)
     tasks = both.tasks("train", 8)
-    of_long = [i for i, task in enumerate(tasks) if task["environment"] == "long"]
-    states, read = both.reset(tasks, np.random.default_rng(0))
-    own, own_read = alone.reset([tasks[i]["task"] for i in of_long], np.random.default_rng(0))
-    assert [[texts[i] for i in of_long] for texts in read] == own_read
-    assert all((read[1][i] is None) == (i not in of_long) for i in range(8))
-    said = [["right" if n == 0 else "down"] * 8 for n in range(2)]
+    long_tasks = [i for i, task in enumerate(tasks) if task["environment"] == "long"]
+    states, prompts = both.reset(tasks, np.random.default_rng(0))
+    own, own_prompts = alone.reset([tasks[i]["task"] for i in long_tasks], np.random.default_rng(0))
+    assert [[texts[i] for i in long_tasks] for texts in prompts] == own_prompts
+    assert all((prompts[1][i] is None) == (i not in long_tasks) for i in range(8))
+    messages = [["right" if n == 0 else "down"] * 8 for n in range(2)]
     for _ in range(2):
-        answer = both.step(states, [texts[: len(states)] for texts in said], np.random.default_rng(1))
-        own_answer = alone.step(own, [texts[: len(own)] for texts in said], np.random.default_rng(1))
+        answer = both.step(states, [texts[: len(states)] for texts in messages], np.random.default_rng(1))
+        own_answer = alone.step(own, [texts[: len(own)] for texts in messages], np.random.default_rng(1))
         mine = [i for i, (name, _) in enumerate(states) if name == "long"]
         np.testing.assert_array_equal(answer.result.total[mine], own_answer.result.total)
         np.testing.assert_array_equal(answer.result.parts["long/closeness"][mine], own_answer.result.parts["closeness"])
-        going, own_going = np.flatnonzero(~answer.done), np.flatnonzero(~own_answer.done)
-        assert [i for i in going if states[i][0] == "long"] == [mine[i] for i in own_going]
-        if not own_going.size:
+        active, own_active = np.flatnonzero(~answer.done), np.flatnonzero(~own_answer.done)
+        assert [i for i in active if states[i][0] == "long"] == [mine[i] for i in own_active]
+        if not own_active.size:
             break
-        states, _ = both.observe([answer.after[i] for i in going])
-        own, _ = alone.observe([own_answer.after[i] for i in own_going])
+        states, _ = both.observe([answer.after[i] for i in active])
+        own, _ = alone.observe([own_answer.after[i] for i in own_active])
 
 
 def test_a_team_trains_on_a_mixture_of_a_mixture(tiny_pair):
@@ -325,11 +330,11 @@ def test_a_team_trains_on_a_mixture_of_a_mixture(tiny_pair):
     inner = Mixture({"grid": make("grid", brief=True), "sudoku": make("sudoku", brief=True)})
     both = Mixture({"games": inner, "relay": Relay()}, {"games": 2, "relay": 1})
     options = dict(num_updates=1, num_prompts=6, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain")
-    result = train(team, params, both, both.tasks("train", 6), TrainConfig.of(**options, progress=False))
+    result = train(team, both, both.tasks("train", 6), TrainConfig.of(**options, progress=False), params=params)
     assert len(result.rewards) == 1 and np.isfinite(result.rewards[0])
 
 
-def test_bad_mixtures_are_refused():
+def test_invalid_mixtures_and_tasks_are_refused():
     with pytest.raises(ValueError, match="teams of one size"):
         Mixture({"a": make("grid"), "b": make("grid", num_agents=3)})
     with pytest.raises(ValueError, match="give a number above 0 for each of a"):
@@ -339,7 +344,7 @@ def test_bad_mixtures_are_refused():
 
 
 @pytest.mark.parametrize(
-    "read, reward, match",
+    "observed, reward, match",
     [
         (Observation([]), Reward(0.0), "Pair returned Observation.*: return a list of 2 observations"),
         (["x", "y"], Reward(0.0), r"Pair returned \['x', 'y'\]"),
@@ -347,7 +352,7 @@ def test_bad_mixtures_are_refused():
         ([None, None], Reward(0.5), "in Pair no agent acts in the next step"),
     ],
 )
-def test_mistakes_in_mrlm_words_are_named(read, reward, match):
+def test_invalid_results_of_a_simulated_environment_are_named(observed, reward, match):
     class Pair(SimulatedEnvironment):
         roles = ("a", "b")
 
@@ -355,7 +360,7 @@ def test_mistakes_in_mrlm_words_are_named(read, reward, match):
             return [Observation([Message("user", "go")]), None]
 
         def step(self, actions):
-            return read, reward
+            return observed, reward
 
     lock = LockStep(Pair())
     states, _ = lock.reset([{}], np.random.default_rng(0))
@@ -363,44 +368,46 @@ def test_mistakes_in_mrlm_words_are_named(read, reward, match):
         lock.step(states, [["x"], [""]], np.random.default_rng(0))
 
 
-def test_mrlm_words(tiny_pair):
-    """Copies of the object are the episodes' states; the task alone decides what `reset` draws."""
+def test_a_simulated_environment_is_trained_on_copies(tiny_pair):
+    """The states of episodes are copies of the object. What `reset` draws depends on the task alone."""
     team, params = make_team(tiny_pair[:1])
     env = Count()
     lock = LockStep(env)
     tasks = lock.env.tasks("train", 3)
     assert not {t["seed"] for t in lock.env.tasks("train", 50)} & {t["seed"] for t in lock.env.tasks("eval", 50)}
     _, first = lock.reset(tasks, np.random.default_rng(0))
-    _, again = lock.reset(tasks, np.random.default_rng(1))
-    assert first == again and first[0][0].startswith("Count.\n\nFrom ")
-    got = play(partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
-    assert [len(turn.items) for turn in got.turns] == [3, 6, 12] and got.turns[1].prompts == [["1"] * 6]
-    assert got.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "said")
+    _, second = lock.reset(tasks, np.random.default_rng(1))
+    assert first == second and first[0][0].startswith("Count.\n\nFrom ")
+    rollout = play(
+        partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2
+    )
+    assert [len(turn.items) for turn in rollout.turns] == [3, 6, 12] and rollout.turns[1].prompts == [["1"] * 6]
+    assert rollout.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "texts")
     cfg = TrainConfig.of(num_updates=1, num_generations=2, max_new_tokens=2, num_turns=3, branching="chain", progress=False)
-    assert train(team, params, env, tasks, cfg).rewards == [1.5]
+    assert train(team, env, tasks, cfg, params=params).rewards == [1.5]
     with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3: set num_turns=3"):
-        train(team, params, env, tasks, TrainConfig.of(num_updates=1, max_new_tokens=2, progress=False))
+        train(team, env, tasks, TrainConfig.of(num_updates=1, max_new_tokens=2, progress=False), params=params)
 
 
 class Undeclared(Count):
-    """Done after 3 steps, without saying so before."""
+    """Is done after 3 steps but does not declare max_turns."""
 
     max_turns = None
 
 
-def test_mrlm_words_without_max_turns_are_played_as_long_as_the_run_says(tiny_pair):
-    """Or until they are done; a cut is told."""
+def test_a_simulated_environment_without_max_turns_is_played_for_num_turns(tiny_pair):
+    """Or until it is done. A truncation is a warning."""
     team, params = make_team(tiny_pair[:1])
-    how = dict(num_updates=1, num_generations=2, max_new_tokens=2, branching="chain", progress=False)
+    options = dict(num_updates=1, num_generations=2, max_new_tokens=2, branching="chain", progress=False)
     env, tasks = Undeclared(), Undeclared().tasks("train", 1)
     assert LockStep(env).max_turns == 16
-    assert train(team, params, env, tasks, TrainConfig.of(num_turns=5, **how)).rewards == [1.5]
+    assert train(team, env, tasks, TrainConfig.of(num_turns=5, **options), params=params).rewards == [1.5]
     team, params = make_team(tiny_pair[:1])
     with pytest.warns(UserWarning, match="Undeclared: 2 episodes were not done after 2 turns and were truncated"):
-        assert train(team, params, env, tasks, TrainConfig.of(num_turns=2, **how)).rewards == [1.0]
+        assert train(team, env, tasks, TrainConfig.of(num_turns=2, **options), params=params).rewards == [1.0]
 
 
-def test_an_episode_that_is_cut_is_done_and_truncated():
+def test_a_truncated_episode_is_done():
     env = SimulatedAdapter(Undeclared(), max_turns=2)
     state, _ = env.reset({}, np.random.default_rng(0))
     steps = [env.step(state, ["x"], np.random.default_rng(0)) for _ in range(2)]
@@ -425,7 +432,7 @@ def test_an_episode_that_is_cut_is_done_and_truncated():
         ("jmarl.envs.games.grid:Nothing", "'jmarl.envs.games.grid:Nothing' cannot be imported: .* has no attribute 'Nothing'"),
     ],
 )
-def test_unknown_environments_are_named(name, message):
+def test_unknown_environments_are_refused(name, message):
     with pytest.raises(ValueError, match=message):
         make(name)
     assert type(make("tests.envs.test_vector:Relay")).__name__ == "Relay"
@@ -443,31 +450,40 @@ def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
 @pytest.mark.parametrize("branching", ["chain", "tree"])
 def test_agents_learn_only_from_turns_in_which_they_act(tiny_pair, branching):
     team, params = make_team(tiny_pair)
-    how = Episodes(num_turns=3, branching=branching)
-    sample = partial(sample_team, team, params)
-    got = play(sample, team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
-    first, second, third = got.turns
+    episodes = Episodes(num_turns=3, branching=branching)
+    rollout = play(
+        partial(sample_team, team, params),
+        team,
+        Relay().tasks(count=2),
+        LockStep(Relay()),
+        SETTINGS,
+        episodes,
+        seed=0,
+        step=0,
+        group=2,
+    )
+    first, second, third = rollout.turns
     assert first.acts.tolist() == [[True] * 2, [False] * 2] and third.acts.all()
     assert set(sum(first.texts[1], [])) == {""} and first.prompts == [["you first"] * 2, [""] * 2]
     assert not second.acts[0].any() and second.acts[1].all()
-    # What followed counts for those who acted: 3 steps of 1 each, 2 of 2 each, and the last.
-    assert (got.returns[0][0] == 3.0).all() and np.isnan(got.returns[0][1]).all()
-    assert np.isnan(got.returns[1][0]).all() and (got.returns[1][1] == 4.0).all()
-    assert (got.returns[2][0] == 1.0).all() and (got.returns[2][1] == 2.0).all()
-    row = rollout_metrics(team, got)
+    # Returns include later steps, for agents that act: 3 steps of 1 for agent 0, then 2 of 2 for agent 1, then the last step.
+    assert (rollout.returns[0][0] == 3.0).all() and np.isnan(rollout.returns[0][1]).all()
+    assert np.isnan(rollout.returns[1][0]).all() and (rollout.returns[1][1] == 4.0).all()
+    assert (rollout.returns[2][0] == 1.0).all() and (rollout.returns[2][1] == 2.0).all()
+    row = rollout_metrics(team, rollout)
     assert "turn_0/agent_0/length" in row and "turn_0/agent_1/length" not in row
-    batch = to_batches(team, got)[0]
+    batch = to_batches(team, rollout)[0]
     rows = np.isfinite(np.asarray(batch.rewards)).reshape(2, -1).sum(1)
     assert rows.tolist() == ([8, 8] if branching == "chain" else [4 + 16, 8 + 16])
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "iac", "maac", "ippo", "remax"])
-def test_rows_train_agents_that_act_in_turns(tiny_pair, algorithm):
-    """An agent's parameters move by its own turns; of an agent that never acts they stay."""
+def test_algorithms_train_agents_that_act_in_turns(tiny_pair, algorithm):
+    """No update is skipped, although agents are idle in some turns."""
     team, params = make_team(tiny_pair)
     options = dict(num_updates=1, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
     cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, **options)
-    result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
+    result = train(team, Relay(), Relay().tasks(count=2), cfg, params=params)
     assert result.rewards == [4.5] and result.state.stacks[0].skipped.tolist() == [0, 0]
 
 
@@ -480,17 +496,17 @@ class Silent(Relay):
         return Step(1, ["", None], float(len(messages[0])) / 1000 + 1, True)
 
 
-def test_an_agent_that_never_acts_stays_as_it_is(tiny_pair):
+def test_an_agent_that_never_acts_does_not_change(tiny_pair):
     team, params = make_team(tiny_pair)
     before = np.array(params[0]["embed"]) if "embed" in params[0] else None
     cfg = TrainConfig.of(num_updates=2, num_generations=4, max_new_tokens=3, learning_rate=1e-2, progress=False)
-    result = train(team, params, Silent(), Silent().tasks(count=2), cfg)
+    result = train(team, Silent(), Silent().tasks(count=2), cfg, params=params)
     after = np.array(result.state.stacks[0].params["embed"])
     assert before is not None and (after[1] == before[1]).all() and (after[0] != before[0]).any()
 
 
-class Nothing(TextEnvironment):
-    """Gives its agent nothing to read; a chat template makes a prompt of that."""
+class EmptyPrompt(TextEnvironment):
+    """Has an empty prompt, which a chat template turns into tokens."""
 
     reward_range = (0.0, 1.0)
 
@@ -501,30 +517,39 @@ class Nothing(TextEnvironment):
         return Step(None, [None], 1.0, True)
 
 
-def test_pictures_of_turns_in_which_nobody_reads_anything(tiny_pair, tmp_path):
+def test_logs_of_turns_with_empty_prompts(tiny_pair, tmp_path):
     team, params = make_team(tiny_pair[:1])
     options = dict(num_updates=1, num_generations=2, max_new_tokens=2, chat=True, progress=False, log_every=1)
-    assert train(team, params, Nothing(), [{}], TrainConfig.of(output_dir=str(tmp_path), **options)).rewards == [1.0]
+    assert train(team, EmptyPrompt(), [{}], TrainConfig.of(output_dir=str(tmp_path), **options), params=params).rewards == [1.0]
 
 
-def test_what_does_not_go_with_turns_is_refused(tiny_pair):
+def test_options_that_need_all_agents_to_act_are_refused(tiny_pair):
     team, params = make_team(tiny_pair)
-    how = Episodes(num_turns=3, history="append")
+    episodes = Episodes(num_turns=3, history="append")
     with pytest.raises(ValueError, match="history='append' needs agents that act in every turn"):
-        sample = partial(sample_team, team, params)
-        play(sample, team, Relay().tasks(count=1), LockStep(Relay()), SETTINGS, how, seed=0, step=0, group=2)
+        play(
+            partial(sample_team, team, params),
+            team,
+            Relay().tasks(count=1),
+            LockStep(Relay()),
+            SETTINGS,
+            episodes,
+            seed=0,
+            step=0,
+            group=2,
+        )
     with pytest.raises(ValueError, match="not all of them act in the first turn"):
         train(
             team,
-            params,
             Silent(),
             Silent().tasks(count=2),
             TrainConfig.of(algorithm="madpo_iter", max_new_tokens=3, num_updates=1, progress=False),
+            params=params,
         )
 
 
 class Pass(TextEnvironment):
-    """Who speaks second depends on what was said first."""
+    """Which agent acts second depends on the first message."""
 
     roles, reward_range, max_turns = ("a", "b"), (0.0, 1.0), 2
 
@@ -533,24 +558,24 @@ class Pass(TextEnvironment):
 
     def step(self, state, messages, rng):
         if state is None:
-            speaks = len(messages[0]) % 2
-            return Step(speaks, ["go" if speaks == n else None for n in range(2)], 0.5, False)
-        assert messages[1 - state] == "", "an agent that is not asked says nothing"
+            speaker = len(messages[0]) % 2
+            return Step(speaker, ["go" if speaker == n else None for n in range(2)], 0.5, False)
+        assert messages[1 - state] == "", "an agent that does not act has no message"
         return Step(state, [None, None], 1.0, True)
 
 
 @pytest.mark.parametrize("row, joint", [("c3", "counterfactual"), ("remax", "aligned")])
-def test_alternatives_in_which_others_are_asked(tiny_pair, row, joint):
-    """Counterfactual credit plays them on without the words of agents that they do not ask; and the greedy episode is a
-    baseline for agents that it does not ask."""
+def test_alternatives_in_which_other_agents_act(tiny_pair, row, joint):
+    """Counterfactual credit continues them without messages of agents that do not act there. The greedy episode is a baseline
+    also for agents that do not act in it."""
     team, params = make_team(tiny_pair)
     options = dict(num_updates=1, num_prompts=2, num_generations=4, max_new_tokens=3, num_turns=2, branching="chain")
     cfg = TrainConfig.of(algorithm=row, joint_mode=joint, progress=False, **options)
-    assert train(team, params, Pass(), [{"i": 0}, {"i": 1}], cfg).rewards == [1.5]
+    assert train(team, Pass(), [{"i": 0}, {"i": 1}], cfg, params=params).rewards == [1.5]
 
 
-def test_a_wrapper_is_no_engine_and_sizes_must_fit(tiny_pair):
-    """An environment that has an attribute `env`; a team of another size; a task that `reset` changes."""
+def test_wrappers_and_team_sizes(tiny_pair):
+    """An attribute `env` does not make an engine, `reset` may change its task, and the team must have the right size."""
 
     class Bonus(Relay):
         env = make("grid")
@@ -577,31 +602,33 @@ def test_a_wrapper_is_no_engine_and_sizes_must_fit(tiny_pair):
         ("sudoku", {"max_turns": 5}),
     ],
 )
-def test_what_a_resumed_run_must_find_names_the_options(name, options):
+def test_describe_depends_on_the_options(name, options):
     assert LockStep(make(name)).describe() != LockStep(make(name, **options)).describe()
 
 
 def test_dynamic_sampling_of_a_mixture(tiny_pair):
-    """The rounds of a step have parts of other environments."""
+    """The rounds of one step have parts of different environments."""
     team, params = make_team(tiny_pair)
     both = Mixture({"a": Scaled(), "b": Silent(), "c": make("grid", brief=True)})
     options = dict(num_prompts=1, num_generations=4, max_new_tokens=3, dynamic_sampling=3, progress=False)
-    result = train(team, params, both, both.tasks("train", 9), TrainConfig.of(algorithm="grpo", num_updates=4, **options))
+    result = train(
+        team, both, both.tasks("train", 9), TrainConfig.of(algorithm="grpo", num_updates=4, **options), params=params
+    )
     assert len(result.rewards) == 4
 
 
-def test_values_of_agents_that_do_not_act_are_passed_over():
-    """lambda-returns by hand: with lam = 0 the child's value counts, and where it is NaN what really followed."""
+def test_lambda_returns_ignore_values_of_idle_agents():
+    """By hand: with lam = 0 the value of the child counts, and where it is NaN, the reward that followed."""
     rewards = [np.array([[[1.0, 1.0]]]), np.array([[[4.0, 4.0]]])]
-    got = discounted(rewards, [np.array([0])] * 2, 1.0, [np.zeros((1, 2)), np.array([[10.0, np.nan]])], lam=0.0)
-    assert got[0].tolist() == [[[11.0, 5.0]]]
+    rollout = discounted(rewards, [np.array([0])] * 2, 1.0, [np.zeros((1, 2)), np.array([[10.0, np.nan]])], lam=0.0)
+    assert rollout[0].tolist() == [[[11.0, 5.0]]]
 
 
-# --- joint rewards and one an agent --------------------------------------------------------------------------------------
+# --- joint rewards and rewards per agent ---------------------------------------------------------------------------------
 
 
 class Scaled(TextEnvironment):
-    """Each agent earns what its own text is worth, on scales of its own: agent 1 a thousand times as much, and upside down."""
+    """The reward of each agent depends on its own text; that of agent 1 is scaled by -1000."""
 
     roles, reward_range = ("a", "b"), (-1e6, 1e6)
 
@@ -617,39 +644,66 @@ class Scaled(TextEnvironment):
 
 
 @pytest.mark.parametrize("estimator", ["group_mean", "leave_one_out"])
-def test_rewards_of_each_agent_are_centred_for_each_agent(tiny_pair, estimator):
-    """Advantages have mean zero in every group of every agent, whatever the scales; divided by their std, one scale is as
-    good as another. A joint reward is the same for all."""
+def test_advantages_are_centered_per_agent(tiny_pair, estimator):
+    """Advantages have mean zero in every group of every agent, whatever the scale of rewards, and similar sizes when divided by
+    the std."""
     team, params = make_team(tiny_pair)
     lock = LockStep(Scaled())
-    got = play(partial(sample_team, team, params), team, [{}, {"more": 1}], lock, SETTINGS, Episodes(), seed=0, step=0, group=6)
-    assert (got.returns[0][0] <= 1).all() and np.abs(got.returns[0][1]).max() > 10
-    batch = to_batches(team, got)[0]
+    rollout = play(
+        partial(sample_team, team, params), team, [{}, {"more": 1}], lock, SETTINGS, Episodes(), seed=0, step=0, group=6
+    )
+    assert (rollout.returns[0][0] <= 1).all() and np.abs(rollout.returns[0][1]).max() > 10
+    batch = to_batches(team, rollout)[0]
     plain, scaled = [], []
     for agent in range(2):
-        returns, groups = np.asarray(batch.rewards)[agent].ravel(), np.asarray(batch.groups)[agent].ravel()
-        same = advantages.members(returns, groups)
-        plain.append(np.asarray(getattr(advantages, estimator)(returns, same)).reshape(2, 6))
-        scaled.append(np.asarray(advantages.divide(plain[-1].ravel(), advantages.spread(returns, same))).reshape(2, 6))
-    for of_agent, size in zip(plain, (1.0, 1000.0), strict=True):
-        np.testing.assert_allclose(of_agent.mean(-1), 0, atol=1e-5 * size)
+        groups = None if batch.groups is None else batch.groups[agent]
+        estimate = partial(advantages.estimate, getattr(advantages, estimator), batch.rewards[agent], groups)
+        plain.append(np.asarray(estimate()))
+        scaled.append(np.asarray(estimate(scale="std")))
+    for agent_advantages, size in zip(plain, (1.0, 1000.0), strict=True):
+        assert agent_advantages.shape == (2, 6)
+        np.testing.assert_allclose(agent_advantages.mean(-1), 0, atol=1e-5 * size)
     assert np.abs(plain[1]).max() > 30 * np.abs(plain[0]).max()
     assert 0.5 < np.abs(scaled[0]).max() / np.abs(scaled[1]).max() < 2
 
 
-# --- the README ----------------------------------------------------------------------------------------------------------
+SHORT = ("num_updates=1", "num_prompts=2", "num_generations=2", "max_new_tokens=3", "progress=False")
 
 
-def test_the_readmes_examples_run(tiny_config, tiny_tokenizer, random_agent):
-    """Every Python block of its section on environments, with two tiny agents and one short update."""
+# --- examples ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_base_module_runs(tiny_pair):
+    """A tiny agent trains on it; and by hand: wrong twice, then right in the last of its three turns."""
+    (example,) = re.findall(r"\n(    import numpy as np\n.*?)\n\nWith two", base.__doc__, re.DOTALL)
+    example = textwrap.dedent(example).replace("load_agent(", "(lambda _: agent)(")
+    example = example.replace("TrainConfig(num_turns", f"TrainConfig({', '.join(SHORT)}, num_turns")
+    names: dict = {"agent": tiny_pair[0], "__name__": __name__}
+    exec(example, names)
+    env = names["env"]
+    assert not {task["number"] for task in env.tasks("train", 500)} & {task["number"] for task in env.tasks("eval", 500)}
+    lock, rng, rewards = LockStep(env), np.random.default_rng(0), []
+    states, prompts = lock.reset([{"number": 7}], rng)
+    assert prompts == [["Guess a number below 1000."]]
+    for text in ("1", "seven", " 7\n"):
+        answer = lock.step(states, [[text]], rng)
+        rewards.append([answer.result.total[0], answer.result.parts["solved"][0], answer.done[0]])
+        if not answer.done.all():
+            states, prompts = lock.observe(answer.after)
+            assert prompts == [["Wrong. Guess again."]]
+    assert rewards == [[0, 0, False], [0, 0, False], [1, 1, True]]
+
+
+def test_the_examples_of_the_readme_run(tiny_config, tiny_tokenizer, random_agent):
+    """Run every Python block of the section on environments, with two tiny agents and one short update."""
     section = (Path(__file__).resolve().parents[2] / "README.md").read_text().split("## Environments")[1].split("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     agents = [random_agent(tiny_config(tie_embeddings=False, max_positions=4096), tiny_tokenizer, seed) for seed in range(2)]
-    short, writing = "TrainConfig(num_updates=1, progress=False, ", "num_generations=2, max_new_tokens=3, "
+    short, writing = "TrainConfig.of(num_updates=1, progress=False, ", "num_generations=2, max_new_tokens=3, "
     names = {"agents": agents, "make_team": make_team, "train": train, "TrainConfig": TrainConfig, "__name__": __name__}
     assert len(blocks) == 4
     for block in blocks:
-        block = block.replace("TrainConfig(", short + writing).replace(writing + 'algorithm="sft"', 'algorithm="sft"')
+        block = block.replace("TrainConfig.of(", short + writing).replace(writing + 'algorithm="sft"', 'algorithm="sft"')
         block = block.replace('"train", 500', '"train", 4').replace('"eval", 32', '"eval", 2')
         block = block.replace("ExperimentConfig(training", "ExperimentConfig(max_new_tokens=3, progress=False, training")
         block = block.replace("num_iterations=50", "num_iterations=1").replace("num_updates=24, ", "")

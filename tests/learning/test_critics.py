@@ -252,7 +252,7 @@ def test_ippo_of_one_agent_is_ppo(agents):
     jax.tree.map(np.testing.assert_array_equal, *[(r.stacks[0].params, r.critics[0].params) for r in results])
     team, params = make_team(agents)
     with pytest.raises(ValueError, match="'ppo' is for a team of one, this one has 2 agents: choose ippo or mappo"):
-        train(team, params, environment(2), ITEMS, BASE.replace(algorithm="ppo"))
+        train(team, environment(2), ITEMS, BASE.replace(algorithm="ppo"), params=params)
 
 
 def test_a_value_head_shares_the_gradient(agents):
@@ -313,7 +313,7 @@ def test_a_critic_learns_a_constant_reward(agents, row):
     cfg = BASE.replace(algorithm=row, num_updates=30, learning_rate=3e-3)
     team, params = make_team(agents)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
-    result = train(team, params, reward, ITEMS, cfg)
+    result = train(team, reward, ITEMS, cfg, params=params)
     critic = result.state.critics[0]
     spec = critics.make_critics(team, params_of(agents), resolve(cfg))[0].specs[0]
     prompt = "[Agent 0] The answer\n[Agent 1] The answer" if row == "maac" else "The answer"
@@ -422,10 +422,10 @@ def test_rewards_of_each_agent_and_a_central_critic(agents):
         cfg = BASE.replace(algorithm="mappo", num_turns=2, gae_lambda=lam, num_updates=1)
         team, params = make_team(agents)
         if lam == 1:
-            train(team, params, RewardEnvironment(reward, formatters, answer), ITEMS, cfg)
+            train(team, RewardEnvironment(reward, formatters, answer), ITEMS, cfg, params=params)
             continue
         with pytest.raises(ValueError, match="gae_lambda=0.5 with a central critic"):
-            train(team, params, RewardEnvironment(reward, formatters, answer), ITEMS, cfg)
+            train(team, RewardEnvironment(reward, formatters, answer), ITEMS, cfg, params=params)
 
 
 def test_gae_is_scaled_by_role(agents):
@@ -459,7 +459,7 @@ def test_a_resumed_run_has_its_critics_again(agents, tmp_path, row):
             team, params = make_team(agents)
             directory = str(tmp_path / name)
             cfg = BASE.replace(algorithm=row, num_updates=stop, save_every=2, output_dir=directory, resume=i > 0)
-            result = train(team, params, environment(2), ITEMS, cfg)
+            result = train(team, environment(2), ITEMS, cfg, params=params)
         states.append(jax.device_get(result.state))
     jax.tree.map(np.testing.assert_array_equal, *states)
     with Checkpointer(tmp_path / "parts" / "checkpoints", read_only=True) as saved:
@@ -546,7 +546,7 @@ def test_dr_mas_compares_an_agent_over_all_turns(agents):
 def test_settings_that_do_not_fit_are_refused(agents, changes, message):
     team, params = make_team(agents)
     with pytest.raises(ValueError, match=message):
-        train(team, params, environment(2), ITEMS, BASE.replace(**changes))
+        train(team, environment(2), ITEMS, BASE.replace(**changes), params=params)
 
 
 def test_value_heads_are_not_saved(agents, tmp_path):
@@ -555,7 +555,7 @@ def test_value_heads_are_not_saved(agents, tmp_path):
 
     cfg = BASE.replace(algorithm="ippo", separate_critic=False, output_dir=str(tmp_path))
     team, params = make_team(agents)
-    train(team, params, environment(2), ITEMS, cfg)
+    train(team, environment(2), ITEMS, cfg, params=params)
     loaded = load_agent(tmp_path / "models" / "agent_0")
     assert jax.tree.structure(loaded.params) == jax.tree.structure(agents[0].params)
 
@@ -586,6 +586,6 @@ def test_a_central_critic_of_three_prompts(agents, changes):
     """No number of prompts or of nodes that go on has to be a power of two; in the second run no episode goes on."""
     cfg = BASE.replace(algorithm="maac", num_updates=1, **changes)
     team, params = make_team(agents)
-    result = train(team, params, environment(2, cfg.episodes.num_turns), [*ITEMS, {"prompt": "of fruit"}], cfg)
+    result = train(team, environment(2, cfg.episodes.num_turns), [*ITEMS, {"prompt": "of fruit"}], cfg, params=params)
     assert np.isfinite(result.rewards).all()
     assert int(result.state.critics[0].skipped[0]) == 0 and int(steps_done(result.state.critics[0])[0]) == 1

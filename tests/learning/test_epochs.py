@@ -13,7 +13,7 @@ from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
 from jmarl.learning.objective import PolicyTargets, make_loss_inputs, token_loss
 from jmarl.learning.optimizer import apply_gradients, init_stack, schedule
-from jmarl.learning.update import agent_gradients, gradients, minibatches, update_stack
+from jmarl.learning.update import agent_gradients, gradients, minibatches, shuffle, update_keys, update_stack
 from jmarl.models import decoder
 from jmarl.models.heads import with_value_head
 from jmarl.rl.advantages import initial_running
@@ -264,3 +264,61 @@ def test_warm_up_counts_all_steps_of_an_update():
     cfg = TrainConfig.of(learning_rate=1.0, warmup_updates=2, num_updates=9, num_epochs=2, num_minibatches=2)
     rate = schedule(resolve(cfg))
     np.testing.assert_allclose([rate(k) for k in range(9)], [*np.arange(1, 9) / 8, 1], rtol=1e-6)
+
+
+# --- the order of minibatches --------------------------------------------------------------------------------------------
+
+
+def inputs_of(params, batch, model):
+    """Return the loss inputs of agent 0."""
+    one = functools.partial(jax.tree.map, lambda x: x[0])
+    running = one(init_stack(jax.tree.map(jnp.copy, params), resolve(BASE))).running
+    return make_loss_inputs(None, running, one(batch), None, model=model, algorithm=resolve(BASE))[0]
+
+
+def test_a_shuffle_keeps_prompts_with_their_completions_and_completions_with_their_targets(params, batch, model):
+    inputs = inputs_of(params, batch, model)
+    shuffled = shuffle(jnp.int32(1), jax.random.key(3), inputs)
+
+    def rows(inputs):
+        """Return all that belongs to each completion, as bytes."""
+        arrays = jax.device_get((inputs.tokens, *jax.tree.leaves(inputs.targets)))
+        prompts = np.asarray(inputs.prompts)
+        return [
+            (prompts[p].tobytes(), *(x[p, g].tobytes() for x in arrays))
+            for p in range(P)
+            for g in range(inputs.tokens.shape[1])
+        ]
+
+    assert sorted(rows(shuffled)) == sorted(rows(inputs)) and rows(shuffled) != rows(inputs)
+
+
+def test_each_epoch_and_each_agent_has_an_order_of_its_own_and_a_seed_repeats_it(params, batch, model):
+    algorithm = resolve(BASE.replace(num_minibatches=2, num_epochs=2))
+    keys = update_keys(algorithm, 0, 5, 0, A)
+    inputs = inputs_of(params, batch, model)
+    orders = [shuffle(jnp.int32(epoch), keys[agent], inputs).tokens.tolist() for agent in range(A) for epoch in range(8)]
+    assert len({str(order) for order in orders}) > 8
+    assert (jax.random.key_data(update_keys(algorithm, 0, 5, 0, A)) == jax.random.key_data(keys)).all()
+    assert update_keys(resolve(BASE.replace(num_epochs=2)), 0, 5, 0, A) is None  # nothing to shuffle
+
+
+def test_minibatches_are_drawn_in_another_order_in_each_epoch(params, batch, model):
+    """Equal to steps by hand on the shuffled parts of each epoch."""
+    changes = dict(num_epochs=2, num_minibatches=2)
+    keys = update_keys(resolve(BASE.replace(**changes)), 0, 0, 0, A)
+    one = functools.partial(jax.tree.map, lambda x: x[0])
+    algorithm = resolve(BASE)
+    state = one(init_stack(jax.tree.map(jnp.copy, params), algorithm))
+    inputs = inputs_of(params, batch, model)
+    for epoch in range(2):
+        shuffled = shuffle(jnp.int32(epoch), keys[0], inputs)
+        parts = one(minibatches(jax.tree.map(lambda x: x[None], shuffled), 2)[0])
+        for i in range(2):
+            part = jax.tree.map(lambda x, i=i: x[i], parts)
+            grads, metrics = jax.jit(functools.partial(gradients, model=model, algorithm=algorithm))(state.params, part, None)
+            state, _ = apply_gradients(state, grads, metrics["loss"], algorithm=algorithm)
+    got = run(params, batch._replace(keys=keys), model, **changes)[0]
+    assert_close(one(got.params), jax.device_get(state.params))
+    plain = run(params, batch, model, **changes)[0]
+    assert any(not np.allclose(a, b, atol=1e-6) for a, b in zip(*map(jax.tree.leaves, (got.params, plain.params)), strict=True))

@@ -17,7 +17,7 @@ from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
 from jmarl.rollout import critic_values
 from jmarl.sampling import scoring
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start, train
 from jmarl.types import TRACES
@@ -131,7 +131,7 @@ def test_a_run_of_it_compiles_before_its_first_step_and_resumes(agents, tmp_path
             changes = dict(num_updates=stop, output_dir=str(tmp_path / name), resume=i > 0, save_every=2, kl_target=1e-4)
             traced, fixed = TRACES["update"], dict(min_new_tokens=5, kl_estimator="k3")
             cfg = BASE.replace(**changes, **fixed)
-            result = train(*make_team(agents), environment(lambda a, b: [float(len(x)) for x in a]), ITEMS, cfg)
+            result = train(Team.of(agents), environment(lambda a, b: [float(len(x)) for x in a]), ITEMS, cfg)
             assert TRACES["update"] - traced <= 2, "one of the agents, one of their critics"
         states.append(jax.device_get(result.state))
     jax.tree.map(np.testing.assert_array_equal, *states)

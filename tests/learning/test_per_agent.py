@@ -21,7 +21,7 @@ from jmarl.learning.optimizer import apply_gradients, init_stack, steps_done
 from jmarl.learning.per_agent import for_stack, held_agents, updates_per_agent
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from jmarl.training.step import play_step, sampler_of, update
 from jmarl.training.train import start, train
 from jmarl.types import TRACES, PerAgent
@@ -59,7 +59,7 @@ def environment(reward=together):
 
 def run(agents, reward=together, **changes):
     """The state after a run."""
-    return jax.device_get(train(*make_team(agents), environment(reward), ITEMS, BASE.replace(**changes)).state)
+    return jax.device_get(train(Team.of(agents), environment(reward), ITEMS, BASE.replace(**changes)).state)
 
 
 def params_of(state, agent):
@@ -317,7 +317,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(agents, changes, mess
 def test_shared_weights_are_one_agent(agents, changes, message):
     team, params = make_team(agents[:1] * 2, shared_weights=True)
     with pytest.raises(ValueError, match=message):
-        train(team, params, environment(), ITEMS, BASE.replace(**changes))
+        train(team, environment(), ITEMS, BASE.replace(**changes), params=params)
 
 
 def test_it_is_refused_before_models_are_loaded():

@@ -61,7 +61,7 @@ def test_one_program_makes_the_run_of_the_loop(probe, row):
     """Items, random keys and arithmetic are the loop's: rewards of 4 updates and the parameters after them agree."""
     cfg = settings(row, probe, 0).replace(num_updates=4, kl_coef=0.1)
     team, params = team_of(2, 0)
-    looped = train(team, params, ProbeEnvironment(probe, 2), ITEMS, cfg)
+    looped = train(team, ProbeEnvironment(probe, 2), ITEMS, cfg, params=params)
     state, metrics = probes.run(
         init_state(team_of(2, 0)[1], resolve(cfg)).stacks[0], items_of(cfg, 4), probe=probe, model=MODEL, cfg=cfg
     )

@@ -72,7 +72,7 @@ class HubRequest(http.server.BaseHTTPRequestHandler):
 
 HUB_CLIENT = """
 import sys, hashlib
-from jmarl.weights import load_agent
+from jmarl.models.hub.agents import load_agent
 name, *revision = sys.argv[1:]
 try:
     agent = load_agent(name, *revision)

@@ -13,7 +13,7 @@ from jmarl.algorithms import resolve
 from jmarl.config import LORA_TARGETS, LoRA, Sampling, TrainConfig
 from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
 from jmarl.learning.optimizer import init_stack
-from jmarl.learning.update import lower_update, update_stack
+from jmarl.learning.update import lower_update, update_keys, update_stack
 from jmarl.models import decoder, lora
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import share_params, stack_params, unstack
@@ -148,7 +148,7 @@ def sampled(params, agent, **settings):
     prompts = jnp.asarray(rng.integers(1, 320, (A, P, S)))
     arrays = (prompts, jnp.tile(LENGTHS, (A, 1)), 0, jnp.arange(A)[:, None], jnp.arange(P), jnp.array([2]))
     sampling = Sampling(max_new_tokens=T, **settings)
-    numbers = dict(seed=0, stack=0, roles=1, group=G, purpose=0)
+    numbers = dict(seed=0, stack=0, roles=1, group=G, purpose=0, platform="cpu")
     return jax.device_get(sample_stack(params, *arrays, cfg=agent.config, settings=sampling, **numbers))
 
 
@@ -253,7 +253,7 @@ def test_vmap_equals_map(llama, batch, changes):
     """Gradients of all agents at once; also over micro-batches and several steps, with dropout."""
     cfg, model = KL.replace(**changes), moved(model_of(llama))
     if changes:
-        batch = batch._replace(dropout=lora.dropout_keys(cfg.lora, 0, 0, 0, A))
+        batch = batch._replace(keys=update_keys(resolve(cfg), 0, 0, 0, A))
     state, metrics = step(model, batch, llama, cfg)
     other, other_metrics = step(model, batch, llama, cfg.replace(per_agent="vmap"))
     assert distance(other.params, state.params) < 1e-5
@@ -264,7 +264,7 @@ def test_vmap_equals_map(llama, batch, changes):
 def test_every_pass_over_a_batch_has_a_dropout_of_its_own(llama, batch):
     """Where no step moves anything, the third pass has another gradient than the second."""
     cfg, model = CONFIG.replace(lora_dropout=0.3, learning_rate=1e-30), moved(model_of(llama))
-    batch = batch._replace(dropout=lora.dropout_keys(cfg.lora, 0, 0, 0, A))
+    batch = batch._replace(keys=update_keys(resolve(cfg), 0, 0, 0, A))
     second, third = (step(model, batch, llama, cfg.replace(num_epochs=n))[0].grads for n in (2, 3))
     assert distance(third, second) > 0.1
 
@@ -297,7 +297,7 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
         ones = functools.partial(jnp.ones, dtype=jnp.int32)
         prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
         if program == "sample":
-            numbers = dict(seed=0, stack=0, roles=1, group=2, purpose=0)
+            numbers = dict(seed=0, stack=0, roles=1, group=2, purpose=0, platform="cpu")
             inputs = (prompts, lengths, 0, jnp.arange(agents)[:, None], jnp.arange(1), jnp.array([2]))
             lowered = sample_stack.lower(model, *inputs, cfg=cfg, settings=Sampling(max_new_tokens=T), **numbers)
         else:

@@ -25,8 +25,8 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.models import sharding
-from jmarl.models.hub.agents import load_agent
-from jmarl.team import make_team, placed
+from jmarl.models.hub import agents as weights
+from jmarl.team import Team, make_team, placed
 from jmarl.training import train
 from jmarl.training.step import play_step, sampler_of, update
 
@@ -72,7 +72,7 @@ for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
         sizes[shard.device] += shard.data.nbytes
     shares[jax.tree_util.keystr(path)] = [leaf.nbytes, *sorted(set(sizes.values()))]
 
-results = [train.train(*make_team(agents), reward, items, cfg, formatters=formatters) for cfg in (meshed, one)]
+results = [train(Team.of(agents), reward, items, cfg, formatters=formatters) for cfg in (meshed, one)]
 out["train"] = differ(results[0].state, results[1].state)
 out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)
@@ -80,7 +80,7 @@ out["steps"] = int(results[0].state.step)
 with tempfile.TemporaryDirectory() as where:  # an update here, the next one there
     for cfg, changes in ((one, dict(num_updates=1)), (meshed, dict(resume=True))):
         cfg = cfg.replace(output_dir=where, save_every=1, **changes)
-        moved = train.train(*make_team(agents), reward, items, cfg, formatters=formatters)
+        moved = train.train(Team.of(agents), reward, items, cfg, formatters=formatters)
 out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].state)]
 
 team, params = make_team(agents)
@@ -99,7 +99,7 @@ for variant, changes in variants.items():
     states, meshes = {}, ("agent=2", sys.argv[1]) if variant == "own" else ("agent=2",)
     for name in ("agent=1", *meshes):
         cfg = one.replace(mesh=name, **changes)
-        result = train.train(*make_team(agents), make_reward(flat, num_agents=2), items, cfg, formatters=formatters)
+        result = train.train(Team.of(agents), make_reward(flat, num_agents=2), items, cfg, formatters=formatters)
         states[name] = result.state.stacks[0].params
     out[variant] = [differ(states["agent=1"], states[name]) for name in meshes]
 

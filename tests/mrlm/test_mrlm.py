@@ -163,7 +163,7 @@ def test_max_episode_length_makes_a_chain(agents, tmp_path, length):
 
 def test_a_tree_may_be_asked_for(agents):
     config = ExperimentConfig(TrainingConfig(max_episode_length=2), branching="tree", **SHORT)
-    assert GRPOTrainer(LLMEnvironment(agents[0]), Talk(2), config).config.branching == "tree"
+    assert GRPOTrainer(LLMEnvironment(agents[0]), Talk(2), config).config.episodes.branching == "tree"
 
 
 def test_held_out_tasks_are_played_where_they_are_asked_for(agents):

@@ -144,5 +144,5 @@ def test_critics_learn_of_agents_that_act_in_turns(tiny_pair, algorithm):
     team, params = make_team(tiny_pair)
     options = dict(num_updates=2, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
     cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, **options)
-    result = train(team, params, Relay(), Relay().tasks(count=2), cfg)
+    result = train(team, Relay(), Relay().tasks(count=2), cfg, params=params)
     assert (np.asarray(steps_done(result.state.critics[0])) == 2).all()

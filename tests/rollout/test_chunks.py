@@ -15,7 +15,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.rollout.chunks import parts_of
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from jmarl.training.train import train
 from jmarl.types import TRACES
 
@@ -80,7 +80,7 @@ def test_parameters_are_bit_equal_with_the_overlap_and_without(agents, algorithm
     for overlap in (True, False):
         env, pair = make_reward(lengths, num_agents=2), make_team(agents)
         settings = TrainConfig.of(**cfg, sample_parts=2, overlap_rewards=overlap, progress=False)
-        states.append(train(*pair, env, ITEMS, settings).state)
+        states.append(train(pair[0], env, ITEMS, settings, params=pair[1]).state)
     same(*states)
     assert not np.array_equal(jax.tree.leaves(states[0].stacks[0].params)[0], jax.tree.leaves(make_team(agents)[1][0])[0])
 
@@ -126,7 +126,7 @@ def test_the_sampler_of_parts_is_compiled_ahead(agents):
         seen.append((TRACES["sample"] - before["sample"], TRACES["update"] - before["update"]))
         return [float(len(x)) for x in a]
 
-    train(*make_team(agents), make_reward(reward, num_agents=2), ITEMS, cfg)
+    train(Team.of(agents), make_reward(reward, num_agents=2), ITEMS, cfg)
     assert seen == [(1, 1)] * 4
 
 

@@ -20,7 +20,7 @@ from jmarl.rl.returns import discounted
 from jmarl.rollout.dynamic_sampling import further_items, informative, select
 from jmarl.rollout.play import Rollout, to_batches
 from jmarl.sampling import scoring
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from jmarl.training.step import play_step, sampler_of
 from jmarl.training.train import start, train
 from jmarl.types import TRACES
@@ -54,7 +54,7 @@ def environment(cfg, reward=teaches):
 
 def run(agents, reward=teaches, items=ITEMS, **changes):
     cfg = BASE.replace(**changes)
-    return jax.device_get(train(*make_team(agents), environment(cfg, reward), items, cfg).state)
+    return jax.device_get(train(Team.of(agents), environment(cfg, reward), items, cfg).state)
 
 
 def rows_of(directory):

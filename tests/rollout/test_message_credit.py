@@ -166,7 +166,7 @@ CONFIG = TrainConfig.of(num_updates=3, num_prompts=2, num_generations=4, max_new
 
 def trained(agents, **changes):
     team, params = make_team(agents)
-    return train(team, params, reward_of(team), ITEMS, CONFIG.replace(**changes))
+    return train(team, reward_of(team), ITEMS, CONFIG.replace(**changes), params=params)
 
 
 def test_an_environment_of_one_episode_may_be_given(agents):

@@ -21,7 +21,7 @@ from jmarl.rollout.play import play, to_batches
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
 from jmarl.training.train import train
 from jmarl.types import TRACES
 
@@ -50,7 +50,7 @@ def refuses(a, b):
 def run(agents, items, reward=lengths, formatters=None, eval_items=(), transition=None, **changes):
     team, params = make_team(agents)
     how = dict(formatters=formatters, eval_items=eval_items, external_transition=transition)
-    return train(team, params, reward, items, TrainConfig.of(**BASE | changes), **how)
+    return train(team, reward, items, TrainConfig.of(**BASE | changes), params=params, **how)
 
 
 def same(first, second):
@@ -153,7 +153,7 @@ def test_formatters_may_write_none_where_turns_are_declared(agents):
         got = play(sample, team, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), **how)
         assert [turn.acts.all(1).tolist() for turn in got.turns] == [[True, False], [False, True]]
         cfg = TrainConfig.of(**BASE | dict(num_turns=2, branching="chain"))
-        assert np.isfinite(train(*make_team(agents), env, SHORT, cfg).rewards).all()
+        assert np.isfinite(train(Team.of(agents), env, SHORT, cfg).rewards).all()
 
 
 def test_none_in_a_later_turn_is_an_error_unless_declared(agents):

@@ -370,7 +370,7 @@ def test_training_over_two_turns(agents, tmp_path):
     options = dict(num_updates=2, num_generations=2, num_turns=2, max_new_tokens=3, eval_generations=2, progress=False)
     cfg = TrainConfig.of(output_dir=str(tmp_path), **options)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
-    result = train(team, params, reward, ITEMS, cfg, external_transition=answer, eval_items=ITEMS)
+    result = train(team, reward, ITEMS, cfg, params=params, external_transition=answer, eval_items=ITEMS)
     assert result.rewards == [2.0, 2.0] and result.after.mean == 2.0
     assert len(result.after.rollout.turns[1].items) == 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get([s.params for s in result.state.stacks]), before)
@@ -389,7 +389,7 @@ def test_later_turns_do_not_compile_at_every_step(agents):
         counts.append(sum(TRACES.values()))
         return [len(x) for x in a]
 
-    train(team, params, make_reward(reward, num_agents=2), ITEMS[:1], cfg, external_transition=short)
+    train(team, make_reward(reward, num_agents=2), ITEMS[:1], cfg, params=params, external_transition=short)
     assert counts[-1] == counts[3], "the second and the third update traced nothing new"
 
 
@@ -397,13 +397,13 @@ def test_several_turns_need_a_transition(pair):
     team, params = pair
     cfg = TrainConfig.of(num_turns=2, progress=False)
     with pytest.raises(ValueError, match="num_turns=2 needs external_transition"):
-        train(team, params, make_reward(indices, num_agents=2), ITEMS, cfg)
+        train(team, make_reward(indices, num_agents=2), ITEMS, cfg, params=params)
     with pytest.raises(ValueError, match="leave formatters and external_transition out"):
-        train(team, params, LockStep(Counting(), 2), ITEMS, cfg, external_transition=answer)
+        train(team, LockStep(Counting(), 2), ITEMS, cfg, params=params, external_transition=answer)
     with pytest.raises(ValueError, match="external_transition writes .* num_turns=1 has none"):
-        train(team, params, make_reward(indices, num_agents=2), ITEMS, TrainConfig(), external_transition=answer)
+        train(team, make_reward(indices, num_agents=2), ITEMS, TrainConfig(), params=params, external_transition=answer)
     with pytest.raises(TypeError, match="reward is a Counting without observe: .* LockStep"):
-        train(team, params, Counting(), ITEMS, cfg)
+        train(team, Counting(), ITEMS, cfg, params=params)
     with pytest.raises(ValueError, match="early_termination_threshold=1.0 is not allowed"):
         TrainConfig.of(early_termination_threshold=1.0)
     with pytest.raises(ValueError, match=r"joint_mode must be one of .*aligned.*counterfactual.* for branching=chain"):

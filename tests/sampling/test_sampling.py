@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Sampling
-from jmarl.models import decoder
+from jmarl.models import cpu, decoder
 from jmarl.sampling import sampler as sampling
 from jmarl.sampling import scoring
 
@@ -353,10 +353,13 @@ def test_greedy_is_the_argmax_of_the_whole_sequences_logits(cfg, params):
 @pytest.mark.parametrize("rows, columns", [(1, 64), (8, 192), (3, 100)])
 def test_a_product_of_panels_is_the_product(rows, columns):
     x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(rows, 48), (48, columns)]))
-    cut = decoder.panels(w)
-    assert cut.shape == ((columns // 64, 48, 64) if columns % 64 == 0 else w.shape)  # as it is where 64 does not divide
-    if cut.ndim == 3:
-        np.testing.assert_array_equal(cut[0], w[:, :64])
+    cut = cpu.cut_panels(w)
+    if columns % 64:
+        assert cut is w
+    else:
+        (part,) = cut.parts
+        assert part.shape == (columns // 64, 48, 64)
+        np.testing.assert_array_equal(part[0], w[:, :64])
     np.testing.assert_allclose(decoder.product(x, cut), x @ w, atol=1e-5)
     broken = decoder.product(x.at[0, 0].set(jnp.inf).at[0, 1].set(-jnp.inf), cut)
     assert not np.isfinite(broken[0]).all()
@@ -367,9 +370,9 @@ def test_a_product_of_panels_is_the_product(rows, columns):
 def test_the_parts_of_a_wide_weight_give_its_product(number, sizes):
     """Parts of at most 32 panels, in their order."""
     x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(8, 16), (16, number * 64)]))
-    parts = decoder.in_parts(decoder.panels(w))
-    assert [part.shape for part in parts] == [(size, 16, 64) for size in sizes]
-    np.testing.assert_allclose(decoder.products(x, parts), x @ w, atol=1e-5)
+    panels = cpu.split_panels(cpu.cut_panels(w))
+    assert [part.shape for part in panels.parts] == [(size, 16, 64) for size in sizes]
+    np.testing.assert_allclose(decoder.product(x, panels), x @ w, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -22,7 +22,7 @@ from jmarl.training.files.checkpoint import Checkpointer, CheckpointError
 
 WRITER = """
 import sys, numpy as np, jax.numpy as jnp
-from jmarl.checkpoint import Checkpointer
+from jmarl.training.files.checkpoint import Checkpointer
 ckpt = Checkpointer(sys.argv[1])
 step = (ckpt.latest_step() or 0) + 1
 while True:

@@ -1,4 +1,4 @@
-"""Every column that a run writes is in the README's table of columns, and every column of the table is written."""
+"""Every column that a run writes is in the table of columns of experiments/README.md, and each of the table is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jmarl.training.fit import fit
 from jmarl.training.preferences.pairs import load_pairs, load_trajectories
 from jmarl.training.train import train
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[2] / "experiments" / "README.md"
 ITEMS = [{"prompt": text} for text in ("The answer", "apples", "question", "pears")]
 RUNS = {
     "grpo": dict(
@@ -60,7 +60,7 @@ def written(directory: Path, agent) -> dict[str, set[str]]:
         return rng.normal(size=len(a)).tolist()
 
     def evaluated(team, params, reward, items, cfg):
-        train(team, params, reward, items, cfg, eval_items=items[:2])
+        train(team, reward, items, cfg, params=params, eval_items=items[:2])
 
     for name, changes in RUNS.items():
         of(name, evaluated, make_reward(random, num_agents=2), ITEMS, **writing | changes)
@@ -74,9 +74,16 @@ def written(directory: Path, agent) -> dict[str, set[str]]:
     env = make("grid", max_turns=2)
     of("turns", evaluated, env, env.tasks("train", 4), **writing, algorithm="magrpo", num_turns=2, branching="chain")
     pairs = load_pairs([{"prompt": "apples", "chosen": ["a", "b"], "rejected": ["b", "a"]}] * 4, num_agents=2)
-    of("dpo", lambda *rest: fit(*rest, eval_data=pairs), pairs, algorithm="dpo")
+    of("dpo", lambda team, params, data, cfg: fit(team, data, cfg, params=params, eval_data=pairs), pairs, algorithm="dpo")
     texts = load_trajectories([{"prompt": "apples", "completion": "a"}] * 4)
-    of("sft", lambda *rest: fit(*rest, eval_data=texts), texts, agents=1, algorithm="sft", world_model_weight=0.5)
+    of(
+        "sft",
+        lambda team, params, data, cfg: fit(team, data, cfg, params=params, eval_data=texts),
+        texts,
+        agents=1,
+        algorithm="sft",
+        world_model_weight=0.5,
+    )
     return found
 
 

@@ -1,6 +1,6 @@
 """Faults that a run survives: signals, kills, damaged files, full disks, a second process, numbers that are not finite.
 
-The list with its numbers (F1 to F21) is in the README, "What survives what".
+What is promised is in the README, "What is promised under faults".
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from experiments.tiny import random_agents, tokenizer
+from jmarl.algorithms import ALGORITHMS, AlgorithmRow
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
+from jmarl.rl.advantages import group_mean
 from jmarl.team import make_team, policies, save_team, to_checkpoint
 from jmarl.training.files.checkpoint import CheckpointError, saved_steps
 from jmarl.training.files.failed_update import NonFiniteError
@@ -195,8 +197,8 @@ def run(kind="plain", reward=first_words, items=ITEMS, **fields):
     transition = training_process.transition if cfg.episodes.num_turns > 1 else None
     env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, transition)
     if kind == "seeds":
-        return train_seeds(team, params, env, items, cfg, seeds=(0, 1), eval_items=items[:2])[0]
-    return train(team, params, env, items, cfg, eval_items=items[:2])
+        return train_seeds(team, env, items, cfg, params=params, seeds=(0, 1), eval_items=items[:2])[0]
+    return train(team, env, items, cfg, params=params, eval_items=items[:2])
 
 
 class Signalling:
@@ -418,12 +420,12 @@ def test_checkpoints_are_made_by_time_and_not_more_often_than_a_twentieth_of_it(
     class Saver:
         seconds = 0.0
 
-    saves = Saves(TrainConfig.of(output_dir=str(tmp_path), save_minutes=0.0), [(Saver(), {})])  # type: ignore[list-item]
+    saves = Saves(TrainConfig.of(output_dir=str(tmp_path), save_minutes=0.0).run, [(Saver(), {})])  # type: ignore[list-item]
     assert saves.is_due(1)
     Saver.seconds = 100.0
     assert not saves.is_due(2)
-    assert not Saves(TrainConfig.of(output_dir=str(tmp_path)), [(Saver(), {})]).is_due(1)  # type: ignore[list-item]
-    assert TrainConfig.of(output_dir="runs").saves and not TrainConfig.of(output_dir="runs", save_every=0).saves
+    assert not Saves(TrainConfig.of(output_dir=str(tmp_path)).run, [(Saver(), {})]).is_due(1)  # type: ignore[list-item]
+    assert TrainConfig.of(output_dir="runs").run.saves and not TrainConfig.of(output_dir="runs", save_every=0).run.saves
 
 
 # --- disks ---------------------------------------------------------------------------------------------------------------
@@ -538,10 +540,7 @@ def broken_loss(logp, old, advantages, weights):
 
 def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(monkeypatch, tmp_path, capsys):
     """F15: the weights are bit-equal to those before."""
-    from jmarl import algorithms
-
-    parts = dict(advantage="group_mean", scale="none", aggregation="token_mean", paper="-")
-    monkeypatch.setitem(algorithms.ALGORITHMS, "broken", algorithms.Algorithm(loss=broken_loss, **parts))
+    monkeypatch.setitem(ALGORITHMS, "broken", AlgorithmRow(broken_loss, group_mean))
     with (
         pytest.warns(UserWarning, match="a loss or gradient is not finite, so its step was left out"),
         pytest.raises(NonFiniteError, match=r"a loss or gradient was not finite .*--replay-rollout .*failed_update_2.pkl"),
@@ -559,7 +558,7 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
         assert row["step"] == 2 and row["agent_0/skipped"] >= 1 and len(result.rewards) == 1
     with pytest.raises(ValueError, match="is of algorithm='broken', and this run has 'magrpo'"):
         run(replay_rollout=dump)
-    monkeypatch.setitem(algorithms.ALGORITHMS, "broken", algorithms.ALGORITHMS["magrpo"])
+    monkeypatch.setitem(ALGORITHMS, "broken", ALGORITHMS["magrpo"])
     run(algorithm="broken", output_dir=str(tmp_path), num_updates=20, replay_rollout=dump)
     assert json.loads(capsys.readouterr().out)["agent_0/grad_norm"] > 0, "it was the loss"
 
@@ -574,10 +573,10 @@ def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
         pytest.warns(UserWarning, match="its step was left out"),
         pytest.raises(NonFiniteError, match="stopped at step 2 .*failed_update_2.pkl"),
     ):
-        fit(team, [jax.tree.map(jax.numpy.copy, broken)], data, cfg)
+        fit(team, data, cfg, params=[jax.tree.map(jax.numpy.copy, broken)])
     assert "red two" in json.loads((tmp_path / "failed_update_2.json").read_text(encoding="utf-8"))["texts"][0][0][0]
     again = cfg.replace(output_dir="", replay_rollout=str(tmp_path / "failed_update_2.pkl"))
-    fit(team, [params], data, again)
+    fit(team, data, again, params=[params])
     row = json.loads(capsys.readouterr().out)
     assert row["step"] == 2 and np.isfinite(row["agent_0/loss"]), "it was the weights"
 
@@ -591,9 +590,9 @@ def test_other_weights_under_the_reference_are_refused(tmp_path):
         again = cfg.replace(resume=resume, num_updates=2)
         if seed == 7:
             with pytest.raises(ValueError, match="initial: other weights before training, of which the reference is made"):
-                fit(team, params, data, again)
+                fit(team, data, again, params=params)
         else:
-            fit(team, params, data, again if resume else cfg)
+            fit(team, data, again if resume else cfg, params=params)
 
 
 def test_a_run_may_be_told_not_to_stop(tmp_path):

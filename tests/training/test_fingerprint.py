@@ -18,9 +18,9 @@ from jmarl.training.files import fingerprint
 
 SCRIPT = """
 import json
-from jmarl import fingerprint
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
+from jmarl.training.files import fingerprint
 from tests.training.test_fingerprint import ITEMS, by_length, Judge
 reward = make_reward([by_length, Judge(by_length)], num_agents=2, processors=RewardProcessors.scale(2.0))
 env = RewardEnvironment(reward, [default_formatter] * 2)

@@ -19,7 +19,7 @@ from jmarl.envs.math.reasoning import answer_line
 from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.envs.tools.tool_calls import format_message
 from jmarl.envs.tools.tool_use import ToolTeam, ToolUse
-from jmarl.envs.vector import LockStep, Step, TextEnvironment, solve_once
+from jmarl.envs.vector import LockStep, solve_once
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.team import agents_of, make_team
 from jmarl.training.imitation import demonstrate, imitate
@@ -237,7 +237,7 @@ def test_an_agent_without_demonstrations_stays_as_it_was(pair, tmp_path):
     ],
 )
 def test_what_cannot_be_shown_is_refused(tiny_dir, options, message):
-    cfg = ToolsConfig(model=str(tiny_dir("llama")), held_out=0, output_dir="", **options)
+    cfg = ToolsConfig.of(model=str(tiny_dir("llama")), held_out=0, output_dir="", **options)
     env = ToolUse()
     with pytest.raises(ValueError, match=message):
         start(cfg, env, env.tasks("train", 500), [])
@@ -245,7 +245,7 @@ def test_what_cannot_be_shown_is_refused(tiny_dir, options, message):
 
 def test_a_team_of_builders_begins_by_imitating(tiny_dir, tmp_path, capsys):
     """Each agent from the same weights, and each its own part."""
-    cfg = BuildingConfig(
+    cfg = BuildingConfig.of(
         model=str(tiny_dir("llama", max_position_embeddings=2048)), environment="function_calling", chat=False,
         demonstrations=4,
         imitation_updates=2, imitation_batch_size=2, held_out=2, eval_generations=1, max_new_tokens=400, progress=False,
@@ -262,4 +262,4 @@ def test_a_team_of_builders_begins_by_imitating(tiny_dir, tmp_path, capsys):
 def test_as_many_agents_as_the_environment_has(pair):
     env = GridPlanning(3)
     with pytest.raises(ValueError, match="2 agents were given, and demonstrations of 3"):
-        imitate(pair, demonstrate(env, env.tasks(count=1)), TrainConfig(algorithm="sft"))
+        imitate(pair, demonstrate(env, env.tasks(count=1)), TrainConfig.of(algorithm="sft"))

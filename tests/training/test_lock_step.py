@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import _thread
 import contextvars
-import dataclasses
 import threading
 import time
 import traceback
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
-from jmarl.envs.environment import Rewarded, prompt_of
 
 from jmarl.config import TrainConfig
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.models import sharding
 from jmarl.team import make_team
@@ -163,23 +163,21 @@ def test_runs_in_lock_step_play_what_each_plays_alone(tiny_config, tiny_tokenize
 
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     team, params = make_team([agent, agent], lora=True)
-    cfg = TrainConfig(
+    cfg = TrainConfig.of(
         num_prompts=2, num_generations=2, max_new_tokens=5, num_turns=3, branching="chain", lora_rank=2,
         early_termination_threshold=threshold, progress=False,
     )  # fmt: skip
-    cfgs = tuple(dataclasses.replace(cfg, seed=seed) for seed in SEEDS)
-    env = Rewarded(make_reward(reward, num_agents=2), [prompt_of] * 2, go_on)
+    cfgs = tuple(cfg.replace(seed=seed) for seed in SEEDS)
+    env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, go_on)
     started = [start(team, params, c, None) for c in cfgs]
-    alone = [play_step(sampler_of(team, state), team, ITEMS, env, c, 0) for (_, state), c in zip(started, cfgs, strict=True)]
+    alone = [play_step(sampler_of(team, state), setup, ITEMS, env, 0) for setup, state in started]
     order.clear()
     meshes = [sharding.mesh_for("auto", [count]) for count in (2, 2 * len(SEEDS))]
-    runs = Runs(team, started[0][0], cfgs, *meshes)
-    state = together([of for _, of in started], runs)
+    runs = Runs(started[0][0], cfgs, *meshes)
+    state = together([initial for _, initial in started], runs)
 
-    def plays(c):
-        return lambda sample: play_step(sample, team, ITEMS, env, c, 0)
-
-    rollouts = play_together(runs, state, [plays(c) for c in cfgs])
+    plays = [partial(play_step, setup=setup, tasks=ITEMS, env=env, step=0) for setup in runs.setups]
+    rollouts = play_together(runs, state, plays)
     for one, other in zip(alone, rollouts, strict=True):
         assert [turn.texts for turn in one.turns] == [turn.texts for turn in other.turns]
         for x, y in zip(one.turns, other.turns, strict=True):

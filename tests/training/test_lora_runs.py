@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -15,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.config import LORA_TARGETS, Learning, TrainConfig
+from jmarl.algorithms import resolve
+from jmarl.config import LORA_TARGETS, LoRA, TrainConfig
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
+from jmarl.learning.update import update_keys
 from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.stack import share_params, unstack
@@ -45,7 +46,9 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
 
 def run(agents, cfg, params=None, **how):
     team, fresh = make_team(agents, lora=True)
-    return train(team, fresh if params is None else params, make_reward(lengths, num_agents=len(agents)), ITEMS, cfg, **how)
+    return train(
+        team, make_reward(lengths, num_agents=len(agents)), ITEMS, cfg, params=fresh if params is None else params, **how
+    )
 
 
 def moved(tree, other):
@@ -64,13 +67,13 @@ def assert_equal_trees(got, expected):
 def test_a_team_of_adapters_learns_the_probe(agent):
     """As `test_learning` asks of full weights: the held-out mean rises above the untrained 95 % interval. (The embeddings are
     large enough for a policy over frozen ones to prefer tokens.)"""
-    from test_learning import CONFIG, FORMATTERS, HELD_OUT, both
-    from test_learning import ITEMS as PROMPTS
+    from tests.learning.test_learning import CONFIG, FORMATTERS, HELD_OUT, both
+    from tests.learning.test_learning import ITEMS as PROMPTS
 
     team, params = make_team([agent, agent], lora=True)
     cfg = CONFIG.replace(lora_rank=8, lora_alpha=16, learning_rate=3e-2, num_updates=40)
     reward = make_reward(both, num_agents=2)
-    result = train(team, params, reward, PROMPTS, cfg, formatters=FORMATTERS, eval_items=HELD_OUT)
+    result = train(team, reward, PROMPTS, cfg, params=params, formatters=FORMATTERS, eval_items=HELD_OUT)
     before, after = result.before, result.after
     assert after.mean - after.interval > before.mean + before.interval
     assert_equal_trees(unstack(params[0], 0), agent.params)
@@ -80,9 +83,7 @@ def test_a_team_of_adapters_learns_the_probe(agent):
 def critics_run(agent, tmp_path_factory):
     """Four updates of two agents with critics of their own, a KL term and dropout; checkpoints after the second and fourth."""
     where = tmp_path_factory.mktemp("runs") / "whole"
-    cfg = dataclasses.replace(
-        BASE, algorithm="ippo", num_updates=4, kl_coef=0.1, lora_dropout=0.2, save_every=2, output_dir=str(where)
-    )
+    cfg = BASE.replace(algorithm="ippo", num_updates=4, kl_coef=0.1, lora_dropout=0.2, save_every=2, output_dir=str(where))
     before = TRACES["update"]
     result = run([agent, agent], cfg)
     assert TRACES["update"] == before + 2, "one program for the agents, one for the critics"
@@ -184,7 +185,7 @@ def test_a_central_critic_over_chains_that_append(agent):
 
 def test_shared_weights_are_one_set_of_adapters(agent):
     team, params = make_team([agent, agent], shared_weights=True, lora=True)
-    result = train(team, params, make_reward(lengths, num_agents=2), ITEMS, BASE)
+    result = train(team, make_reward(lengths, num_agents=2), ITEMS, BASE, params=params)
     assert {x.shape[0] for x in jax.tree.leaves(result.state.stacks[0].params)} == {1}
     assert np.abs(result.state.stacks[0].params["layers"]["q_proj"]["b"]).max() > 1e-4
 
@@ -194,11 +195,11 @@ def test_one_program_makes_the_run_of_the_loop():
     from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, settings, tokenizer
     from jmarl.learning import probes
 
-    cfg = dataclasses.replace(settings("grpo", "emit", 0), num_updates=2, kl_coef=0.1, lora_rank=2)
+    cfg = settings("grpo", "emit", 0).replace(num_updates=2, kl_coef=0.1, lora_rank=2)
     agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), tokenizer())
     team, params = make_team([agent, agent], lora=True)
-    looped = train(team, params, ProbeEnvironment("emit", 2), ITEMS, cfg)
-    state = init_state(lora.models(params, [(MODEL, 2)], cfg, cfg.run.seed), cfg.learning()).stacks[0]
+    looped = train(team, ProbeEnvironment("emit", 2), ITEMS, cfg, params=params)
+    state = init_state(lora.models(params, [(MODEL, 2)], cfg.lora, cfg.run.seed), resolve(cfg)).stacks[0]
     state, metrics = probes.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
     np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
     assert max(moved(state.params, looped.state.stacks[0].params)) < 2e-4
@@ -229,8 +230,8 @@ def test_a_run_goes_on_from_the_adapters_of_another(agent, tmp_path):
 
 def test_dropout_keeps_the_mean(agent):
     """What an adapter of the last layer adds is on average what it adds without dropout, and no two keys give the same."""
-    learning = Learning(lora_rank=2, lora_targets="down_proj")
-    model = unstack(lora.models([share_params([agent.params])], [(agent.config, 1)], learning, 0)[0], 0)
+    settings = LoRA(lora_rank=2, lora_targets="down_proj")
+    model = unstack(lora.models([share_params([agent.params])], [(agent.config, 1)], settings, 0)[0], 0)
     pair = model["layers"]["down_proj"]
     b = pair["b"].at[-1].set(jax.random.normal(jax.random.key(1), pair["b"].shape[1:]))
     model = model | {"layers": model["layers"] | {"down_proj": pair | {"b": b}}}
@@ -253,9 +254,9 @@ def test_dropout_is_in_the_update_alone(agent):
     team, params = make_team([agent, agent], lora=True)
 
     def one(cfg, step):
-        critics, state = start(team, params, cfg, None)
-        played = play_step(sampler_of(team, state), team, ITEMS, environment(), cfg, 0)
-        state, _ = update(team, critics, state._replace(step=jnp.int32(step)), played, cfg)
+        setup, state = start(team, params, cfg, None)
+        played = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
+        state, _ = update(setup, state._replace(step=jnp.int32(step)), played)
         return jax.device_get(played.turns[0].completions[0].logprobs), jax.device_get(state.stacks[0].params)
 
     (logprobs, without), (same, dropped) = one(plain, 0), one(cfg, 0)
@@ -263,8 +264,8 @@ def test_dropout_is_in_the_update_alone(agent):
     assert max(moved(without, dropped)) > 1e-4
     assert_equal_trees(one(cfg, 0)[1], dropped)
     assert max(moved(one(cfg, 1)[1], dropped)) > 1e-4
-    keys = jax.random.key_data(lora.dropout_keys(cfg, 0, 0, 0, 2))
-    assert (keys[0] != keys[1]).any() and lora.dropout_keys(plain, 0, 0, 0, 2) is None
+    keys = jax.random.key_data(update_keys(resolve(cfg), 0, 0, 0, 2))
+    assert (keys[0] != keys[1]).any() and update_keys(resolve(plain), 0, 0, 0, 2) is None
 
 
 def environment():
@@ -289,9 +290,9 @@ def test_peft_and_transformers_load_what_is_saved(tiny_dir, tmp_path, family, ta
     from transformers import AutoModelForCausalLM
 
     base = weights.load_agent(tiny_dir(family))
-    learning = Learning(lora_rank=4, lora_alpha=6.0, lora_targets=targets)
+    settings = LoRA(lora_rank=4, lora_alpha=6.0, lora_targets=targets)
     team, params = make_team([base, base], lora=True)
-    frozen, trained = lora.split(lora.models(params, [(base.config, 2)], learning, 0)[0])
+    frozen, trained = lora.split(lora.models(params, [(base.config, 2)], settings, 0)[0])
     model = lora.join(frozen, noisy(trained))
     save_team(tmp_path, team, [model])
     tokens = np.random.default_rng(0).integers(1, 320, 20)
@@ -307,7 +308,7 @@ def test_peft_and_transformers_load_what_is_saved(tiny_dir, tmp_path, family, ta
     assert np.abs(whole - ours).max() < 1e-5 * size and np.abs(theirs - ours).max() < 1e-5 * size
     assert np.abs(plain - ours).max() > 1e-2 * size
     config = json.loads((written / "adapter/adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (4, 6, list(learning.lora_modules))
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (4, 6, list(settings.modules))
 
 
 def test_a_digest_tells_bases_apart(agent):
@@ -330,7 +331,7 @@ def test_a_digest_tells_bases_apart(agent):
         (dict(lora_alpha=8.0), r"lora_alpha=8.0 is not allowed: lora_alpha must be None where lora_rank=0"),
         (dict(lora_dropout=0.1), r"lora_dropout=0.1 is not allowed: lora_dropout must be 0 where lora_rank=0"),
         (dict(lora_targets="all"), r"lora_targets='all' is not allowed: .* where lora_rank=0"),
-        (dict(lora_rank=4, lora_alpha=0.0), r"lora_alpha=0.0 is not allowed: lora_alpha must be > 0, or None: lora_rank"),
+        (dict(lora_rank=4, lora_alpha=0.0), r"lora_alpha=0.0 is not allowed: lora_alpha must be > 0, or None$"),
         (dict(lora_rank=4, lora_dropout=1.0), r"lora_dropout=1.0 is not allowed: lora_dropout must be in \[0, 1\)"),
         (dict(lora_rank=4, lora_targets="q_proj,qkv"), r"lora_targets='q_proj,qkv' is not allowed: .* some of q_proj,k_proj,"),
         (dict(lora_rank=4, lora_targets="q_proj,q_proj"), r"each once"),
@@ -343,8 +344,8 @@ def test_bad_settings_say_what_is_allowed(settings, message):
 
 
 def test_targets_by_name():
-    assert Learning(lora_rank=1).lora_modules == Learning(lora_rank=1, lora_targets="all").lora_modules == LORA_TARGETS
-    assert Learning(lora_rank=1, lora_targets="v_proj, q_proj").lora_modules == ("q_proj", "v_proj")
+    assert LoRA(lora_rank=1).modules == LoRA(lora_rank=1, lora_targets="all").modules == LORA_TARGETS
+    assert LoRA(lora_rank=1, lora_targets="v_proj, q_proj").modules == ("q_proj", "v_proj")
 
 
 def test_agents_that_start_from_different_weights_are_refused(agent, random_agent):
@@ -354,24 +355,24 @@ def test_agents_that_start_from_different_weights_are_refused(agent, random_agen
         make_team([agent, other], lora=True)
     _, params = make_team([agent, other])
     with pytest.raises(ValueError, match=r"agents 0 and 1 of a stack start from different weights"):
-        lora.models(params, [(agent.config, 2)], BASE, 0)
+        lora.models(params, [(agent.config, 2)], BASE.lora, 0)
     shape = [(agent.config, 2)]
-    stacked, shared = (lora.models(make_team([agent, agent], lora=one)[1], shape, BASE, 0)[0] for one in (False, True))
+    stacked, shared = (lora.models(make_team([agent, agent], lora=one)[1], shape, BASE.lora, 0)[0] for one in (False, True))
     assert_equal_trees(stacked, shared)
 
 
 def test_a_model_that_fits_its_settings_keeps_its_adapters(agent):
     """Also with an alpha that float32 does not have."""
     cfg, (_, params) = BASE.replace(lora_alpha=0.1), make_team([agent, agent], lora=True)
-    model = lora.models(params, [(agent.config, 2)], cfg, 0)
-    assert lora.models(model, [(agent.config, 2)], cfg, 1)[0] is model[0] and lora.describe(model[0])[1] == 0.1
+    model = lora.models(params, [(agent.config, 2)], cfg.lora, 0)
+    assert lora.models(model, [(agent.config, 2)], cfg.lora, 1)[0] is model[0] and lora.describe(model[0])[1] == 0.1
 
 
 def test_a_base_without_lora_and_other_adapters_are_refused(agent):
     team, params = make_team([agent, agent], lora=True)
     with pytest.raises(ValueError, match=r"the agents of stack 0 share one base, and lora_rank=0 trains all weights"):
         start(team, params, BASE.replace(lora_rank=0, lora_targets=None), None)
-    state = init_state(lora.models(params, [(agent.config, 2)], BASE, 0), BASE)
+    state = init_state(lora.models(params, [(agent.config, 2)], BASE.lora, 0), resolve(BASE))
     asked = BASE.replace(lora_rank=4, lora_targets="q_proj")
     with pytest.raises(ValueError, match=r"adapters of rank 2, alpha 2 for q_proj,.*ask for rank 4, alpha 4 for q_proj: set"):
         start(team, policies(state), asked, None)
@@ -381,18 +382,18 @@ def test_a_base_without_lora_and_other_adapters_are_refused(agent):
 # --- meshes --------------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
-import dataclasses, json, sys
+import json, sys
 import jax, numpy as np
 from jmarl.config import TrainConfig
-from jmarl.envs.environment import Rewarded, prompt_of
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
 from jmarl.training import train
 
 agents = [load_agent(sys.argv[1])] * 4
-cfg = TrainConfig(num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, lora_rank=2,
-                  lora_dropout=0.1, algorithm="grpo", kl_coef=0.1, top_k=3, progress=False)
+cfg = TrainConfig.of(num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, lora_rank=2,
+                     lora_dropout=0.1, algorithm="grpo", kl_coef=0.1, top_k=3, progress=False)
 reward = make_reward(lambda *texts: [len(x[0]) - 0.5 * len(set(x[1])) for x in zip(*texts)], num_agents=4)
 env = RewardEnvironment(reward, [default_formatter] * 4, None)
 
@@ -401,14 +402,14 @@ def differ(a, b):
     return max(float(np.abs(x - np.asarray(y)).max()) for x, y in pairs)
 
 def run(mesh):
-    of_mesh = dataclasses.replace(cfg, mesh=mesh)
+    of_mesh = cfg.replace(mesh=mesh)
     team, params = make_team(agents, lora=True)
-    critics, state = train.start(team, params, of_mesh, None)
+    setup, state = train.start(team, params, of_mesh, None)
     kept = jax.device_get(state.stacks[0].base)
     for step in range(2):
         sample = train.sampler_of(team, state)
-        played = train.play_step(sample, team, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, of_mesh, step)
-        state, _ = train.update(team, critics, state, played, of_mesh)
+        played = train.play_step(sample, setup, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, step)
+        state, _ = train.update(setup, state, played)
     return jax.device_get(played.turns[0].completions[0]), state, differ(kept, state.stacks[0].base)
 
 samples1, state1, _ = run("agent=1")
@@ -416,7 +417,7 @@ out = {}
 for mesh in ("agent=2", "agent=2,data=2,model=2"):
     samples, state, changed = run(mesh)
     stack, trained = state.stacks[0], lambda s: [s.stacks[0].params, s.stacks[0].opt_state]
-    _, judged = train.start(*make_team(agents, lora=True), dataclasses.replace(cfg, mesh=mesh, algorithm="ippo"), None)
+    _, judged = train.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"), None)
     where = [[s.data.unsafe_buffer_pointer() for x in jax.tree.leaves(of[0].base) for s in x.addressable_shards]
              for of in (judged.stacks, judged.critics)]
     shards = {n: x.value.addressable_shards[0].data.size / x.value.size for n, x in stack.base["layers"].items()}

@@ -103,7 +103,7 @@ def test_an_unwritable_run_directory_is_an_error_at_the_start(tmp_path):
 
 UNWRITABLE = """
 import os, sys
-from jmarl.metrics import MetricsWriter
+from jmarl.training.logs.metrics_writer import MetricsWriter
 
 def run(where):
     with MetricsWriter(where, {}, total_steps=3, start_step=1, progress=False) as out:
@@ -234,7 +234,7 @@ def test_lone_surrogates_reach_every_log_as_replacement_characters(tmp_path):
 
 CHILD = """
 import sys
-from jmarl.metrics import MetricsWriter
+from jmarl.training.logs.metrics_writer import MetricsWriter
 out = MetricsWriter(sys.argv[1], {}, total_steps=30, tensorboard=False, print_every=10)
 for step in range(30):
     out.write(step, {"reward/mean": 1 / 3})

@@ -9,7 +9,8 @@ import jax
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.learning import update
+from jmarl.learning import optimizer, update
+from jmarl.sampling import generate
 from jmarl.team import make_team
 from jmarl.training import precompile as programs
 from jmarl.training.train import environment_of, start
@@ -31,7 +32,8 @@ def tiny_agent(tiny_config, tiny_tokenizer, random_agent):
 @pytest.fixture
 def for_gpus(monkeypatch):
     """Programs as they are traced and lowered where the devices are GPUs."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for module in (generate, optimizer):
+        monkeypatch.setattr(module, "platform_of", lambda tree: "gpu")
     for module, name in ((programs, "sample_stack"), (update, "_update")):
         jitted = getattr(module, name)
 
@@ -46,9 +48,9 @@ def texts_of(agent, **changes):
     cfg = TrainConfig.of(num_generations=2, max_new_tokens=4, progress=False, **changes)
     team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     env = environment_of(team, lambda a, b: [0.0] * len(a), None, None, cfg)
-    critics, state = start(team, params, cfg, None)
+    setup, state = start(team, params, cfg, None)
     items = [{"prompt": "apples"}]
-    return [lowered.as_text() for lowered in programs.programs_of_run(team, critics, state, items, items, env, cfg)]
+    return [lowered.as_text() for lowered in programs.programs_of_run(setup, state, items, items, env)]
 
 
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)

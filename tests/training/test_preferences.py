@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.config import Learning, TrainConfig
-from jmarl.learning.data_objective import Pairs, Texts, pairs_loss, texts_loss
+from jmarl.algorithms import resolve
+from jmarl.config import TrainConfig
+from jmarl.learning.data_objective import PairTargets, TextTargets, pairs_loss, texts_loss
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.update import agent_gradients, update_stack
 from jmarl.models import decoder
@@ -21,7 +22,7 @@ from jmarl.models.stack import unstack
 from jmarl.rl import losses
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import make_team
-from jmarl.training.fit import batches_of, encode, evaluate, examples_at, fit
+from jmarl.training.fit import data_batches, encode, evaluate_on_data, examples_at, fit
 from jmarl.training.preferences.encoding import (
     encode_pairs,
     encode_trajectories,
@@ -29,9 +30,14 @@ from jmarl.training.preferences.encoding import (
     pair_scores,
     reference_scores,
     text_batches,
-    with_others,
+    with_team_margin,
 )
 from jmarl.training.preferences.pairs import Pair, Trajectory
+
+
+def resolved(**settings):
+    return resolve(TrainConfig.of(**settings))
+
 
 PAIRS = [
     Pair(("the answer", "a basket"), ("is 42", "of fruit"), ("seven", "of apples and pears")),
@@ -115,8 +121,8 @@ def test_what_is_told_of_pairs_by_hand():
     of_tokens = jnp.array([[[-1.0, -2.0], [-4.0, jnp.nan]], [[-2.0, -jnp.inf], [-1.0, -1.0]], [[-9.0, -9.0], [-8.0, -7.0]]])
     take = jnp.array([[[1.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
     reference = jnp.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
-    of = Pairs(take, reference, others=jnp.array([0.5, 1.0, 0.0]), share=jnp.array([0.5, 0.5, 0.0]))
-    loss, metrics = pairs_loss(of_tokens, of, Learning(algorithm="madpo", beta=0.2))
+    targets = PairTargets(take, reference, team_margin=jnp.array([0.5, 1.0, 0.0]), share=jnp.array([0.5, 0.5, 0.0]))
+    loss, metrics = pairs_loss(of_tokens, targets, resolved(algorithm="madpo", beta=0.2))
     expected = {"chosen": (-4 - 2) / 2, "rejected": (-4 - 4) / 2, "margin": (0.5 + 3) / 2, "accuracy": 1.0}
     expected["loss"] = np.log1p(np.exp(-0.2 * np.array([0.5, 3.0]))).mean()
     for name, value in expected.items():
@@ -126,9 +132,9 @@ def test_what_is_told_of_pairs_by_hand():
 
 def test_what_is_told_of_texts_by_hand():
     logp, entropy = -jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([1.0, 3.0, 5.0, 7.0])
-    of = Texts(jnp.array([0.5, 0.5, 0.0, 0.0]), jnp.array([0.0, 0.0, 1.0, 0.0]))
+    targets = TextTargets(jnp.array([0.5, 0.5, 0.0, 0.0]), jnp.array([0.0, 0.0, 1.0, 0.0]))
     for weight, more in ((0.0, {}), (0.3, {"nll_world": 4.0})):
-        loss, metrics = texts_loss(logp, entropy, of, Learning(algorithm="sft", bc_weight=0.7, world_model_weight=weight))
+        loss, metrics = texts_loss(logp, entropy, targets, resolved(algorithm="sft", bc_weight=0.7, world_model_weight=weight))
         told = {"nll": 1.5, "entropy": 2.0, "loss": 0.7 * 1.5 + weight * 4} | more
         assert metrics == pytest.approx(told) and loss == metrics["loss"]
 
@@ -136,16 +142,16 @@ def test_what_is_told_of_texts_by_hand():
 # --- one agent and teams -----------------------------------------------------------------------------------------------
 
 
-def learned(team_and_params, reference, pairs, learning, mode="map", count=4):
-    """Parameters and metrics after one update on pairs."""
+def learned(team_and_params, reference, pairs, algorithm, count=4):
+    """Gradients and metrics of one update on pairs."""
     team, params = team_and_params
-    coded = encode_pairs(team, pairs, False)
-    of_reference = reference_scores(team, [reference], coded, count, learning, mode)
-    batches = pair_batches(team, coded, of_reference, count, learning)
-    if learning.algorithm == "madpo":
-        batches = with_others(team, params, batches, learning, mode)
-    state = init_stack(jax.tree.map(jnp.copy, params[0]), learning)
-    state, metrics = update_stack(state, batches[0], cfg=team.stacks[0].config, learning=learning, mode=mode)
+    encoded = encode_pairs(team, pairs, False)
+    scores = reference_scores(team, [reference], encoded, count, algorithm)
+    batches = pair_batches(team, encoded, scores, count, algorithm)
+    if algorithm.row.margin == "joint":
+        batches = with_team_margin(team, params, batches, algorithm)
+    state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
+    state, metrics, _ = update_stack(state, batches[0], model=team.stacks[0].config, algorithm=algorithm)
     return jax.device_get(state.grads), jax.device_get(metrics)
 
 
@@ -167,7 +173,7 @@ def test_the_gradient_is_that_of_the_loss_of_margins(team, old, algorithm):
         others = margins.sum(1) - margins[:, n] if algorithm == "madpo" else 0
         return -jax.nn.log_sigmoid(beta * (own + others)).mean()
 
-    grads, metrics = learned(team, old[0], PAIRS, Learning(algorithm=algorithm, beta=beta))
+    grads, metrics = learned(team, old[0], PAIRS, resolved(algorithm=algorithm, beta=beta))
     for n in (0, 1):
         value, expected = jax.value_and_grad(loss)(unstack(team[1][0], n), n)
         np.testing.assert_allclose(metrics["loss"][n], value, rtol=1e-4)
@@ -179,18 +185,18 @@ def test_the_gradient_is_that_of_the_loss_of_margins(team, old, algorithm):
 
 def test_agents_of_a_team_get_one_joint_loss(team, old):
     """madpo: all agents have the same loss; without the others it is dpo's."""
-    _, joint = learned(team, old[0], PAIRS, Learning(algorithm="madpo"))
-    _, alone = learned(team, old[0], PAIRS, Learning(algorithm="dpo"))
+    _, joint = learned(team, old[0], PAIRS, resolved(algorithm="madpo"))
+    _, alone = learned(team, old[0], PAIRS, resolved(algorithm="dpo"))
     np.testing.assert_allclose(joint["loss"][0], joint["loss"][1], rtol=1e-5)
     assert abs(alone["loss"][0] - alone["loss"][1]) > 1e-3
 
 
 def test_at_the_start_the_loss_is_log_2_and_reference_free_is_not(team):
     """The policy is its own reference: every margin is 0, and still the gradient is not."""
-    grads, metrics = learned(team, team[1][0], PAIRS, Learning(algorithm="madpo"))
+    grads, metrics = learned(team, team[1][0], PAIRS, resolved(algorithm="madpo"))
     np.testing.assert_allclose(metrics["loss"], math.log(2), rtol=1e-6)
     assert (metrics["grad_norm"] > 1e-2).all()
-    _, free = learned(team, team[1][0], PAIRS, Learning(algorithm="madpo", reference_free=True))
+    _, free = learned(team, team[1][0], PAIRS, resolved(algorithm="madpo", reference_free=True))
     assert (np.abs(free["loss"] - math.log(2)) > 1e-2).all()
 
 
@@ -207,20 +213,15 @@ def test_ipo_compares_means_of_tokens(team, old):
             for k in (0, 1)
         ]
         expected.append((means[0] - means[1] - 1 / 0.4) ** 2)
-    _, metrics = learned(team, old[0], PAIRS, Learning(algorithm="dpo", preference_loss="ipo", beta=0.2))
+    _, metrics = learned(team, old[0], PAIRS, resolved(algorithm="dpo", preference_loss="ipo", beta=0.2))
     np.testing.assert_allclose(metrics["loss"][0], np.mean(expected), rtol=1e-4)
 
 
 def test_micro_batches_padding_and_vmap_change_nothing(team, old):
     """Three pairs as one batch, in two parts that the three do not fill, with five empty places behind them, and vmapped."""
-    base = Learning(algorithm="madpo")
-    whole, metrics = learned(team, old[0], PAIRS, base, count=3)
-    for learning, mode, count in (
-        (base.replace(micro_batches=2), "map", 3),
-        (base, "map", 8),
-        (base, "vmap", 4),
-    ):
-        grads, others = learned(team, old[0], PAIRS, learning, mode, count)
+    whole, metrics = learned(team, old[0], PAIRS, resolved(algorithm="madpo"), count=3)
+    for settings, count in ((dict(micro_batches=2), 3), ({}, 8), (dict(per_agent="vmap"), 4)):
+        grads, others = learned(team, old[0], PAIRS, resolved(algorithm="madpo", **settings), count)
         assert_close(grads, whole)
         for name in ("loss", "accuracy", "margin"):
             np.testing.assert_allclose(others[name], metrics[name], rtol=1e-4, atol=1e-5)
@@ -233,8 +234,8 @@ def test_roles_of_shared_weights_are_agents_of_a_pair(team, old, tiny_config, ti
     apart = make_team([agent, agent])
     reference = jax.tree.map(lambda x: x[:1], old[0])
     both = jax.tree.map(lambda x: jnp.concatenate([x, x]), reference)
-    grads, _ = learned(shared, reference, PAIRS, Learning(algorithm="madpo"))
-    separate, _ = learned(apart, both, PAIRS, Learning(algorithm="madpo"))
+    grads, _ = learned(shared, reference, PAIRS, resolved(algorithm="madpo"))
+    separate, _ = learned(apart, both, PAIRS, resolved(algorithm="madpo"))
     assert_close(unstack(grads, 0), jax.tree.map(lambda x: x.mean(0), separate))
 
 
@@ -269,20 +270,20 @@ def test_a_chat_ends_as_its_template_does_and_a_text_as_the_tokenizer_does(tiny_
 
 def test_agents_of_several_stacks_have_their_own_numbers(agents, two_models):
     """Three agents, the middle one of another architecture: references are those of each alone, others' margins sum up."""
-    three, learning = [*two_models, agents[1]], Learning(algorithm="madpo")
+    three, algorithm = [*two_models, agents[1]], resolved(algorithm="madpo", per_agent="vmap")
     pairs = [Pair(*((*texts, "of the farmer") for texts in pair[:3])) for pair in PAIRS]
     team, params = make_team(three)
     coded = encode_pairs(team, pairs, False)
-    found = reference_scores(team, params, coded, 4, learning, "vmap")
+    found = reference_scores(team, params, coded, 4, algorithm)
     for n, agent in enumerate(three):
         alone, own = make_team([agent])
-        expected = reference_scores(alone, own, [[of[n]] for of in coded], 4, learning, "vmap")
+        expected = reference_scores(alone, own, [[of[n]] for of in coded], 4, algorithm)
         np.testing.assert_allclose(found[:, n], expected[:, 0], rtol=1e-4)
-    batches = with_others(team, params, pair_batches(team, coded, 0.5 * found, 4, learning), learning, "vmap")
+    batches = with_team_margin(team, params, pair_batches(team, coded, 0.5 * found, 4, algorithm), algorithm)
     margins = 0.5 * (found[..., 0] - found[..., 1])
     others = margins.sum(1, keepdims=True) - margins
     for spec, batch in zip(team.stacks, batches, strict=True):
-        got = batch.others.reshape(len(spec.order), -1)[:, : len(pairs)]
+        got = batch.team_margin.reshape(len(spec.order), -1)[:, : len(pairs)]
         np.testing.assert_allclose(got, others[:, spec.order].T, rtol=1e-3, atol=1e-3)
 
 
@@ -291,12 +292,12 @@ def test_long_prompts_beside_long_completions(team):
     tokens = [(([5] * 112, [6] * 16, [7]),) * 2, (([5], [6] * 127, [7]),) * 2]
     pairs = [Pair(("a", "b"), ("c", "d"), ("e", "f"), tokens=t) for t in tokens]
     coded = encode_pairs(team[0], pairs, False)
-    for algorithm in ("dpo", "reward_model"):
-        learning = Learning(algorithm=algorithm)
-        params = team[1] if algorithm == "dpo" else [with_value_head(team[1][0]) | {"value": jnp.ones((2, 32))}]
-        together = pair_scores(team[0], params, pair_batches(team[0], coded, None, 2, learning), learning, "map")
+    for name in ("dpo", "reward_model"):
+        algorithm = resolved(algorithm=name)
+        params = team[1] if name == "dpo" else [with_value_head(team[1][0]) | {"value": jnp.ones((2, 32))}]
+        together = pair_scores(team[0], params, pair_batches(team[0], coded, None, 2, algorithm), algorithm)
         for i, one in enumerate(coded):
-            alone = pair_scores(team[0], params, pair_batches(team[0], [one], None, 1, learning), learning, "map")
+            alone = pair_scores(team[0], params, pair_batches(team[0], [one], None, 1, algorithm), algorithm)
             np.testing.assert_allclose(together[i], alone[0], rtol=1e-4, atol=1e-4)
     for rows in (([6] * 16, [7]), ([7], [6] * 16)):
         with pytest.raises(ValueError, match="has 129 tokens, the context 128"):
@@ -325,12 +326,12 @@ def test_a_trajectory_that_does_not_fit_is_named(team, one):
 def test_a_reward_model_scores_behind_the_last_token(team):
     """-log sigma(s_w - s_l), where s is the value head's number of the hidden state behind a completion's last token; the head
     starts at 0 and has a gradient."""
-    learning, (one, params) = Learning(algorithm="reward_model"), (team[0], team[1][0])
+    algorithm, (one, params) = resolved(algorithm="reward_model"), (team[0], team[1][0])
     spec = one.stacks[0]
     with_head = with_value_head(params) | {"value": 0.3 * jax.random.normal(jax.random.key(0), params["final_norm"].shape)}
     coded = encode_pairs(one, PAIRS, False)
-    (batch,) = pair_batches(one, coded, None, 4, learning)
-    scores = pair_scores(one, [with_head], (batch,), learning, "map")
+    (batch,) = pair_batches(one, coded, None, 4, algorithm)
+    scores = pair_scores(one, [with_head], (batch,), algorithm)
 
     def by_itself(n, c, k):
         params = unstack(with_head, n)
@@ -342,11 +343,11 @@ def test_a_reward_model_scores_behind_the_last_token(team):
         for n in (0, 1):
             np.testing.assert_allclose(scores[i, n], [by_itself(n, c[n], k) for k in (0, 1)], rtol=1e-4, atol=1e-5)
     agent = functools.partial(unstack, agent=0)
-    of_agent = jax.jit(functools.partial(agent_gradients, cfg=spec.config, learning=learning))
-    _, metrics = of_agent(agent(with_head), None, None, agent(batch))
+    of_agent = jax.jit(functools.partial(agent_gradients, model=spec.config, algorithm=algorithm))
+    _, metrics, _ = of_agent(agent(with_head), None, None, agent(batch))
     margins = scores[:3, 0, 0] - scores[:3, 0, 1]
     np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-margins)).mean(), rtol=1e-4)
-    grads, fresh = of_agent(agent(with_value_head(params)), None, None, agent(batch))
+    grads, fresh, _ = of_agent(agent(with_value_head(params)), None, None, agent(batch))
     np.testing.assert_allclose(fresh["loss"], math.log(2), rtol=1e-6)
     assert np.abs(grads["value"]).max() > 1e-3
 
@@ -403,10 +404,10 @@ def test_the_loss_of_texts_is_the_mean_surprise_of_each_kind_of_token(one, cloni
         nll, kinds = jnp.concatenate(nll), np.array(kinds)
         return cloning * nll[kinds == 1].mean() + predicting * nll[kinds == 2].mean()
 
-    learning = Learning(algorithm="sft", bc_weight=cloning, world_model_weight=predicting, micro_batches=2)
+    algorithm = resolved(algorithm="sft", bc_weight=cloning, world_model_weight=predicting, micro_batches=2)
     (batch,) = text_batches(team, coded, 4)
-    state = init_stack(jax.tree.map(jnp.copy, params[0]), learning)
-    state, metrics = update_stack(state, batch, cfg=cfg, learning=learning)
+    state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
+    state, metrics, _ = update_stack(state, batch, model=cfg, algorithm=algorithm)
     value, expected = jax.value_and_grad(loss)(unstack(params[0], 0))
     np.testing.assert_allclose(metrics["loss"][0], value, rtol=1e-4)
     assert_close(jax.device_get(unstack(state.grads, 0)), jax.device_get(expected))
@@ -425,7 +426,7 @@ def fitted(agents, algorithm, data, **changes):
     team, params = make_team(agents)
     cfg = RUN.replace(algorithm=algorithm, **changes)
     held = data[::4]
-    return fit(team, params, [d for i, d in enumerate(data) if i % 4], cfg, eval_data=held)
+    return fit(team, [d for i, d in enumerate(data) if i % 4], cfg, params=params, eval_data=held)
 
 
 @pytest.fixture(scope="module")
@@ -499,9 +500,10 @@ def test_every_pair_is_seen_once_an_epoch():
 def test_held_out_pairs_of_a_team_are_judged_by_the_joint_margin(agents):
     team, params = make_team(agents)
     cfg, other = RUN.replace(algorithm="madpo", batch_size=9), jax.tree.map(lambda x: 0.9 * x, params)
-    held_out = encode(team, params, TASTES[:9], cfg)
-    found = evaluate(team, other, held_out, cfg)
-    scores = pair_scores(team, other, batches_of(team, held_out, range(9), cfg), cfg.learning(), cfg.optimizer.per_agent)[:9]
+    algorithm = resolve(cfg)
+    held_out = encode(team, params, TASTES[:9], algorithm, cfg)
+    found = evaluate_on_data(team, other, held_out, algorithm)
+    scores = pair_scores(team, other, data_batches(team, held_out, range(9), algorithm), algorithm)[:9]
     margins = (scores[..., 0] - scores[..., 1]).sum(1)
     assert (
         (margins > 0).sum() == 8
@@ -513,41 +515,42 @@ def test_held_out_pairs_of_a_team_are_judged_by_the_joint_margin(agents):
 def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
     """Nine pairs as batches of four and of nine; texts too, whose tokens count alike in whatever batch they are."""
     texts = [Trajectory(("the",), (word * n,)) for n, word in enumerate(WORDS, 1)]
-    for algorithm, data in (("madpo", TASTES[:9]), ("sft", texts)):
-        team, params = make_team(agents[: 1 if algorithm == "sft" else 2])
+    for name, data in (("madpo", TASTES[:9]), ("sft", texts)):
+        team, params = make_team(agents[: 1 if name == "sft" else 2])
         other = jax.tree.map(lambda x: 0.9 * x, params)
         found = []
         for size in (4, 9):
-            cfg = RUN.replace(algorithm=algorithm, batch_size=size)
-            found.append(evaluate(team, other, encode(team, params, data, cfg), cfg))
-        for name in found[0]:
-            np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-4, atol=1e-5)
+            cfg = RUN.replace(algorithm=name, batch_size=size)
+            algorithm = resolve(cfg)
+            found.append(evaluate_on_data(team, other, encode(team, params, data, algorithm, cfg), algorithm))
+        for column in found[0]:
+            np.testing.assert_allclose(found[0][column], found[1][column], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("settings", "data", "message"),
     [
-        (dict(algorithm="magrpo"), TASTES, "learns from what the team writes: use jmarl.training.train.train"),
-        (dict(algorithm="marlhf"), TASTES, "learns from what the team writes: use jmarl.training.train.train"),
+        (dict(algorithm="magrpo"), TASTES, r"learns from what the team writes: use jmarl\.train$"),
+        (dict(algorithm="marlhf"), TASTES, r"learns from what the team writes: use jmarl\.train$"),
         (dict(algorithm="dpo"), [TALK], "learns from a list of Pair, got Trajectory.*load_pairs"),
         (dict(algorithm="sft"), TASTES, "learns from a list of Trajectory, got Pair.*load_trajectories"),
         (dict(algorithm="dpo"), [], "there is no data"),
-        (dict(algorithm="dpo", bc_weight=0.5), TASTES, "bc_weight=0.5 has no meaning for algorithm='dpo'; it is for sft"),
-        (dict(algorithm="sft", beta=0.5), [TALK], "beta=0.5 has no meaning for algorithm='sft'"),
-        (dict(algorithm="dpo", kl_coef=0.1), TASTES, "kl_coef=0.1 has no meaning for algorithm='dpo'"),
-        (dict(algorithm="dpo", num_epochs=2), TASTES, "num_epochs=2 has no meaning for algorithm='dpo'"),
-        (dict(algorithm="dpo", num_turns=3), TASTES, "num_turns=3 has no meaning for algorithm='dpo' on given data"),
-        (dict(algorithm="dpo", num_generations=4), TASTES, "num_generations=4 has no meaning .* nothing is written: .* at 8"),
-        (dict(algorithm="sft", top_p=0.9), [TALK], "top_p=0.9 has no meaning for algorithm='sft' on given data"),
-        (dict(algorithm="sft", eval_temperature=0.0), [TALK], "eval_temperature=0.0 has no meaning"),
-        (dict(algorithm="dpo", pairs_per_prompt=3), TASTES, "pairs_per_prompt=3 has no meaning for algorithm='dpo'"),
+        (dict(algorithm="dpo", bc_weight=0.5), TASTES, "bc_weight=0.5 has no effect for algorithm='dpo'; it is for sft"),
+        (dict(algorithm="sft", beta=0.5), [TALK], "beta=0.5 has no effect for algorithm='sft'"),
+        (dict(algorithm="dpo", kl_coef=0.1), TASTES, "kl_coef=0.1 has no effect for algorithm='dpo'"),
+        (dict(algorithm="dpo", num_epochs=2), TASTES, "num_epochs=2 has no effect for algorithm='dpo'"),
+        (dict(algorithm="dpo", num_turns=3), TASTES, "num_turns=3 has no effect for algorithm='dpo', which trains on given"),
+        (dict(algorithm="dpo", num_generations=4), TASTES, "num_generations=4 has no effect .* given data; leave it at 8$"),
+        (dict(algorithm="sft", top_p=0.9), [TALK], "top_p=0.9 has no effect for algorithm='sft', which trains on given"),
+        (dict(algorithm="sft", eval_temperature=0.0), [TALK], "eval_temperature=0.0 has no effect"),
+        (dict(algorithm="dpo", pairs_per_prompt=3), TASTES, "pairs_per_prompt=3 has no effect for algorithm='dpo'"),
         (dict(algorithm="dpo", micro_batches=16), TASTES, "micro_batches=16 is more than batch_size=8"),
     ],
 )
 def test_bad_settings_are_refused(agents, settings, data, message):
     team, params = make_team(agents)
     with pytest.raises((ValueError, TypeError), match=message):
-        fit(team, params, data, RUN.replace(**settings))
+        fit(team, data, RUN.replace(**settings), params=params)
 
 
 @pytest.mark.parametrize(
@@ -564,17 +567,17 @@ def test_a_pair_that_cannot_be_read_is_named(agents, data, message):
 
 def test_more_parts_than_pairs_are_told_by_the_users_setting(agents):
     team, params = make_team(agents)
-    learning = Learning(algorithm="madpo", micro_batches=8)
-    (batch,) = pair_batches(team, encode_pairs(team, TASTES[:4], False), None, 4, learning)
-    state = init_stack(params[0], learning)
+    algorithm = resolved(algorithm="madpo", micro_batches=8)
+    (batch,) = pair_batches(team, encode_pairs(team, TASTES[:4], False), None, 4, algorithm)
+    state = init_stack(params[0], algorithm)
     with pytest.raises(ValueError, match="micro_batches=8 is more than the 4 pairs or texts of an update: .* batch_size"):
-        update_stack(state, batch, cfg=team.stacks[0].config, learning=learning)
+        update_stack(state, batch, model=team.stacks[0].config, algorithm=algorithm)
 
 
 def test_held_out_data_are_of_the_same_kind(agents):
     team, params = make_team(agents)
     with pytest.raises(TypeError, match="learns from a list of Pair, got Trajectory"):
-        fit(team, params, TASTES, RUN.replace(algorithm="madpo"), eval_data=[TALK])
+        fit(team, TASTES, RUN.replace(algorithm="madpo"), params=params, eval_data=[TALK])
 
 
 LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_proj,down_proj")
@@ -586,7 +589,7 @@ def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
     def run(where, **changes):
         team, params = make_team([agents[0]] * 2, lora=True)
         how = dict(algorithm="madpo", output_dir=str(tmp_path / where), save_every=10)
-        return fit(team, params, TASTES[1::2], RUN.replace(**how, **LORA, **changes), eval_data=TASTES[::4])
+        return fit(team, TASTES[1::2], RUN.replace(**how, **LORA, **changes), params=params, eval_data=TASTES[::4])
 
     whole = run("whole", num_updates=20)
     assert whole.before["margin"] == 0 and whole.after["accuracy"] > 0.9, whole.after

@@ -24,10 +24,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jmarl import fit, seeds, train
 from jmarl.config import TrainConfig
-from jmarl.sharding import make_mesh
-from jmarl.stack import unstack
+from jmarl.models.sharding import make_mesh
+from jmarl.models.stack import unstack
+from jmarl.training import fit, seeds, train
 from jmarl.types import Shared
 
 
@@ -48,11 +48,11 @@ for mesh, axes in (("data=2", P(None, "data")), ("agent=2", P("agent"))):
 here = jax.device_put(stacked, jax.local_devices()[0])
 assert (np.asarray(unstack({"w": here, "base": Shared(here)}, 1)["w"]) == stacked[1]).all()
 
-items, cfg = [{"prompt": "a"}], TrainConfig(num_updates=1)
+items, cfg = [{"prompt": "a"}], TrainConfig.of(num_updates=1)
 refused("train", lambda: train.check_run(items, cfg, None))
 refused("experiments", lambda: train.check_settings(cfg))
 refused("seeds", lambda: seeds.check_seeds([0, 1], cfg))
-refused("fit", lambda: fit.check_fit(TrainConfig(algorithm="sft", num_updates=1), None))
+refused("fit", lambda: fit.check_fit(TrainConfig.of(algorithm="sft", num_updates=1), None))
 """
 
 

@@ -67,7 +67,7 @@ def agents(tiny_config, tiny_tokenizer):
 def trained(agents, eval_items=None, **changes):
     team, params = make_team(agents)
     cfg = CONFIG.replace(**changes)
-    return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=eval_items)
+    return train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params, eval_items=eval_items)
 
 
 def rows(directory):
@@ -356,7 +356,7 @@ def test_adapters_of_team_and_reward_model(agents):
     """LoRA in both: rounds train the reward model's adapters on, and each round's keeps the head of the one before."""
     team, params = make_team([agents[0]] * 2, lora=True)
     cfg = CONFIG.replace(**ROUNDS, lora_rank=4, lora_targets="q_proj,down_proj")
-    result = train(team, params, make_reward(both, num_agents=2), ITEMS, cfg)
+    result = train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params)
     assert len(result.rewards) == 4 and np.isfinite(result.rewards).all()
 
 

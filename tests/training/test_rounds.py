@@ -68,7 +68,7 @@ def trained(agents, **changes):
     team, params = make_team(agents)
     base = CONFIG.replace(round_updates=None) if changes.get("algorithm") == "madpo" else CONFIG
     cfg = base.replace(**changes)
-    return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, eval_items=HELD_OUT)
+    return train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params, eval_items=HELD_OUT)
 
 
 def rounds_of(agents, **changes):
@@ -97,7 +97,7 @@ def test_two_architectures_and_shared_weights_learn_too(agents, tiny_config, mak
     assert result.after.mean > result.before.mean + result.before.interval
     team, params = make_team([agents[0]] * 2, shared_weights=True)
     reward = make_reward(both, num_agents=2)
-    result = train(team, params, reward, ITEMS, CONFIG, eval_items=HELD_OUT)
+    result = train(team, reward, ITEMS, CONFIG, params=params, eval_items=HELD_OUT)
     assert result.after.mean > result.before.mean + result.before.interval
 
 
@@ -154,7 +154,7 @@ def test_a_run_against_its_past_goes_on_bit_for_bit(agents, tmp_path, lora_rank)
         team, params = make_team([agents[0]] * 2, lora=lora_rank > 0)
         how = dict(comparator="history", comparator_lag=2, lora_rank=lora_rank, output_dir=str(tmp_path / where), batch_size=8)
         cfg = CONFIG.replace(**how | dict(num_updates=9, round_updates=2) | changes)
-        return train(team, params, make_reward(both, num_agents=2), ITEMS, cfg)
+        return train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params)
 
     whole = run("whole", save_every=0)
     run("parts", num_updates=5, save_every=1)
@@ -374,7 +374,7 @@ def test_equal_rewards_make_no_pairs(agents):
     team, params = make_team(agents)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
     with pytest.raises(ValueError, match="no two completions of an item have different rewards"):
-        train(team, params, reward, ITEMS, CONFIG)
+        train(team, reward, ITEMS, CONFIG, params=params)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_what_rounds_do_not_have_is_refused(agents, changes, message):
     with pytest.raises(ValueError, match=message):
         cfg = base.replace(**changes)
         transition = (lambda **_: ["a", "b"]) if cfg.episodes.num_turns > 1 else None
-        train(team, params, make_reward(both, num_agents=2), ITEMS, cfg, external_transition=transition)
+        train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params, external_transition=transition)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
     """LoRA in rounds: the reference is the base, so the first update's loss is log 2; then it falls."""
     team, params = make_team([agents[0]] * 2, lora=True)
     changes = dict(lora_rank=8, learning_rate=3e-2, num_updates=8, replay="all", output_dir=str(tmp_path))
-    train(team, params, make_reward(both, num_agents=2), ITEMS, CONFIG.replace(**changes))
+    train(team, make_reward(both, num_agents=2), ITEMS, CONFIG.replace(**changes), params=params)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["agent_1/loss"] == pytest.approx(math.log(2), rel=1e-5)
     assert rows[0]["agent_1/margin"] == pytest.approx(0, abs=1e-4)

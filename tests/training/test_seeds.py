@@ -44,12 +44,12 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
 
 def run(agent, cfg, seeds=None, items=ITEMS, reward=short):
     """What `train_seeds` returns, or with one number `train`."""
-    made = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
+    team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     more = dict(eval_items=ITEMS[:2], external_transition=go_on if cfg.episodes.num_turns > 1 else None)
-    arguments = (*made, make_reward(reward, num_agents=2), items)
+    arguments = (team, make_reward(reward, num_agents=2), items)
     if isinstance(seeds, int):
-        return train(*arguments, cfg.replace(seed=seeds), **more)
-    return train_seeds(*arguments, cfg, seeds=seeds, **more)
+        return train(*arguments, cfg.replace(seed=seeds), params=params, **more)
+    return train_seeds(*arguments, cfg, params=params, seeds=seeds, **more)
 
 
 def assert_equal(one, other):
@@ -116,8 +116,8 @@ def test_a_directory_is_that_of_a_run_alone(agent, whole, tmp_path):
     assert_equal(alone, results[1])
     for mine, other in zip(of_steps(rows(tmp_path)), of_steps(rows(where / "seed_0")), strict=True):
         assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
-    models, of_seed = ({p.relative_to(d) for p in d.rglob("*")} for d in (tmp_path / "models", where / "seed_0" / "models"))
-    assert models == of_seed and models
+    models, seed_models = ({p.relative_to(d) for p in d.rglob("*")} for d in (tmp_path / "models", where / "seed_0" / "models"))
+    assert models == seed_models and models
     each = [[row["reward/mean"] for row in rows(where / f"seed_{seed}") if "reward/mean" in row] for seed in SEEDS]
     together = [row for row in rows(where) if "reward/mean" in row]
     np.testing.assert_allclose([row["reward/mean"] for row in together], np.mean(each, 0))
@@ -194,13 +194,13 @@ from jmarl.training.train import start
 assert jax.device_count() == 2
 agent = load_agent(sys.argv[1])
 team, params = make_team([agent, agent], lora=True)
-cfgs = [TrainConfig(seed=seed, num_generations=2, lora_rank=8, progress=False) for seed in range(4)]
+cfgs = [TrainConfig.of(seed=seed, num_generations=2, lora_rank=8, progress=False) for seed in range(4)]
 meshes = [sharding.mesh_for("auto", [agents]) for agents in (2, 8)]
 base = once(team, params, cfgs[0], meshes[0])
 for _ in range(40):
     started = [start(team, [map_own(jnp.copy, of_stack) for of_stack in base], cfg, None) for cfg in cfgs]
-    runs = Runs(team, started[0][0], tuple(cfgs), *meshes)
-    state = together([of_seed for _, of_seed in started], runs)
+    runs = Runs(started[0][0], tuple(cfgs), *meshes)
+    state = together([initial for _, initial in started], runs)
     jax.block_until_ready([alone(state, run, runs) for run in range(4)])
 """
 
@@ -224,17 +224,17 @@ def test_the_story_takes_seeds(tmp_path):
     """And refuses what train_seeds would, before it loads a model."""
     from experiments.story_length import StoryConfig
 
-    cfg = StoryConfig(seeds=(0, 1), output_dir=str(tmp_path))
-    assert [(c.run.seed, c.run.output_dir, c.seeds) for c in map(cfg.of_seed, cfg.seeds)] == [
+    cfg = StoryConfig.of(seeds=(0, 1), output_dir=str(tmp_path))
+    assert [(c.run.seed, c.run.output_dir, c.seeds) for c in map(cfg.for_seed, cfg.seeds)] == [
         (seed, str(tmp_path / f"seed_{seed}"), ()) for seed in (0, 1)
     ]
     with pytest.raises(ValueError, match="each once"):
-        StoryConfig(seeds=(0, 0))
+        StoryConfig.of(seeds=(0, 0))
     with pytest.raises(ValueError, match="no complete checkpoint in .*seed_0"):
-        StoryConfig(seeds=(0, 1), output_dir=str(tmp_path), resume=True)
+        StoryConfig.of(seeds=(0, 1), output_dir=str(tmp_path), resume=True)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ValueError, match="holds the checkpoints of a single run"):
-        StoryConfig(seeds=(0, 1), output_dir=str(tmp_path))
+        StoryConfig.of(seeds=(0, 1), output_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pathlib import Path
 from experiments.tiny import random_agents, tokenizer
 from jmarl.config import TrainConfig
 from jmarl.team import make_team
-from jmarl.train import train
+from jmarl.training.train import train
 
 directory, updates, every = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 seen, calls = [], 0
@@ -48,9 +48,9 @@ def reward(a, b):
     return [float(len(x)) for x in a]
 
 team, params = make_team(random_agents("tiny", tokenizer(("a", "b")), 2, seed=0, width=8))
-cfg = TrainConfig(num_updates=updates, num_generations=2, max_new_tokens=2, output_dir=directory, save_every=every,
-                  log_every=every, progress=False)
-train(team, params, reward, [{"prompt": "a b"}, {"prompt": "b"}], cfg)
+cfg = TrainConfig.of(num_updates=updates, num_generations=2, max_new_tokens=2, output_dir=directory, save_every=every,
+                     log_every=every, progress=False)
+train(team, reward, [{"prompt": "a b"}, {"prompt": "b"}], cfg, params=params)
 print(json.dumps(seen))
 """
 

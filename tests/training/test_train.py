@@ -20,14 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl import algorithms
-from jmarl.config import TrainConfig
+from jmarl.algorithms import ALGORITHMS, AlgorithmRow, resolve
+from jmarl.config import Optimizer, TrainConfig
 from jmarl.envs.rewards import RewardError, make_reward
-from jmarl.learning.optimizer import init_state, updates_done
+from jmarl.learning.optimizer import init_state, steps_done
 from jmarl.models.hub import agents as weights
 from jmarl.randomness import tasks_of
 from jmarl.rl import advantages, losses
-from jmarl.team import make_team, without_gradients
+from jmarl.team import Team, make_team, without_gradients
 from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.manifest import write_manifest
 from jmarl.training.files.saving import Saves
@@ -42,11 +42,12 @@ NOT_COMPARED = ("time/", "tokens_per_s", "compiles")
 # of step 10 is complete on disk.
 SCRIPT = """
 import json, os, signal, sys, time
-from jmarl import train, weights
-from jmarl.checkpoint import Checkpointer
+from jmarl.models.hub import agents as weights
 from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
-from jmarl.team import make_team
+from jmarl.team import Team, make_team
+from jmarl.training.files.checkpoint import Checkpointer
+from jmarl.training.train import train
 
 directories, fields, kill = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 calls = 0
@@ -63,7 +64,7 @@ def reward(a, b, rng):
 
 items = [{"prompt": text} for text in ("The answer", "apples", "def add", "two agents", "question")]
 team, params = make_team([weights.load_agent(d) for d in directories])
-train.train(team, params, make_reward(reward, num_agents=2), items, TrainConfig(**fields), eval_items=items[:2])
+train(team, make_reward(reward, num_agents=2), items, TrainConfig.of(**fields), params=params, eval_items=items[:2])
 """
 
 BASE = dict(num_updates=20, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, progress=False)
@@ -78,7 +79,7 @@ def start(directories, output_dir, kill=0, **changes):
 
 
 def update_count(state):
-    return updates_done(state.stacks[0]).tolist()
+    return steps_done(state.stacks[0]).tolist()
 
 
 def rows_of(output_dir):
@@ -113,7 +114,7 @@ def test_the_kill_came_after_the_checkpoint(runs):
 def test_a_resumed_run_is_bit_equal(runs, pair):
     """Parameters, optimiser state and counters after 20 steps = 10 + SIGKILL + 10."""
     whole, broken, _ = runs
-    like, states = without_gradients(init_state(make_team(pair)[1], TrainConfig.of(**BASE).learning())), []
+    like, states = without_gradients(init_state(make_team(pair)[1], resolve(TrainConfig.of(**BASE)))), []
     for run in (whole, broken):
         with Checkpointer(run / "checkpoints", read_only=True) as saved:
             states.append(jax.device_get(saved.restore(like, 20)[0]))
@@ -153,7 +154,7 @@ def test_a_changed_team_is_refused(runs, tiny_dir):
     agent = weights.load_agent(tiny_dir("qwen2"))
     cfg = TrainConfig.of(**BASE, save_every=10, eval_every=5, eval_generations=2, output_dir=str(runs[0]), resume=True)
     with pytest.raises(ValueError, match="team: other models, tokenizers or roles"):
-        train(*make_team([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
+        train(Team.of([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
 
 
 def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, full_disk):
@@ -178,7 +179,7 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
     with contextlib.ExitStack() as full, warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = tell
-        result = train(*make_team(pair), make_reward(reward, num_agents=2), [{"prompt": "apples"}], cfg)
+        result = train(Team.of(pair), make_reward(reward, num_agents=2), [{"prompt": "apples"}], cfg)
     assert len(told) == 1 and re.search("not saved, training goes on: .*step 2", told[0])
     assert int(result.state.step) == 2 and (tmp_path / "models" / "agent_1" / "model.safetensors").exists()
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
@@ -187,9 +188,9 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
 
 def test_a_save_that_failed_does_not_cost_the_next_one(pair, tmp_path, full_disk):
     """The disk is full in the first of two saves, of which nobody has asked how it ended when the second begins."""
-    state, cfg = init_state(make_team(pair)[1], TrainConfig.of(**BASE).learning()), TrainConfig.of(output_dir=str(tmp_path))
+    state, cfg = init_state(make_team(pair)[1], resolve(TrainConfig.of(**BASE))), TrainConfig.of(output_dir=str(tmp_path))
     with Checkpointer(tmp_path / "checkpoints") as saver:
-        saves = Saves(cfg, [(saver, {})])
+        saves = Saves(cfg.run, [(saver, {})])
         with full_disk(20_000):
             saves.save(1, state)
             while saver._thread.is_alive():
@@ -229,7 +230,7 @@ def pair(directories):
 def run(pair, reward=share_of_e, items=("The answer", "apples", "question"), **changes):
     team, params = make_team(pair)
     cfg = TrainConfig.of(**BASE | dict(num_updates=2) | changes)
-    return train(team, params, make_reward(reward, num_agents=2), [{"prompt": text} for text in items], cfg), team
+    return train(team, make_reward(reward, num_agents=2), [{"prompt": text} for text in items], cfg, params=params), team
 
 
 def params_of(result):
@@ -265,7 +266,7 @@ def test_nothing_but_invalid_rewards_changes_nothing(pair):
 
 def test_a_plain_function_is_a_reward(pair):
     cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
-    plain, made = (train(*make_team(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
+    plain, made = (train(Team.of(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
     assert plain.rewards == made.rewards
     told = f"TrainResult(1 updates, the last of 1 with reward {made.rewards[0]:.3f}, held out None -> None)"
     assert repr(plain) == told
@@ -288,7 +289,7 @@ def test_a_plain_function_is_a_reward(pair):
 def test_prompts_that_are_none_are_refused(pair, items, formatters, message):
     cfg = TrainConfig.of(**BASE | dict(num_updates=1))
     with pytest.raises((ValueError, TypeError), match=message):
-        train(*make_team(pair), share_of_e, items, cfg, formatters=formatters)
+        train(Team.of(pair), share_of_e, items, cfg, formatters=formatters)
 
 
 def test_a_team_of_names_is_refused(pair):
@@ -305,44 +306,44 @@ def test_one_formatter_is_for_all_agents(pair):
         return [len(x) > len(y) for x, y in zip(a, b, strict=True)]
 
     cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
-    runs = [train(*make_team(pair), longer, items, cfg, formatters=how) for how in (loud, [loud, loud])]
+    runs = [train(Team.of(pair), longer, items, cfg, formatters=how) for how in (loud, [loud, loud])]
     assert runs[0].rewards == runs[1].rewards and 0 <= runs[0].rewards[0] <= 1, "True is a reward of 1"
 
 
 def own_row(monkeypatch, **parts):
-    row = dict(advantage="group_mean", scale="none", loss=losses.policy_gradient, aggregation="token_mean") | parts
-    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", algorithms.Algorithm(**row))
+    row = dict(estimator=advantages.group_mean, loss=losses.policy_gradient) | parts
+    monkeypatch.setitem(ALGORITHMS, "mine", AlgorithmRow(**row))
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (dict(advantage="medain"), "the row 'mine' has advantage='medain', which must be one of .*'group_mean'"),
-        (dict(aggregation="tokenmean"), "aggregation='tokenmean', which must be one of .*'token_mean'"),
-        (dict(scale="variance"), "scale='variance', which must be one of"),
-        (dict(critic="both"), "critic='both', which must be one of"),
+        (dict(estimator="group_mean"), "the estimator of 'mine' cannot be computed: TypeError"),
+        (dict(aggregation="tokenmean"), "aggregation='tokenmean' is not allowed: aggregation must be one of .*'token_mean'"),
+        (dict(scale="variance"), "scale='variance' is not allowed: scale must be one of"),
+        (dict(critic="both"), "critic='both' is not allowed: critic must be one of"),
+        (dict(baseline="mean"), "baseline='mean' is not allowed: baseline must be one of"),
         (dict(loss="bounded"), "the loss of 'mine' cannot be computed: TypeError"),
         (dict(loss=lambda logp: (logp.sum(), {})), "the loss of 'mine' cannot be computed: TypeError: .*4 were given"),
-        (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a number .*dict of metrics"),
-        (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a number .*dict of metrics"),
+        (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a scalar .*dict of metrics"),
+        (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a scalar .*dict of metrics"),
     ],
 )
 def test_a_row_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, parts, message):
-    own_row(monkeypatch, **parts)
     with pytest.raises(ValueError, match=message):
+        own_row(monkeypatch, **parts)
         run(pair, algorithm="mine")
 
 
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [
-        (lambda returns, same: returns.mean(), "the estimator of 'mine' must return an advantage for each return"),
+        (lambda returns, valid: returns.mean(), "the estimator of 'mine' must return an advantage for each return"),
         (lambda returns: returns, "the estimator of 'mine' cannot be computed: TypeError"),
     ],
 )
 def test_an_estimator_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, estimator, message):
-    monkeypatch.setitem(advantages.ESTIMATORS, "own", estimator)
-    own_row(monkeypatch, advantage="own")
+    own_row(monkeypatch, estimator=estimator)
     with pytest.raises(ValueError, match=message):
         run(pair, algorithm="mine")
 
@@ -358,9 +359,8 @@ def test_a_row_that_is_written_anew_is_the_new_one(pair, monkeypatch):
     for factor in (1.0, 0.0):
         own_row(monkeypatch, loss=lambda logp, old, adv, w, factor=factor: (-jnp.sum(w * adv * logp) * factor, {}))
         seen.append(params_of(run(pair, algorithm="mine", max_grad_norm=1e9)[0])["embed"])
-    for estimator in (lambda returns, same: returns, lambda returns, same: 0 * returns):
-        monkeypatch.setitem(advantages.ESTIMATORS, "own", estimator)
-        own_row(monkeypatch, advantage="own")
+    for estimator in (lambda returns, valid: returns, lambda returns, valid: 0 * returns):
+        own_row(monkeypatch, estimator=estimator)
         seen.append(params_of(run(pair, algorithm="mine")[0])["embed"])
     before = jax.device_get(make_team(pair)[1][0])["embed"]
     assert [bool((x == before).all()) for x in seen] == [False, True, False, True]
@@ -422,10 +422,10 @@ def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path, b
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
     how = dict(num_updates=4, eval_every=2, eval_generations=2, save_every=1, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
-        train(*make_team(pair), reward(broken_at), items, TrainConfig.of(**BASE | how), eval_items=held_out)
+        train(Team.of(pair), reward(broken_at), items, TrainConfig.of(**BASE | how), eval_items=held_out)
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
         assert saved.latest_step() == saved_at
-    result = train(*make_team(pair), reward(0), items, TrainConfig.of(**BASE | how, resume=True), eval_items=held_out)
+    result = train(Team.of(pair), reward(0), items, TrainConfig.of(**BASE | how, resume=True), eval_items=held_out)
     assert result.after is not None and len(result.rewards) == 4 - saved_at
     assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
@@ -440,7 +440,7 @@ def test_a_checkpoint_is_begun_before_an_evaluation(pair, tmp_path):
         return share_of_e(a, b)
 
     cfg = TrainConfig.of(**BASE | dict(num_updates=4, eval_every=2, eval_generations=2, save_every=2, output_dir=str(tmp_path)))
-    train(*make_team(pair), reward, [{"prompt": "apples"}], cfg, eval_items=[{"prompt": "held out"}])
+    train(Team.of(pair), reward, [{"prompt": "apples"}], cfg, eval_items=[{"prompt": "held out"}])
     assert seen == [[], ["2"], ["2", "4"]]
 
 
@@ -483,7 +483,8 @@ def test_a_run_that_breaks_off_goes_on_from_its_last_update(pair, tmp_path, erro
 def test_settings_of_another_type_or_name_are_refused(changes, message):
     with pytest.raises(TypeError, match=message):
         TrainConfig.of(**changes)
-    assert {"algorithm", "learning_rate"} <= set(inspect.signature(TrainConfig).parameters), "as help() shows them"
+    assert {"algorithm", "optimizer"} <= set(inspect.signature(TrainConfig).parameters), "as help() shows them"
+    assert "learning_rate" in inspect.signature(Optimizer).parameters
 
 
 def test_models_are_not_written_where_they_are_not_wanted(pair, tmp_path):
@@ -530,7 +531,7 @@ def test_a_finished_run_that_is_resumed_is_evaluated(pair, tmp_path):
     cfg = TrainConfig.of(**BASE | dict(num_updates=1, save_every=1, output_dir=str(tmp_path)))
 
     def trained(cfg):
-        return train(*make_team(pair), make_reward(share_of_e, num_agents=2), items, cfg, eval_items=items)
+        return train(Team.of(pair), make_reward(share_of_e, num_agents=2), items, cfg, eval_items=items)
 
     first, again = trained(cfg), trained(cfg.replace(resume=True))
     assert again.before is None and again.rewards == [] and again.after.mean == first.after.mean
@@ -555,9 +556,9 @@ def test_the_same_run_again_is_equal(pair):
     assert first.rewards == second.rewards
     team, params = make_team(pair)
     cfg, reward = TrainConfig.of(**BASE | dict(num_updates=1)), make_reward(share_of_e, num_agents=2)
-    train(team, params, reward, [{"prompt": "apples"}], cfg)
+    train(team, reward, [{"prompt": "apples"}], cfg, params=params)
     with pytest.raises(ValueError, match=r"parameters of stack 0 .*make_team"):
-        train(team, params, reward, [{"prompt": "apples"}], cfg)
+        train(team, reward, [{"prompt": "apples"}], cfg, params=params)
 
 
 def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
@@ -572,14 +573,14 @@ def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
     held_out = [{"prompt": "held out"}, {"prompt": "other"}]
     team, params = make_team(pair)
     cfg = TrainConfig.of(**BASE | dict(num_updates=3, eval_every=1, eval_generations=3))
-    result = train(team, params, make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg, eval_items=held_out)
+    result = train(team, make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg, params=params, eval_items=held_out)
     evaluations = [texts for prompt, texts in calls if prompt == "held out"]
     assert len(evaluations) == 4 and all(texts == evaluations[0] for texts in evaluations)
     assert result.before.mean == result.after.mean == 1.0
     trained = [texts for prompt, texts in calls if prompt == "apples"]
     assert len({tuple(texts) for texts in trained}) == 3
     calls.clear()
-    train(team, make_team(pair)[1], make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg)
+    train(team, make_reward(reward, num_agents=2), [{"prompt": "apples"}] * 2, cfg, params=make_team(pair)[1])
     assert [texts for _, texts in calls] == trained
 
 
@@ -592,7 +593,7 @@ def test_a_row_tells_the_time_of_its_step(pair, tmp_path):
 
     cfg = TrainConfig.of(**BASE | dict(num_updates=3, eval_every=1, output_dir=str(tmp_path)))
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
-    train(*make_team(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
+    train(Team.of(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
     rows = [row for row in rows_of(tmp_path) if "time/step_s" in row]
     assert len(rows) == 3 and all(row["time/step_s"] > 0.3 for row in rows)
     assert all(row["time/step_s"] < 3.0 for row in rows[1:]), "the first row has the compiling"
@@ -615,7 +616,7 @@ def test_programs_compile_once_and_before_the_first_step(pair):
     items, held_out = [{"prompt": "apples"}] * 2, [{"prompt": "held out"}]
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        train(*make_team(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
+        train(Team.of(pair), make_reward(reward, num_agents=2), items, cfg, eval_items=held_out)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert sorted(happened[:3]) == ["jit(_update)", "jit(sample_stack)", "jit(sample_stack)"]

@@ -63,9 +63,9 @@ def main() -> int:
         make_reward(reward, num_agents=2), [default_formatter] * 2, transition if cfg.episodes.num_turns > 1 else None
     )
     if kind == "seeds":
-        results = train_seeds(team, params, env, ITEMS, cfg, seeds=(0, 1), eval_items=ITEMS[:2])
+        results = train_seeds(team, env, ITEMS, cfg, params=params, seeds=(0, 1), eval_items=ITEMS[:2])
     else:
-        results = [train(team, params, env, ITEMS, cfg, eval_items=ITEMS[:2])]
+        results = [train(team, env, ITEMS, cfg, params=params, eval_items=ITEMS[:2])]
     print(json.dumps({"updates": int(results[0].state.step), "rewards": np.sum(results[0].rewards)}), flush=True)
     return exit_code(cfg, *results)
 

@@ -208,7 +208,7 @@ class DPOTrainer:
     def train(self) -> FitResult:
         """Train as the settings say; afterwards the trainer holds the trained weights."""
         self._result = result = fit(
-            self.team, self.params, self.data, self.config, eval_data=self.eval_data, wandb_config=self.wandb_config
+            self.team, self.data, self.config, params=self.params, eval_data=self.eval_data, wandb_config=self.wandb_config
         )
         self._params = policies(result.state)
         return result

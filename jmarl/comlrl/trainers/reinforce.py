@@ -136,9 +136,9 @@ class MAGRPOTrainer:
         A second call trains on from them, with a new optimiser, and moves what the first one wrote to `earlier_1`. After an
         interruption it is refused, because the run has not ended: a trainer with resume=True goes on.
         """
-        arguments = (self.team, self.params, self.env, self.items, self.config)
+        arguments = (self.team, self.env, self.items, self.config)
         models: dict[str, Any] = dict(critic=self.critic, reward_model=self.reward_model)
-        result = train(*arguments, **models, eval_items=self.eval_items, wandb_config=self.wandb_config)
+        result = train(*arguments, **models, params=self.params, eval_items=self.eval_items, wandb_config=self.wandb_config)
         self._params = policies(result.state)
         return result
 

@@ -1,4 +1,4 @@
-"""Debates between agents and the judges that score them.
+"""Debates between two agents, and the judges that score them.
 
 The room imports `envs`. Open `debate.py` first.
 """

@@ -58,6 +58,7 @@ class SudokuState(NamedTuple):
 
     @property
     def is_proposing(self) -> bool:
+        """Whether the proposer acts next, not the checker."""
         return self.turn % 2 == 0
 
     @property
@@ -72,6 +73,7 @@ class SudokuState(NamedTuple):
 
     @property
     def phi(self) -> float:
+        """The potential whose change is the reward; see the module."""
         return 0.5 * sum(self.right) / len(self.right) + 0.5 * all(self.right)
 
 

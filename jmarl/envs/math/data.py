@@ -27,7 +27,7 @@ class Source(NamedTuple):
     hub: str
     config: str | None
     fields: tuple[str, ...]
-    read: Callable[[dict], tuple[str, str]]  # from a row to its question and answer
+    parse: Callable[[dict], tuple[str, str]]  # from a row to its question and answer
 
 
 def read_gsm8k(row: dict) -> tuple[str, str]:
@@ -64,7 +64,7 @@ def load_tasks(name: str, path: str | Path | None = None, split: str = "train", 
     source, tasks = SOURCES[name], []
     rows = load_rows(source.hub, source.fields, config=source.config, split=split, path=path, limit=limit)
     for number, row in enumerate(rows):
-        question, answer = source.read(row)
+        question, answer = source.parse(row)
         last_sentence = re.split(r"(?<=[.!?])\s+", question)[-1]
         unit = "%" if _ASKS_FOR_PERCENTAGE.search(last_sentence) else ""
         try:

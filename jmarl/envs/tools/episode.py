@@ -30,8 +30,8 @@ class Episode(NamedTuple):
     turn: int = 0  # steps so far
     records: tuple[Record, ...] = ()
     used_tools: tuple[str, ...] = ()  # needed tools that have succeeded
-    gain: float = 0.0  # reward for calls so far
-    penalty: float = 0.0  # the same, of calls and messages that cost something; at most 0
+    gain: float = 0.0  # reward for needed tools so far
+    penalty: float = 0.0  # reward for useless calls and empty messages so far; at most 0
     sandbox_calls: Calls = ()  # made in the workspace
     notes: tuple[str, ...] = ()  # on the form of the last message
     plan: str | None = None  # of a team's planner, for the caller to read

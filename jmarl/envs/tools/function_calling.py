@@ -12,8 +12,9 @@ Reward, the same for both agents. n calls are expected, m are made (merged, with
     + 0.35 · arguments   sum of similarities / n over the best one-to-one pairing of made and expected calls. The similarity is
                          (right arguments) / (arguments of either call); 0 for different functions
     + 0.10 · count       max(0, 1 - |m - n| / n)
-    + 0.15 · balance     max(0, 1 - (sum over agents of |own calls - an even share of n|) / n); either agent may have the odd
-    one + 0.20 · exact       1 if m = n and every call is as expected
+    + 0.15 · balance     max(0, 1 - (sum over agents of |own calls - an even share of n|) / n); for odd n either agent may
+                         have one more
+    + 0.20 · exact       1 if m = n and every call is as expected
     - 0.20 · overlap     min(1, calls that both agents made / n)
     - 0.15 · lazy        agents without a call / 2
     - 0.05 · extra       (m - n) / n, clipped to [0, 1]

@@ -1,8 +1,8 @@
 """Tools for agents: a function with a JSON schema of its parameters, and a registry that checks calls and makes them.
 
 A tool returns a text for the agent. It raises `ToolError` if something is wrong with the call; the agent reads the message. If
-a service cannot be reached, a tool raises `jmarl.envs.vector.Unanswered`, which masks the joint action. Any other exception is
-a bug of the tool and ends the run.
+a service cannot be reached, a tool raises `Unanswered`, which masks the joint action. Any other exception is a bug of the tool
+and ends the run.
 
     def weather(town): return f"rain in {town}"
 

@@ -1,7 +1,7 @@
 """Search in documents: BM25 over a local corpus, or any other backend.
 
-A backend is a function (query, k) -> documents, best first. If it is a service that cannot be reached, it raises
-`jmarl.envs.vector.Unanswered`. The default searches `corpus.py`; its index is built at the first query, once per process.
+A backend is a function (query, k) -> documents, best first. If it is a service that cannot be reached, it raises `Unanswered`.
+The default searches `corpus.py`; its index is built at the first query, once per process.
 
     score(document, query) = sum over the words w of the query of
         ln(1 + (D - n_w + 0.5) / (n_w + 0.5)) * f / (f + k1 * (1 - b + b * length / mean length))

@@ -42,13 +42,14 @@ ARXIV = Gates((128, 256), (0.8, 1.3, 1.6, 2.0), (0.5, 0.7, 1.3, 1.7), 0.23, join
 
 
 class WordLists(NamedTuple):
-    """Word lists in lower case; `create` makes them from any case."""
+    """Word lists in lower case; make them with `create`."""
 
     stop_words: frozenset[str]
     transitions: dict[str, tuple[str, ...]]  # words and phrases by category
 
     @classmethod
     def create(cls, stop_words: Iterable[str], transitions: Mapping[str, Iterable[str]]) -> WordLists:
+        """Return the lists in lower case. A category that is not a list of words and phrases raises ValueError."""
         for name, phrases in transitions.items():
             if isinstance(phrases, str) or not all(isinstance(p, str) and p.strip() for p in phrases):
                 raise ValueError(f"transitions of {name!r} are {phrases!r:.80}: give a list of words and phrases")

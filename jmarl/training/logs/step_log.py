@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +18,10 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation, numbers
+from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import fetched
 from jmarl.rollout.play import Rollout, Turn
-from jmarl.team import Team
+from jmarl.team import Team, agents_of, policies, save_team
 from jmarl.training.files.failed_update import FailedUpdate, NonFiniteError, write_failed_update
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.tables import joint_actions_table
@@ -27,15 +29,24 @@ from jmarl.types import TRACES, TeamState
 
 
 class TrainResult(NamedTuple):
-    """What a run ends with. `agents_of(team, policies(result.state))` gives its agents as `load_agent` would, and
-    `save_team(directory, team, policies(result.state))` writes them."""
+    """The result of a run. `save` writes its agents, `agents` returns them as `load_agent` would."""
 
+    team: Team
     state: TeamState  # without gradients
     rewards: list[float]  # mean return of each update that this process made; with one turn the mean reward
     before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
     after: Evaluation | None  # and after it
     interrupted: bool = False  # by Ctrl+C or SIGTERM before the last update; what was learned is in the state
     unsaved: str = ""  # why the last checkpoint or the models could not be written; empty: they were, or none were wanted
+
+    @property
+    def agents(self) -> list[Agent]:
+        """The trained agents, on the host; adapters are merged."""
+        return agents_of(self.team, policies(self.state))
+
+    def save(self, directory: str | Path) -> None:
+        """Write the trained agents as Hugging Face directories `agent_0/`, `agent_1/`, ..."""
+        save_team(directory, self.team, policies(self.state))
 
     def __repr__(self) -> str:  # without the weights and texts
         about = f"the last of {len(self.rewards)} with reward {self.rewards[-1]:.3f}" if self.rewards else "none of them now"

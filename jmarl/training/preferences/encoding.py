@@ -21,8 +21,9 @@ from jmarl.learning.objective import pair_numbers
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.tokenize import chat_follow_up, chat_messages, encode_prompts
+from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.models.stack import COMPILER, per_agent
+from jmarl.models.stack import per_agent
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team
@@ -173,7 +174,7 @@ def text_batches(team: Team, encoded: Sequence[Sequence[Encoded]], count: int) -
     return (TextBatch(*map(jnp.asarray, (prompts, lengths, tokens, kinds))),)
 
 
-@partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER)
+@partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: Algorithm, mesh: Mesh | None) -> jax.Array:
     """Return `pair_numbers` of every token, [A, P, G, T]."""
     TRACES["scores"] += 1

@@ -153,7 +153,7 @@ def fit_reward_model(
     start, fresh = (fresh if params is None else params), None  # at most one of them stays in memory
     joint = [joint_pair(pair) for pair in pairs]
     trained, held = held_out(joint, HELD_OUT) if eval_pairs is None else (joint, [joint_pair(pair) for pair in eval_pairs])
-    result = fit(team, start, trained, cfg, eval_data=held)
+    result = fit(team, trained, cfg, params=start, eval_data=held)
     if result.interrupted:
         raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.run.num_updates} updates")
     model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], resolve(cfg))
@@ -220,7 +220,8 @@ class LearnedRounds:
         cfg, before = reward_config(self.cfg, self.algorithm, round_), self.env.model
         if again and not cfg.run.resume:
             raise ValueError(
-                f"cannot resume: the reward model of round {round_} is not in {cfg.run.output_dir}; it was not kept, or is damaged"
+                f"cannot resume: the reward model of round {round_} is not in {cfg.run.output_dir}; it was not kept, "
+                "or is damaged"
             )
         pairs = self.rounds.replayed(round_)
         start = None if before is None else before.params

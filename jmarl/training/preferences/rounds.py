@@ -247,7 +247,7 @@ def run_rounds(
         return state, partial(log.step, step, *learned)
 
     done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
-    return TrainResult(done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
+    return TrainResult(team, done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
 
 
 def chosen_of(count: int, n: int, rng: np.random.Generator) -> list[int]:
