@@ -279,10 +279,10 @@ def test_flags_take_one_value_or_one_an_agent():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(learning_rate=(1e-2,)), r"learning_rate=\(0.01,\) has 1 values for 2 agents: give one for all, or one an agent"),
+        (dict(learning_rate=(1e-2,)), r"learning_rate=\(0.01,\) has 1 values for 2 agents: give one for all, or one per agent"),
         (dict(learning_rate=(1e-2, 0.0)), r"learning_rate=\(0.01, 0.0\) is not allowed: learning_rate must be > 0"),
         (dict(optimizer="adam"), "optimizer='adam' is not allowed: optimizer must be one of"),
-        (dict(optimizer=("sgd", "lion"), adam_eps=1e-8), r"agents \[0, 1\] are of one architecture, .* one optimizer"),
+        (dict(optimizer=("sgd", "lion"), adam_eps=1e-8), r"agents \[0, 1\] have one architecture, .* with one optimizer"),
         (dict(optimizer="sgd"), "adam_eps=0.0001 is not allowed: adam_eps must be 1e-08 without optimizer=adamw"),
         (dict(momentum=0.5), "momentum=0.5 is not allowed: momentum must be 0.0 without optimizer=sgd"),
         (dict(frozen_agents=(2,)), r"frozen_agents=\(2,\) is not allowed: the agents of this team are 0 to 1"),
@@ -295,7 +295,7 @@ def test_flags_take_one_value_or_one_an_agent():
             dict(update_order="alternating", lr_schedule="linear", warmup_updates=2),
             "in alternating order each of 2 agents learns in only 2 of num_updates=4 updates",
         ),
-        (dict(algorithm="maac", learning_rate=(1e-2, 1e-3)), "the central critic of 'maac' takes: set critic_learning_rate"),
+        (dict(algorithm="maac", learning_rate=(1e-2, 1e-3)), "the central critic of 'maac' uses: set critic_learning_rate"),
         (dict(algorithm="mappo", max_grad_norm=(1.0, 2.0)), "give one max_grad_norm for all"),
     ],
 )
@@ -327,10 +327,10 @@ def test_it_is_refused_before_models_are_loaded():
     with pytest.raises(ValueError, match="learning_rate=.* has 3 values for 2 agents"):
         MAGRPOTrainer("no such model", num_agents=2, **arguments)
     with pytest.raises(ValueError, match="learning_rate=.* has 3 values for 2 agents"):
-        StoryConfig(learning_rate=(1e-5, 1e-5, 1e-5))
-    StoryConfig(frozen_agents=(1,))
+        StoryConfig.of(learning_rate=(1e-5, 1e-5, 1e-5))
+    StoryConfig.of(frozen_agents=(1,))
     with pytest.raises(ValueError, match="the agents of this team are 0 to 0"):
-        StoryConfig(frozen_agents=(1,), centralized=True)
+        StoryConfig.of(frozen_agents=(1,), centralized=True)
 
 
 def test_a_teams_numbers_are_no_stacks_settings():

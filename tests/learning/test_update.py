@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import typing
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.algorithms import resolve
+from jmarl.algorithms import ALGORITHMS, resolve
 from jmarl.config import Loss, TrainConfig
 from jmarl.learning.objective import loss_of_inputs, make_loss_inputs, split, token_loss
 from jmarl.learning.optimizer import init_stack
@@ -21,7 +22,7 @@ from jmarl.models.hub.hf_format import tensors_from_params
 from jmarl.models.stack import stack_params, unstack
 from jmarl.rl.advantages import initial_running
 from jmarl.sampling import scoring
-from jmarl.types import Batch
+from jmarl.types import TRACES, Batch
 
 A, P, G, T, S = 2, 2, 4, 6, 16
 LENGTHS = np.array([[5, 9], [12, 7]])
@@ -461,3 +462,19 @@ def test_the_penalty_follows_the_coefficient_of_the_moment(params, batch, model)
     none, once, twice = map(advantages, (0.0, 0.3, 0.6))
     np.testing.assert_allclose(twice - none, 2 * (once - none), rtol=1e-3, atol=1e-5)
     assert np.abs(once - none).max() > 1e-3
+
+
+def test_a_replaced_row_is_used_by_the_next_update(updated, batch, model, monkeypatch):
+    """A row is part of the static argument: no program of the row of the same name before is run, and none is compiled again
+    for a row that is put back."""
+    state, new, metrics = updated
+    magrpo, rloo = ALGORITHMS["magrpo"], ALGORITHMS["marloo"]
+    monkeypatch.setitem(ALGORITHMS, "magrpo", dataclasses.replace(magrpo, estimator=rloo.estimator))
+    other, other_metrics = step(state, batch, model)
+    expected, expected_metrics = step(state, batch, model, PLAIN.replace(algorithm="marloo"))
+    assert_close_trees((other.params, other_metrics), (expected.params, expected_metrics))
+    assert (np.abs(other_metrics["loss"] - metrics["loss"]) > 1e-4).all()
+    monkeypatch.setitem(ALGORITHMS, "magrpo", magrpo)
+    traced = TRACES["update"]
+    assert_equal_trees(step(state, batch, model), (new, metrics))
+    assert TRACES["update"] == traced
