@@ -146,7 +146,7 @@ def test_texts_are_learned_and_filtered_by_reward(model):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DPOTrainer("x", args=DPOConfig(num_generations=4), train_dataset=PAIRS), "num_generations=4 has no meaning"),
+        (lambda: DPOTrainer("x", args=DPOConfig(num_generations=4), train_dataset=PAIRS), "num_generations=4 has no effect"),
         (lambda: DPOTrainer("x", args=DPOConfig(temperature=0.6), train_dataset=PAIRS), "temperature=0.6 .* leave it at 1.0"),
         (lambda: MADPOConfig(reward_num_train_epochs=2), "reward_num_train_epochs is not a setting here; set reward_updates"),
         (lambda: MADPOConfig(comparator_policy="model", comparator_model_name="x", comparator_api_model="y"), "same setting"),

@@ -369,7 +369,7 @@ def test_the_experiment_trains(name, turns, tiny_dir, tmp_path, capsys):
     from experiments.report import report
 
     model = tiny_dir("llama", max_position_embeddings=4096)
-    cfg = BuildingConfig(
+    cfg = BuildingConfig.of(
         environment=name, model=str(model), num_turns=turns, num_updates=1, num_prompts=1, num_generations=2, held_out=1,
         max_new_tokens=4, output_dir=str(tmp_path / "run"),
     )  # fmt: skip

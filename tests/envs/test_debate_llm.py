@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pickle
 import socket
@@ -79,7 +80,7 @@ def server():
 def model_at(server, **changes):
     port = server if isinstance(server, int) else server.server_port
     api = ChatAPI(f"http://127.0.0.1:{port}/v1", "judge", wait_s=0.01, timeout_s=0.5, name="judge")
-    return ChatModel(api.replace(**changes))
+    return ChatModel(dataclasses.replace(api, **changes))
 
 
 def prefers(side):

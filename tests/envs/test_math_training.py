@@ -17,7 +17,7 @@ from jmarl.team import agents_of
 
 def test_a_team_trains_by_turns(tiny_dir, tmp_path):
     """The solver does not act in the first one."""
-    cfg = MathConfig(
+    cfg = MathConfig.of(
         model=str(tiny_dir("llama", max_position_embeddings=1024)), environment="math_planner", num_updates=1, num_prompts=1,
         num_generations=2, max_new_tokens=4, held_out=1, tasks=4, output_dir=str(tmp_path / "run"),
     )  # fmt: skip
@@ -34,13 +34,13 @@ def test_settings_that_do_not_exist_are_refused():
         (dict(difficulty=4), "difficulty=4"),
     ):
         with pytest.raises(ValueError, match=message):
-            MathConfig(**options, output_dir="")
-    assert MathConfig(environment="math", num_turns=3, output_dir="").num_turns == 3
+            MathConfig.of(**options, output_dir="")
+    assert MathConfig.of(environment="math", num_turns=3, output_dir="").episodes.num_turns == 3
 
 
 def test_a_tiny_team_imitates_and_is_trained(tmp_path, capsys):
     """From random weights: what it had untrained, after two updates of imitation, and after two of training."""
-    cfg = MathConfig(
+    cfg = MathConfig.of(
         model="tiny", chat=False, topics=("arithmetic",), environment="math_verifier", tasks=16, demonstrations=16,
         imitation_slips=0.5, imitation_updates=2, num_updates=2, num_prompts=2, num_generations=2, max_new_tokens=8,
         held_out=2, save_every=2, output_dir=str(tmp_path / "run"),

@@ -354,8 +354,8 @@ def test_without_a_sandbox_a_joint_action_is_masked(monkeypatch):
 def test_the_experiment_refuses_bad_settings():
     from experiments.tools import ToolsConfig
 
-    assert ToolsConfig(environment="tools_team", output_dir="").num_turns == 4
+    assert ToolsConfig.of(environment="tools_team", output_dir="").episodes.num_turns == 4
     with pytest.raises(ValueError, match="num_turns=3 is not allowed: num_turns must be even"):
-        ToolsConfig(environment="tools_team", num_turns=3, output_dir="")
+        ToolsConfig.of(environment="tools_team", num_turns=3, output_dir="")
     with pytest.raises(ValueError, match="environment='tool' is not allowed"):
-        ToolsConfig(environment="tool", output_dir="")
+        ToolsConfig.of(environment="tool", output_dir="")

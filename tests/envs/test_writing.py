@@ -207,10 +207,10 @@ def test_render_shows_source_and_texts():
 def test_the_experiment_refuses_invalid_settings():
     from experiments.writing import WritingConfig
 
-    assert WritingConfig(environment="arxiv", single=True, output_dir="").num_turns == 1
+    assert WritingConfig.of(environment="arxiv", single=True, output_dir="").episodes.num_turns == 1
     for wrong in ({"environment": "poem"}, {"environment": "story", "data": "hub"}, {"held_out": -1}, {"num_turns": 2}):
         with pytest.raises(ValueError, match="is not allowed"):
-            WritingConfig(output_dir="", **wrong)
+            WritingConfig.of(output_dir="", **wrong)
 
 
 # Hostile texts
