@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import jmarl
 from jmarl import algorithms
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,17 +148,20 @@ def test_a_reward_model_is_trained_from_the_shell(tiny_dir, tmp_path):
 
 
 def test_the_readmes_scripts_run(tmp_path, monkeypatch, random_agent, tiny_config, tiny_tokenizer):
-    """The first script on `train`, and the algorithm of one's own behind it, word for word but for the sizes of a try."""
+    """The first script, and the algorithm of one's own, word for word but for the model and the sizes."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    script = "\n".join(block for block in blocks if "agents_of(" in block or "def median_baseline" in block)
-    tried = "max_new_tokens=4, num_generations=3, progress=False, "
-    script = script.replace("num_updates=20", "num_updates=1").replace("TrainConfig.of(a", f"TrainConfig.of({tried}a")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", None)  # removed after the test
-    given = {"agents": [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]}
-    given["reward"] = lambda a, b: [float(len(x)) for x in a]
-    exec(script.replace('"mine"))', '"mine", num_updates=1, output_dir="own"))'), given)
-    assert (tmp_path / "elsewhere" / "agent_1" / "model.safetensors").exists() and given["agents"][1].name == "agent_1"
+    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", None)  # taken out again after the test
+    agent = random_agent(tiny_config(), tiny_tokenizer, 0)
+    jmarl.save_pretrained("tiny", agent.config, agent.params, agent.tokenizer)
+    short = "jmarl.TrainConfig.of(num_updates=1, max_new_tokens=4, num_generations=3, progress=False, "
+    first = blocks[0].replace('"smollm2-135m-instruct"', '"tiny"').replace("jmarl.TrainConfig(", short)
+    names: dict = {}
+    exec(first, names)
+    assert (tmp_path / "out" / "agent_1" / "model.safetensors").exists()
+    (own,) = (block for block in blocks if "def median_baseline" in block)
+    exec(own, names)
+    exec(f'jmarl.train(team, reward, items, {short}algorithm="mine", output_dir="own"))', names)
     assert "agent_0/far" in json.loads((tmp_path / "own" / "metrics.jsonl").read_text())
 
 

@@ -676,8 +676,8 @@ SHORT = ("num_updates=1", "num_prompts=2", "num_generations=2", "max_new_tokens=
 def test_the_example_of_the_base_module_runs(tiny_pair):
     """A tiny agent trains on it; and by hand: wrong twice, then right in the last of its three turns."""
     (example,) = re.findall(r"\n(    import numpy as np\n.*?)\n\nWith two", base.__doc__, re.DOTALL)
-    example = textwrap.dedent(example).replace("load_agent(", "(lambda _: agent)(")
-    example = example.replace("TrainConfig(num_turns", f"TrainConfig({', '.join(SHORT)}, num_turns")
+    example = textwrap.dedent(example).replace('Team.load(["a Hub id or a directory"])', "Team.of([agent])")
+    example = example.replace("TrainConfig.of(num_turns", f"TrainConfig.of({', '.join(SHORT)}, num_turns")
     names: dict = {"agent": tiny_pair[0], "__name__": __name__}
     exec(example, names)
     env = names["env"]
@@ -692,19 +692,3 @@ def test_the_example_of_the_base_module_runs(tiny_pair):
             states, prompts = lock.observe(answer.after)
             assert prompts == [["Wrong. Guess again."]]
     assert rewards == [[0, 0, False], [0, 0, False], [1, 1, True]]
-
-
-def test_the_examples_of_the_readme_run(tiny_config, tiny_tokenizer, random_agent):
-    """Run every Python block of the section on environments, with two tiny agents and one short update."""
-    section = (Path(__file__).resolve().parents[2] / "README.md").read_text().split("## Environments")[1].split("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    agents = [random_agent(tiny_config(tie_embeddings=False, max_positions=4096), tiny_tokenizer, seed) for seed in range(2)]
-    short, writing = "TrainConfig.of(num_updates=1, progress=False, ", "num_generations=2, max_new_tokens=3, "
-    names = {"agents": agents, "make_team": make_team, "train": train, "TrainConfig": TrainConfig, "__name__": __name__}
-    assert len(blocks) == 4
-    for block in blocks:
-        block = block.replace("TrainConfig.of(", short + writing).replace(writing + 'algorithm="sft"', 'algorithm="sft"')
-        block = block.replace('"train", 500', '"train", 4').replace('"eval", 32', '"eval", 2')
-        block = block.replace("ExperimentConfig(training", "ExperimentConfig(max_new_tokens=3, progress=False, training")
-        block = block.replace("num_iterations=50", "num_iterations=1").replace("num_updates=24, ", "")
-        exec(compile(block, "README.md", "exec"), names)
