@@ -57,7 +57,7 @@ class CheckerAlone(TextEnvironment):
 
     def step(self, state, messages, rng):
         after = self.game.step(state, ["", messages[0]], rng).state
-        fair = [(i in after.open) != right for i, right in enumerate(after.right)]
+        fair = [(i in after.open_blanks) != right for i, right in enumerate(after.right)]
         return Step(after, [""], sum(fair) / len(fair), True)
 
 

@@ -78,8 +78,8 @@ class TrainConfig:
         changed: dict[str, Any] = {}
         in_sections: dict[str, dict[str, Any]] = {}
         for field, value in by_field(settings, set(current), cls.__name__).items():
-            # `optimizer` is a section, and in it the name of the optimizer.
-            if field in current and not (field in SECTION_OF and not isinstance(value, Optimizer)):
+            # `optimizer` is a section, and in it the name of the optimizer. A subclass may have a field of a section's name.
+            if field in current and (field != "optimizer" or isinstance(value, Optimizer)):
                 changed[field] = value
             else:
                 in_sections.setdefault(SECTION_OF[field], {})[field] = value

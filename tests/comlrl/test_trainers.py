@@ -445,8 +445,8 @@ def test_critics_of_the_trainers(model, tiny_dir):
         (dict(advantage_mode="mean"), TypeError, "choose the trainer instead"),
         (dict(parallel_training="mp"), TypeError, "set mesh"),
         (dict(num_turns=0), ValueError, "num_turns=0 is not allowed"),
-        (dict(branching="bush"), ValueError, "branching='bush'.*tree or chain"),
-        (dict(history="all"), ValueError, "history='all'.*none or append"),
+        (dict(branching="bush"), ValueError, r"branching='bush'.*one of \('tree', 'chain'\)"),
+        (dict(history="all"), ValueError, r"history='all'.*one of \('none', 'append'\)"),
         (dict(discount=1.5), ValueError, "gamma=1.5"),
         (dict(joint_mode="all"), ValueError, "joint_mode='all'"),
         (dict(top_p=1.5), ValueError, "top_p=1.5"),
@@ -694,7 +694,7 @@ assert callable(jmarl.training.train.train)
 try:
     jmarl.MAGRPO
 except AttributeError as error:
-    assert "MAGRPOTrainer" in str(error)
+    assert "MAGRPOConfig" in str(error)
 else:
     raise AssertionError
 """
