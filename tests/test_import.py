@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+import jmarl
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,3 +37,21 @@ def test_transformers_does_not_miss_pytorch_and_still_warns():
     alone, with_jmarl = told(), told("jmarl")
     assert "PyTorch was not found" in alone[0]
     assert with_jmarl == alone[1:] == ["something else", "something of a part"]
+
+
+def test_type_checkers_see_the_names_that_are_imported_lazily():
+    tree = ast.parse(Path(jmarl.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    visible: dict[str, list[str]] = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom) and node.names[0].asname == node.names[0].name
+        visible.setdefault(str(node.module).removeprefix("jmarl."), []).append(node.names[0].name)
+    assert {module: tuple(names) for module, names in visible.items()} == jmarl._MODULES
+    for names in jmarl._MODULES.values():
+        for name in names:
+            assert callable(getattr(jmarl, name))
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest():
+    with pytest.raises(AttributeError, match="the nearest name is 'cross_play'"):
+        _ = jmarl.cross_paly

@@ -218,3 +218,20 @@ def test_experiments_import_neither_tests_nor_notebooks():
     for path in (ROOT / "experiments").rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(ast.parse(path.read_text()), set(MODULES))}
         assert not roots & {"tests", "notebooks"}, f"{path.relative_to(ROOT)} imports tests or notebooks"
+
+
+EMPTY_NAMES = {"found", "how", "each", "made", "kept", "told", "of_stack", "about"}
+# Rooms that are rewritten in plain English. The others follow, and then this list goes.
+PLAIN = ("config", "algorithms", "learning", "sandbox", "envs")
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.split(".")[0] in PLAIN])
+def test_names_say_what_things_are(module):
+    names = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+    assert not {name for name in names if name.strip("_") in EMPTY_NAMES}
