@@ -4,7 +4,7 @@ A new environment is one class in one file. It plays one episode, and training p
 
     import numpy as np
 
-    from jmarl import Step, TextEnvironment, TrainConfig, load_agent, make_team, train
+    from jmarl import Step, Team, TextEnvironment, TrainConfig, train
 
     class Guess(TextEnvironment):
         roles, reward_range, max_turns = ("guesser",), (0.0, 1.0), 3
