@@ -25,7 +25,7 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.models import sharding
-from jmarl.models.hub import agents as weights
+from jmarl.models.hub.agents import load_agent
 from jmarl.team import Team, make_team, placed
 from jmarl.training import train
 from jmarl.training.step import play_step, sampler_of, update
@@ -72,7 +72,7 @@ for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
         sizes[shard.device] += shard.data.nbytes
     shares[jax.tree_util.keystr(path)] = [leaf.nbytes, *sorted(set(sizes.values()))]
 
-results = [train(Team.of(agents), reward, items, cfg, formatters=formatters) for cfg in (meshed, one)]
+results = [train.train(Team.of(agents), reward, items, cfg, formatters=formatters) for cfg in (meshed, one)]
 out["train"] = differ(results[0].state, results[1].state)
 out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)

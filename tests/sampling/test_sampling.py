@@ -97,18 +97,18 @@ def transformers_logits(logits, cfg, seen=SEEN, stop=tuple(range(3, 43))):
     from transformers import generation as hf
 
     steps = []
-    if cfg.sampling.repetition_penalty != 1:
-        steps.append(hf.RepetitionPenaltyLogitsProcessor(cfg.sampling.repetition_penalty))
-    if cfg.sampling.min_new_tokens:
-        steps.append(hf.MinNewTokensLengthLogitsProcessor(len(seen), cfg.sampling.min_new_tokens, list(stop)))
-    if cfg.sampling.temperature != 1:
-        steps.append(hf.TemperatureLogitsWarper(cfg.sampling.temperature))
-    if cfg.sampling.top_k:
-        steps.append(hf.TopKLogitsWarper(cfg.sampling.top_k))
-    if cfg.sampling.top_p < 1:
-        steps.append(hf.TopPLogitsWarper(cfg.sampling.top_p))
-    if cfg.sampling.min_p:
-        steps.append(hf.MinPLogitsWarper(cfg.sampling.min_p))
+    if cfg.repetition_penalty != 1:
+        steps.append(hf.RepetitionPenaltyLogitsProcessor(cfg.repetition_penalty))
+    if cfg.min_new_tokens:
+        steps.append(hf.MinNewTokensLengthLogitsProcessor(len(seen), cfg.min_new_tokens, list(stop)))
+    if cfg.temperature != 1:
+        steps.append(hf.TemperatureLogitsWarper(cfg.temperature))
+    if cfg.top_k:
+        steps.append(hf.TopKLogitsWarper(cfg.top_k))
+    if cfg.top_p < 1:
+        steps.append(hf.TopPLogitsWarper(cfg.top_p))
+    if cfg.min_p:
+        steps.append(hf.MinPLogitsWarper(cfg.min_p))
     scores = torch.tensor(np.asarray(logits, np.float32))[None]
     return hf.LogitsProcessorList(steps)(torch.tensor([list(seen)]), scores)[0].double().log_softmax(-1).numpy()
 
