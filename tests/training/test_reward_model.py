@@ -225,7 +225,7 @@ def test_each_round_trains_on_the_model_of_the_last(monkeypatch):
     def fitted(agent, pairs, cfg, params):
         given.append((pairs, params))
         before = {"accuracy": 0.5} if params else None
-        return RewardModel(None, [len(given)], None), FitResult(None, [], before, {"accuracy": 0.9})
+        return RewardModel(None, [len(given)], None), FitResult(None, None, [], before, {"accuracy": 0.9})
 
     monkeypatch.setattr("jmarl.training.preferences.reward_model.fit_reward_model", fitted)
     begin = lambda step, _: None if step % 2 else Round([None] * 7, 0.0, 0.0)  # noqa: E731
