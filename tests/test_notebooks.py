@@ -1,24 +1,77 @@
-"""Every notebook runs from top to bottom, here with a tiny model and few updates, and is stored without outputs."""
+"""Every notebook runs from top to bottom, with a tiny random model in place of the real one, and is stored without outputs."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from jmarl.sandbox import Sandbox, SandboxUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NAMES = [
+    "01_two_agents",
+    "02_your_own_algorithm",
+    "03_your_own_environment",
+    "04_programs_in_the_sandbox",
+    "05_preferences_and_imitation",
+    "06_looking_at_a_run",
+]
+# What the first cell of every notebook reads. The tiny model learns each task at this rate within so many updates.
+SETTINGS = {"UPDATES": "24", "TOKENS": "8", "LEARNING_RATE": "1e-2"}
 
 nbformat = pytest.importorskip("nbformat", reason="pip install 'jmarl[notebooks]'")
 
 
-def code_cells(notebook) -> list:
+def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_there_are_notebooks():
-    assert [path.name for path in NOTEBOOKS] == ["01_two_agents.ipynb"]
+def settings_read(path: Path) -> list[str]:
+    """Return the names that the first cell reads from the environment."""
+    source = code_cells(nbformat.read(path, as_version=4))[0].source
+    return [name for name in ("MODEL", *SETTINGS) if f'os.environ.get("JMARL_NOTEBOOK_{name}", ' in source]
+
+
+def risen(rewards: list[float]) -> float:
+    """Return the mean of the last quarter minus that of the first."""
+    quarter = len(rewards) // 4
+    return float(np.mean(rewards[-quarter:]) - np.mean(rewards[:quarter]))
+
+
+@pytest.fixture
+def execute(tiny_dir, tmp_path, monkeypatch) -> Callable[[str, str], Any]:
+    """`execute(name, expression)` runs a notebook in an empty directory and returns the value of an expression at its end."""
+    nbclient = pytest.importorskip("nbclient", reason="pip install 'jmarl[notebooks]'")
+    pytest.importorskip("matplotlib", reason="pip install 'jmarl[notebooks]'")
+    pytest.importorskip("ipykernel", reason="pip install 'jmarl[notebooks]'")
+    settings = SETTINGS | {"MODEL": str(tiny_dir("llama", max_position_embeddings=512))}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"JMARL_NOTEBOOK_{name}", value)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+
+    def run(name: str, expression: str) -> Any:
+        notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+        curve = code_cells(notebook)[-1]
+        last = nbformat.v4.new_code_cell(f"import json\n\nprint(json.dumps({expression}))")
+        notebook.cells.append(last)
+        resources = {"metadata": {"path": str(tmp_path)}}
+        nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3", resources=resources).execute()
+        assert any("image/png" in output.get("data", {}) for output in curve.outputs), f"{name} does not end with a curve"
+        return json.loads(last.outputs[0].text)
+
+    return run
+
+
+def test_the_notebooks_are_the_six_guides():
+    assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -26,27 +79,103 @@ def test_notebook_is_valid_and_stored_without_outputs(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.outputs or cell.execution_count for cell in code_cells(notebook))
-    assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
+    assert path.stat().st_size < 20_000
 
 
-@pytest.mark.filterwarnings("default")  # what the notebook server's own libraries warn of is not ours to change
-def test_two_agents_runs_top_to_bottom(tiny_dir, tmp_path, monkeypatch):
-    nbclient = pytest.importorskip("nbclient", reason="pip install 'jmarl[notebooks]'")
-    pytest.importorskip("matplotlib", reason="pip install 'jmarl[notebooks]'")
-    pytest.importorskip("ipykernel", reason="pip install 'jmarl[notebooks]'")
-    monkeypatch.setenv("JMARL_NOTEBOOK_MODEL", str(tiny_dir("llama", max_position_embeddings=512)))
-    monkeypatch.setenv("JMARL_NOTEBOOK_EPOCHS", "1")
-    monkeypatch.setenv("JMARL_NOTEBOOK_TOKENS", "8")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    notebook = nbformat.read(ROOT / "notebooks" / "01_two_agents.ipynb", as_version=4)
-    where = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where).execute()
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_begins_with_goal_time_and_next_step(path):
+    first = nbformat.read(path, as_version=4).cells[0]
+    assert first.cell_type == "markdown" and first.source.startswith("# ")
+    for heading in ("**You learn**", "**Time**", "**Next**"):
+        assert heading in first.source
+    assert settings_read(path) == ["MODEL", *SETTINGS]
 
-    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-    assert "before training, a bridge made of glass: reward" in printed
-    assert "after training, a bridge made of glass: reward" in printed
-    assert [output for output in outputs if "image/png" in output.get("data", {})], "there is no picture of the reward"
-    assert len((tmp_path / "runs/two_agents/metrics.jsonl").read_text().splitlines()) >= 5  # an epoch of 10 by 2 topics
-    assert (tmp_path / "runs/two_agents/models/agent_1/model.safetensors").is_file()
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_and_modules_that_a_notebook_names_exist(path):
+    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
+    names = {name.strip("`().,:;") for name in text.replace("](../", "` ").split()}
+    notebooks = {name for name in names if name.endswith(".ipynb")}
+    modules = {name for name in names if name.startswith(("jmarl/", "experiments/", "tests/"))}
+    experiments = {f"{name.replace('.', '/')}.py" for name in names if name.startswith("experiments.")}
+    missing = [name for name in notebooks if not (ROOT / "notebooks" / name).is_file()]
+    missing += [name for name in modules | experiments if not (ROOT / name).exists()]
+    assert not missing
+
+
+# Warnings of the notebook server's own libraries are not errors.
+runs_a_kernel = pytest.mark.filterwarnings("default")
+
+
+@runs_a_kernel
+def test_two_agents_learn_the_length_ratio(execute, tmp_path):
+    rewards, before, after = execute("01_two_agents", "[result.rewards, result.before.mean, result.after.mean]")
+    assert len(rewards) == 24
+    assert risen(rewards) > 0.1 and after > before
+    assert (tmp_path / "my_team/agent_1/model.safetensors").is_file()
+
+
+@runs_a_kernel
+def test_own_algorithm_learns_beside_magrpo(execute):
+    rewards = execute("02_your_own_algorithm", "{name: result.rewards for name, result in results.items()}")
+    assert rewards["magrpo"][0] == rewards["median"][0], "both play the same texts in the first update"
+    assert rewards["magrpo"] != rewards["median"]
+    assert risen(rewards["magrpo"]) > 0.2 and risen(rewards["median"]) > 0.2
+
+
+@runs_a_kernel
+def test_own_environment_is_learned_over_two_turns(execute, tmp_path):
+    rewards, acts = execute(
+        "03_your_own_environment",
+        "[result.rewards, [[bool(a.any()) for a in turn.acts] for turn in result.after.rollout.turns]]",
+    )
+    assert risen(rewards) > 0.1
+    assert acts == [[True, False], [False, True]], "the writer acts in the first turn, the editor in the second"
+    assert "turn_1/reward/faithful" in (tmp_path / "runs/draft_and_edit/metrics.jsonl").read_text()
+
+
+@runs_a_kernel
+def test_programs_are_judged_in_the_sandbox(execute):
+    try:
+        Sandbox().close()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    outcomes, helper_only, rewards = execute(
+        "04_programs_in_the_sandbox",
+        "[{name: [r.outcome, r.limit_hit] for name, r in results.items()}, [score.solved, score.total], result.rewards]",
+    )
+    assert outcomes["right"] == ["passed", ""]
+    assert outcomes["wrong"] == ["failed", ""]
+    assert outcomes["endless"] == ["error", "wall"]
+    assert outcomes["greedy"] == ["error", "memory"]
+    assert outcomes["curious"][0] == outcomes["online"][0] == "failed"
+    assert helper_only == [False, 0.4]  # the last answer that the guide scores by hand
+    assert len(rewards) == 24 and np.isfinite(rewards).all()
+
+
+@runs_a_kernel
+def test_imitation_preferences_and_rounds_improve_on_held_out_data(execute, tmp_path):
+    imitated, preferred, rewards = execute(
+        "05_preferences_and_imitation",
+        "[[imitation.before, imitation.after], [preferences.before, preferences.after], [r for _, r in rewards]]",
+    )
+    assert imitated[1]["nll"] < imitated[0]["nll"] - 0.5
+    assert preferred[0]["accuracy"] == 0.5, "before training the team is its own reference: every margin is a tie"
+    assert preferred[1]["accuracy"] == 1.0 and preferred[1]["loss"] < np.log(2)
+    assert len(rewards) == 6 and rewards[-1] > rewards[0]
+    assert len(list((tmp_path / "runs/rounds/pairs").glob("round_*.jsonl"))) == 6
+
+
+@runs_a_kernel
+def test_run_is_resumed_read_and_cross_played(execute, tmp_path):
+    updates, rewards, means = execute(
+        "06_looking_at_a_run",
+        "[[int(half.state.step), int(result.state.step)], [row['reward/mean'] for row in rows], "
+        "[again.mean, evaluations[-1]['eval/reward'], float(played.self_play.mean), float(played.zero_shot.mean)]]",
+    )
+    evaluated, logged, self_play, zero_shot = means
+    assert updates == [12, 24] and len(rewards) == 24
+    assert risen(rewards) > 0.2
+    assert evaluated == logged, "a saved team gets the number that its run logged"
+    assert self_play > zero_shot + 0.2, "the two seeds agreed on different words"
+    assert (tmp_path / "runs/seed_1/models/agent_0/model.safetensors").is_file()
