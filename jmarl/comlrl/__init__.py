@@ -1,4 +1,5 @@
-"""CoMLRL's front end: its trainer classes, argument names and module paths.
+"""Trainer classes under the names, arguments and module paths of CoMLRL.
 
-The classes fill a `TrainConfig` and call `training.train`. The room imports all rooms before it. Open `trainers` first.
+Each fills a `TrainConfig` and calls `training.train` or `training.fit`. The room imports all rooms before it. Open `trainers`
+first.
 """

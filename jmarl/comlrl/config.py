@@ -1,16 +1,19 @@
-"""Configurations of CoMLRL's trainer classes: flat, under the names that its scripts use.
+"""The base of the configurations of CoMLRL's trainers: all settings of `TrainConfig` in one flat dataclass.
 
-A name of CoMLRL or TRL sets the field that means the same (`config.aliases`). A name that cannot be honored here is refused
-with what to do instead (`REFUSED`), an unknown one with the nearest known name."""
+A name of CoMLRL or TRL sets the field with the same meaning (`config.aliases`). A name that has no counterpart is an error that
+says what to use instead (`REFUSED`), and an unknown one is an error that names the nearest known one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
+from jmarl.comlrl.other_names import OtherNames
 from jmarl.config import (
     OTHER_NAMES,
     SECTION_OF,
@@ -34,24 +37,24 @@ from jmarl.config import (
 REFUSED = {
     "advantage_mode": "choose the trainer instead: MAGRPO (mean), MAREINFORCE (raw), MARLOO (rloo) or MAReMax (max)",
     "advantage_normalization": "set advantage_scale='std' (divide by the group's std) or 'none'",
-    "reference_kl_enabled": "set kl_coef: above 0 the KL term is on",
-    "reference_kl_coef": "set kl_coef: above 0 the KL term is on",
-    "reference_devices": "the reference lies beside the weights it belongs to; set mesh for several devices",
+    "reference_kl_enabled": "set kl_coef; the KL term is on if it is above 0",
+    "reference_kl_coef": "set kl_coef; the KL term is on if it is above 0",
+    "reference_devices": "the reference is on the devices of the weights it belongs to; set mesh to use several devices",
     "parallel_training": "set mesh, such as mesh='agent=2'",
     "agent_devices": "set mesh, such as mesh='agent=2'",
-    "train_batch_size": "an update uses all prompts of its rollout; set num_minibatches for several steps on them",
-    "gradient_accumulation_steps": "set num_prompts to the prompts of one update and micro_batches to the parts",
-    "eval_batch_size": "all evaluation prompts are played in one batch; set eval_num_samples",
-    "critic_devices": "critics lie beside the agents; set mesh for several devices",
+    "train_batch_size": "an update uses all prompts of its rollout; set num_minibatches to make several steps on them",
+    "gradient_accumulation_steps": "set num_prompts to the prompts of one update, and micro_batches to the number of parts",
+    "eval_batch_size": "all evaluation prompts are played in one batch; set eval_num_samples to play fewer",
+    "critic_devices": "critics are on the devices of the agents; set mesh to use several devices",
     "critic_value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
     "value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
-    "external_prompt_passthrough": "a formatter without a parameter external_prompts leaves later prompts as they are",
+    "external_prompt_passthrough": "a formatter without a parameter external_prompts leaves later prompts unchanged",
     "reward_model_name": "pass reward_model= to the trainer",
     "reward_num_train_epochs": "set reward_updates",
-    "reward_train_batch_size": "set batch_size, which the reward model's updates have too",
+    "reward_train_batch_size": "set batch_size, which updates of the reward model use too",
     "preference_replay_sample_size": "every update draws batch_size pairs",
     "comparator_api_key": "set the environment variable COMPARATOR_API_KEY",
-    "comparator_generation_mode": "a comparator writes for each agent by itself",
+    "comparator_generation_mode": "a comparator completes the prompt of each agent independently",
     "bf16": "set compute_dtype='bfloat16'",
     "fp16": "set compute_dtype='bfloat16'",
 }
@@ -62,32 +65,47 @@ T = TypeVar("T", bound="TrainerConfig")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def trainer_config(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass with keyword arguments, whose constructor also takes the names of `OTHER_NAMES`."""
+    """Turn a class into a frozen dataclass of keyword arguments whose constructor also takes the names of `OTHER_NAMES`."""
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     init = cls.__init__
 
     @functools.wraps(init)
-    def with_other_names(self: T, **settings: Any) -> None:
-        init(self, **cls.known(settings))
+    def init_with_other_names(self: T, **settings: Any) -> None:
+        init(self, **cls.rename(settings))
 
-    cls.__init__ = with_other_names  # type: ignore[method-assign]
+    init_with_other_names.__signature__ = _signature(cls)  # type: ignore[attr-defined]
+    cls.__init__ = init_with_other_names  # type: ignore[method-assign]
     return cls
 
 
-@trainer_config
-class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preference, Run):
-    """Settings of a trainer: all settings of `TrainConfig`, and those below. The names of `OTHER_NAMES` can be given and read
-    too.
+def _signature(cls: type[TrainerConfig]) -> inspect.Signature:
+    """Return the signature of the constructor: all fields and, for editors and notebooks, the names of `OTHER_NAMES`."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = {
+        field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=field.type)
+        for field in dataclasses.fields(cls)
+    }
+    for name, field in OTHER_NAMES.items():
+        parameters.setdefault(name, parameters[field].replace(name=name))
+    return inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *parameters.values()])
 
-    The defaults are CoMLRL 1.4.3's where it has the setting (20 epochs, learning rate 5e-6, 4 generations of 256 tokens,
-    temperature 0.6, top-p 0.6, top-k 50), so that a script which leaves them out means the same run. Three differ: num_turns is
-    1 (it had 2), num_prompts 1 (it had 2), and advantages are not divided by their std, which is a setting of its own here
-    (advantage_scale). Such narrow sampling explores little, and it draws from another distribution than the one that is scored:
-    temperature=1, top_p=1, top_k=0 gives the exact policy gradient."""
+
+@trainer_config
+class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preference, Run, OtherNames):
+    """Settings of a trainer: all settings of `TrainConfig` and those below. The names of `OTHER_NAMES` can be set and read too.
+
+    The defaults are those of CoMLRL 1.4.3 if it has the setting (20 epochs, learning rate 5e-6, 4 generations of 256 tokens,
+    temperature 0.6, top-p 0.6, top-k 50), so that a script that leaves them out describes the same run. Three differ: num_turns
+    is 1 (CoMLRL: 2), num_prompts is 1 (CoMLRL: 2), and advantages are not divided by their std, which is a setting of its own
+    here (advantage_scale). Such narrow sampling explores little, and it samples from another distribution than the one that is
+    scored: temperature=1, top_p=1, top_k=0 gives the exact policy gradient.
+    """
 
     algorithm: str = "magrpo"
     num_updates: Annotated[int, Range(0, note="0 counts epochs")] = 0
-    """Updates of every agent; 0: num_train_epochs * ceil(items / num_prompts)."""
+    """Updates of the team; 0: num_train_epochs * ceil(items / num_prompts)."""
+    joint_mode: Literal["aligned", "align", "cross", "crossed", "counterfactual"] = "aligned"  # pyright: ignore
+    """As in `Episodes`; CoMLRL writes align."""
     num_generations: Count = 4
     max_new_tokens: Count = 256
     temperature: Annotated[float, Range(0, note="0 is greedy")] = 0.6
@@ -98,73 +116,41 @@ class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preferenc
     num_train_epochs: Positive = 20
     """Passes over the data set."""
     num_agents: Count | None = None
-    """Agents of the team; None: as many as agents= has, or 2 of the one model."""
+    """Agents of the team; None: the number of agents=, or 2 with model=."""
     eval_num_samples: Count | None = None
-    """Items of eval_dataset that are played, from the first on; None: all."""
+    """Evaluate on the first items of eval_dataset only; None: on all."""
 
     @classmethod
-    def known(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings by field name. Raises TypeError for names that are refused or unknown, or mean the same field."""
+    def rename(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings by field name. Raises TypeError for unknown and refused names, and for two names of one field."""
         for name in settings:
             if name in REFUSED:
                 raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
-        own = {field.name for field in dataclasses.fields(cls)}
+        fields = {field.name for field in dataclasses.fields(cls)}
         check_names(cls, settings, [*OTHER_NAMES, *REFUSED])
-        return by_field(settings, own, cls.__name__)
+        return by_field(settings, fields, cls.__name__)
 
     def __post_init__(self) -> None:
-        if self.top_k is None:  # how CoMLRL scripts switch it off
+        if self.top_k is None:  # CoMLRL's scripts switch it off so
             object.__setattr__(self, "top_k", 0)
         if self.num_updates == -1:
             object.__setattr__(self, "num_updates", 0)
         check_fields(self)
         self._with_updates(self.num_updates or 10**9)  # raises for settings that do not fit each other
 
-    def __getattr__(self, name: str) -> Any:  # only called for names that are not fields
+    def __getattr__(self, name: str) -> Any:  # called only for names that are not fields
         if name not in OTHER_NAMES:
             raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
         return getattr(self, OTHER_NAMES[name])
 
     def train_config(self, num_items: int) -> TrainConfig:
-        """Return the run that these settings mean on a data set of that many items."""
-        return self._with_updates(self.num_updates or self._updates(num_items))
+        """Return the configuration of the run on a data set of `num_items` items."""
+        return self._with_updates(self.num_updates or self.count_updates(num_items))
 
-    def _updates(self, num_items: int) -> int:
-        """Return how many updates num_train_epochs passes over the data set take; some trainers count them differently."""
+    def count_updates(self, num_items: int) -> int:
+        """Return the number of updates in `num_train_epochs` passes over the data set. Some algorithms count differently."""
         return math.ceil(self.num_train_epochs * math.ceil(num_items / self.num_prompts))
 
     def _with_updates(self, num_updates: int) -> TrainConfig:
         settings = {name: getattr(self, name) for name in SECTION_OF} | {"num_updates": num_updates}
         return TrainConfig.of(algorithm=self.algorithm, **settings)
-
-
-@trainer_config
-class MAGRPOConfig(TrainerConfig):
-    """`TrainerConfig` for MAGRPO: baseline = mean of the group (arXiv 2508.04652)."""
-
-    algorithm: str = "magrpo"
-    output_dir: str = "runs/magrpo"
-
-
-@trainer_config
-class MAREINFORCEConfig(TrainerConfig):
-    """`TrainerConfig` for MAREINFORCE: no baseline."""
-
-    algorithm: str = "mareinforce"
-    output_dir: str = "runs/mareinforce"
-
-
-@trainer_config
-class MARLOOConfig(TrainerConfig):
-    """`TrainerConfig` for MARLOO: baseline = mean of the group's others."""
-
-    algorithm: str = "marloo"
-    output_dir: str = "runs/marloo"
-
-
-@trainer_config
-class MAReMaxConfig(TrainerConfig):
-    """`TrainerConfig` for MAReMax: baseline = best of the group."""
-
-    algorithm: str = "maremax"
-    output_dir: str = "runs/maremax"

@@ -1,9 +1,10 @@
-"""Settings of a training run, as frozen dataclasses.
+"""Settings of experiments and training runs, as frozen dataclasses.
 
-The room imports nothing else of jmarl. Open `train_config.py` first.
+The room imports nothing else of jmarl. Open `train_config.py` first, then `experiment.py`.
 """
 
 from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
+from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
 from jmarl.config.sections import (
@@ -48,7 +49,9 @@ __all__ = [
     "Count",
     "CountOrOff",
     "Critic",
+    "EnvironmentConfig",
     "Episodes",
+    "ExperimentConfig",
     "LoRA",
     "Loss",
     "NotNegative",
@@ -61,6 +64,8 @@ __all__ = [
     "Scale",
     "Section",
     "Share",
+    "TaskConfig",
+    "TeamConfig",
     "TrainConfig",
     "by_field",
     "check",

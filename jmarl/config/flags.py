@@ -4,37 +4,86 @@ unique."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
-from collections.abc import Sequence
-from typing import TypeVar
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from jmarl.config.aliases import OTHER_NAMES
-from jmarl.config.train_config import SECTION_OF, SECTIONS, TrainConfig
+from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
+from jmarl.config.train_config import TrainConfig
 
-C = TypeVar("C", bound=TrainConfig)
+C = TypeVar("C", bound=TrainConfig | ExperimentConfig)
 
 
 def parse_flags(cls: type[C], arguments: Sequence[str] | None = None) -> C:
-    """Return the configuration of command line arguments (default: those of the process). Ends the process with a message for
-    flags that are wrong, and raises ValueError or TypeError for settings that are."""
+    """Return the configuration of command line arguments (default: those of the process).
+
+    Ends the process with a message for wrong flags. Raises ValueError or TypeError for wrong settings.
+    """
     import tyro  # takes a third of a second
 
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def from_json(info: Any) -> Any:
+        """Read options as JSON, and an environment as a name or as JSON of its name and options."""
+        if info.type is not EnvironmentConfig and typing.get_origin(info.type) is not dict:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="NAME|JSON" if info.type is EnvironmentConfig else "JSON",
+            instance_from_str=lambda texts: _environment(texts[0]) if info.type is EnvironmentConfig else _json(texts[0]),
+            is_instance=lambda value: isinstance(value, EnvironmentConfig if info.type is EnvironmentConfig else dict),
+            str_from_instance=lambda value: [json.dumps(value if isinstance(value, dict) else dataclasses.asdict(value))],
+        )
+
     arguments = sys.argv[1:] if arguments is None else arguments
-    own = {field.name for field in dataclasses.fields(cls) if field.name not in SECTIONS}
-    return tyro.cli(cls, args=[long_flag(argument, own) for argument in arguments])
+    paths = flag_paths(cls)
+    return tyro.cli(cls, args=[long_flag(argument, paths) for argument in arguments], registry=registry)
 
 
-def long_flag(argument: str, own: set[str]) -> str:
-    """Return a flag with the name of its section: --run.no-resume for --no-resume. own: fields that are in no section."""
+def _environment(text: str) -> EnvironmentConfig:
+    return EnvironmentConfig(**_json(text)) if text.lstrip().startswith("{") else EnvironmentConfig(text)
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is a {type(value).__name__}: give a JSON object of names and values")
+    return value
+
+
+def flag_paths(cls: type, prefix: str = "") -> dict[str, str]:
+    """Return the long name of each setting by its short one, such as train.optimizer.learning_rate by learning_rate.
+
+    A field of a class itself comes before one of its sections with the same name.
+    """
+    own: dict[str, str] = {}
+    nested: dict[str, str] = {}
+    for name, kind in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(kind):
+            nested |= flag_paths(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            own[name] = prefix + name
+    return nested | own
+
+
+def long_flag(argument: str, paths: Mapping[str, str]) -> str:
+    """Return a flag under its long name: --run.no-resume for --no-resume. paths: see `flag_paths`."""
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument[2:].partition("=")
-    field = name.replace("-", "_")
-    negative = field.startswith("no_") and field not in SECTION_OF
-    field = field.removeprefix("no_") if negative else field
-    if field in own:
+    *sections, short = name.replace("-", "_").split(".")
+    negative = short.startswith("no_") and short not in paths
+    short = short.removeprefix("no_") if negative else short
+    short = short if short in paths else OTHER_NAMES.get(short, short)
+    path = paths.get(short, "")
+    *parents, _ = path.split(".")
+    if not path or sections != parents[len(parents) - len(sections) :]:
         return argument
-    field = OTHER_NAMES.get(field, field)
-    if field not in SECTION_OF:
-        return argument
-    return f"--{SECTION_OF[field]}.{'no-' * negative}{field.replace('_', '-')}{equals}{value}"
+    return f"--{'.'.join([*parents, 'no-' * negative + short.replace('_', '-')])}{equals}{value}"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import textwrap
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from jmarl.config.aliases import BY_VALUE, OTHER_NAMES, OTHER_VALUES
 from jmarl.config.preference import Preference
 from jmarl.config.run import Run
 from jmarl.config.sections import Critic, Episodes, LoRA, Loss, Optimizer, Sampling
-from jmarl.config.validation import check, did_you_mean
+from jmarl.config.validation import check, check_names, did_you_mean
+
+C = TypeVar("C")
 
 SECTIONS: dict[str, type] = {
     "sampling": Sampling,
@@ -25,12 +29,27 @@ SECTIONS: dict[str, type] = {
 SECTION_OF: dict[str, str] = {field.name: name for name, cls in SECTIONS.items() for field in dataclasses.fields(cls)}
 
 
+def list_settings(cls: type[C]) -> type[C]:
+    """Append the settings of all sections and their defaults to the docstring of a class, for `help`."""
+    lines = []
+    for section, kind in SECTIONS.items():
+        defaults = [f"{field.name}={field.default!r}" for field in dataclasses.fields(kind)]
+        text = f"{section}: {', '.join(defaults)}"
+        lines += textwrap.wrap(text, 110, initial_indent="    ", subsequent_indent="        ", break_long_words=False)
+    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n" + "\n".join(lines)
+    return cls
+
+
+@list_settings
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """How a team learns. `of` and `replace` take settings by their short names:
 
-    TrainConfig.of(algorithm="ppo", learning_rate=1e-6)
-    TrainConfig(algorithm="ppo", optimizer=Optimizer(learning_rate=1e-6))  # the same
+        TrainConfig.of(algorithm="ppo", learning_rate=1e-6)
+        TrainConfig(algorithm="ppo", optimizer=Optimizer(learning_rate=1e-6))  # the same
+
+    The flag --help of experiments explains each setting; `help(jmarl.config.Sampling)` shows the types of a section's settings.
+    Settings by section, with their defaults:
     """
 
     algorithm: str = "magrpo"
@@ -63,7 +82,10 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **settings: Any) -> Self:
-        """Make a configuration from settings by short names, aliases (`config.aliases`) or names of sections."""
+        """Make a configuration from settings by short names, aliases (`config.aliases`) or names of sections.
+
+        A section is a dataclass, or a dict of its settings as in a YAML file: `TrainConfig.of(sampling={"top_p": 0.9})`.
+        """
         defaults = {field.name: field.default for field in dataclasses.fields(cls)}
         return cls(**cls._changes(defaults, settings))
 
@@ -77,7 +99,7 @@ class TrainConfig:
         """Return the fields that change, as arguments of the class. current: all fields before."""
         changed: dict[str, Any] = {}
         in_sections: dict[str, dict[str, Any]] = {}
-        for field, value in by_field(settings, set(current), cls.__name__).items():
+        for field, value in by_field(without_sections(settings), set(current), cls.__name__).items():
             # `optimizer` is a section, and in it the name of the optimizer. A subclass may have a field of a section's name.
             if field in current and (field != "optimizer" or isinstance(value, Optimizer)):
                 changed[field] = value
@@ -109,6 +131,23 @@ class TrainConfig:
         return dataclasses.replace(self.episodes, **changes)
 
 
+def without_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the contents of sections that are dicts in place of the sections.
+
+    Raises TypeError for a name that its section does not have, and for one that is also set outside."""
+    dicts = {name: value for name, value in settings.items() if name in SECTIONS and isinstance(value, Mapping)}
+    merged = {name: value for name, value in settings.items() if name not in dicts}
+    for section, values in dicts.items():
+        names = [field for field, owner in SECTION_OF.items() if owner == section]
+        aliases = [name for name, field in OTHER_NAMES.items() if field in names]
+        check_names(SECTIONS[section], values, [*aliases, *BY_VALUE])
+        for name, value in values.items():
+            if name in merged:
+                raise TypeError(f"{name} is set twice, in {section} and outside: give it once")
+            merged[name] = value
+    return merged
+
+
 def by_field(settings: Mapping[str, Any], own: set[str], owner: str) -> dict[str, Any]:
     """Return settings by the names of fields. own: fields that are in no section; owner: the class named in errors.
 
@@ -130,11 +169,11 @@ def by_field(settings: Mapping[str, Any], own: set[str], owner: str) -> dict[str
     return fields
 
 
-def flat(config: TrainConfig) -> dict[str, Any]:
-    """Return all settings by their short names."""
-    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name not in SECTIONS}
-    for section in SECTIONS:
-        settings |= {
-            field.name: getattr(getattr(config, section), field.name) for field in dataclasses.fields(SECTIONS[section])
-        }
+def flat(config: Any) -> dict[str, Any]:
+    """Return all settings of a configuration by their short names, without its sections."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    settings = {name: value for name, value in values.items() if not dataclasses.is_dataclass(value)}
+    for section in values.values():
+        if dataclasses.is_dataclass(section):
+            settings |= flat(section)
     return settings

@@ -126,6 +126,9 @@ def _problem(value: Any, hint: Any) -> tuple[type[Exception], str] | None:
         wrong_values = [problem for problem in problems if problem is not None and problem[0] is ValueError]
         or_none = ", or None" if type(None) in arguments else ""
         return (ValueError, wrong_values[0][1] + or_none) if wrong_values else (TypeError, f"of type {_type_name(hint)}")
+    if origin is dict:
+        named = isinstance(value, dict) and all(isinstance(name, str) for name in value)
+        return None if named else (TypeError, "a dict whose keys are names")
     if origin is tuple:
         if not isinstance(value, tuple):
             return TypeError, f"of type {_type_name(hint)}"
@@ -145,6 +148,8 @@ def _type_name(hint: Any) -> str:
         return "str"
     if origin in (typing.Union, types.UnionType):
         return " | ".join(dict.fromkeys(map(_type_name, arguments)))
+    if origin is dict:
+        return "dict"
     if origin is tuple:
         return f"tuple[{_type_name(arguments[0])}, ...]"
     return "None" if hint is type(None) else hint.__name__

@@ -1,4 +1,4 @@
-"""MRLM's front end: its environments, configuration sections and trainers.
+"""Classes under the names and module paths of MRLM: policies, environments, configuration sections and trainers.
 
-The classes fill a `TrainConfig` and call `training.train`. The room imports all rooms before it. Open `trainers.py` first.
+They fill a `TrainConfig` and call `training.train`. The room imports all rooms before it. Open `algorithms` first.
 """

@@ -40,7 +40,7 @@ def lengths(a, b):
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -51,29 +51,30 @@ def model(tiny_dir) -> str:
 
 @pytest.mark.parametrize("algorithm", TRAINERS)
 def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
-    """Two updates under the older scripts' names; the iterative ones and MARLHF in rounds and by another row."""
+    """Two updates with settings under CoMLRL's names; iterative trainers in rounds, MARLHF with another algorithm."""
     trainer, config = TRAINERS[algorithm]
+    assert trainer.__module__ == f"jmarl.comlrl.trainers.{algorithm.removesuffix('_iter')}" == config.__module__
     settings = FEW | dict(output_dir=str(tmp_path / "run"))
     settings |= dict(reward_updates=2, rl_algorithm="marloo") if "marlhf" in algorithm else dict(dpo_beta=0.2)
     settings |= dict(round_updates=1, comparator_policy="history", comparator_history_k=1) if "iter" in algorithm else {}
-    done = trainer(model, reward_func=lengths, train_dataset=ITEMS, eval_dataset=ITEMS, args=config(**settings))
-    result = done.train()
-    assert int(result.state.step) == 2 and done.config.algorithm == algorithm
-    assert set(done.evaluate()) == {"eval/reward", "eval/reward_ci95"}
-    done.save_model(tmp_path / "saved")
+    trained = trainer(model, reward_func=lengths, train_dataset=ITEMS, eval_dataset=ITEMS, args=config(**settings))
+    result = trained.train()
+    assert int(result.state.step) == 2 and trained.config.algorithm == algorithm
+    assert set(trained.evaluate()) == {"eval/reward", "eval/reward_ci95"}
+    trained.save_model(tmp_path / "saved")
     assert load_agent(tmp_path / "saved" / "agent_1").config == load_agent(model).config
     assert len(list((tmp_path / "run" / "pairs").glob("*.jsonl"))) == (2 if "iter" in algorithm else 1)
 
 
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
 def test_a_dataset_of_columns_gives_the_pairs_of_a_list(algorithm, model):
-    """A slice of a `datasets.Dataset` is columns, not rows. Both rounds' worth of items are taken."""
+    """A slice of a `datasets.Dataset` is a dict of columns, not a list of rows."""
     trainer, config = TRAINERS[algorithm]
     items = [*ITEMS, {"prompt": "seven apples"}]
-    more = dict(reward_updates=1) if algorithm == "marlhf" else {}
-    for where, given in {"list": items, "dataset": Dataset.from_list(items)}.items():
-        args = config(**FEW | more | dict(max_steps=1, num_prompts=2), output_dir=where, save_models=False)
-        trainer(model, reward_func=lengths, train_dataset=given, eval_dataset=given, args=args).train()
+    extra = dict(reward_updates=1) if algorithm == "marlhf" else {}
+    for name, data in {"list": items, "dataset": Dataset.from_list(items)}.items():
+        args = config(**FEW | extra | dict(max_steps=1, num_prompts=2), output_dir=name, save_models=False)
+        trainer(model, reward_func=lengths, train_dataset=data, eval_dataset=data, args=args).train()
     pairs = [Path(where, "pairs", "round_0000.jsonl").read_text() for where in ("list", "dataset")]
     assert pairs[0] == pairs[1] and {json.loads(line)["prompt"][0] for line in pairs[0].splitlines()} <= {
         item["prompt"] for item in items
@@ -107,13 +108,13 @@ def test_number_of_updates(config, items, updates):
 
 
 @pytest.mark.parametrize(("settings", "updates"), [(dict(), 2), (dict(round_updates=5), 5), (dict(num_updates=12), None)])
-def test_rounds_are_as_long_as_their_pairs_take(settings, updates):
-    """4 pairs of each of 4 items in batches of 8; where num_updates is given, as the row says."""
+def test_a_round_has_the_updates_that_its_pairs_take(settings, updates):
+    """4 pairs of each of 4 items in batches of 8; with num_updates, the default of the algorithm."""
     assert MADPOIterConfig(num_prompts=4, **settings).train_config(20).preference.round_updates == updates
 
 
 def test_preferences_of_a_file_are_learned(model, tmp_path):
-    """The accuracy on held-out pairs of a JSON file is half before training, and evaluate shows it after."""
+    """The accuracy on held-out pairs rises from a half to 1, and evaluate reports it."""
     path = tmp_path / "pairs.json"
     path.write_text(json.dumps(PAIRS))
     args = DPOConfig(
@@ -127,7 +128,7 @@ def test_preferences_of_a_file_are_learned(model, tmp_path):
     assert (tmp_path / "saved" / "agent_0" / "model.safetensors").exists()
 
 
-def test_a_team_learns_given_preferences(model, tmp_path):
+def test_a_team_learns_from_given_preferences(model, tmp_path):
     rows = [{"prompt": row["prompt"], "chosen": [row["chosen"]] * 2, "rejected": [row["rejected"]] * 2} for row in PAIRS]
     args = DPOConfig(algorithm="madpo", num_updates=12, learning_rate=1e-2, output_dir="", progress=False)
     trainer = DPOTrainer(agents=[model, model], args=args, train_dataset=rows, eval_dataset=rows)
@@ -157,6 +158,6 @@ def test_texts_are_learned_and_filtered_by_reward(model):
         (lambda: SFTTrainer("x", train_dataset=[{"text": "a"}]), "row 0 has no observations, actions"),
     ],
 )
-def test_bad_arguments_are_refused_before_a_model_is_loaded(make, message):
+def test_wrong_arguments_raise_before_a_model_is_loaded(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()

@@ -1,13 +1,15 @@
-"""The trainer classes: code of older scripts runs, and what they say is what the engine is told.
+"""CoMLRL's trainer classes: its scripts run, and their settings reach the run.
 
-The scripts stand here as their authors wrote them, except for the lines that import, that load a model and that name a
-data set; each runs all of its updates with a tiny model.
+The scripts are as their authors wrote them, except for the lines that import, load a model or name a data set. Each runs all of
+its updates with a tiny model.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
+import inspect
 import json
 import math
 import subprocess
@@ -25,6 +27,7 @@ from jmarl import (
     IPPOTrainer,
     MAACConfig,
     MAACTrainer,
+    MADPOIterConfig,
     MAGRPOConfig,
     MAGRPOTrainer,
     MAPPOConfig,
@@ -38,6 +41,7 @@ from jmarl import (
     RewardProcessors,
     load_agent,
 )
+from jmarl.comlrl import other_names
 from jmarl.comlrl.config import OTHER_NAMES, REFUSED, TrainerConfig
 from jmarl.config import SECTION_OF, TrainConfig
 from jmarl.envs.rewards import RewardError
@@ -56,14 +60,14 @@ TRAINERS = {
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Scripts write below the working directory."""
+def in_tmp_path(tmp_path, monkeypatch):
+    """Change to a temporary directory, because scripts write below the working directory."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def model(tiny_dir) -> str:
-    """A tiny model with room for the 256 tokens that scripts ask for by default."""
+    """A tiny model with room for the 256 new tokens that are the default."""
     return str(tiny_dir("llama", max_position_embeddings=512))
 
 
@@ -76,8 +80,8 @@ def offline_wandb(monkeypatch):
 
 
 def tiny_config(cls=MAGRPOConfig, **settings) -> TrainerConfig:
-    few = dict(num_generations=2, max_new_tokens=4, max_steps=2, output_dir="", temperature=1.0, top_p=1.0, top_k=0)
-    return cls(**few | settings)
+    defaults = dict(num_generations=2, max_new_tokens=4, max_steps=2, output_dir="", temperature=1.0, top_p=1.0, top_k=0)
+    return cls(**defaults | settings)
 
 
 def lengths(a, b):
@@ -85,18 +89,18 @@ def lengths(a, b):
 
 
 def tiny_trainer(model, cls=MAGRPOTrainer, /, **arguments) -> MAGRPOTrainer:
-    given = dict(model=model, reward_func=lengths, train_dataset=ITEMS, args=tiny_config(cls.config_class))
-    return cls(**given | arguments)
+    defaults = dict(model=model, reward_func=lengths, train_dataset=ITEMS, args=tiny_config(cls.config_class))
+    return cls(**defaults | arguments)
 
 
 def rows(output_dir) -> list[dict]:
     return [json.loads(line) for line in (Path(output_dir) / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_reward_that_raises_is_masked_where_a_trainer_is_told_so(model):
-    """As its error advises."""
+def test_on_error_mask_masks_a_reward_that_raises(model):
+    """The error advises to set it."""
 
-    def picky(a, b):
+    def fails_on_e(a, b):
         if "e" in a[0]:
             raise OSError("no service")
         return [1.0]
@@ -104,7 +108,9 @@ def test_a_reward_that_raises_is_masked_where_a_trainer_is_told_so(model):
     with pytest.raises(RewardError, match="on_error='mask'"):
         tiny_trainer(model, reward_func=lambda a, b: 1 / 0).train()
     with pytest.warns(UserWarning, match="have no valid reward.*no service"):
-        tiny_trainer(model, reward_func=picky, on_error="mask", args=tiny_config(num_generations=8, max_new_tokens=8)).train()
+        tiny_trainer(
+            model, reward_func=fails_on_e, on_error="mask", args=tiny_config(num_generations=8, max_new_tokens=8)
+        ).train()
 
 
 # --- scripts ----------------------------------------------------------------------------------------------------------
@@ -201,7 +207,7 @@ def test_the_quick_demo_runs(model, offline_wandb):
     trainer.train()
     trainer.save_model(f"{config.output_dir}/models")
 
-    # What it did: 3 epochs of 10 prompts, rewards times 100, and two agents on disk, in W&B's offline format too.
+    # 3 epochs of 10 prompts, rewards times 100, two agents on disk, and a log of W&B.
     written = rows(config.output_dir)
     assert [row["step"] for row in written] == list(range(30))
     for row in written:
@@ -234,7 +240,7 @@ def test_the_readme_usage_runs(model):
     )
     trainer.train()
 
-    assert len(rows("runs/magrpo")) == 20  # the 20 epochs that the script leaves to the default
+    assert len(rows("runs/magrpo")) == 20  # the default of 20 epochs
 
 
 def test_the_trainer_guide_runs(model, offline_wandb):
@@ -346,7 +352,7 @@ def test_several_rewards_weights_and_processors(model):
         return [2.0] * len(a)
 
     scale = RewardProcessors.scale
-    together = dict(reward_func=[one, two], args=tiny_config(output_dir="out", max_steps=1))
+    functions = dict(reward_func=[one, two], args=tiny_config(output_dir="out", max_steps=1))
     cases = [
         (dict(), 1.5),
         (dict(reward_weights=[0.7, 0.3]), 0.7 + 0.6),
@@ -354,7 +360,7 @@ def test_several_rewards_weights_and_processors(model):
         (dict(reward_weights=[1, 1], reward_processor=scale(10)), 30.0),
     ]
     for options, expected in cases:
-        tiny_trainer(model, **together, **options).train()
+        tiny_trainer(model, **functions, **options).train()
         (row,) = rows("out")
         assert row["reward/mean"] == pytest.approx(expected)
         assert (row["reward/one"], row["reward/two"]) == (1.0, 2.0)
@@ -363,7 +369,7 @@ def test_several_rewards_weights_and_processors(model):
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_both_generations_of_names_mean_the_same_run():
+def test_older_and_newer_names_give_the_same_run():
     older = MAGRPOConfig(
         learning_rate=1e-4, per_device_train_batch_size=3, logging_steps=7, save_steps=5, eval_steps=9,
         warmup_steps=2, max_steps=40, lr_scheduler_type="linear", adam_beta1=0.8, output_dir="out", top_k=None,
@@ -395,7 +401,7 @@ def test_number_of_updates(settings, items, updates):
     assert MAGRPOConfig(**settings).train_config(items).run.num_updates == updates
 
 
-def test_every_accepted_name_reaches_the_run_and_can_be_read():
+def test_other_names_can_be_set_and_read():
     fields = {field.name: field for field in dataclasses.fields(MAGRPOConfig)}
     assert set(OTHER_NAMES.values()) <= set(fields) and not set(OTHER_NAMES) & set(fields) and not set(REFUSED) & set(fields)
     assert {"algorithm", *SECTION_OF} <= set(fields)
@@ -403,8 +409,46 @@ def test_every_accepted_name_reaches_the_run_and_can_be_read():
         assert getattr(MAGRPOConfig(), name) == getattr(MAGRPOConfig(), field)
 
 
+def test_the_signature_lists_fields_and_other_names():
+    """Editors and notebooks complete them."""
+    parameters = inspect.signature(MAGRPOConfig).parameters
+    assert set(parameters) == {field.name for field in dataclasses.fields(MAGRPOConfig)} | set(OTHER_NAMES)
+    assert parameters["logging_steps"].default == parameters["log_every"].default == 50
+    assert inspect.signature(MADPOIterConfig).parameters["num_iterations"].default == 6
+    for trainer, _ in TRAINERS.values():
+        assert not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(trainer).parameters.values())
+
+
+def test_type_checkers_see_every_other_name():
+    """They read the class under TYPE_CHECKING, without a stub file."""
+    (checked,) = (
+        node
+        for node in ast.walk(ast.parse(Path(other_names.__file__).read_text()))
+        if isinstance(node, ast.ClassDef) and node.decorator_list
+    )
+    assert [node.target.id for node in checked.body if isinstance(node, ast.AnnAssign)] == list(OTHER_NAMES)
+
+
+def test_pyright_accepts_the_documents_and_refuses_a_wrong_name(tmp_path):
+    lines = [
+        "from jmarl.comlrl.trainers.ippo import IPPOConfig",
+        "from jmarl.comlrl.trainers.magrpo import MAGRPOConfig",
+        "MAGRPOConfig(output_dir='o', num_train_epochs=3, per_device_train_batch_size=1, learning_rate=5e-5, logging_steps=10,",
+        "    save_steps=100, num_generations=8, max_new_tokens=128, num_turns=2, joint_mode='align', discount=0.9)",
+        "IPPOConfig(use_separate_critic=True)",
+        "MAGRPOConfig(logging_stepz=10)",
+    ]
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    root = Path(__file__).resolve().parents[2]
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(root)]}))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "-p", str(tmp_path)]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
+    errors = [message["message"] for message in json.loads(output)["generalDiagnostics"]]
+    assert errors == ['No parameter named "logging_stepz"']
+
+
 @pytest.mark.parametrize("algorithm", TRAINERS)
-def test_trainers_differ_by_their_algorithm(algorithm, model):
+def test_a_trainer_runs_its_algorithm_and_is_at_its_module_path(algorithm, model):
     trainer, config = TRAINERS[algorithm]
     other = MAGRPOConfig if config is not MAGRPOConfig else MARLOOConfig
     assert config().train_config(1).algorithm == algorithm
@@ -416,7 +460,7 @@ def test_trainers_differ_by_their_algorithm(algorithm, model):
 
 
 def test_critics_of_the_trainers(model, tiny_dir):
-    """Separate by default, a head of the agent with use_separate_critic=False; from another model where one is given."""
+    """Separate by default, a head of the agent with use_separate_critic=False, of another model with critic_model=."""
     other = str(tiny_dir("qwen3", hidden_size=48))
     args = tiny_config(IPPOConfig, use_separate_critic=True, value_clip_range=0.2, num_epochs=2, critic_learning_rate=1e-3)
     result = tiny_trainer(model, IPPOTrainer, args=args, critics=[other, other]).train()
@@ -432,6 +476,8 @@ def test_critics_of_the_trainers(model, tiny_dir):
         tiny_trainer(model, IACTrainer, critics=[other, model])
     with pytest.raises(TypeError, match="critics= is a list of models or names; one is critic_model="):
         tiny_trainer(model, IACTrainer, critics=other)
+    with pytest.raises(TypeError, match="critic_model= has no effect for MAGRPOTrainer, which has no critic"):
+        tiny_trainer(model, critic_model=other)
     with pytest.raises(TypeError, match="critic_value_head_hidden_dim is not a setting here; a value head is one linear layer"):
         IACConfig(critic_value_head_hidden_dim=8)
 
@@ -455,7 +501,7 @@ def test_critics_of_the_trainers(model, tiny_dir):
         (dict(num_agents=0), ValueError, "num_agents=0"),
     ],
 )
-def test_a_bad_setting_is_refused(settings, error, message):
+def test_a_wrong_setting_raises(settings, error, message):
     with pytest.raises(error, match=message):
         MAGRPOConfig(**settings)
 
@@ -472,10 +518,10 @@ def test_settings_are_frozen_and_can_be_replaced():
 # --- agents, data, formatters -----------------------------------------------------------------------------------------
 
 
-def test_agents_may_be_names_loaded_or_of_different_models(model, tiny_dir):
+def test_agents_are_names_or_loaded_and_of_one_or_several_models(model, tiny_dir):
     other = str(tiny_dir("qwen2"))
-    with_three = dict(reward_func=lambda a, b, c: [float(len(a[0]) - len(b[0]) + len(c[0]))])
-    trainer = tiny_trainer(None, agents=[model, load_agent(other), Path(model)], **with_three)
+    three = dict(reward_func=lambda a, b, c: [float(len(a[0]) - len(b[0]) + len(c[0]))])
+    trainer = tiny_trainer(None, agents=[model, load_agent(other), Path(model)], **three)
     assert [stack.order for stack in trainer.team.stacks] == [[0, 2], [1]]
     trainer.train()
     assert [agent.config.family for agent in trainer.agents] == ["llama", "qwen2", "llama"]
@@ -497,23 +543,23 @@ def test_default_team_has_two_agents_and_counts_must_agree(model):
             tiny_trainer(None, agents=[model, model], **arguments)
 
 
-def test_two_turns_as_older_scripts_write_them(model, tmp_path):
-    """`external_transition` with its keywords, `external_prompts` in a formatter, and the names of their settings."""
-    reads = []
+def test_two_turns_with_external_transition(model, tmp_path):
+    """`external_transition` gets its keywords, a formatter gets `external_prompts`."""
+    prompts = []
 
     def transition(prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
         assert [history[-1] for history in response_history_per_agent] == list(agent_completions)
-        return [f"{prompt}, again {i}" for i in range(num_agents)]
+        return [f"{prompt}, agent {i}" for i in range(num_agents)]
 
     def formatter(item, external_prompts=None):
-        reads.append(external_prompts or item["prompt"])
-        return reads[-1]
+        prompts.append(external_prompts or item["prompt"])
+        return prompts[-1]
 
     settings = dict(num_turns=2, discount=0.9, early_termination_threshold=1e9, max_new_tokens=4, num_generations=2)
     args = MAGRPOConfig(num_train_epochs=1, output_dir=str(tmp_path), progress=False, **settings)
     result = tiny_trainer(model, args=args, formatters=formatter, external_transition=transition).train()
     assert args.gamma == args.discount == 0.9
-    assert len(result.rewards) == len(ITEMS) and {f"{ITEMS[0]['prompt']}, again {i}" for i in (0, 1)} <= set(reads)
+    assert len(result.rewards) == len(ITEMS) and {f"{ITEMS[0]['prompt']}, agent {i}" for i in (0, 1)} <= set(prompts)
 
 
 def test_formatters_give_each_agent_its_prompt(model):
@@ -529,7 +575,7 @@ def test_formatters_give_each_agent_its_prompt(model):
 
 
 class Numbered:
-    """A data set with a length and items by number and nothing else."""
+    """A data set with a length and an index, and nothing else."""
 
     def __len__(self):
         return 2
@@ -571,11 +617,12 @@ def test_any_series_of_dicts_is_a_data_set(model, kind):
         (dict(args=MAGRPOConfig(num_turns=2)), ValueError, "num_turns=2 needs external_transition"),
         (dict(eval_logger=print), NotImplementedError, "eval_logger="),
         (dict(eval_aggregator=print), NotImplementedError, "eval_aggregator="),
+        (dict(reward_model="x"), TypeError, "reward_model= has no effect for MAGRPOTrainer, which learns none"),
         (dict(args=TrainConfig()), TypeError, "takes args=MAGRPOConfig"),
         (dict(args=tiny_config(num_generations=1)), ValueError, "num_generations=1 is too small"),
     ],
 )
-def test_a_bad_argument_is_refused(model, arguments, error, message):
+def test_a_wrong_argument_raises(model, arguments, error, message):
     with pytest.raises(error, match=message):
         tiny_trainer(model, **arguments)
 
@@ -589,7 +636,7 @@ def test_a_tokenizer_must_have_the_vocabulary_of_the_agents(model, make_tokenize
         tiny_trainer(model, tokenizer=other)
 
 
-def test_wandb_that_cannot_log_is_refused_before_anything_is_loaded(monkeypatch):
+def test_wandb_that_cannot_log_raises_before_a_model_is_loaded(monkeypatch):
     arguments = dict(wandb_config={"project": "p"}, args=tiny_config(output_dir="out"))
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError, match=r"pip install 'jmarl\[wandb\]'"):
@@ -603,7 +650,7 @@ def test_wandb_that_cannot_log_is_refused_before_anything_is_loaded(monkeypatch)
 
 
 def test_training_raises_a_reward_and_evaluate_shows_it(model):
-    """Probe: agents are rewarded for the letter e, which the tiny tokenizer writes in many ways."""
+    """Probe: agents are rewarded for the letter e, which is in many tokens of the tiny tokenizer."""
     settings = tiny_config(
         num_prompts=2, num_generations=16, max_new_tokens=8, max_steps=30, learning_rate=3e-3, eval_generations=16
     )
@@ -621,8 +668,8 @@ def test_training_raises_a_reward_and_evaluate_shows_it(model):
 def test_eval_num_samples_takes_the_first_items(model):
     from datasets import Dataset
 
-    both = dict(eval_dataset=Dataset.from_list(ITEMS))
-    first = tiny_trainer(model, args=tiny_config(eval_num_samples=1), **both).evaluate()
+    data = dict(eval_dataset=Dataset.from_list(ITEMS))
+    first = tiny_trainer(model, args=tiny_config(eval_num_samples=1), **data).evaluate()
     assert first["eval/reward"] == tiny_trainer(model, eval_dataset=ITEMS[:1]).evaluate()["eval/reward"]
     with pytest.raises(ValueError, match="nothing to evaluate on"):
         tiny_trainer(model).evaluate()
@@ -646,12 +693,12 @@ def test_saved_agents_load_in_transformers_with_the_trained_weights(model):
     assert np.array_equal(outputs["before/agent_1"], outputs[model])
     assert np.abs(outputs["after/agent_0"] - outputs[model]).max() > 0.01
     assert np.abs(outputs["after/agent_1"] - outputs["after/agent_0"]).max() > 0.01
-    saved, held = load_agent("after/agent_1"), trainer.agents[1]
-    assert all(np.array_equal(x, y) for x, y in zip(leaves(saved.params), leaves(held.params), strict=True))
+    saved, current = load_agent("after/agent_1"), trainer.agents[1]
+    assert all(np.array_equal(x, y) for x, y in zip(leaves(saved.params), leaves(current.params), strict=True))
 
 
-def test_training_goes_on_from_where_it_stands(model):
-    """Two calls of train() with plain trained weights are a trainer and a second one started from its agents."""
+def test_a_second_call_of_train_continues_from_the_trained_weights(model):
+    """It gives the weights of a second trainer that starts from the agents of the first."""
     trainer = tiny_trainer(model, args=tiny_config(learning_rate=1e-3))
     trainer.train()
     second = tiny_trainer(None, agents=trainer.agents, args=tiny_config(learning_rate=1e-3))
@@ -661,16 +708,16 @@ def test_training_goes_on_from_where_it_stands(model):
     assert all(np.array_equal(x, y) for x, y in pairs)
 
 
-def test_weights_lost_in_a_run_that_broke_off_are_not_used(model):
+def test_weights_lost_in_an_interrupted_update_raise(model):
     calls = []
 
-    def breaks(a, b):
+    def interrupts(a, b):
         calls.append(1)
         if len(calls) in (1, 8):
             raise KeyboardInterrupt
         return [float(len(a[0]))]
 
-    trainer = tiny_trainer(model, reward_func=breaks, args=tiny_config(max_steps=5))
+    trainer = tiny_trainer(model, reward_func=interrupts, args=tiny_config(max_steps=5))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert len(trainer.agents) == 2  # nothing was updated yet
@@ -683,7 +730,7 @@ def test_weights_lost_in_a_run_that_broke_off_are_not_used(model):
 # --- the package ------------------------------------------------------------------------------------------------------
 
 
-def test_importing_jmarl_loads_nothing_heavy_and_every_name_is_there():
+def test_importing_jmarl_is_light_and_every_public_name_resolves():
     code = """
 import sys, jmarl
 assert not {"jax", "numpy", "transformers"} & set(sys.modules), "import jmarl is not light"

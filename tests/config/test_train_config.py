@@ -21,7 +21,7 @@ from jmarl.config import (
     check_fields,
     flat,
 )
-from jmarl.config.flags import long_flag, parse_flags
+from jmarl.config.flags import flag_paths, long_flag, parse_flags
 
 
 def test_each_setting_is_in_one_section_so_its_short_name_is_enough():
@@ -176,9 +176,19 @@ def test_flags_short_and_long_give_what_python_gives():
         ("--no-resume", "--run.no-resume"),
         ("--optimizer.learning-rate", "--optimizer.learning-rate"),
         ("--optimizer", "--optimizer.optimizer"),
-        ("--num-turns", "--num-turns"),  # a field of the experiment itself
+        ("--no-run.resume", "--no-run.resume"),
+        ("--run.no-resume", "--run.no-resume"),
+        ("--logging-steps", "--run.log-every"),
+        ("--num-turns", "--num-turns"),  # a field of the subclass
+        ("--episodes.num-turns", "--episodes.num-turns"),
+        ("--algorithm", "--algorithm"),
+        ("--unknown", "--unknown"),
         ("value", "value"),
     ],
 )
 def test_a_short_flag_gets_the_name_of_its_section(flag, long):
-    assert long_flag(flag, {"algorithm", "num_turns"}) == long
+    @dataclasses.dataclass(frozen=True)
+    class WithTurns(TrainConfig):
+        num_turns: int = 3
+
+    assert long_flag(flag, flag_paths(WithTurns)) == long

@@ -1,7 +1,9 @@
-"""MRLM's quick start, with tiny models: policies that learn, policies that do not, settings by its names."""
+"""MRLM's quick start with tiny models: trained and frozen policies, settings under its names, its module paths."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 
 import jax
@@ -9,31 +11,34 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from jmarl.envs.math.problems import MathProblemGenerator
-from jmarl.envs.math.reasoning import MathReasoningEnvironment
-from jmarl.envs.messages import EnvironmentMode, Message, Observation, Reward, SimulatedEnvironment
-from jmarl.mrlm.trainers import ExperimentConfig, GRPOConfig, GRPOTrainer, LLMEnvironment, PPOConfig, PPOTrainer, TrainingConfig
+from jmarl.config import SECTION_OF
+from jmarl.mrlm.algorithms.grpo import GRPOTrainer
+from jmarl.mrlm.algorithms.ppo import PPOTrainer
+from jmarl.mrlm.config import ExperimentConfig, GRPOConfig, PPOConfig, TrainingConfig
+from jmarl.mrlm.core import EnvironmentMode, LLMEnvironment, SimulatedEnvironment
+from jmarl.mrlm.core.types import Message, Observation, Reward
+from jmarl.mrlm.environments.math import MathProblemGenerator, MathReasoningEnvironment
 
 SHORT = dict(max_new_tokens=3, progress=False)
 
 
-class Long(SimulatedEnvironment):
-    """Pays by the letters."""
+class Letters(SimulatedEnvironment):
+    """One turn; the reward is a hash of the letters."""
 
     reward_range = (0.0, 1.0)
 
-    def __init__(self, most: int = 10):
-        self.most = most
+    def __init__(self, modulus: int = 10):
+        self.modulus = modulus
 
     def reset(self):
         return Observation([Message("user", "Write.")])
 
     def step(self, action):
-        return Observation([], done=True), Reward(sum(map(ord, action.content)) % self.most / self.most)
+        return Observation([], done=True), Reward(sum(map(ord, action.content)) % self.modulus / self.modulus)
 
 
 class Talk(SimulatedEnvironment):
-    """Overrides `reset` and `step` alone. Pays 1 a step, and is done after so many; None: never."""
+    """Overrides only `reset` and `step`. The reward is 1 per step; done after `length` steps (None: never)."""
 
     def __init__(self, length: int | None = None, max_turns: int | None = None):
         self.length = length
@@ -49,8 +54,8 @@ class Talk(SimulatedEnvironment):
         return Observation([Message("user", "Go on.")], done=self.steps == self.length), Reward(1.0)
 
 
-class Broken(Long):
-    """Does not last."""
+class Broken(Letters):
+    """Raises in its fifth step."""
 
     steps = [0]  # of the class: the object is copied
 
@@ -61,8 +66,8 @@ class Broken(Long):
         return super().step(action)
 
 
-class Both(Long):
-    """For two."""
+class ForTwo(Letters):
+    """For two agents."""
 
     roles = ("a", "b")
 
@@ -81,6 +86,30 @@ def agents(tiny_config, tiny_tokenizer, random_agent):
 
 def weights(trainer) -> list[np.ndarray]:
     return [np.array(x) for x in jax.tree.leaves(trainer.params[0])]
+
+
+def test_module_paths_are_those_of_mrlm():
+    from jmarl.envs.messages import SimulatedEnvironment as Defined
+    from jmarl.mrlm.algorithms import GRPOTrainer as Exported
+    from jmarl.mrlm.environments.code import CodeExecutionEnvironment, CodeProblemGenerator
+    from jmarl.mrlm.environments.debate import DebateEnvironment, RuleBasedJudge
+    from jmarl.mrlm.environments.tools import ToolUseEnvironment
+    from jmarl.mrlm.environments.tools.builtin_tools import create_default_tool_registry
+
+    assert SimulatedEnvironment is Defined and GRPOTrainer is Exported
+    assert MathReasoningEnvironment(MathProblemGenerator(difficulty_range=(1, 3))).num_agents == 1
+    assert DebateEnvironment(judge=RuleBasedJudge()).num_agents == 2
+    assert ToolUseEnvironment(create_default_tool_registry()).num_agents == 1
+    assert CodeExecutionEnvironment(CodeProblemGenerator()).num_agents == 1
+
+
+def test_sections_list_their_arguments():
+    for cls in (TrainingConfig, PPOConfig, GRPOConfig):
+        names = list(inspect.signature(cls).parameters)
+        assert names == [field.name for field in dataclasses.fields(cls)]
+        for name in set(names) - {"clip_range"}:
+            (field,) = cls(**{name: 1}).fields()
+            assert field in {"algorithm", *SECTION_OF}
 
 
 def test_the_quick_start_runs(agents, tmp_path):
@@ -106,18 +135,20 @@ def test_the_quick_start_runs(agents, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "agent_0").vocab_size == agents[0].tokenizer.vocab_size
 
 
-def test_a_client_stays_as_it_was_loaded(agents):
+def test_a_client_is_frozen(agents):
     team = [LLMEnvironment(agents[0]), LLMEnvironment(agents[1], mode=EnvironmentMode.CLIENT)]
     training = TrainingConfig(num_iterations=1, learning_rate=1e-2)
-    trainer = GRPOTrainer(team, Both(), ExperimentConfig(training, grpo=GRPOConfig(group_size=3), **SHORT))
+    trainer = GRPOTrainer(team, ForTwo(), ExperimentConfig(training, grpo=GRPOConfig(group_size=3), **SHORT))
     assert trainer.config.run.frozen_agents == (1,) and trainer.config.episodes.num_generations == 3
     before = weights(trainer)
     trainer.train()
-    moved = [[bool((x[agent] != y[agent]).any()) for x, y in zip(before, weights(trainer), strict=True)] for agent in range(2)]
-    assert any(moved[0]) and not any(moved[1])
+    changed = [
+        [bool((x[agent] != y[agent]).any()) for x, y in zip(before, weights(trainer), strict=True)] for agent in range(2)
+    ]
+    assert any(changed[0]) and not any(changed[1])
 
 
-def test_a_training_that_broke_off_says_so(agents):
+def test_weights_lost_in_a_failed_training_raise(agents):
     trainer = GRPOTrainer(LLMEnvironment(agents[0]), Broken(), ExperimentConfig(**SHORT))
     with pytest.raises(RuntimeError, match="no more"):
         trainer.train(2)
@@ -125,15 +156,15 @@ def test_a_training_that_broke_off_says_so(agents):
         trainer.evaluate()
 
 
-def test_an_episode_goes_on_until_it_is_done(agents):
-    """The return counts its steps. Nothing is told, as warnings are errors here."""
+def test_an_episode_continues_until_it_is_done(agents):
+    """The return counts its steps. There is no warning, which would be an error in tests."""
     trainer = GRPOTrainer(LLMEnvironment(agents[0]), Talk(3), ExperimentConfig(**SHORT))
     assert (trainer.config.episodes.num_turns, trainer.config.episodes.branching) == (16, "chain")
     assert trainer.train(1).rewards == [3.0]
 
 
 @pytest.mark.parametrize(
-    ("env", "said", "turns"),
+    ("env", "settings", "turns"),
     [
         (Talk(), {}, 16),
         (Talk(max_turns=2), {}, 2),
@@ -142,63 +173,68 @@ def test_an_episode_goes_on_until_it_is_done(agents):
         (Talk(max_turns=2), {"max_episode_length": 3}, 2),
     ],
 )
-def test_a_cut_is_told(agents, env, said, turns):
-    """Once, and with the number of turns."""
-    config = ExperimentConfig(TrainingConfig(batch_size=2, **said), grpo=GRPOConfig(group_size=2), **SHORT)
+def test_truncated_episodes_warn_once_with_the_number_of_turns(agents, env, settings, turns):
+    config = ExperimentConfig(TrainingConfig(batch_size=2, **settings), grpo=GRPOConfig(group_size=2), **SHORT)
     trainer = GRPOTrainer(LLMEnvironment(agents[0]), env, config)
-    told = f"Talk: [24] episodes were not done after {turns} turns and were truncated .* set max_turns"
-    with pytest.warns(UserWarning, match=told) as warned:
+    message = f"Talk: [24] episodes were not done after {turns} turns and were truncated .* set max_turns"
+    with pytest.warns(UserWarning, match=message) as warned:
         rewards = trainer.train(2).rewards
     assert len(warned) == 1 and (isinstance(env, list) or rewards == [turns, turns])
 
 
 @pytest.mark.parametrize("length", [2, 4])
 def test_max_episode_length_makes_a_chain(agents, tmp_path, length):
-    """So joint actions grow with the length, not with a power of it."""
+    """So the number of joint actions is linear in the length, not exponential."""
     training = TrainingConfig(num_epochs=1, batch_size=1, max_episode_length=length, checkpoint_dir=str(tmp_path))
     GRPOTrainer(LLMEnvironment(agents[0]), Talk(length), ExperimentConfig(training, **SHORT)).train()
     (row,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert row["env_steps"] == 4 * length
 
 
-def test_a_tree_may_be_asked_for(agents):
+def test_branching_can_be_set_to_tree(agents):
     config = ExperimentConfig(TrainingConfig(max_episode_length=2), branching="tree", **SHORT)
     assert GRPOTrainer(LLMEnvironment(agents[0]), Talk(2), config).config.episodes.branching == "tree"
 
 
-def test_held_out_tasks_are_played_where_they_are_asked_for(agents):
+def test_held_out_tasks_are_played_if_eval_every_is_set(agents):
     config = ExperimentConfig(TrainingConfig(num_epochs=1), eval_every=1, **SHORT)
-    result = GRPOTrainer(LLMEnvironment(agents[0]), Long(), config).train()
+    result = GRPOTrainer(LLMEnvironment(agents[0]), Letters(), config).train()
     assert result.before is not None and result.after is not None
 
 
-def test_different_environments_are_a_mixture_and_equal_ones_are_one(agents):
+def test_different_environments_are_mixed_and_equal_ones_merged(agents):
     policy = LLMEnvironment(agents[0])
-    many = GRPOTrainer(policy, [Long(5), Long(5), Long(9), MathReasoningEnvironment()], ExperimentConfig(**SHORT))
-    assert list(many.env.environments) == ["Long_0", "Long_1", "MathReasoning"]
-    assert [env.env.simulated.most for env in list(many.env.environments.values())[:2]] == [5, 9]
-    assert GRPOTrainer(policy, [Long(), Long()], ExperimentConfig(**SHORT)).env.env.simulated.most == 10
+    mixed = GRPOTrainer(policy, [Letters(5), Letters(5), Letters(9), MathReasoningEnvironment()], ExperimentConfig(**SHORT))
+    assert list(mixed.env.environments) == ["Letters_0", "Letters_1", "MathReasoning"]
+    assert [env.env.simulated.modulus for env in list(mixed.env.environments.values())[:2]] == [5, 9]
+    assert GRPOTrainer(policy, [Letters(), Letters()], ExperimentConfig(**SHORT)).env.env.simulated.modulus == 10
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda p: TrainingConfig(num_epoch=3), "TrainingConfig has no setting 'num_epoch'; did you mean 'num_epochs'"),
-        (lambda p: TrainingConfig(use_bf16=True), "has no setting 'use_bf16'; it has algorithm, num_epochs, .*, log_every$"),
+        (lambda p: TrainingConfig(use_bf16=True), r"has no setting 'use_bf16'; help\(TrainingConfig\) lists its settings"),
         (lambda p: TrainingConfig(num_epochs=3, num_iterations=3), "num_epochs and num_iterations are the same setting"),
-        (lambda p: ExperimentConfig(training=PPOConfig()), r"here stands a TrainingConfig\(...\), got PPOConfig"),
-        (lambda p: PPOTrainer(p, Long(), ExperimentConfig(TrainingConfig(algorithm="grpo"))), "algorithm='grpo', and this is"),
-        (lambda p: PPOTrainer(p, Long(), ExperimentConfig(grpo=GRPOConfig(group_size=2))), "section grpo is not for"),
-        (lambda p: ExperimentConfig(max_new_token=3), "'max_new_token' is unknown; did you mean 'max_new_tokens'"),
-        (lambda p: ExperimentConfig(use_bf16=True), r"'use_bf16' is unknown; help\(TrainConfig\) lists what it may be"),
+        (lambda p: ExperimentConfig(training=PPOConfig()), r"training= is a TrainingConfig\(...\), got PPOConfig"),
+        (
+            lambda p: PPOTrainer(p, Letters(), ExperimentConfig(TrainingConfig(algorithm="grpo"))),
+            "algorithm='grpo', but this is the trainer of 'ppo'",
+        ),
+        (
+            lambda p: PPOTrainer(p, Letters(), ExperimentConfig(grpo=GRPOConfig(group_size=2))),
+            "section grpo has no effect for the trainer of 'ppo'",
+        ),
+        (lambda p: ExperimentConfig(max_new_token=3), "no setting 'max_new_token'; did you mean 'max_new_tokens'"),
+        (lambda p: ExperimentConfig(use_bf16=True), r"no setting 'use_bf16'; help\(jmarl.TrainConfig\) lists"),
         (lambda p: ExperimentConfig(frozen_agents=()), "'frozen_agents' is set by the trainer and its policies"),
-        (lambda p: PPOTrainer(p.agent, Long()), "policy 0 is a"),
+        (lambda p: PPOTrainer(p.agent, Letters()), "policy 0 is a"),
         (lambda p: PPOTrainer(p, []), "eval_envs has no environment"),
-        (lambda p: PPOTrainer([p, p], Long()), "1 agents and the team has 2"),
+        (lambda p: PPOTrainer([p, p], Letters()), "1 agents and the team has 2"),
         (lambda p: LLMEnvironment(p.agent, mode="both"), "'both' is not a valid EnvironmentMode"),
     ],
 )
-def test_mistakes_are_told(agents, make, message):
+def test_mistakes_raise(agents, make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         trainer = make(LLMEnvironment(agents[0]))
         trainer.train(1)

@@ -1,4 +1,21 @@
-"""The old path of `MAACTrainer` and its configuration."""
+"""MAAC: actors with one central critic (CoLLM-CC, arXiv 2601.21972)."""
 
-from jmarl.comlrl.trainers.actor_critic import MAACConfig as MAACConfig
-from jmarl.comlrl.trainers.actor_critic import MAACTrainer as MAACTrainer
+from __future__ import annotations
+
+from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
+
+
+@trainer_config
+class MAACConfig(TrainerConfig):
+    """`TrainerConfig` of actors with one central critic, which reads the prompts of all agents."""
+
+    algorithm: str = "maac"
+    num_generations: int = 1
+    output_dir: str = "runs/maac"
+
+
+class MAACTrainer(MAGRPOTrainer):
+    """Actors with one central critic. Arguments as for `MAGRPOTrainer`; critic_model= may be any model."""
+
+    config_class = MAACConfig

@@ -1,4 +1,212 @@
-"""The old path of `MAGRPOTrainer` and its configuration."""
+"""MAGRPO, and the constructor, `train`, `evaluate` and `save_model` of all trainers that sample completions.
 
-from jmarl.comlrl.trainers.reinforce import MAGRPOConfig as MAGRPOConfig
-from jmarl.comlrl.trainers.reinforce import MAGRPOTrainer as MAGRPOTrainer
+A trainer loads and checks its arguments, fills a `TrainConfig` and calls `jmarl.training.train.train`. The other trainers of
+this room differ in the class of their configuration, and so in the algorithm. Left out: evaluation metrics of the user
+(`eval_logger`, `eval_aggregator`), which are refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jmarl.algorithms import find_row
+from jmarl.comlrl.arguments import (
+    Model,
+    check_args,
+    check_not_deleted,
+    check_tokenizer,
+    check_wandb,
+    count_agents,
+    load_agents,
+    load_critic,
+    one_of,
+    read_formatters,
+    read_items,
+)
+from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.envs.reward_environment import Formatter, Transition
+from jmarl.envs.rewards import Processor, RewardFunction
+from jmarl.evaluation.evaluate import evaluate
+from jmarl.learning.per_agent import check_agents
+from jmarl.models.hub.agents import Agent
+from jmarl.team import agents_of, make_team, placed, policies, save_team
+from jmarl.training.checks import check_run, environment_of
+from jmarl.training.records import TrainResult
+from jmarl.training.train import train
+
+UNSUPPORTED = {
+    "eval_logger": "evaluation reports the reward; put other figures into a reward function of weight 0",
+    "eval_aggregator": "evaluation reports the reward; put other figures into a reward function of weight 0",
+    "model_config": "load agents with jmarl.load_agent and pass them as agents=; compute_dtype sets the dtype",
+}
+
+
+@trainer_config
+class MAGRPOConfig(TrainerConfig):
+    """`TrainerConfig` of MAGRPO: the baseline is the mean of the group (arXiv 2508.04652)."""
+
+    algorithm: str = "magrpo"
+    output_dir: str = "runs/magrpo"
+
+
+class MAGRPOTrainer:
+    """Multi-agent GRPO (arXiv 2508.04652): trains a team of language models on a joint reward.
+
+    Args:
+        model, agent_model: a name, path or loaded agent that all `num_agents` agents start from (two names of one
+            argument).
+        num_agents: the number of agents; default: as in `args`, else 2.
+        agents: the agents themselves, in place of a model: loaded ones (`jmarl.load_agent`), names or paths, of one
+            model or of different ones.
+        critic_model, critics: what critics start from, in algorithms that have them: a name, path or loaded agent, or a
+            list of equal ones. Default: their agents.
+        reward_model: what the reward model starts from, in marlhf and marlhf_iter. Default: the first agent.
+        reward_func, reward_funcs: one function or a list (two names of one argument). Each gets one list of completions
+            per agent, and `batch_items`, `prompts`, `rng` if its signature names them; see `jmarl.envs.rewards`.
+        reward_weights: one per function; default: 1 / (number of functions).
+        reward_processor, reward_processors: one callable for the weighted sum, or a list with one per function.
+        batched_reward: False calls rewards once per joint action, with lists of one; True once per step, with all of them.
+        on_error, reward_timeout: what to do if a reward raises, and the limit of one call in seconds: `on_error` and
+            `timeout` of `make_reward`.
+        formatters: item -> prompt, one for all agents or a list with one per agent; default: the item's "prompt".
+        args: the settings, of this trainer's configuration class.
+        train_dataset, eval_dataset: a `datasets.Dataset`, a list or any other series of dicts.
+        tokenizer: accepted and checked. Each agent has its own; this must have the same vocabulary.
+        external_transition: writes the prompts of later turns; see `jmarl.envs.reward_environment.RewardEnvironment`.
+        wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
+        model_config, eval_logger, eval_aggregator: refused; the error says what to use instead.
+    """
+
+    config_class: type[TrainerConfig] = MAGRPOConfig
+
+    def __init__(
+        self,
+        model: Model | None = None,
+        *,
+        agent_model: Model | None = None,
+        agents: Sequence[Model] | None = None,
+        num_agents: int | None = None,
+        critic_model: Model | None = None,
+        critics: Sequence[Model] | None = None,
+        reward_model: Model | None = None,
+        reward_func: Callable | Sequence[Callable] | None = None,
+        reward_funcs: Callable | Sequence[Callable] | None = None,
+        reward_weights: Sequence[float] | None = None,
+        reward_processor: Processor | Sequence[Processor | None] | None = None,
+        reward_processors: Processor | Sequence[Processor | None] | None = None,
+        batched_reward: bool = False,
+        on_error: Literal["raise", "mask"] | float = "raise",
+        reward_timeout: float | None = None,
+        formatters: Formatter | Sequence[Formatter] | None = None,
+        args: TrainerConfig | None = None,
+        train_dataset: Iterable[Mapping] | None = None,
+        eval_dataset: Iterable[Mapping] | None = None,
+        tokenizer: Any = None,
+        wandb_config: Mapping[str, Any] | None = None,
+        model_config: None = None,
+        external_transition: Transition | None = None,
+        eval_logger: None = None,
+        eval_aggregator: None = None,
+    ):
+        for name, value in dict(eval_logger=eval_logger, eval_aggregator=eval_aggregator, model_config=model_config).items():
+            if value is not None:
+                raise NotImplementedError(f"{name}= is not supported: {UNSUPPORTED[name]}")
+        self.args = self.config_class() if args is None else args
+        check_args(self.args, self.config_class, type(self).__name__)
+        check_wandb(wandb_config, self.args)
+        self.wandb_config = None if wandb_config is None else dict(wandb_config)
+        self.items = read_items("train_dataset", train_dataset)
+        self.eval_items = () if eval_dataset is None else self._read_eval_items(eval_dataset)
+        functions = one_of(reward_func=reward_func, reward_funcs=reward_funcs)
+        if functions is None:
+            raise TypeError("a reward is needed: give reward_func= or reward_funcs=")
+        team_size = count_agents(agents, num_agents, self.args)
+        self.reward = RewardFunction(
+            functions,
+            num_agents=team_size,
+            weights=reward_weights,
+            processors=one_of(reward_processor=reward_processor, reward_processors=reward_processors),
+            batched=batched_reward,
+            on_error=on_error,
+            timeout=reward_timeout,
+        )
+        formatters = read_formatters(formatters, team_size, self.items[0])
+        self.config = self.args.train_config(len(self.items))
+        check_agents(self.config, team_size)
+        self._check_other_models(critic_model, critics, reward_model)
+        self.critic = load_critic(critic_model, critics)
+        self.reward_model = None if reward_model is None else load_agents([reward_model], None, 1)[0]
+        loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size)
+        check_tokenizer(tokenizer, loaded)
+        self._names = [agent.name for agent in loaded]
+        self.team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
+        self.env = environment_of(self.team, self.reward, formatters, external_transition, self.config)
+        check_run(self.items, self.config, self.wandb_config)
+        self._params = placed(self.team, self._params, self.config.run.mesh)
+
+    @property
+    def num_agents(self) -> int:
+        return self.team.num_agents
+
+    @property
+    def params(self) -> list[Any]:
+        """The current parameters [A, ...] of each stack."""
+        return check_not_deleted(self._params)
+
+    @property
+    def agents(self) -> list[Agent]:
+        """The agents with their current weights, as `load_agent` returns them. LoRA adapters are merged."""
+        return [agent._replace(name=name) for agent, name in zip(agents_of(self.team, self.params), self._names, strict=True)]
+
+    def train(self) -> TrainResult:
+        """Train as the settings say. Afterwards the trainer holds the trained weights, also if training was interrupted.
+
+        A second call continues from these weights with a new optimizer, and moves the files of the first run to `earlier_1`.
+        After an interruption it is refused, because the run has not ended: make a trainer with resume=True to continue it.
+        """
+        result = train(
+            self.team,
+            self.env,
+            self.items,
+            self.config,
+            params=self.params,
+            critic=self.critic,
+            reward_model=self.reward_model,
+            eval_items=self.eval_items,
+            wandb_config=self.wandb_config,
+        )
+        self._params = policies(result.state)
+        return result
+
+    def evaluate(self, eval_dataset: Iterable[Mapping] | None = None) -> dict[str, float]:
+        """Return the mean return of the current weights on `eval_dataset` (default: the trainer's), and half the width of its
+        95 % interval."""
+        items = self.eval_items if eval_dataset is None else self._read_eval_items(eval_dataset)
+        if not len(items):
+            raise ValueError("there is nothing to evaluate on: give eval_dataset= to evaluate() or to the trainer")
+        result = evaluate(self.team, self.params, items, self.env, self.config)
+        return {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
+
+    def save_model(self, output_dir: str | os.PathLike) -> None:
+        """Write each agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
+        save_team(Path(output_dir), self.team, self.params)
+
+    def _read_eval_items(self, dataset: Iterable[Mapping]) -> Sequence[Any]:
+        items = read_items("eval_dataset", dataset)
+        count = len(items) if self.args.eval_num_samples is None else min(self.args.eval_num_samples, len(items))
+        return [items[i] for i in range(count)]
+
+    def _check_other_models(
+        self, critic_model: Model | None, critics: Sequence[Model] | None, reward_model: Model | None
+    ) -> None:
+        """Raise a TypeError for the model of a critic or reward model that the algorithm does not have."""
+        row, trainer = find_row(self.config.algorithm), type(self).__name__
+        critic = dict(critic_model=critic_model, critics=critics)
+        refused = [name for name, value in critic.items() if value is not None and row.critic is None and not row.learned]
+        if refused:
+            raise TypeError(f"{refused[0]}= has no effect for {trainer}, which has no critic: it is for IAC, MAAC, IPPO, MAPPO")
+        if not row.learned and reward_model is not None:
+            raise TypeError(f"reward_model= has no effect for {trainer}, which learns none: it is for MARLHF, MARLHFIter")

@@ -1,4 +1,20 @@
-"""The old path of `MAPPOTrainer` and its configuration."""
+"""MAPPO: PPO with one central critic (arXiv 2103.01955)."""
 
-from jmarl.comlrl.trainers.actor_critic import MAPPOConfig as MAPPOConfig
-from jmarl.comlrl.trainers.actor_critic import MAPPOTrainer as MAPPOTrainer
+from __future__ import annotations
+
+from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
+
+
+@trainer_config
+class MAPPOConfig(TrainerConfig):
+    """`TrainerConfig` of PPO with one central critic."""
+
+    algorithm: str = "mappo"
+    output_dir: str = "runs/mappo"
+
+
+class MAPPOTrainer(MAGRPOTrainer):
+    """PPO with one central critic. Arguments as for `MAGRPOTrainer`; critic_model= may be any model."""
+
+    config_class = MAPPOConfig

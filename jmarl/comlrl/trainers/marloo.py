@@ -1,4 +1,20 @@
-"""The old path of `MARLOOTrainer` and its configuration."""
+"""MARLOO: multi-agent policy gradients with a leave-one-out baseline (RLOO, arXiv 2402.14740)."""
 
-from jmarl.comlrl.trainers.reinforce import MARLOOConfig as MARLOOConfig
-from jmarl.comlrl.trainers.reinforce import MARLOOTrainer as MARLOOTrainer
+from __future__ import annotations
+
+from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
+
+
+@trainer_config
+class MARLOOConfig(TrainerConfig):
+    """`TrainerConfig` of MARLOO: the baseline of a completion is the mean return of the other completions of its group."""
+
+    algorithm: str = "marloo"
+    output_dir: str = "runs/marloo"
+
+
+class MARLOOTrainer(MAGRPOTrainer):
+    """Multi-agent leave-one-out. Arguments as for `MAGRPOTrainer`."""
+
+    config_class = MARLOOConfig

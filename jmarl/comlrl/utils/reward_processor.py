@@ -1,3 +1,3 @@
-"""The old path of `RewardProcessors`."""
+"""`RewardProcessors` at its module path in CoMLRL; it is defined in `jmarl.envs.rewards`."""
 
 from jmarl.envs.rewards import RewardProcessors as RewardProcessors

@@ -1,0 +1,230 @@
+"""`ExperimentConfig`: who plays (`TeamConfig`), what (`TaskConfig`) and how the team learns (`TrainConfig`).
+
+    ExperimentConfig.of(models=["a", "b"], environment="math_verifier", algorithm="magrpo", learning_rate=1e-6)
+    ExperimentConfig(TeamConfig(("a", "b")), TaskConfig("math_verifier"), TrainConfig.of(learning_rate=1e-6))  # the same
+
+The tree of plain values that `as_dict` returns is the YAML file, and `ExperimentConfig.of(**tree)` reads it. Names are unique
+in the whole tree, so that short names are enough. `training.experiment.run_experiment` runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+from jmarl.config.aliases import OTHER_NAMES
+from jmarl.config.sections import Section
+from jmarl.config.train_config import SECTION_OF, SECTIONS, TrainConfig
+from jmarl.config.validation import Count, CountOrOff, check, check_fields, check_names, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class TeamConfig(Section):
+    """Who plays: the agents of the team."""
+
+    models: tuple[str, ...]
+    """Model of each agent: a name, a directory, a .gguf file or a Hub id. With num_agents, one model for all agents."""
+    num_agents: Count | None = None
+    """Agents of the team, which all start from the one model; None: one per model."""
+    roles: tuple[str, ...] = ()
+    """Text in front of each prompt, one per agent; empty: none. For data: an environment writes its agents' prompts itself."""
+    shared_weights: bool = False
+    """All agents are roles of one set of parameters; else each agent has its own."""
+
+    def check_together(self) -> None:
+        check("models", self.models, bool(self.models), "one name, path or Hub id per agent, or one for all agents")
+        fits = self.num_agents is None or len(self.models) in (1, self.num_agents)
+        check("num_agents", self.num_agents, fits, f"None or {len(self.models)}, the number of models")
+        check("roles", self.roles, len(self.roles) in (0, self.size), f"one text per agent, {self.size}, or none")
+
+    @property
+    def size(self) -> int:
+        """The number of agents."""
+        return self.num_agents or len(self.models)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentConfig(Section):
+    """An environment by its name, and the arguments of its constructor."""
+
+    name: str
+    """A name of `jmarl.make`: of a built-in environment, or module:Class."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    """Keyword arguments of its constructor."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig(Section):
+    """What is played or learned from: an environment, prompts with a reward, or given pairs or texts."""
+
+    environment: str | None = None
+    """Environment to train in: a name of `jmarl.make`, or module:Class. None: see data and eval_envs."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    """Keyword arguments of the constructor of environment."""
+    eval_envs: tuple[EnvironmentConfig, ...] = ()
+    """Environments to evaluate in, and to train in if environment is None. Several are a mixture with equal weights. Each is a
+    name or a dict of name and options. Empty: the environment that is trained in."""
+    data: str | None = None
+    """Prompts, pairs or texts: a .json or .jsonl file, or the Hub id of a data set."""
+    subset: str | None = None
+    """Configuration of the data sets of the Hub, if they have several."""
+    split: str = "train"
+    """Split of a data set of the Hub to train on."""
+    min_reward: float | None = None
+    """Leave out given texts (algorithm sft) whose sum of rewards is lower; None: none."""
+    reward: str | None = None
+    """Reward of the completions of data, as module:function; see `jmarl.envs.rewards`. None: data are given pairs or texts."""
+    formatters: tuple[str, ...] = ()
+    """item -> prompt of data, as module:function: one for all agents, or one per agent. Empty: the item's "prompt"."""
+    external_transition: str | None = None
+    """Writes the prompts of later turns on data, as module:function; see `reward_environment.RewardEnvironment`."""
+    num_tasks: Count | None = None
+    """Train on the first tasks only; None: on all of the data, or 1000 of an environment."""
+    held_out: CountOrOff | str = 0
+    """Tasks that are evaluated on and never trained on. A number: so many of the environment's split eval, or the last of the
+    data. A text: a file or Hub id, as data."""
+    held_out_split: str = "test"
+    """Split of held_out if that is a data set of the Hub."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.eval_envs, list | tuple):
+            object.__setattr__(self, "eval_envs", tuple(map(_environment, self.eval_envs)))
+        super().__post_init__()
+
+    def check_together(self) -> None:
+        plays = self.environment is not None or bool(self.eval_envs)
+        check("data", self.data, (self.data is None) == plays, "set, or one of environment and eval_envs, but not both")
+        for name, owner in ONLY_WITH_SETTING.items():
+            off = {} if name == "options" else getattr(TaskConfig, name)  # the default
+            fits = getattr(self, name) == off or getattr(self, owner) is not None
+            check(name, getattr(self, name), fits, f"{off!r} without {owner}")
+        unused = bool(self.eval_envs) and self.environment is not None and self.held_out == 0
+        check("eval_envs", self.eval_envs, not unused, "() beside environment where held_out is 0: nothing is evaluated")
+        unused = self.held_out_split != "test" and not isinstance(self.held_out, str)
+        check("held_out_split", self.held_out_split, not unused, "'test' where held_out is a number")
+
+
+# A setting of a task -> the setting without which it has no effect.
+ONLY_WITH_SETTING = {
+    "options": "environment",
+    "subset": "data",
+    "split": "data",
+    "min_reward": "data",
+    "reward": "data",
+    "formatters": "reward",
+    "external_transition": "reward",
+}
+
+
+def _environment(value: Any) -> Any:
+    """Return an environment of a file or a flag, which is a name or a dict, as a record."""
+    if isinstance(value, str):
+        return EnvironmentConfig(value)
+    if isinstance(value, Mapping):
+        check_names(EnvironmentConfig, value)
+        return EnvironmentConfig(**value)
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """Who plays, what, and how the team learns. `of` and `replace` take settings by their short names."""
+
+    team: TeamConfig
+    """Who plays."""
+    task: TaskConfig
+    """What is played or learned from."""
+    train: TrainConfig = TrainConfig()
+    """How the team learns."""
+    seeds: tuple[int, ...] = ()
+    """Train once from each of these seeds, in one program (`train_seeds`); empty: once, from the seed of `train`."""
+
+    def __post_init__(self) -> None:
+        for name in PARTS:
+            _check_part(name, getattr(self, name))
+        check_fields(self, ["seeds"])
+        roles, per_agent = self.team.roles, len(self.task.formatters) in (0, 1, self.team.size)
+        check("roles", roles, not roles or self.task.reward is not None, "empty without data and a reward")
+        check("formatters", self.task.formatters, per_agent, f"one for all agents, or one per agent, {self.team.size}")
+
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """Make a configuration from settings by short names, aliases or names of parts and sections.
+
+        A part is a dataclass or a dict, so that `ExperimentConfig.of(**tree)` reads a YAML file. Raises TypeError for an
+        unknown name, with the nearest known one, and for a setting that is given twice.
+        """
+        whole, by_part = _split(settings)
+        whole.setdefault("train", TrainConfig())
+        for part, values in by_part.items():
+            if part in whole:
+                whole[part] = _replace(whole[part], values)
+            elif "models" not in values and part == "team":
+                raise TypeError("ExperimentConfig needs models: one name, path or Hub id per agent, or one for all agents")
+            else:
+                whole[part] = PARTS[part](**values)
+        missing = [part for part in PARTS if part not in whole]
+        if missing:
+            names = {"team": "models", "task": "environment, eval_envs or data"}
+            raise TypeError(f"ExperimentConfig needs {names[missing[0]]}: its part {missing[0]} is not set")
+        return cls(**whole)
+
+    def replace(self, **settings: Any) -> Self:
+        """Return a copy with some settings changed; names as for `of`."""
+        whole, by_part = _split(settings)
+        for part, values in by_part.items():
+            whole[part] = _replace(whole.get(part, getattr(self, part)), values)
+        return dataclasses.replace(self, **whole)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the tree of plain values (dicts, lists, texts, numbers) that a YAML or JSON file holds."""
+        return _plain(self)
+
+
+PARTS: dict[str, type] = {"team": TeamConfig, "task": TaskConfig, "train": TrainConfig}
+PART_OF: dict[str, str] = {
+    field.name: part for part in ("team", "task") for field in dataclasses.fields(PARTS[part])
+} | dict.fromkeys(("algorithm", *SECTIONS, *SECTION_OF, *OTHER_NAMES), "train")
+
+
+def _split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return what replaces whole parts (and seeds), and the settings of each part."""
+    whole: dict[str, Any] = {}
+    by_part: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name == "seeds" or (name in PARTS and not isinstance(value, Mapping)):
+            if name in PARTS:
+                _check_part(name, value)
+            whole[name] = value
+            continue
+        if name not in PARTS and name not in PART_OF:
+            hint = did_you_mean(name, [*PARTS, "seeds", *PART_OF]) or "; help(jmarl.ExperimentConfig) lists its settings"
+            raise TypeError(f"ExperimentConfig has no setting {name!r}{hint}")
+        part = name if name in PARTS else PART_OF[name]
+        own = value if name in PARTS else {name: value}
+        if part != "train":  # `TrainConfig.of` checks those of train
+            check_names(PARTS[part], own)
+        twice = by_part.setdefault(part, {}).keys() & own.keys()
+        if twice:
+            raise TypeError(f"{min(twice)} is set twice, in {part} and outside: give it once")
+        by_part[part] |= own
+    return whole, by_part
+
+
+def _check_part(name: str, value: Any) -> None:
+    cls = PARTS[name]
+    if not isinstance(value, cls):
+        raise TypeError(f"{name}={value!r:.60} is not allowed: {name} must be a {cls.__name__}(...)")
+
+
+def _replace(part: Any, values: Mapping[str, Any]) -> Any:
+    return part.replace(**values) if isinstance(part, TrainConfig) else dataclasses.replace(part, **values)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(x) for name, x in value.items()}
+    return [_plain(x) for x in value] if isinstance(value, tuple | list) else value

@@ -1,0 +1,13 @@
+"""MRLM's trainers.
+
+    policy_env = LLMEnvironment("Qwen/Qwen2.5-1.5B-Instruct", mode=EnvironmentMode.SERVER)
+    eval_envs = [MathReasoningEnvironment(MathProblemGenerator()) for _ in range(4)]
+    training = TrainingConfig(algorithm="ppo", num_epochs=50)
+    config = ExperimentConfig(training=training, ppo=PPOConfig(clip_range=0.2, gamma=0.99))
+    PPOTrainer(policy_env, eval_envs, config).train(num_iterations=50)
+
+Open `trainer.py` first.
+"""
+
+from jmarl.mrlm.algorithms.grpo import GRPOTrainer as GRPOTrainer
+from jmarl.mrlm.algorithms.ppo import PPOTrainer as PPOTrainer
