@@ -24,10 +24,11 @@ import tyro
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
+from jmarl.learning.team_update import update_team
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.training.step import play_step, sampler_of, update
-from jmarl.training.train import start
+from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.training.start import start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ def bench(cfg: Bench) -> dict[str, float]:
     for step in range(cfg.updates):
         began = time.perf_counter()
         rollout = play_step(sampler_of(team, state), setup, [{"prompt": "Describe a city in the clouds:"}], env, step)
-        state, _ = update(setup, state, rollout)
+        state, _ = update_team(setup, state, rollout_batches(setup, state, rollout))
         jax.block_until_ready(state)
         seconds = time.perf_counter() - began
     out = {"peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "last_update_s": seconds}

@@ -59,7 +59,7 @@ class Timed(CodeGeneration):
 
     seconds = 0.0
 
-    def written(self, completion):
+    def code_of(self, completion):
         functions = [f"def {item['entry_point']}(x):\n    return {len(completion)}" for item in ITEMS]
         return "\n".join(functions)
 

@@ -36,7 +36,7 @@ from jmarl.models.hub.tokenize import encode_prompts, stop_ids
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
-from jmarl.sampling.generate import sample_stack
+from jmarl.sampling.generate import RowKeys, StackProgram, sample_stack
 from jmarl.training.precompile import compile_all, example_completions
 from jmarl.types import TRACES, Batch
 
@@ -150,9 +150,10 @@ class Step:
         """`call` on the arguments of `sample_stack`."""
         self.number += 1
         agents, prompts = jnp.arange(self.cfg.agents)[:, None], jnp.arange(self.cfg.prompts)
-        arrays = (self.prompts, self.lengths, self.number, agents, prompts, jnp.array(self.stop))
-        static = dict(cfg=self.model, settings=self.sampling, seed=0, stack=0, roles=1, group=self.cfg.group)
-        return call(self.state.params, *arrays, **static, purpose=0, mesh=self.mesh, platform=platform_of(self.state.params))
+        keys = RowKeys(seed=0, step=self.number, purpose=0, stack=0, agents=agents, prompt_ids=prompts)
+        platform = platform_of(self.state.params)
+        program = StackProgram(self.model, self.sampling, 1, self.cfg.group, platform, mesh=self.mesh)
+        return call(self.state.params, (self.prompts, self.lengths), keys, jnp.array(self.stop), program=program)
 
     def learner(self, call: Any):
         """`call` on the arguments of `update_stack`."""

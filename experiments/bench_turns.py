@@ -20,6 +20,7 @@ import tyro
 from jmarl.config import Sampling, check
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.sharding import mesh_for, place
+from jmarl.randomness import Randomness
 from jmarl.sampling.generate import Past, SampleRequest, pad, sample_team, tokens_of
 from jmarl.team import make_team
 
@@ -53,9 +54,9 @@ def bench(cfg: Turns) -> dict[str, Any]:
     ids = np.random.default_rng(0).integers(100, agent.config.vocab_size, cfg.prompt_tokens + cfg.new_prompt_tokens).tolist()
     first, new = ids[: cfg.prompt_tokens], ids[cfg.prompt_tokens :]
     settings = Sampling(cfg.max_new_tokens, cfg.max_new_tokens)  # full length, so that every run does the same work
-    how: dict[str, Any] = dict(seed=0, step=0)
+    randomness = Randomness(seed=0, step=0)
     encoded, one = pad(team, [[first]] * cfg.agents), np.arange(1, dtype=np.uint32)
-    done = sample_team(team, params, SampleRequest(encoded, settings, group=cfg.group, prompt_ids=one, keep=True, **how))
+    done = sample_team(team, params, SampleRequest(encoded, settings, randomness, cfg.group, one, keep=True))
     said = [[first + row for row in rows[0]] for rows in tokens_of(team, done, 1)]
     rows = [[row + new for row in of_agent] for of_agent in said]
     fresh = [[row[-1:] + new for row in of_agent] for of_agent in said]
@@ -64,7 +65,7 @@ def bench(cfg: Turns) -> dict[str, Any]:
 
     def second(rows, past):
         began = time.perf_counter()
-        request = SampleRequest(pad(team, rows), settings, group=1, prompt_ids=nodes, turn=1, past=past, **how)
+        request = SampleRequest(pad(team, rows), settings, randomness, 1, nodes, turn=1, past=past)
         out = sample_team(team, params, request)
         return jax.block_until_ready(out)[0], time.perf_counter() - began
 

@@ -30,7 +30,9 @@ from jmarl.config import Episodes, Optimizer, Run, Sampling, check
 from jmarl.envs import make
 from jmarl.envs.vector import LockStep
 from jmarl.learning.per_agent import check_agents
-from jmarl.training.train import TrainResult, check_settings, train
+from jmarl.training.checks import check_settings
+from jmarl.training.records import TrainResult
+from jmarl.training.train import train
 
 ENVIRONMENTS = ("str_build", "house_build", "function_calling")
 TASKS = 500  # made, for training

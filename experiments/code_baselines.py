@@ -31,7 +31,7 @@ from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.models.sharding import mesh_for, place
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.team import make_team
-from jmarl.training.logs.step_log import token_counts
+from jmarl.training.logs.rollout_log import token_counts
 
 COLUMNS = ("way", "reward", "tests passed", "pass@1", "pass@k", "tokens")
 

@@ -23,7 +23,9 @@ from jmarl.models.hub.agents import load_agent
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.sandbox.client import AUTO, UNSAFE
 from jmarl.team import make_team
-from jmarl.training.train import TrainResult, check_settings, train
+from jmarl.training.checks import check_settings
+from jmarl.training.records import TrainResult
+from jmarl.training.train import train
 
 REWARDS = {"levels": CodeGeneration, "simple": CodeExecution}
 PROBLEMS = 500  # made, for training

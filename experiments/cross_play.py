@@ -14,11 +14,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
-from jmarl.config import Episodes, Sampling, check
+from jmarl.config import TrainConfig, check
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.envs.writing.story import HELD_OUT, setup_prompt, story_prompt
@@ -36,7 +36,7 @@ class CrossPlayConfig:
     """Of the completions; with a run's own seed and settings the diagonal has what it was evaluated by at its end."""
     generations: int = 4
     """Completions a topic and agent."""
-    joint_mode: Literal["aligned", "cross", "counterfactual"] = "cross"
+    joint_mode: Literal["aligned", "cross"] = "cross"
     """aligned: completion g of both agents is judged; cross: all combinations."""
     max_new_tokens: int = 64
     """Longest completion, in tokens."""
@@ -58,22 +58,25 @@ class CrossPlayConfig:
     def __post_init__(self):
         check("held_out", self.held_out, 1 <= self.held_out <= len(HELD_OUT), f"in 1..{len(HELD_OUT)}")
         check("generations", self.generations, self.generations >= 1, ">= 1")
-        self.sampling()  # refuses a bad setting here, and so does the next, before models are loaded
-        self.episodes()
+        self.settings()  # refuses a bad setting before models are loaded
 
-    def sampling(self) -> Sampling:
-        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-
-    def episodes(self) -> Episodes:
-        return Episodes(chat=self.chat, joint_mode=self.joint_mode)
+    def settings(self) -> TrainConfig:
+        return TrainConfig.of(
+            seed=self.seed,
+            eval_generations=self.generations,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            chat=self.chat,
+            joint_mode=self.joint_mode,
+            mesh=self.mesh,
+        )
 
 
 def run(cfg: CrossPlayConfig) -> CrossPlay:
     names, teams = load_runs(cfg.runs, chat=cfg.chat, num_agents=2, max_pairings=cfg.max_pairings)
     env = RewardEnvironment(make_reward(story_length_ratio, num_agents=2), [setup_prompt, story_prompt])
     items = [{"prompt": topic} for topic in HELD_OUT[: cfg.held_out]]
-    how: dict[str, Any] = dict(seed=cfg.seed, group=cfg.generations, max_pairings=cfg.max_pairings, mesh=cfg.mesh)
-    return cross_play(teams, items, env, cfg.sampling(), cfg.episodes(), names=names, **how)
+    return cross_play(teams, items, env, cfg.settings(), names=names, max_pairings=cfg.max_pairings)
 
 
 def draw(played: CrossPlay, picture: Path) -> None:

@@ -31,7 +31,9 @@ from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import load_agent
 from jmarl.rollout.text_model import AgentModel
 from jmarl.team import make_team
-from jmarl.training.train import TrainResult, check_settings, train
+from jmarl.training.checks import check_settings
+from jmarl.training.records import TrainResult
+from jmarl.training.train import train
 
 KEY = "JUDGE_API_KEY"
 

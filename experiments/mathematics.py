@@ -33,7 +33,9 @@ from jmarl.envs.base import TextEnvironment
 from jmarl.envs.math.data import SOURCES
 from jmarl.envs.math.problems import TOPICS, MathProblemGenerator
 from jmarl.learning.per_agent import check_agents
-from jmarl.training.train import TrainResult, check_settings, train
+from jmarl.training.checks import check_settings
+from jmarl.training.records import TrainResult
+from jmarl.training.train import train
 
 PIECES = (*"0123456789", "+", "-", "×", "÷", "Answer: ", "CORRECT", "WRONG")  # that a tiny model reads and writes
 TURNS = {"math": 1, "math_verifier": 3, "math_planner": 2}  # of an episode, if --num-turns does not say so

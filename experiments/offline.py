@@ -18,9 +18,10 @@ from jmarl.algorithms import find_row
 from jmarl.config import Run, TrainConfig, check
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.training.fit import FitResult, check_fit, fit
+from jmarl.training.fit import check_fit, fit
 from jmarl.training.preferences.pairs import held_out, load_pairs, load_trajectories
 from jmarl.training.preferences.reward_model import FOLDER, fit_reward_model, save_reward_model
+from jmarl.training.records import FitResult
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,7 @@ from jmarl.training.files.failed_update import NonFiniteError
 from jmarl.training.files.interrupt import EXIT_INTERRUPTED, Interrupted, ending_at_second_signal
 from jmarl.training.files.lock import DirectoryInUse
 from jmarl.training.files.run_directory import CannotGoOn, checkpoints_of
-from jmarl.training.fit import FitResult
-from jmarl.training.train import TrainResult
+from jmarl.training.records import FitResult, TrainResult
 
 EXIT_LOST = 130  # as a shell has it of a command that Ctrl+C ended
 

@@ -22,8 +22,10 @@ from jmarl.envs.writing.story import HELD_OUT, TOPICS, setup_prompt, story_promp
 from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
+from jmarl.training.checks import check_settings
+from jmarl.training.records import TrainResult
 from jmarl.training.seeds import check_seeds, train_seeds
-from jmarl.training.train import TrainResult, check_settings, train
+from jmarl.training.train import train
 
 
 @dataclasses.dataclass(frozen=True)

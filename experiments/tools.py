@@ -32,7 +32,9 @@ from jmarl.envs.tools.tasks import MAKERS
 from jmarl.envs.vector import LockStep
 from jmarl.learning.per_agent import check_agents
 from jmarl.sandbox import default_sandbox
-from jmarl.training.train import TrainResult, check_settings, train
+from jmarl.training.checks import check_settings
+from jmarl.training.records import TrainResult
+from jmarl.training.train import train
 
 AGENTS = {"tools": 1, "tools_team": 2, "tools_sandbox": 1}
 TASKS = 500  # made, for training

@@ -27,7 +27,9 @@ from jmarl.envs.vector import LockStep
 from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.training.train import TrainResult, check_settings, train
+from jmarl.training.checks import check_settings
+from jmarl.training.records import TrainResult
+from jmarl.training.train import train
 
 ENVIRONMENTS = ("tldr", "arxiv", "story")
 TASKS = 1000  # to train on, as far as there are
