@@ -1,7 +1,7 @@
 """Train teams of language models to work together with multi-agent reinforcement learning in JAX.
 
-`train` runs the training loop, `Team` describes who plays and `TrainConfig` how they learn. Each name is imported when it is
-first used, so that `import jmarl` takes milliseconds.
+`train` runs the training loop, `Team` describes who plays and `TrainConfig` how they learn. `run_experiment` runs all that one
+`ExperimentConfig` describes. Each name is imported when it is first used, so that `import jmarl` takes milliseconds.
 """
 
 import difflib
@@ -10,35 +10,38 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds it equal to _MODULES
-    from jmarl.comlrl.trainers.actor_critic import IACConfig as IACConfig
-    from jmarl.comlrl.trainers.actor_critic import IACTrainer as IACTrainer
-    from jmarl.comlrl.trainers.actor_critic import IPPOConfig as IPPOConfig
-    from jmarl.comlrl.trainers.actor_critic import IPPOTrainer as IPPOTrainer
-    from jmarl.comlrl.trainers.actor_critic import MAACConfig as MAACConfig
-    from jmarl.comlrl.trainers.actor_critic import MAACTrainer as MAACTrainer
-    from jmarl.comlrl.trainers.actor_critic import MAPPOConfig as MAPPOConfig
-    from jmarl.comlrl.trainers.actor_critic import MAPPOTrainer as MAPPOTrainer
-    from jmarl.comlrl.trainers.preference import DPOConfig as DPOConfig
-    from jmarl.comlrl.trainers.preference import DPOTrainer as DPOTrainer
-    from jmarl.comlrl.trainers.preference import MADPOConfig as MADPOConfig
-    from jmarl.comlrl.trainers.preference import MADPOIterConfig as MADPOIterConfig
-    from jmarl.comlrl.trainers.preference import MADPOIterTrainer as MADPOIterTrainer
-    from jmarl.comlrl.trainers.preference import MADPOTrainer as MADPOTrainer
-    from jmarl.comlrl.trainers.preference import MARLHFConfig as MARLHFConfig
-    from jmarl.comlrl.trainers.preference import MARLHFIterConfig as MARLHFIterConfig
-    from jmarl.comlrl.trainers.preference import MARLHFIterTrainer as MARLHFIterTrainer
-    from jmarl.comlrl.trainers.preference import MARLHFTrainer as MARLHFTrainer
-    from jmarl.comlrl.trainers.preference import SFTConfig as SFTConfig
-    from jmarl.comlrl.trainers.preference import SFTTrainer as SFTTrainer
-    from jmarl.comlrl.trainers.reinforce import MAGRPOConfig as MAGRPOConfig
-    from jmarl.comlrl.trainers.reinforce import MAGRPOTrainer as MAGRPOTrainer
-    from jmarl.comlrl.trainers.reinforce import MAREINFORCEConfig as MAREINFORCEConfig
-    from jmarl.comlrl.trainers.reinforce import MAREINFORCETrainer as MAREINFORCETrainer
-    from jmarl.comlrl.trainers.reinforce import MAReMaxConfig as MAReMaxConfig
-    from jmarl.comlrl.trainers.reinforce import MAReMaxTrainer as MAReMaxTrainer
-    from jmarl.comlrl.trainers.reinforce import MARLOOConfig as MARLOOConfig
-    from jmarl.comlrl.trainers.reinforce import MARLOOTrainer as MARLOOTrainer
+    from jmarl.comlrl.trainers.dpo import DPOConfig as DPOConfig
+    from jmarl.comlrl.trainers.dpo import DPOTrainer as DPOTrainer
+    from jmarl.comlrl.trainers.iac import IACConfig as IACConfig
+    from jmarl.comlrl.trainers.iac import IACTrainer as IACTrainer
+    from jmarl.comlrl.trainers.ippo import IPPOConfig as IPPOConfig
+    from jmarl.comlrl.trainers.ippo import IPPOTrainer as IPPOTrainer
+    from jmarl.comlrl.trainers.maac import MAACConfig as MAACConfig
+    from jmarl.comlrl.trainers.maac import MAACTrainer as MAACTrainer
+    from jmarl.comlrl.trainers.madpo import MADPOConfig as MADPOConfig
+    from jmarl.comlrl.trainers.madpo import MADPOIterConfig as MADPOIterConfig
+    from jmarl.comlrl.trainers.madpo import MADPOIterTrainer as MADPOIterTrainer
+    from jmarl.comlrl.trainers.madpo import MADPOTrainer as MADPOTrainer
+    from jmarl.comlrl.trainers.magrpo import MAGRPOConfig as MAGRPOConfig
+    from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer as MAGRPOTrainer
+    from jmarl.comlrl.trainers.mappo import MAPPOConfig as MAPPOConfig
+    from jmarl.comlrl.trainers.mappo import MAPPOTrainer as MAPPOTrainer
+    from jmarl.comlrl.trainers.mareinforce import MAREINFORCEConfig as MAREINFORCEConfig
+    from jmarl.comlrl.trainers.mareinforce import MAREINFORCETrainer as MAREINFORCETrainer
+    from jmarl.comlrl.trainers.maremax import MAReMaxConfig as MAReMaxConfig
+    from jmarl.comlrl.trainers.maremax import MAReMaxTrainer as MAReMaxTrainer
+    from jmarl.comlrl.trainers.marlhf import MARLHFConfig as MARLHFConfig
+    from jmarl.comlrl.trainers.marlhf import MARLHFIterConfig as MARLHFIterConfig
+    from jmarl.comlrl.trainers.marlhf import MARLHFIterTrainer as MARLHFIterTrainer
+    from jmarl.comlrl.trainers.marlhf import MARLHFTrainer as MARLHFTrainer
+    from jmarl.comlrl.trainers.marloo import MARLOOConfig as MARLOOConfig
+    from jmarl.comlrl.trainers.marloo import MARLOOTrainer as MARLOOTrainer
+    from jmarl.comlrl.trainers.sft import SFTConfig as SFTConfig
+    from jmarl.comlrl.trainers.sft import SFTTrainer as SFTTrainer
+    from jmarl.config import ExperimentConfig as ExperimentConfig
     from jmarl.config import Sampling as Sampling
+    from jmarl.config import TaskConfig as TaskConfig
+    from jmarl.config import TeamConfig as TeamConfig
     from jmarl.config import TrainConfig as TrainConfig
     from jmarl.envs import make as make
     from jmarl.envs.base import Step as Step
@@ -57,17 +60,21 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.team import make_team as make_team
     from jmarl.team import policies as policies
     from jmarl.team import save_team as save_team
+    from jmarl.training.experiment import run_experiment as run_experiment
     from jmarl.training.fit import fit as fit
     from jmarl.training.preferences.pairs import load_pairs as load_pairs
     from jmarl.training.preferences.pairs import load_trajectories as load_trajectories
     from jmarl.training.preferences.reward_model import load_reward_model as load_reward_model
+    from jmarl.training.records import TrainResult as TrainResult
     from jmarl.training.seeds import train_seeds as train_seeds
-    from jmarl.training.train import TrainResult as TrainResult
     from jmarl.training.train import train as train
 
 _MODULES = {  # module -> the public names that it defines
     "config": (
+        "ExperimentConfig",
         "Sampling",
+        "TaskConfig",
+        "TeamConfig",
         "TrainConfig",
     ),
     "team": (
@@ -97,6 +104,7 @@ _MODULES = {  # module -> the public names that it defines
         "load_runs",
     ),
     "evaluation.evaluate": ("evaluate",),
+    "training.experiment": ("run_experiment",),
     "training.fit": ("fit",),
     "training.preferences.pairs": (
         "load_pairs",
@@ -104,43 +112,59 @@ _MODULES = {  # module -> the public names that it defines
     ),
     "training.preferences.reward_model": ("load_reward_model",),
     "training.seeds": ("train_seeds",),
-    "training.train": (
-        "TrainResult",
-        "train",
-    ),
-    "comlrl.trainers.actor_critic": (
-        "IACConfig",
-        "IACTrainer",
-        "IPPOConfig",
-        "IPPOTrainer",
-        "MAACConfig",
-        "MAACTrainer",
-        "MAPPOConfig",
-        "MAPPOTrainer",
-    ),
-    "comlrl.trainers.preference": (
+    "training.records": ("TrainResult",),
+    "training.train": ("train",),
+    "comlrl.trainers.dpo": (
         "DPOConfig",
         "DPOTrainer",
+    ),
+    "comlrl.trainers.iac": (
+        "IACConfig",
+        "IACTrainer",
+    ),
+    "comlrl.trainers.ippo": (
+        "IPPOConfig",
+        "IPPOTrainer",
+    ),
+    "comlrl.trainers.maac": (
+        "MAACConfig",
+        "MAACTrainer",
+    ),
+    "comlrl.trainers.madpo": (
         "MADPOConfig",
         "MADPOIterConfig",
         "MADPOIterTrainer",
         "MADPOTrainer",
+    ),
+    "comlrl.trainers.magrpo": (
+        "MAGRPOConfig",
+        "MAGRPOTrainer",
+    ),
+    "comlrl.trainers.mappo": (
+        "MAPPOConfig",
+        "MAPPOTrainer",
+    ),
+    "comlrl.trainers.mareinforce": (
+        "MAREINFORCEConfig",
+        "MAREINFORCETrainer",
+    ),
+    "comlrl.trainers.maremax": (
+        "MAReMaxConfig",
+        "MAReMaxTrainer",
+    ),
+    "comlrl.trainers.marlhf": (
         "MARLHFConfig",
         "MARLHFIterConfig",
         "MARLHFIterTrainer",
         "MARLHFTrainer",
-        "SFTConfig",
-        "SFTTrainer",
     ),
-    "comlrl.trainers.reinforce": (
-        "MAGRPOConfig",
-        "MAGRPOTrainer",
-        "MAREINFORCEConfig",
-        "MAREINFORCETrainer",
-        "MAReMaxConfig",
-        "MAReMaxTrainer",
+    "comlrl.trainers.marloo": (
         "MARLOOConfig",
         "MARLOOTrainer",
+    ),
+    "comlrl.trainers.sft": (
+        "SFTConfig",
+        "SFTTrainer",
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

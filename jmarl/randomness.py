@@ -1,23 +1,39 @@
-"""Which items a step takes, and what random numbers are for: both follow from (seed, step) alone, so a run can go on."""
+"""Which items a step takes, and what random numbers are for. Both follow from (seed, step) alone, so a run can be resumed."""
 
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 
-# Purposes of random numbers: what is drawn for different ones at one seed and step has nothing in common. The first three are
-# of playing; COMPARE and PROPOSE of what comparators and the team write for preferences, PAIRS and DRAW of choosing pairs, FIT
-# of fitting reward models, FURTHER of dynamic sampling.
+# Purposes of random numbers: those drawn for different purposes at one seed and step are independent. The first three are for
+# playing; COMPARE and PROPOSE for what comparators and the team write for preferences, PAIRS and DRAW for choosing pairs, FIT
+# for fitting reward models, FURTHER for dynamic sampling.
 TRAIN, EVAL, GREEDY, COMPARE, PAIRS, DRAW, PROPOSE, FURTHER, FIT = range(9)
 
 
+class Randomness(NamedTuple):
+    """The numbers that all random numbers of a rollout follow from."""
+
+    seed: Any  # an integer; [K] integers in a request of K runs
+    step: int
+    purpose: int = TRAIN
+    draw: int = 0  # number of the rollout, if a step plays several lists of items
+    env_purpose: int | None = None  # purpose of the environment's random numbers, if it is another one
+
+    def environment_rng(self) -> np.random.Generator:
+        """Return the random number generator of the environment."""
+        purpose = self.purpose if self.env_purpose is None else self.env_purpose
+        return np.random.default_rng((self.seed, self.step, purpose, self.draw))
+
+
 def tasks_of(step: int, num_items: int, per_step: int, seed: int) -> list[int]:
-    """Indices of a step's items: every epoch is a new order of all of them, from (seed, epoch) alone."""
+    """Return the indices of a step's items. Every epoch is a new order of all items, which follows from (seed, epoch) alone."""
     positions = range(step * per_step, (step + 1) * per_step)
     return [int(_order(num_items, seed, p // num_items)[p % num_items]) for p in positions]
 
 
-@functools.lru_cache(maxsize=16)  # of a million items, an order takes longer to make than a batch
+@functools.lru_cache(maxsize=16)  # with a million items, an order takes longer to make than a batch
 def _order(num_items: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(num_items)

@@ -10,10 +10,12 @@ import dataclasses
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
@@ -73,6 +75,12 @@ class Team:
     def num_agents(self) -> int:
         return len({agent for s in self.stacks for agent in s.order})  # with several runs in a stack each is there once a run
 
+    @property
+    def agent_specs(self) -> list[StackSpec]:
+        """The stack of each agent."""
+        specs = {agent: spec for spec in self.stacks for agent in spec.order}
+        return [specs[agent] for agent in range(self.num_agents)]
+
     def describe(self) -> list[dict]:
         """JSON of what must not change between a checkpoint and its resume."""
         return [
@@ -83,6 +91,34 @@ class Team:
             }
             for s in self.stacks
         ]
+
+
+def to_agents(team: Team, stacks: Sequence[Any]) -> list[Any]:
+    """Return one entry [P, ...] per agent of the team, from arrays [A, R * P, ...] of each stack. The inverse of `to_stacks`.
+
+    R: roles of a parameter set. In place of arrays there may be pytrees of them.
+    """
+
+    def take(spec: StackSpec, i: int, x: Any) -> Any:
+        return x.reshape(len(spec.order), -1, *x.shape[2:])[i]
+
+    agents: list[Any] = [None] * team.num_agents
+    for spec, stack in zip(team.stacks, stacks, strict=True):
+        for i, agent in enumerate(spec.order):
+            agents[agent] = jax.tree.map(partial(take, spec, i), stack)
+    return agents
+
+
+def to_stacks(team: Team, agents: Sequence[Any] | np.ndarray) -> tuple[Any, ...]:
+    """Return arrays [A, R * P, ...] of each stack, from one entry [P, ...] per agent of the team.
+
+    R: roles of a parameter set. In place of arrays there may be pytrees of them; agents may be an array [N, P, ...].
+    """
+
+    def stack(spec: StackSpec, *rows: np.ndarray) -> np.ndarray:
+        return np.stack(rows).reshape(len(spec.members), -1, *rows[0].shape[1:])
+
+    return tuple(jax.tree.map(partial(stack, spec), *(agents[agent] for agent in spec.order)) for spec in team.stacks)
 
 
 def _digest(tokenizer: Any) -> str:

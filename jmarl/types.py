@@ -7,6 +7,7 @@ N all agents of the team. A stack of shared weights has A = 1 and its roles side
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -85,6 +86,13 @@ class TextBatch(NamedTuple):
 
 
 Data = Batch | PreferenceBatch | TextBatch
+
+
+class Batches(NamedTuple):
+    """What a team learns from in one update."""
+
+    stacks: Sequence[Data]  # one per stack
+    critics: Sequence[Batch] = ()  # one per stack of critics; empty if there are none besides the agents
 
 
 class PerAgent(NamedTuple):

@@ -222,7 +222,7 @@ def test_experiments_import_neither_tests_nor_notebooks():
 
 EMPTY_NAMES = {"found", "how", "each", "made", "kept", "told", "of_stack", "about"}
 # Rooms that are rewritten in plain English. The others follow, and then this list goes.
-PLAIN = ("config", "algorithms", "learning", "sandbox", "envs")
+PLAIN = ("config", "algorithms", "learning", "sandbox", "envs", "comlrl", "mrlm")
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.split(".")[0] in PLAIN])

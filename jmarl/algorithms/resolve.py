@@ -23,8 +23,8 @@ NUMBERS = ("ema_decay", "gae_lambda", "value_coef", "value_clip", "bc_weight", "
 class Algorithm:
     """A row with all of its settings: functions and numbers, hashable, the static argument of the jitted programs.
 
-    The sections have no None where the row uses the setting. `optimizer` may hold a value for
-    each agent until `learning.per_agent` makes it that of one stack."""
+    Settings that the row uses are not None. `optimizer` may hold one value per agent; `learning.per_agent` then picks those of
+    a stack."""
 
     row: AlgorithmRow
     loss: Loss

@@ -23,19 +23,25 @@ from jmarl.rl.losses import cispo, clipped_surrogate, cross_entropy, policy_grad
 class AlgorithmRow:
     """One row of the table.
 
-    loss: arrays -> (scalar, metrics), see `rl.losses`. estimator: advantages of one group, see `rl.advantages`. baseline: what
-    is subtracted from returns first: nothing, the return of the greedy completion, the moving average of the role's
-        returns, or a critic's value.
-    per_token: advantages of tokens by a critic (GAE), in place of an estimator. scale, aggregation: defaults of
-    `advantage_scale` and `loss_aggregation`. min_group: fewest completions of a prompt that the baseline needs. options:
-    argument of the loss -> the setting that it comes from. defaults: settings that this row has another default for. critic:
-    own, one of every agent; central, one of the team, which reads the prompts of all agents. grouping: rows that are compared
-    are those of one turn, or of a whole episode. data: what is learned from: rollouts of the policy, pairs of completions, or
-    texts. margin: what the loss of pairs compares: log-probabilities of each agent (own) or summed over the team (joint), or
-    scores of a
-        value head (score).
-    rounds: pairs are made again every `round_updates` updates.
-    learned: a reward model learns from the pairs, and the team learns from its scores by another row (`rl_algorithm`).
+    Attributes:
+        loss: arrays -> (scalar, metrics); see `rl.losses`.
+        estimator: the advantages of one group; see `rl.advantages`.
+        baseline: what is subtracted from returns before the estimator: nothing, the return of the greedy completion, the moving
+            average of the role's returns (ema), or the value of a critic.
+        per_token: a critic gives the advantage of each token (GAE), in place of an estimator.
+        scale: default of `advantage_scale`.
+        aggregation: default of `loss_aggregation`.
+        min_group: the fewest completions of a prompt that the baseline needs.
+        options: argument of the loss -> the setting that it comes from.
+        defaults: settings whose default differs from `DEFAULTS`.
+        critic: own (one per agent) or central (one of the team, which reads the prompts of all agents).
+        grouping: whether the returns of one turn, or of a whole episode, are compared.
+        data: what the team learns from: rollouts of the policy, pairs of completions, or texts.
+        margin: what the loss of pairs compares: log-probabilities of each agent (own), their sum over the team (joint), or
+            scores of a value head (score).
+        rounds: new pairs are made every `round_updates` updates.
+        learned: a reward model learns from the pairs, and the team learns from its scores by another row (`rl_algorithm`).
+        paper: its reference.
     """
 
     loss: Callable
@@ -67,7 +73,7 @@ class AlgorithmRow:
 
     @property
     def makes_pairs(self) -> bool:
-        """Whether pairs are made of what the team itself writes; other rows that learn from data are given theirs."""
+        """Whether pairs are made of the team's own completions. Other rows that learn from data need given data."""
         return self.learned or self.margin == "joint"
 
 
@@ -209,7 +215,7 @@ ALGORITHMS: dict[str, AlgorithmRow] = {
 
 
 def find_row(name: str) -> AlgorithmRow:
-    """Return the row of a name; an unknown name is a ValueError that names the nearest and lists all."""
+    """Return the row of a name. Raises a ValueError with the nearest and all known names if it is unknown."""
     if name not in ALGORITHMS:
         meant = did_you_mean(name, ALGORITHMS) or "."
         raise ValueError(f"algorithm={name!r} is unknown{meant} Known: {', '.join(ALGORITHMS)}")

@@ -34,7 +34,7 @@ MAX_TURNS = 16  # of an episode if neither the environment nor the run sets a li
 
 
 class EnvironmentMode(enum.Enum):
-    """The mode of a policy (`jmarl.mrlm.trainers.LLMEnvironment`)."""
+    """The mode of a policy (`jmarl.mrlm.core.LLMEnvironment`)."""
 
     SERVER = "server"  # trained
     CLIENT = "client"  # frozen

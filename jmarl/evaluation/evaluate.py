@@ -1,4 +1,4 @@
-"""Play held-out prompts without learning."""
+"""Play held-out items without learning."""
 
 from __future__ import annotations
 
@@ -11,67 +11,71 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
-from jmarl.randomness import EVAL
+from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import pass_at_k
-from jmarl.rollout.play import Rollout, play
+from jmarl.rollout.play import play
+from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team
 
 
 class Evaluation(NamedTuple):
-    mean: float  # return, which with one turn is the reward, over valid joint actions
+    """The result of an evaluation."""
+
+    mean: float  # return (with one turn the reward) over valid joint actions
     interval: float  # half of the 95 % interval of the mean, over prompts
     rollout: Rollout
 
-    def __repr__(self) -> str:  # without all that was played
+    def __repr__(self) -> str:  # without the rollout
         return f"Evaluation(mean={self.mean:.4g}, interval={self.interval:.2g})"
 
 
-def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
-    """Of episodes that do not branch [P, J], the value in the last turn that each had. values: of each turn [P * J]."""
-    last = [np.array(of_turn, float) for of_turn in values]
-    for t in range(len(last) - 1, 0, -1):
-        last[t - 1][rollout.turns[t].parents] = last[t]
-    return last[0].reshape(rollout.turns[0].rewards.shape[:2])
-
-
-def numbers(result: Evaluation) -> dict[str, float]:
-    """What is logged of an evaluation: the return; of each part of the reward the mean in the episodes' last turns; and where
-    one that is 0 or 1 is called `solved`, pass@k for k = 1, 2, 4, … and all samples, with 95 % intervals over prompts."""
-    row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
-    turns = result.rollout.turns
-    for name in dict.fromkeys(name for turn in turns for name in turn.parts):
-        each = [turn.parts.get(name, np.full(turn.rewards[..., 0].size, np.nan)) for turn in turns]
-        last = in_last_turn(result.rollout, each)
-        row[f"eval/reward/{name}"] = float(valid_mean(last.reshape(-1)))
-        if name.split("/")[-1] == "solved" and set(last[np.isfinite(last)]) <= {0.0, 1.0}:  # `math/solved` of a mixture too
-            of = name.removesuffix("solved")
-            samples = last.shape[1]
-            for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
-                mean, interval = mean_and_interval(pass_at_k(last, k))
-                row |= {f"eval/{of}pass@{k}": float(mean), f"eval/{of}pass@{k}_ci95": float(interval)}
-    return row
-
-
 def evaluate(team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Evaluation:
-    """Mean return on items, `cfg.eval_generations` completions each, at `cfg.eval_temperature`; episodes do not branch.
+    """Return the mean return on items, of `eval_generations` completions each at `eval_temperature`.
 
-    The random keys do not depend on the training step, so two evaluations differ only by what was learned.
+    Episodes do not branch. The random keys do not depend on the training step, so two evaluations differ only by what was
+    learned. params: parameters [A, ...] of each stack.
     """
     return summarize(play_held_out(partial(sample_team, team, params), team, items, env, cfg))
 
 
 def play_held_out(sample: Sampler, team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Rollout:
     """Play episodes on held-out items with the settings of evaluations; see `play` for `sample`."""
-    settings, episodes = cfg.eval_sampling(), cfg.eval_episodes()
-    return play(
-        sample, team, items, env, settings, episodes, seed=cfg.run.seed, step=0, group=cfg.run.eval_generations, purpose=EVAL
-    )
+    settings, episodes, randomness = cfg.eval_sampling(), cfg.eval_episodes(), Randomness(cfg.run.seed, 0, EVAL)
+    return play(sample, team, items, env, settings, episodes, cfg.run.eval_generations, randomness)
 
 
 def summarize(rollout: Rollout) -> Evaluation:
     """Return the mean return of a rollout and its 95 % interval over prompts."""
     rewards = rollout.joint_returns[0].mean(-1)  # [P, J]: a joint reward, or the mean over agents
-    # An invalid joint action counts nowhere; a prompt of nothing else drops out, and with no prompt left the mean is NaN.
+    # An invalid joint action counts nowhere. A prompt with no valid one is left out; with no prompt left the mean is NaN.
     mean, interval = mean_and_interval(valid_mean(rewards))
     return Evaluation(float(mean), float(interval), rollout)
+
+
+def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the value in the last turn of each episode [P, J]. The episodes do not branch. values: per turn [P * J]."""
+    last = [np.array(x, float) for x in values]
+    for t in range(len(last) - 1, 0, -1):
+        last[t - 1][rollout.turns[t].parents] = last[t]
+    return last[0].reshape(rollout.turns[0].rewards.shape[:2])
+
+
+def numbers(result: Evaluation) -> dict[str, float]:
+    """Return what is logged of an evaluation.
+
+    The return; the mean of each part of the reward in the last turns of the episodes; and if a part called `solved` is 0 or 1,
+    pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over prompts.
+    """
+    row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
+    turns = result.rollout.turns
+    for name in dict.fromkeys(name for turn in turns for name in turn.parts):
+        last = in_last_turn(result.rollout, [turn.part(name) for turn in turns])
+        row[f"eval/reward/{name}"] = float(valid_mean(last.reshape(-1)))
+        if name.split("/")[-1] == "solved" and set(last[np.isfinite(last)]) <= {0.0, 1.0}:  # `math/solved` of a mixture too
+            prefix = name.removesuffix("solved")
+            samples = last.shape[1]
+            for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
+                mean, interval = mean_and_interval(pass_at_k(last, k))
+                row |= {f"eval/{prefix}pass@{k}": float(mean), f"eval/{prefix}pass@{k}_ci95": float(interval)}
+    return row

@@ -1,9 +1,9 @@
-"""Credit of single messages: what a team would have got, had one agent written something else and all others the same.
+"""Credit of single messages: how much better a message is than alternatives by the same agent, with all others unchanged.
 
-Each agent's message of each turn is written k times in one batch (its prompt is computed once, and in later turns goes on from
-the keys and values that are there). The first ones are the episode; every other one is judged in place of the first, with the
-others' first messages and the later turns as they were (`replay`). The advantage of a message is its return minus the mean of
-its alternatives': counterfactual, leave one out (C3, arXiv 2603.06859). The row `c3` trains on it.
+Each agent's message of each turn is sampled k times in one batch (its prompt is computed once, and in later turns continues
+from the cached keys and values). The first ones are the episode. Every other one is rewarded in place of the first, with the
+other agents' first messages and the later turns unchanged (`counterfactual`). The advantage of a message is its return minus
+the mean of its alternatives' returns: counterfactual, leave one out (C3, arXiv 2603.06859). The algorithm `c3` trains on it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import numpy as np
 from jmarl.config import Episodes, Sampling, check
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.vector import vectorize
-from jmarl.rollout.play import Rollout, play
+from jmarl.randomness import Randomness
+from jmarl.rollout.play import play
+from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import sample_team
 from jmarl.team import Team
 
 
 class MessageCredit(NamedTuple):
-    """Credit of messages; of each turn N agents, P episodes, k messages, of which number 0 is the one that was played on."""
+    """Credit of messages. N agents, P episodes, k messages, of which number 0 was played on."""
 
     rollout: Rollout  # texts, tokens, rewards and returns
-    advantages: tuple[np.ndarray, ...]  # of each turn [N, P, k]; 0 where a reward was invalid or there is no other
+    advantages: tuple[np.ndarray, ...]  # per turn [N, P, k]; 0 if a reward was invalid or there is no alternative
 
 
 def message_credit(
@@ -41,18 +43,28 @@ def message_credit(
     k: int,
     seed: int,
 ) -> MessageCredit:
-    """Play one episode on each item and weigh every message of it against k - 1 others. params: of each stack [A, ...]; seed
-    gives the random numbers."""
+    """Play one episode on each item and compare every message of it with k - 1 alternatives.
+
+    Args:
+        team: the agents.
+        params: parameters [A, ...] of each stack.
+        items: what the episodes are about.
+        env: writes the prompts and rewards joint actions.
+        settings: how messages are sampled.
+        episodes: turns and history. Its joint mode and branching are not read.
+        k: messages that an agent writes in each turn, at least 2.
+        seed: all random numbers follow from it.
+    """
     check("k", k, k >= 2, ">= 2: a message is compared with others")
     forked = dataclasses.replace(episodes or Episodes(), joint_mode="counterfactual", branching="chain")
-    world = vectorize(env, forked.num_turns)
-    rollout = play(partial(sample_team, team, params), team, items, world, settings, forked, seed=seed, step=0, group=k)
+    world, sample = vectorize(env, forked.num_turns), partial(sample_team, team, params)
+    rollout = play(sample, team, items, world, settings, forked, k, Randomness(seed, step=0))
     return MessageCredit(rollout, tuple(leave_one_out(returns) for returns in rollout.returns))
 
 
 def leave_one_out(returns: np.ndarray) -> np.ndarray:
-    """R - mean of the others along the last axis; NaN returns count nowhere and get 0."""
+    """Return each return minus the mean of the others along the last axis; NaN counts nowhere and gets 0."""
     valid = np.isfinite(returns)
     count, filled = valid.sum(-1, keepdims=True), np.where(valid, returns, 0)
-    others = (filled.sum(-1, keepdims=True) - filled) / np.maximum(count - 1, 1)
-    return np.where(valid & (count > 1), filled - others, 0)
+    mean_of_others = (filled.sum(-1, keepdims=True) - filled) / np.maximum(count - 1, 1)
+    return np.where(valid & (count > 1), filled - mean_of_others, 0)

@@ -1,13 +1,12 @@
 """Check the prompts of all items before anything runs: that there are any, and that they fit the agents' contexts.
 
-One pass over the items by the formatters of a `RewardEnvironment`; each distinct prompt is encoded at most once by a stack's
-tokenizer.
-A token holds at least one byte, so a text with fewer bytes than the context has room is not encoded at all. (Where a
-tokenizer's normalizer makes a text longer than it was, one may be passed over: it is then met in its step, where it is an
-error or cut as any other.)
+The items go once through the formatters of a `RewardEnvironment`; each distinct prompt is encoded at most once by a stack's
+tokenizer. A token holds at least one byte, so a text that has fewer bytes than the context has room is not encoded at all. If
+a tokenizer's normalizer makes a text longer, a long prompt may be missed here: it is then found in its step, where it is an
+error or cut as any other.
 
-Left out: environments that write their prompts in `reset`. It may be random or take long, and says nothing of later turns. The
-items of the first update and the held-out ones are read when programs are compiled; the others in their step.
+Left out: environments that write their prompts in `reset`. It may be random or take long, and says nothing about later turns.
+The items of the first update and the held-out ones are read when programs are compiled; the others in their step.
 """
 
 from __future__ import annotations
@@ -20,24 +19,27 @@ from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.models.hub.tokenize import prompt_text
-from jmarl.rollout.play import check_size
+from jmarl.rollout.play import check_number_of_agents
 from jmarl.team import StackSpec, Team
 
 
-class LongPrompts(NamedTuple):
-    """Items with a prompt that leaves no room for a completion."""
+class LongPrompt(NamedTuple):
+    """A prompt that leaves no room for a completion."""
 
-    items: list[int]  # their numbers
-    longest: tuple[int, int, int, int]  # tokens of the longest such prompt, its item, its agent, that agent's context
+    tokens: int
+    item: int
+    agent: int
+    context: int  # of the agent
 
 
 def items_that_fit(
     team: Team, env: Environment, items: Sequence[dict], eval_items: Sequence[dict], cfg: TrainConfig
 ) -> tuple[Sequence[dict], Sequence[dict]]:
-    """The items and held-out items that a run is to play, after a check of all their prompts; see `Episodes.long_prompts`.
+    """Check all prompts and return the items and held-out items that a run plays; see `Episodes.long_prompts`.
 
-    error: raises where an item's prompt is too long, with the count, the longest and its item. truncate_left: warns with the
-    same words; prompts are cut where they are read. drop: leaves such items out and warns; an error if none is left.
+    error: raises ValueError if an item's prompt is too long, with the count, the longest and its item. truncate_left: warns
+    with the same text; prompts are cut when they are read. drop: leaves such items out and warns; raises ValueError if none is
+    left.
     """
     if not isinstance(env, RewardEnvironment):
         if cfg.episodes.long_prompts == "drop":
@@ -49,36 +51,35 @@ def items_that_fit(
     return fitting(team, env, items, cfg, "items"), fitting(team, env, eval_items or (), cfg, "held-out items")
 
 
-def fitting(team: Team, env: RewardEnvironment, items: Sequence[dict], cfg: TrainConfig, called: str) -> Sequence[dict]:
-    """The items of one list that are played, see `items_that_fit`."""
+def fitting(team: Team, env: RewardEnvironment, items: Sequence[dict], cfg: TrainConfig, name: str) -> Sequence[dict]:
+    """Return the items of one list that are played, see `items_that_fit`. name: what messages call the list."""
     prompts = env.first_prompts(items)
-    check_size(team, prompts)
-    found = long_prompts(team, prompts, cfg)
-    if found is None:
+    check_number_of_agents(team, prompts)
+    long = long_prompts(team, prompts, cfg)
+    if not long:
         return items
-    tokens, item, agent, context = found.longest
-    new_tokens = cfg.sampling.max_new_tokens
+    longest = max(long, key=lambda x: (x.tokens - x.context, -x.item, -x.agent))
+    left_out, new_tokens = {prompt.item for prompt in long}, cfg.sampling.max_new_tokens
     problem = (
-        f"{len(found.items)} of {len(items)} {called} have a prompt too long for the context: the longest, of item {item} for "
-        f"agent {agent}, has {tokens} tokens; with max_new_tokens={new_tokens} that is {tokens + new_tokens}, "
-        f"and the context is {context}"
+        f"{len(left_out)} of {len(items)} {name} have a prompt too long for the context: the longest, of item {longest.item} "
+        f"for agent {longest.agent}, has {longest.tokens} tokens; with max_new_tokens={new_tokens} that is "
+        f"{longest.tokens + new_tokens}, and the context is {longest.context}"
     )
     if cfg.episodes.long_prompts == "error":
         raise ValueError(f"{problem}: set long_prompts='truncate_left' or 'drop', lower max_new_tokens, or shorten the prompts")
     if cfg.episodes.long_prompts == "truncate_left":
         warnings.warn(f"{problem}; such prompts are cut on the left (long_prompts='truncate_left')", stacklevel=4)
         return items
-    left_out = set(found.items)
-    kept = [items[p] for p in range(len(items)) if p not in left_out]
-    if not kept:
+    remaining = [items[p] for p in range(len(items)) if p not in left_out]
+    if not remaining:
         raise ValueError(f"{problem}: long_prompts='drop' leaves none; lower max_new_tokens or shorten the prompts")
-    warnings.warn(f"{problem}; these {called} are left out (long_prompts='drop')", stacklevel=4)
-    return kept
+    warnings.warn(f"{problem}; these {name} are left out (long_prompts='drop')", stacklevel=4)
+    return remaining
 
 
-def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: TrainConfig) -> LongPrompts | None:
-    """Which of prompts [N][P] leave no room for a completion; None: all do. An empty one is an error."""
-    found: list[tuple[int, int, int, int]] = []
+def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: TrainConfig) -> list[LongPrompt]:
+    """Return those of the prompts [N][P] that leave no room for a completion. Raises ValueError if a prompt is empty."""
+    long = []
     for spec in team.stacks:
         context = spec.config.max_positions
         texts = {text for agent in spec.order for text in prompts[agent] if text is not None}
@@ -89,20 +90,17 @@ def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: Train
                     continue
                 if not lengths[text]:
                     raise ValueError(f"the prompt of item {p} for agent {agent} is empty: there is no token to continue from")
-                found.append((lengths[text], p, agent, context))
-    if not found:
-        return None
-    longest = max(found, key=lambda one: (one[0] - one[3], -one[1], -one[2]))  # by how much it is too long
-    return LongPrompts(sorted({p for _, p, *_ in found}), longest)
+                long.append(LongPrompt(lengths[text], p, agent, context))
+    return long
 
 
 def lengths_of_long(spec: StackSpec, texts: Iterable[str], room: int, chat: bool) -> dict[Any, int]:
-    """Tokens of each text that has more than `room` of them, and of each that has none."""
-    added = spec.tokenizer.num_special_tokens_to_add(pair=False)
+    """Return the number of tokens of each text that has none, or more than `room`."""
+    special_tokens = spec.tokenizer.num_special_tokens_to_add(pair=False)
     lengths = {}
     for prompt in texts:
         text, special = prompt_text(spec.tokenizer, prompt, chat)
-        if text and len(text.encode("utf-8", "replace")) + added * special <= room:
+        if text and len(text.encode("utf-8", "replace")) + special_tokens * special <= room:
             continue
         count = len(spec.tokenizer.encode(text, add_special_tokens=special, verbose=False))
         if count > room or not count:

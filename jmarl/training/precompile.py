@@ -24,9 +24,11 @@ from jmarl.learning.per_agent import for_stack, held_agents
 from jmarl.learning.setup import Setup
 from jmarl.learning.update import lower_update, update_keys
 from jmarl.models import lora
-from jmarl.randomness import EVAL, GREEDY, TRAIN
-from jmarl.rollout.chunks import cut_prompts, parts_of
-from jmarl.rollout.play import acting, check_size, explicit_groups, keeps, writing
+from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
+from jmarl.rollout.chunks import num_parts
+from jmarl.rollout.make_batches import explicit_groups
+from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
+from jmarl.rollout.turns import take_rows_of_nodes
 from jmarl.sampling.generate import SampleRequest, pad, read, sample_stack, sample_team
 from jmarl.types import Batch, Completions, TeamState
 
@@ -49,14 +51,14 @@ def programs_of_run(
     params = [lora.model_of(s) for s in state.stacks]
 
     def samplers(items, settings, group: int, purpose: int):
-        _, prompts = env.reset(items, np.random.default_rng((cfg.run.seed, 0, purpose)))
-        check_size(team, prompts)
+        randomness = Randomness(cfg.run.seed, 0, purpose)
+        _, prompts = env.reset(items, randomness.environment_rng())
+        check_number_of_agents(team, prompts)
         encoded, ids = pad(team, read(team, prompts, settings, cfg.episodes)), np.arange(len(items), dtype=np.uint32)
-        keep = keeps(cfg.episodes, settings, turn=0)
-        size = len(items) // parts_of(len(items), cfg.episodes)
-        part = cut_prompts(team, encoded, slice(0, size))
-        how: dict[str, Any] = dict(seed=cfg.run.seed, step=0, purpose=purpose, keep=keep, acts=writing(acting(prompts)))
-        request = SampleRequest(part, settings, group=group, prompt_ids=ids[:size], **how)
+        keep, acts = keeps_caches(cfg.episodes, settings, turn=0), agents_to_sample(acting_mask(prompts))
+        size = len(items) // num_parts(len(items), cfg.episodes)
+        part = take_rows_of_nodes(team, encoded, slice(size))
+        request = SampleRequest(part, settings, randomness, group, ids[:size], keep=keep, acts=acts)
         return encoded, sample_team(team, params, request, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling, cfg.episodes.num_generations, TRAIN)

@@ -13,45 +13,41 @@ times are sampled run by run until they meet again. Left out: rows on pairs, whi
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from jmarl.algorithms import find_row
 from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Environment, TextEnvironment, describe
 from jmarl.envs.reward_environment import Formatter, Transition
-from jmarl.evaluation.evaluate import Evaluation, numbers, play_held_out, summarize
-from jmarl.evaluation.statistics import mean_and_interval
+from jmarl.evaluation.evaluate import Evaluation, play_held_out, summarize
 from jmarl.learning.per_agent import with_adapters
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import map_own
-from jmarl.rollout.play import Rollout
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team, initial_params
+from jmarl.training.checks import check_run, check_settings, check_team, environment_of
 from jmarl.training.files import fingerprint
 from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.lock import locked
 from jmarl.training.files.run_directory import checkpoints_of, open_run, set_aside
 from jmarl.training.files.saving import Saves, write_models
 from jmarl.training.logs.metrics_writer import MetricsWriter, say
-from jmarl.training.logs.step_log import RunLog, StepLog, TrainResult
-from jmarl.training.loop import Advanced, loop
-from jmarl.training.runs import Runs, alone, of_run, play_together, together, update_together
-from jmarl.training.step import check_valid, play_step, tasks_at
-from jmarl.training.train import check_run, check_settings, check_team, environment_of, start
-from jmarl.types import TeamState
-
-SUMMED, WITH_INTERVAL = ("tokens", "tokens_per_s"), ("reward/mean", "eval/reward")
+from jmarl.training.logs.rollout_log import RolloutLog
+from jmarl.training.logs.seeds_log import SeedsLog
+from jmarl.training.loop import Ending, Source, run_loop
+from jmarl.training.records import Played, TrainResult
+from jmarl.training.rollouts import check_valid, play_step, tasks_at
+from jmarl.training.stacked_seeds import Runs, alone, batches_together, play_together, together
+from jmarl.training.start import start
+from jmarl.types import Batches, TeamState
 
 
 def train_seeds(
@@ -83,7 +79,7 @@ def train_seeds(
     params = once(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs[0], where[0])
     started = [start(team, [map_own(jnp.copy, p) for p in params], c, critic) for c in cfgs]
     runs = Runs(started[0][0], cfgs, *where)
-    about = {
+    identity = {
         "team": team.describe(),
         "critics": Team(runs.setup.critics.specs).describe(),
         "environment": describe(env),
@@ -93,20 +89,28 @@ def train_seeds(
     with contextlib.ExitStack() as opened, explain_memory():
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))
-        state, logs, savers = open_runs(runs, [of_seed for _, of_seed in started], about, opened)
+        state, logs, savers = open_runs(runs, [of_seed for _, of_seed in started], identity, opened)
         del started, params  # with the bases that lie elsewhere than that of all
         writer, saves = None, Saves(cfg.run, savers, lambda state, i: alone(state, i, runs))
         if cfg.run.resume and cfg.run.progress:
             say(f"resuming {cfg.run.output_dir} from step {int(state.step)} of {cfg.run.num_updates}")
         if cfg.run.output_dir:
-            how: dict[str, Any] = dict(total_steps=cfg.run.num_updates, start_step=int(state.step), progress=cfg.run.progress)
-            writer = opened.enter_context(MetricsWriter(cfg.run.output_dir, flat(cfg), **how))
-        results = run_seeds(runs, state, items, env, eval_items, logs, writer, saves)
-        for i, (of_seed, result) in enumerate(zip(cfgs, results, strict=True)):
-            if of_seed.run.output_dir and of_seed.run.save_models and not result.interrupted:
-                unsaved = write_models(of_seed.run, team, result.state)
-                results[i] = result._replace(unsaved=unsaved or result.unsaved)
-    return results
+            run = cfg.run
+            new = MetricsWriter(
+                run.output_dir, flat(cfg), total_steps=run.num_updates, start_step=int(state.step), progress=run.progress
+            )
+            writer = opened.enter_context(new)
+        source, log = seeds_source(runs, items, env, eval_items), SeedsLog(team, cfgs[0], logs, writer)
+        ending = run_loop(runs.all, state, source, log, saves)
+        return [result_of_run(runs, ending, i, log) for i in range(len(cfgs))]
+
+
+def result_of_run(runs: Runs, ending: Ending, i: int, log: SeedsLog) -> TrainResult:
+    """Return what `train` would return of one of the runs, whose models are written."""
+    run, state = runs.cfgs[i].run, alone(ending.state, i, runs)
+    before, after = (None if results is None else results[i] for results in (ending.before, ending.after))
+    unsaved = write_models(run, runs.team, state) if run.output_dir and run.save_models and not ending.interrupted else ""
+    return TrainResult(runs.team, state, log.logs[i].rewards, before, after, ending.interrupted, unsaved or ending.unsaved)
 
 
 def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
@@ -136,31 +140,31 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
 
 
 def once(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
-    """The parameters that every run starts from: with new LoRA adapters to come the base alone, where it lies for all runs."""
-    found = []
+    """Return the parameters that every run starts from: where new LoRA adapters come the base alone, on the devices of all."""
+    starts = []
     for given, adapted_ in zip(params, with_adapters(team, params, cfg, mesh), strict=True):
         fresh = cfg.lora.lora_rank and not lora.targets_of(given)
-        found.append(lora.split(adapted_)[0] if fresh else adapted_)
-    return found
+        starts.append(lora.split(adapted_)[0] if fresh else adapted_)
+    return starts
 
 
 def open_runs(
-    runs: Runs, states: Sequence[TeamState], about: dict[str, Any], opened: contextlib.ExitStack
-) -> tuple[TeamState, list[RunLog], list[tuple[Checkpointer, dict]]]:
-    """The state of all runs, which go on from the newest step that all have if they resume, and of each its log and, where it
-    has them, its checkpoints with what they say of it. opened: closes them."""
+    runs: Runs, states: Sequence[TeamState], identity: dict[str, Any], opened: contextlib.ExitStack
+) -> tuple[TeamState, list[RolloutLog], list[tuple[Checkpointer, dict]]]:
+    """Open the directory of each run. Returns the state of all (if they resume, at the newest step that all have), the log of
+    each run, and the checkpoints of each with what they say of it. opened: closes them."""
     cfg = runs.cfgs[0]
     step = common_step(runs.cfgs) if cfg.run.resume else None
     if cfg.run.output_dir and not cfg.run.resume:
         set_aside(str(Path(cfg.run.output_dir).parent))
     pairs = zip(runs.cfgs, states, strict=True)
-    each = [opened.enter_context(open_run(c, state, about, None, step)) for c, state in pairs]
-    logs = [RunLog(runs.team, c, run.writer) for c, run in zip(runs.cfgs, each, strict=True)]
-    return together([run.state for run in each], runs), logs, [saver for run in each for saver in run.savers]
+    open_ = [opened.enter_context(open_run(c, state, identity, None, step)) for c, state in pairs]
+    logs = [RolloutLog(runs.team, c, run.writer) for c, run in zip(runs.cfgs, open_, strict=True)]
+    return together([run.state for run in open_], runs), logs, [saver for run in open_ for saver in run.savers]
 
 
 def common_step(cfgs: Sequence[TrainConfig]) -> int:
-    """The newest step of which all runs have a checkpoint that is whole: where they were killed, only some may have been saved.
+    """Return the newest step of which all runs have an intact checkpoint. (A kill may come when only some have the newest.)
     Reads only: the directories are not locked yet."""
     with contextlib.ExitStack() as opened:
         savers = [opened.enter_context(Checkpointer(checkpoints_of(cfg), read_only=True)) for cfg in cfgs]
@@ -168,108 +172,31 @@ def common_step(cfgs: Sequence[TrainConfig]) -> int:
         for step in sorted(common, reverse=True):
             if all([saver.is_intact(step, cfgs[0].run.strict_checkpoints) for saver in savers]):
                 return step
-        told = ", ".join(f"{cfg.run.output_dir}: {saver.steps()}" for cfg, saver in zip(cfgs, savers, strict=True))
-    raise ValueError(f"the runs have no checkpoint of one step in common ({told}): resume them one by one with train")
+        steps = ", ".join(f"{cfg.run.output_dir}: {saver.steps()}" for cfg, saver in zip(cfgs, savers, strict=True))
+    raise ValueError(f"the runs have no checkpoint of one step in common ({steps}): resume them one by one with train")
 
 
-def run_seeds(
-    runs: Runs,
-    state: TeamState,
-    items: Sequence[dict],
-    env: Environment,
-    eval_items: Sequence[dict],
-    logs: Sequence[RunLog],
-    writer: MetricsWriter | None,
-    saves: Saves,
-) -> list[TrainResult]:
-    """The loop from `state` on, as `train.run` for one run."""
-    team, cfg = runs.team, runs.cfgs[0]
-    cfgs = [c.replace(overlap_rewards=False) for c in runs.cfgs]  # all of them ask one environment
-    setups = [setup._replace(cfg=c) for setup, c in zip(runs.setups, cfgs, strict=True)]
-    log = SeedsLog(runs, logs, writer)
+def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items: Sequence[dict]) -> Source:
+    """Return what several runs learn from: each step plays the episodes of all, whose completions are sampled together."""
+    cfgs = [cfg.replace(overlap_rewards=False) for cfg in runs.cfgs]  # all of them call one environment
+    setups = [setup._replace(cfg=cfg) for setup, cfg in zip(runs.setups, cfgs, strict=True)]
 
-    def evaluated(state: TeamState) -> list:
-        plays = [partial(play_held_out, team=team, items=eval_items, env=env, cfg=c) for c in cfgs]
-        return [summarize(rollout) for rollout in play_together(runs, state, plays)]
-
-    def advance(step: int, state: TeamState) -> Advanced:
-        tasks = [partial(tasks_at, items, c, step) for c in cfgs]
+    def play(step: int, state: TeamState) -> list[Played]:
+        tasks = [partial(tasks_at, items, cfg, step) for cfg in cfgs]
         plays = [
-            partial(play_step, setup=setup, tasks=of(), env=env, step=step, further=of)
-            for of, setup in zip(tasks, setups, strict=True)
+            partial(play_step, setup=setup, tasks=draw(), env=env, step=step, further=draw)
+            for draw, setup in zip(tasks, setups, strict=True)
         ]
         rollouts = play_together(runs, state, plays)
-        if step == 0:
-            for rollout in rollouts:
-                check_valid(rollout)
-        played = time.monotonic()
-        state, learned = update_together(runs, state, rollouts)
-        return state, partial(log.step, step, rollouts, learned, played, [of() for of in tasks])
+        for rollout in rollouts if step == 0 else ():
+            check_valid(rollout)
+        return [Played(rollout, draw()) for rollout, draw in zip(rollouts, tasks, strict=True)]
 
-    done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
-    evaluations = zip(done.before or [None] * len(cfgs), done.after or [None] * len(cfgs), strict=True)
-    return [
-        TrainResult(team, alone(done.state, i, runs), of_run.rewards, *of, done.interrupted, done.unsaved)
-        for i, (of_run, of) in enumerate(zip(logs, evaluations, strict=True))
-    ]
+    def make_batches(state: TeamState, played: Sequence[Played]) -> Batches:
+        return batches_together(runs, state, [one.rollout for one in played])
 
+    def evaluate(state: TeamState) -> list[Evaluation]:
+        plays = [partial(play_held_out, team=runs.team, items=eval_items, env=env, cfg=cfg) for cfg in cfgs]
+        return [summarize(rollout) for rollout in play_together(runs, state, plays)]
 
-class SeedsLog(StepLog):
-    """Logs of all runs, and beside them means over them."""
-
-    def __init__(self, runs: Runs, logs: Sequence[RunLog], writer: MetricsWriter | None):
-        super().__init__(runs.team, runs.cfgs[0], writer)
-        self.runs, self.logs = runs, logs
-
-    def step(self, step: int, rollouts: Sequence[Rollout], learned: list, at: float, tasks: Sequence[Sequence[dict]]) -> None:
-        """As of `RunLog`, of each run."""
-        self.keep(step, rollouts, learned, at, tasks)
-
-    def _write(self, traced: int, *about: Any) -> dict[str, float]:
-        step, rollouts, learned, at, tasks = about
-        learned = jax.device_get(learned)
-        for i, (log, rollout) in enumerate(zip(self.logs, rollouts, strict=True)):
-            if log.last_step == step or log.waiting_step == step:  # this was interrupted, and is made once more
-                continue
-            log.failed_saves = self.failed_saves
-            log.step(step, rollout, [of_run(metrics, i, len(self.logs)) for metrics in learned], at, tasks[i], traced)
-        rows = [row for log in self.logs if (row := log.flush()) is not None]
-        mean = over_runs(rows) if rows else {}
-        if self.writer and rows:
-            self.writer.write(step, mean)
-        return mean
-
-    def _written(self, row: dict[str, float], *about: Any) -> None:
-        """Each run's log has looked at its own."""
-
-    def evaluation(self, updates: int, results: list[Evaluation], began: float) -> None:
-        for log, result in zip(self.logs, results, strict=True):
-            log.evaluation(updates, result, began)
-        if self.writer and updates not in self.writer.evaluated:
-            rows = [numbers(result) for result in results]
-            found = [{name: x for name, x in row.items() if not name.endswith("_ci95")} for row in rows]
-            self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | over_runs(found))
-
-    def sync(self) -> None:
-        for log in (super(), *self.logs):
-            log.sync()
-
-    def was_evaluated(self, updates: int) -> bool:
-        return super().was_evaluated(updates) and all(log.was_evaluated(updates) for log in self.logs)
-
-    def stop_if_not_finite(self) -> None:
-        for log in self.logs:
-            log.stop_if_not_finite()
-
-
-def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each column that all runs have the mean over the runs, and of rewards half of its 95 % interval; rates are summed."""
-    found: dict[str, float] = {}
-    for name in rows[0]:
-        if all(name in row for row in rows):
-            values = np.array([row[name] for row in rows])
-            mean, interval = mean_and_interval(values)
-            found[name] = float(values.sum() if name in SUMMED else mean)
-            if name in WITH_INTERVAL or name.startswith("eval/pass@"):
-                found[f"{name}_ci95"] = float(interval)
-    return found
+    return Source(play, make_batches, evaluate if eval_items else None)

@@ -18,7 +18,8 @@ from jmarl.envs.vector import LockStep
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
 from jmarl.team import Team
-from jmarl.training.train import environment_of, train
+from jmarl.training.checks import environment_of
+from jmarl.training.train import train
 
 ITEMS = [{"prompt": "a fox"}, {"prompt": "the moon"}]
 FORMATTERS = [lambda item: f"Set up {item['prompt']}.", lambda item: f"Tell of {item['prompt']}."]

@@ -21,12 +21,14 @@ from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, 
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.pool import Pool
 from jmarl.envs.vector import LockStep
+from jmarl.randomness import Randomness
 from jmarl.rl import advantages
 from jmarl.rl.returns import discounted
-from jmarl.rollout.play import play, to_batches
+from jmarl.rollout.make_batches import to_batches
+from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
-from jmarl.training.logs.step_log import rollout_metrics
+from jmarl.training.logs.rollout_log import rollout_metrics
 from jmarl.training.train import train
 
 SETTINGS = Sampling(max_new_tokens=4)
@@ -221,7 +223,14 @@ def test_an_episode_that_cannot_begin_is_masked_and_counted(tiny_pair):
     team, params = make_team(tiny_pair[:1])
     tasks = [{"id": 0}, {"lost": 1}, {"id": 2}]
     rollout = play(
-        partial(sample_team, team, params), team, tasks, LockStep(Troubled()), SETTINGS, Episodes(), seed=0, step=0, group=2
+        partial(sample_team, team, params),
+        team,
+        tasks,
+        LockStep(Troubled()),
+        SETTINGS,
+        Episodes(),
+        2,
+        Randomness(seed=0, step=0),
     ).turns[0]
     assert np.isnan(rollout.rewards).any(-1).tolist() == [[False] * 2, [True] * 2, [False] * 2]
     assert rollout.invalid == 2 and rollout.acts.tolist() == [[True, False, True]] and rollout.fault.endswith("no judge")
@@ -379,7 +388,7 @@ def test_a_simulated_environment_is_trained_on_copies(tiny_pair):
     _, second = lock.reset(tasks, np.random.default_rng(1))
     assert first == second and first[0][0].startswith("Count.\n\nFrom ")
     rollout = play(
-        partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2
+        partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), 2, Randomness(seed=0, step=0)
     )
     assert [len(turn.items) for turn in rollout.turns] == [3, 6, 12] and rollout.turns[1].prompts == [["1"] * 6]
     assert rollout.turns[2].parts["n"].tolist() == [3.0] * 24 and not hasattr(env, "texts")
@@ -589,7 +598,8 @@ def test_wrappers_and_team_sizes(tiny_pair):
     assert lock.reset(tasks, np.random.default_rng(0))[1][0] == ["you first"] * 2
     team, params = make_team(tiny_pair[:1])
     with pytest.raises(ValueError, match="prompts for 2 agents and the team has 1"):
-        play(partial(sample_team, team, params), team, tasks, lock, SETTINGS, Episodes(num_turns=3), seed=0, step=0, group=2)
+        sample = partial(sample_team, team, params)
+        play(sample, team, tasks, lock, SETTINGS, Episodes(num_turns=3), 2, Randomness(seed=0, step=0))
 
 
 @pytest.mark.parametrize(
@@ -650,7 +660,7 @@ def test_advantages_are_centered_per_agent(tiny_pair, estimator):
     team, params = make_team(tiny_pair)
     lock = LockStep(Scaled())
     rollout = play(
-        partial(sample_team, team, params), team, [{}, {"more": 1}], lock, SETTINGS, Episodes(), seed=0, step=0, group=6
+        partial(sample_team, team, params), team, [{}, {"more": 1}], lock, SETTINGS, Episodes(), 6, Randomness(seed=0, step=0)
     )
     assert (rollout.returns[0][0] <= 1).all() and np.abs(rollout.returns[0][1]).max() > 10
     batch = to_batches(team, rollout)[0]

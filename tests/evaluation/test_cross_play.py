@@ -1,4 +1,4 @@
-"""Cross-play: pairings of agents of several runs are what these agents would get as teams, from completions sampled once."""
+"""Cross-play: pairings of agents of several runs get the rewards of these agents as a team, from completions sampled once."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jmarl.config import Episodes, Sampling, TrainConfig
+from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.evaluation import cross_play as crossplay
 from jmarl.evaluation.cross_play import MAX_PAIRINGS, check_runs, cross_play, load_runs
-from jmarl.evaluation.evaluate import evaluate
+from jmarl.evaluation.evaluate import evaluate, play_held_out
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.evaluation.zero_shot import CrossPlay
 from jmarl.models.hub.tokenize import stop_ids
-from jmarl.randomness import EVAL
-from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team
 from jmarl.team import agents_of, make_team, save_team
 from jmarl.types import TRACES
 
 ROOT = Path(__file__).resolve().parents[2]
 NEW, GROUP, SEED = 6, 3, 5
-SETTINGS = Sampling(max_new_tokens=NEW, min_new_tokens=3)  # so that no two agents write the same
+CONFIG = TrainConfig.of(
+    max_new_tokens=NEW,
+    min_new_tokens=3,  # so that no two agents write the same
+    eval_generations=GROUP,
+    num_generations=GROUP,
+    seed=SEED,
+)
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}, {"prompt": "of fruit"}]
 FORMATTERS = [lambda item: item["prompt"], lambda item: f"{item['prompt']} or", lambda item: f"What is {item['prompt']}"]
 
 
 def texts_reward(*completions):
-    """Tells from the value which texts were put together."""
+    """Return rewards that show which texts form a joint action."""
     weights = 31.0 ** np.arange(len(completions))
-    values = [[sum(map(ord, text)) % 29 for text in of_agent] for of_agent in completions]
+    values = [[sum(map(ord, text)) % 29 for text in texts] for texts in completions]
     return list(weights @ np.array(values))
 
 
@@ -44,16 +48,14 @@ def env_of(n, reward=texts_reward):
 
 
 def crossed(teams, reward=texts_reward, joint_mode="aligned", **options):
-    episodes, n = Episodes(joint_mode=joint_mode), len(teams[0])
-    return cross_play(teams, ITEMS, env_of(n, reward), SETTINGS, episodes, **(dict(seed=SEED, group=GROUP) | options))
+    return cross_play(teams, ITEMS, env_of(len(teams[0]), reward), CONFIG.replace(joint_mode=joint_mode), **options)
 
 
 def alone(agents, joint_mode="aligned", **options):
-    """A team of these agents, played as `evaluate` plays it."""
+    """Return the rollout of a team of these agents, played as `evaluate` plays it."""
     team, params = make_team(agents, **options)
-    how = dict(seed=SEED, step=0, group=GROUP, purpose=EVAL)
-    sample = partial(sample_team, team, params)
-    return play(sample, team, ITEMS, env_of(len(agents)), SETTINGS, Episodes(joint_mode=joint_mode), **how)
+    cfg = CONFIG.replace(joint_mode=joint_mode)
+    return play_held_out(partial(sample_team, team, params), team, ITEMS, env_of(len(agents)), cfg)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +89,10 @@ def test_agents_write_what_they_write_in_their_own_team(runs, played):
 
 
 @pytest.mark.parametrize("mode", ["aligned", "cross"])
-def test_the_diagonal_is_what_evaluate_gives(runs, mode):
+def test_the_diagonal_equals_evaluate(runs, mode):
     """Means and intervals."""
     got = crossed(runs, joint_mode=mode)
-    cfg = TrainConfig.of(
-        max_new_tokens=NEW, min_new_tokens=3, eval_generations=GROUP, num_generations=GROUP, seed=SEED, joint_mode=mode
-    )
+    cfg = CONFIG.replace(joint_mode=mode)
     results = [evaluate(*make_team(agents), ITEMS, env_of(2), cfg) for agents in runs]
     assert got.rewards.shape == (3, 3, 3, GROUP if mode == "aligned" else GROUP**2, 2)
     assert np.diag(got.mean).tolist() == [r.mean for r in results]
@@ -100,7 +100,7 @@ def test_the_diagonal_is_what_evaluate_gives(runs, mode):
 
 
 @pytest.mark.parametrize("mode", ["aligned", "cross"])
-def test_a_pairing_is_a_team_put_together(runs, mode):
+def test_a_pairing_has_the_rewards_of_a_team_of_its_agents(runs, mode):
     """All rewards of every pairing are those of playing agent 0 of one run and agent 1 of the other as a team."""
     got = crossed(runs, joint_mode=mode)
     for i, first in enumerate(runs):
@@ -113,8 +113,8 @@ def test_every_agent_is_sampled_once_in_one_program(runs, monkeypatch):
     """k N P G rows in one call, where sampling the pairings would take k^N N P G; and one call of the environment."""
     shapes, calls, sample = [], [], crossplay.sample_stack
 
-    def counted(*args, **how):
-        done = sample(*args, **how)
+    def counted(*args, **options):
+        done = sample(*args, **options)
         shapes.append(done.tokens.shape)
         return done
 
@@ -138,8 +138,10 @@ def test_permuting_the_runs_permutes_the_matrix(runs, played):
 
 
 def test_several_architectures(runs, other):
-    """A stack of each over all runs, also where a run has its models in the other order: there the same agent lies in another
-    stack of its own team, which its keys follow."""
+    """One stack for each, over all runs.
+
+    If a run has its models in the other order, the same agent is in another stack of its own team, which its keys follow.
+    """
     teams = [[runs[0][0], other(8)], [other(9), runs[1][1]], [runs[2][0], runs[2][1]]]
     got = crossed(teams)
     for run, agents in enumerate(teams):
@@ -150,14 +152,12 @@ def test_several_architectures(runs, other):
 
 
 def test_agents_of_one_architecture_with_other_tokenizers(runs, make_tokenizer):
-    """Another chat template is read by its own agent alone, and another end of sequence ends only its own completions."""
-
-    free = Sampling(max_new_tokens=NEW)
+    """A chat template is applied to its own agent only, and an end of sequence ends only completions of its own agent."""
+    cfg = CONFIG.replace(min_new_tokens=0, chat=True)
 
     def own(agents):
-        how = dict(seed=SEED, step=0, group=GROUP, purpose=EVAL)
         team, params = make_team(agents)
-        return play(partial(sample_team, team, params), team, ITEMS, env_of(2), free, Episodes(chat=True), **how).turns[0]
+        return play_held_out(partial(sample_team, team, params), team, ITEMS, env_of(2), cfg).turns[0]
 
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ messages[0]['content'] }}!"
@@ -166,13 +166,13 @@ def test_agents_of_one_architecture_with_other_tokenizers(runs, make_tokenizer):
     wrote = int(longer.completions[0].tokens[0, 0, 0, 2])
     assert wrote not in stop_ids(tokenizer)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(wrote)
-    got = cross_play([runs[0], second], ITEMS, env_of(2), free, Episodes(chat=True), seed=SEED, group=GROUP)
+    got = cross_play([runs[0], second], ITEMS, env_of(2), cfg)
     assert got.texts == (own(runs[0]).texts, own(second).texts)
     assert len(got.texts[1][0][0][0]) < len(longer.texts[0][0][0])
 
 
 def test_shared_weights_are_agents_with_the_same_parameters(runs):
-    """A run with shared weights is taken apart by `agents_of`, and writes what it wrote."""
+    """`agents_of` splits a run with shared weights into agents that write the same."""
     team, params = make_team([runs[0][0]] * 2, shared_weights=True)
     got = crossed([agents_of(team, params), runs[1]])
     assert got.texts[0] == alone([runs[0][0]] * 2, shared_weights=True).turns[0].texts
@@ -182,7 +182,7 @@ def test_shared_weights_are_agents_with_the_same_parameters(runs):
 
 
 def test_scores_by_hand_for_two_agents(runs, played):
-    """A reward that knows who wrote: 1 for own partners, else a fifth of agent 0's run plus a tenth of agent 1's."""
+    """The reward knows who wrote: 1 for partners of one run, else a fifth of agent 0's run plus a tenth of agent 1's."""
     who = [{t: run for run in range(3) for item in played.texts[run][a] for t in item} for a in range(2)]
 
     def reward(a, b):
@@ -218,29 +218,29 @@ def test_scores_by_hand_for_three_agents(runs, played, random_agent, tiny_config
 
 
 def scores_of(means) -> CrossPlay:
-    """Of rewards [k, k, P], one joint action an item."""
+    """Return the record of rewards [k, k, P], with one joint action per item."""
     rewards = np.repeat(np.array(means, float)[..., None, None], 2, -1)
     return CrossPlay(tuple("abc"[: len(means)]), rewards, ())
 
 
 def test_intervals_are_over_items_and_the_gap_is_paired():
-    """Items of very different difficulty and an equal gap: both scores have wide intervals, the gap has none."""
+    """With items of very different difficulty and an equal gap, both scores have wide intervals and the gap has none."""
     got = scores_of([[[1, 5, 9], [0, 4, 8]], [[0, 4, 8], [1, 5, 9]]])
     wide = 4.302653 * np.std([1, 5, 9], ddof=1) / np.sqrt(3)
     assert got.self_play == pytest.approx((5, wide)) and got.zero_shot == pytest.approx((4, wide))
     assert got.gap == pytest.approx((1, 0)) and got.interval == pytest.approx(np.full((2, 2), wide))
 
 
-def test_invalid_rewards_count_nowhere_and_are_told():
-    """One item of a pairing, and a pairing of nothing else; JSON has None for what is no number."""
+def test_invalid_rewards_count_nowhere_and_are_reported():
+    """One item of a pairing, and all of another pairing. JSON has None for NaN."""
     nan = float("nan")
     got = scores_of([[[1, 1], [nan, 3]], [[nan, nan], [1, 1]]])
     assert got.mean[0, 1] == 3 and np.isnan(got.mean[1, 0]) and got.invalid == 3
     assert got.zero_shot.mean == 3 and got.self_play.mean == 1
-    told = got._replace(fault="no number").table()
-    assert "nan ± nan" in told and told.endswith("3 of 8 joint actions have no valid reward; no number")
-    found = json.loads(json.dumps(got.summary(), allow_nan=False))
-    assert found["mean"] == [[1, 3], [None, 1]] and found["zero_shot"] == {"mean": 3, "interval": None}
+    table = got._replace(fault="no number").table()
+    assert "nan ± nan" in table and table.endswith("3 of 8 joint actions have no valid reward; no number")
+    summary = json.loads(json.dumps(got.summary(), allow_nan=False))
+    assert summary["mean"] == [[1, 3], [None, 1]] and summary["zero_shot"] == {"mean": 3, "interval": None}
     assert scores_of([[[0, 0], [1, 1]], [[1, 1], [0, 0]]]).summary()["ratio"] is None
 
 
@@ -277,20 +277,19 @@ def test_runs_without_pairings_or_with_too_many_are_refused(names, sizes, messag
 def test_settings_that_do_not_fit_are_refused(runs, make_tokenizer, monkeypatch):
     """Before anything is sampled."""
     monkeypatch.setattr(crossplay, "sample_stack", None)
-    how = dict(seed=0, group=1)
     with pytest.raises(ValueError, match="num_turns=2 is not allowed.*later prompts depend on the partners"):
-        cross_play(runs, ITEMS, env_of(2), SETTINGS, Episodes(num_turns=2), **how)
+        cross_play(runs, ITEMS, env_of(2), CONFIG.replace(num_turns=2))
     with pytest.raises(ValueError, match="items=0 is not allowed"):
-        cross_play(runs, [], env_of(2), SETTINGS, Episodes(), **how)
+        cross_play(runs, [], env_of(2), CONFIG)
     with pytest.raises(ValueError, match="prompts for 3 agents and the teams have 2"):
-        cross_play(runs, ITEMS, env_of(3), SETTINGS, Episodes(), **how)
+        cross_play(runs, ITEMS, env_of(3), CONFIG)
     with pytest.raises(ValueError, match="9 pairings, more than max_pairings=8"):
-        cross_play(runs, ITEMS, env_of(2), SETTINGS, Episodes(), max_pairings=8, **how)
+        cross_play(runs, ITEMS, env_of(2), CONFIG, max_pairings=8)
     base = make_tokenizer()
     base.chat_template = None
     teams = [runs[0], [agent._replace(tokenizer=base) for agent in runs[1]]]
     with pytest.raises(ValueError, match="agent 0 of run 1 has no chat template: use chat=False"):
-        cross_play(teams, ITEMS, env_of(2), SETTINGS, Episodes(chat=True), **how)
+        cross_play(teams, ITEMS, env_of(2), CONFIG.replace(chat=True))
 
 
 # --- from run directories ------------------------------------------------------------------------------------------------
@@ -331,14 +330,14 @@ def test_directories_are_checked_before_models_are_read(saved, runs, monkeypatch
         load_runs(saved, chat=False)
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(saved, runs, tmp_path):
+def test_runs_of_equal_names_are_named_by_their_paths(saved, runs, tmp_path):
     save_team(tmp_path / "z" / "x", *make_team(runs[2]))
-    given = [saved[0], tmp_path / "z" / "x"]
-    assert load_runs(given, chat=False)[0] == [str(path) for path in given]
+    paths = [saved[0], tmp_path / "z" / "x"]
+    assert load_runs(paths, chat=False)[0] == [str(path) for path in paths]
 
 
 def test_the_experiment_prints_the_matrix(saved, tmp_path):
-    """As a command, on two tiny runs: table, one line of JSON, the same in a file, and a picture."""
+    """As a command, on two tiny runs: a table, one line of JSON, the same in a file, and a picture."""
     files = ("--out", str(tmp_path / "out.json"), "--picture", str(tmp_path / "matrix.png"))
     size = ("--held-out", "2", "--generations", "2", "--max-new-tokens", "4")
     command = [sys.executable, "-m", "experiments.cross_play", "--runs", *map(str, saved), *size, *files]
@@ -346,7 +345,7 @@ def test_the_experiment_prints_the_matrix(saved, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "| agent 0 of \\ agent 1 of | x | y |" and lines[3].startswith("| y | ")
-    found = json.loads(lines[-1])
-    assert found == json.loads((tmp_path / "out.json").read_text()) and found["items"] == 2
-    assert np.array(found["mean"]).shape == (2, 2)
+    summary = json.loads(lines[-1])
+    assert summary == json.loads((tmp_path / "out.json").read_text()) and summary["items"] == 2
+    assert np.array(summary["mean"]).shape == (2, 2)
     assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")

@@ -18,9 +18,11 @@ from jmarl.envs.rewards import make_reward
 from jmarl.learning import critics
 from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
 from jmarl.learning.optimizer import steps_done
+from jmarl.learning.team_update import update_team
 from jmarl.models import decoder
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
+from jmarl.randomness import Randomness
 from jmarl.rl.returns import discounted, joint_actions
 from jmarl.rollout import critic_values
 from jmarl.rollout.play import play
@@ -28,8 +30,10 @@ from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team, without_gradients
 from jmarl.training.files.checkpoint import Checkpointer
-from jmarl.training.step import play_step, rollout_batches, sampler_of, update, update_on_batches
-from jmarl.training.train import start, train
+from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.training.start import start
+from jmarl.training.train import train
+from jmarl.types import Batches
 
 BASE = TrainConfig.of(
     algorithm="iac", num_updates=2, num_prompts=2, num_generations=3, max_new_tokens=4, learning_rate=1e-2, adam_eps=1e-4,
@@ -65,7 +69,7 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
     rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(len(agents), cfg.episodes.num_turns), 0)
     batches = jax.device_get(critic_values.judge(setup, state, rollout))
     before = jax.device_get(without_gradients(state))
-    after, metrics = update(setup, state, rollout)
+    after, metrics = update_team(setup, state, rollout_batches(setup, state, rollout))
     return rollout, batches, before, jax.device_get(after), jax.device_get(metrics)
 
 
@@ -289,16 +293,15 @@ def test_values_of_the_pass_that_learns(agents, separate):
         setup, state = start(team, params, cfg, None)
         state = shaped(state)
         rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(2), 0)
-        batches, critic_batches = rollout_batches(setup, state, rollout)
-        assert batches[0].values is None
+        batches = rollout_batches(setup, state, rollout)
+        assert batches.stacks[0].values is None
         if before:
-            read = batches[0].prompts, batches[0].prompt_lengths, batches[0].tokens
+            batch = batches.stacks[0]
+            read = batch.prompts, batch.prompt_lengths, batch.tokens
             stack = (state.critics if separate else state.stacks)[0]
             values = critics.value_stack(stack.params, team.stacks[0], *read, setup.algorithm)
-            batches, critic_batches = (
-                [batch._replace(values=values) for batch in parts] for parts in (batches, critic_batches)
-            )
-        results.append(jax.device_get(update_on_batches(setup, state, batches, critic_batches)))
+            batches = Batches(*([batch._replace(values=values) for batch in parts] for parts in batches))
+        results.append(jax.device_get(update_team(setup, state, batches)))
     (after, metrics), (expected, expected_metrics) = results
     assert set(metrics[0]) == set(expected_metrics[0])
     for name, metric in expected_metrics[0].items():
@@ -476,7 +479,7 @@ def test_remax_subtracts_what_the_greedy_completion_got(agents):
     team, params = make_team(agents)
     settings = dataclasses.replace(cfg.sampling, temperature=0.0)
     sample = partial(sample_team, team, params)
-    greedy = play(sample, team, ITEMS, environment(2), settings, cfg.episodes, seed=0, step=9, group=1)
+    greedy = play(sample, team, ITEMS, environment(2), settings, cfg.episodes, 1, Randomness(seed=0, step=9))
     rewards = greedy.turns[0].rewards[:, 0, 0]
     np.testing.assert_allclose(batches[0].values[..., 0], np.broadcast_to(rewards[None, :, None], (2, 2, 3)), rtol=1e-6)
     running = unstack(before.stacks[0].running, 0)
@@ -569,7 +572,7 @@ def test_a_central_critic_learns_the_mean_of_the_agents_returns():
         critic_values.central_batch([text], [target], [np.zeros((2, 3))], [2]).rewards[0], target.mean(-1)
     )
     turn = SimpleNamespace(joint=joint_actions("aligned", 2, 3), texts=[[["a"] * 3]])
-    values, nodes = critic_values._of_team(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
+    values, nodes = critic_values.values_of_agents(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
     assert nodes[0].tolist() == [[3], [3]] and values[0].tolist() == [[[1, 2, 6]]] * 2
 
 

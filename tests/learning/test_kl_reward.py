@@ -13,13 +13,15 @@ from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.objective import make_loss_inputs
+from jmarl.learning.team_update import update_team
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
 from jmarl.rollout import critic_values
 from jmarl.sampling import scoring
 from jmarl.team import Team, make_team
-from jmarl.training.step import play_step, sampler_of, update
-from jmarl.training.train import start, train
+from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.training.start import start
+from jmarl.training.train import train
 from jmarl.types import TRACES
 
 BASE = TrainConfig.of(
@@ -116,7 +118,7 @@ def test_the_first_update_is_that_without_a_penalty(agents, separate):
         team, params = make_team(agents)
         setup, state = start(team, params, cfg, None)
         rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
-        results.append(jax.device_get(update(setup, state, rollout)))
+        results.append(jax.device_get(update_team(setup, state, rollout_batches(setup, state, rollout))))
     (with_it, metrics), (without, _) = results
     for got, expected in zip(with_it.stacks + with_it.critics, without.stacks + without.critics, strict=True):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), got.params, expected.params)

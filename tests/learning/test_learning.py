@@ -14,6 +14,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import unstack
+from jmarl.randomness import Randomness
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
@@ -96,8 +97,8 @@ def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, mak
     result = train(team, reward, ITEMS, CONFIG, params=params, formatters=FORMATTERS, eval_items=HELD_OUT)
     before, after = (evaluation.rollout.turns[0].texts for evaluation in (result.before, result.after))
     assert before == after
-    keys = dict(seed=0, step=0, group=8)
+    keys = 8, Randomness(seed=0, step=0)
     params = [s.params for s in result.state.stacks]
     sample = partial(sample_team, team, params)
-    again = play(sample, team, HELD_OUT, RewardEnvironment(reward, FORMATTERS), CONFIG.sampling, Episodes(), **keys)
+    again = play(sample, team, HELD_OUT, RewardEnvironment(reward, FORMATTERS), CONFIG.sampling, Episodes(), *keys)
     assert again.turns[0].texts != after, "training draws other random numbers than evaluation"

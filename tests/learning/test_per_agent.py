@@ -19,11 +19,13 @@ from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import apply_gradients, init_stack, steps_done
 from jmarl.learning.per_agent import for_stack, held_agents, updates_per_agent
+from jmarl.learning.team_update import update_team
 from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
 from jmarl.team import Team, make_team
-from jmarl.training.step import play_step, sampler_of, update
-from jmarl.training.train import start, train
+from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.training.start import start
+from jmarl.training.train import train
 from jmarl.types import TRACES, PerAgent
 
 # A large adam_eps: otherwise Adam's first step is the sign of the gradient, also where that is a rounding error.
@@ -224,7 +226,7 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
         turn = setup._replace(cfg=cfg.replace(frozen_agents=(1 - step // every % 2,)))
         tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.episodes.num_prompts, BASE.run.seed)]
         rollout = play_step(sampler_of(setup.team, state), turn, tasks, environment(), step)
-        state, _ = update(turn, state, rollout)
+        state, _ = update_team(turn, state, rollout_batches(turn, state, rollout))
     for stack, expected in zip(got.stacks, jax.device_get(state).stacks, strict=True):
         assert_equal(stack._replace(grads=None), expected._replace(grads=None))
     assert np.concatenate([steps_done(stack) for stack in got.stacks]).tolist() == [2, 2]

@@ -18,7 +18,7 @@ from jmarl.models import decoder, lora
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.sampling import scoring
-from jmarl.sampling.generate import sample_stack
+from jmarl.sampling.generate import RowKeys, StackProgram, sample_stack
 from jmarl.types import Batch
 
 A, P, G, T, S = 2, 2, 4, 6, 16
@@ -146,10 +146,10 @@ def test_one_target_alone_changes_its_own_weight(llama, name):
 def sampled(params, agent, **settings):
     rng = np.random.default_rng(2)
     prompts = jnp.asarray(rng.integers(1, 320, (A, P, S)))
-    arrays = (prompts, jnp.tile(LENGTHS, (A, 1)), 0, jnp.arange(A)[:, None], jnp.arange(P), jnp.array([2]))
-    sampling = Sampling(max_new_tokens=T, **settings)
-    numbers = dict(seed=0, stack=0, roles=1, group=G, purpose=0, platform="cpu")
-    return jax.device_get(sample_stack(params, *arrays, cfg=agent.config, settings=sampling, **numbers))
+    keys = RowKeys(seed=0, step=0, purpose=0, stack=0, agents=jnp.arange(A)[:, None], prompt_ids=jnp.arange(P))
+    program = StackProgram(agent.config, Sampling(max_new_tokens=T, **settings), roles=1, group=G, platform="cpu")
+    lengths = jnp.tile(LENGTHS, (A, 1))
+    return jax.device_get(sample_stack(params, (prompts, lengths), keys, jnp.array([2]), program=program))
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -297,9 +297,9 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
         ones = functools.partial(jnp.ones, dtype=jnp.int32)
         prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
         if program == "sample":
-            numbers = dict(seed=0, stack=0, roles=1, group=2, purpose=0, platform="cpu")
-            inputs = (prompts, lengths, 0, jnp.arange(agents)[:, None], jnp.arange(1), jnp.array([2]))
-            lowered = sample_stack.lower(model, *inputs, cfg=cfg, settings=Sampling(max_new_tokens=T), **numbers)
+            keys = RowKeys(0, 0, 0, 0, agents=jnp.arange(agents)[:, None], prompt_ids=jnp.arange(1))
+            static = StackProgram(cfg, Sampling(max_new_tokens=T), roles=1, group=2, platform="cpu")
+            lowered = sample_stack.lower(model, (prompts, lengths), keys, jnp.array([2]), program=static)
         else:
             arrays = (prompts, lengths, ones((*shape, T)), jnp.ones((*shape, T), bool), jnp.zeros((*shape, T)))
             batch = Batch(*arrays, jnp.ones(shape, bool), jnp.zeros(shape), ones(shape))

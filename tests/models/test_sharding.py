@@ -28,7 +28,9 @@ from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import Team, make_team, placed
 from jmarl.training import train
-from jmarl.training.step import play_step, sampler_of, update
+from jmarl.training.start import start
+from jmarl.learning.team_update import update_team
+from jmarl.training.rollouts import rollout_batches, play_step, sampler_of
 
 agents = [load_agent(path) for path in sys.argv[2:]]
 one = TrainConfig.of(num_updates=2, num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4,
@@ -48,9 +50,9 @@ env = RewardEnvironment(reward, formatters, lambda **_: [" more", " or less"])
 def run(cfg):  # one step of training in its parts, over two turns
     cfg = cfg.replace(num_turns=2, history="append", branching="chain")
     team, params = make_team(agents)
-    setup, state = train.start(team, params, cfg, None)
+    setup, state = start(team, params, cfg, None)
     rollout = play_step(sampler_of(team, state), setup, items[:2], env, 0)
-    state, metrics = update(setup, state, rollout)
+    state, metrics = update_team(setup, state, rollout_batches(setup, state, rollout))
     return jax.device_get([turn.completions[0] for turn in rollout.turns]), state.stacks[0], jax.device_get(metrics[0])
 
 samples1, state1, metrics1 = run(one)
@@ -85,7 +87,7 @@ out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].stat
 
 team, params = make_team(agents)
 apart = one.replace(mesh="agent=2", algorithm="maac")
-_, state = train.start(team, placed(team, params, "agent=2"), apart, None)
+_, state = start(team, placed(team, params, "agent=2"), apart, None)
 out["central"] = sorted({len(x.sharding.device_set) for x in jax.tree.leaves(state.critics)})
 
 def flat(a, b, prompts):  # nothing to learn from the items that begin with an a

@@ -1,4 +1,4 @@
-"""Agents that do not act: they are not sampled, their rows are not learned from, and they do not change."""
+"""Agents that do not act: they are not sampled, their rows are left out of the update, and they do not change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from jmarl.envs.vector import LockStep
 from jmarl.learning.batches import select_in_few_sizes, take_rows
 from jmarl.learning.optimizer import init_stack, steps_done
 from jmarl.learning.update import update_stack
-from jmarl.rollout import play as rollout
-from jmarl.rollout.play import play, to_batches
+from jmarl.randomness import Randomness
+from jmarl.rollout import make_batches
+from jmarl.rollout.make_batches import to_batches
+from jmarl.rollout.play import play
 from jmarl.sampling.generate import SampleRequest, encode, sample_team
 from jmarl.team import make_team
-from jmarl.training.runs import as_one
+from jmarl.training.stacked_seeds import as_one
 from jmarl.training.train import train
 from tests.envs.test_vector import SETTINGS, Relay, Scaled
 
@@ -29,15 +31,17 @@ def tiny_pair(tiny_config, tiny_tokenizer, random_agent):
     return [random_agent(cfg, tiny_tokenizer, seed) for seed in range(2)]
 
 
-def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, monkeypatch):
-    """With and without the rows of agents that do not act: as many as the busier agent has, and the same parameters; and so
-    with rows of padding. Agent 0 acts in turns 0 and 2, agent 1 in 1 and 2."""
+def test_rows_of_inactive_agents_do_not_change_the_update(tiny_pair, monkeypatch):
+    """With and without the rows of inactive agents the parameters after an update are equal, and so with rows of padding.
+
+    The batch has as many rows as the agent with most of them. Agent 0 acts in turns 0 and 2, agent 1 in turns 1 and 2.
+    """
     team, params = make_team(tiny_pair)
     episodes = Episodes(num_turns=3, branching="chain")
     sample = partial(sample_team, team, params)
-    got = play(sample, team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, episodes, seed=0, step=0, group=2)
+    got = play(sample, team, Relay().tasks(count=2), LockStep(Relay()), SETTINGS, episodes, 2, Randomness(seed=0, step=0))
     few = to_batches(team, got)[0]
-    monkeypatch.setattr(rollout, "used_rows", lambda *_: None)
+    monkeypatch.setattr(make_batches, "used_rows", lambda team, *_: [None] * len(team.stacks))
     whole = to_batches(team, got)[0]
     assert whole.rewards.shape[1] == 12 and few.rewards.shape[1] == 8
     assert np.isfinite(np.asarray(few.rewards)).sum() == np.isfinite(np.asarray(whole.rewards)).sum() == 16
@@ -48,15 +52,15 @@ def test_what_agents_learn_does_not_depend_on_rows_that_are_left_out(tiny_pair, 
     for batch in (few, whole, more):
         stack = init_stack(jax.tree.map(np.copy, params[0]), algorithm)
         after.append(update_stack(stack, batch, model=tiny_pair[0].config, algorithm=algorithm)[0].params)
-    for x, *others in zip(*map(jax.tree.leaves, after), strict=True):
-        for y in others:
+    for x, *remaining in zip(*map(jax.tree.leaves, after), strict=True):
+        for y in remaining:
             np.testing.assert_allclose(x, y, atol=1e-5)
     assert np.abs(after[0]["embed"] - params[0]["embed"]).max((1, 2)).min() > 1e-3  # both moved
 
 
 @pytest.mark.parametrize("most", [3, 9, 48, 50])
 def test_batches_of_any_number_of_rows_have_few_sizes(most):
-    """Each used row is in it once and before all others, and there are few sizes, not much larger than they need be."""
+    """Each used row occurs once, before all others. There are few sizes, and none is much larger than needed."""
     rng = np.random.default_rng(0)
     for rows in range(1, most + 1):  # that were sampled
         for count in {1, rows // 2, rows} - {0}:  # that are used by the busier of two agents
@@ -75,11 +79,11 @@ def test_batches_of_any_number_of_rows_have_few_sizes(most):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_agents_that_do_not_act_are_not_sampled(tiny_pair, shared):
-    """The others write what they write when all are sampled."""
+def test_inactive_agents_are_not_sampled(tiny_pair, shared):
+    """The completions of the active agents are those that they write when all agents are sampled."""
     team, params = make_team(tiny_pair[:1] * 2, shared_weights=True) if shared else make_team(tiny_pair)
     encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
-    request = SampleRequest(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
+    request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 2, np.arange(2))
     whole = sample_team(team, params, request)[0]
     for agent in range(2):
         done = sample_team(team, params, request._replace(acts=np.arange(2) == agent))[0]
@@ -95,10 +99,10 @@ def test_agents_that_do_not_act_are_not_sampled(tiny_pair, shared):
     assert not np.asarray(nobody.action_mask).any() and nobody.tokens.shape == whole.tokens.shape
 
 
-def test_runs_that_are_sampled_together_sample_whoever_writes_in_one_of_them(tiny_pair):
+def test_a_joined_request_samples_every_agent_that_acts_in_any_run(tiny_pair):
     team, _ = make_team(tiny_pair)
     encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
-    request = SampleRequest(encoded, SETTINGS, seed=1, step=0, group=2, prompt_ids=np.arange(2))
+    request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 2, np.arange(2))
     writes = [None if acts is None else np.array(acts) for acts in ([True, False], [False, True], [True, False], None)]
     requests = [request._replace(acts=acts) for acts in writes]
     assert as_one(requests[:2], None).acts.tolist() == [True, True] and as_one(requests[2:], None).acts is None
@@ -106,23 +110,23 @@ def test_runs_that_are_sampled_together_sample_whoever_writes_in_one_of_them(tin
 
 
 def moved(before, after) -> list[bool]:
-    """Whether anything of each of two agents did."""
+    """Return for each of two agents whether anything of it changed."""
     pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
     return [any(bool((x[agent] != np.asarray(y)[agent]).any()) for x, y in pairs) for agent in range(2)]
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 @pytest.mark.parametrize("why", ["not asked", "cut off"])
-def test_an_agent_without_a_row_is_not_carried_on(tiny_pair, minibatches, why):
-    """Neither its parameters nor its moments move, by momentum, nor its KL coefficient: where it was not asked, or where all
-    that it wrote was cut off and is masked for that."""
+def test_an_agent_without_a_row_is_not_updated(tiny_pair, minibatches, why):
+    """Its parameters, its moments (no momentum) and its KL coefficient stay: if it does not act, and if all that it wrote was
+    cut off and is masked for that."""
     team, params = make_team(tiny_pair)
     cfg = TrainConfig.of(
         algorithm="dapo", kl_coef=0.1, kl_target=0.01, learning_rate=1e-2, num_generations=2, num_minibatches=minibatches
     )
     state = init_stack(jax.tree.map(np.copy, params[0]), resolve(cfg))
     sample = partial(sample_team, team, params)
-    got = play(sample, team, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), seed=0, step=0, group=2)
+    got = play(sample, team, Scaled().tasks(count=2), LockStep(Scaled()), SETTINGS, Episodes(), 2, Randomness(seed=0, step=0))
     batch = to_batches(team, got)[0]
     batch = batch._replace(rewards=np.arange(8, dtype=np.float32).reshape(2, 2, 2), ended=np.ones((2, 2, 2), bool))
     static = dict(model=tiny_pair[0].config, algorithm=resolve(cfg))
@@ -139,8 +143,8 @@ def test_an_agent_without_a_row_is_not_carried_on(tiny_pair, minibatches, why):
 
 
 @pytest.mark.parametrize("algorithm", ["maac", "ippo", "iac"])
-def test_critics_learn_of_agents_that_act_in_turns(tiny_pair, algorithm):
-    """Also a central one of type v, whose rows have no token."""
+def test_critics_learn_from_agents_that_act_in_turns(tiny_pair, algorithm):
+    """Also a central critic of type v, whose rows have no token."""
     team, params = make_team(tiny_pair)
     options = dict(num_updates=2, num_generations=2, max_new_tokens=3, num_turns=3, branching="chain", progress=False)
     cfg = TrainConfig.of(algorithm=algorithm, learning_rate=1e-2, **options)

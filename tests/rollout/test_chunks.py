@@ -1,4 +1,4 @@
-"""Turns that are sampled in parts, with the rewards of one part computed while the next is sampled: the same numbers."""
+"""Turns that are sampled in parts, with the rewards of one part computed while the next is sampled, give the same numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from jmarl.config import Episodes, Sampling, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
-from jmarl.rollout.chunks import parts_of
+from jmarl.randomness import Randomness
+from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team
 from jmarl.team import Team, make_team
@@ -33,7 +34,7 @@ def answer(agent_completions, num_agents, **_):
 
 
 def lengths(a, b, rng):
-    """With a random part, and now and then not valid."""
+    """Return rewards with a random part, some of them invalid."""
     return [len(x) - 2 * len(y) + rng.random() if len(x) % 7 else float("nan") for x, y in zip(a, b, strict=True)]
 
 
@@ -43,8 +44,8 @@ def environment(reward=lengths, transition=None, **more):
 
 def played(pair, env, sample=None, **episodes):
     team, params = pair
-    how = dict(seed=0, step=0, group=2)
-    return play(sample or partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(**episodes), **how)
+    options = 2, Randomness(seed=0, step=0)
+    return play(sample or partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(**episodes), *options)
 
 
 def same(first, second):
@@ -56,13 +57,15 @@ def same(first, second):
 
 @pytest.mark.parametrize("shared", [False, True], ids=["two models", "one model, two roles"])
 @pytest.mark.parametrize("branching", ["tree", "chain"])
-def test_parts_and_overlap_change_no_number(agents, shared, branching):
-    """All that a rollout of two turns holds, for two agents of a stack and for two roles of one: in this size the sampler's
-    rows do not depend on how many there are."""
+def test_parts_and_overlap_do_not_change_a_rollout(agents, shared, branching):
+    """A rollout of two turns, for two agents of a stack and for two roles of one parameter set.
+
+    In this size the sampler's rows do not depend on their number.
+    """
     pair = make_team(agents[:1] * 2, shared_weights=True) if shared else make_team(agents)
-    how = dict(num_turns=2, branching=branching)
+    options = dict(num_turns=2, branching=branching)
     rollouts = [
-        played(pair, environment(transition=answer), **how, **parts)
+        played(pair, environment(transition=answer), **options, **parts)
         for parts in ({}, dict(sample_parts=2), dict(sample_parts=2, overlap_rewards=False), dict(sample_parts=4))
     ]
     same(rollouts[1], rollouts[2])  # with the overlap and without
@@ -86,7 +89,7 @@ def test_parameters_are_bit_equal_with_the_overlap_and_without(agents, algorithm
 
 
 def test_rewards_are_computed_while_the_next_part_is_sampled(agents):
-    """The reward of the first part waits until the second part is asked for, which without an overlap would be never."""
+    """The reward of the first part waits until the second part is requested; without overlap that would never be."""
     team, params = make_team(agents)
     second, requests = threading.Event(), []
 
@@ -103,7 +106,7 @@ def test_rewards_are_computed_while_the_next_part_is_sampled(agents):
     assert len(requests) == 2 and requests[0].encoded[0][0].shape[1] == 2
 
 
-def test_faults_are_numbered_through_and_errors_come_out(agents):
+def test_faults_of_later_parts_keep_their_place_and_errors_are_raised(agents):
     def broken(a, b, batch_items):
         bad = [item["prompt"] == "two agents" for item in batch_items]
         return [float("nan") if one else 1.0 for one in bad]
@@ -118,7 +121,7 @@ def test_faults_are_numbered_through_and_errors_come_out(agents):
         played(make_team(agents), environment(raises), sample_parts=2)
 
 
-def test_the_sampler_of_parts_is_compiled_ahead(agents):
+def test_the_sampler_of_parts_is_compiled_before_the_first_step(agents):
     cfg = TrainConfig.of(num_updates=2, num_prompts=4, num_generations=2, max_new_tokens=5, min_new_tokens=5, sample_parts=2)
     before, seen = TRACES.copy(), []
 
@@ -130,8 +133,8 @@ def test_the_sampler_of_parts_is_compiled_ahead(agents):
     assert seen == [(1, 1)] * 4
 
 
-def test_parts_that_do_not_divide_are_fewer_and_histories_whole():
-    assert [parts_of(count, Episodes(sample_parts=4)) for count in (1, 2, 3, 6, 8)] == [1, 2, 1, 2, 4]
-    assert parts_of(8, Episodes(sample_parts=4, num_turns=2, history="append")) == 1
+def test_parts_divide_the_prompts_and_histories_have_one_part():
+    assert [num_parts(count, Episodes(sample_parts=4)) for count in (1, 2, 3, 6, 8)] == [1, 2, 1, 2, 4]
+    assert num_parts(8, Episodes(sample_parts=4, num_turns=2, history="append")) == 1
     with pytest.raises(ValueError, match="sample_parts=0"):
         Episodes(sample_parts=0)

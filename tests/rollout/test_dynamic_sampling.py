@@ -1,4 +1,4 @@
-"""Dynamic sampling: which prompts are replaced, what the new batches hold, and that only the step number goes on."""
+"""Dynamic sampling: which prompts are replaced, what the new batches hold, and that resuming is exact."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from jmarl.models.stack import unstack
 from jmarl.randomness import tasks_of
 from jmarl.rl.returns import discounted
 from jmarl.rollout.dynamic_sampling import further_items, informative, select
-from jmarl.rollout.play import Rollout, to_batches
+from jmarl.rollout.make_batches import to_batches
+from jmarl.rollout.turns import Rollout
 from jmarl.sampling import scoring
 from jmarl.team import Team, make_team
-from jmarl.training.step import play_step, sampler_of
-from jmarl.training.train import start, train
+from jmarl.training.rollouts import play_step, sampler_of
+from jmarl.training.start import start
+from jmarl.training.train import train
 from jmarl.types import TRACES
 
 BASE = TrainConfig.of(
@@ -37,7 +39,7 @@ def agents(tiny_config, tiny_tokenizer, random_agent):
 
 
 def teaches(a, b, prompts):
-    """The same for all on items that begin with flat; else the mean of the characters, which hardly two texts share."""
+    """Return equal rewards on items that begin with flat, and else the mean of the characters, which hardly two texts share."""
     pairs = zip(a, b, prompts, strict=True)
     return [1.0 if prompt.startswith("flat") else np.mean([ord(c) / 100 for c in x + y + "a"]) for x, y, prompt in pairs]
 
@@ -73,7 +75,7 @@ def played_on(agents, tasks, further, shared_weights=False, reward=teaches, **ch
 
 
 def test_items_of_further_rounds_follow_from_seed_and_step():
-    """Those that the step does not have come first, each once; then its own."""
+    """Items that the step does not have come first, each once; then the step's own items."""
     rounds = [further_items(5, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
     assert sorted(sum(rounds, [])[:5]) == [0, 2, 4, 5, 6] and sorted(sum(rounds, [])[5:7]) == [1, 3]
     assert rounds == [further_items(5, draw, [3, 1], 7, seed=2) for draw in (1, 2, 3, 4)]
@@ -83,8 +85,11 @@ def test_items_of_further_rounds_follow_from_seed_and_step():
     assert further_items(0, 1, [0, 1], 2, seed=0) in ([0, 1], [1, 0]), "nothing else in the data set"
 
 
-def test_a_prompt_is_idle_where_its_advantages_are_zero(agents):
-    """`informative` against the advantages of the batch, with group and episode baselines; invalid rewards count nowhere."""
+def test_a_prompt_is_informative_if_its_advantages_are_not_all_zero(agents):
+    """Compare `informative` with the advantages of the batch, with group and episode baselines.
+
+    Invalid rewards count nowhere.
+    """
     returns = np.zeros((2, 5, 3))
     returns[1, 0, 0] = returns[0, 2, 0] = 1e-3  # of one agent
     returns[:, 1] = [0.1, 0.1, 0.1 + 1e-7]  # equal
@@ -94,14 +99,14 @@ def test_a_prompt_is_idle_where_its_advantages_are_zero(agents):
     played = played._replace(returns=(returns,))
     assert informative(played, "turn").tolist() == [True, False, True, False, False]
     for grouping, expected in (("turn", [False] * 5), ("episode", [True, False, False, False, False])):
-        of_turns = np.zeros((2, 5, 3)), np.zeros((2, 5, 3))
-        of_turns[1][:, 0] = 1.0  # another return in the second turn
-        two = played._replace(turns=played.turns * 2, returns=of_turns)
+        turn_returns = np.zeros((2, 5, 3)), np.zeros((2, 5, 3))
+        turn_returns[1][:, 0] = 1.0  # another return in the second turn
+        two = played._replace(turns=played.turns * 2, returns=turn_returns)
         assert informative(two, grouping).tolist() == expected
 
 
-def test_nodes_of_a_tree_are_groups_of_their_own_and_rows_of_chains_are_not(agents):
-    """Item 1 goes on with two nodes, of returns 0 and 1."""
+def test_nodes_of_a_tree_are_separate_groups_and_rows_of_chains_are_not(agents):
+    """Item 1 continues with two nodes, of returns 0 and 1."""
     _, _, played = played_on(agents, ITEMS[:2], [])
     later = played.turns[0]._replace(items=np.array([0, 1, 1]))
     for group, expected in ((3, [False, False]), (1, [False, True])):
@@ -111,8 +116,8 @@ def test_nodes_of_a_tree_are_groups_of_their_own_and_rows_of_chains_are_not(agen
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "marloo", "maremax", "dapo"])
-def test_equal_returns_give_no_advantage(agents, algorithm):
-    """The fact that all rests on: zero variance in a group is an advantage of exactly 0 for its rows, and of no others."""
+def test_equal_returns_give_zero_advantages(agents, algorithm):
+    """The fact behind the method: zero variance in a group is an advantage of exactly 0 for its rows, and for no others."""
     cfg = BASE.replace(algorithm=algorithm)
     team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
     batch = unstack(to_batches(team, played)[0], 0)
@@ -123,16 +128,16 @@ def test_equal_returns_give_no_advantage(agents, algorithm):
     assert metrics["zero_variance_share"] == 0.5 or algorithm == "dapo", "dapo leaves overlong rows out of the share"
 
 
-def test_the_same_prompts_are_written_to_anew(agents):
-    """Rounds that come back to an item have random numbers of their own."""
-    said = []
+def test_an_item_that_is_played_twice_has_new_random_numbers(agents):
+    """Further rounds that play an item once more draw other completions."""
+    texts = []
 
     def reward(a, b):
-        said.append(a)
+        texts.append(a)
         return [0.0] * len(a)
 
     run(agents, reward, items=ITEMS[:1], num_updates=1, num_prompts=1, dynamic_sampling=2)
-    assert len(said) == 3 and said[0] != said[1] != said[2] != said[0]
+    assert len(texts) == 3 and texts[0] != texts[1] != texts[2] != texts[0]
 
 
 # --- what is put together --------------------------------------------------------------------------------------------------
@@ -149,9 +154,10 @@ def test_the_same_prompts_are_written_to_anew(agents):
     ],
     ids=str,
 )
-def test_replaced_prompts_bring_all_that_is_theirs(agents, changes):
-    """Every row of the batch is rated by its agent as the sampler rated it, so prompt, history, tokens and log-probabilities
-    belong together; the flat item is gone; returns are those of the rewards over the new tree; the texts are the tokens."""
+def test_replaced_prompts_bring_their_rows_returns_and_texts(agents, changes):
+    """Scoring every row of the batch gives the log-probabilities of the sampler, so prompt, history, tokens and
+    log-probabilities belong together. The flat item is gone, returns are those of the rewards over the new tree, and texts are
+    the decoded tokens."""
     agents = agents[:1] * 2 if "shared_weights" in changes else agents
     further = [[ITEMS[0], ITEMS[2]], [ITEMS[4], {"prompt": "a much longer prompt of seven words"}]]
     team, params, played = played_on(agents, [ITEMS[0], ITEMS[1]], further, dynamic_sampling=3, **changes)
@@ -180,21 +186,21 @@ def test_replaced_prompts_bring_all_that_is_theirs(agents, changes):
 
 
 def test_empty_places_are_filled_in_order(agents):
-    """Three idle prompts, of which a round replaces two."""
+    """Of three prompts that are not informative a round replaces two."""
     tasks, further = [[ITEMS[k] for k in numbers] for numbers in ((0, 2, 4), (3, 0, 1))]
     _, _, played = played_on(agents, tasks, [further], num_prompts=3, dynamic_sampling=1)
     assert played.turns[0].prompts[0] == [ITEMS[k]["prompt"] for k in (3, 1, 4)]
     assert played.notes["dynamic/replaced"] == pytest.approx(2 / 3) and played.notes["dynamic/rounds"] == 1
 
 
-def test_who_acts_comes_along_with_a_prompt(agents):
+def test_select_keeps_which_agents_act(agents):
     team, _, played = played_on(agents, ITEMS[:2], [])
     turn = played.turns[0]._replace(acts=np.array([[True, True], [True, False]]))
     swapped = select(team, [played._replace(turns=(turn,))], [(0, 1), (0, 0)])
     assert swapped.turns[0].acts.tolist() == [[True, True], [False, True]]
 
 
-def test_an_episode_that_is_over_stands_beside_one_that_goes_on(agents):
+def test_select_joins_an_episode_that_ended_and_one_that_continues(agents):
     team, _, played = played_on(agents, ITEMS[:2], [], num_turns=2)
     done = played.turns[0].completions[0]
     short = played.turns[0]._replace(completions=(done._replace(steps=done.steps - 1),))
@@ -203,12 +209,11 @@ def test_an_episode_that_is_over_stands_beside_one_that_goes_on(agents):
     np.testing.assert_array_equal(before.completions[0].steps, done.steps)
     assert before.texts[0] == [played.turns[0].texts[0][1]] * 2
     assert after.items.tolist() == [1] * 3 and after.parents.tolist() == [3, 4, 5]
-    assert after.texts == [of_agent[3:] for of_agent in played.turns[1].texts]
+    assert after.texts == [texts[3:] for texts in played.turns[1].texts]
 
 
-def test_selecting_what_is_there_already_changes_nothing(agents):
-    """All items of one of two rollouts, in their order: every array of it again, padding included, and what was wrong with a
-    reward."""
+def test_selecting_all_items_of_a_rollout_returns_it_unchanged(agents):
+    """All items of one of two rollouts, in order: every array is equal, padding included, and so is the fault of the reward."""
 
     def spoiled(a, b, prompts):
         return [x if k % 3 else float("nan") for k, x in enumerate(teaches(a, b, prompts))]
@@ -218,8 +223,8 @@ def test_selecting_what_is_there_already_changes_nothing(agents):
     assert [turn.invalid for turn in played.turns] == [3, 6] and "nan" in played.turns[0].fault
     other = played._replace(turns=tuple(turn._replace(fault="another") for turn in played.turns))
     selected = select(team, [other, played], [(1, p) for p in range(3)])
-    for of_turn, same in zip(played.turns, selected.turns, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, jax.device_get(same), jax.device_get(of_turn))
+    for before, same in zip(played.turns, selected.turns, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(same), jax.device_get(before))
     assert isinstance(selected, Rollout)
     jax.tree.map(
         np.testing.assert_array_equal, (selected.returns, selected.joint_returns), (played.returns, played.joint_returns)
@@ -229,13 +234,13 @@ def test_selecting_what_is_there_already_changes_nothing(agents):
 # --- whole runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_where_nothing_is_idle_nothing_changes(agents):
+def test_informative_prompts_are_not_replaced(agents):
     items = ITEMS[1::2]
     jax.tree.map(np.testing.assert_array_equal, run(agents, items=items, dynamic_sampling=2), run(agents, items=items))
 
 
-def test_where_all_is_idle_the_prompts_stay(agents, tmp_path):
-    """Two rounds are tried in vain; the update is that of the first prompts: none."""
+def test_without_an_informative_prompt_the_first_prompts_stay(agents, tmp_path):
+    """Two rounds find none; the update of the first prompts changes nothing."""
     before = jax.device_get(make_team(agents)[1][0])
     after = run(agents, items=ITEMS[::2], dynamic_sampling=2, output_dir=str(tmp_path))
     jax.tree.map(np.testing.assert_array_equal, after.stacks[0].params, before)
@@ -246,8 +251,11 @@ def test_where_all_is_idle_the_prompts_stay(agents, tmp_path):
         assert row["prefilled_tokens"] > 2 * once["prefilled_tokens"], "prompts of all three rounds are counted"
 
 
-def test_updates_are_full_of_signal(agents, tmp_path):
-    """Half of the items are flat: without it some updates have idle groups, with it none; no program is compiled for it."""
+def test_no_group_of_an_update_has_zero_variance(agents, tmp_path):
+    """Half of the items are flat: without dynamic sampling some updates have groups of equal returns, with it none.
+
+    It compiles no program.
+    """
     run(agents, num_updates=3, output_dir=str(tmp_path / "without"))
     compiled = TRACES["sample"]
     run(agents, num_updates=3, dynamic_sampling=4, output_dir=str(tmp_path / "with"))
@@ -273,19 +281,19 @@ def test_a_resumed_run_is_bit_equal(agents, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["mareinforce", "remax", "rae", "iac", "maac", "ippo", "mappo"])
-def test_rows_without_a_group_baseline_refuse_it(agents, algorithm):
+def test_algorithms_without_a_group_baseline_refuse_it(agents, algorithm):
     with pytest.raises(ValueError, match=f"dynamic_sampling=1 has no effect for algorithm='{algorithm}'.* it is for magrpo"):
         run(agents, dynamic_sampling=1, algorithm=algorithm)
 
 
-def test_a_number_of_rounds_is_not_negative():
+def test_a_negative_number_of_rounds_is_refused():
     with pytest.raises(ValueError, match=r"dynamic_sampling=-1 is not allowed: dynamic_sampling must be >= 0 \(0 is off\)"):
         BASE.replace(dynamic_sampling=-1)
 
 
 @pytest.mark.parametrize(("num_turns", "first", "mean"), [(1, 0, 1), (2, 0 + 1, (1 + 5 + 9) / 3)])
-def test_the_return_of_all_that_was_played_is_told(agents, tmp_path, num_turns, first, mean):
-    """Three rounds whose turns have the rewards 0, 1, 2, … all over: none teaches anything."""
+def test_the_mean_return_of_all_rounds_is_logged(agents, tmp_path, num_turns, first, mean):
+    """Three rounds whose turns have the rewards 0, 1, 2, ... for all completions: none is informative."""
     calls = []
 
     def reward(a, b):

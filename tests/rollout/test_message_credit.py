@@ -1,4 +1,4 @@
-"""Credit of single messages: alternatives judged with all else as it was, against playing whole episodes by hand."""
+"""Credit of single messages: compare alternatives with whole episodes played by hand."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
+from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, joint_actions
-from jmarl.rollout.counterfactual import Said, returns
+from jmarl.rollout.counterfactual import Branches, returns
 from jmarl.rollout.message_credit import leave_one_out, message_credit
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
-from jmarl.training.train import check_settings, train
+from jmarl.training.checks import check_settings
+from jmarl.training.train import train
 
 SETTINGS = Sampling(max_new_tokens=5)
 ITEMS = [{"prompt": "The answer"}, {"prompt": "seven apples and three pears"}]
@@ -32,24 +34,24 @@ def agents(tiny_config, tiny_tokenizer, random_agent):
 
 
 class Story:
-    """An episode whose rewards depend on all that was written, and so does whether it is over early."""
+    """An episode whose rewards and whose end depend on all that was written."""
 
     def reset(self, item, rng):
         return [item["prompt"]], [item["prompt"]] * 2
 
     def step(self, state, texts, rng):
-        told = [*state, *texts]
-        value = sum((k + 1) * len(text) + text.count("e") for k, text in enumerate(told)) / 10
-        return told, [f"{texts[1]} go on", f"{texts[0]} go on"], [value, -0.5 * value], sum(map(len, told)) % 4 == 0
+        written = [*state, *texts]
+        value = sum((k + 1) * len(text) + text.count("e") for k, text in enumerate(written)) / 10
+        return written, [f"{texts[1]} go on", f"{texts[0]} go on"], [value, -0.5 * value], sum(map(len, written)) % 4 == 0
 
 
 def by_hand(item, base, fork, gamma):
-    """Return [N] from turn t on of an episode with the messages base [T][N], with fork (t, n, text) in it; played from the
-    start."""
+    """Return the return [N] from turn t on of an episode with messages base [T][N] in which fork (t, n, text) replaces one; the
+    episode is played from the start."""
     env, (at, agent, text), total, factor = Story(), fork, np.zeros(2), 1.0
     state, _ = env.reset(item, None)
-    for t, said in enumerate(base):
-        texts = [text if (t, n) == (at, agent) else s for n, s in enumerate(said)]
+    for t, messages in enumerate(base):
+        texts = [text if (t, n) == (at, agent) else s for n, s in enumerate(messages)]
         state, _, rewards, done = env.step(state, texts, None)
         if t >= at:
             total, factor = total + factor * np.array(rewards), factor * gamma
@@ -63,8 +65,8 @@ def test_joint_actions_and_credit_by_hand():
     joint = joint_actions("counterfactual", 2, 3)
     assert joint.tolist() == [[0, 0], [1, 0], [2, 0], [0, 1], [0, 2]]
     returns = np.array([[5.0, 1.0, np.nan, 3.0, 4.0]])[..., None].repeat(2, -1)
-    found = credit(returns, joint, 3, "counterfactual")
-    np.testing.assert_array_equal(found[:, 0], [[5, 1, np.nan], [5, 3, 4]])
+    got = credit(returns, joint, 3, "counterfactual")
+    np.testing.assert_array_equal(got[:, 0], [[5, 1, np.nan], [5, 3, 4]])
 
 
 def test_leave_one_out_by_hand():
@@ -74,8 +76,10 @@ def test_leave_one_out_by_hand():
 
 
 class Asks:
-    """Three turns, rewarded by what is written in each. Agent 1 goes on where agent 0 began with "ask"; "bad" is invalid, and
-    after "late" the second turn is."""
+    """Three turns, rewarded by what is written in each.
+
+    Agent 1 acts after the first turn if agent 0 began with "ask". "bad" is invalid, and after "late" the second turn is.
+    """
 
     def __init__(self):
         self.steps = 0
@@ -85,54 +89,58 @@ class Asks:
 
     def step(self, state, texts, rng):
         self.steps += 1
-        told = [*state, *texts]
-        wrong = told == ["bad", "x"] or (told[0] == "late" and len(told) == 4)
+        written = [*state, *texts]
+        wrong = written == ["bad", "x"] or (written[0] == "late" and len(written) == 4)
         value = float("nan") if wrong else len("".join(texts))
-        return told, ["on", "on" if told[0] == "ask" else None], value, len(told) == 6
+        return written, ["on", "on" if written[0] == "ask" else None], value, len(written) == 6
 
 
-def test_alternatives_are_played_on_as_far_as_they_go():
-    """Who is not asked says nothing; behind an invalid reward the environment is not asked."""
+def test_alternatives_continue_until_they_end_or_are_invalid():
+    """An agent without a prompt writes nothing, and the environment is not called after an invalid reward."""
     story, rng = Asks(), np.random.default_rng(0)
     env, joint, turns = LockStep(story, 2), joint_actions("counterfactual", 2, 4), []
     states, _ = env.reset(ITEMS[:1], rng)
     for texts in ([["ask", "no", "bad", "late"], ["x", "yy", "yyy", "yyyy"]], [["a"], ["hello"]], [["b"], ["you"]]):
         actions = [[texts[n][g] for g in (joint[:, n] if len(texts[n]) > 1 else [0])] for n in (0, 1)]
         answer = env.step(states * len(actions[0]), actions, rng)
-        turns.append(Said(answer, answer.result.rewards[None], [[of_agent] for of_agent in texts], np.zeros(1, int)))
+        turns.append(Branches(answer, answer.result.rewards[None], [[row] for row in texts], np.zeros(1, int)))
         states, _ = env.observe(answer.after[:1])
     story.steps = 0
-    found = returns(turns, env, 1.0, rng)
-    assert [of.shape for of in found] == [(1, 7, 2), (1, 1, 2), (1, 1, 2)]
-    np.testing.assert_array_equal(found[0][0, :, 1], [4 + 6 + 4, 3 + 1 + 1, np.nan, np.nan, 15, 16, 17])
+    got = returns(turns, env, 1.0, rng)
+    assert [of.shape for of in got] == [(1, 7, 2), (1, 1, 2), (1, 1, 2)]
+    np.testing.assert_array_equal(got[0][0, :, 1], [4 + 6 + 4, 3 + 1 + 1, np.nan, np.nan, 15, 16, 17])
     assert story.steps == 2 + 0 + 1 + 3 * 2
 
 
 @pytest.mark.parametrize(("history", "gamma"), [("none", 1.0), ("append", 0.5)])
-def test_every_message_is_weighed_with_all_else_as_it_was(agents, history, gamma):
-    """Three turns, two agents, k = 3: the return of each alternative is that of the whole episode played by hand with only this
-    message exchanged, and its advantage leaves it out of the mean."""
+def test_the_return_of_an_alternative_is_that_of_the_episode_with_only_this_message_replaced(agents, history, gamma):
+    """Three turns, two agents, k = 3, against whole episodes played by hand.
+
+    The advantage leaves the message out of the mean.
+    """
     team, params = make_team(agents)
     episodes = Episodes(num_turns=3, history=history, gamma=gamma)
-    found = message_credit(team, params, ITEMS, LockStep(Story(), 2), SETTINGS, episodes, k=3, seed=0)
-    turns, forks = found.rollout.turns, 0
+    got = message_credit(team, params, ITEMS, LockStep(Story(), 2), SETTINGS, episodes, k=3, seed=0)
+    turns, forks = got.rollout.turns, 0
     for p, item in enumerate(ITEMS):
         node_of = [list(turn.items).index(p) if p in turn.items else None for turn in turns]
         base = [[turn.texts[n][q][0] for n in (0, 1)] for turn, q in zip(turns, node_of, strict=True) if q is not None]
-        for t, said in enumerate(base):
+        for t, messages in enumerate(base):
             for n in (0, 1):
                 texts = turns[t].texts[n][node_of[t]]
-                assert texts[0] == said[n]
+                assert texts[0] == messages[n]
                 expected = [by_hand(item, base, (t, n, text), gamma)[n] for text in texts]
-                np.testing.assert_allclose(found.rollout.returns[t][n, node_of[t]], expected, rtol=1e-9, atol=1e-12)
-                np.testing.assert_allclose(found.advantages[t][n, node_of[t]], leave_one_out(np.array(expected)), atol=1e-12)
+                np.testing.assert_allclose(got.rollout.returns[t][n, node_of[t]], expected, rtol=1e-9, atol=1e-12)
+                np.testing.assert_allclose(got.advantages[t][n, node_of[t]], leave_one_out(np.array(expected)), atol=1e-12)
                 forks += 1
     assert forks > 4, "an episode went on after its first turn"
 
 
-def test_the_episode_is_the_one_that_is_played_without_forks(agents):
-    """Completion 0 of every message is token-equal to the chain of one completion a turn; forking costs no prompt: as many
-    tokens are prefilled for k = 3 and k = 5, with a history only what is new in it."""
+def test_the_first_messages_are_the_episode_played_without_alternatives(agents):
+    """Completion 0 of every message equals the chain of one completion per turn.
+
+    Alternatives cost no prompt: as many tokens are prefilled for k = 3 and k = 5, with a history only the new ones.
+    """
     team, params = make_team(agents)
     env = LockStep(Story(), 2)
     prefilled = {}
@@ -140,7 +148,7 @@ def test_the_episode_is_the_one_that_is_played_without_forks(agents):
         episodes = Episodes(num_turns=3, history=history)
         few, many = (message_credit(team, params, ITEMS, env, SETTINGS, episodes, k=k, seed=0).rollout for k in (3, 5))
         chain = dataclasses.replace(episodes, branching="chain")
-        alone = play(partial(sample_team, team, params), team, ITEMS, env, SETTINGS, chain, seed=0, step=0, group=1)
+        alone = play(partial(sample_team, team, params), team, ITEMS, env, SETTINGS, chain, 1, Randomness(seed=0, step=0))
         for a, b, c in zip(few.turns, many.turns, alone.turns, strict=True):
             for n in (0, 1):
                 assert [row[0] for row in a.texts[n]] == [row[0] for row in b.texts[n]] == [row[0] for row in c.texts[n]]
@@ -169,7 +177,7 @@ def trained(agents, **changes):
     return train(team, reward_of(team), ITEMS, CONFIG.replace(**changes), params=params)
 
 
-def test_an_environment_of_one_episode_may_be_given(agents):
+def test_an_environment_of_one_episode_is_accepted(agents):
     class Once(TextEnvironment):
         roles, max_turns = ("first", "second"), 1
 
@@ -193,22 +201,22 @@ def test_with_one_agent_c3_is_leave_one_out(agents):
     jax.tree.map(np.testing.assert_array_equal, c3.state.stacks[0].params, marloo.state.stacks[0].params)
 
 
-def test_a_team_of_two_is_trained_on_its_own_messages_credit(agents):
-    """Another update than with aligned joint actions; the batch's returns are those of the alternatives."""
+def test_c3_trains_a_team_of_two_on_the_credit_of_messages(agents):
+    """The update differs from that with aligned joint actions. The returns are those of the alternatives."""
     c3, marloo = (trained(agents, algorithm=name) for name in ("c3", "marloo"))
     assert (np.asarray(c3.state.stacks[0].params["embed"]) != np.asarray(marloo.state.stacks[0].params["embed"])).any()
     team, params = make_team(agents)
     env = RewardEnvironment(reward_of(team), [default_formatter] * 2)
-    found = message_credit(team, params, ITEMS, env, SETTINGS, k=4, seed=0)
-    texts = found.rollout.turns[0].texts
+    got = message_credit(team, params, ITEMS, env, SETTINGS, k=4, seed=0)
+    texts = got.rollout.turns[0].texts
     for n in (0, 1):
         for p in range(2):
             pairs = [[texts[n][p][g] if m == n else texts[m][p][0] for m in (0, 1)] for g in range(4)]
             expected = [(len(x) + len(y)) / 10 + (x[:1] == y[:1]) for x, y in pairs]
-            np.testing.assert_allclose(found.rollout.returns[0][n, p], expected)
+            np.testing.assert_allclose(got.rollout.returns[0][n, p], expected)
 
 
-def test_evaluations_do_not_fork():
+def test_evaluations_have_no_alternatives():
     cfg = CONFIG.replace(algorithm="c3", num_turns=2)
     assert cfg.episodes.joint_mode == "counterfactual" and cfg.episodes.branching == "chain"
     assert cfg.eval_episodes().joint_mode == "aligned"
@@ -225,20 +233,20 @@ def test_evaluations_do_not_fork():
         (dict(joint_mode="counterfactual", num_turns=2), "joint_mode must be one of .* for branching=tree"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes, message):
+def test_settings_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check_settings(CONFIG.replace(**changes))
 
 
-def test_without_a_future_an_invalid_turn_costs_no_earlier_message(agents):
-    """gamma = 0, and no reward of the second turn is valid: the first one's messages are worth their own."""
+def test_with_gamma_zero_an_invalid_turn_does_not_change_earlier_returns(agents):
+    """No reward of the second turn is valid: messages of the first turn have their own reward."""
 
     class Later(Story):
         def step(self, state, texts, rng):
-            told, prompts, rewards, _ = super().step(state, texts, rng)
-            return told, prompts, [float("nan")] * 2 if len(told) > 3 else rewards, False
+            written, prompts, rewards, _ = super().step(state, texts, rng)
+            return written, prompts, [float("nan")] * 2 if len(written) > 3 else rewards, False
 
     team, params = make_team(agents)
     episodes, env = Episodes(num_turns=2, gamma=0.0), LockStep(Later(), 2)
-    found = message_credit(team, params, ITEMS, env, SETTINGS, episodes, k=3, seed=0).rollout
-    assert np.isfinite(found.returns[0]).all() and np.isnan(found.returns[1]).all()
+    got = message_credit(team, params, ITEMS, env, SETTINGS, episodes, k=3, seed=0).rollout
+    assert np.isfinite(got.returns[0]).all() and np.isnan(got.returns[1]).all()

@@ -1,4 +1,5 @@
-"""Prompts that are missing or too long: found for all items before anything runs, cut or left out where that is chosen."""
+"""Missing and too long prompts: all items are checked before anything runs; long prompts are cut or left out by
+`long_prompts`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.models.hub.tokenize import chat_prompt, encode_prompts
 from jmarl.models.stack import unstack
-from jmarl.rollout.play import play, to_batches
+from jmarl.randomness import Randomness
+from jmarl.rollout.make_batches import to_batches
+from jmarl.rollout.play import play
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
@@ -49,8 +52,8 @@ def refuses(a, b):
 
 def run(agents, items, reward=lengths, formatters=None, eval_items=(), transition=None, **changes):
     team, params = make_team(agents)
-    how = dict(formatters=formatters, eval_items=eval_items, external_transition=transition)
-    return train(team, reward, items, TrainConfig.of(**BASE | changes), params=params, **how)
+    options = dict(formatters=formatters, eval_items=eval_items, external_transition=transition)
+    return train(team, reward, items, TrainConfig.of(**BASE | changes), params=params, **options)
 
 
 def same(first, second):
@@ -61,23 +64,28 @@ def same(first, second):
 # --- before anything runs ------------------------------------------------------------------------------------------------
 
 
-def test_long_prompts_of_all_items_are_found_before_anything_runs(agents):
-    """With their number, the longest, its item and agent, and what to do; nothing is traced and no reward is asked for."""
+def test_a_long_prompt_of_any_item_is_an_error_before_anything_runs(agents):
+    """The error has their number, the longest, its item and agent, and what to do.
+
+    Nothing is traced and no reward is called.
+    """
     before = TRACES.copy()
     formatters = [default_formatter, lambda item: item["prompt"] + "9"]
-    told = "2 of 6 items have a prompt too long .* of item 2 for agent 1, has 151 tokens; with max_new_tokens=8 that is 159, "
+    message = (
+        "2 of 6 items have a prompt too long .* of item 2 for agent 1, has 151 tokens; with max_new_tokens=8 that is 159, "
+    )
     with pytest.raises(
-        ValueError, match=told + "and the context is 128: set long_prompts='truncate_left' or 'drop', lower max"
+        ValueError, match=message + "and the context is 128: set long_prompts='truncate_left' or 'drop', lower max"
     ):
         run(agents, ITEMS, refuses, formatters, num_prompts=1)
-    told = "1 of 2 held-out items have a prompt too long .* of item 1 for agent 0, has 150 tokens"
-    with pytest.raises(ValueError, match=told):
+    message = "1 of 2 held-out items have a prompt too long .* of item 1 for agent 0, has 150 tokens"
+    with pytest.raises(ValueError, match=message):
         run(agents, SHORT, refuses, eval_items=[SHORT[0], LONG])
     assert TRACES.copy() == before
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_the_check_agrees_with_what_is_encoded(agents, chat):
+def test_the_check_agrees_with_encode_prompts(agents, chat):
     """Texts of all lengths around the limit, in letters of one to four bytes: too long are those that `encode_prompts`
     refuses."""
     (team, _), rng = make_team(agents[:1]), np.random.default_rng(0)
@@ -93,11 +101,11 @@ def test_the_check_agrees_with_what_is_encoded(agents, chat):
             assert len(tokenizer.encode(chat_prompt(tokenizer, text) if chat else text)) > CONTEXT - NEW
     env = RewardEnvironment(make_reward(lambda a: [1.0], num_agents=1), [default_formatter])
     with pytest.warns(UserWarning, match=f"{len(texts) - len(fit)} of 94 items .* are left out"):
-        kept, _ = items_that_fit(team, env, [{"prompt": text} for text in texts], [], cfg)
-    assert [item["prompt"] for item in kept] == fit and 0 < len(fit) < len(texts)
+        fitting, _ = items_that_fit(team, env, [{"prompt": text} for text in texts], [], cfg)
+    assert [item["prompt"] for item in fitting] == fit and 0 < len(fit) < len(texts)
 
 
-def test_an_empty_prompt_of_a_later_item_is_found_before_anything_runs(agents):
+def test_an_empty_prompt_of_any_item_is_an_error_before_anything_runs(agents):
     with pytest.raises(ValueError, match="the prompt of item 3 for agent 0 is empty"):
         run(agents, [*SHORT[:3], {"prompt": ""}], refuses, num_prompts=1)
 
@@ -105,7 +113,8 @@ def test_an_empty_prompt_of_a_later_item_is_found_before_anything_runs(agents):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [100, 400])
 def test_a_hundred_thousand_items_are_checked_in_seconds(agents, tiny_config, random_agent, tiny_tokenizer, size):
-    """As fast where every text is encoded (400 characters in a context of 128: all are too long) as a tokenizer is."""
+    """If every text must be encoded (400 characters in a context of 128: all are too long), the check is as fast as the
+    tokenizer."""
     team, _ = make_team(agents)
     rng = np.random.default_rng(0)
     texts = rng.choice(list("abcdefgh"), size=(100_000, size // 4)).tolist()
@@ -125,17 +134,17 @@ def test_a_hundred_thousand_items_are_checked_in_seconds(agents, tiny_config, ra
 
 
 @pytest.mark.parametrize("wrong", [0, 3])
-def test_a_row_without_a_prompt_is_named(agents, wrong):
-    """Also where it is not among the first update's."""
+def test_the_error_names_an_item_without_a_prompt(agents, wrong):
+    """Also if it is not among those of the first update."""
     items = [dict(item, prompt=None) if i == wrong else item for i, item in enumerate(SHORT)]
-    told = rf"agent 0's prompt is None \(of item {wrong}, {{'prompt': None}}\): give the row a prompt, .*in_turns=True"
-    with pytest.raises(ValueError, match=told):
+    message = rf"agent 0's prompt is None \(of item {wrong}, {{'prompt': None}}\): give the row a prompt, .*in_turns=True"
+    with pytest.raises(ValueError, match=message):
         run(agents, items, refuses, num_prompts=1)
     with pytest.raises(ValueError, match="agent 1's prompt is None .of item 0, {'prompt': 'The answer'}"):
         run(agents, SHORT, refuses, [default_formatter, lambda item: None])
 
 
-def test_formatters_may_write_none_where_turns_are_declared(agents):
+def test_formatters_may_return_none_with_in_turns(agents):
     """Agent 0 acts in the first turn and agent 1 in the second: by its formatter, or by the transition alone."""
 
     def second(item, external_prompts=None):
@@ -146,32 +155,33 @@ def test_formatters_may_write_none_where_turns_are_declared(agents):
         return [None, f"Go on: {agent_completions[0]}"]
 
     team, params = make_team(agents)
-    how = dict(seed=0, step=0, group=2)
+    options = 2, Randomness(seed=0, step=0)
     for formatters in ([default_formatter, second], [default_formatter, lambda item: None]):
         env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, on, in_turns=True)
         sample = partial(sample_team, team, params)
-        got = play(sample, team, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), **how)
+        got = play(sample, team, SHORT[:2], env, SETTINGS, Episodes(num_turns=2, branching="chain"), *options)
         assert [turn.acts.all(1).tolist() for turn in got.turns] == [[True, False], [False, True]]
         cfg = TrainConfig.of(**BASE | dict(num_turns=2, branching="chain"))
         assert np.isfinite(train(Team.of(agents), env, SHORT, cfg).rewards).all()
 
 
-def test_none_in_a_later_turn_is_an_error_unless_declared(agents):
+def test_none_in_a_later_turn_is_an_error_without_in_turns(agents):
     team, params = make_team(agents)
     formatters = [default_formatter, lambda item, external_prompts=None: "first" if external_prompts is None else None]
     env = RewardEnvironment(make_reward(lengths, num_agents=2), formatters, lambda **_: ["a", "b"])
+    sample = partial(sample_team, team, params)
     with pytest.raises(ValueError, match="agent 1's prompt is None .of turn 2 of item {'prompt': 'The answer'}"):
-        play(partial(sample_team, team, params), team, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
+        play(sample, team, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), 1, Randomness(seed=0, step=0))
     nobody = RewardEnvironment(make_reward(lengths, num_agents=2), [lambda item: None] * 2, in_turns=True)
     with pytest.raises(ValueError, match="no agent acts in a turn: all prompts are None .of item 0"):
-        play(partial(sample_team, team, params), team, SHORT[:1], nobody, SETTINGS, Episodes(), seed=0, step=0, group=1)
+        play(sample, team, SHORT[:1], nobody, SETTINGS, Episodes(), 1, Randomness(seed=0, step=0))
 
 
 # --- drop and truncate_left ----------------------------------------------------------------------------------------------
 
 
 def test_dropped_items_are_left_out_before_training(agents):
-    """Bit for bit the run on the other items."""
+    """The run is bit-equal to one on the other items."""
     with pytest.warns(UserWarning, match="2 of 6 items .* has 150 tokens; .* these items are left out .long_prompts='drop'"):
         dropped = run(agents, ITEMS, long_prompts="drop")
     same(dropped, run(agents, SHORT))
@@ -184,36 +194,36 @@ def test_dropped_items_are_left_out_before_training(agents):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_cut_prompts_are_counted_and_read_from_their_end(agents, tmp_path, chat):
-    """Bit for bit the run on items that were cut by hand."""
+def test_long_prompts_are_cut_on_the_left_and_counted(agents, tmp_path, chat):
+    """The run is bit-equal to one on items that were cut by hand."""
     room = CONTEXT - NEW - (len(agents[0].tokenizer.encode(chat_prompt(agents[0].tokenizer, ""))) if chat else 0)
     by_hand = [{"prompt": item["prompt"][-room:]} for item in ITEMS]
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning) as warned:
         cut = run(agents, ITEMS, long_prompts="truncate_left", chat=chat, output_dir=str(tmp_path), num_prompts=6)
     same(cut, run(agents, by_hand, chat=chat, num_prompts=6))
-    messages = [str(one.message) for one in told]
+    messages = [str(one.message) for one in warned]
     assert "2 of 6 items have a prompt too long" in messages[0] and "such prompts are cut on the left" in messages[0]
     assert messages[1].startswith("prompts longer than the context are cut on the left (long_prompts='truncate_left'")
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["long_prompts"] for row in rows if "tokens" in row] == [2 * 2, 2 * 2]  # two items, two agents
 
 
-def test_no_room_beside_the_template_is_an_error(agents):
+def test_a_template_that_leaves_no_room_is_an_error(agents):
     with pytest.warns(UserWarning, match="6 of 6"), pytest.raises(ValueError, match="of which the chat template takes"):
         run(agents, ITEMS, refuses, chat=True, max_new_tokens=CONTEXT - 8, long_prompts="truncate_left", num_prompts=6)
 
 
 @pytest.mark.filterwarnings("ignore:2 of 6 items", "ignore:prompts longer", "ignore:update")
-def test_rounds_of_pairs_and_dynamic_sampling_read_cut_prompts(agents, tmp_path):
+def test_rounds_of_pairs_and_dynamic_sampling_cut_long_prompts(agents, tmp_path):
     run(agents, ITEMS, algorithm="madpo_iter", comparator="initial", long_prompts="truncate_left", num_prompts=6)
-    how = dict(dynamic_sampling=1, num_prompts=6, num_updates=1, long_prompts="truncate_left")
-    run(agents, ITEMS, lambda a, b: [1.0] * len(a), output_dir=str(tmp_path), **how)
+    options = dict(dynamic_sampling=1, num_prompts=6, num_updates=1, long_prompts="truncate_left")
+    run(agents, ITEMS, lambda a, b: [1.0] * len(a), output_dir=str(tmp_path), **options)
     row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert row["long_prompts"] == 8, "of the first round and the further one"
 
 
 class Writes(TextEnvironment):
-    """Writes its prompts itself: longer ones each turn."""
+    """An environment that writes its prompts itself, longer ones in the second turn."""
 
     roles, max_turns = ("a", "b"), 2
 
@@ -236,7 +246,7 @@ def test_environments_that_write_their_prompts_cannot_drop_items(agents):
 
 
 def longer_by_item(prompt, agent_completions, **_):
-    """Agent 1's next prompt is too long for items of apples."""
+    """Return prompts of which that of agent 1 is too long for items of apples."""
     return ["and", "5" * 150 + "3" if prompt == "apples" else "more"]
 
 
@@ -244,7 +254,9 @@ def played(agents, transition=longer_by_item, items=SHORT[:3], **episodes):
     team, params = make_team(agents)
     reward = make_reward(lambda a, b: [1.0 + len(x) for x in a], num_agents=2)
     env = RewardEnvironment(reward, [default_formatter] * 2, transition)
-    return play(partial(sample_team, team, params), team, items, env, SETTINGS, Episodes(**episodes), seed=0, step=0, group=2)
+    return play(
+        partial(sample_team, team, params), team, items, env, SETTINGS, Episodes(**episodes), 2, Randomness(seed=0, step=0)
+    )
 
 
 def test_a_long_prompt_of_a_later_turn_is_an_error(agents):
@@ -254,33 +266,36 @@ def test_a_long_prompt_of_a_later_turn_is_an_error(agents):
 
 @pytest.mark.parametrize("branching", ["tree", "chain"])
 @pytest.mark.parametrize("history", ["none", "append"])
-def test_dropped_in_a_later_turn_the_episode_ends(agents, branching, history):
-    """Its return is what it had until then; the others go on; it is counted and told."""
-    how = dict(num_turns=3, branching=branching, history=history, gamma=0.5)
+def test_an_episode_ends_before_a_long_prompt_with_drop(agents, branching, history):
+    """Its return is what it had until then, the other episodes continue, and the prompt is counted and warned about."""
+    options = dict(num_turns=3, branching=branching, history=history, gamma=0.5)
     with pytest.warns(UserWarning, match="prompts longer than the context are not read: their episodes end there"):
-        got = played(agents, long_prompts="drop", **how)
+        got = played(agents, long_prompts="drop", **options)
     first, second = got.turns[:2]
     assert set(second.items) == {0, 2} and got.notes["long_prompts"] == len(first.joint)
     np.testing.assert_array_equal(got.joint_returns[0][1], first.rewards[1])
     assert (got.joint_returns[0][[0, 2]] > first.rewards[[0, 2]]).all()
     assert all(np.isfinite(to_batches(make_team(agents)[0], got)[0].rewards).reshape(2, -1).any(1))
     with pytest.warns(UserWarning, match="their episodes end there"):
-        alone = played(agents, items=SHORT[1:2], long_prompts="drop", **how)
+        alone = played(agents, items=SHORT[1:2], long_prompts="drop", **options)
     assert len(alone.turns) == 1, "where nothing is left, nothing more is played"
 
 
 @pytest.mark.filterwarnings("ignore:prompts longer")
-def test_counterfactual_alternatives_of_a_dropped_episode_end_there_too(agents):
-    how = dict(num_turns=2, branching="chain", joint_mode="counterfactual", long_prompts="drop")
-    got = played(agents, **how)
+def test_alternatives_end_with_the_episode_that_drop_ends(agents):
+    options = dict(num_turns=2, branching="chain", joint_mode="counterfactual", long_prompts="drop")
+    got = played(agents, **options)
     np.testing.assert_array_equal(got.joint_returns[0][1], got.turns[0].rewards[1])
 
 
 @pytest.mark.filterwarnings("ignore:prompts longer")
 @pytest.mark.parametrize("history", ["none", "append"])
-def test_cut_in_a_later_turn_what_is_scored_is_what_was_read(agents, history):
-    """Three turns, of which agent 1's second and third are cut for one item: rows fill the context, and end in the last
-    tokens of the prompt; the stored log-probabilities are those of a whole pass over what was read. Counted."""
+def test_log_probabilities_of_cut_conversations_are_those_of_the_cut_prompts(agents, history):
+    """Three turns, of which agent 1's second and third are cut for one item.
+
+    Rows fill the context and end in the last tokens of the prompt; the stored log-probabilities are those of a whole pass over
+    the cut row. Cuts are counted.
+    """
     got = played(agents, num_turns=3, branching="chain", history=history, long_prompts="truncate_left")
     team, params = make_team(agents)
     assert got.notes["long_prompts"] == 2 * 2  # two turns, two episodes of one item
@@ -298,12 +313,13 @@ def test_cut_in_a_later_turn_what_is_scored_is_what_was_read(agents, history):
             np.testing.assert_allclose(np.asarray(scores.logprobs)[mask], done.logprobs[a][mask], atol=1e-4)
 
 
-def test_an_environment_of_ones_own_is_played_as_before(agents):
-    """`error` is the default there too: raised in its step."""
+def test_a_long_prompt_of_an_environment_is_an_error_in_its_step(agents):
+    """`error` is the default there too."""
     team, params = make_team(agents)
     env = LockStep(Writes())
+    sample = partial(sample_team, team, params)
     with pytest.raises(ValueError, match="prompt 0 of agent 0 .'555.* has 150 tokens"):
-        play(partial(sample_team, team, params), team, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), seed=0, step=0, group=1)
+        play(sample, team, SHORT[:1], env, SETTINGS, Episodes(num_turns=2), 1, Randomness(seed=0, step=0))
 
 
 def test_an_unknown_choice_is_refused():

@@ -1,4 +1,4 @@
-"""From prompts to joint actions, rewards, credited returns and the batches that the stacks learn from."""
+"""Rollouts of one turn: prompts, joint actions, rewards, credited returns and batches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.update import update_stack
 from jmarl.models.stack import unstack
-from jmarl.randomness import EVAL
+from jmarl.randomness import EVAL, TRAIN, Randomness
 from jmarl.rl.returns import credit, joint_actions
-from jmarl.rollout.play import play, to_batches
+from jmarl.rollout.make_batches import to_batches
+from jmarl.rollout.play import play
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import SampleRequest, bucket, encode, sample_team
 from jmarl.team import make_team
@@ -46,7 +47,7 @@ def pair(agents):
 
 @pytest.fixture(scope="module")
 def mixed(agents, tiny_config, make_tokenizer, random_agent):
-    """Three agents, of which the first and the last share a stack; the other one has its own tokenizer."""
+    """Three agents. The first and the last share a stack; the second has its own tokenizer."""
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unusual"])
     other = random_agent(tiny_config("qwen2", vocab_size=321), tokenizer, 2)
@@ -54,15 +55,15 @@ def mixed(agents, tiny_config, make_tokenizer, random_agent):
 
 
 def lengths_reward(a, b):
-    """Tells from the value which texts were put together."""
+    """Return rewards that show which texts form a joint action."""
     return [len(x) + 1000 * len(y) for x, y in zip(a, b, strict=True)]
 
 
-def play_pair(pair, items=ITEMS, reward=lengths_reward, step=0, seed=0, group=GROUP, joint_mode="aligned", **options):
+def play_pair(pair, items=ITEMS, reward=lengths_reward, group=GROUP, joint_mode="aligned", step=0, seed=0, purpose=TRAIN):
     team, params = pair
-    options = dict(seed=seed, step=step, group=group) | options
+    sample, randomness = partial(sample_team, team, params), Randomness(seed, step, purpose)
     env = RewardEnvironment(make_reward(reward, num_agents=2), FORMATTERS)
-    return play(partial(sample_team, team, params), team, items, env, SETTINGS, Episodes(joint_mode=joint_mode), **options)
+    return play(sample, team, items, env, SETTINGS, Episodes(joint_mode=joint_mode), group, randomness)
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +81,20 @@ def test_joint_actions():
 
 
 @pytest.mark.parametrize(
-    "mode, how, expected", [("aligned", "mean", [2, 4]), ("cross", "mean", [2.5, 3.5]), ("cross", "sum", [5, 7])]
+    "mode, cross_credit, expected", [("aligned", "mean", [2, 4]), ("cross", "mean", [2.5, 3.5]), ("cross", "sum", [5, 7])]
 )
-def test_credit_of_the_specs_example(mode, how, expected):
-    """Reward = sum of the two indices, 1 or 2 each; the leaves of spec section 1, the same for both agents."""
+def test_credit_of_the_example_of_the_specification(mode, cross_credit, expected):
+    """The reward is the sum of the two indices, 1 or 2 each; these are the leaves of section 1, the same for both agents."""
     joint = joint_actions(mode, 2, 2)
     rewards = np.repeat((joint + 1).sum(-1, keepdims=True), 2, 1)[None].astype(float)
-    assert credit(rewards, joint, 2, how).tolist() == [[expected], [expected]]
+    assert credit(rewards, joint, 2, cross_credit).tolist() == [[expected], [expected]]
 
 
-def test_credit_of_own_rewards_and_of_invalid_ones():
-    """Each agent gets its own reward's mean; an invalid joint action counts nowhere, and with no other left it is NaN."""
+def test_credit_of_rewards_per_agent_and_of_invalid_ones():
+    """Each agent gets the mean of its own reward.
+
+    An invalid joint action counts nowhere; with no valid one the return is NaN.
+    """
     joint = joint_actions("cross", 2, 2)
     rewards = np.stack([joint[:, 0] * 10.0 + joint[:, 1], -joint[:, 1] * 1.0], -1)[None]  # [1, 4, 2]
     assert credit(rewards, joint, 2).tolist() == [[[0.5, 10.5]], [[0, -1]]]
@@ -109,8 +113,9 @@ def test_every_agent_reads_its_own_prompt(played):
 
 
 @pytest.mark.parametrize("mode, count", [("aligned", GROUP), ("cross", GROUP**2)])
-def test_rewards_are_those_of_the_joint_actions_texts(pair, mode, count):
-    """The reward of prompt p and joint action j is that of exactly those texts, and items and prompts come along."""
+def test_rewards_are_those_of_the_texts_of_each_joint_action(pair, mode, count):
+    """The reward of prompt p and joint action j is that of exactly those texts; the reward function gets the items and
+    prompts."""
     seen = {}
 
     def reward(a, b, batch_items, prompts, rng):
@@ -140,21 +145,21 @@ def test_texts_are_the_chosen_tokens_without_special_ones(pair, played, tiny_tok
     assert len({text for agent in played.turns[0].texts for prompt in agent for text in prompt}) == 2 * 2 * GROUP
 
 
-def test_the_same_step_is_played_again_and_another_is_not(pair, played):
-    """Texts follow from seed, step and purpose, and are other ones for other seeds, steps and purposes."""
+def test_texts_follow_from_seed_step_and_purpose(pair, played):
+    """Equal ones give equal texts, and other seeds, steps and purposes give other texts."""
     assert play_pair(pair).turns[0].texts == played.turns[0].texts
     for change in (dict(step=1), dict(seed=1), dict(purpose=EVAL)):
         assert play_pair(pair, **change).turns[0].texts != played.turns[0].texts
 
 
-def test_what_a_prompt_gets_does_not_depend_on_the_prompts_after_it(pair, played):
+def test_completions_do_not_depend_on_later_prompts(pair, played):
     assert [agent[0] for agent in play_pair(pair, items=ITEMS[:1]).turns[0].texts] == [
         agent[0] for agent in played.turns[0].texts
     ]
 
 
 def test_an_invalid_reward_masks_its_joint_action(pair):
-    """NaN for one of prompt 0's: the returns are NaN, the others stay, and it is counted."""
+    """With NaN for one joint action its returns are NaN, the others stay, and it is counted."""
     got = play_pair(pair, reward=lambda a, b: [float("nan"), *range(1, len(a))])
     assert got.turns[0].invalid == 1 and np.isnan(got.returns[0][:, 0, 0]).all()
     assert np.isfinite(np.delete(got.returns[0].reshape(2, -1), 0, 1)).all()
@@ -164,8 +169,8 @@ def test_an_invalid_reward_masks_its_joint_action(pair):
 # --- batches -------------------------------------------------------------------------------------------------------------
 
 
-def test_batches_hold_what_was_sampled_and_its_return(pair, played):
-    """Own prompts, whole-vocabulary log-probabilities, and the return of exactly that completion."""
+def test_batches_hold_the_samples_and_their_returns(pair, played):
+    """Each agent's own prompts, log-probabilities over the whole vocabulary, and the return of exactly that completion."""
     (batch,) = jax.device_get(to_batches(pair[0], played))
     assert batch.prompts.shape == (2, 2, 32) and batch.tokens.shape == (2, 2, GROUP, NEW)
     np.testing.assert_array_equal(batch.rewards, played.returns[0].astype(np.float32))
@@ -181,8 +186,8 @@ def test_batches_hold_what_was_sampled_and_its_return(pair, played):
     np.testing.assert_allclose(scores.logprobs[batch.action_mask], batch.old_logprobs[batch.action_mask], atol=1e-4)
 
 
-@pytest.mark.parametrize("steps, kept", [(1, 2), (2, 2), (3, 4), (4, 4), (5, 6), (7, 7), (8, 8)])
-def test_token_axes_are_cut_to_quarters(pair, played, steps, kept):
+@pytest.mark.parametrize("steps, expected", [(1, 2), (2, 2), (3, 4), (4, 4), (5, 6), (7, 7), (8, 8)])
+def test_token_axes_are_cut_to_quarters(pair, played, steps, expected):
     """Of 7 or 8 new tokens; never shorter than the longest completion."""
     size = 7 if steps == 7 else 8
     done = played.turns[0].completions[0]
@@ -191,12 +196,15 @@ def test_token_axes_are_cut_to_quarters(pair, played, steps, kept):
     turn = played.turns[0]._replace(completions=(done._replace(**longer),))
     cut = played._replace(turns=(turn,))
     (batch,) = to_batches(pair[0], cut)
-    assert batch.tokens.shape[-1] == batch.action_mask.shape[-1] == batch.old_logprobs.shape[-1] == kept
+    assert batch.tokens.shape[-1] == batch.action_mask.shape[-1] == batch.old_logprobs.shape[-1] == expected
 
 
 def test_a_team_of_two_stacks(mixed, agents, played):
-    """Agents 0 and 2 are one stack and agent 1 another, with another tokenizer: texts, prompts and returns find their
-    agents, and agent 0 writes what it writes in another team (same seed, stack and place)."""
+    """Agents 0 and 2 are one stack and agent 1 another, with another tokenizer.
+
+    Texts, prompts and returns belong to the right agents, and agent 0 writes what it writes in another team (same seed, stack
+    and place).
+    """
     team, params = mixed
     assert [spec.order for spec in team.stacks] == [[0, 2], [1]] and team.num_agents == 3
 
@@ -204,10 +212,10 @@ def test_a_team_of_two_stacks(mixed, agents, played):
         return [[len(x), 100 + len(y), 200 + len(z)] for x, y, z in zip(a, b, c, strict=True)]
 
     formatters = [FORMATTERS[0], lambda item: "unusual " + item["prompt"], FORMATTERS[1]]
-    keys = dict(seed=0, step=0, group=GROUP)
+    keys = GROUP, Randomness(seed=0, step=0)
     sample = partial(sample_team, team, params)
     env = RewardEnvironment(make_reward(reward, num_agents=3), formatters)
-    got = play(sample, team, ITEMS, env, SETTINGS, Episodes(), **keys)
+    got = play(sample, team, ITEMS, env, SETTINGS, Episodes(), *keys)
     assert got.turns[0].texts[0] == played.turns[0].texts[0]
     for agent in range(3):
         assert got.returns[0][agent].tolist() == [[100 * agent + len(t) for t in row] for row in got.turns[0].texts[agent]]
@@ -218,7 +226,7 @@ def test_a_team_of_two_stacks(mixed, agents, played):
 
 
 def test_shared_weights_are_one_parameter_set_with_two_roles(agents):
-    """A = 1; roles lie side by side on the prompt axis with their own prompts, keys and returns."""
+    """A = 1; roles are side by side on the prompt axis with their own prompts, keys and returns."""
     team, params = make_team([agents[0]] * 2, shared_weights=True)
     assert jax.tree.leaves(params[0])[0].shape[0] == 1 and team.stacks[0].members == ((0, 1),)
     got = play_pair((team, params), items=ITEMS)
@@ -240,21 +248,22 @@ def test_buckets():
 
 
 def test_the_number_of_compiles_is_bounded_by_the_buckets(pair):
-    """Prompts of 1 to 60 tokens, another seed, step and purpose each time: three programs, for 16, 32 and 64."""
+    """Prompts of 1 to 60 tokens, with another seed, step and purpose each time, need three programs: for 16, 32 and 64
+    tokens."""
     team, params = pair
     settings, before = Sampling(max_new_tokens=2), TRACES["sample"]
     widths = set()
     for n in range(1, 61, 4):
         encoded = encode(team, [["a" * n], ["b" * n]], settings, chat=False)
         widths.add(encoded[0][0].shape[-1])
-        request = SampleRequest(encoded, settings, seed=n, step=n, group=1, prompt_ids=np.arange(1), purpose=n % 2)
+        request = SampleRequest(encoded, settings, Randomness(seed=n, step=n, purpose=n % 2), 1, np.arange(1))
         sample_team(team, params, request)
     assert widths == {16, 32, 64}
     assert TRACES["sample"] - before == len(widths)
 
 
-def test_a_prompt_beyond_the_context_is_named_before_anything_runs(pair):
-    """125 tokens and 6 new ones in a context of 128: no program is traced and no reward is asked for."""
+def test_a_prompt_beyond_the_context_is_an_error_before_anything_runs(pair):
+    """125 tokens and 6 new ones in a context of 128: no program is traced and no reward is called."""
 
     def reward(a, b):
         raise AssertionError("the reward was called")
@@ -279,7 +288,7 @@ def test_the_longest_prompt_that_fits(pair):
 
 
 def test_evaluation_mean_and_interval(pair):
-    """Over prompts: invalid joint actions and prompts without a valid one count nowhere."""
+    """They are over prompts; invalid joint actions and prompts without a valid one count nowhere."""
     team, params = pair
     cfg = TrainConfig.of(max_new_tokens=NEW, eval_generations=GROUP, num_generations=GROUP)
     items = [*ITEMS, {"prompt": "of fruit", "tag": 3}]
@@ -295,19 +304,19 @@ def test_evaluation_mean_and_interval(pair):
     assert np.isnan(nothing.mean) and np.isnan(nothing.interval)
 
 
-def test_stacked_agents_are_their_own(pair, agents):
-    """`make_team` keeps the order of the agents and their weights, in float32."""
+def test_stacked_agents_keep_their_order_and_weights(pair, agents):
+    """In float32."""
     for a, agent in enumerate(agents):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(unstack(pair[1][0], a)), agent.params)
     assert {x.dtype for x in jax.tree.leaves(pair[1])} == {jnp.dtype("float32")}
 
 
 def test_a_batch_has_the_log_probs_of_the_truncated_distribution(pair):
-    """They are what importance_cap weighs by, and larger than those over the whole vocabulary."""
+    """importance_cap weighs by them. They are larger than those over the whole vocabulary."""
     settings = Sampling(max_new_tokens=4, top_k=5)
     env = RewardEnvironment(lambda a, b: [1.0] * len(a), [default_formatter] * 2)
     sample = partial(sample_team, *pair)
-    played = play(sample, pair[0], [{"prompt": "apples"}], env, settings, Episodes(), seed=0, step=0, group=3)
+    played = play(sample, pair[0], [{"prompt": "apples"}], env, settings, Episodes(), 3, Randomness(seed=0, step=0))
     batch, done = to_batches(pair[0], played)[0], played.turns[0].completions[0]
     np.testing.assert_array_equal(batch.truncated_logprobs, done.truncated_logprobs[..., : batch.tokens.shape[-1]])
     assert (batch.truncated_logprobs > batch.old_logprobs + 1e-3).any()
@@ -338,9 +347,9 @@ BAD_REWARDS = [float("nan"), float("inf"), -float("inf"), None, "2", 1e308, np.f
 
 
 @pytest.mark.parametrize("bad", BAD_REWARDS, ids=repr)
-def test_a_bad_reward_reaches_neither_parameters_nor_the_others(pair, bad):
-    """One of six joint actions: its return is NaN and counted, all else is finite, and what is learned is what the other five
-    teach, numpy's scalars among them."""
+def test_a_bad_reward_changes_neither_parameters_nor_other_returns(pair, bad):
+    """Of one of six joint actions: its return is NaN and counted, all else is finite, and the update learns from the other
+    five, which may be NumPy scalars."""
     got = play_pair(pair, reward=lambda a, b: [1.0, bad, np.float32(2), np.int64(3), np.array(5.0), 6])
     assert got.turns[0].invalid == 1 and np.isnan(got.returns[0][:, 0, 1]).all() and np.isfinite(got.returns[0]).sum() == 10
     before, after, metrics = updated(pair, got)
@@ -359,8 +368,8 @@ def silent(agents):
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "dapo", "mareinforce"])
-def test_completions_that_end_at_once_are_texts_of_nothing(silent, algorithm):
-    """One action each, the end. By their equal lengths they teach nothing, by other rewards something finite."""
+def test_completions_that_end_at_once_are_empty_texts(silent, algorithm):
+    """They have one action, the end. Their equal lengths give no gradient, other rewards a finite one."""
     got = play_pair(silent)
     done = got.turns[0].completions[0]
     assert (done.action_mask.sum(-1) == 1).all() and done.ended.all()
@@ -373,14 +382,14 @@ def test_completions_that_end_at_once_are_texts_of_nothing(silent, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "marloo", "dapo"])
-def test_equal_rewards_teach_nothing(pair, algorithm):
+def test_equal_rewards_give_no_gradient(pair, algorithm):
     before, after, metrics = updated(pair, play_pair(pair, reward=lambda a, b: [0.1] * len(a)), algorithm)
     assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "grpo"])
-def test_a_group_of_one_teaches_nothing(pair, algorithm):
-    """Where its baseline is of the group; where there is none it teaches."""
+def test_a_group_of_one_gives_no_gradient_with_a_group_baseline(pair, algorithm):
+    """Without a baseline it does."""
     got = play_pair(pair, group=1)
     before, after, metrics = updated(pair, got, algorithm)
     assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
@@ -388,21 +397,21 @@ def test_a_group_of_one_teaches_nothing(pair, algorithm):
     assert healthy(after, metrics) and (metrics["grad_norm"] > 0).all() and not unchanged(before, after)
 
 
-def test_nothing_but_masked_rewards_teaches_nothing(pair):
+def test_masked_rewards_alone_give_no_gradient(pair):
     before, after, metrics = updated(pair, play_pair(pair, reward=lambda a, b: [None] * len(a)))
     assert healthy(after, metrics) and (metrics["grad_norm"] == 0).all() and unchanged(before, after)
 
 
 def test_joint_actions_on_which_a_reward_raised_are_counted(pair):
-    """Also where a number stands in for them, of which `reward/invalid` says nothing."""
+    """Also if a number replaces them, in which case `reward/invalid` does not count them."""
 
     def fails(a, b):
         raise ZeroDivisionError
 
     team, params = pair
-    keys = dict(seed=0, step=0, group=GROUP)
+    keys = GROUP, Randomness(seed=0, step=0)
     for on_error, invalid in (("mask", 6), (0.5, 0)):
         env = RewardEnvironment(make_reward(fails, num_agents=2, on_error=on_error), FORMATTERS)
-        got = play(partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(), **keys)
+        got = play(partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(), *keys)
         assert got.notes["reward/raised"] == 6 and got.turns[0].invalid == invalid
     assert "reward/raised" not in play_pair(pair).notes

@@ -1,4 +1,4 @@
-"""Episodes of several turns: trees and chains, what is read and returned, and keys and values that later turns go on from."""
+"""Episodes of several turns: trees and chains, prompts and returns, and caches that later turns continue from."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.batches import with_explicit_groups
 from jmarl.models.hub.agents import Agent
+from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, discounted, joint_actions
-from jmarl.rollout.play import play, to_batches
+from jmarl.rollout.make_batches import to_batches
+from jmarl.rollout.play import play
 from jmarl.sampling import scoring
 from jmarl.sampling.generate import sample_team
 from jmarl.team import make_team
-from jmarl.training.logs.step_log import rollout_metrics
+from jmarl.training.logs.rollout_log import rollout_metrics
 from jmarl.training.train import train
 from jmarl.types import TRACES
 
@@ -42,7 +44,7 @@ def pair(agents):
 
 @pytest.fixture(scope="module")
 def brief(agents):
-    """A pair that often ends its completions early: the end's logit is four times as far from 0 as the others'."""
+    """A pair that often ends its completions early: the end's logit is four times as far from 0 as the others."""
     stop = agents[0].tokenizer.eos_token_id
     params = [agent.params | {"lm_head": agent.params["lm_head"].copy()} for agent in agents[:2]]
     for tree in params:
@@ -51,13 +53,13 @@ def brief(agents):
 
 
 def indices(*completions, agents=2, group=2, mode="aligned"):
-    """Rewards of scripted completions: the sum of the indices, from 1, of a joint action's completions."""
+    """Return the rewards of scripted completions: the sum of the indices, from 1, of a joint action's completions."""
     joint = joint_actions(mode, agents, group)
     return np.tile((joint + 1).sum(-1), len(completions[0]) // len(joint)).tolist()
 
 
 def answer(prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
-    """Each agent reads the item and what the other one has just written."""
+    """Return prompts: each agent reads the item and what the other one has just written."""
     return [f"{prompt} {agent_completions[1 - i]}" for i in range(num_agents)]
 
 
@@ -66,14 +68,14 @@ def play_pair(pair, reward, items=ITEMS[:1], group=2, transition=answer, setting
     formatters = formatters or [lambda item: item["prompt"]] * team.num_agents
     env = RewardEnvironment(make_reward(reward, num_agents=team.num_agents), formatters, transition)
     sample = partial(sample_team, team, params)
-    return play(sample, team, items, env, settings, Episodes(**episodes), seed=0, step=0, group=group)
+    return play(sample, team, items, env, settings, Episodes(**episodes), group, Randomness(seed=0, step=0))
 
 
 # --- returns -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "mode, how, gamma, leaves, roots",
+    "mode, cross_credit, gamma, leaves, roots",
     [
         ("aligned", "mean", 1.0, [2, 4], [5, 7]),
         ("aligned", "mean", 0.5, [2, 4], [3.5, 5.5]),
@@ -81,10 +83,10 @@ def play_pair(pair, reward, items=ITEMS[:1], group=2, transition=answer, setting
         ("cross", "sum", 1.0, [5, 7], [11, 13]),
     ],
 )
-def test_the_specs_tree(pair, mode, how, gamma, leaves, roots):
-    """Spec section 1: two agents, two completions, two turns; returns of both agents, nodes and joint rewards."""
+def test_the_tree_of_the_specification(pair, mode, cross_credit, gamma, leaves, roots):
+    """Section 1: two agents, two completions, two turns; returns of both agents, nodes and joint rewards."""
     reward = functools.partial(indices, mode=mode)
-    got = play_pair(pair, reward, num_turns=2, joint_mode=mode, cross_credit=how, gamma=gamma)
+    got = play_pair(pair, reward, num_turns=2, joint_mode=mode, cross_credit=cross_credit, gamma=gamma)
     assert got.returns[0].tolist() == [[roots]] * 2
     assert got.returns[1].tolist() == [[leaves] * (2 if mode == "aligned" else 4)] * 2
     nodes, steps = (3, 6) if mode == "aligned" else (5, 20)
@@ -95,7 +97,7 @@ def test_the_specs_tree(pair, mode, how, gamma, leaves, roots):
 
 @pytest.mark.parametrize("mode, nodes, steps", [("aligned", 4, 12), ("cross", 28, 756)])
 def test_counts_of_three_agents(agents, mode, nodes, steps):
-    """Spec section 1: N = 3, G = 3, T = 2."""
+    """Section 1: N = 3, G = 3, T = 2."""
 
     def transition(prompt, num_agents, **history):
         return [prompt] * num_agents
@@ -107,7 +109,7 @@ def test_counts_of_three_agents(agents, mode, nodes, steps):
 
 
 def test_returns_over_missing_children_and_invalid_rewards():
-    """Two nodes of two joint actions, of which only 1 and 2 have a child; one leaf is invalid, then all of one child's are."""
+    """Two nodes of two joint actions, of which only 1 and 2 have a child. First one leaf is invalid, then both of one child."""
     first = np.array([[[1.0], [2.0]], [[3.0], [4.0]]])
     leaves = np.array([[[10.0], [np.nan]], [[30.0], [50.0]]])
     got = discounted([first, leaves], [np.arange(2), np.array([1, 2])], 0.5)
@@ -129,14 +131,16 @@ def test_returns_of_three_turns_by_hand():
 # --- what is read --------------------------------------------------------------------------------------------------------
 
 
-def test_children_read_what_the_transition_wrote(pair):
-    """The prompt of each child names its own parent's completions; histories hold all turns; formatters with
-    `external_prompts` get the text, the other one's prompts are the text itself."""
+def test_children_read_what_the_transition_returns(pair):
+    """The prompt of each child names its own parent's completions, and histories hold all turns.
+
+    Formatters with `external_prompts` get the text; for others the text is the prompt.
+    """
     calls = []
 
-    def transition(**given):
-        calls.append(given)
-        return [f"<{given['agent_completions'][i]}>" for i in range(2)]
+    def transition(**arguments):
+        calls.append(arguments)
+        return [f"<{arguments['agent_completions'][i]}>" for i in range(2)]
 
     formatters = [lambda item: "start", lambda item, external_prompts=None: f"{item['prompt']}|{external_prompts}"]
     got = play_pair(pair, indices, ITEMS, transition=transition, formatters=formatters, num_turns=3)
@@ -163,12 +167,12 @@ def test_children_read_what_the_transition_wrote(pair):
         (["one", 2], "returned 2 for agent 1"),
     ],
 )
-def test_a_transition_that_returns_something_else(pair, returned, message):
+def test_a_transition_that_returns_no_list_of_texts_is_an_error(pair, returned, message):
     with pytest.raises(ValueError, match=message):
         play_pair(pair, indices, transition=lambda **_: returned, num_turns=2)
 
 
-def test_nodes_above_the_threshold_are_not_played_on(pair):
+def test_nodes_above_the_threshold_do_not_continue(pair):
     """Strictly above, by the mean of the node: item 0's joint actions have 1 and 3 (mean 2), item 1's 2 and 2.5."""
 
     def reward(a, b):
@@ -183,7 +187,7 @@ def test_nodes_above_the_threshold_are_not_played_on(pair):
 
 @pytest.mark.parametrize("branching", ["tree", "chain"])
 def test_rounding_is_not_above_the_threshold(pair, branching):
-    """The mean of three times 0.1 is 0.1, not the 0.10000000000000002 that adding them up would make of it."""
+    """The mean of three times 0.1 is 0.1, and not the 0.10000000000000002 of adding them up."""
     episodes = dict(num_turns=2, branching=branching, early_termination_threshold=0.1)
     got = play_pair(pair, lambda a, b: [0.1] * len(a), group=3, **episodes)
     assert len(got.turns) == 2
@@ -202,7 +206,7 @@ def test_a_joint_action_without_a_valid_reward_has_no_children(pair):
 
 
 def test_a_batch_of_a_tree(pair):
-    """All nodes of both turns side by side; a node is a group of its own; what was sampled can be scored from scratch."""
+    """It holds all nodes of both turns; a node is a group; scoring what was sampled gives its log-probabilities."""
     got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, num_turns=2)
     (batch,) = to_batches(pair[0], got)
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(batch)), "no program runs for it"
@@ -215,7 +219,7 @@ def test_a_batch_of_a_tree(pair):
 
 
 def test_a_batch_of_chains(pair):
-    """Every row is a node; rows of one turn of all episodes of an item are a group."""
+    """Every row is a node; the rows of one turn of all episodes of an item are a group."""
     got = play_pair(pair, lambda a, b: [len(x) for x in a], ITEMS, group=3, num_turns=2, branching="chain")
     assert [turn.rewards.shape for turn in got.turns] == [(2, 3, 2), (6, 1, 2)]
     (batch,) = jax.device_get(to_batches(pair[0], got))
@@ -226,7 +230,7 @@ def test_a_batch_of_chains(pair):
     same_logprobs(pair, batch)
 
 
-def test_roles_are_groups_of_their_own_where_an_episode_ends_early(agents):
+def test_roles_are_separate_groups_if_an_episode_ends_early(agents):
     """One model in two roles, and the second item ends after its first turn: an item's turns are one group in each role."""
 
     class Short(Counting):
@@ -235,8 +239,9 @@ def test_roles_are_groups_of_their_own_where_an_episode_ends_early(agents):
             return state, prompts, rewards, state["item"] == ITEMS[1]
 
     team, params = make_team(agents[:1] * 2, shared_weights=True)
-    how = Episodes(num_turns=2, branching="chain")
-    got = play(partial(sample_team, team, params), team, ITEMS, LockStep(Short(), 2), SETTINGS, how, seed=0, step=0, group=3)
+    episodes = Episodes(num_turns=2, branching="chain")
+    sample = partial(sample_team, team, params)
+    got = play(sample, team, ITEMS, LockStep(Short(), 2), SETTINGS, episodes, 3, Randomness(seed=0, step=0))
     batch = to_batches(team, got, "episode")[0]
     assert np.bincount(batch.groups[np.isfinite(batch.rewards)]).tolist() == [6, 3, 6, 3]
 
@@ -268,10 +273,13 @@ def same_logprobs(pair, batch):
 
 
 @pytest.mark.parametrize("branching, chat", [("tree", False), ("chain", True)])
-def test_a_history_goes_on_from_live_keys_and_values(brief, branching, chat):
-    """Three turns: prompts are the tokens of the conversation so far and the new text's, and the log-probabilities that were
-    sampled with the cache of the turn before are those of the whole conversation encoded from scratch, after completions of
-    full length and after those that ended before it."""
+def test_a_history_continues_from_cached_keys_and_values(brief, branching, chat):
+    """Three turns.
+
+    Prompts are the tokens of the conversation so far and of the new text. Log-probabilities sampled with the cache of the turn
+    before are those of the whole conversation encoded from scratch, after completions of full length and after those that ended
+    early.
+    """
     episodes = dict(num_turns=3, history="append", branching=branching, chat=chat)
     settings = Sampling(max_new_tokens=4)
     got = play_pair(brief, indices_of_any, transition=short, settings=settings, group=3, **episodes)
@@ -286,9 +294,9 @@ def test_a_history_goes_on_from_live_keys_and_values(brief, branching, chat):
                 p, j = divmod(parent, len(before.joint))
                 done = jax.device_get(before.completions[0])
                 chosen = done.tokens[agent, p, j][done.action_mask[agent, p, j]]
-                said = [*row_of(before, agent, p), *chosen]
-                assert row_of(after, agent, node)[: len(said)] == said
-                tail = brief[0].stacks[0].tokenizer.decode(row_of(after, agent, node)[len(said) :])
+                history = [*row_of(before, agent, p), *chosen]
+                assert row_of(after, agent, node)[: len(history)] == history
+                tail = brief[0].stacks[0].tokenizer.decode(row_of(after, agent, node)[len(history) :])
                 assert "more" in tail and ("<|im_start|>user" in tail) == chat
 
 
@@ -306,16 +314,16 @@ def row_of(turn, agent, node):
 
 
 def test_a_repetition_penalty_reads_the_whole_history(pair):
-    """No cache is kept then, and the text is what a program without one writes."""
+    """Then no cache is used, and the text is what a program without one writes."""
     settings = Sampling(max_new_tokens=3, repetition_penalty=1.5)
     got = play_pair(pair, indices_of_any, transition=short, settings=settings, num_turns=2, history="append")
     done = jax.device_get(got.turns[1].completions[0])
-    again = play_pair(pair, indices_of_any, transition=short, settings=settings, num_turns=2, history="append")
-    assert again.turns[1].texts == got.turns[1].texts and np.isfinite(done.logprobs).all()
+    repeated = play_pair(pair, indices_of_any, transition=short, settings=settings, num_turns=2, history="append")
+    assert repeated.turns[1].texts == got.turns[1].texts and np.isfinite(done.logprobs).all()
 
 
-def test_stacks_and_shared_weights_go_on_too(agents, tiny_config, make_tokenizer, random_agent):
-    """Two stacks, and one parameter set in two roles: what was sampled is what is scored."""
+def test_stacks_and_shared_weights_continue_from_caches_too(agents, tiny_config, make_tokenizer, random_agent):
+    """Two stacks, and one parameter set in two roles: scoring what was sampled gives its log-probabilities."""
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unusual"])
     other = random_agent(tiny_config("qwen2", vocab_size=321), tokenizer, 5)
@@ -328,7 +336,7 @@ def test_stacks_and_shared_weights_go_on_too(agents, tiny_config, make_tokenizer
             np.testing.assert_allclose(scored.logprobs[batch.action_mask], batch.old_logprobs[batch.action_mask], atol=1e-4)
 
 
-def test_a_history_beyond_the_context_is_named(pair):
+def test_a_history_beyond_the_context_is_an_error(pair):
     with pytest.raises(ValueError, match=r"prompt 0 of a later turn .* more than the context of 128"):
         play_pair(pair, indices, transition=lambda **_: ["x" * 130] * 2, num_turns=2, history="append")
 
@@ -337,7 +345,8 @@ def test_a_history_beyond_the_context_is_named(pair):
 
 
 class Counting:
-    """Counts its turns in a state that it changes in place, ends after two, and pays agent 1 the count."""
+    """An environment that counts its turns in a state that it changes in place, ends after two, and rewards agent 1 with the
+    count."""
 
     def reset(self, item, rng):
         return {"count": 0, "item": item}, [item["prompt"], "second"]
@@ -348,11 +357,12 @@ class Counting:
 
 
 @pytest.mark.parametrize("branching", ["tree", "chain"])
-def test_environments_with_state_step_side_by_side(pair, branching):
-    """States that are changed in place do not meet: siblings count for themselves; all end after two of four turns."""
+def test_states_that_are_changed_in_place_are_separate(pair, branching):
+    """Siblings count for themselves; all end after two of four turns."""
     team, params = pair
-    how = Episodes(num_turns=4, branching=branching)
-    got = play(partial(sample_team, team, params), team, ITEMS, LockStep(Counting(), 2), SETTINGS, how, seed=0, step=0, group=2)
+    episodes = Episodes(num_turns=4, branching=branching)
+    sample = partial(sample_team, team, params)
+    got = play(sample, team, ITEMS, LockStep(Counting(), 2), SETTINGS, episodes, 2, Randomness(seed=0, step=0))
     assert len(got.turns) == 2
     assert (got.turns[0].rewards == [0, 1]).all() and (got.turns[1].rewards == [0, 2]).all()
     assert got.turns[1].prompts[0] == ["1"] * 4
@@ -364,7 +374,7 @@ def test_environments_with_state_step_side_by_side(pair, branching):
 
 
 def test_training_over_two_turns(agents, tmp_path):
-    """Metrics of each turn and of the whole; evaluations do not branch; a constant return changes nothing."""
+    """There are metrics of each turn and of the whole, evaluations do not branch, and a constant return changes nothing."""
     team, params = make_team(agents[:2])
     before = jax.device_get(params)
     options = dict(num_updates=2, num_generations=2, num_turns=2, max_new_tokens=3, eval_generations=2, progress=False)
@@ -380,7 +390,7 @@ def test_training_over_two_turns(agents, tmp_path):
 
 
 def test_later_turns_do_not_compile_at_every_step(agents):
-    """Three updates of two turns: as many programs as one update needs."""
+    """Three updates of two turns need as many programs as one update."""
     team, params = make_team(agents[:2])
     cfg = TrainConfig.of(num_updates=3, num_generations=2, num_turns=2, max_new_tokens=4, history="append", progress=False)
     counts = []
@@ -417,7 +427,7 @@ def test_evaluation_counts_all_turns(pair):
     assert evaluate(team, params, ITEMS, env, cfg).mean == 6.0
 
 
-def test_without_a_future_an_invalid_turn_costs_no_earlier_one():
-    """gamma = 0: 0 times an invalid reward is no number."""
+def test_with_gamma_zero_an_invalid_turn_does_not_change_earlier_returns():
+    """0 times an invalid reward would be NaN."""
     got = discounted([np.ones((1, 1, 1)), np.full((1, 1, 1), np.nan)], [np.zeros(1, int)] * 2, 0.0)
     assert got[0].item() == 1

@@ -16,8 +16,8 @@ from jmarl.envs.code.completion import CodeCompletion
 from jmarl.envs.code.generation import CodeGeneration
 from jmarl.sandbox import Sandbox, Session, asserts, pairs, unittests
 from jmarl.sandbox.types import utf8
+from jmarl.training.preferences.pair_rounds import load_round, save_round
 from jmarl.training.preferences.pairs import Pair, load_pairs, save_pairs
-from jmarl.training.preferences.rounds import load_round, save_round
 
 SUM = asserts("assert add(1, 2) == 3")
 UNIT = unittests("import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)")

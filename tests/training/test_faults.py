@@ -34,7 +34,7 @@ from jmarl.training.files.interrupt import interruptible
 from jmarl.training.files.lock import DirectoryInUse, locked
 from jmarl.training.files.saving import Saves
 from jmarl.training.fit import fit
-from jmarl.training.logs import step_log as runlog
+from jmarl.training.logs import rollout_log
 from jmarl.training.preferences.pairs import Pair, Trajectory
 from jmarl.training.seeds import train_seeds
 from jmarl.training.train import train
@@ -106,7 +106,7 @@ def test_a_signal_saves_and_ends_with_75_and_the_run_goes_on_bit_for_bit(whole, 
     out, err = finish(process, 75)
     assert f"{number.name}: the update under way is finished and saved" in err
     assert saved_steps(tmp_path / "checkpoints") == [3]
-    assert f"interrupted after update 3 of 8, saved in {tmp_path}: resume goes on from there" in out
+    assert f"interrupted after update 3 of 8, saved in {tmp_path}: resume continues from there" in out
     assert [row["step"] for row in rows_of(tmp_path) if "reward/mean" in row] == [0, 1, 2]
     assert not (tmp_path / "models").exists()
     if number == signal.SIGTERM:
@@ -288,7 +288,7 @@ def test_an_update_without_a_valid_reward_may_be_the_first_after_a_resume(tmp_pa
 def test_an_interruption_while_a_row_is_made_loses_no_row(tmp_path, monkeypatch):
     """Two signals while the host waits for the numbers of an update: the second raises KeyboardInterrupt there."""
     run(output_dir=str(tmp_path / "whole"))
-    fetched, calls = runlog.fetched, []
+    fetched, calls = rollout_log.fetched, []
 
     def interrupted(tree):
         calls.append(1)
@@ -297,7 +297,7 @@ def test_an_interruption_while_a_row_is_made_loses_no_row(tmp_path, monkeypatch)
                 os.kill(os.getpid(), signal.SIGINT)
         return fetched(tree)
 
-    monkeypatch.setattr(runlog, "fetched", interrupted)
+    monkeypatch.setattr(rollout_log, "fetched", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(output_dir=str(tmp_path / "parts"))
     assert saved_steps(tmp_path / "parts" / "checkpoints") == [4]

@@ -18,13 +18,15 @@ from jmarl.algorithms import resolve
 from jmarl.config import LORA_TARGETS, LoRA, TrainConfig
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
+from jmarl.learning.team_update import update_team
 from jmarl.learning.update import update_keys
 from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.stack import share_params, unstack
 from jmarl.team import bases, make_team, policies, save_team, to_checkpoint
-from jmarl.training.step import play_step, sampler_of, update
-from jmarl.training.train import start, train
+from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
+from jmarl.training.start import start
+from jmarl.training.train import train
 from jmarl.types import TRACES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,7 +258,9 @@ def test_dropout_is_in_the_update_alone(agent):
     def one(cfg, step):
         setup, state = start(team, params, cfg, None)
         played = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
-        state, _ = update(setup, state._replace(step=jnp.int32(step)), played)
+        state, _ = update_team(
+            setup, state._replace(step=jnp.int32(step)), rollout_batches(setup, state._replace(step=jnp.int32(step)), played)
+        )
         return jax.device_get(played.turns[0].completions[0].logprobs), jax.device_get(state.stacks[0].params)
 
     (logprobs, without), (same, dropped) = one(plain, 0), one(cfg, 0)
@@ -389,7 +393,8 @@ from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
-from jmarl.training import train
+from jmarl.learning.team_update import update_team
+from jmarl.training import rollouts, start
 
 agents = [load_agent(sys.argv[1])] * 4
 cfg = TrainConfig.of(num_prompts=2, num_generations=4, max_new_tokens=6, learning_rate=1e-2, adam_eps=1e-4, lora_rank=2,
@@ -404,12 +409,12 @@ def differ(a, b):
 def run(mesh):
     of_mesh = cfg.replace(mesh=mesh)
     team, params = make_team(agents, lora=True)
-    setup, state = train.start(team, params, of_mesh, None)
+    setup, state = start.start(team, params, of_mesh, None)
     kept = jax.device_get(state.stacks[0].base)
     for step in range(2):
-        sample = train.sampler_of(team, state)
-        played = train.play_step(sample, setup, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, step)
-        state, _ = train.update(setup, state, played)
+        sample = rollouts.sampler_of(team, state)
+        played = rollouts.play_step(sample, setup, [{"prompt": "The answer is"}, {"prompt": "Two"}], env, step)
+        state, _ = update_team(setup, state, rollouts.rollout_batches(setup, state, played))
     return jax.device_get(played.turns[0].completions[0]), state, differ(kept, state.stacks[0].base)
 
 samples1, state1, _ = run("agent=1")
@@ -417,7 +422,7 @@ out = {}
 for mesh in ("agent=2", "agent=2,data=2,model=2"):
     samples, state, changed = run(mesh)
     stack, trained = state.stacks[0], lambda s: [s.stacks[0].params, s.stacks[0].opt_state]
-    _, judged = train.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"), None)
+    _, judged = start.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"), None)
     where = [[s.data.unsafe_buffer_pointer() for x in jax.tree.leaves(of[0].base) for s in x.addressable_shards]
              for of in (judged.stacks, judged.critics)]
     shards = {n: x.value.addressable_shards[0].data.size / x.value.size for n, x in stack.base["layers"].items()}

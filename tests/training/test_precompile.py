@@ -13,7 +13,8 @@ from jmarl.learning import optimizer, update
 from jmarl.sampling import generate
 from jmarl.team import make_team
 from jmarl.training import precompile as programs
-from jmarl.training.train import environment_of, start
+from jmarl.training.checks import environment_of
+from jmarl.training.start import start
 
 RUNS = {
     "ippo": dict(algorithm="ippo", kl_coef=0.1),

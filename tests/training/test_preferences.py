@@ -22,7 +22,8 @@ from jmarl.models.stack import unstack
 from jmarl.rl import losses
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import make_team
-from jmarl.training.fit import data_batches, encode, evaluate_on_data, examples_at, fit
+from jmarl.training.fit import fit
+from jmarl.training.preferences.data_source import data_batches, encode, evaluate_on_data, examples_at
 from jmarl.training.preferences.encoding import (
     encode_pairs,
     encode_trajectories,
@@ -503,7 +504,7 @@ def test_held_out_pairs_of_a_team_are_judged_by_the_joint_margin(agents):
     algorithm = resolve(cfg)
     held_out = encode(team, params, TASTES[:9], algorithm, cfg)
     found = evaluate_on_data(team, other, held_out, algorithm)
-    scores = pair_scores(team, other, data_batches(team, held_out, range(9), algorithm), algorithm)[:9]
+    scores = pair_scores(team, other, data_batches(team, held_out, algorithm), algorithm)[:9]
     margins = (scores[..., 0] - scores[..., 1]).sum(1)
     assert (
         (margins > 0).sum() == 8

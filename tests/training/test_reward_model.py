@@ -19,8 +19,9 @@ from jmarl.envs.rewards import RewardResult, make_reward
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.team import make_team
-from jmarl.training.fit import FitResult
+from jmarl.training.checks import check_settings
 from jmarl.training.preferences.encoding import encode_pairs
+from jmarl.training.preferences.pair_rounds import Round, load_round
 from jmarl.training.preferences.pairs import Pair, held_out
 from jmarl.training.preferences.reward_model import (
     Learned,
@@ -34,8 +35,8 @@ from jmarl.training.preferences.reward_model import (
     save_reward_model,
     scores_of,
 )
-from jmarl.training.preferences.rounds import Round, load_round
-from jmarl.training.train import check_settings, train
+from jmarl.training.records import FitResult
+from jmarl.training.train import train
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
 HELD_OUT = [{"prompt": text} for text in ("apples", "or pears", "so they", "the market", "with", "two", "agents", "return")]

@@ -17,17 +17,21 @@ from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
+from jmarl.learning.critics import Critics
 from jmarl.learning.optimizer import init_state
+from jmarl.learning.setup import Setup
+from jmarl.learning.team_update import update_team
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
-from jmarl.randomness import tasks_of
+from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team, tokens_of
 from jmarl.team import make_team, policies
 from jmarl.training.preferences import comparators
 from jmarl.training.preferences.comparators import Candidates, History
+from jmarl.training.preferences.data_source import drawn
+from jmarl.training.preferences.pair_rounds import Round, Rounds, chosen_of, load_round, pair_source, save_round
 from jmarl.training.preferences.pairs import Pair, load_pairs
-from jmarl.training.preferences.rounds import Round, Rounds, chosen_of, load_round, save_round
 from jmarl.training.train import train
 
 ITEMS = [{"prompt": text} for text in ("the answer", "is in a", "basket", "of fruit", "def add", "seven", "42", "walked")]
@@ -39,7 +43,7 @@ CONFIG = TrainConfig.of(
 )  # fmt: skip
 
 
-KEYS = dict(seed=0, step=0, group=8, purpose=comparators.PROPOSE)
+KEYS = 8, Randomness(seed=0, step=0, purpose=comparators.PROPOSE)
 
 
 def vowels(text):
@@ -193,7 +197,10 @@ def test_another_model_is_a_comparator(agents, tiny_dir):
         assert len(rows) == 4 * len(made.pairs) and 0 < len(foreign) <= len(rows) // 2
         assert fewest == 0 or not any(row[-1] == stop for row in foreign)
         assert all(len(row) <= 6 for row in rows)
-        assert np.isfinite(rounds.step(0, state)[1][0]["loss"]).all()
+        setup = Setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg)
+        source = pair_source(setup, rounds)
+        batches = source.make_batches(state, drawn(rounds.team, rounds.drawn(0), rounds.algorithm))
+        assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
 
 
 def test_what_was_ended_gets_an_end_and_what_was_cut_off_none(agents):
@@ -446,8 +453,8 @@ def test_random_pairs_are_drawn_anew_in_every_round(agents, monkeypatch):
         return Candidates([["p"]] * 2, texts, first + np.arange(8.0)[None], [[[1]]] * 2, ids)
 
     rounds, _ = rounds_of(agents, pair_selection="random", num_prompts=1)
-    monkeypatch.setattr("jmarl.training.preferences.rounds.play", lambda *_, **__: None)
-    monkeypatch.setattr("jmarl.training.preferences.rounds.candidates_of", lambda *_: candidates(0))
+    monkeypatch.setattr("jmarl.training.preferences.pair_rounds.play", lambda *_, **__: None)
+    monkeypatch.setattr("jmarl.training.preferences.pair_rounds.candidates_of", lambda *_: candidates(0))
     monkeypatch.setattr(rounds.comparator, "answer", lambda *_: candidates(10))
     first, second, again = ([pair.chosen[0] for pair in rounds._round(k, []).pairs] for k in (0, 1, 0))
     assert sorted(first) == [str(10 + k) for k in range(8)] and first == again != second

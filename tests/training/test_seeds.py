@@ -1,4 +1,4 @@
-"""Runs of several seeds in one program: each is the run of its seed alone, its directory too; what is refused."""
+"""Runs of several seeds in one program: each run and its directory equal those of its seed alone; refused settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG = TrainConfig.of(
 
 
 def short(a, b):
-    """Differs with everything that is written."""
+    """Return rewards that differ with all that is written."""
     return [sum(map(ord, x)) % 13 / 13 - len(y) / 20 for x, y in zip(a, b, strict=True)]
 
 
@@ -43,7 +43,7 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
 
 
 def run(agent, cfg, seeds=None, items=ITEMS, reward=short):
-    """What `train_seeds` returns, or with one number `train`."""
+    """Return the results of `train_seeds`, or for a single seed the result of `train`."""
     team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     more = dict(eval_items=ITEMS[:2], external_transition=go_on if cfg.episodes.num_turns > 1 else None)
     arguments = (team, make_reward(reward, num_agents=2), items)
@@ -53,7 +53,7 @@ def run(agent, cfg, seeds=None, items=ITEMS, reward=short):
 
 
 def assert_equal(one, other):
-    """The same completions and rewards, and parameters but for rounding."""
+    """Check that completions and rewards are equal, and parameters up to rounding."""
     np.testing.assert_allclose(one.rewards, other.rewards, rtol=1e-12)
     assert one.before.mean == other.before.mean and one.after.mean == other.after.mean
     assert one.after.rollout.turns[-1].texts == other.after.rollout.turns[-1].texts
@@ -71,7 +71,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
-def test_every_run_is_that_of_its_seed_alone(agent, changes):
+def test_every_run_equals_that_of_its_seed_alone(agent, changes):
     cfg = CONFIG.replace(**changes)
     short = [item for item in ITEMS if len(item["prompt"]) < 12]  # of one width, so that there are fewer programs to compile
     items = short if cfg.lora.lora_dropout or cfg.episodes.num_turns > 1 or not cfg.lora.lora_rank else ITEMS
@@ -81,8 +81,8 @@ def test_every_run_is_that_of_its_seed_alone(agent, changes):
     assert len({result.rewards[-1] for result in together}) == len(SEEDS), "seeds differ"
 
 
-def test_all_runs_are_one_program(agent):
-    """However many seeds: one sampler for training, one for evaluation, one update."""
+def test_all_runs_are_trained_by_one_program(agent):
+    """For any number of seeds: one sampler for training, one for evaluation, one update."""
     cfg = CONFIG.replace(max_new_tokens=5, num_updates=3)
     before = TRACES.copy()
     run(agent, cfg, SEEDS)
@@ -96,55 +96,55 @@ def rows(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def of_steps(found):
-    """Rows of steps without what differs from run to run."""
+def step_rows(all_rows):
+    """Return the rows of steps without the columns that differ from run to run."""
     left_out = ("time/step_s", "tokens_per_s", "compiles")
-    return [{k: v for k, v in row.items() if k not in left_out} for row in found if "eval/updates" not in row]
+    return [{k: v for k, v in row.items() if k not in left_out} for row in all_rows if "eval/updates" not in row]
 
 
 @pytest.fixture(scope="module")
 def whole(agent, tmp_path_factory):
-    """Four updates of all runs in one go."""
+    """Four updates of all runs without a break."""
     where = tmp_path_factory.mktemp("whole")
     return where, run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(where)), SEEDS)
 
 
-def test_a_directory_is_that_of_a_run_alone(agent, whole, tmp_path):
-    """Metrics (losses but for rounding), checkpoints and models; beside them the mean over the runs."""
+def test_a_directory_equals_that_of_a_run_alone(agent, whole, tmp_path):
+    """Metrics (losses up to rounding), checkpoints and models; beside them the means over the runs."""
     where, results = whole
     alone = run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path)), 0)
     assert_equal(alone, results[1])
-    for mine, other in zip(of_steps(rows(tmp_path)), of_steps(rows(where / "seed_0")), strict=True):
+    for mine, other in zip(step_rows(rows(tmp_path)), step_rows(rows(where / "seed_0")), strict=True):
         assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
     models, seed_models = ({p.relative_to(d) for p in d.rglob("*")} for d in (tmp_path / "models", where / "seed_0" / "models"))
     assert models == seed_models and models
-    each = [[row["reward/mean"] for row in rows(where / f"seed_{seed}") if "reward/mean" in row] for seed in SEEDS]
+    per_seed = [[row["reward/mean"] for row in rows(where / f"seed_{seed}") if "reward/mean" in row] for seed in SEEDS]
     together = [row for row in rows(where) if "reward/mean" in row]
-    np.testing.assert_allclose([row["reward/mean"] for row in together], np.mean(each, 0))
+    np.testing.assert_allclose([row["reward/mean"] for row in together], np.mean(per_seed, 0))
     np.testing.assert_allclose(
-        [row["reward/mean_ci95"] for row in together], 4.302653 * np.std(each, 0, ddof=1) / np.sqrt(len(SEEDS))
+        [row["reward/mean_ci95"] for row in together], 4.302653 * np.std(per_seed, 0, ddof=1) / np.sqrt(len(SEEDS))
     )
 
 
-def test_runs_go_on_together_and_alone(agent, whole, tmp_path):
-    """From checkpoints at update 2: bit for bit together; and one of them alone by `train`, but for rounding."""
+def test_runs_resume_together_and_alone(agent, whole, tmp_path):
+    """From checkpoints at update 2: together bit for bit, and one of them alone by `train` up to rounding."""
     cfg = CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path))
     run(agent, cfg.replace(num_updates=2), SEEDS)
     shutil.copytree(tmp_path / "seed_0", tmp_path / "alone")
-    again = run(agent, cfg.replace(resume=True), SEEDS)
-    for one, other in zip(whole[1], again, strict=True):
+    resumed = run(agent, cfg.replace(resume=True), SEEDS)
+    for one, other in zip(whole[1], resumed, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[2:] == other.rewards
-    assert of_steps(rows(tmp_path / "seed_3")) == of_steps(rows(whole[0] / "seed_3"))
+    assert step_rows(rows(tmp_path / "seed_3")) == step_rows(rows(whole[0] / "seed_3"))
     done = run(agent, cfg.replace(resume=True), SEEDS)  # nothing is left to make
-    assert [(one.rewards, one.after.mean) for one in done] == [([], one.after.mean) for one in again]
+    assert [(one.rewards, one.after.mean) for one in done] == [([], one.after.mean) for one in resumed]
     alone = run(agent, cfg.replace(output_dir=str(tmp_path / "alone"), resume=True), 0)
-    np.testing.assert_allclose(alone.rewards, again[1].rewards, rtol=1e-12)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, again[1].state)
+    np.testing.assert_allclose(alone.rewards, resumed[1].rewards, rtol=1e-12)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, resumed[1].state)
 
 
-def test_runs_that_break_off_go_on_from_their_last_update(agent, whole, tmp_path):
-    """All have it in their logs, and the means over them too."""
+def test_runs_that_failed_resume_from_their_last_update(agent, whole, tmp_path):
+    """All logs have it, and so have the means over the runs."""
     calls = []
 
     def breaks(a, b):
@@ -156,15 +156,15 @@ def test_runs_that_break_off_go_on_from_their_last_update(agent, whole, tmp_path
     cfg = CONFIG.replace(num_updates=4, save_every=100, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
         run(agent, cfg, SEEDS, reward=breaks)
-    assert [len(of_steps(rows(tmp_path / where))) for where in ("", *(f"seed_{seed}" for seed in SEEDS))] == [3] * 4
-    rest = run(agent, cfg.replace(resume=True, allow_changed="reward"), SEEDS)
-    for one, other in zip(whole[1], rest, strict=True):
+    assert [len(step_rows(rows(tmp_path / where))) for where in ("", *(f"seed_{seed}" for seed in SEEDS))] == [3] * 4
+    resumed = run(agent, cfg.replace(resume=True, allow_changed="reward"), SEEDS)
+    for one, other in zip(whole[1], resumed, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[3:] == other.rewards
 
 
-def test_runs_that_were_killed_between_their_saves_go_on(agent, whole, tmp_path):
-    """From the newest checkpoint that all have."""
+def test_runs_that_were_killed_between_saves_resume(agent, whole, tmp_path):
+    """From the newest checkpoint that all of them have."""
     where = tmp_path / "run"
     shutil.copytree(whole[0], where)
     shutil.rmtree(where / "seed_0" / "checkpoints" / "4")
@@ -172,7 +172,7 @@ def test_runs_that_were_killed_between_their_saves_go_on(agent, whole, tmp_path)
     for one, other in zip(whole[1], run(agent, cfg, SEEDS), strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.state, other.state)
         assert one.rewards[2:] == other.rewards
-    assert [len(of_steps(rows(where / f"seed_{seed}"))) for seed in SEEDS] == [4] * 3
+    assert [len(step_rows(rows(where / f"seed_{seed}"))) for seed in SEEDS] == [4] * 3
     shutil.rmtree(where / "seed_0" / "checkpoints" / "2")
     shutil.rmtree(where / "seed_3" / "checkpoints" / "4")
     with pytest.raises(ValueError, match=r"no checkpoint of one step in common .*seed_3: \[2\].*seed_0: \[4\]"):
@@ -187,9 +187,9 @@ from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.stack import map_own
 from jmarl.team import make_team
-from jmarl.training.runs import Runs, alone, together
+from jmarl.training.stacked_seeds import Runs, alone, together
 from jmarl.training.seeds import once
-from jmarl.training.train import start
+from jmarl.training.start import start
 
 assert jax.device_count() == 2
 agent = load_agent(sys.argv[1])
@@ -206,9 +206,9 @@ for _ in range(40):
 
 
 @pytest.mark.slow
-def test_starts_on_two_devices_come_to_an_end(tiny_dir):
-    """XLA for CPUs waited for itself in one of 10 to 30 starts, until it ended the process, while programs that move data
-    between devices were dispatched without waiting for each other."""
+def test_starts_on_two_devices_do_not_deadlock(tiny_dir):
+    """XLA for CPUs deadlocked in one of 10 to 30 starts, until it ended the process, when programs that move data between
+    devices were dispatched without waiting for each other."""
     env = os.environ | {
         "JAX_NUM_CPU_DEVICES": "2",
         "JAX_PLATFORMS": "cpu",
@@ -220,8 +220,8 @@ def test_starts_on_two_devices_come_to_an_end(tiny_dir):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_the_story_takes_seeds(tmp_path):
-    """And refuses what train_seeds would, before it loads a model."""
+def test_the_story_experiment_takes_seeds(tmp_path):
+    """It refuses what train_seeds refuses, before it loads a model."""
     from experiments.story_length import StoryConfig
 
     cfg = StoryConfig.of(seeds=(0, 1), output_dir=str(tmp_path))
@@ -245,6 +245,6 @@ def test_the_story_takes_seeds(tmp_path):
         (dict(algorithm="madpo", num_generations=4), (0, 1), "algorithm='madpo' learns from pairs .* call train once a seed"),
     ],
 )
-def test_what_is_refused(agent, changes, seeds, message):
+def test_settings_that_cannot_be_trained_together_are_refused(agent, changes, seeds, message):
     with pytest.raises(ValueError, match=message):
         run(agent, CONFIG.replace(**changes), seeds)

@@ -1,4 +1,4 @@
-"""Updates that cannot go on: the error that stops a run, and the file from which its update can be made once more.
+"""Stop a run whose updates are not finite, and keep what the last of them learned from, so that it can be made once more.
 
 The file `failed_update_N.pkl` holds what update N learned from, as it was sampled and rewarded, and `failed_update_N.json`
 beside it what a person reads first: items, prompts, completions, rewards. It is a pickle: load only files that you trust.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,22 +26,72 @@ class FailedUpdate(NamedTuple):
     step: int
     seed: int
     algorithm: str
-    data: Any  # a `Rollout`, or each stack's batch of given data
+    data: Any  # the experience of the step: a `Played` or a `Drawn`
     why: str
 
 
-def write_failed_update(failed: FailedUpdate, about: dict[str, Any], directory: str) -> Path:
-    """Write the files of an update, and return the path of the one that `replay_rollout` takes. about: for the JSON file."""
+class NonFiniteWatch:
+    """Counts updates in a row in which a loss or gradient was not finite, or which had nothing to learn from."""
+
+    def __init__(self, cfg: TrainConfig):
+        self.cfg = cfg
+        self.updates = 0  # in a row
+        self.why = ""  # of the last of them
+        self._last: tuple[int, Any] | None = None  # its step and experience
+        self._skipped: dict[str, float] = {}  # steps that each agent and critic left out so far, as the last row has them
+        self._warned: set[str] = set()
+
+    def count(self, step: int, experience: Any, row: dict[str, float], fault: str) -> None:
+        """Look at the row of a step, and warn of the first step that each agent leaves out. fault: why the update had nothing
+        to learn from; empty if it had."""
+        counts = {name: count for name, count in row.items() if name.endswith("skipped")}
+        before = {name: self._skipped.get(name, 0 if step == 0 else count) for name, count in counts.items()}
+        new = [name for name, count in counts.items() if count > before[name]]
+        self._skipped |= counts
+        if unknown := [name for name in new if name not in self._warned]:
+            where = self.cfg.run.output_dir and f" in {self.cfg.run.output_dir}"
+            what = f"update {step}{where}: a loss or gradient is not finite, so its step was left out"
+            warnings.warn(f"{what} (in the log {', '.join(unknown)} counts such steps; this warning comes once)", stacklevel=5)
+            self._warned |= set(unknown)
+        self.why = f"a loss or gradient was not finite ({', '.join(new)})" if new else fault
+        self.updates = self.updates + 1 if self.why else 0
+        self._last = (step, experience) if self.why else None
+
+    def stop(self, record: Callable[[Any], tuple[Any, dict[str, Any]]]) -> None:
+        """Raise `NonFiniteError` after `stop_after_nonfinite` such updates in a row, and write the last of them to a file.
+
+        record: experience -> what the file holds, and what a person reads of it.
+        """
+        limit, cfg = self.cfg.run.stop_after_nonfinite, self.cfg
+        if self._last is None or not limit or self.updates < limit:
+            return
+        (step, experience), where = self._last, ""
+        if cfg.run.output_dir:
+            data, summary = record(experience)
+            failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self.why)
+            try:
+                path = write_failed_update(failed, summary, cfg.run.output_dir)
+                where = f" What it learned from is in {path}; --replay-rollout {path} makes that update alone."
+            except Exception as error:  # a full disk, items that cannot be pickled: no reason to hide why the run stops
+                where = f" What it learned from could not be written: {error!r}."
+        raise NonFiniteError(
+            f"stopped at step {step} of the run in {cfg.run.output_dir or 'memory'}: in the last {self.updates} updates "
+            f"{self.why}. Optimizer steps with such numbers were left out.{where} stop_after_nonfinite={limit} sets when"
+        )
+
+
+def write_failed_update(failed: FailedUpdate, summary: dict[str, Any], directory: str) -> Path:
+    """Write the files of an update, and return the path of the one that `replay_rollout` takes. summary: for the JSON file."""
     path = Path(directory) / f"failed_update_{failed.step}.pkl"
     head = {"step": failed.step, "seed": failed.seed, "algorithm": failed.algorithm, "why": failed.why}
-    path.with_suffix(".json").write_text(json.dumps(head | about, default=repr, indent=1), encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(head | summary, default=repr, indent=1), encoding="utf-8")
     with (temporary := path.with_suffix(".tmp")).open("wb") as file:
         pickle.dump(failed._asdict(), file)
     return temporary.replace(path)
 
 
 def read_failed_update(cfg: TrainConfig) -> FailedUpdate:
-    """The update of the file that `replay_rollout` names, refused where it is of another algorithm."""
+    """Read the file that `replay_rollout` names. Raises ValueError if it is of another algorithm."""
     path = Path(cfg.run.replay_rollout)
     if not path.is_file():
         raise FileNotFoundError(f"replay_rollout={str(path)!r} is no file: give a failed_update_N.pkl of a run's output_dir")

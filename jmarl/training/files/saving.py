@@ -53,18 +53,21 @@ class Saves:
                 )
 
     def is_due(self, updates: int) -> bool:
-        """Whether a checkpoint is to be made after so many updates."""
+        """Whether a checkpoint is to be made after so many updates; after the last one always."""
         if not self.savers:
             return False
+        if updates == self.run.num_updates:
+            return True
         if self.run.save_every:
             return self._no_room or updates % self.run.save_every == 0
         longest = max(saver.seconds for saver, _ in self.savers)
         return time.monotonic() - self._last >= max(60 * self.run.save_minutes, MIN_TIMES * longest)
 
-    def check(self) -> None:
-        """Count background saves that have failed."""
+    def check(self) -> int:
+        """Return how many checkpoints could not be written so far, those in the background included."""
         for saver, _ in self.savers:
             self._try(saver.check)
+        return self.failed
 
     def save(self, updates: int, state: TeamState) -> None:
         """Begin to save the state after so many updates, if the disk has room for it."""
@@ -104,7 +107,7 @@ class Saves:
             return
         self.save(updates, state)
         if not self.finish(updates) and self.run.progress:
-            say(f"stopped after update {updates} in {self.run.output_dir}: resume goes on from there")
+            say(f"stopped after update {updates} in {self.run.output_dir}: resume continues from there")
 
     def _try(self, call: Callable[[], Any]) -> None:
         try:

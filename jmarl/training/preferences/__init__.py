@@ -1,4 +1,4 @@
 """Learning from preferences: pairs, rounds that make new pairs, comparators, reward models.
 
-Open `rounds.py` first.
+Open `pair_rounds.py` first.
 """

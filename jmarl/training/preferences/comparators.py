@@ -23,10 +23,11 @@ from jmarl.envs.chat_api import MAX_CONCURRENT, WAIT_S, ChatAPI
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.lora import join, split
 from jmarl.models.sharding import mesh_of, place
-from jmarl.randomness import COMPARE, PROPOSE
-from jmarl.rollout.play import Rollout, play
+from jmarl.randomness import COMPARE, PROPOSE, Randomness
+from jmarl.rollout.play import play
+from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Rows, read, sample_team, tokens_of
-from jmarl.team import Team, make_team
+from jmarl.team import Team, make_team, to_agents
 from jmarl.training.preferences.encoding import encode_text, ending
 
 KEY = "COMPARATOR_API_KEY"
@@ -58,21 +59,20 @@ def played(
     team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, number: int
 ) -> Rollout:
     """What a team writes as a comparator: other random draws than the policy's own, in an environment that draws the same."""
-    how: dict[str, Any] = dict(seed=cfg.run.seed, step=number, group=cfg.episodes.num_generations, purpose=COMPARE)
-    sample, rng = partial(sample_team, team, params), draws_of(cfg, number)
-    return play(sample, team, items, env, cfg.sampling, cfg.episodes, **how, rng=rng)
+    sample, randomness = partial(sample_team, team, params), Randomness(cfg.run.seed, number, COMPARE, env_purpose=PROPOSE)
+    return play(sample, team, items, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
 
 
 def draws_of(cfg: TrainConfig, number: int) -> np.random.Generator:
     """The environment's random numbers where the team proposes: its comparator meets the same tasks."""
-    return np.random.default_rng((cfg.run.seed, number, PROPOSE, 0))
+    return Randomness(cfg.run.seed, number, PROPOSE).environment_rng()
 
 
 def encoded(team: Team, texts: Sequence, ended: Sequence, cfg: TrainConfig) -> list[list[list[list[int]]]]:
     """Texts [N][P][G] that the team did not write as its token ids, with an end behind those that were ended by their writer,
     cut at max_new_tokens."""
-    specs = {agent: spec for spec in team.stacks for agent in spec.order}
-    ends = {agent: ending(spec, cfg.episodes.chat) for agent, spec in specs.items()}
+    specs = team.agent_specs
+    ends = [ending(spec, cfg.episodes.chat) for spec in specs]
 
     def ids(n: int, text: str, complete: bool) -> list[int]:
         row = encode_text(specs[n], text) + [ends[n]] * bool(complete)
@@ -86,12 +86,8 @@ def encoded(team: Team, texts: Sequence, ended: Sequence, cfg: TrainConfig) -> l
 
 def ended_of(team: Team, rollout: Rollout) -> list[np.ndarray]:
     """Which completions [N][P, G] of a rollout's first turn were ended by the agent."""
-    turn, found = rollout.turns[0], [np.zeros(0)] * team.num_agents
-    for spec, done in zip(team.stacks, turn.completions, strict=True):
-        ended = jax.device_get(done.ended)
-        for agent, of_agent in zip(spec.order, ended.reshape(len(spec.order), -1, ended.shape[-1]), strict=True):
-            found[agent] = of_agent[: len(turn.items)]
-    return found
+    turn = rollout.turns[0]
+    return [x[: len(turn.items)] for x in to_agents(team, [jax.device_get(done.ended) for done in turn.completions])]
 
 
 class History:

@@ -26,7 +26,7 @@ from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
 from jmarl.models.stack import per_agent
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.scoring import hidden_states
-from jmarl.team import StackSpec, Team
+from jmarl.team import StackSpec, Team, to_agents, to_stacks
 from jmarl.training.preferences.pairs import Pair, Prompt, Trajectory
 from jmarl.types import TRACES, Data, PreferenceBatch, TextBatch
 
@@ -150,17 +150,15 @@ def pair_batches(
 
     reference: [M, N, 2] of the completions, None: 0. Instead of pairs there may be single completions, which can be scored but
     not learned from."""
-    batches = []
-    for spec in team.stacks:
+    batches, by_agent = [], np.zeros((team.num_agents, count, len(encoded[0][0].rows)), np.float32)
+    if reference is not None:
+        by_agent[:, : len(encoded)] = reference.swapaxes(0, 1)
+    for spec, numbers in zip(team.stacks, to_stacks(team, by_agent), strict=True):
         longer = int(algorithm.row.margin == "score")  # a score stands behind the last token
         prompts, lengths, tokens, mask = _arrays(spec, encoded, count, longer)
-        by_pair = np.zeros((count, team.num_agents, tokens.shape[2]), np.float32)
-        if reference is not None:
-            by_pair[: len(encoded)] = reference
         shape = lengths.shape
-        by_agent = by_pair[:, spec.order].swapaxes(0, 1).reshape(*shape, -1)
         valid = np.tile(np.arange(count) < len(encoded), len(spec.order)).reshape(shape)
-        arrays = (prompts, lengths, tokens, mask, by_agent, np.zeros(shape, np.float32), valid)
+        arrays = (prompts, lengths, tokens, mask, numbers, np.zeros(shape, np.float32), valid)
         batches.append(PreferenceBatch(*map(jnp.asarray, arrays)))
     return tuple(batches)
 
@@ -204,14 +202,12 @@ def text_logprobs(team: Team, params: Sequence[Any], batch: TextBatch, algorithm
 def pair_scores(team: Team, params: Sequence[Any], batches: Sequence[PreferenceBatch], algorithm: Algorithm) -> np.ndarray:
     """Return the numbers [P, N, 2] of a batch's completions (1 in place of 2 for single ones) less their reference:
     log-probabilities, or scores of a reward model."""
-    group = batches[0].tokens.shape[2]
-    scores = np.zeros((batches[0].valid.size // len(team.stacks[0].order), team.num_agents, group), np.float32)
+    scores = []
     for spec, weights, batch in zip(team.stacks, params, batches, strict=True):
         token_weights = pair_token_weights(batch.action_mask, algorithm)
         targets = PairTargets(token_weights, batch.reference, batch.team_margin, batch.valid)
-        numbers = jax.vmap(completion_numbers)(token_numbers(weights, spec, batch, algorithm), targets)
-        scores[:, spec.order] = jax.device_get(numbers).reshape(len(spec.order), -1, group).swapaxes(0, 1)
-    return scores
+        scores.append(jax.device_get(jax.vmap(completion_numbers)(token_numbers(weights, spec, batch, algorithm), targets)))
+    return np.stack(to_agents(team, scores), 1)
 
 
 def reference_scores(
@@ -234,7 +230,5 @@ def with_team_margin(
     scores = pair_scores(team, params, batches, algorithm)
     margins = scores[..., 0] - scores[..., 1]  # [P, N]
     team_margins = margins.sum(1, keepdims=True) - margins
-    return tuple(
-        batch._replace(team_margin=jnp.asarray(team_margins.T[spec.order].reshape(batch.team_margin.shape)))
-        for spec, batch in zip(team.stacks, batches, strict=True)
-    )
+    stacks = zip(batches, to_stacks(team, team_margins.T), strict=True)
+    return tuple(batch._replace(team_margin=jnp.asarray(x)) for batch, x in stacks)

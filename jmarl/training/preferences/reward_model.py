@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from jmarl.algorithms import DEFAULTS, Algorithm, resolve
 from jmarl.config import Preference, TrainConfig, flat
 from jmarl.envs.base import Answer, Environment
 from jmarl.envs.reward_values import RewardResult
+from jmarl.learning.setup import Setup
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.peft import merge
@@ -37,7 +39,8 @@ from jmarl.team import Team, make_team
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.files.interrupt import Interrupted
 from jmarl.training.files.run_directory import CannotGoOn, checkpoints_of, set_aside
-from jmarl.training.fit import FitResult, fit
+from jmarl.training.fit import fit
+from jmarl.training.loop import Source
 from jmarl.training.preferences.encoding import (
     Encoded,
     encode_answers,
@@ -47,8 +50,10 @@ from jmarl.training.preferences.encoding import (
     pair_scores,
     text_of,
 )
+from jmarl.training.preferences.pair_rounds import Rounds
 from jmarl.training.preferences.pairs import Pair, Prompt, held_out
-from jmarl.training.preferences.rounds import Rounds
+from jmarl.training.records import FitResult, Played
+from jmarl.training.rollouts import evaluation_of, rollout_source
 from jmarl.types import TeamState
 
 logger = logging.getLogger(__name__)
@@ -201,6 +206,8 @@ class LearnedRounds:
     def begin(self, step: int, state: TeamState) -> dict[str, float]:
         """Before an update: make the pairs and the reward model of the round that begins there, if one does. Returns what is
         known of them, for the log. Where a run goes on in mid-round, its model is read back."""
+        if step and self.env.model is None:
+            self.resume(step)
         now, at = divmod(step, self.rounds.updates)
         made = self.rounds.begin(step, state)
         if made is not None:
@@ -210,9 +217,9 @@ class LearnedRounds:
         return {}
 
     def resume(self, step: int) -> None:
-        """Read back the pairs before a step and, where the next model starts from it, the last model."""
+        """Read back the model that the next one starts from, where a resumed run begins a round."""
         self.rounds.resume(step)
-        if step and step % self.rounds.updates == 0 and step < self.cfg.run.num_updates:
+        if step % self.rounds.updates == 0 and step < self.cfg.run.num_updates:
             self._learn(step // self.rounds.updates - 1, again=True)
 
     def _learn(self, round_: int, again: bool = False) -> dict[str, float]:
@@ -236,6 +243,25 @@ class LearnedRounds:
         if cfg.run.output_dir:
             save_reward_model(Path(self.cfg.run.output_dir) / FOLDER, self.env.model)
         return {} if result.after is None else {f"reward_model/{name}": x for name, x in result.after.items()}
+
+
+def learned_source(
+    setup: Setup, rounds: Rounds, agent: Agent, eval_items: Sequence[dict], algorithm: Algorithm, cfg: TrainConfig
+) -> Source:
+    """Return what a team learns from that a reward model rewards: its rollouts, and before each round a new reward model.
+
+    setup: of the team; algorithm, cfg: of the run. Evaluations use the task's own reward.
+    """
+    learned = LearnedRounds(rounds, agent, algorithm, cfg)
+    rollouts = rollout_source(setup, rounds.items, learned.env)
+
+    def play(step: int, state: TeamState) -> Played:
+        start = time.monotonic()
+        notes = learned.begin(step, state)
+        preparation_s = time.monotonic() - start if notes else 0.0
+        return rollouts.play(step, state)._replace(notes=notes, preparation_s=preparation_s)
+
+    return Source(play, rollouts.make_batches, evaluation_of(setup.team, eval_items, rounds.env, setup.cfg))
 
 
 def reward_config(cfg: TrainConfig, algorithm: Algorithm, round_: int) -> TrainConfig:

@@ -1,5 +1,8 @@
-"""Runs that lie side by side: the agents of all in one stack, what they ask for sampled in one program, their batches learned
-from in one update; and the part of one run, where it would lie alone. `seeds` trains them."""
+"""Several runs in the stacks of one team: sample for all of them in one program, and learn in one update.
+
+The agents of run i are rows i * A to (i + 1) * A of a stack [K * A, ...]. Also takes one run out again, to the devices where it
+would be alone. `seeds` trains such runs.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ from jmarl.learning.setup import Setup
 from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
 from jmarl.models.stack import fetched, is_shared, map_own, part
-from jmarl.rollout.play import Rollout
+from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host, sample_team
 from jmarl.team import Team, each_stack
 from jmarl.training.lock_step import run_in_lock_step
-from jmarl.training.step import rollout_batches, update_on_batches
-from jmarl.types import Completions, TeamState
+from jmarl.training.rollouts import rollout_batches
+from jmarl.types import Batch, Batches, Completions, TeamState
 
 T = TypeVar("T")
 
@@ -88,7 +91,7 @@ def _concatenated(*arrays: jax.Array) -> jax.Array:
     return whole
 
 
-def of_run(tree: T, run: int, count: int) -> T:
+def agents_of_run(tree: T, run: int, count: int) -> T:
     """One run's part of arrays [K * A, ...]; what agents share is in every part."""
     return map_own(lambda x: part(x, _places(x, run, count)), tree) if count > 1 else tree
 
@@ -103,12 +106,12 @@ def _cut(own: Any, *, run: int, count: int, mesh: Mesh | None) -> Any:
 
 
 def cut(stack: T, run: int, count: int, where: Mesh | None) -> T:
-    """`of_run` of a stack, by one program, on the mesh where one run would be."""
+    """`agents_of_run` of a stack, by one program, on the mesh where one run would be."""
     if count > 1:
         own, lies = jax.tree.map(lambda x: None if is_shared(x) else x, stack, is_leaf=is_shared), mesh_of(stack)
         there = where if where is not None and lies is not None and where.size == lies.size else None
         mine = jax.block_until_ready(_cut(own, run=run, count=count, mesh=there))
-        stack = jax.tree.map(lambda x, of_run: x if is_shared(x) else of_run, stack, mine, is_leaf=is_shared)
+        stack = jax.tree.map(lambda x, own: x if is_shared(x) else own, stack, mine, is_leaf=is_shared)
     return put(stack, where)
 
 
@@ -136,7 +139,7 @@ def sample_together(
     count = len(runs.cfgs)
     if len(requests) == count and (request := as_one(list(requests.values()), runs.mesh)) is not None:
         done = [on_host(completions) for completions in sample_team(runs.all.team, params, request)]
-        return {run: tuple(of_run(completions, run, count) for completions in done) for run in requests}
+        return {run: tuple(agents_of_run(completions, run, count) for completions in done) for run in requests}
     return {run: sample_team(runs.team, *apart(params, request, run, runs)) for run, request in requests.items()}
 
 
@@ -158,7 +161,7 @@ def as_one(requests: Sequence[SampleRequest], mesh: Mesh | None) -> SampleReques
     def alike(field: Callable[[SampleRequest], Any]) -> bool:
         return all(field(request) == field(first) for request in requests)
 
-    fixed = alike(lambda r: (r.settings, r.step, r.group, r.purpose, r.turn, r.keep, r.prompt_ids.tolist()))
+    fixed = alike(lambda r: (r.settings, r.randomness._replace(seed=None), r.group, r.turn, r.keep, r.prompt_ids.tolist()))
     shapes = alike(lambda r: [lengths.shape for _, lengths in r.encoded])
     if not (fixed and shapes and alike(lambda r: jax.tree.map(jnp.shape, r.past))):
         return None
@@ -176,23 +179,23 @@ def as_one(requests: Sequence[SampleRequest], mesh: Mesh | None) -> SampleReques
     # Agents that write in any run: completions of inactive agents are ignored.
     acts = [request.acts for request in requests if request.acts is not None]
     writes = np.any(acts, 0) if len(acts) == len(requests) else None
-    seeds = np.array([request.seed for request in requests])
-    return first._replace(encoded=tuple(encoded), seed=seeds, past=past, acts=writes)
+    randomness = first.randomness._replace(seed=np.array([request.randomness.seed for request in requests]))
+    return first._replace(encoded=tuple(encoded), randomness=randomness, past=past, acts=writes)
 
 
-def update_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> tuple[TeamState, list[dict[str, Any]]]:
-    """Make one update of all runs: values are computed for each run, and all learn in one program. Returns metrics [K * A] as
-    `step.update_on_batches`."""
+def batches_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) -> Batches:
+    """Return what all runs learn from in one update; values and random keys are those of each run."""
     algorithm = runs.setup.algorithm
     reads_state = algorithm.row.critic is not None and (penalizes_tokens(algorithm) or not reuses_values(algorithm))
     needed = each_stack(state, lambda stack: stack._replace(opt_state=(), grads=None))
     if not (penalizes_tokens(algorithm) or algorithm.has_value_head):  # only critics are read
         needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
-    pairs = [
+    batches = [
         rollout_batches(setup, alone(needed, i, runs) if reads_state else state, rollout)
         for i, (setup, rollout) in enumerate(zip(runs.setups, rollouts, strict=True))
     ]
-    batches, critic_batches = (
-        [concatenate_agents(fetched(parts)) for parts in zip(*stacks, strict=True)] for stacks in zip(*pairs, strict=True)
-    )
-    return update_on_batches(runs.all, state, batches, critic_batches)
+
+    def join(parts: Sequence[Sequence[Any]]) -> list[Batch]:
+        return [concatenate_agents(fetched(stacks)) for stacks in zip(*parts, strict=True)]
+
+    return Batches(join([own.stacks for own in batches]), join([own.critics for own in batches]))

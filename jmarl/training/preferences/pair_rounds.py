@@ -3,7 +3,7 @@
     candidates = what the team writes on the round's items           sampled and rewarded as in `train`
     others     = what the comparator writes on them                  in rounds; see `comparators`
     pairs      = those of different reward, the telling ones first   `pairs.select`, `pairs.select_against`
-    state      = several updates on pairs of this and older rounds   `fit.update`; `pairs.replay_weights`
+    state      = several updates on pairs of this and older rounds   `pair_source`; `pairs.replay_weights`
 
 madpo is one round over all items, with pairs among the team's own completions. What a round made is kept in
 `pairs/round_0000.jsonl` of the output directory, with the tokens, so that a run goes on bit for bit where it was stopped. Left
@@ -25,29 +25,35 @@ import numpy as np
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
-from jmarl.evaluation.evaluate import Evaluation, evaluate
 from jmarl.learning.setup import Setup
 from jmarl.models.lora import model_of
-from jmarl.randomness import DRAW, PAIRS, PROPOSE, tasks_of
+from jmarl.randomness import DRAW, PAIRS, PROPOSE, Randomness, tasks_of
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team
 from jmarl.team import Team
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.files.manifest import describe_file
-from jmarl.training.files.saving import Saves
-from jmarl.training.fit import Examples, FitLog, batch_size, check_micro_batches, data_batches, encode, update_on_data
-from jmarl.training.logs.metrics_writer import MetricsWriter
-from jmarl.training.logs.step_log import TrainResult
-from jmarl.training.loop import Advanced, loop
+from jmarl.training.loop import Source
 from jmarl.training.preferences.comparators import Candidates, Comparator, History, candidates_of
+from jmarl.training.preferences.data_source import Examples, batch_size, check_micro_batches, drawn, drawn_batches, encode
 from jmarl.training.preferences.pairs import Pair, replay_weights, select, select_against
-from jmarl.types import Data, TeamState
+from jmarl.training.records import Drawn
+from jmarl.training.rollouts import evaluation_of
+from jmarl.types import Batches, TeamState
 
 
 class Round(NamedTuple):
+    """The pairs of a round, and the mean rewards of those who wrote them."""
+
     pairs: list[Pair]
     reward: float  # mean of the team's candidates
-    compared: float  # mean of the comparator's; NaN where there is none
+    compared: float  # mean of the comparator's; NaN without a comparator
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """What is logged of a round."""
+        notes = {"reward/mean": self.reward, "pairs": float(len(self.pairs))}
+        return notes | ({"reward/comparator": self.compared} if math.isfinite(self.compared) else {})
 
 
 class Rounds:
@@ -89,8 +95,8 @@ class Rounds:
     def begin(self, step: int, state: TeamState) -> Round | None:
         """Make the pairs of the round that begins at a step, if one does. A later round may make none (all rewards are equal,
         as of a solved task; `pairs` in the log is then 0): its updates learn from the last one that did."""
-        round_, at = divmod(step, self.updates)
-        if at:
+        round_, update = divmod(step, self.updates)
+        if update:
             return None
         params = [model_of(stack) for stack in state.stacks]
         if self.comparator is not None and self.comparator.history is not None:
@@ -159,10 +165,8 @@ class Rounds:
                 self.env,
                 self.cfg.sampling,
                 self.cfg.episodes,
-                seed=self.cfg.run.seed,
-                step=number,
-                group=self.cfg.episodes.num_generations,
-                purpose=PROPOSE,
+                self.cfg.episodes.num_generations,
+                Randomness(self.cfg.run.seed, number, PROPOSE),
             )
             own = candidates_of(self.team, rollout, self.cfg)
             settings: Any = self.settings
@@ -195,59 +199,21 @@ class Rounds:
             reference += [] if of.reference is None else [of.reference[i] for i in chosen]
         return Examples(encoded, np.array(reference) if reference else None)
 
-    def step(self, step: int, state: TeamState) -> tuple[TeamState, list[dict[str, Any]], int, tuple[Data, ...]]:
-        """One update: the state, metrics, how many tokens were learned from, and each stack's batch."""
-        examples = self.drawn(step)
-        batches = data_batches(self.team, examples, range(len(examples.encoded)), self.algorithm)
-        state, metrics = update_on_data(self.team, state, batches, self.algorithm, self.cfg)
-        return state, metrics, sum(len(row) for pair in examples.encoded for agent in pair for row in agent.rows), batches
 
+def pair_source(setup: Setup, rounds: Rounds, eval_items: Sequence[dict] = ()) -> Source:
+    """Return what a run in rounds learns from: each step draws pairs of this round and older ones."""
 
-class RoundLog(FitLog):
-    """Logs of a run in rounds; also keeps the rounds' mean rewards."""
+    def draw(step: int, state: TeamState) -> Drawn:
+        start = time.monotonic()
+        new = rounds.begin(step, state)
+        preparation_s = time.monotonic() - start
+        experience = drawn(setup.team, rounds.drawn(step), setup.algorithm)
+        return experience._replace(notes=new.notes, preparation_s=preparation_s) if new else experience
 
-    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
-        super().__init__(team, cfg, writer)
-        self.rewards: list[float] = []
-        self._made: Round | None = None
+    def make_batches(state: TeamState, experience: Drawn) -> Batches:
+        return drawn_batches(setup, state, experience)
 
-    def begin(self, made: Round) -> None:
-        """Keep what is known of a round for the row of its first update."""
-        self.flush()
-        self.rewards.append(made.reward)
-        self._made = made
-        self._started = time.monotonic()  # what was made is no part of the step
-
-    def _row(self, step: int, learned: list, tokens: int, seconds: float, batches: Sequence[Data]) -> dict[str, float]:
-        row = super()._row(step, learned, tokens, seconds, batches)
-        if self._made is not None:
-            row |= {"reward/mean": self._made.reward, "pairs": float(len(self._made.pairs))}
-            row |= {"reward/comparator": self._made.compared} if math.isfinite(self._made.compared) else {}
-            self._made = None
-        return row
-
-    def evaluation(self, updates: int, result: Evaluation, began: float) -> None:  # type: ignore[override]
-        super().evaluation(updates, {"reward": result.mean, "reward_ci95": result.interval}, began)
-
-
-def run_rounds(
-    setup: Setup, state: TeamState, rounds: Rounds, log: RoundLog, saves: Saves, eval_items: Sequence[dict]
-) -> TrainResult:
-    """The loop of `train` from `state` on, for rows that learn from pairs of the team's completions."""
-    team, cfg = setup.team, setup.cfg
-    rounds.resume(int(state.step))
-
-    def evaluated(state: TeamState) -> Evaluation:
-        return evaluate(team, [model_of(s) for s in state.stacks], eval_items, rounds.env, cfg)
-
-    def advance(step: int, state: TeamState) -> Advanced:
-        if made := rounds.begin(step, state):
-            log.begin(made)
-        state, *learned = rounds.step(step, state)
-        return state, partial(log.step, step, *learned)
-
-    done = loop(state, cfg.run, log, saves, advance, evaluated if eval_items else None)
-    return TrainResult(team, done.state, log.rewards, done.before, done.after, done.interrupted, done.unsaved)
+    return Source(draw, make_batches, evaluation_of(setup.team, eval_items, rounds.env, setup.cfg))
 
 
 def chosen_of(count: int, n: int, rng: np.random.Generator) -> list[int]:

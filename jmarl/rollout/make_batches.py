@@ -1,0 +1,97 @@
+"""Make the batches that the stacks learn from out of a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jmarl.learning.batches import (
+    concatenate_prompts,
+    make_batch,
+    one_per_prompt,
+    round_up_to_quarter,
+    select_in_few_sizes,
+    take_rows,
+)
+from jmarl.rollout.turns import Rollout, Turn
+from jmarl.team import Team, to_stacks
+from jmarl.types import Batch
+
+
+def to_batches(
+    team: Team, rollout: Rollout, grouping: str = "turn", values: Sequence[np.ndarray] | None = None
+) -> tuple[Batch, ...]:
+    """Return what each stack learns from: the completions of all turns.
+
+    If later turns are chains, no two of their completions have a prompt in common: every row is then a node of its own.
+
+    Args:
+        team: the agents.
+        rollout: the episodes.
+        grouping: `turn` compares the completions that an agent wrote in one turn, `episode` those in all turns on an item.
+        values: per turn [N, P, G], the expected return of each completion.
+    """
+    turns, num_items = rollout.turns, len(rollout.turns[0].items)
+    single = len({turn.group_size for turn in turns}) > 1  # a row is a single completion
+    explicit = any(explicit_groups(grouping, turn.group_size) for turn in turns)
+    returns = [pad_nodes(team, turn, x, np.nan) for turn, x in zip(turns, rollout.returns, strict=True)]
+    expected = [pad_nodes(team, turn, x, 0) for turn, x in zip(turns, values or (), strict=values is not None)]
+    used = used_rows(team, turns, single)
+    batches = []
+    for i, spec in enumerate(team.stacks):
+        roles, parts, start = len(spec.members[0]), [], 0
+        steps = max(int(turn.completions[i].steps.max()) for turn in turns)
+        size = round_up_to_quarter(steps, turns[0].completions[i])
+        for t, turn in enumerate(turns):
+            groups = start + group_numbers(turn, grouping, roles, num_items)
+            start = 0 if grouping == "episode" else groups.max() + 1
+            part = make_batch(
+                turn.encoded[i],
+                turn.completions[i],
+                returns[t][i],
+                groups if explicit else None,
+                size,
+                roles=roles,
+                values=expected[t][i] if expected else None,
+            )
+            parts.append(one_per_prompt(part) if single else part)
+        batches.append(take_rows(concatenate_prompts(parts) if len(parts) > 1 else parts[0], used[i]))
+    return tuple(batches)
+
+
+def explicit_groups(grouping: str, group_size: int) -> bool:
+    """Return whether the rows that are compared are other than the completions of one prompt: in whole episodes, or if prompts
+    have one completion each."""
+    return grouping == "episode" or group_size == 1
+
+
+def group_numbers(turn: Turn, grouping: str, roles: int, num_items: int) -> np.ndarray:
+    """Return for each node [R * P'] the number of its group. Nodes of different roles are in different groups."""
+    groups = np.zeros((roles, turn.padded_size), np.int32)
+    by_item = explicit_groups(grouping, turn.group_size)
+    groups[:, : len(turn.items)] = turn.items if by_item else np.arange(len(turn.items))
+    groups += np.arange(roles)[:, None] * (num_items if grouping == "episode" else groups.max() + 1)
+    return groups.reshape(-1)
+
+
+def used_rows(team: Team, turns: Sequence[Turn], single: bool) -> list[np.ndarray | None]:
+    """Return for each stack the rows [A, rows] of its batch that its agents learn from; None: all.
+
+    These are the nodes that were played and at which the agents act; at least as many as in the first turn, so that
+    micro-batches have rows. single: a row is one completion.
+    """
+    rows_per_node = [turn.group_size if single else 1 for turn in turns]
+    most = sum(turn.most * n for turn, n in zip(turns, rows_per_node, strict=True))
+    acts = [pad_nodes(team, turn, turn.acts, False) for turn in turns]
+    rows: list[np.ndarray | None] = []
+    for i, spec in enumerate(team.stacks):
+        used = [np.repeat(acts[t][i], n, 1) for t, n in enumerate(rows_per_node)]
+        rows.append(select_in_few_sizes(np.concatenate(used, 1), len(spec.members[0]) * most, used[0].shape[1]))
+    return rows
+
+
+def pad_nodes(team: Team, turn: Turn, x: np.ndarray, fill: float) -> tuple[np.ndarray, ...]:
+    """Return values [N, P, ...] of a turn as an array [A, R * P', ...] of each stack, with `fill` at the padding."""
+    padding = ((0, 0), (0, turn.padded_size - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
+    return to_stacks(team, np.pad(x, padding, constant_values=fill))

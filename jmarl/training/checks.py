@@ -1,0 +1,136 @@
+"""Check what a run is given before anything is loaded or sampled, and find the environment that it is played in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jmarl.algorithms import ALGORITHMS, Algorithm, check_row, find_row, resolve
+from jmarl.config import TrainConfig
+from jmarl.envs.base import Environment, TextEnvironment
+from jmarl.envs.messages import SimulatedEnvironment
+from jmarl.envs.reward_environment import Formatter, RewardEnvironment, Transition, default_formatter
+from jmarl.envs.rewards import RewardFunction
+from jmarl.envs.vector import vectorize
+from jmarl.learning.per_agent import check_agents, check_central, check_stacks
+from jmarl.models import sharding
+from jmarl.team import Team
+from jmarl.training.files.run_directory import check_directory
+from jmarl.training.preferences.pair_rounds import check_rounds
+from jmarl.training.preferences.reward_model import policy_config
+
+
+def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:
+    """Return the algorithm of a run. Raises an error for settings and items that would fail later."""
+    algorithm = check_settings(cfg)
+    if not items:
+        raise ValueError("there are no items to train on")
+    if not isinstance(items[0], Mapping):
+        raise TypeError(f"items are dicts, such as {{'prompt': 'Describe a city:'}}; the first is {items[0]!r:.60}")
+    if wandb_config is not None and not cfg.run.output_dir:
+        raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
+    return algorithm
+
+
+def check_settings(cfg: TrainConfig) -> Algorithm:
+    """Return the algorithm of a run. Raises ValueError for settings that do not fit each other, this machine or the output
+    directory; experiments call it before they load models."""
+    sharding.require_one_process()
+    row, group = find_row(cfg.algorithm), cfg.episodes.num_generations
+    if row.data != "rollouts" and not row.makes_pairs:
+        raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit")
+    algorithm = resolve(cfg)
+    if row.data != "rollouts":
+        check_rounds(cfg, algorithm)
+    if row.learned:
+        policy = policy_config(cfg)
+        if find_row(policy.algorithm).data != "rollouts":
+            raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, …")
+        if group < row.min_group:
+            raise ValueError(f"num_generations={group} is too small for algorithm={cfg.algorithm!r}: pairs need 2")
+        check_settings(policy)
+        return algorithm
+    smallest = 2 if row.critic and cfg.critic.critic_type == "q" else row.min_group
+    if group < smallest:
+        raise ValueError(
+            f"num_generations={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest}"
+        )
+    check_joint_mode(cfg, algorithm)
+    check_row(algorithm)
+    check_central(cfg, algorithm)
+    sharding.mesh_for(cfg.run.mesh, [1])
+    check_directory(cfg)
+    return algorithm
+
+
+def check_joint_mode(cfg: TrainConfig, algorithm: Algorithm) -> None:
+    """Raise a ValueError for joint actions and dynamic sampling that the algorithm's baseline does not fit."""
+    row, episodes = algorithm.row, cfg.episodes
+    other_baseline = row.critic or row.baseline == "greedy"
+    if episodes.cross_credit == "sum" and other_baseline:
+        raise ValueError(
+            f"cross_credit='sum' does not fit algorithm={cfg.algorithm!r}: its baseline is of a mean; use cross_credit='mean'"
+        )
+    if episodes.forks and (other_baseline or episodes.dynamic_sampling):
+        setting = (
+            f"dynamic_sampling={episodes.dynamic_sampling}" if episodes.dynamic_sampling else f"algorithm={cfg.algorithm!r}"
+        )
+        raise ValueError(
+            f"joint_mode='counterfactual' does not go with {setting}: its groups are alternatives to single completions"
+        )
+    if episodes.dynamic_sampling and not row.compares_group:
+        users = ", ".join(name for name, other in ALGORITHMS.items() if other.compares_group)
+        raise ValueError(
+            f"dynamic_sampling={episodes.dynamic_sampling} has no effect for algorithm={cfg.algorithm!r}, whose advantages do "
+            f"not compare the returns of a group; it is for {users}"
+        )
+
+
+def check_team(team: Team, cfg: TrainConfig) -> None:
+    """Raise a ValueError for a row that is not for teams of this size, and for settings of single agents that do not fit."""
+    if cfg.algorithm == "ppo" and team.num_agents > 1:
+        raise ValueError(f"algorithm='ppo' is for a team of one, this one has {team.num_agents} agents: choose ippo or mappo")
+    check_agents(cfg, team.num_agents)
+    check_stacks(cfg, team)
+
+
+def environment_of(
+    team: Team,
+    reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
+    formatters: Sequence[Formatter] | None,
+    transition: Transition | None,
+    cfg: TrainConfig,
+) -> Environment:
+    """Return the environment that a run is played in. reward: also a plain function, as `make_reward` takes it."""
+    env: Any = vectorize(reward, cfg.episodes.num_turns)
+    missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
+    if missing and callable(env) and not isinstance(env, RewardFunction | type):
+        env = RewardFunction(env, num_agents=team.num_agents)
+    if not isinstance(env, RewardFunction):
+        if isinstance(env, type):
+            raise TypeError(f"{env.__name__} is a class: give an environment, {env.__name__}(...)")
+        if missing:
+            raise TypeError(
+                f"reward is a {type(env).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
+                f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
+                f"LockStep(env, {team.num_agents})"
+            )
+        if formatters or transition:
+            raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
+        turns = getattr(env, "max_turns", 1)
+        if cfg.episodes.num_turns < turns:
+            raise ValueError(
+                f"num_turns={cfg.episodes.num_turns}, and an episode of this environment has up to {turns}: "
+                f"set num_turns={turns}"
+            )
+        return env
+    formatters = [formatters] * team.num_agents if callable(formatters) else formatters or [default_formatter] * team.num_agents
+    if len(formatters) != team.num_agents:
+        raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
+    if cfg.episodes.num_turns > 1 and transition is None:
+        raise ValueError(
+            f"num_turns={cfg.episodes.num_turns} needs external_transition, which writes the prompts of the next turn"
+        )
+    if cfg.episodes.num_turns == 1 and transition is not None:
+        raise ValueError("external_transition writes the prompts of later turns, and num_turns=1 has none: set num_turns")
+    return RewardEnvironment(env, formatters, transition)

@@ -1,0 +1,46 @@
+"""Write rows of training on given data, or on pairs that the team's own completions make in rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jmarl.config import TrainConfig
+from jmarl.evaluation.evaluate import Evaluation
+from jmarl.team import Team
+from jmarl.training.logs.metrics_writer import LOSS_TAG, MetricsWriter
+from jmarl.training.logs.step_log import Step, StepLog, update_metrics
+from jmarl.training.records import Drawn
+
+
+class DataLog(StepLog):
+    """The log of a run that learns from `Drawn`. `rewards` are those of rounds of pairs."""
+
+    def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
+        super().__init__(team, cfg, writer)
+        self.losses: list[float] = []  # mean over agents, of each update
+
+    def keep(self, step: Step) -> None:
+        if "reward/mean" in step.experience.notes:
+            self.rewards.append(step.experience.notes["reward/mean"])
+        super().keep(step)
+
+    def row(self, step: Step, seconds: float) -> dict[str, float]:
+        row = update_metrics(self.team, jax.device_get(step.metrics))
+        losses = [row[name] for n in range(self.team.num_agents) if (name := f"agent_{n}/loss") in row]  # frozen: none
+        self.losses.append(float(np.mean(losses)))
+        return row | {LOSS_TAG: self.losses[-1], "tokens_per_s": step.experience.tokens / seconds}
+
+    def record(self, experience: Drawn) -> tuple[Any, dict[str, Any]]:
+        texts = [
+            [spec.tokenizer.batch_decode(np.asarray(batch.tokens).reshape(-1, batch.tokens.shape[-1]))]
+            for spec, batch in zip(self.team.stacks, experience.batches, strict=True)
+        ]
+        return jax.device_get(experience), {"texts": texts}
+
+    def evaluation_row(self, result: dict[str, float] | Evaluation) -> dict[str, float]:
+        if isinstance(result, Evaluation):  # rounds evaluate by playing
+            result = {"reward": result.mean, "reward_ci95": result.interval}
+        return {f"eval/{name}": value for name, value in result.items()}

@@ -1,0 +1,125 @@
+"""Write rows, texts and histograms of training on rollouts."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from jmarl.evaluation.evaluate import Evaluation, numbers
+from jmarl.models.stack import fetched
+from jmarl.rollout.turns import Rollout, Turn
+from jmarl.team import Team, to_agents
+from jmarl.training.logs.step_log import Step, StepLog, update_metrics
+from jmarl.training.logs.tables import joint_actions_table
+from jmarl.training.records import Played
+
+
+class RolloutLog(StepLog):
+    """The log of a run that learns from `Played`."""
+
+    def keep(self, step: Step) -> None:
+        rollout = step.experience.rollout
+        self.rewards.append(mean_return(rollout))
+        super().keep(step)
+        for turn in rollout.turns:
+            if turn.fault:
+                count = turn.rewards.shape[0] * turn.rewards.shape[1]
+                message = f"update {step.number}: {turn.invalid} of {count} joint actions have no valid reward; {turn.fault}"
+                warnings.warn(message, stacklevel=3)
+
+    def row(self, step: Step, seconds: float) -> dict[str, float]:
+        row = rollout_metrics(self.team, step.experience.rollout) | update_metrics(self.team, fetched(step.metrics))
+        return row | {"tokens_per_s": row["tokens"] / seconds}
+
+    def fault(self, experience: Played) -> str:
+        rollout = experience.rollout
+        if np.isfinite(rollout.joint_returns[0]).any():
+            return ""
+        return f"no joint action had a valid reward ({next((turn.fault for turn in rollout.turns if turn.fault), '')})"
+
+    def record(self, experience: Played) -> tuple[Any, dict[str, Any]]:
+        turns = [
+            {"prompts": turn.prompts, "completions": turn.texts, "rewards": repr(turn.rewards.tolist()), "fault": turn.fault}
+            for turn in experience.rollout.turns
+        ]
+        return experience, {"items": list(experience.tasks), "turns": turns}
+
+    def texts(self, step: Step) -> None:
+        assert self.writer is not None
+        for name, turn in named_turns(step.experience.rollout):
+            self.writer.histogram(step.number, f"{name}reward", turn.rewards[np.isfinite(turn.rewards)])
+            for agent, lengths in enumerate(token_counts(self.team, turn)):
+                if turn.acts[agent].any():
+                    self.writer.histogram(step.number, f"{name}agent_{agent}/length", lengths[turn.acts[agent]].ravel())
+            self.writer.text(step.number, f"{name}joint_actions", self.table(step.number, turn))
+
+    def evaluation_row(self, result: Evaluation) -> dict[str, float]:
+        return numbers(result)
+
+    def evaluation_texts(self, step: int, result: Evaluation) -> None:
+        assert self.writer is not None
+        for name, turn in named_turns(result.rollout):
+            self.writer.text(step, f"eval/{name}joint_actions", self.table(step, turn))
+
+    def table(self, step: int, turn: Turn) -> str:
+        """Return the best, the worst and random joint actions of a turn as Markdown."""
+        first = [next((p for p in read if p), "") for read in zip(*turn.prompts, strict=True)]  # of an agent that acts
+        prompts = [p for p in first for _ in turn.joint]
+        texts = [[row[g] for row in turn.texts[n] for g in turn.joint[:, n]] for n in range(self.team.num_agents)]
+        rng = np.random.default_rng((self.cfg.run.seed, step))
+        return joint_actions_table(prompts, texts, turn.rewards.mean(-1).ravel().tolist(), 6, rng)
+
+
+def named_turns(rollout: Rollout) -> list[tuple[str, Turn]]:
+    """Return the turns, each with the prefix of its metrics' names; the prefix is empty in runs of one turn."""
+    return [(f"turn_{t}/" if rollout.num_turns > 1 else "", turn) for t, turn in enumerate(rollout.turns)]
+
+
+def mean_return(rollout: Rollout) -> float:
+    """Return the mean return of the first turn's joint actions; with one turn it is the mean reward."""
+    valid = rollout.joint_returns[0][np.isfinite(rollout.joint_returns[0])]
+    return mean_of(valid)
+
+
+def mean_of(x: np.ndarray) -> float:
+    """Return the mean, NaN if there are no numbers. For the few numbers of a step np.mean takes twice the time."""
+    return float(x.sum() / x.size) if x.size else float("nan")
+
+
+def token_counts(team: Team, turn: Turn) -> list[np.ndarray]:
+    """Return the number of tokens of each completion [P, G], for every agent; 0 where it did not act."""
+    lengths = to_agents(team, [np.asarray(done.action_mask).sum(-1) for done in turn.completions])
+    return [x[: len(turn.items)] * acts[:, None] for x, acts in zip(lengths, turn.acts, strict=True)]
+
+
+def rollout_metrics(team: Team, rollout: Rollout) -> dict[str, float]:
+    """Return the metrics of each turn. With several turns `reward/mean` is the mean return; `env_steps`: joint actions."""
+    row: dict[str, float] = {}
+    for (name, turn), returns in zip(named_turns(rollout), rollout.returns, strict=True):
+        row |= {name + key: float(x) for key, x in turn_metrics(team, turn, returns).items()}
+    tokens = sum(row.pop(f"{name}tokens") for name, _ in named_turns(rollout))
+    if rollout.num_turns > 1:
+        row |= {"reward/mean": mean_return(rollout), "env_steps": float(sum(t.rewards[..., 0].size for t in rollout.turns))}
+    return {**row, "tokens": tokens, **rollout.notes}
+
+
+def turn_metrics(team: Team, turn: Turn, returns: np.ndarray) -> dict[str, float]:
+    """Return rewards, their parts, lengths and the share of completions that ended by themselves. returns: [N, P, G]."""
+    rewards = turn.rewards.mean(-1)
+    valid = rewards[np.isfinite(rewards)]
+    row = {"reward/invalid": float(turn.invalid)}
+    if valid.size:
+        row |= {"reward/mean": mean_of(valid), "reward/std": valid.std(), "reward/max": valid.max()}
+    for name, values in turn.parts.items():
+        finite = values[np.isfinite(values)]
+        row[f"reward/{name}"] = mean_of(finite)
+    counts, ended = token_counts(team, turn), to_agents(team, [np.asarray(done.ended) for done in turn.completions])
+    for agent, acts in enumerate(turn.acts):
+        if acts.any():
+            row[f"agent_{agent}/length"] = mean_of(counts[agent][acts])
+            row[f"agent_{agent}/ended"] = mean_of(ended[agent][: len(turn.items)][acts])
+            row[f"agent_{agent}/return"] = mean_of(returns[agent][np.isfinite(returns[agent])])
+    row["tokens"] = sum(c.sum() for c in counts)
+    return row

@@ -1,0 +1,114 @@
+"""Learn from what the team plays: the tasks of a step, its episodes, and the batches made of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from jmarl.config import TrainConfig
+from jmarl.envs.base import Environment
+from jmarl.evaluation.evaluate import Evaluation, evaluate
+from jmarl.learning.setup import Setup
+from jmarl.learning.update import update_keys
+from jmarl.models import lora
+from jmarl.randomness import Randomness, tasks_of
+from jmarl.rollout.critic_values import greedy_baseline, judge
+from jmarl.rollout.dynamic_sampling import further_items, refill
+from jmarl.rollout.play import play
+from jmarl.rollout.turns import Rollout
+from jmarl.sampling.generate import Sampler, sample_team
+from jmarl.team import Team
+from jmarl.training.loop import Source
+from jmarl.training.records import Played
+from jmarl.types import Batch, Batches, TeamState
+
+
+def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_items: Sequence[dict] = ()) -> Source:
+    """Return what a run on rollouts learns from: each step plays episodes on the next of `items`."""
+
+    def play_tasks(step: int, state: TeamState) -> Played:
+        tasks = partial(tasks_at, items, setup.cfg, step)
+        rollout = play_step(sampler_of(setup.team, state), setup, tasks(), env, step, tasks)
+        if step == 0:  # a resumed run may have an update without a valid reward
+            check_valid(rollout)
+        return Played(rollout, tasks())
+
+    def make_batches(state: TeamState, played: Played) -> Batches:
+        return rollout_batches(setup, state, played.rollout)
+
+    return Source(play_tasks, make_batches, evaluation_of(setup.team, eval_items, env, setup.cfg))
+
+
+def evaluation_of(
+    team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig
+) -> Callable[[TeamState], Evaluation] | None:
+    """Return the function that evaluates a state on held-out items; None if there are none."""
+    if not items:
+        return None
+    return lambda state: evaluate(team, [lora.model_of(stack) for stack in state.stacks], items, env, cfg)
+
+
+def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:
+    """Return the tasks of a step; draw: the round of its dynamic sampling, 0 for the first tasks."""
+    own = tasks_of(step, len(items), cfg.episodes.num_prompts, cfg.run.seed)
+    return [items[i] for i in (further_items(step, draw, own, len(items), cfg.run.seed) if draw else own)]
+
+
+def sampler_of(team: Team, state: TeamState) -> Sampler:
+    """Return the function that samples from the policies of a state."""
+    return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
+
+
+def play_step(
+    sample: Sampler,
+    setup: Setup,
+    tasks: Sequence[dict],
+    env: Environment,
+    step: int,
+    further: Callable[[int], Sequence[dict]] | None = None,
+) -> Rollout:
+    """Play one step of training.
+
+    sample: see `play`. further: returns the tasks of a round of dynamic sampling, from 1 on.
+    """
+    team, row, cfg = setup.team, setup.algorithm.row, setup.cfg
+
+    def play_round(draw: int) -> Rollout:
+        items = further(draw) if further and draw else tasks
+        randomness = Randomness(cfg.run.seed, step, draw=draw)
+        return play(sample, team, items, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
+
+    rollout = play_round(0)
+    if cfg.episodes.dynamic_sampling and further:
+        rollout = refill(team, rollout, play_round, cfg.episodes.dynamic_sampling, row.grouping)
+    if row.baseline == "greedy":
+        rollout = rollout._replace(expected=greedy_baseline(sample, team, tasks, env, cfg, step, rollout))
+    return rollout
+
+
+def check_valid(first: Rollout) -> None:
+    """Raise a ValueError if no reward of the first update is valid, or if no agent acts in it."""
+    if not any(turn.acts.any() for turn in first.turns):
+        raise ValueError(
+            "no agent acts in the first update: every prompt is None, which says that its agent does not act (does a formatter "
+            "return its text?)"
+        )
+    if not np.isfinite(first.joint_returns[0]).any():  # a reward of a later turn counts for the turns before
+        fault = next((turn.fault for turn in first.turns if turn.fault), "")
+        raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
+
+
+def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
+    """Return what the stacks and the critics learn from a rollout, with the random keys of the update."""
+    run = setup.cfg.run
+    batches, critic_batches = judge(setup, state, rollout)
+    numbers = itertools.count()  # of the stacks first, then of the critics
+
+    def with_keys(batch: Batch) -> Batch:
+        keys = update_keys(setup.algorithm, run.seed, state.step, next(numbers), batch.rewards.shape[0])
+        return batch._replace(keys=keys)
+
+    return Batches([with_keys(batch) for batch in batches], [with_keys(batch) for batch in critic_batches])
