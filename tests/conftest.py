@@ -20,8 +20,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
-from jmarl.sandbox import Sandbox, SandboxUnavailable
+# Check the types and shapes in annotations of the rooms of pure functions, here and in no user's run. Before they are imported.
+ROOMS_WITH_SHAPES = ["jmarl.types", "jmarl.rl", "jmarl.models", "jmarl.sampling", "jmarl.learning"]
+install_import_hook(ROOMS_WITH_SHAPES, "beartype.beartype")
+
+from jmarl.sandbox import Sandbox, SandboxUnavailable  # noqa: E402
 
 # Before jax is imported, and inherited by subprocesses: compiled programs are kept between test runs. Each worker has its own:
 # jax does not write a program in one go, so that another process could read a part of it.
