@@ -101,7 +101,7 @@ class ProbeEnvironment:
         return Answer(result, np.full(len(after), last), after)
 
     def observe(self, after):
-        read = [np.asarray(probes.passed_on(state.said[-1])) for state in after]
+        read = [np.asarray(probes.next_prompt(state.said[-1])) for state in after]
         return after, [[f"| {SYMBOLS[tokens[n]]} |" for tokens in read] for n in range(self.num_agents)]
 
 

@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, Shaped
 
 from jmarl.algorithms import Algorithm
-from jmarl.learning.objective import batch_logprobs, kl_penalty
+from jmarl.learning.targets import batch_logprobs, kl_penalty
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of, with_value_head
@@ -103,8 +104,16 @@ def trains(algorithm: Algorithm) -> str:
 
 @partial(jax.jit, static_argnames=("model", "dtype", "mode", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _values(
-    params: Any, prompts: Any, lengths: Any, tokens: Any, *, model: ModelConfig, dtype: str, mode: str, mesh: Mesh | None
-) -> jax.Array:
+    params: Any,
+    prompts: Int[Array, "agent prompt prompt_token"],
+    lengths: Int[Array, "agent prompt"],
+    tokens: Int[Array, "agent prompt group token"],
+    *,
+    model: ModelConfig,
+    dtype: str,
+    mode: str,
+    mesh: Mesh | None,
+) -> Float[Array, "agent prompt group token"]:
     TRACES["values"] += 1
     agents = tokens.shape[0]
     mode = mode if mesh is None or apart(mesh, agents) else "vmap"
@@ -116,7 +125,9 @@ def _values(
     return over_agents(per_agent(one_agent, mode), mesh, agents)(params, prompts, lengths, tokens)
 
 
-def check_context(spec: StackSpec, lengths: np.ndarray, tokens: Any) -> None:
+def check_context(
+    spec: StackSpec, lengths: Int[Array | np.ndarray, "agent prompt"], tokens: Shaped[Array | np.ndarray, "... token"]
+) -> None:
     """Raise a ValueError for more tokens than a critic of another model than its agent can read."""
     longest, limit = int(np.max(lengths)) + tokens.shape[-1] - 1, spec.config.max_positions
     if longest > limit:
@@ -125,8 +136,15 @@ def check_context(spec: StackSpec, lengths: np.ndarray, tokens: Any) -> None:
         )
 
 
-def value_stack(params: Any, spec: StackSpec, prompts: Any, lengths: Any, tokens: Any, algorithm: Algorithm) -> jax.Array:
-    """Return values [A, P, G, T] by a stack of critics: before each of tokens [A, P, G, T] after prompts [A, P, S]."""
+def value_stack(
+    params: Any,
+    spec: StackSpec,
+    prompts: Int[Array | np.ndarray, "agent prompt prompt_token"],
+    lengths: Int[Array | np.ndarray, "agent prompt"],
+    tokens: Int[Array, "agent prompt group token"],
+    algorithm: Algorithm,
+) -> Float[Array, "agent prompt group token"]:
+    """Return the values by a stack of critics before each of the tokens after the prompts."""
     check_context(spec, lengths, tokens)
     mesh, arrays = mesh_of(params), (jnp.asarray(prompts), jnp.asarray(lengths), tokens)
     if mesh is not None:
@@ -151,8 +169,14 @@ def penalizes_tokens(algorithm: Algorithm) -> bool:
 
 @partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)
 def _penalties(
-    reference: Any, kl_coef: jax.Array, batch: Batch, *, model: ModelConfig, algorithm: Algorithm, mesh: Mesh | None
-) -> tuple[jax.Array, jax.Array]:
+    reference: Any,
+    kl_coef: Float[Array, " agent"],
+    batch: Batch,
+    *,
+    model: ModelConfig,
+    algorithm: Algorithm,
+    mesh: Mesh | None,
+) -> tuple[Float[Array, "agent prompt group token"], Float[Array, "agent prompt group token"]]:
     TRACES["penalties"] += 1
     agents = batch.tokens.shape[0]
     mode = algorithm.optimizer.per_agent if mesh is None or apart(mesh, agents) else "vmap"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Num
 
 from jmarl.algorithms import Algorithm
 from jmarl.rl import masked
@@ -16,23 +16,23 @@ from jmarl.types import PreferenceBatch, TextBatch
 
 
 class PairTargets(NamedTuple):
-    """What the preference loss needs of pairs [P]."""
+    """What the preference loss needs of pairs."""
 
-    token_weights: jax.Array  # [P, 2, T] float32: weight of a token's number in the number of its completion
-    reference: jax.Array  # [P, 2] float32: subtracted from the number of a completion
-    team_margin: jax.Array  # [P] float32: added to the margin, that of the other agents
-    share: jax.Array  # [P] float32: 1 / valid pairs of the whole batch; 0: padding
+    token_weights: Float[Array, "pair 2 token"]  # weight of a token's number in the number of its completion
+    reference: Float[Array, "pair 2"]  # subtracted from the number of a completion
+    team_margin: Float[Array, " pair"]  # added to the margin: that of the other agents
+    share: Float[Array, " pair"]  # 1 / valid pairs of the whole batch; 0: padding
 
 
 class TextTargets(NamedTuple):
-    """What the loss of texts needs of each token, arrays [P, 1, T]."""
+    """What the loss of texts needs of each token: arrays [P, 1, T], or [M] of any tokens."""
 
-    cloned: jax.Array  # float32: 1 / tokens that agents wrote in the whole batch; 0 elsewhere
-    predicted: jax.Array  # float32: 1 / tokens that answered them in the whole batch; 0 elsewhere
+    cloned: Float[Array, "*token"]  # 1 / tokens that agents wrote in the whole batch; 0 elsewhere
+    predicted: Float[Array, "*token"]  # 1 / tokens that answered them in the whole batch; 0 elsewhere
 
 
-def pair_token_weights(mask: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """Return the weight [..., T] of each token's number in that of its completion, whose tokens are in mask [..., T].
+def pair_token_weights(mask: Bool[Array, "*pair token"], algorithm: Algorithm) -> Float[Array, "*pair token"]:
+    """Return the weight of each token's number in that of its completion, whose tokens are in mask.
 
     All 1 (the sum of log-probabilities), 1 / length for ipo (their mean), or 1 behind the last token (a score; T is then one
     longer)."""
@@ -55,13 +55,15 @@ def make_text_targets(batch: TextBatch) -> TextTargets:
     return TextTargets(*(mask / jnp.maximum(mask.sum(), 1) for mask in masks))
 
 
-def completion_numbers(token_numbers: jax.Array, targets: PairTargets) -> jax.Array:
-    """Return numbers [P, 2] of completions from those of their tokens [P, 2, T], less the reference's."""
+def completion_numbers(token_numbers: Float[Array, "pair 2 token"], targets: PairTargets) -> Float[Array, "pair 2"]:
+    """Return the numbers of completions from those of their tokens, less the reference's."""
     return masked.total(token_numbers * targets.token_weights, targets.token_weights != 0, -1) - targets.reference
 
 
-def pairs_loss(token_numbers: jax.Array, targets: PairTargets, algorithm: Algorithm) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the loss of log-probabilities or values of tokens [P, 2, T] and its metrics, additive over parts of a batch."""
+def pairs_loss(
+    token_numbers: Float[Array, "pair 2 token"], targets: PairTargets, algorithm: Algorithm
+) -> tuple[Float[Array, ""], dict[str, Num[Array, ""]]]:
+    """Return the loss of log-probabilities or values of tokens and its metrics, additive over parts of a batch."""
     numbers = completion_numbers(token_numbers, targets)
     margins = numbers[:, 0] - numbers[:, 1] + targets.team_margin
     loss, metrics = algorithm.row.loss(margins, targets.share, **algorithm.options)
@@ -70,9 +72,9 @@ def pairs_loss(token_numbers: jax.Array, targets: PairTargets, algorithm: Algori
 
 
 def texts_loss(
-    logp: jax.Array, entropy: jax.Array, targets: TextTargets, algorithm: Algorithm
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the loss of tokens [M] and their part of its metrics.
+    logp: Float[Array, " token"], entropy: Float[Array, " token"], targets: TextTargets, algorithm: Algorithm
+) -> tuple[Float[Array, ""], dict[str, Num[Array, ""]]]:
+    """Return the loss of tokens and their part of its metrics.
 
     The mean negative log-probability of what agents wrote (behavior cloning) and of what answered them (a world model),
     weighted."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from jmarl.algorithms import Algorithm
 from jmarl.learning.data_objective import (
@@ -22,41 +23,21 @@ from jmarl.learning.data_objective import (
     pairs_loss,
     texts_loss,
 )
+from jmarl.learning.targets import (
+    ActorCriticTargets,
+    Metrics,
+    PerToken,
+    PolicyTargets,
+    ValueTargets,
+    make_policy_targets,
+    make_value_targets,
+)
 from jmarl.models import decoder, lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of
-from jmarl.rl import advantages, losses, masked
-from jmarl.sampling.scoring import hidden_states, score, score_loss, token_scores
-from jmarl.types import Batch, Data, PreferenceBatch, Running, TextBatch
-
-
-class PolicyTargets(NamedTuple):
-    """What the policy loss needs of each token: arrays [P, G, T], or [M] of any tokens."""
-
-    mask: jax.Array  # bool: tokens that are trained
-    share: jax.Array  # 1 / number of trained tokens of the whole batch, the weight of a token in metrics
-    weights: jax.Array  # weight of a token in the loss
-    old_logprobs: jax.Array
-    ref_logprobs: jax.Array
-    advantages: jax.Array
-    kl_weights: jax.Array  # weights times the coefficient of the KL term
-
-
-class ValueTargets(NamedTuple):
-    """What the value loss needs of each token, arrays [P, G, T]."""
-
-    mask: jax.Array  # bool: tokens before which there is a value
-    weights: jax.Array  # 1 / number of them in the whole batch
-    targets: jax.Array
-    old_values: jax.Array
-
-
-class ActorCriticTargets(NamedTuple):
-    """What an agent with a value head needs."""
-
-    policy: PolicyTargets
-    values: ValueTargets
-
+from jmarl.rl import losses, masked
+from jmarl.sampling.scoring import hidden_states, score_loss, token_scores
+from jmarl.types import Data, PreferenceBatch, Running, TextBatch
 
 Targets = PolicyTargets | ValueTargets | ActorCriticTargets | PairTargets | TextTargets
 
@@ -64,15 +45,15 @@ Targets = PolicyTargets | ValueTargets | ActorCriticTargets | PairTargets | Text
 class LossInputs(NamedTuple):
     """A batch of one agent with everything that its loss needs."""
 
-    prompts: jax.Array  # [P, S] int32
-    prompt_lengths: jax.Array  # [P] int32
-    tokens: jax.Array  # [P, G, T] int32
+    prompts: Int[Array, "prompt prompt_token"]
+    prompt_lengths: Int[Array, " prompt"]
+    tokens: Int[Array, "prompt group token"]
     targets: Targets | None  # None: they are made from values of the same pass (`values_to_targets`)
-    dropout: jax.Array | None = None  # [] typed key, where adapters have dropout
+    dropout: Key[Array, ""] | None = None  # where adapters have dropout
 
     @property
-    def trained_tokens(self) -> jax.Array:
-        """Return which tokens of rollouts are trained, bool."""
+    def trained_tokens(self) -> Bool[Array, "..."]:
+        """Return which tokens of rollouts are trained."""
         assert isinstance(self.targets, PolicyTargets | ValueTargets | ActorCriticTargets)
         return self.targets.policy.mask if isinstance(self.targets, ActorCriticTargets) else self.targets.mask
 
@@ -101,11 +82,11 @@ def split(inputs: LossInputs, n: int, setting: str = "micro_batches") -> LossInp
             f"that times a divisor of {group}; they follow from num_prompts, num_generations and num_minibatches"
         )
 
-    def cut(x: jax.Array) -> jax.Array:  # [P, G, ...]
+    def cut(x: Shaped[Array, "prompt group ..."]) -> Shaped[Array, "part part_prompt part_group ..."]:
         x = x.reshape(prompts // over_prompts, over_prompts, over_group, group // over_group, *x.shape[2:])
         return jnp.moveaxis(x, (1, 2), (0, 1)).reshape(n, x.shape[0], *x.shape[3:])
 
-    def repeat(x: jax.Array) -> jax.Array:  # [P, ...]: every part of a group has the same prompt
+    def repeat(x: Shaped[Array, "prompt ..."]) -> Shaped[Array, "part part_prompt ..."]:  # parts of a group share their prompt
         by_part = jnp.swapaxes(x.reshape(prompts // over_prompts, over_prompts, *x.shape[1:]), 0, 1)
         return jnp.repeat(by_part, over_group, 0)
 
@@ -122,13 +103,13 @@ def make_loss_inputs(
     model: ModelConfig,
     algorithm: Algorithm,
     trains: str = "policy",
-) -> tuple[LossInputs, dict[str, jax.Array]]:
+) -> tuple[LossInputs, Metrics]:
     """Return everything that the loss of one agent's batch needs, and metrics of the batch.
 
     running: statistics that include this batch's returns; params: the agent before the update, read only where its
     log-probabilities are computed again; trains: `policy`, `values` (a critic) or `both`."""
     targets: Targets
-    metrics: dict[str, jax.Array] = {}
+    metrics: Metrics = {}
     if isinstance(batch, PreferenceBatch):
         targets = make_pair_targets(batch, algorithm)
     elif isinstance(batch, TextBatch):
@@ -148,146 +129,7 @@ def make_loss_inputs(
     return LossInputs(batch.prompts, batch.prompt_lengths, batch.tokens, targets, dropout), metrics
 
 
-def make_policy_targets(
-    reference: Any, running: Running, batch: Batch, params: Any, model: ModelConfig, algorithm: Algorithm
-) -> tuple[PolicyTargets, dict[str, jax.Array]]:
-    """Return masks, token weights, reference log-probabilities and advantages of one agent's batch, and metrics."""
-    loss, valid = algorithm.loss, jnp.isfinite(batch.rewards)
-    if loss.mask_overlong:
-        valid &= batch.ended
-    mask = batch.action_mask & valid[..., None]
-    rescored = loss.old_logprobs == "rescored" or loss.importance_cap is not None
-    old = jax.lax.stop_gradient(batch_logprobs(params, batch, model, algorithm)) if rescored else batch.old_logprobs
-    penalty = jnp.zeros_like(old)
-    if batch.penalty is not None:
-        ref, penalty = batch.ref_logprobs, jnp.where(mask, batch.penalty, 0)
-    elif reference is None:
-        ref = batch.old_logprobs
-    else:
-        ref = batch_logprobs(reference, batch, model, algorithm)
-        if loss.kl_in == "reward":
-            penalty = kl_penalty(batch, ref, mask, running.kl_coef, algorithm)
-    advantage, metrics = make_advantages(running, batch, penalty, mask, algorithm)
-    if rescored:
-        metrics["mismatch"] = masked.mean(jnp.abs(old - batch.old_logprobs), mask)
-    if loss.importance_cap is not None:
-        weight = importance(old, batch.truncated_logprobs, mask, loss.importance_cap, loss.importance_level)
-        advantage, token_weight = advantage * weight, jnp.broadcast_to(weight, mask.shape)
-        metrics["importance"] = masked.mean(token_weight, mask)
-        metrics["importance_capped"] = masked.mean(token_weight >= loss.importance_cap, mask)
-    weights = losses.token_weights(mask, loss.loss_aggregation or "token_mean", valid, algorithm.max_new_tokens)
-    share = mask / jnp.maximum(mask.sum(), 1)
-    advantage = jnp.broadcast_to(advantage, mask.shape)
-    return PolicyTargets(mask, share, weights, old, ref, advantage, running.kl_coef * weights), metrics
-
-
-def batch_logprobs(params: Any, batch: Batch, model: ModelConfig, algorithm: Algorithm) -> jax.Array:
-    """Return the log-probabilities [P, G, T] that parameters give to the completions of one agent's batch."""
-    weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
-    scores = score(weights, model, batch.prompts, batch.prompt_lengths, batch.tokens, temperature=algorithm.temperature)
-    return scores.logprobs
-
-
-def kl_penalty(batch: Batch, ref: jax.Array, mask: jax.Array, kl_coef: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """Return what the KL term subtracts from the reward of each token [P, G, T]: the estimated KL of the behavior policy to the
-    reference, whose log-probabilities are ref."""
-    return kl_coef * jnp.where(mask, losses.kl_estimate(batch.old_logprobs, ref, algorithm.loss.kl_estimator or "k1"), 0)
-
-
-def make_advantages(
-    running: Running, batch: Batch, penalty: jax.Array, mask: jax.Array, algorithm: Algorithm
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return advantages [P, G, T or 1] of one agent's batch, and metrics. penalty [P, G, T]: subtracted from token rewards."""
-    if algorithm.row.per_token:
-        return token_advantages(running, batch, penalty, mask, algorithm)
-    row, valid, num_roles = algorithm.row, mask.any(-1), running.baseline.shape[0]
-    roles = jnp.zeros(valid.shape, jnp.int32) if batch.roles is None else batch.roles
-    returns = batch.rewards - penalty.sum(-1)
-    finite = jnp.isfinite(returns)
-    expected = jnp.zeros(())
-    if row.baseline == "ema":
-        expected = running.baseline[roles]
-    if batch.values is not None:
-        expected = batch.values[..., 0]
-        if row.critic and algorithm.value_kind == "q":
-            expected = advantages.per_group(masked.mean, expected, finite, batch.groups)
-    advantage = advantages.estimate(
-        row.estimator,
-        returns - expected,
-        batch.groups,
-        scale=algorithm.loss.advantage_scale or "none",
-        roles=roles,
-        num_roles=num_roles,
-        running_std=advantages.running_std(running),
-    )
-    largest = advantages.per_group(largest_magnitude, advantage, finite, batch.groups)
-    metrics = {
-        "advantage_std": jnp.sqrt(masked.mean((advantage - masked.mean(advantage, valid)) ** 2, valid)),
-        "zero_variance_share": masked.mean(largest < advantages.EPS, valid),
-    }
-    return advantage[..., None], metrics
-
-
-def largest_magnitude(x: jax.Array, valid: jax.Array) -> jax.Array:
-    """Return the largest valid |x| [] of a group."""
-    return jnp.max(jnp.where(valid, jnp.abs(x), 0))
-
-
-def token_advantages(
-    running: Running, batch: Batch, penalty: jax.Array, mask: jax.Array, algorithm: Algorithm
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return advantages [P, G, T] by GAE over the tokens of each completion, and metrics."""
-    valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
-    rewards = advantages.at_the_end(batch.rewards, valid) - penalty
-    advantage = advantages.gae(rewards, batch.values, valid, lam=algorithm.gae_lambda)
-    scale = algorithm.loss.advantage_scale
-    if scale == "running_std":
-        advantage = advantages.divide(advantage, advantages.running_std(running))
-    elif scale == "batch_std":
-        roles = jnp.zeros(mask.shape[:2], jnp.int32) if batch.roles is None else batch.roles
-        roles = jnp.broadcast_to(roles[..., None], mask.shape)
-        std = advantages.role_spread(advantage, mask, roles, running.baseline.shape[0])
-        advantage = advantages.divide(advantage, std)
-    return advantage, {"advantage_std": advantages.spread(advantage.reshape(-1), mask.reshape(-1))}
-
-
-def importance(old: jax.Array, sampled: jax.Array, mask: jax.Array, cap: float, level: str) -> jax.Array:
-    """Return min(learner / sampler, cap) [P, G, T or 1] of each token or completion (truncated importance sampling)."""
-    difference = jnp.where(mask, old - sampled, 0)
-    if level == "sequence":
-        difference = difference.sum(-1, keepdims=True)
-    return jnp.minimum(jnp.exp(difference), cap)
-
-
-def make_value_targets(batch: Batch, algorithm: Algorithm) -> tuple[ValueTargets, dict[str, jax.Array]]:
-    """Return the targets of a critic: lambda-returns where it gives a value for every token, else returns.
-
-    They are of the same rewards as the advantages: less the batch's penalty, if it has one."""
-    valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
-    old = jnp.broadcast_to(batch.values, valid.shape)
-    if algorithm.value_kind == "token":
-        mask = valid
-        rewards = advantages.at_the_end(batch.rewards, mask)
-        rewards = rewards if batch.penalty is None else rewards - batch.penalty
-        targets = old + advantages.gae(rewards, old, mask, lam=algorithm.gae_lambda)
-    else:
-        mask = value_mask(batch, algorithm.value_kind)
-        targets = jnp.broadcast_to(jnp.nan_to_num(batch.rewards)[..., None], valid.shape)
-    residual, center = masked.mean((targets - old) ** 2, mask), masked.mean(targets, mask)
-    total = masked.mean((targets - center) ** 2, mask)
-    explained = jnp.where(total > 0, 1 - residual / jnp.where(total > 0, total, 1), 0)
-    return ValueTargets(mask, mask / jnp.maximum(mask.sum(), 1), targets, old), {"explained_variance": explained}
-
-
-def value_mask(batch: Batch, kind: str) -> jax.Array:
-    """Return where in [P, G, T] a critic gives its value of a valid completion: at the end of the prompt (v), or after the last
-    token (q), for which the token axis is one longer than the completions."""
-    valid = jnp.isfinite(batch.rewards)[..., None]
-    position = 0 if kind == "v" else batch.action_mask.sum(-1, keepdims=True)
-    return valid & (jnp.arange(batch.action_mask.shape[-1]) == position)
-
-
-ValuesToTargets = Callable[[jax.Array], tuple[LossInputs, dict[str, jax.Array]]]
+ValuesToTargets = Callable[[PerToken], tuple[LossInputs, Metrics]]
 
 
 def loss_of_inputs(
@@ -298,8 +140,8 @@ def loss_of_inputs(
     *,
     model: ModelConfig,
     algorithm: Algorithm,
-) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array | None]]:
-    """Return the loss of one agent's inputs, its metrics, and values [P, G, T] where they are of this pass.
+) -> tuple[Float[Array, ""], tuple[Metrics, PerToken | None]]:
+    """Return the loss of one agent's inputs, its metrics, and values where they are of this pass.
 
     Loss and metrics are additive over micro-batches. base: the frozen parameters that params are adapters of.
     values_to_targets: makes the targets from the values of this very pass, where the inputs have none."""
@@ -316,9 +158,10 @@ def loss_of_inputs(
         text_loss = functools.partial(texts_loss, algorithm=algorithm)
         loss, metrics = score_loss(weights, hidden, tokens, targets, text_loss)
         return loss, (metrics, None)
-    new_values, metrics = None, {}
-    if values_to_targets is not None or not isinstance(targets, PolicyTargets):
-        values = values_of(params, hidden).reshape(tokens.shape)
+    if isinstance(targets, PolicyTargets):
+        loss, metrics = policy_loss(weights, hidden, tokens, targets, algorithm)
+        return loss, (metrics, None)
+    values, new_values, metrics = values_of(params, hidden).reshape(tokens.shape), None, {}
     if values_to_targets is not None:
         new_values = jax.lax.stop_gradient(values)
         inputs, metrics = values_to_targets(new_values)
@@ -326,9 +169,6 @@ def loss_of_inputs(
     if isinstance(targets, ValueTargets):
         loss, value_metrics = value_loss(values, targets, algorithm)
         return loss, (metrics | value_metrics | {"loss": loss}, new_values)
-    if isinstance(targets, PolicyTargets):
-        loss, policy_metrics = policy_loss(weights, hidden, tokens, targets, algorithm)
-        return loss, (metrics | policy_metrics, new_values)
     assert isinstance(targets, ActorCriticTargets)
     loss, policy_metrics = policy_loss(weights, hidden, tokens, targets.policy, algorithm)
     head_loss, value_metrics = value_loss(values, targets.values, algorithm)
@@ -336,17 +176,21 @@ def loss_of_inputs(
     return loss, (metrics | policy_metrics | value_metrics | {"loss": loss}, new_values)
 
 
-def value_loss(values: jax.Array, targets: ValueTargets, algorithm: Algorithm) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the value loss of values [P, G, T] and its metrics, additive over parts of a batch."""
+def value_loss(values: PerToken, targets: ValueTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
+    """Return the value loss and its metrics, additive over parts of a batch."""
     clip = algorithm.value_clip
     loss, metrics = losses.value_loss(values, targets.targets, targets.old_values, targets.weights, clip=clip)
     return loss, {name: jnp.sum(targets.weights * x) for name, x in metrics.items()} | {"value_loss": loss}
 
 
 def policy_loss(
-    weights: Any, hidden: jax.Array, tokens: jax.Array, targets: PolicyTargets, algorithm: Algorithm
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return `token_loss` of all tokens [P, G, T] from their hidden states [P * G * T, D].
+    weights: Any,
+    hidden: Float[Array, "prompt_group_token dim"],
+    tokens: Int[Array, "prompt group token"],
+    targets: PolicyTargets,
+    algorithm: Algorithm,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Return `token_loss` of all tokens from their hidden states.
 
     It is computed for some tokens at a time, unless the ratio is that of whole completions. weights: parameters in the compute
     dtype."""
@@ -359,9 +203,9 @@ def policy_loss(
 
 
 def token_loss(
-    logp: jax.Array, entropy: jax.Array, targets: PolicyTargets, algorithm: Algorithm
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the loss of tokens and their part of its metrics. All arrays are [P, G, T] or, of any tokens, [M]."""
+    logp: Float[Array, "*token"], entropy: Float[Array, "*token"], targets: PolicyTargets, algorithm: Algorithm
+) -> tuple[Float[Array, ""], Metrics]:
+    """Return the loss of tokens [P, G, T] or [M] and their part of its metrics."""
     settings = algorithm.loss
     loss, metrics = algorithm.row.loss(logp, targets.old_logprobs, targets.advantages, targets.weights, **algorithm.options)
     if settings.entropy_coef:
@@ -381,8 +225,14 @@ def token_loss(
     return loss, metrics | {"loss": loss}
 
 
-def pair_numbers(params: Any, weights: Any, hidden: jax.Array, tokens: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """Return what pairs are compared by, for each of tokens [P, G, T] with hidden states [P * G * T, D].
+def pair_numbers(
+    params: Any,
+    weights: Any,
+    hidden: Float[Array, "prompt_group_token dim"],
+    tokens: Int[Array, "prompt group token"],
+    algorithm: Algorithm,
+) -> PerToken:
+    """Return what pairs are compared by, for each token.
 
     Log-probabilities (at temperature 1, whatever was sampled with), or values before the tokens. weights: params in the compute
     dtype."""

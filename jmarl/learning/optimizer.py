@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import Optimizer
@@ -62,7 +63,7 @@ def make_optimizer(algorithm: Algorithm, agent: PerAgent | None = None) -> optax
 
 
 def transformation(
-    settings: Optimizer, rate: optax.Schedule, decay: jax.Array | float, clip: jax.Array | float
+    settings: Optimizer, rate: optax.Schedule, decay: Float[Array, ""] | float, clip: Float[Array, ""] | float
 ) -> optax.GradientTransformation:
     """Return a clip by the global norm and the optimizer; its last part is the learning rate, which counts steps."""
     name = single("optimizer", settings.optimizer)
@@ -76,8 +77,8 @@ def transformation(
     return optax.chain(optax.clip_by_global_norm(clip), optimizer)
 
 
-def steps_done(state: StackState) -> jax.Array:
-    """Return the number of optimizer steps that changed the parameters, [A] (or [] of one agent): the learning rate's count."""
+def steps_done(state: StackState) -> Int[Array, "*agent"]:
+    """Return how many optimizer steps have changed the parameters of a stack, or of one agent: the learning rate's count."""
     return state.opt_state[1][-1].count
 
 
@@ -112,12 +113,12 @@ def _init_moments(params: Any, settings: Optimizer, mesh: Mesh | None, platform:
 def apply_gradients(
     state: StackState,
     grads: Any,
-    loss: jax.Array,
-    held: jax.Array | None = None,
+    loss: Float[Array, ""],
+    held: Bool[Array, ""] | None = None,
     agent: PerAgent | None = None,
     *,
     algorithm: Algorithm,
-) -> tuple[StackState, dict[str, jax.Array]]:
+) -> tuple[StackState, dict[str, Num[Array, ""]]]:
     """Make one optimizer step of one agent, unless it is `held`. A loss or gradient that is not finite changes nothing and is
     counted."""
     norm = optax.tree.norm(grads)

@@ -1,18 +1,18 @@
-"""Probe environments: tasks so small that what fails to learn one names its broken part; and whole runs on them as one program.
+"""Probe environments: tasks so small that a failure to learn one names the broken part; and whole runs on them as one program.
 
-All on token ids, as arrays. A task is an item, a token that all agents read as their prompt (between two marks); agents write
-completions of one length, nothing ends early, and the reward is the team's:
+Tasks are arrays of token ids. A task is an item: a token that all agents read as their prompt, between two marks. Completions
+have one length, nothing ends early, and all agents get the same reward:
 
 1. constant: always 1. Nothing to learn but a critic's value.
 2. emit: the share of tokens that are `TARGET`. A bandit: advantages and the policy gradient.
 3. copy: the share of tokens that are the item. The prompt must be read.
-4. agree: the share of places where all agents wrote the same token, without having seen each other's: joint credit.
-5. remember: two turns, a reward only at the end: half for having written `TARGET` in the first turn, half for copying in the
-   second the token that the next agent wrote first, which is then the prompt. Credit over turns.
+4. agree: the share of positions where all agents write the same token, without seeing each other's: joint credit.
+5. remember: two turns and a reward only at the end: half for `TARGET` as the first token of the first turn, half for copying
+   in the second turn the next agent's first token, which is then the prompt. Credit over turns.
 
 `run` is sampling, environment, reward, advantages and update of all steps in one program (as in PureJaxRL): no host, no text.
-With the items that the training loop would take (`order.tasks_of`) it makes the same run, which a test shows. Left out: rows
-with critics or greedy baselines, trees, cross joint actions, several stacks.
+A test shows that it equals the training loop on the same items. Left out: rows with critics or greedy baselines, trees, cross
+joint actions, several stacks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jaxtyping import Array, Float, Int, Num
 
 from jmarl.algorithms import Algorithm, find_row, resolve
 from jmarl.config import TrainConfig
@@ -38,45 +40,52 @@ from jmarl.types import Batch, Completions, StackState
 MARK, TARGET = 0, 1  # a mark around items, and the token that probes 2 and 5 ask for
 ITEMS = tuple(range(2, 10))  # tokens that are items
 VOCAB = 11
-# The end is no token of the model's. Forbidding one that it has (min_new_tokens) would leave it in the probabilities that are
-# scored: all-negative advantages, as of maremax, would then move all mass there, since no sample ever answers for it.
+# No token of the model ends a completion. Forbidding one that it has (min_new_tokens) would leave it in the probabilities that
+# are scored, and all-negative advantages (maremax) would move all mass to it, because it is never sampled.
 STOP = VOCAB
 
 
-class Probe(NamedTuple):
-    """reward: tokens of each turn [..., N, T] and items [...] -> [...], in [0, 1]."""
+AnyArray = Array | np.ndarray  # rewards are also computed on the host
+TurnTokens = list[Int[AnyArray, "*task agent token"]]  # of each turn so far
+Items = Int[AnyArray, "*task"]
+Rewards = Float[AnyArray, "*task"]
 
-    reward: Callable[..., jax.Array]
+
+class Probe(NamedTuple):
+    """A probe: reward(tokens of each turn, items) -> rewards in [0, 1]."""
+
+    reward: Callable[[TurnTokens, Items], Rewards]
     turns: int = 1
     min_agents: int = 1
 
 
-def constant(turns: list, items) -> jax.Array:
+def constant(turns: TurnTokens, items: Items) -> Rewards:
     del items
     return jnp.ones(turns[0].shape[:-2])
 
 
-def emit(turns: list, items) -> jax.Array:
+def emit(turns: TurnTokens, items: Items) -> Rewards:
     del items
     return (turns[0] == TARGET).mean((-1, -2))
 
 
-def copy(turns: list, items) -> jax.Array:
+def copy(turns: TurnTokens, items: Items) -> Rewards:
     return (turns[0] == items[..., None, None]).mean((-1, -2))
 
 
-def agree(turns: list, items) -> jax.Array:
+def agree(turns: TurnTokens, items: Items) -> Rewards:
     del items
     return (turns[0] == turns[0][..., :1, :]).all(-2).mean(-1)
 
 
-def remember(turns: list, items) -> jax.Array:
+def remember(turns: TurnTokens, items: Items) -> Rewards:
     del items
-    return 0.5 * (turns[0][..., 0] == TARGET).mean(-1) + 0.5 * (turns[1] == passed_on(turns[0])[..., None]).mean((-1, -2))
+    first, second = turns
+    return 0.5 * (first[..., 0] == TARGET).mean(-1) + 0.5 * (second == next_prompt(first)[..., None]).mean((-1, -2))
 
 
-def passed_on(tokens: jax.Array) -> jax.Array:
-    """What each agent reads in the next turn [..., N]: the first token of the next agent's [..., N, T]."""
+def next_prompt(tokens: Int[AnyArray, "*task agent token"]) -> Int[Array, "*task agent"]:
+    """Return the item of each agent in the next turn: the first token that the next agent wrote."""
     return jnp.roll(tokens[..., 0], -1, -1)
 
 
@@ -90,24 +99,31 @@ PROBES = {
 
 
 def check_probe(probe: str, cfg: TrainConfig) -> None:
-    """Refuse settings that `run` does not have."""
+    """Raise a ValueError for settings that `run` does not have."""
     row = find_row(cfg.algorithm)
     if row.critic or row.baseline == "greedy":
         raise ValueError(
-            f"algorithm={cfg.algorithm!r} is not made in one program: rows with a critic or a greedy baseline are not"
+            f"algorithm={cfg.algorithm!r} has a critic or a greedy baseline: a probe runs rows without them, such as 'magrpo'"
         )
     if cfg.episodes.joint_mode != "aligned" or (PROBES[probe].turns > 1 and cfg.episodes.branching != "chain"):
-        raise ValueError("one program makes aligned joint actions, and of several turns chains: set branching='chain'")
+        raise ValueError("a probe has joint_mode='aligned' and, with several turns, branching='chain': set them")
     if cfg.episodes.num_turns != PROBES[probe].turns or cfg.sampling.min_new_tokens:
         raise ValueError(f"probe {probe!r} has num_turns={PROBES[probe].turns} and min_new_tokens=0")
 
 
-def run(state: StackState, items: jax.Array, step: jax.Array | int = 0, *, probe: str, model: ModelConfig, cfg: TrainConfig):
-    """Train a stack of N agents on a probe: one update for each row of items [updates, P]; state is donated, but not the base
-    of its adapters.
+def run(
+    state: StackState,
+    items: Int[Array, "update prompt"],
+    step: Int[Array, ""] | int = 0,
+    *,
+    probe: str,
+    model: ModelConfig,
+    cfg: TrainConfig,
+) -> tuple[StackState, dict[str, Num[Array, "update ..."]]]:
+    """Train a stack of N agents on a probe: one update per row of items. The state is donated, except the base of its adapters.
 
-    step: the number of the first update, from which with cfg.seed all randomness follows. Returns the state, and the metrics of
-    all updates [updates, N] with `reward` [updates].
+    step: the number of the first update; all randomness follows from it and the seed. Returns the state and the metrics of all
+    updates [updates, N], with `reward` [updates].
     """
     check_probe(probe, cfg)
     trained, metrics = _run(
@@ -120,15 +136,17 @@ def run(state: StackState, items: jax.Array, step: jax.Array | int = 0, *, probe
 def _run(
     state: StackState,
     base: Any,
-    items: jax.Array,
-    step: jax.Array | int,
+    items: Int[Array, "update prompt"],
+    step: Int[Array, ""] | int,
     *,
     probe: str,
     model: ModelConfig,
     cfg: TrainConfig,
     algorithm: Algorithm,
-) -> tuple[StackState, dict[str, jax.Array]]:
-    def update(carry, items):
+) -> tuple[StackState, dict[str, Num[Array, "update ..."]]]:
+    def update(
+        carry: tuple[StackState, Int[Array, ""]], items: Int[Array, " prompt"]
+    ) -> tuple[tuple[StackState, Int[Array, ""]], dict[str, Num[Array, "..."]]]:
         state, step = carry
         batch, reward = play(lora.join(base, state.params), items, step, PROBES[probe], model, cfg, algorithm)
         batch = batch._replace(keys=update_keys(algorithm, cfg.run.seed, step, 0, batch.tokens.shape[0]))
@@ -143,52 +161,57 @@ def _run(
 
 
 def play(
-    params: Any, items: jax.Array, step: jax.Array, probe: Probe, model: ModelConfig, cfg: TrainConfig, algorithm: Algorithm
-) -> tuple[Batch, jax.Array]:
-    """The batch of one step on items [P], and its mean reward."""
-    n, p, g = own_leaves(params)[0][0].shape[0], items.shape[0], cfg.episodes.num_generations
-    read = jnp.broadcast_to(items, (n, p))  # the token in each prompt [N, rows]
-    nodes, said, parts = jnp.arange(p), [], []
-    for turn in range(probe.turns):
-        group = g if turn == 0 else 1
-        keys = row_keys(cfg.run.seed, step, 0, jnp.arange(n), nodes, group, turn=turn)
-        prompts = jnp.stack([jnp.full_like(read, MARK), read, jnp.full_like(read, MARK)], -1)
-        done = sample(params, model, cfg.sampling, prompts, jnp.full(read.shape, 3), keys, jnp.array([STOP]))
-        said.append(jnp.moveaxis(done.tokens.reshape(n, p, g, -1), 0, 2))  # [P, G, N, T]
-        parts.append((prompts, done))
-        read = jnp.moveaxis(passed_on(said[-1]), -1, 0).reshape(n, p * g)
-        nodes = (jnp.arange(p)[:, None] * g + jnp.arange(g)).reshape(-1)
-    reward = probe.reward(said, jnp.broadcast_to(items[:, None], (p, g)))
-    batches = [part_of(read, done, reward, turn, cfg, algorithm, len(parts)) for turn, (read, done) in enumerate(parts)]
-    return concatenate_prompts(batches) if len(batches) > 1 else batches[0], reward.mean()
-
-
-def part_of(
-    prompts: jax.Array,
-    done: Completions,
-    reward: jax.Array,
-    turn: int,
+    params: Any,
+    items: Int[Array, " prompt"],
+    step: Int[Array, ""],
+    probe: Probe,
+    model: ModelConfig,
     cfg: TrainConfig,
     algorithm: Algorithm,
-    turns: int,
+) -> tuple[Batch, Float[Array, ""]]:
+    """Return the batch of one step and its mean reward."""
+    agents, p, g = own_leaves(params)[0][0].shape[0], items.shape[0], cfg.episodes.num_generations
+    agent_items = jnp.broadcast_to(items, (agents, p))  # the token in each prompt [N, rows]
+    nodes, turn_tokens, turns = jnp.arange(p), [], []
+    for turn in range(probe.turns):
+        group = g if turn == 0 else 1
+        keys = row_keys(cfg.run.seed, step, 0, jnp.arange(agents), nodes, group, turn=turn)
+        marks = jnp.full_like(agent_items, MARK)
+        prompts = jnp.stack([marks, agent_items, marks], -1)
+        lengths = jnp.full(agent_items.shape, 3)
+        completions = sample(params, model, cfg.sampling, prompts, lengths, keys, jnp.array([STOP]))
+        turn_tokens.append(jnp.moveaxis(completions.tokens.reshape(agents, p, g, -1), 0, 2))  # [P, G, N, T]
+        turns.append((prompts, completions))
+        agent_items = jnp.moveaxis(next_prompt(turn_tokens[-1]), -1, 0).reshape(agents, p * g)
+        nodes = (jnp.arange(p)[:, None] * g + jnp.arange(g)).reshape(-1)
+    reward = probe.reward(turn_tokens, jnp.broadcast_to(items[:, None], (p, g)))
+    batches = []
+    for turn, (prompts, completions) in enumerate(turns):
+        discounted = cfg.episodes.gamma ** (len(turns) - 1 - turn) * reward  # the only reward is that of the end
+        first_group = 0 if algorithm.row.grouping == "episode" else turn * p
+        batches.append(turn_batch(prompts, completions, discounted, first_group))
+    if len(batches) == 1:
+        return batches[0], reward.mean()
+    return concatenate_prompts([one_per_prompt(batch) for batch in batches]), reward.mean()
+
+
+def turn_batch(
+    prompts: Int[Array, "agent row 3"], completions: Completions, returns: Float[Array, "prompt group"], first_group: int
 ) -> Batch:
-    """One turn's part of a batch: all of them get the reward of the end, discounted."""
-    n, rows, group = done.tokens.shape[:3]
-    p, g = reward.shape
-    returns = jnp.broadcast_to((cfg.episodes.gamma ** (turns - 1 - turn) * reward).reshape(rows, group), (n, rows, group))
-    together = algorithm.row.grouping == "episode"
-    groups = jnp.repeat(jnp.arange(p), g).reshape(rows, group) + (0 if together else turn * p)
-    groups = jnp.broadcast_to(groups, returns.shape)
-    batch = Batch(
-        prompts,
-        jnp.full((n, rows), 3),
-        done.tokens,
-        done.action_mask,
-        done.logprobs,
-        done.ended,
-        returns,
-        groups,
-        jnp.zeros_like(groups),
-        done.truncated_logprobs,
+    """Return the batch of one turn; its groups are numbered from `first_group` on."""
+    p, g = returns.shape
+    agents, rows, group = completions.tokens.shape[:3]
+    shape = (agents, rows, group)
+    groups = jnp.broadcast_to(jnp.repeat(jnp.arange(p), g).reshape(rows, group) + first_group, shape)
+    return Batch(
+        prompts=prompts,
+        prompt_lengths=jnp.full((agents, rows), 3),
+        tokens=completions.tokens,
+        action_mask=completions.action_mask,
+        old_logprobs=completions.logprobs,
+        ended=completions.ended,
+        rewards=jnp.broadcast_to(returns.reshape(rows, group), shape),
+        groups=groups,
+        roles=jnp.zeros_like(groups),
+        truncated_logprobs=completions.truncated_logprobs,
     )
-    return one_per_prompt(batch) if turns > 1 else batch

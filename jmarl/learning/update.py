@@ -14,18 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.stages import Lowered
+from jaxtyping import Array, Bool, Float, Int, Key, Num, Shaped
 
 from jmarl.algorithms import Algorithm
-from jmarl.learning.objective import (
-    ActorCriticTargets,
-    LossInputs,
-    PolicyTargets,
-    ValueTargets,
-    loss_of_inputs,
-    make_loss_inputs,
-    split,
-)
+from jmarl.learning.objective import LossInputs, loss_of_inputs, make_loss_inputs, split
 from jmarl.learning.optimizer import apply_gradients, steps_done
+from jmarl.learning.targets import ActorCriticTargets, PerToken, PolicyTargets, ValueTargets
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.platforms import COMPILER_OPTIONS
@@ -34,17 +28,21 @@ from jmarl.models.stack import per_agent
 from jmarl.rl import advantages, masked
 from jmarl.types import TRACES, Batch, Data, PerAgent, Running, StackState
 
-Metrics = dict[str, jax.Array]
-Carry = tuple[StackState, jax.Array]  # and which agents make no further step
+AgentMetrics = dict[str, Num[Array, ""] | Bool[Array, ""]]
+AgentMask = Bool[Array, " agent"]
+AgentKeys = Key[Array, " agent"]
+Metrics = dict[str, Num[Array, " agent"] | AgentMask]
+Values = Float[Array, "agent prompt group token"]
+Carry = tuple[StackState, AgentMask]  # and which agents make no further step
 SHUFFLE = 2**31  # folded into the key of an update for the order of its minibatches
 
 
-def gradients(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, algorithm: Algorithm) -> tuple[Any, Metrics]:
+def gradients(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, algorithm: Algorithm) -> tuple[Any, AgentMetrics]:
     """Return the gradients of `loss_of_inputs` and its metrics, accumulated over micro-batches: equal to those of one big
     batch."""
     loss = functools.partial(loss_of_inputs, model=model, algorithm=algorithm)
 
-    def grad(inputs: LossInputs) -> tuple[Any, Metrics]:
+    def grad(inputs: LossInputs) -> tuple[Any, AgentMetrics]:
         grads, (metrics, _) = jax.grad(loss, has_aux=True)(params, inputs, base)
         return grads, metrics
 
@@ -54,7 +52,7 @@ def gradients(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, al
     first = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad, first))
 
-    def accumulate(total: tuple[Any, Metrics], part: LossInputs) -> tuple[tuple[Any, Metrics], None]:
+    def accumulate(total: tuple[Any, AgentMetrics], part: LossInputs) -> tuple[tuple[Any, AgentMetrics], None]:
         return jax.tree.map(jnp.add, total, grad(part)), None
 
     return lax.scan(accumulate, zeros, parts)[0]
@@ -70,13 +68,13 @@ def agent_gradients(
     model: ModelConfig,
     algorithm: Algorithm,
     trains: str = "policy",
-) -> tuple[Any, Metrics, jax.Array | None]:
-    """Return gradients and metrics of one agent from its batch (no agent axis), and the values [P, G, T] of a critic whose
+) -> tuple[Any, AgentMetrics, PerToken | None]:
+    """Return gradients and metrics of one agent from its batch (no agent axis), and the values of a critic whose
     batch has none: it learns from those of this pass."""
     settings: dict[str, Any] = dict(model=model, algorithm=algorithm)
     if trains != "policy" and isinstance(batch, Batch) and batch.values is None:
 
-        def values_to_targets(values: jax.Array) -> tuple[LossInputs, Metrics]:
+        def values_to_targets(values: PerToken) -> tuple[LossInputs, AgentMetrics]:
             whole = lora.join(base, params)
             return make_loss_inputs(reference, running, batch._replace(values=values), whole, **settings, trains=trains)
 
@@ -90,12 +88,12 @@ def agent_gradients(
     return grads, metrics | batch_metrics, None
 
 
-def unless_held(f: Callable, held: jax.Array | None, mode: str) -> Callable:
+def unless_held(f: Callable, held: AgentMask | None, mode: str) -> Callable:
     """Lift f of one agent to stacks [A, ...]. Held agents get zeros; in mode `map` their computation is skipped."""
     if held is None:
         return per_agent(f, mode)
 
-    def one_agent(held: jax.Array, *arguments: Any) -> Any:
+    def one_agent(held: Bool[Array, ""], *arguments: Any) -> Any:
         shapes = jax.eval_shape(f, *arguments)
         zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
         return lax.cond(held, zeros, lambda: f(*arguments))
@@ -113,7 +111,7 @@ def one_step(
     model: ModelConfig,
     algorithm: Algorithm,
     trains: str,
-) -> tuple[StackState, Metrics, jax.Array | None]:
+) -> tuple[StackState, Metrics, Values | None]:
     """Make one optimizer step of a stack [A, ...] on a whole batch."""
     one_agent = functools.partial(agent_gradients, model=model, algorithm=algorithm, trains=trains)
     lifted = unless_held(one_agent, agents.held, algorithm.optimizer.per_agent)
@@ -125,8 +123,8 @@ def one_step(
     return state, metrics | step_metrics, values
 
 
-def without_rows(batch: Data, algorithm: Algorithm, trains: str) -> jax.Array:
-    """Return which agents [A] have no row to learn from, such as those that did not act: Adam would move them by its
+def without_rows(batch: Data, algorithm: Algorithm, trains: str) -> AgentMask:
+    """Return which agents have no row to learn from, such as those that did not act: Adam would move them by its
     momentum."""
     if not isinstance(batch, Batch):
         return jnp.zeros(batch.tokens.shape[0], bool)
@@ -160,11 +158,11 @@ def several_steps(
     lifted = unless_held(one_agent, agents.held, settings.per_agent)
     apply = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
 
-    def epoch(carry: Carry, number: jax.Array) -> tuple[Carry, tuple]:
+    def epoch(carry: Carry, number: Int[Array, ""]) -> tuple[Carry, tuple]:
         shuffled = inputs if batch.keys is None or n == 1 else jax.vmap(shuffle, (None, 0, 0))(number, batch.keys, inputs)
         parts, tokens = minibatches(shuffled, n)
 
-        def step(carry: Carry, part: jax.Array) -> tuple[Carry, tuple]:
+        def step(carry: Carry, part: Int[Array, ""]) -> tuple[Carry, tuple]:
             state, held = carry
             inputs = jax.tree.map(lambda x: x[:, part], parts)
             if inputs.dropout is not None:  # other keys in each step
@@ -188,7 +186,7 @@ def several_steps(
     return state, means | last | batch_metrics | count, None
 
 
-def shuffle(epoch: jax.Array, key: jax.Array, inputs: LossInputs) -> LossInputs:
+def shuffle(epoch: Int[Array, ""], key: Key[Array, ""], inputs: LossInputs) -> LossInputs:
     """Return one agent's inputs with prompts, and completions within each group, in an order of their own in each epoch. The
     key is consumed."""
     prompts, group, _ = inputs.tokens.shape
@@ -200,8 +198,8 @@ def shuffle(epoch: jax.Array, key: jax.Array, inputs: LossInputs) -> LossInputs:
     )
 
 
-def update_keys(algorithm: Algorithm, seed: int, step: Any, stack: int, agents: int) -> jax.Array | None:
-    """Return keys [A] of an update's dropout and of the order of its minibatches, derived from these numbers alone; None if
+def update_keys(algorithm: Algorithm, seed: int, step: Any, stack: int, agents: int) -> AgentKeys | None:
+    """Return keys of an update's dropout and of the order of its minibatches, derived from these numbers alone; None if
     neither is needed. stack: critics are numbered after the agents' stacks."""
     if not algorithm.lora.lora_dropout and algorithm.optimizer.num_minibatches == 1:
         return None
@@ -211,9 +209,9 @@ def update_keys(algorithm: Algorithm, seed: int, step: Any, stack: int, agents: 
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(agents))
 
 
-def minibatches(inputs: LossInputs, n: int) -> tuple[LossInputs, jax.Array]:
-    """Split inputs [A, ...] into n parts [A, n, ...], each with a loss and means of its own; and return the tokens [A, n] of
-    each."""
+def minibatches(inputs: LossInputs, n: int) -> tuple[LossInputs, Int[Array, "agent part"]]:
+    """Split inputs [A, ...] into n parts [A, n, ...], each with a loss and means of its own; and return the trained
+    tokens of each."""
     parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(inputs)
     tokens = parts.trained_tokens.sum((2, 3, 4))
 
@@ -241,7 +239,7 @@ def update_statistics(state: StackState, batch: Batch, algorithm: Algorithm) -> 
     return state._replace(running=jax.vmap(one_agent)(state.running, batch.rewards, roles))
 
 
-def adapt_kl(state: StackState, metrics: Metrics, still: jax.Array, algorithm: Algorithm) -> tuple[StackState, Metrics]:
+def adapt_kl(state: StackState, metrics: Metrics, still: AgentMask, algorithm: Algorithm) -> tuple[StackState, Metrics]:
     """Move each agent's KL coefficient towards its target (arXiv 1909.08593), unless the agent is `still`; metrics show the one
     that was used."""
     if not algorithm.loss.kl_coef:
@@ -264,7 +262,7 @@ def update_agents(
     model: ModelConfig,
     algorithm: Algorithm,
     trains: str = "policy",
-) -> tuple[StackState, Metrics, jax.Array | None]:
+) -> tuple[StackState, Metrics, Values | None]:
     """Make one update of a stack [A, ...] on a batch: a pure function for use inside `jit`.
 
     Arguments are those of `update_stack`, with what is frozen apart from the state. Returns the new state, metrics [A], and the
@@ -282,10 +280,10 @@ def update_agents(
     return state, metrics, values
 
 
-def keep_held(before: StackState, after: StackState, metrics: Metrics, held: jax.Array) -> tuple[StackState, Metrics]:
+def keep_held(before: StackState, after: StackState, metrics: Metrics, held: AgentMask) -> tuple[StackState, Metrics]:
     """Restore the statistics and counts of held agents [A]; their parameters and moments have not changed."""
 
-    def choose(old: jax.Array, new: jax.Array) -> jax.Array:
+    def choose(old: Shaped[Array, "agent ..."], new: Shaped[Array, "agent ..."]) -> Shaped[Array, "agent ..."]:
         return jnp.where(held.reshape(-1, *[1] * (old.ndim - 1)), old, new)
 
     running, skipped = jax.tree.map(choose, (before.running, before.skipped), (after.running, after.skipped))
@@ -310,7 +308,7 @@ def _update(
     algorithm: Algorithm,
     mesh: Mesh | None,
     trains: str,
-) -> tuple[StackState, Metrics, jax.Array | None]:
+) -> tuple[StackState, Metrics, Values | None]:
     TRACES["update"] += 1
     count = batch.tokens.shape[0]
     if mesh is not None and not apart(mesh, count):  # one agent after the other would gather them from their devices
@@ -328,7 +326,7 @@ def update_stack(
     algorithm: Algorithm,
     trains: str = "policy",
     agents: PerAgent | None = None,
-) -> tuple[StackState, Metrics, jax.Array | None]:
+) -> tuple[StackState, Metrics, Values | None]:
     """Make one update of every agent of a stack [A, ...], where the state lies. The state is donated.
 
     trains: `policy`; `values`, of a stack of critics; `both`, of agents with a value head. agents: settings that differ between

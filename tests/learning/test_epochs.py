@@ -11,8 +11,9 @@ import pytest
 
 from jmarl.algorithms import resolve
 from jmarl.config import TrainConfig
-from jmarl.learning.objective import PolicyTargets, make_loss_inputs, token_loss
+from jmarl.learning.objective import make_loss_inputs, token_loss
 from jmarl.learning.optimizer import apply_gradients, init_stack, schedule
+from jmarl.learning.targets import PolicyTargets
 from jmarl.learning.update import agent_gradients, gradients, minibatches, shuffle, update_keys, update_stack
 from jmarl.models import decoder
 from jmarl.models.heads import with_value_head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,15 +32,16 @@ TELLING |= {"remax": "remember", "maremax": "remember"}  # noisy baselines: `agr
 
 def test_rewards_by_hand():
     """Two agents, two tokens each; 1 is the target, 5 the item."""
-    said = np.array([[1, 5], [1, 1]])
-    assert probes.PROBES["constant"].reward([said], np.array(5)) == 1
-    assert probes.PROBES["emit"].reward([said], np.array(5)) == 0.75
-    assert probes.PROBES["copy"].reward([said], np.array(5)) == 0.25
-    assert probes.PROBES["agree"].reward([said], np.array(5)) == 0.5
-    assert probes.passed_on(said[None]).tolist() == [[1, 1]] and probes.passed_on(np.array([[3, 0], [4, 0]])).tolist() == [4, 3]
-    second = np.array([[1, 1], [1, 7]])  # of what each read (1 and 1), three places are right; both wrote 1 first
-    assert probes.PROBES["remember"].reward([said, second], np.array(5)) == pytest.approx(0.5 + 0.5 * 0.75)
-    batched = probes.PROBES["remember"].reward([np.stack([said] * 3)] * 2, np.array([5, 6, 7]))
+    tokens, item = jnp.array([[1, 5], [1, 1]]), jnp.array(5)
+    assert probes.PROBES["constant"].reward([tokens], item) == 1
+    assert probes.PROBES["emit"].reward([tokens], item) == 0.75
+    assert probes.PROBES["copy"].reward([tokens], item) == 0.25
+    assert probes.PROBES["agree"].reward([tokens], item) == 0.5
+    assert probes.next_prompt(tokens[None]).tolist() == [[1, 1]]
+    assert probes.next_prompt(jnp.array([[3, 0], [4, 0]])).tolist() == [4, 3]
+    second = jnp.array([[1, 1], [1, 7]])  # both wrote 1 first, so both should copy 1: three of four positions are right
+    assert probes.PROBES["remember"].reward([tokens, second], item) == pytest.approx(0.5 + 0.5 * 0.75)
+    batched = probes.PROBES["remember"].reward([jnp.stack([tokens] * 3)] * 2, jnp.array([5, 6, 7]))
     assert batched.shape == (3,)
 
 
@@ -96,8 +98,8 @@ def test_without_credit_over_turns_the_first_turn_learns_nothing():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(algorithm="maac"), "algorithm='maac' is not made in one program"),
-        (dict(joint_mode="cross"), "one program makes aligned joint actions"),
+        (dict(algorithm="maac"), "algorithm='maac' has a critic or a greedy baseline"),
+        (dict(joint_mode="cross"), "a probe has joint_mode='aligned'"),
         (dict(num_turns=2, branching="chain"), "probe 'agree' has num_turns=1"),
     ],
 )

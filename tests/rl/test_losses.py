@@ -13,7 +13,8 @@ import pytest
 from jmarl.algorithms import ALGORITHMS, DEFAULTS, check_used, find_row, resolve
 from jmarl.algorithms.table import CLIPPING
 from jmarl.config import Loss, TrainConfig, flat
-from jmarl.learning.objective import PolicyTargets, token_loss
+from jmarl.learning.objective import token_loss
+from jmarl.learning.targets import PolicyTargets
 from jmarl.rl.advantages import group_mean, leave_one_out, max_baseline, raw
 from jmarl.rl.losses import (
     cispo,
