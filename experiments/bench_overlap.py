@@ -30,7 +30,7 @@ from jmarl.training.logs.metrics_writer import read_rows
 from jmarl.training.train import train
 from jmarl.types import TeamState
 
-ITEMS = code_problems.generate(64, difficulty=(1, 1))
+ITEMS = code_problems.generate_problems(64, difficulty=(1, 1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from jmarl.envs.code.problems import generate
+from jmarl.envs.code.problems import generate_problems
 from jmarl.envs.code.scoring import item_tests
 from jmarl.sandbox import Sandbox, SandboxUnavailable
 
@@ -35,7 +35,7 @@ def measure(level: str, programs: int, workers: Sequence[int]) -> dict:
     cold_ms: median time from no helper to the first verdict, when the level is known already. back_after_kill_ms: median time
     from a kill of the helper to the next verdict.
     """
-    items = generate(programs)
+    items = generate_problems(programs)
     sources, tests = [item["solution"] for item in items], [item_tests(item) for item in items]
     cold, back, rates = [], [], {}
     with Sandbox(level, cache=0) as sandbox:

@@ -81,8 +81,8 @@ def items_of(cfg: CodeConfig) -> tuple[list[dict], list[dict]]:
     """To train on, and held out."""
     if cfg.dataset == "problems":
         grade = (cfg.difficulty, cfg.difficulty)
-        made = code_problems.generate(PROBLEMS, seed=cfg.run.seed, difficulty=grade)
-        return made, code_problems.generate(cfg.held_out, split="eval", difficulty=grade) if cfg.held_out else []
+        made = code_problems.generate_problems(PROBLEMS, seed=cfg.run.seed, difficulty=grade)
+        return made, code_problems.generate_problems(cfg.held_out, split="eval", difficulty=grade) if cfg.held_out else []
     items = load_items(cfg.dataset, path=cfg.data_path or None)
     if cfg.eval_path:
         return items, load_items(cfg.dataset, path=cfg.eval_path, limit=cfg.held_out)

@@ -94,14 +94,16 @@ class ProbeEnvironment:
         said = np.array([[[SYMBOLS.index(s) for s in text.split()] for text in texts] for texts in zip(*actions, strict=True)])
         after = [Episode(state.item, (*state.said, tokens)) for state, tokens in zip(states, said, strict=True)]
         last = len(after[0].said) == self.probe.turns
-        turns = [np.array(turn) for turn in zip(*(state.said for state in after), strict=True)]
-        rewards = self.probe.reward(turns, np.array([state.item for state in after])) if last else np.zeros(len(after))
+        turns = [jnp.array(turn) for turn in zip(*(state.said for state in after), strict=True)]
+        rewards = (
+            np.asarray(self.probe.reward(turns, jnp.array([state.item for state in after]))) if last else np.zeros(len(after))
+        )
         judge = make_reward(lambda *texts: np.asarray(rewards).tolist(), num_agents=self.num_agents)
         result = judge(actions, [None] * len(after), [{}] * len(after), rng)
         return Answer(result, np.full(len(after), last), after)
 
     def observe(self, after):
-        read = [np.asarray(probes.next_prompt(state.said[-1])) for state in after]
+        read = [np.asarray(probes.next_prompt(jnp.asarray(state.said[-1]))) for state in after]
         return after, [[f"| {SYMBOLS[tokens[n]]} |" for tokens in read] for n in range(self.num_agents)]
 
 

@@ -58,7 +58,7 @@ class LossInputs(NamedTuple):
         return self.targets.policy.mask if isinstance(self.targets, ActorCriticTargets) else self.targets.mask
 
 
-def split(inputs: LossInputs, n: int, setting: str = "micro_batches") -> LossInputs:
+def split_inputs(inputs: LossInputs, n: int, setting: str = "micro_batches") -> LossInputs:
     """Split inputs into n parts, leaves [n, ...]: over the prompts first, then over the group.
 
     Every n-th prompt goes into a part, so that turns, roles and padding are spread over all parts. Several turns may give any
@@ -167,16 +167,16 @@ def loss_of_inputs(
         inputs, metrics = values_to_targets(new_values)
         targets = inputs.targets
     if isinstance(targets, ValueTargets):
-        loss, value_metrics = value_loss(values, targets, algorithm)
+        loss, value_metrics = critic_loss(values, targets, algorithm)
         return loss, (metrics | value_metrics | {"loss": loss}, new_values)
     assert isinstance(targets, ActorCriticTargets)
     loss, policy_metrics = policy_loss(weights, hidden, tokens, targets.policy, algorithm)
-    head_loss, value_metrics = value_loss(values, targets.values, algorithm)
+    head_loss, value_metrics = critic_loss(values, targets.values, algorithm)
     loss = loss + algorithm.value_coef * head_loss
     return loss, (metrics | policy_metrics | value_metrics | {"loss": loss}, new_values)
 
 
-def value_loss(values: PerToken, targets: ValueTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
+def critic_loss(values: PerToken, targets: ValueTargets, algorithm: Algorithm) -> tuple[Float[Array, ""], Metrics]:
     """Return the value loss and its metrics, additive over parts of a batch."""
     clip = algorithm.value_clip
     loss, metrics = losses.value_loss(values, targets.targets, targets.old_values, targets.weights, clip=clip)

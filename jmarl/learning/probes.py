@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
@@ -45,10 +44,9 @@ VOCAB = 11
 STOP = VOCAB
 
 
-AnyArray = Array | np.ndarray  # rewards are also computed on the host
-TurnTokens = list[Int[AnyArray, "*task agent token"]]  # of each turn so far
-Items = Int[AnyArray, "*task"]
-Rewards = Float[AnyArray, "*task"]
+TurnTokens = list[Int[Array, "*task agent token"]]  # of each turn so far
+Items = Int[Array, "*task"]
+Rewards = Float[Array, "*task"]
 
 
 class Probe(NamedTuple):
@@ -84,7 +82,7 @@ def remember(turns: TurnTokens, items: Items) -> Rewards:
     return 0.5 * (first[..., 0] == TARGET).mean(-1) + 0.5 * (second == next_prompt(first)[..., None]).mean((-1, -2))
 
 
-def next_prompt(tokens: Int[AnyArray, "*task agent token"]) -> Int[Array, "*task agent"]:
+def next_prompt(tokens: Int[Array, "*task agent token"]) -> Int[Array, "*task agent"]:
     """Return the item of each agent in the next turn: the first token that the next agent wrote."""
     return jnp.roll(tokens[..., 0], -1, -1)
 
@@ -148,7 +146,7 @@ def _run(
         carry: tuple[StackState, Int[Array, ""]], items: Int[Array, " prompt"]
     ) -> tuple[tuple[StackState, Int[Array, ""]], dict[str, Num[Array, "..."]]]:
         state, step = carry
-        batch, reward = play(lora.join(base, state.params), items, step, PROBES[probe], model, cfg, algorithm)
+        batch, reward = play_probe(lora.join(base, state.params), items, step, PROBES[probe], model, cfg, algorithm)
         batch = batch._replace(keys=update_keys(algorithm, cfg.run.seed, step, 0, batch.tokens.shape[0]))
         reference = state.reference
         state, metrics, _ = update_agents(
@@ -160,7 +158,7 @@ def _run(
     return state, metrics
 
 
-def play(
+def play_probe(
     params: Any,
     items: Int[Array, " prompt"],
     step: Int[Array, ""],

@@ -17,7 +17,7 @@ from jax.stages import Lowered
 from jaxtyping import Array, Bool, Float, Int, Key, Num, Shaped
 
 from jmarl.algorithms import Algorithm
-from jmarl.learning.objective import LossInputs, loss_of_inputs, make_loss_inputs, split
+from jmarl.learning.objective import LossInputs, loss_of_inputs, make_loss_inputs, split_inputs
 from jmarl.learning.optimizer import apply_gradients, steps_done
 from jmarl.learning.targets import ActorCriticTargets, PerToken, PolicyTargets, ValueTargets
 from jmarl.models import lora
@@ -48,7 +48,7 @@ def gradients(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, al
 
     if algorithm.optimizer.micro_batches == 1:
         return grad(inputs)
-    parts = split(inputs, algorithm.optimizer.micro_batches)
+    parts = split_inputs(inputs, algorithm.optimizer.micro_batches)
     first = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad, first))
 
@@ -212,7 +212,7 @@ def update_keys(algorithm: Algorithm, seed: int, step: Any, stack: int, agents: 
 def minibatches(inputs: LossInputs, n: int) -> tuple[LossInputs, Int[Array, "agent part"]]:
     """Split inputs [A, ...] into n parts [A, n, ...], each with a loss and means of its own; and return the trained
     tokens of each."""
-    parts = jax.vmap(functools.partial(split, n=n, setting="num_minibatches"))(inputs)
+    parts = jax.vmap(functools.partial(split_inputs, n=n, setting="num_minibatches"))(inputs)
     tokens = parts.trained_tokens.sum((2, 3, 4))
 
     def policy_part(policy: PolicyTargets) -> PolicyTargets:

@@ -7,7 +7,7 @@ import pytest
 
 from jmarl.envs.code.execution import CodeExecution
 from jmarl.envs.code.generation import CodeGeneration
-from jmarl.envs.code.problems import Problem, generate, generate_repairs
+from jmarl.envs.code.problems import CodeProblem, generate_problems, generate_repairs
 from jmarl.envs.code.scoring import item_tests
 from jmarl.envs.code.templates import TEMPLATES
 from jmarl.sandbox import Limits, default_sandbox
@@ -22,7 +22,7 @@ def test_every_template_has_a_thousand_problems_at_every_difficulty(name, diffic
     core = TEMPLATES[name]
     pairs = [(a, b) for a in range(core.a_range[0], core.a_range[1] + 1) for b in range(core.b_range[0], core.b_range[1] + 1)]
     c, d = {1: (0, 0), 2: (3, 0), 3: (3, 4)}[difficulty]
-    problems = [Problem(name, difficulty, (a, b, c, d)) for a, b in pairs]
+    problems = [CodeProblem(name, difficulty, (a, b, c, d)) for a, b in pairs]
     texts = {problem.text().partition(" returns ")[2] for problem in problems}
     programs = {problem.solution().partition("\n")[2] for problem in problems}
     assert len(TEMPLATES) >= 20 and min(len(texts), len(programs)) >= 1000
@@ -31,7 +31,7 @@ def test_every_template_has_a_thousand_problems_at_every_difficulty(name, diffic
 
 def test_splits_are_disjoint():
     seen = {
-        split: {i["task_id"] for seed in range(3) for i in generate(MANY, split=split, seed=seed)}
+        split: {i["task_id"] for seed in range(3) for i in generate_problems(MANY, split=split, seed=seed)}
         for split in ("train", "eval")
     }
     assert not seen["train"] & seen["eval"] and len(seen["train"]) > 2 * MANY
@@ -40,13 +40,13 @@ def test_splits_are_disjoint():
 
 
 def test_the_same_seed_gives_the_same_problems():
-    assert generate(20, seed=4) == generate(20, seed=4) != generate(20, seed=5)
-    assert len({item["task_id"] for item in generate(MANY)}) == MANY
-    assert {item["difficulty"] for item in generate(50, difficulty=(2, 2))} == {2}
+    assert generate_problems(20, seed=4) == generate_problems(20, seed=4) != generate_problems(20, seed=5)
+    assert len({item["task_id"] for item in generate_problems(MANY)}) == MANY
+    assert {item["difficulty"] for item in generate_problems(50, difficulty=(2, 2))} == {2}
 
 
 def test_reference_solutions_pass_and_examples_are_not_hidden_tests():
-    items = generate(150)
+    items = generate_problems(150)
     results = default_sandbox().run_many([item["solution"] for item in items], [item_tests(item) for item in items])
     assert [r.outcome for r in results] == ["passed"] * len(items) and {r.total for r in results} == {6}
     for item in items:
@@ -68,7 +68,7 @@ def test_broken_programs_fail_and_their_solutions_pass():
 
 
 def test_prompts_are_formatted():
-    text = generate(1, seed=1, difficulty=(3, 3))[0]["prompt"]
+    text = generate_problems(1, seed=1, difficulty=(3, 3))[0]["prompt"]
     assert text.startswith("Write ") and "returns" in text and "Example: " in text and "{" not in text.partition("Example")[0]
 
 
@@ -82,7 +82,7 @@ def test_prompts_are_formatted():
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        generate(1, **options)
+        generate_problems(1, **options)
 
 
 ITEM = {
@@ -108,7 +108,7 @@ REWARDS = {
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_mrlm_rewards_computed_by_hand(name):
+def test_mrlm_rewards_equal_those_computed_by_hand(name):
     text, expected = REWARDS[name]
     env = CodeExecution(limits=Limits(wall_s=1, cpu_s=2))
     states, prompts = env.reset([ITEM], np.random.default_rng(0))
@@ -119,7 +119,7 @@ def test_mrlm_rewards_computed_by_hand(name):
 
 def test_a_helper_with_a_wrapper_earns_the_maximum_without_the_bonus_for_more():
     """Code execution gives 2, code generation 3 of 4: it pays 1.0 less for a mere wrapper."""
-    items = generate(10)
+    items = generate_problems(10)
     texts = [
         [item["solution"].replace(f"def {item['entry_point']}", "def aux") for item in items],
         [f"def {item['entry_point']}(x):\n    return aux(x)" for item in items],

@@ -17,7 +17,7 @@ from jmarl.envs.debate.debate import Debate, DebateEnvironment, DebateScripted, 
 from jmarl.envs.debate.rule_judge import RuleBasedJudge
 from jmarl.envs.debate.script import scripted_speech
 from jmarl.envs.debate.sentences import content_of
-from jmarl.envs.debate.transcript import SPEECH_CHARS, Verdict, add_speech, agent_of, begin_debate, speaking_sides
+from jmarl.envs.debate.transcript import SPEECH_CHARS, DebateVerdict, add_speech, agent_of, begin_debate, speaking_sides
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.pool import Pool
 from jmarl.envs.vector import LockStep
@@ -104,7 +104,7 @@ def test_the_motions_are_complete_and_distinct():
         assert all(len(content_of(point)) >= 4 for side in ("pro", "con") for point in row[f"{side}_points"])
 
 
-def test_motions_of_a_file(data_dir, tmp_path):
+def test_motions_of_a_file_become_tasks(data_dir, tmp_path):
     """The sample has motions only: no notes, and no coverage in the score."""
     env = Debate(data=data_dir / "debate_topics" / "motions.jsonl")
     tasks = env.tasks("train", 100) + env.tasks("eval", 100)
@@ -179,7 +179,7 @@ def test_speeches_are_cut_and_shown_in_one_line():
 
 
 def test_a_custom_judge_out_of_range_is_an_error_and_an_unreachable_one_masks():
-    env = LockStep(Debate(1, judge=lambda debate, rng: Verdict(2.0, 0.0), simultaneous=True))
+    env = LockStep(Debate(1, judge=lambda debate, rng: DebateVerdict(2.0, 0.0), simultaneous=True))
     states, _ = env.reset([TASK], np.random.default_rng(0))
     with pytest.raises(ValueError, match=r"returned the reward 2.0, and its reward_range is \(0.0, 1.0\)"):
         env.step(states, [["a"], ["b"]], np.random.default_rng(0))

@@ -7,18 +7,18 @@ import warnings
 
 import pytest
 
-from jmarl.envs.tools.function_calls import Call, ExpectedCall, canonical, read_calls, score, similarity
+from jmarl.envs.tools.function_calls import ExpectedCall, FunctionCall, canonical, read_calls, score, similarity
 
 ORDER = {"f": ["a", "b"], "math.gcd": ["x", "y"]}
-F, G = Call("f", {"a": 1}), Call("g", {"b": "x"})
+F, G = FunctionCall("f", {"a": 1}), FunctionCall("g", {"b": "x"})
 F_JSON, G_JSON = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g", "arguments": {"b": "x"}}'
 READ = {
     "python": ('f(a=1)\ng(b="x")', [F, G]),
     "a python list": ('[f(a=1), g(b="x")]', [F, G]),
     "a list over several lines": ('[\n  f(a=1),\n  g(b="x"),\n]', [F, G]),
     "semicolons": ('f(a=1); g(b="x");', [F, G]),
-    "by position": ("f(1, 2)", [Call("f", {"a": 1, "b": 2})]),
-    "a dotted name": ("math.gcd(x=4, y=6)", [Call("math.gcd", {"x": 4, "y": 6})]),
+    "by position": ("f(1, 2)", [FunctionCall("f", {"a": 1, "b": 2})]),
+    "a dotted name": ("math.gcd(x=4, y=6)", [FunctionCall("math.gcd", {"x": 4, "y": 6})]),
     "marks of a list": ('1. f(a=1)\n- g(b="x")', [F, G]),
     "a fence": ('```python\nf(a=1)\ng(b="x")\n```', [F, G]),
     "fences in a line": ("```f(a=1)```", [F]),
@@ -28,8 +28,8 @@ READ = {
     "json lines": ('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": "x"}},', [F, G]),
     "json in prose": ('I call:\n[{"name": "f",\n "arguments": {"a": 1}}]\nThat is all.', [F]),
     "tags": (f"<tool_call>{F_JSON}</tool_call>\n<tool_call>\n{G_JSON}\n</tool_call>", [F, G]),
-    "words of json in python": ("f(a=true, b=null)", [Call("f", {"a": True, "b": None})]),
-    "a list and an object as values": ('f(a=[1, -2.5], b={"k": "v"})', [Call("f", {"a": [1, -2.5], "b": {"k": "v"}})]),
+    "words of json in python": ("f(a=true, b=null)", [FunctionCall("f", {"a": True, "b": None})]),
+    "a list and an object as values": ('f(a=[1, -2.5], b={"k": "v"})', [FunctionCall("f", {"a": [1, -2.5], "b": {"k": "v"}})]),
     "backticks": ('`f(a=1)`\n`g(b="x")`', [F, G]),
     "bold": ('**f(a=1)**\n- **g(b="x")**', [F, G]),
     "comments": ('f(a=1)  # the first\ng(b="x")  # the second (of two)', [F, G]),
@@ -42,9 +42,9 @@ READ = {
     "arguments in a bad text": ('[{"name": "f", "arguments": "{"}, {"name": "f", "arguments": "{\\"a\\": 1}"}]', [F]),
     "prose and a fence": ('I shall call [one] function:\n\n```tool_code\nf(\n  a=1,\n)\n```\nThat is all.', [F]),
     "a fence and a line": ('First:\n```python\nf(\n  a=1,\n)\n```\nand\ng(b="x")', [F, G]),
-    "an asterisk in a text": ('g(b="**x**")', [Call("g", {"b": "**x**"})]),
-    "no arguments": ("now()", [Call("now", {})]),
-    "an unknown function": ("k(z=1)", [Call("k", {"z": 1})]),
+    "an asterisk in a text": ('g(b="**x**")', [FunctionCall("g", {"b": "**x**"})]),
+    "no arguments": ("now()", [FunctionCall("now", {})]),
+    "an unknown function": ("k(z=1)", [FunctionCall("k", {"z": 1})]),
     "one bad line": ('f(a=1\ng(b="x")', [G]),
     "empty": ("", []),
     "an empty list": ("[]", []),
@@ -55,7 +55,7 @@ READ = {
     "a set, bytes, a complex number": ("f(a={1})\nf(a=b'1')\nf(a=1j)\nf(a=...)", []),
     "too many by position": ("f(1, 2, 3)", []),
     "stars": ("f(*[1])\nf(**{'a': 1})", []),
-    "an unnamed function": ("(lambda: 1)(a=1)\nf()(a=1)\n'f'(a=1)", [Call("f", {})][:0]),
+    "an unnamed function": ("(lambda: 1)(a=1)\nf()(a=1)\n'f'(a=1)", [FunctionCall("f", {})][:0]),
     "json without a name": ('[{"function": "f"}, 3, null, [[["x"]]]]', []),
     "json arguments that are none": ('{"name": "f", "arguments": [1]}', []),
     "a huge number": (f"f(a={'9' * 60})\nf(a=0x{'f' * 7000})", []),
@@ -74,7 +74,7 @@ def test_calls_are_parsed(name):
 def test_escapes_in_strings_do_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert read_calls(r'f(a="\d")', ORDER) == [Call("f", {"a": r"\d"})]
+        assert read_calls(r'f(a="\d")', ORDER) == [FunctionCall("f", {"a": r"\d"})]
 
 
 def test_only_the_first_32_calls_are_read():
@@ -100,7 +100,7 @@ def test_only_the_first_32_calls_are_read():
         (2**100, 2.0**100, True),
     ],
 )
-def test_equality_of_values(one, other, same):
+def test_values_are_equal_if_their_canonical_forms_are(one, other, same):
     assert (canonical(one) == canonical(other)) is same
 
 
@@ -120,13 +120,13 @@ def test_equality_of_values(one, other, same):
         ({}, {"a": [1], "b": [2]}, 0),
     ],
 )
-def test_similarity_of_two_calls(arguments, allowed, share):
-    assert similarity(Call("f", arguments), ExpectedCall("f", allowed)) == pytest.approx(share)
-    assert similarity(Call("g", arguments), ExpectedCall("f", allowed)) == 0
+def test_similarity_is_the_share_of_matching_arguments(arguments, allowed, share):
+    assert similarity(FunctionCall("f", arguments), ExpectedCall("f", allowed)) == pytest.approx(share)
+    assert similarity(FunctionCall("g", arguments), ExpectedCall("f", allowed)) == 0
 
 
 def test_calls_are_paired_for_the_greatest_sum_of_similarities():
     """A greedy pairing would give less: the first call is two thirds similar to both expected calls."""
     expected = [ExpectedCall("f", {"a": [1], "b": [1], "c": [1]}), ExpectedCall("f", {"a": [1], "b": [2], "c": [2]})]
-    calls = [Call("f", {"a": 1, "b": 1, "c": 2}), Call("f", {"a": 3, "b": 1, "c": 1})]
+    calls = [FunctionCall("f", {"a": 1, "b": 1, "c": 2}), FunctionCall("f", {"a": 3, "b": 1, "c": 1})]
     assert score([calls, []], expected)[0]["arguments"] == pytest.approx(2 / 3)

@@ -32,7 +32,7 @@ TASK = {"size": 4, "walls": [[1, 2]], "walker": [1, 1], "goal": [1, 3]}
         (["right down left up", "down left"], 1.0, 1, 0),  # the fourth word is not read
     ],
 )
-def test_grid_rewards_computed_by_hand(messages, reward, solved, bumps):
+def test_grid_rewards_equal_those_computed_by_hand(messages, reward, solved, bumps):
     env = GridPlanning(2, moves=3)
     state, _ = env.reset(TASK, RNG)
     step = env.step(state, messages, RNG)
@@ -134,7 +134,7 @@ def test_distances_are_lengths_of_shortest_paths():
 PUZZLE = {"puzzle": "1230340221430321"}
 
 
-def test_a_sudoku_episode_computed_by_hand():
+def test_a_sudoku_episode_has_the_rewards_computed_by_hand():
     env = Sudoku()
     state, observations = env.reset(PUZZLE, RNG)
     assert observations[1] is None and "A B C" in observations[0]
@@ -163,7 +163,7 @@ def test_a_sudoku_episode_computed_by_hand():
         ("41 4", "A B C", "4 1 4 4", [0.5 / 3, 0.0, 0.5 * 2 / 3 + 0.5]),  # 41 is no digit, so 4 is the first and only digit
     ],
 )
-def test_sudoku_rewards(first, check, second, rewards):
+def test_sudoku_rewards_of_each_turn(first, check, second, rewards):
     env = Sudoku()
     state, _ = env.reset(PUZZLE, RNG)
     actual = []

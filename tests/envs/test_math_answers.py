@@ -8,14 +8,14 @@ from fractions import Fraction
 
 import pytest
 
-from jmarl.envs.math.answers import check, check_answer, find_answer, read_gold
+from jmarl.envs.math.answers import check_answer, check_completion, find_answer, read_gold
 from jmarl.envs.math.data import load_tasks
 
 
 def assert_all(
     status: str, answers: Sequence[str], gold: str, kind: str = "number", unit: str = "", lowest_terms: bool = False
 ) -> None:
-    statuses = {text: check(text, gold, kind, unit, lowest_terms).status for text in answers}
+    statuses = {text: check_completion(text, gold, kind, unit, lowest_terms).status for text in answers}
     assert statuses == dict.fromkeys(answers, status)
 
 
@@ -77,20 +77,29 @@ def test_a_text_with_no_number_or_with_several_is_unparsable():
         ["Answer: 41 or 42", "Answer: 1 2 3 42", "Answer: between 1 and 42", "#### 42, 43", r"\boxed{41, 42}"],
         "42",
     )
-    assert check("41, 42 and 43", "42").status == "wrong"  # without a mark the last number counts
-    assert check(r"\boxed{42} \boxed{43}", "42").status == "wrong" and check(r"\boxed{43} \boxed{42}", "42").status == "correct"
+    assert check_completion("41, 42 and 43", "42").status == "wrong"  # without a mark the last number counts
+    assert (
+        check_completion(r"\boxed{42} \boxed{43}", "42").status == "wrong"
+        and check_completion(r"\boxed{43} \boxed{42}", "42").status == "correct"
+    )
 
 
 def test_a_value_must_be_computed():
     """Otherwise a question could be answered by repeating it."""
     assert_all("wrong", ["600+634", "Answer: 1200 + 34", r"\sqrt{1522756}", "1234^1", r"617 \cdot 2"], "1234")
     assert all(
-        check(text, "49").status != "correct" for text in ("7*7", "7 × 7", "7 x 7", "7 times 7", "7(7)", "98 ÷ 2", "7^2")
+        check_completion(text, "49").status != "correct"
+        for text in ("7*7", "7 × 7", "7 x 7", "7 times 7", "7(7)", "98 ÷ 2", "7^2")
     )
-    assert all(check(text, "7").status != "correct" for text in ("7*7", "7 × 7", "7(7)", "7-7", "7 - 7", "x-7", "sum-7"))
+    assert all(
+        check_completion(text, "7").status != "correct" for text in ("7*7", "7 × 7", "7(7)", "7-7", "7 - 7", "x-7", "sum-7")
+    )
     assert_all("wrong", ["6/8", r"\frac{6}{8}", "84/2"], "3/4", lowest_terms=True)
     assert_all("correct", ["3/4", "0.75", "75%"], "3/4", lowest_terms=True)
-    assert check("6/8", "3/4").status == "correct" and check("1 2/4", "3/2", lowest_terms=True).status == "wrong"
+    assert (
+        check_completion("6/8", "3/4").status == "correct"
+        and check_completion("1 2/4", "3/2", lowest_terms=True).status == "wrong"
+    )
 
 
 def test_units_in_latex_and_words_after_a_number_are_ignored():
@@ -130,9 +139,12 @@ def test_notations_that_people_use_are_read(kind, gold, right):
     ("-7", ["Answer: 14-(7)", "Answer: 14 minus 7", "-7 apples minus 7", "Answer: 2 -(7)"]), ("-49", ["-(7)^2"]),
 ])  # fmt: skip
 def test_a_text_that_only_contains_the_answer_is_not_correct(gold, texts):
-    assert all(check(text, gold).status != "correct" for text in texts)
+    assert all(check_completion(text, gold).status != "correct" for text in texts)
     lines = "Answer:\nx = 2\ny = "
-    assert [check(lines + y, "x = 2, y = 3", "assignments").status for y in ("4", "3\ny = 4")] == ["wrong", "unparsable"]
+    assert [check_completion(lines + y, "x = 2, y = 3", "assignments").status for y in ("4", "3\ny = 4")] == [
+        "wrong",
+        "unparsable",
+    ]
 
 
 def test_words_that_change_a_number_make_it_unparsable():
@@ -152,7 +164,7 @@ def test_the_unit_of_the_task_decides_what_percent_means():
     assert_all("correct", ["25%", "0.25"], "1/4")
 
 
-def test_find_answer():
+def test_find_answer_prefers_a_box_to_the_last_answer_line():
     assert find_answer(r"We get \boxed{\frac{1}{2}} of it, 7 in all") == r"\frac{1}{2}"
     assert find_answer("Answer: 5\nno, wait.\nAnswer: 6") == "6"
     assert find_answer("Answer: 5 is wrong. \\boxed{6}") == "6"
@@ -160,7 +172,7 @@ def test_find_answer():
     assert find_answer("8 and then 9\nthat is all") == "9"
     assert find_answer("x = 1\nx > 2 holds\nthat is all", "interval") == "x > 2 holds"
     assert find_answer("nothing") == "" and find_answer("\\boxed{7") == "7" and find_answer("\\boxed{7\nand so 8") == "7"
-    assert check("Answer: 42" + " " * 10_000, "42").status == "unparsable"  # beyond the characters that are searched
+    assert check_completion("Answer: 42" + " " * 10_000, "42").status == "unparsable"  # beyond the characters that are searched
 
 
 # ---- sets, intervals, assignments
@@ -198,7 +210,7 @@ KIND_CASES = [  # kind, right answer; then texts that are correct, wrong, unpars
 
 
 @pytest.mark.parametrize(("kind", "gold", "right", "wrong", "unparsable"), KIND_CASES)
-def test_sets_intervals_and_assignments(kind, gold, right, wrong, unparsable):
+def test_sets_intervals_and_assignments_are_compared_by_value(kind, gold, right, wrong, unparsable):
     assert_all("correct", right, gold, kind)
     assert_all("wrong", wrong, gold, kind)
     assert_all("unparsable", unparsable, gold, kind)
@@ -276,5 +288,5 @@ def test_plain_numbers_are_compared_as_by_math_verify(data_dir):
         for text in (*forms(Fraction(task["answer"]))[1:5], *near_misses(Fraction(task["answer"]))[:3]):
             parsed = math_verify.parse(rf"\boxed{{{text}}}", extraction, parsing_timeout=None)
             assert math_verify.verify(gold, parsed, timeout_seconds=None) == (
-                check(text, task["answer"]).status == "correct"
+                check_completion(text, task["answer"]).status == "correct"
             ), text

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jmarl.envs.math.answers import check
+from jmarl.envs.math.answers import check_completion
 from jmarl.envs.math.expressions import approximate_value
 from jmarl.envs.math.numbers import find_numbers
 
@@ -39,13 +39,13 @@ KINDS = [
 def sympy_loaded():
     """Import sympy before times are measured."""
     for text in (r"\sqrt{8}/2", r"\sqrt{2}+0*(1-\pi)^{2}", r"\frac{2}{\sqrt{2}}"):
-        assert check(text, r"\sqrt{2}").status == "correct"
+        assert check_completion(text, r"\sqrt{2}").status == "correct"
 
 
 def seconds(text: str, gold: str, kind: str) -> float:
     """Return the CPU time of a check in this thread, which other processes do not lengthen."""
     start = time.thread_time()
-    assert check(text, gold, kind).status in ("correct", "wrong", "unparsable")
+    assert check_completion(text, gold, kind).status in ("correct", "wrong", "unparsable")
     return time.thread_time() - start
 
 
@@ -80,7 +80,7 @@ def test_expressions_that_reach_sympy_are_checked_quickly(sympy_loaded):
     for _ in range(150):
         for text in (random_expression(rng, 3), rf"\sqrt{{2}}+0*{random_expression(rng, 2)}"):
             longest = max(longest, seconds(text, r"\sqrt{2}", "number"))
-            correct += check(text, r"\sqrt{2}").status == "correct"
+            correct += check_completion(text, r"\sqrt{2}").status == "correct"
     assert longest < 1.0 and correct > 50
 
 
@@ -97,7 +97,7 @@ def test_expressions_have_their_usual_values():
     )
 
 
-def test_find_numbers():
+def test_find_numbers_returns_all_numbers_of_a_text():
     assert find_numbers("3 apples, 1/2 pear, 1,000 and 1/0") == {3, Fraction(1, 2), 1000}
 
 
@@ -107,16 +107,16 @@ def test_nothing_is_evaluated_as_code(monkeypatch):
 
     monkeypatch.setattr(builtins, "eval", refuse)
     for text in ("2+3", r"5\sqrt{5}/5", "__import__('os').getpid()", "x = 1 or x = 2"):
-        check(text, r"\sqrt{5}")
-        check(text, "1, 2", "set")
-    assert check(r"\sqrt{45}/3", r"\sqrt{5}").status == "correct"
+        check_completion(text, r"\sqrt{5}")
+        check_completion(text, "1, 2", "set")
+    assert check_completion(r"\sqrt{45}/3", r"\sqrt{5}").status == "correct"
 
 
 def test_threads_get_the_same_answers(sympy_loaded):
     texts, statuses = [rf"\sqrt{{{2 * k * k}}}/{k}" for k in range(2, 12)], []
 
     def check_all():
-        statuses.append([check(text, r"\sqrt{2}").status for text in texts])
+        statuses.append([check_completion(text, r"\sqrt{2}").status for text in texts])
 
     threads = [threading.Thread(target=check_all) for _ in range(4)]
     for thread in threads:

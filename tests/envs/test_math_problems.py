@@ -12,7 +12,7 @@ from fractions import Fraction
 import pytest
 
 from jmarl.envs.data import split_of
-from jmarl.envs.math.answers import check
+from jmarl.envs.math.answers import check_completion
 from jmarl.envs.math.problems import TOPICS, MathProblemGenerator
 from jmarl.envs.math.word_problems import NAMES, STORIES
 
@@ -145,11 +145,11 @@ def test_the_answer_of_a_task_is_correct_and_close_ones_are_wrong(generated):
     for tasks in generated.values():
         for task in tasks:
             form = dict(kind=task["kind"], unit=task["unit"], lowest_terms=task["lowest_terms"])
-            assert check(f"Answer: {task['answer']}", task["answer"], **form).status == "correct"
-            assert check(task["question"], task["answer"], **form).status != "correct" or task["kind"] == "number"
+            assert check_completion(f"Answer: {task['answer']}", task["answer"], **form).status == "correct"
+            assert check_completion(task["question"], task["answer"], **form).status != "correct" or task["kind"] == "number"
             if task["kind"] == "number":
                 wrong = [Fraction(task["answer"]) + 1, Fraction(task["answer"]) * 10 or 1, -Fraction(task["answer"]) or 1]
-                assert all(check(f"Answer: {x}", task["answer"], **form).status == "wrong" for x in wrong)
+                assert all(check_completion(f"Answer: {x}", task["answer"], **form).status == "wrong" for x in wrong)
 
 
 # ---- every answer, recomputed from the question
@@ -159,7 +159,7 @@ def test_expressions_have_the_value_that_python_gives_them(by_template):
     for task in by_template["arithmetic"]:
         expression = re.fullmatch(r"What is (.+)\?", task["question"])[1]
         assert evaluate(expression) == Fraction(task["answer"])
-        assert check(f"Answer: {expression}", task["answer"], lowest_terms=True).status != "correct"
+        assert check_completion(f"Answer: {expression}", task["answer"], lowest_terms=True).status != "correct"
 
 
 def equation_of(task: dict) -> str:

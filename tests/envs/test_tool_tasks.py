@@ -10,7 +10,7 @@ import pytest
 
 from jmarl.envs.tools.answers import is_correct
 from jmarl.envs.tools.registry import Tool, ToolRegistry
-from jmarl.envs.tools.tasks import MAKERS, TOOLS_NEEDED, generate, kinds_for, split_of
+from jmarl.envs.tools.tasks import MAKERS, TOOLS_NEEDED, generate_tasks, kinds_for, split_of
 from jmarl.envs.tools.tool_calls import format_message
 from jmarl.envs.tools.tool_use import ToolSandbox, ToolUse
 
@@ -33,7 +33,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("expected", ANSWERS)
-def test_right_and_wrong_answers(expected):
+def test_right_answers_are_correct_and_wrong_ones_are_not(expected):
     right, wrong = ANSWERS[expected]
     assert all(is_correct(text, expected) for text in right)
     assert not any(is_correct(text, expected) for text in wrong)
@@ -95,21 +95,25 @@ def test_rounded_answers_have_a_tolerance():
 
 
 def test_every_kind_is_generated_and_splits_are_disjoint():
-    tasks = {split: generate(list(MAKERS), split, 270, seed=3) for split in ("train", "eval")}
+    tasks = {split: generate_tasks(list(MAKERS), split, 270, seed=3) for split in ("train", "eval")}
     for split, in_split in tasks.items():
         assert [task["kind"] for task in in_split[:9]] == list(MAKERS) and len(in_split) == 270
         assert {split_of(task) for task in in_split} == {split}
         assert len({json.dumps([task["question"], task.get("files")]) for task in in_split}) == 270
     questions = [{json.dumps([t["question"], t.get("files")]) for t in tasks[split]} for split in tasks]
     assert not questions[0] & questions[1]
-    assert generate(["lookup"], "train", 5, 1) == generate(["lookup"], "train", 5, 1) != generate(["lookup"], "train", 5, 2)
+    assert (
+        generate_tasks(["lookup"], "train", 5, 1)
+        == generate_tasks(["lookup"], "train", 5, 1)
+        != generate_tasks(["lookup"], "train", 5, 2)
+    )
 
 
 def test_an_exhausted_kind_gives_fewer_tasks():
     """The corpus has 2,240 questions, a fifth of them held out; other kinds continue when one is exhausted."""
-    lookups = generate(["lookup"], "eval", 10_000, 0)
+    lookups = generate_tasks(["lookup"], "eval", 10_000, 0)
     assert 400 < len(lookups) < 500
-    mixed = generate(["arithmetic", "lookup"], "eval", 1200, 0)
+    mixed = generate_tasks(["arithmetic", "lookup"], "eval", 1200, 0)
     assert len(mixed) == 1200 and sum(task["kind"] == "lookup" for task in mixed) <= len(lookups) + 48
 
 
@@ -124,7 +128,7 @@ def test_tools_decide_which_kinds_are_possible():
     with pytest.raises(ValueError, match="kinds file cannot be solved with these tools: choose some of arithmetic, lookup"):
         ToolUse(kinds=["file"])
     with pytest.raises(ValueError, match="choose train or eval"):
-        own.tasks("test") if own.kinds else generate(["lookup"], "test", 1, 0)
+        own.tasks("test") if own.kinds else generate_tasks(["lookup"], "test", 1, 0)
 
 
 def play_solution(env, task):
@@ -169,7 +173,7 @@ def test_python_and_files_find_the_answers(kind, needs_sandbox):
 
 def test_answers_of_arithmetic_equal_those_of_python():
     """The answers come from the calculator."""
-    for task in generate(["arithmetic"], "train", 200, 5):
+    for task in generate_tasks(["arithmetic"], "train", 200, 5):
         expression = task["calls"][0][0]["parameters"]["expression"].replace("^", "**")
         value = eval(expression, {"sqrt": math.sqrt, "comb": math.comb})
         assert task["answer"] == (f"{value:.2f}" if task["tolerance"] else str(value))

@@ -13,7 +13,7 @@ import pytest
 
 from jmarl.algorithms import ALGORITHMS, resolve
 from jmarl.config import Loss, TrainConfig
-from jmarl.learning.objective import loss_of_inputs, make_loss_inputs, split, token_loss
+from jmarl.learning.objective import loss_of_inputs, make_loss_inputs, split_inputs, token_loss
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.update import agent_gradients, update_stack
 from jmarl.models import decoder
@@ -222,12 +222,12 @@ def test_split_keeps_every_row_with_its_prompt(params, batch, model):
         ]
 
     for n in (2, 4, 8):
-        parts = split(inputs, n)
+        parts = split_inputs(inputs, n)
         cut = [pairs(jax.tree.map(lambda x, i=i: x[i], parts)) for i in range(n)]
         assert {len(part) for part in cut} == {P * G // n}
         assert sorted(sum(cut, [])) == sorted(pairs(inputs))
     with pytest.raises(ValueError, match=r"micro_batches=3 does not divide 2 prompts of 4 completions"):
-        split(inputs, 3)
+        split_inputs(inputs, 3)
 
 
 def test_vmap_equals_map(updated, batch, model):

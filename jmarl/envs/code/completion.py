@@ -30,8 +30,8 @@ from pathlib import Path
 
 from jmarl.envs.code.classes import MergedClass, merge
 from jmarl.envs.code.data import load_items
-from jmarl.envs.code.generation import CodeGeneration, Episode
-from jmarl.envs.code.scoring import Score, add_test_problem, passed_share
+from jmarl.envs.code.generation import CodeEpisode, CodeGeneration
+from jmarl.envs.code.scoring import CodeScore, add_test_problem, passed_share
 from jmarl.envs.data import split_rows
 from jmarl.envs.rewards import Processor
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, unittests
@@ -130,7 +130,7 @@ class CodeCompletion(CodeGeneration):
         """Return the class of all agents together; empty if it is no valid program."""
         return merge(codes, item).program
 
-    def scores(self, items: Sequence[dict], codes: Sequence[Sequence[str]]) -> list[Score]:
+    def scores(self, items: Sequence[dict], codes: Sequence[Sequence[str]]) -> list[CodeScore]:
         """Return the scores of completions [B][N]. All valid programs run side by side."""
         classes = [merge(texts, item) for item, texts in zip(items, codes, strict=True)]
         runnable = [i for i, merged in enumerate(classes) if merged.program]
@@ -139,7 +139,7 @@ class CodeCompletion(CodeGeneration):
         result_at: dict[int, ExecutionResult] = dict(zip(runnable, results, strict=True))
         return [score_class(classes[i], len(item["methods"]), result_at.get(i)) for i, item in enumerate(items)]
 
-    def levels(self, state: Episode) -> dict[str, bool]:
+    def levels(self, state: CodeEpisode) -> dict[str, bool]:
         """Return which levels the last turn's methods have passed, for `level_passed`."""
         merged = merge(state.codes, state.item)
         solved = state.score is not None and state.score.solved
@@ -161,10 +161,10 @@ class CodeCompletion(CodeGeneration):
         return prompts
 
 
-def score_class(merged: MergedClass, num_methods: int, result: ExecutionResult | None) -> Score:
+def score_class(merged: MergedClass, num_methods: int, result: ExecutionResult | None) -> CodeScore:
     """Return the reward in its parts; all are 0 without a valid program."""
     if not merged.program:
-        return Score({"snippets": 0.0, "tests": 0.0, "overlap": 0.0}, ("the methods make no valid class",), result)
+        return CodeScore({"snippets": 0.0, "tests": 0.0, "overlap": 0.0}, ("the methods make no valid class",), result)
     parts = {
         "snippets": SNIPPETS * merged.num_valid / num_methods,
         "tests": TESTS * passed_share(result),
@@ -175,4 +175,4 @@ def score_class(merged: MergedClass, num_methods: int, result: ExecutionResult |
         problems.append(f"{num_methods - merged.num_valid} of {num_methods} methods are missing")
     if merged.num_overlaps:
         problems.append(f"{merged.num_overlaps} methods were written more than once")
-    return Score(parts, add_test_problem(tuple(problems), result), result)
+    return CodeScore(parts, add_test_problem(tuple(problems), result), result)

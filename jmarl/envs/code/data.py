@@ -20,7 +20,7 @@ from jmarl.envs.code import syntax
 from jmarl.envs.data import load_rows
 
 
-class Source(NamedTuple):
+class CodeSource(NamedTuple):
     """Where a data set is, and how to turn a row into an item."""
 
     hub: str
@@ -121,10 +121,10 @@ HUMANEVAL_FIELDS = ("task_id", "prompt", "test", "entry_point")
 CLASSEVAL_FIELDS = ("task_id", "skeleton", "test", "class_constructor", "methods_info")
 MBPP, MBPP_FIELDS = "google-research-datasets/mbpp", ("task_id", "text", "code", "test_list")
 SOURCES = {
-    "classeval": Source("FudanSELab/ClassEval", None, "test", CLASSEVAL_FIELDS, classeval_item),
-    "humaneval": Source("openai/openai_humaneval", None, "test", HUMANEVAL_FIELDS, humaneval_item),
-    "coophumaneval": Source("OpenMLRL/CoopHumanEval", None, "test", HUMANEVAL_FIELDS, humaneval_item),
-    "mbpp": Source(MBPP, "full", "train", MBPP_FIELDS, mbpp_item),
-    "mbpp_sanitized": Source(MBPP, "sanitized", "train", ("task_id", "prompt", "code", "test_list"), mbpp_item),
-    "mbpp_openmlrl": Source("OpenMLRL/MBPP", None, "sanitized", HUMANEVAL_FIELDS, humaneval_item),
+    "classeval": CodeSource("FudanSELab/ClassEval", None, "test", CLASSEVAL_FIELDS, classeval_item),
+    "humaneval": CodeSource("openai/openai_humaneval", None, "test", HUMANEVAL_FIELDS, humaneval_item),
+    "coophumaneval": CodeSource("OpenMLRL/CoopHumanEval", None, "test", HUMANEVAL_FIELDS, humaneval_item),
+    "mbpp": CodeSource(MBPP, "full", "train", MBPP_FIELDS, mbpp_item),
+    "mbpp_sanitized": CodeSource(MBPP, "sanitized", "train", ("task_id", "prompt", "code", "test_list"), mbpp_item),
+    "mbpp_openmlrl": CodeSource("OpenMLRL/MBPP", None, "sanitized", HUMANEVAL_FIELDS, humaneval_item),
 }

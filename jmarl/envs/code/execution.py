@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jmarl.envs.code.generation import CodeGeneration
-from jmarl.envs.code.scoring import FormScore, Score, add_test_problem, passed_share
+from jmarl.envs.code.scoring import CodeScore, FormScore, add_test_problem, passed_share
 from jmarl.envs.rewards import Processor
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox
 from jmarl.sandbox.inside.judge import RAISED as RAISED_PREFIX
@@ -58,9 +58,9 @@ class CodeExecution(CodeGeneration):
         )
         self.reward_range = (RAISED, 1 + ALL_PASSED)
 
-    def score(self, codes: Sequence[str], item: dict, form: FormScore, result: ExecutionResult | None) -> Score:
+    def score(self, codes: Sequence[str], item: dict, form: FormScore, result: ExecutionResult | None) -> CodeScore:
         """Return the reward in its parts. result: of the hidden tests; None if they were not run."""
-        score = Score({"passed": passed_share(result)}, add_test_problem(form.problems, result), result)
+        score = CodeScore({"passed": passed_share(result)}, add_test_problem(form.problems, result), result)
         score.parts.update(all_passed=ALL_PASSED * score.solved, raised=RAISED * any_test_raised(result))
         return score
 

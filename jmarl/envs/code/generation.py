@@ -44,7 +44,7 @@ from jmarl.envs.base import Answer
 from jmarl.envs.code import scoring, syntax
 from jmarl.envs.code.extraction import extract_code
 from jmarl.envs.code.problems import CodeProblemGenerator
-from jmarl.envs.code.scoring import FormScore, Score
+from jmarl.envs.code.scoring import CodeScore, FormScore
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.sandbox import ExecutionResult, Limits, Sandbox, Tests, default_sandbox
 from jmarl.sandbox.types import utf8
@@ -52,12 +52,12 @@ from jmarl.sandbox.types import utf8
 FEEDBACK_MODES = ("plain", "passed", "level_passed", "level_feedback", "expert_edits")
 
 
-class Episode(NamedTuple):
+class CodeEpisode(NamedTuple):
     """State of an episode: the item, and the code and score of the last turn."""
 
     item: dict
     codes: tuple[str, ...] = ()  # [N]
-    score: Score | None = None
+    score: CodeScore | None = None
     turn: int = 0
 
 
@@ -126,14 +126,14 @@ class CodeGeneration:
 
     # Environment protocol: many episodes in lock-step
 
-    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Episode], list[list[str]]]:
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[CodeEpisode], list[list[str]]]:
         """Return the states [P] and the first prompts [N][P]; raise ValueError for a malformed item."""
         del rng
         for item in items:
             self.tests(item)
-        return [Episode(item) for item in items], _by_agent([self.first_prompts(item) for item in items])
+        return [CodeEpisode(item) for item in items], _by_agent([self.first_prompts(item) for item in items])
 
-    def step(self, states: Sequence[Episode], actions: Sequence[Sequence[str]], rng: np.random.Generator) -> Answer:
+    def step(self, states: Sequence[CodeEpisode], actions: Sequence[Sequence[str]], rng: np.random.Generator) -> Answer:
         """Score the completions [N][B] written in states [B]. No episode is done: the run decides when to stop."""
         completions = zip(*actions, strict=True)
         codes = [self.update_codes(state, texts) for state, texts in zip(states, completions, strict=True)]
@@ -150,7 +150,7 @@ class CodeGeneration:
         result = reward(actions, [state.item["prompt"] for state in states], [state.item for state in states], rng)
         return Answer(result._replace(parts=scoring.score_metrics(scores)), np.zeros(len(states), bool), after)
 
-    def observe(self, after: Sequence[Episode]) -> tuple[list[Episode], list[list[str]]]:
+    def observe(self, after: Sequence[CodeEpisode]) -> tuple[list[CodeEpisode], list[list[str]]]:
         """Return the states [B] and the prompts [N][B] of the next turn."""
         return list(after), _by_agent([self.later_prompts(state) for state in after])
 
@@ -160,7 +160,7 @@ class CodeGeneration:
         """Return the hidden tests of an item; raise ValueError for a malformed item."""
         return scoring.item_tests(item)
 
-    def update_codes(self, state: Episode, texts: Sequence[str]) -> tuple[str, ...]:
+    def update_codes(self, state: CodeEpisode, texts: Sequence[str]) -> tuple[str, ...]:
         """Return the code of all agents [N] after they wrote these completions [N]."""
         return tuple(map(self.code_of, texts))
 
@@ -172,7 +172,7 @@ class CodeGeneration:
         """Return the program of all agents together."""
         return scoring.team_program(codes, item)
 
-    def scores(self, items: Sequence[dict], codes: Sequence[Sequence[str]]) -> list[Score]:
+    def scores(self, items: Sequence[dict], codes: Sequence[Sequence[str]]) -> list[CodeScore]:
         """Return the scores of codes [B][N]. All programs that parse run side by side."""
         forms = [scoring.score_form(own, item) for own, item in zip(codes, items, strict=True)]
         runnable = [i for i, form in enumerate(forms) if form.level_2]
@@ -181,7 +181,7 @@ class CodeGeneration:
         result_at: dict[int, ExecutionResult] = dict(zip(runnable, results, strict=True))
         return [self.score(codes[i], items[i], form, result_at.get(i)) for i, form in enumerate(forms)]
 
-    def score(self, codes: Sequence[str], item: dict, form: FormScore, result: ExecutionResult | None) -> Score:
+    def score(self, codes: Sequence[str], item: dict, form: FormScore, result: ExecutionResult | None) -> CodeScore:
         """Return the reward in its parts. result: of the hidden tests; None if they were not run."""
         share = scoring.passed_share(result)
         parts = {
@@ -190,9 +190,9 @@ class CodeGeneration:
             "level_3": scoring.TESTS * share,
             "bonus": scoring.cooperation_bonus(codes, item) if share else 0.0,
         }
-        return Score(parts, scoring.add_test_problem(form.problems, result), result)
+        return CodeScore(parts, scoring.add_test_problem(form.problems, result), result)
 
-    def levels(self, state: Episode) -> dict[str, bool]:
+    def levels(self, state: CodeEpisode) -> dict[str, bool]:
         """Return which levels the last turn's code has passed, for `level_passed`."""
         defined = syntax.returns_value(state.codes[-1], state.item["entry_point"])
         parses = scoring.score_form(state.codes, state.item).level_2 > 0
@@ -217,7 +217,7 @@ class CodeGeneration:
         )
         return prompts
 
-    def later_prompts(self, state: Episode) -> list[str]:
+    def later_prompts(self, state: CodeEpisode) -> list[str]:
         """Return the prompts of a later turn [N]: the first prompt, everyone's code, and feedback."""
         feedback = self.feedback_on(state)
         codes = "\n\n".join(f"```python\n{code}\n```" for code in state.codes)
@@ -226,7 +226,7 @@ class CodeGeneration:
             for first in self.first_prompts(state.item)
         ]
 
-    def feedback_on(self, state: Episode) -> str:
+    def feedback_on(self, state: CodeEpisode) -> str:
         """Return the feedback on the last turn, with an empty line behind it, or the empty text."""
         assert state.score is not None  # set by `step`
         if self.feedback == "plain":
@@ -240,14 +240,14 @@ class CodeGeneration:
             return self._expert_feedback(state)
         return _level_feedback(state.item, state.score, self.shown_tests)
 
-    def _expert_feedback(self, state: Episode) -> str:
+    def _expert_feedback(self, state: CodeEpisode) -> str:
         assert self.expert is not None  # checked by the constructor
         program = self.program(state.codes, state.item)
         question = f"{state.item['prompt']}\n\n```python\n{program}\n```\n\nPropose edits to this code."
         return f"An expert says:\n{self.expert(question)}\n\n"
 
 
-def _level_feedback(item: dict, score: Score, shown_tests: int) -> str:
+def _level_feedback(item: dict, score: CodeScore, shown_tests: int) -> str:
     lines = [f"- {problem}" for problem in score.problems] or ["- all tests pass"]
     if shown_tests and score.result:
         for text, test in zip(scoring.assert_texts(item)[:shown_tests], score.result.tests, strict=False):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs.code.generation import CodeGeneration, Episode
+from jmarl.envs.code.generation import CodeEpisode, CodeGeneration
 from jmarl.envs.rewards import Processor
 from jmarl.sandbox import Limits, Sandbox
 
@@ -33,18 +33,18 @@ class CodePipeline(CodeGeneration):
     ):
         super().__init__(num_agents, feedback="plain", processor=processor, limits=limits, sandbox=sandbox, generator=generator)
 
-    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Episode], list[list[str]]]:
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[CodeEpisode], list[list[str]]]:
         """Return the states [P] and the first prompts [N][P]: only agent 0 is asked for code."""
         states, _ = super().reset(items, rng)
         return self.observe(states)
 
-    def update_codes(self, state: Episode, texts: Sequence[str]) -> tuple[str, ...]:
+    def update_codes(self, state: CodeEpisode, texts: Sequence[str]) -> tuple[str, ...]:
         """Replace the code of the agent on turn; the other completions are ignored."""
         codes = list(state.codes or ("",) * self.num_agents)
         codes[state.turn] = self.code_of(texts[state.turn])
         return tuple(codes)
 
-    def later_prompts(self, state: Episode) -> list[str]:
+    def later_prompts(self, state: CodeEpisode) -> list[str]:
         """Return the prompts [N]: the agent on turn reads the earlier agents' code, the others `WAIT`."""
         blocks = "".join(f"\n\n```python\n{code}\n```" for code in state.codes[: state.turn] if code)
         earlier_code = f"\n\nWritten by others so far:{blocks}" if blocks else ""

@@ -23,7 +23,7 @@ NUM_TESTS = 6
 BUG_TRIES = 20  # inputs tried to show that a changed program is wrong
 
 
-class Problem(NamedTuple):
+class CodeProblem(NamedTuple):
     """What identifies a problem; everything else follows from it."""
 
     template: str
@@ -74,7 +74,7 @@ class CodeProblemGenerator:
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         """Return `count` items of a split, the same for the same seed."""
-        return generate(count, split=split, seed=seed, difficulty=self.difficulty_range)
+        return generate_problems(count, split=split, seed=seed, difficulty=self.difficulty_range)
 
 
 def check_difficulty(difficulty: tuple[int, int]) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def check_difficulty(difficulty: tuple[int, int]) -> tuple[int, int]:
     return low, high
 
 
-def generate(count: int, *, split: str = "train", seed: int = 0, difficulty: tuple[int, int] = (1, 3)) -> list[dict]:
+def generate_problems(count: int, *, split: str = "train", seed: int = 0, difficulty: tuple[int, int] = (1, 3)) -> list[dict]:
     """Generate distinct problems as items of the code environments.
 
     Args:
@@ -119,19 +119,19 @@ def generate_repairs(count: int, *, split: str = "train", seed: int = 0, difficu
     return items
 
 
-def _draw(rng: random.Random, difficulty: int) -> Problem:
+def _draw(rng: random.Random, difficulty: int) -> CodeProblem:
     """Return a problem of any split. Constants that the difficulty does not use are 0."""
     name = rng.choice(sorted(TEMPLATES))
     core = TEMPLATES[name]
     a, b, c, d = rng.randint(*core.a_range), rng.randint(*core.b_range), rng.randint(2, 9), rng.randint(2, 9)
-    return Problem(name, difficulty, (a, b, c if difficulty >= 2 else 0, d if difficulty >= 3 else 0))
+    return CodeProblem(name, difficulty, (a, b, c if difficulty >= 2 else 0, d if difficulty >= 3 else 0))
 
 
-def _draw_distinct(count: int, split: str, seed: int, difficulty: tuple[int, int]) -> list[tuple[Problem, random.Random]]:
+def _draw_distinct(count: int, split: str, seed: int, difficulty: tuple[int, int]) -> list[tuple[CodeProblem, random.Random]]:
     """Return distinct problems of a split, each with its own random numbers for inputs and bugs."""
     check_split(split)
     low, high = check_difficulty(difficulty)
-    rng, problems = random.Random(f"{seed} {split} {difficulty}"), dict[Problem, random.Random]()
+    rng, problems = random.Random(f"{seed} {split} {difficulty}"), dict[CodeProblem, random.Random]()
     for _ in range(100 * count + 1000):
         if len(problems) == count:
             return list(problems.items())
@@ -156,7 +156,7 @@ def _load_function(program: str, name: str) -> Callable[[Any], Any]:
     return namespace[name]
 
 
-def _item(problem: Problem, rng: random.Random, text: str) -> dict:
+def _item(problem: CodeProblem, rng: random.Random, text: str) -> dict:
     input_kind, name = TEMPLATES[problem.template].input_kind, problem.entry_point
     reference = _load_function(problem.solution(), name)
     inputs: list[Any] = []
@@ -176,7 +176,7 @@ def _item(problem: Problem, rng: random.Random, text: str) -> dict:
     }
 
 
-def _break(problem: Problem, rng: random.Random) -> tuple[str, str] | None:
+def _break(problem: CodeProblem, rng: random.Random) -> tuple[str, str] | None:
     """Return the reference solution with one bug, and a call that shows it; None if no bug shows."""
     input_kind, name, solution = TEMPLATES[problem.template].input_kind, problem.entry_point, problem.solution()
     reference = _load_function(solution, name)

@@ -29,7 +29,7 @@ class FormScore(NamedTuple):
     problems: tuple[str, ...]
 
 
-class Score(NamedTuple):
+class CodeScore(NamedTuple):
     """Reward of one joint action."""
 
     parts: dict[str, float]  # the terms of the reward by metric name; the reward is their sum
@@ -135,7 +135,7 @@ def add_test_problem(problems: tuple[str, ...], result: ExecutionResult | None) 
     return (*problems, f"{result.passed} of {result.total} tests pass{weak if num_weak else ''}{stopped}")
 
 
-def score_metrics(scores: Sequence[Score]) -> dict[str, np.ndarray]:
+def score_metrics(scores: Sequence[CodeScore]) -> dict[str, np.ndarray]:
     """Return what is logged of a batch of scores: arrays [B] by metric name, NaN where masked."""
     columns = {name: [score.parts[name] for score in scores] for name in (scores[0].parts if scores else ())}
     columns["solved"] = [float(score.solved) for score in scores]

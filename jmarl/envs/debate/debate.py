@@ -43,8 +43,8 @@ from jmarl.envs.debate.script import scripted_speech
 from jmarl.envs.debate.transcript import (
     SIDES,
     STANCES,
+    DebateVerdict,
     Transcript,
-    Verdict,
     add_speech,
     agent_of,
     begin_debate,
@@ -53,7 +53,7 @@ from jmarl.envs.debate.transcript import (
 )
 
 DRAW_MARGIN = 0.01
-Judge = Callable[[Transcript, np.random.Generator], Verdict]
+Judge = Callable[[Transcript, np.random.Generator], DebateVerdict]
 
 
 class Debate(TextEnvironment):
@@ -177,7 +177,7 @@ class DebateScripted(Debate):
         return add_speech(state, side, scripted_speech(state, side, self.speeches))
 
 
-def find_winner(verdict: Verdict) -> str:
+def find_winner(verdict: DebateVerdict) -> str:
     """Return pro, con or draw."""
     if abs(verdict.pro - verdict.con) < DRAW_MARGIN:
         return "draw"

@@ -36,7 +36,7 @@ import numpy as np
 
 from jmarl.envs.base import Unanswered
 from jmarl.envs.chat_api import Unavailable
-from jmarl.envs.debate.transcript import SIDES, Transcript, Verdict
+from jmarl.envs.debate.transcript import SIDES, DebateVerdict, Transcript
 
 TextModel = Callable[[Sequence[str], int, int], list[list[str]]]
 MAX_SCORE = 10
@@ -68,7 +68,7 @@ class LLMJudge:
         self.model, self.samples, self.asks = model, samples, asks
         self.parse = parse_scores if asks == "scores" else parse_vote
 
-    def __call__(self, debate: Transcript, rng: np.random.Generator) -> Verdict:
+    def __call__(self, debate: Transcript, rng: np.random.Generator) -> DebateVerdict:
         """Return the scores; raise Unanswered if one order of the sides got no readable sample."""
         orders = (SIDES, SIDES[::-1])
         prompts = [judge_prompt(debate, order, self.asks) for order in orders]
@@ -91,7 +91,7 @@ class LLMJudge:
             "judge_samples": float(num_samples),
             "judge_parse_errors": float(sum(map(len, texts)) - num_parsed),
         }
-        return Verdict(float(pro), float(con), info)
+        return DebateVerdict(float(pro), float(con), info)
 
     def describe(self) -> dict[str, Any]:
         """Return what a resumed run must find unchanged."""

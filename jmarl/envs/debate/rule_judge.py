@@ -55,7 +55,7 @@ from jmarl.envs.debate.sentences import (
     split_sentences,
     union_of_content,
 )
-from jmarl.envs.debate.transcript import SIDES, SPEECH_CHARS, Transcript, Verdict
+from jmarl.envs.debate.transcript import SIDES, SPEECH_CHARS, DebateVerdict, Transcript
 
 FREE_SHARE = 0.8  # share of a speech that must count for the full score
 ARGUMENT_WEIGHTS = {"length": 0.2, "evidence": 0.25, "reasoning": 0.25, "structure": 0.15, "relevance": 0.15}
@@ -71,7 +71,7 @@ OPPOSITE_STANCE = {
 class RuleBasedJudge:
     """The judge by the rules above: judge(transcript, rng) -> Verdict. It draws nothing; arguments are means over speeches."""
 
-    def __call__(self, debate: Transcript, rng: np.random.Generator | None = None) -> Verdict:
+    def __call__(self, debate: Transcript, rng: np.random.Generator | None = None) -> DebateVerdict:
         """Return the scores and their terms; raise ValueError if a side has not spoken."""
         del rng
         info: dict[str, float] = {}
@@ -80,7 +80,7 @@ class RuleBasedJudge:
             terms = self.score_side(debate, side)
             scores[side] = terms.pop("score")
             info |= {f"{side}_{name}": value for name, value in terms.items()}
-        return Verdict(scores["pro"], scores["con"], info)
+        return DebateVerdict(scores["pro"], scores["con"], info)
 
     def score_side(self, debate: Transcript, side: str) -> dict[str, float]:
         """Return the terms of a side's score, and the score itself as `score`."""

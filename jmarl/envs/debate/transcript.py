@@ -25,7 +25,7 @@ class Transcript(NamedTuple):
         return [text for speaker, text in self.speeches if speaker == side]
 
 
-class Verdict(NamedTuple):
+class DebateVerdict(NamedTuple):
     """A judge's scores in [0, 1] and numbers for the log. A judge is a function judge(transcript, rng) -> Verdict."""
 
     pro: float

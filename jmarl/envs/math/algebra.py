@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from fractions import Fraction
 
-from jmarl.envs.math.templates import Problem, Template, nonzero_integer, number_problem, polynomial
+from jmarl.envs.math.templates import MathProblem, Template, nonzero_integer, number_problem, polynomial
 
 # ---- arithmetic
 
@@ -16,12 +16,12 @@ Expression = Fraction | tuple  # a number, or (operation, left expression, right
 _OPERATIONS = {"+": (1, operator.add), "-": (1, operator.sub), "×": (2, operator.mul), "÷": (2, operator.truediv)}
 
 
-def evaluate(expression: Expression) -> Fraction:
+def evaluate_expression(expression: Expression) -> Fraction:
     """Return the exact value of an expression. A division by 0 raises ZeroDivisionError."""
     if isinstance(expression, Fraction):
         return expression
     operation, left, right = expression
-    return _OPERATIONS[operation][1](evaluate(left), evaluate(right))
+    return _OPERATIONS[operation][1](evaluate_expression(left), evaluate_expression(right))
 
 
 def format_expression(expression: Expression, outer_precedence: int = 0) -> str:
@@ -60,7 +60,7 @@ def _draw_arithmetic(level: int, rng: random.Random) -> Expression | None:
     return expression if "/" in format_expression(expression) else None  # a drawn fraction such as 12/6 is an integer
 
 
-def arithmetic(level: int, rng: random.Random) -> Problem | None:
+def arithmetic(level: int, rng: random.Random) -> MathProblem | None:
     """Draw an expression to evaluate.
 
     Level 1 has one operation, level 2 has two or three with an integer result, level 3 has four or five, or fractions.
@@ -69,7 +69,7 @@ def arithmetic(level: int, rng: random.Random) -> Problem | None:
     if expression is None:
         return None
     try:
-        result = evaluate(expression)
+        result = evaluate_expression(expression)
     except ZeroDivisionError:
         return None
     if abs(result) > 5000 or result.denominator > (1 if level < 3 else 200):
@@ -85,7 +85,7 @@ def arithmetic(level: int, rng: random.Random) -> Problem | None:
 # ---- equations
 
 
-def linear(level: int, rng: random.Random) -> Problem | None:
+def linear(level: int, rng: random.Random) -> MathProblem | None:
     """Draw a linear equation: ax + b = c; ax + b = cx + d; a(x + b) + c(x + d) = e."""
     a, b, c = rng.randint(2, 15), nonzero_integer(rng, 30), nonzero_integer(rng, 15)
     d, e = nonzero_integer(rng, 40), nonzero_integer(rng, 60)
@@ -102,11 +102,11 @@ def linear(level: int, rng: random.Random) -> Problem | None:
     return number_problem(f"Solve for x: {left} = {right}", x)
 
 
-def _root_problem(equation: str, *roots: Fraction | str) -> Problem:
-    return Problem(f"Solve for x: {equation}", ", ".join(map(str, roots)), "set")
+def _root_problem(equation: str, *roots: Fraction | str) -> MathProblem:
+    return MathProblem(f"Solve for x: {equation}", ", ".join(map(str, roots)), "set")
 
 
-def quadratic(level: int, rng: random.Random) -> Problem | None:
+def quadratic(level: int, rng: random.Random) -> MathProblem | None:
     """Draw a quadratic equation: x^2 + b = c; integer roots; rational roots, or roots with a square root."""
     p, q = nonzero_integer(rng, 15), nonzero_integer(rng, 15)
     if level == 1:
@@ -131,7 +131,7 @@ def quadratic(level: int, rng: random.Random) -> Problem | None:
     return _root_problem(equation, f"{p} - {surd}", f"{p} + {surd}")
 
 
-def system(level: int, rng: random.Random) -> Problem | None:
+def system(level: int, rng: random.Random) -> MathProblem | None:
     """Draw two linear equations in x and y: a sum and a difference; small integer coefficients; fractions as solutions."""
     largest = 4 if level == 2 else 9
     x, y = (Fraction(nonzero_integer(rng, 25), 1 if level < 3 else rng.randint(1, 4)) for _ in "xy")
@@ -142,7 +142,7 @@ def system(level: int, rng: random.Random) -> Problem | None:
     for m, n in ((a, b), (c, d)):
         scale = math.lcm((m * x).denominator, (n * y).denominator)
         equations.append(f"{polynomial((m * scale, 'x'), (n * scale, 'y'))} = {scale * (m * x + n * y)}")
-    return Problem(f"Solve for x and y: {equations[0]} and {equations[1]}", f"x = {x}, y = {y}", "assignments")
+    return MathProblem(f"Solve for x and y: {equations[0]} and {equations[1]}", f"x = {x}, y = {y}", "assignments")
 
 
 # ---- inequalities
@@ -150,30 +150,30 @@ def system(level: int, rng: random.Random) -> Problem | None:
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
-def inequality(level: int, rng: random.Random) -> Problem | None:
+def inequality(level: int, rng: random.Random) -> MathProblem | None:
     """Draw an inequality: x on one side; x on both sides; x between two numbers, or a quadratic inequality."""
     sign, a, b = rng.choice(list(_MIRRORED)), rng.randint(2, 12), nonzero_integer(rng, 40)
     c, d = nonzero_integer(rng, 12), nonzero_integer(rng, 60)
     left = polynomial((a, "x"), (b, ""))
     if level == 1:
         x = nonzero_integer(rng, 25)
-        return Problem(f"Solve for x: {left} {sign} {a * x + b}", f"x {sign} {x}", "interval")
+        return MathProblem(f"Solve for x: {left} {sign} {a * x + b}", f"x {sign} {x}", "interval")
     if level == 2:
         if a == c or (bound := Fraction(d - b, a - c)).denominator > 12:
             return None
         question = f"Solve for x: {left} {sign} {polynomial((c, 'x'), (d, ''))}"
-        return Problem(question, f"x {sign if a > c else _MIRRORED[sign]} {bound}", "interval")
+        return MathProblem(question, f"x {sign if a > c else _MIRRORED[sign]} {bound}", "interval")
     p, q = sorted((nonzero_integer(rng, 15), nonzero_integer(rng, 15)))
     if p == q:
         return None
     if rng.random() < 0.5:
         lower_sign = rng.choice(("<", "<="))
         question = f"Solve for x: {a * p + b} {lower_sign} {left} < {a * q + b}"
-        return Problem(question, f"{p} {lower_sign} x < {q}", "interval")
+        return MathProblem(question, f"{p} {lower_sign} x < {q}", "interval")
     question = f"Solve for x: {polynomial((1, 'x^2'), (-p - q, 'x'), (p * q, ''))} {sign} 0"
     if sign[0] == "<":
-        return Problem(question, f"{p} {sign} x {sign} {q}", "interval")
-    return Problem(question, f"x {_MIRRORED[sign]} {p} or x {sign} {q}", "interval")
+        return MathProblem(question, f"{p} {sign} x {sign} {q}", "interval")
+    return MathProblem(question, f"x {_MIRRORED[sign]} {p} or x {sign} {q}", "interval")
 
 
 ALGEBRA: dict[str, Template] = {"linear": linear, "quadratic": quadratic, "system": system, "inequality": inequality}

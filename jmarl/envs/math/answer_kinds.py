@@ -9,7 +9,7 @@ import math
 import re
 from typing import NamedTuple
 
-from jmarl.envs.math.numbers import CHANGING_WORDS, Unreadable, Value, equal, normalize, parse_bare_number, parse_number
+from jmarl.envs.math.numbers import CHANGING_WORDS, Unreadable, Value, equal_values, normalize, parse_bare_number, parse_number
 
 MAX_ANSWER_LENGTH = 200  # characters
 
@@ -47,7 +47,7 @@ def same_answer(gold: ParsedAnswer, answer: ParsedAnswer) -> bool:
     """Return whether two answers have equal parts, in any order."""
     unmatched = list(answer)
     for label, values in gold:
-        match = next((part for part in unmatched if part[0] == label and all(map(equal, values, part[1]))), None)
+        match = next((part for part in unmatched if part[0] == label and all(map(equal_values, values, part[1]))), None)
         if match is None:
             return False
         unmatched.remove(match)
@@ -65,7 +65,7 @@ def _parse_set(text: str, unit: str) -> ParsedAnswer:
         part = re.sub(r"^[a-z](?:_\{?[0-9]\}?)? ?= ?", "", part)
         for sign in "+-" if r"\pm" in part else "+":
             value = parse_bare_number(part.replace(r"\pm", sign, 1).strip(), unit)
-            if not any(equal(known, value) for known in values):
+            if not any(equal_values(known, value) for known in values):
                 values.append(value)
     if not values:
         raise Unreadable(f"no values: {text}")
@@ -87,7 +87,7 @@ def _parse_assignments(text: str, unit: str, variables: tuple[str, ...]) -> Pars
         if not sign or not re.fullmatch("[a-z]", variable):
             raise Unreadable(f"not an assignment to a variable: {part}")
         value = parse_bare_number(right_side.rpartition("=")[2].strip(), unit)
-        if not equal(values.setdefault(variable, value), value):
+        if not equal_values(values.setdefault(variable, value), value):
             raise Unreadable(f"two values of {variable}: {text}")
     if not values:
         raise Unreadable(f"no assignment: {text}")

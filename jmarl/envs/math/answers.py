@@ -57,14 +57,16 @@ UNREADABLE = {kind: f"No answer could be read (or several, where one is asked fo
 KINDS = tuple(FORMS)
 
 
-class Verdict(NamedTuple):
+class AnswerCheck(NamedTuple):
     """The result of a check."""
 
     status: str  # correct, wrong or unparsable
     feedback: str  # depends on the text that was read, not on the right answer
 
 
-def check(completion: str, answer: str, kind: str = "number", unit: str = "", lowest_terms: bool = False) -> Verdict:
+def check_completion(
+    completion: str, answer: str, kind: str = "number", unit: str = "", lowest_terms: bool = False
+) -> AnswerCheck:
     """Find the answer in a completion and compare it with the right one.
 
     Args:
@@ -77,21 +79,21 @@ def check(completion: str, answer: str, kind: str = "number", unit: str = "", lo
     return check_answer(find_answer(completion, kind), answer, kind, unit, lowest_terms)
 
 
-def check_answer(text: str, answer: str, kind: str = "number", unit: str = "", lowest_terms: bool = False) -> Verdict:
-    """Compare an answer that stands alone with the right one; arguments as in `check`."""
+def check_answer(text: str, answer: str, kind: str = "number", unit: str = "", lowest_terms: bool = False) -> AnswerCheck:
+    """Compare an answer that stands alone with the right one; arguments as in `check_completion`."""
     gold = read_gold(answer, kind, unit)
     try:
         parsed = parse_answer(text, kind, unit, tuple(variable for variable, _ in gold))
     except Unreadable:
-        return Verdict("unparsable", UNREADABLE[kind])
+        return AnswerCheck("unparsable", UNREADABLE[kind])
     values = [value for _, numbers in parsed for value in numbers]
     gold_is_rational = all(value.exact is not None for _, numbers in gold for value in numbers)
     worked_out = not gold_is_rational or all(
         value.exact is not None and (value.reduced or not lowest_terms) for value in values
     )
     if worked_out and same_answer(gold, parsed):
-        return Verdict("correct", "")
-    return Verdict("wrong", WRONG if all(value.reduced for value in values) else NOT_WORKED_OUT)
+        return AnswerCheck("correct", "")
+    return AnswerCheck("wrong", WRONG if all(value.reduced for value in values) else NOT_WORKED_OUT)
 
 
 @functools.lru_cache(maxsize=4096)

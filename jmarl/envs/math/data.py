@@ -21,7 +21,7 @@ from jmarl.envs.math.answers import read_gold
 _ASKS_FOR_PERCENTAGE = re.compile(r"\b(?:what|which)\b[a-z' ]{0,40}\bpercent(?:age)?\b|\bas a percent(?:age)?\b", re.I)
 
 
-class Source(NamedTuple):
+class MathSource(NamedTuple):
     """A data set of the hub."""
 
     hub: str
@@ -42,8 +42,8 @@ def read_svamp(row: dict) -> tuple[str, str]:
 
 
 SOURCES = {
-    "gsm8k": Source("openai/gsm8k", "main", ("question", "answer"), read_gsm8k),
-    "svamp": Source("ChilleD/SVAMP", None, ("Body", "Question", "Answer"), read_svamp),
+    "gsm8k": MathSource("openai/gsm8k", "main", ("question", "answer"), read_gsm8k),
+    "svamp": MathSource("ChilleD/SVAMP", None, ("Body", "Question", "Answer"), read_svamp),
 }
 
 

@@ -160,7 +160,7 @@ def _to_sympy(text: str) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def equal(gold: str, text: str) -> bool:
+def equal_expressions(gold: str, text: str) -> bool:
     """Return whether two expressions have exactly the same value."""
     expected = approximate_value(gold)
     if not abs(expected - approximate_value(text)) <= _TOLERANCE * max(1.0, abs(expected)):

@@ -6,10 +6,10 @@ import math
 import random
 from fractions import Fraction
 
-from jmarl.envs.math.templates import Problem, Template, nonzero_integer, number_problem, polynomial
+from jmarl.envs.math.templates import MathProblem, Template, nonzero_integer, number_problem, polynomial
 
 
-def chain(level: int, rng: random.Random) -> Problem | None:
+def chain(level: int, rng: random.Random) -> MathProblem | None:
     """Draw 2, 3 or 5 operations that are applied to a number one after the other."""
     x = Fraction(rng.randint(2, 40))
     sentences = [f"Start with {x}."]
@@ -22,7 +22,7 @@ def chain(level: int, rng: random.Random) -> Problem | None:
     return number_problem(" ".join([*sentences, "What is the result?"]), x)
 
 
-def thought_of(level: int, rng: random.Random) -> Problem | None:
+def thought_of(level: int, rng: random.Random) -> MathProblem | None:
     """Draw operations and their result; the answer is the number that they began with."""
     start = result = rng.randint(2, 60)
     sentences = ["I think of a number."]
@@ -33,7 +33,7 @@ def thought_of(level: int, rng: random.Random) -> Problem | None:
     return number_problem(" ".join([*sentences, f"The result is {result}. Which number did I think of?"]), start)
 
 
-def sequence(level: int, rng: random.Random) -> Problem | None:
+def sequence(level: int, rng: random.Random) -> MathProblem | None:
     """Draw an arithmetic sequence and ask for a term; for a sum; for a term given two others."""
     first, difference, n = rng.randint(1, 50), rng.randint(2, 15), rng.randint(8, 40)
 
@@ -52,7 +52,7 @@ def sequence(level: int, rng: random.Random) -> Problem | None:
     )
 
 
-def functions(level: int, rng: random.Random) -> Problem | None:
+def functions(level: int, rng: random.Random) -> MathProblem | None:
     """Draw f(x) = ax + b and g(x) = cx^2 - d, and ask for f(x); f(f(x)); f(g(x)) - g(f(x))."""
     a, b, c, d = rng.randint(2, 9), nonzero_integer(rng, 20), rng.randint(2, 9), rng.randint(1, 20)
     x = rng.randint(2, 20)
@@ -66,7 +66,7 @@ def functions(level: int, rng: random.Random) -> Problem | None:
     return number_problem(f"{definition}. What is f(g({x})) - g(f({x}))?", f_of_g - g_of_f)
 
 
-def percentages(level: int, rng: random.Random) -> Problem | None:
+def percentages(level: int, rng: random.Random) -> MathProblem | None:
     """Draw one percentage of a number, or two or three changes of a price whose result has at most two decimals."""
     start = price = Fraction(rng.randint(2, 100) * 10)
     if level == 1:
@@ -82,7 +82,7 @@ def percentages(level: int, rng: random.Random) -> Problem | None:
     return number_problem(" ".join([*sentences, "How many dollars is the price in the end?"]), price)
 
 
-def divisors(level: int, rng: random.Random) -> Problem | None:
+def divisors(level: int, rng: random.Random) -> MathProblem | None:
     """Ask for a greatest common divisor; for a least common multiple; for a remainder."""
     if level == 1:
         k = rng.randint(2, 20)

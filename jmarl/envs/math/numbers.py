@@ -194,8 +194,8 @@ def _parse_expression(text: str) -> Value:
     return Value(None, text, False)
 
 
-def equal(gold: Value, value: Value) -> bool:
+def equal_values(gold: Value, value: Value) -> bool:
     """Return whether two values are exactly equal. An expression never equals a plain number."""
     if gold.exact is not None or value.exact is not None:
         return gold.exact == value.exact
-    return expressions.equal(gold.latex, value.latex)
+    return expressions.equal_expressions(gold.latex, value.latex)

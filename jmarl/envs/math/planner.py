@@ -20,7 +20,7 @@ from jmarl.envs.math.numbers import find_numbers
 from jmarl.envs.math.reasoning import (
     MAX_QUOTE,
     SCORES,
-    Episode,
+    MathEpisode,
     MathReasoning,
     TaskSource,
     answer_line,
@@ -54,12 +54,12 @@ class MathPlanner(MathReasoning):
             None,
         ]
 
-    def solve(self, state: Episode) -> list[str | None]:
+    def solve(self, state: MathEpisode) -> list[str | None]:
         """Return the right answer, also as the plan, because a task has no steps."""
         answer = answer_line(state.task)
         return [None, answer] if state.turn else [answer, None]
 
-    def step(self, state: Episode, messages: Sequence[str], rng: np.random.Generator) -> Step:
+    def step(self, state: MathEpisode, messages: Sequence[str], rng: np.random.Generator) -> Step:
         plan, solution = messages
         if not state.turn:
             state = state._replace(turn=1, comment=plan)
@@ -69,7 +69,7 @@ class MathPlanner(MathReasoning):
         state = state._replace(turn=2, solution=solution, status=status)
         return Step(state, [None, None], SCORES[status], True, self._metrics(state))
 
-    def _metrics(self, state: Episode) -> dict[str, float]:
+    def _metrics(self, state: MathEpisode) -> dict[str, float]:
         return answer_metrics(state.status) | {"plan_has_answer": float(has_answer(state.comment, state.task))}
 
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jmarl.envs.base import Step, TextEnvironment
-from jmarl.envs.math.answers import FORMS, KINDS, Verdict, check, read_gold
+from jmarl.envs.math.answers import FORMS, KINDS, AnswerCheck, check_completion, read_gold
 from jmarl.envs.math.data import SOURCES, LoadedTasks, load_tasks
 from jmarl.envs.math.numbers import Unreadable, find_numbers, normalize, parse_number
 from jmarl.envs.math.problems import MathProblemGenerator
@@ -48,7 +48,7 @@ class TaskSource(Protocol):
     def describe(self) -> dict: ...
 
 
-class Episode(NamedTuple):
+class MathEpisode(NamedTuple):
     """The state: a task, and what the team has done so far."""
 
     task: dict
@@ -87,10 +87,10 @@ def answer_line(task: dict) -> str:
 # ---- checks
 
 
-def check_solution(text: str, task: dict) -> Verdict:
+def check_solution(text: str, task: dict) -> AnswerCheck:
     """Compare the answer of a solution with that of the task."""
     kind, unit = task.get("kind", "number"), task.get("unit", "")
-    return check(text, task["answer"], kind, unit, bool(task.get("lowest_terms")))
+    return check_completion(text, task["answer"], kind, unit, bool(task.get("lowest_terms")))
 
 
 def answer_metrics(status: str) -> dict[str, float]:
@@ -173,20 +173,20 @@ class MathReasoning(TextEnvironment):
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"tasks": self.generator.describe(), "steps_bonus": self.steps_bonus}
 
-    def reset(self, task: dict, rng: np.random.Generator) -> tuple[Episode, list[str | None]]:
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[MathEpisode, list[str | None]]:
         missing = [name for name in ("question", "answer") if not isinstance(task.get(name), str) or not task[name].strip()]
         if missing:
             raise ValueError(f"task {task!r:.80} has no text in {', '.join(missing)}: it needs question and answer")
         if task.get("kind", "number") not in KINDS:
             raise ValueError(f"task {task!r:.80} is of kind {task['kind']!r}: choose {', '.join(KINDS)}")
         read_gold(task["answer"], task.get("kind", "number"), task.get("unit", ""))
-        return Episode(task), self.first_observations(task)
+        return MathEpisode(task), self.first_observations(task)
 
     def first_observations(self, task: dict) -> list[str | None]:
         """Return what each agent reads first [N]; None: it does not act."""
         return [question_prompt(task)]
 
-    def step(self, state: Episode, messages: Sequence[str], rng: np.random.Generator) -> Step:
+    def step(self, state: MathEpisode, messages: Sequence[str], rng: np.random.Generator) -> Step:
         [message] = messages
         verdict = check_solution(message, state.task)
         info, reward = answer_metrics(verdict.status), SCORES[verdict.status]
@@ -199,11 +199,11 @@ class MathReasoning(TextEnvironment):
         done = verdict.status == "correct" or state.turn >= self.max_turns
         return Step(state, [retry], reward, done, info)
 
-    def solve(self, state: Episode) -> list[str | None]:
+    def solve(self, state: MathEpisode) -> list[str | None]:
         """Return the right answer, without the steps to it."""
         return [answer_line(state.task)]
 
-    def render(self, state: Episode) -> str:
+    def render(self, state: MathEpisode) -> str:
         parts = [f"{state.task['question']}\n(answer: {state.task['answer']}; turn {state.turn})"]
         messages = (("solution", state.solution), ("other", state.comment))
         parts += [f"{name}: {quote(text)}" for name, text in messages if text]

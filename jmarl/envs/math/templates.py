@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 
-class Problem(NamedTuple):
+class MathProblem(NamedTuple):
     """A question with its exact answer."""
 
     question: str
@@ -22,12 +22,12 @@ class Problem(NamedTuple):
     key: str = ""  # identifies the problem; empty: the question does
 
 
-Template = Callable[[int, random.Random], Problem | None]
+Template = Callable[[int, random.Random], MathProblem | None]
 
 
-def number_problem(question: str, answer: Fraction | int, key: str = "") -> Problem:
+def number_problem(question: str, answer: Fraction | int, key: str = "") -> MathProblem:
     """Return a problem whose answer is one number."""
-    return Problem(question, str(answer), key=key)
+    return MathProblem(question, str(answer), key=key)
 
 
 def nonzero_integer(rng: random.Random, largest: int) -> int:

@@ -31,7 +31,7 @@ import numpy as np
 
 from jmarl.envs.math.reasoning import (
     SCORES,
-    Episode,
+    MathEpisode,
     MathReasoning,
     TaskSource,
     answer_metrics,
@@ -73,11 +73,11 @@ class MathVerifier(MathReasoning):
     def first_observations(self, task: dict) -> list[str | None]:
         return [question_prompt(task), None]
 
-    def step(self, state: Episode, messages: Sequence[str], rng: np.random.Generator) -> Step:
+    def step(self, state: MathEpisode, messages: Sequence[str], rng: np.random.Generator) -> Step:
         solution, verdict = messages
         return self._step_verifier(state, verdict) if state.turn % 2 else self._step_solver(state, solution)
 
-    def solve(self, state: Episode) -> list[str | None]:
+    def solve(self, state: MathEpisode) -> list[str | None]:
         """Return the right answer, or the right verdict.
 
         Demonstrate verdicts with `slips`, which puts wrong answers among the right ones: after right answers alone, every
@@ -87,7 +87,7 @@ class MathVerifier(MathReasoning):
             return [None, "CORRECT" if state.status == "correct" else "WRONG"]
         return [*super().solve(state), None]
 
-    def _step_solver(self, state: Episode, message: str) -> Step:
+    def _step_solver(self, state: MathEpisode, message: str) -> Step:
         status = check_solution(message, state.task).status
         gain = SCORES[status] - SCORES.get(state.status, 0.0)
         revised = float(gain > 0) - float(gain < 0) if state.status else state.revised
@@ -99,7 +99,7 @@ class MathVerifier(MathReasoning):
         )
         return Step(state, [None, prompt], [gain, 0.0], state.turn >= self.max_turns, self._metrics(state))
 
-    def _step_verifier(self, state: Episode, message: str) -> Step:
+    def _step_verifier(self, state: MathEpisode, message: str) -> Step:
         words = _VERDICT.findall(message)
         says_correct = words[-1:] == ["CORRECT"]
         right = bool(words) and says_correct == (state.status == "correct")
@@ -115,6 +115,6 @@ class MathVerifier(MathReasoning):
         reward = (float(right) if words else SCORES["unparsable"]) * paid_rounds / self.rounds
         return Step(state, [prompt, None], [0.0, reward], says_correct, self._metrics(state))
 
-    def _metrics(self, state: Episode) -> dict[str, float]:
+    def _metrics(self, state: MathEpisode) -> dict[str, float]:
         optional = {"verdict_right": state.verdict_right, "verdict_read": state.verdict_read, "revised": state.revised}
         return answer_metrics(state.status) | {name: math.nan if x is None else x for name, x in optional.items()}

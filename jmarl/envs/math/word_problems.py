@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
-from jmarl.envs.math.templates import Problem, Template
+from jmarl.envs.math.templates import MathProblem, Template
 
 NAMES = (
     "Ada", "Bruno", "Chiara", "Deniz", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kaya", "Lena", "Mateo", "Nora",
@@ -205,7 +205,7 @@ STORIES = {
 }  # fmt: skip
 
 
-def word_problem(name: str, level: int, rng: random.Random) -> Problem:
+def word_problem(name: str, level: int, rng: random.Random) -> MathProblem:
     """Draw a problem from the first `level` parts of a story."""
     story = STORIES[name]
     parts = story.parts[:level]
@@ -215,7 +215,7 @@ def word_problem(name: str, level: int, rng: random.Random) -> Problem:
     words |= dict(zip("abcdef", map(str, numbers), strict=False))
     question = " ".join([*(part.text for part in parts), parts[-1].question]).format(**words)
     answer = Fraction(parts[-1].formula(*numbers))
-    return Problem(question, str(answer), unit=story.unit, key=" ".join(map(str, numbers)))
+    return MathProblem(question, str(answer), unit=story.unit, key=" ".join(map(str, numbers)))
 
 
 def _draw_numbers(story: Story, parts: tuple[Part, ...], rng: random.Random) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ NUMBER_THEN_NAME = re.compile(  # 2pi, 0x1f, 1_000: Python accepts some of these
 )
 
 
-class Function(NamedTuple):
+class MathFunction(NamedTuple):
     """A function and the number of its arguments."""
 
     apply: Callable[..., Number]
@@ -51,7 +51,7 @@ def power(base: Number, exponent: Number) -> Number:
     return float(base) ** exponent
 
 
-def divide(a: Number, b: Number) -> Number:
+def divide_numbers(a: Number, b: Number) -> Number:
     """Return a / b: an integer if it is whole."""
     return a // b if isinstance(a, int) and isinstance(b, int) and b and a % b == 0 else a / b
 
@@ -92,37 +92,37 @@ def _integer(x: Number, function: str, maximum: int) -> int:
 
 
 FUNCTIONS = {
-    "sqrt": Function(square_root),
-    "exp": Function(math.exp),
-    "log": Function(math.log, 1, 2),
-    "ln": Function(math.log),
-    "log2": Function(math.log2),
-    "log10": Function(math.log10),
-    "sin": Function(math.sin),
-    "cos": Function(math.cos),
-    "tan": Function(math.tan),
-    "asin": Function(math.asin),
-    "acos": Function(math.acos),
-    "atan": Function(math.atan),
-    "degrees": Function(math.degrees),
-    "radians": Function(math.radians),
-    "abs": Function(absolute),
-    "floor": Function(math.floor),
-    "ceil": Function(math.ceil),
-    "round": Function(round_number, 1, 2),
-    "min": Function(min, 2, MAX_ARGUMENTS),
-    "max": Function(max, 2, MAX_ARGUMENTS),
-    "gcd": Function(math.gcd, 2, MAX_ARGUMENTS),
-    "lcm": Function(math.lcm, 2, MAX_ARGUMENTS),
-    "factorial": Function(factorial),
-    "comb": Function(binomial, 2, 2),
+    "sqrt": MathFunction(square_root),
+    "exp": MathFunction(math.exp),
+    "log": MathFunction(math.log, 1, 2),
+    "ln": MathFunction(math.log),
+    "log2": MathFunction(math.log2),
+    "log10": MathFunction(math.log10),
+    "sin": MathFunction(math.sin),
+    "cos": MathFunction(math.cos),
+    "tan": MathFunction(math.tan),
+    "asin": MathFunction(math.asin),
+    "acos": MathFunction(math.acos),
+    "atan": MathFunction(math.atan),
+    "degrees": MathFunction(math.degrees),
+    "radians": MathFunction(math.radians),
+    "abs": MathFunction(absolute),
+    "floor": MathFunction(math.floor),
+    "ceil": MathFunction(math.ceil),
+    "round": MathFunction(round_number, 1, 2),
+    "min": MathFunction(min, 2, MAX_ARGUMENTS),
+    "max": MathFunction(max, 2, MAX_ARGUMENTS),
+    "gcd": MathFunction(math.gcd, 2, MAX_ARGUMENTS),
+    "lcm": MathFunction(math.lcm, 2, MAX_ARGUMENTS),
+    "factorial": MathFunction(factorial),
+    "comb": MathFunction(binomial, 2, 2),
 }
 CONSTANTS = {"pi": math.pi, "e": math.e, "tau": math.tau}
 OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: divide,
+    ast.Div: divide_numbers,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: power,
@@ -134,7 +134,7 @@ OPERATORS: dict[type, Callable[..., Any]] = {
 def calculate(expression: str) -> str:
     """Return the value of an expression as text; raise ToolError if it has none."""
     try:
-        return format_number(evaluate(parse_expression(expression)))
+        return format_number(evaluate_node(parse_expression(expression)))
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
@@ -162,7 +162,7 @@ def parse_expression(expression: str) -> ast.expr:
         raise ToolError(f"cannot read {expression!r:.80}: write an expression such as (3 + 4) * 2^5") from None
 
 
-def evaluate(node: ast.expr, depth: int = 0) -> Number:
+def evaluate_node(node: ast.expr, depth: int = 0) -> Number:
     """Return the value of a syntax tree; every intermediate result is checked for size."""
     if depth > MAX_DEPTH:
         raise ToolError(f"the expression is nested more than {MAX_DEPTH} deep")
@@ -173,12 +173,12 @@ def evaluate(node: ast.expr, depth: int = 0) -> Number:
             raise ToolError(f"{node.id!r:.40} is no constant: there are {', '.join(CONSTANTS)}")
         return CONSTANTS[node.id]
     if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        return check_size(OPERATORS[type(node.op)](evaluate(node.operand, depth + 1)))
+        return check_size(OPERATORS[type(node.op)](evaluate_node(node.operand, depth + 1)))
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left, right = evaluate(node.left, depth + 1), evaluate(node.right, depth + 1)
+        left, right = evaluate_node(node.left, depth + 1), evaluate_node(node.right, depth + 1)
         return check_size(OPERATORS[type(node.op)](left, right))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        return call_function(node.func.id, [evaluate(argument, depth + 1) for argument in node.args])
+        return call_function(node.func.id, [evaluate_node(argument, depth + 1) for argument in node.args])
     if isinstance(node, ast.Tuple):
         raise ToolError("commas are for arguments of functions: write 1000, not 1,000")
     raise ToolError("only numbers, operators and functions are allowed")

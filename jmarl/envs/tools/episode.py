@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jmarl.envs.tools.tool_calls import Call
+from jmarl.envs.tools.tool_calls import ToolCall
 from jmarl.envs.tools.workspace import Calls
 
 MAX_SHOWN_CALL, MAX_RESULT, MAX_HISTORY = 300, 800, 3000  # characters of one call, one result, and all of them
@@ -23,7 +23,7 @@ class Record(NamedTuple):
     result: str
 
 
-class Episode(NamedTuple):
+class ToolEpisode(NamedTuple):
     """State of an episode: plain data, so that it can be copied and pickled."""
 
     task: dict[str, Any]
@@ -37,7 +37,7 @@ class Episode(NamedTuple):
     plan: str | None = None  # of a team's planner, for the caller to read
 
 
-def format_task(state: Episode) -> str:
+def format_task(state: ToolEpisode) -> str:
     """Return the question and the calls so far with their results."""
     return "\n".join([f"Question: {state.task['question']}", *format_history(state.records)])
 
@@ -55,7 +55,7 @@ def format_history(records: Sequence[Record]) -> list[str]:
     return hidden + entries[::-1]
 
 
-def format_call(call: Call) -> str:
+def format_call(call: ToolCall) -> str:
     """Return a call in one line."""
     if call.problem:
         return "a call that cannot be read"

@@ -41,7 +41,7 @@ import numpy as np
 
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, split_of, split_rows
-from jmarl.envs.tools.function_calls import ATTAINABLE, WEIGHTS, Call, ExpectedCall, read_calls, reward_of, score
+from jmarl.envs.tools.function_calls import ATTAINABLE, WEIGHTS, ExpectedCall, FunctionCall, read_calls, reward_of, score
 from jmarl.envs.tools.function_requests import draw
 
 SHARING = {  # prompts of agent 1 and agent 2
@@ -62,7 +62,7 @@ class Request(NamedTuple):
     """State of an episode."""
 
     task: dict
-    calls: tuple[Call, ...] = ()  # of both agents, merged; empty before the step
+    calls: tuple[FunctionCall, ...] = ()  # of both agents, merged; empty before the step
 
 
 def expected_calls(task: dict) -> list[ExpectedCall]:

@@ -51,7 +51,7 @@ ATTAINABLE = (-0.25, 1.10)  # by sums of the terms
 ParameterNames = Mapping[str, Sequence[str]]  # function -> names of its arguments, in order
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A call that an agent wrote."""
 
     name: str
@@ -68,7 +68,7 @@ class ExpectedCall(NamedTuple):
 # Parsing
 
 
-def read_calls(text: str, parameters: ParameterNames) -> list[Call]:
+def read_calls(text: str, parameters: ParameterNames) -> list[FunctionCall]:
     """Return the calls in a text. Functions that are not in `parameters` are read too."""
     blocks = [_clean_lines(block) for block in SEPARATOR.split(text[:MAX_TEXT])]
     calls = _read_block([line for block in blocks for line in block], parameters)
@@ -84,14 +84,14 @@ def _clean_lines(text: str) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _read_block(lines: Sequence[str], parameters: ParameterNames) -> list[Call]:
+def _read_block(lines: Sequence[str], parameters: ParameterNames) -> list[FunctionCall]:
     """Read lines that are nothing but calls, or that contain a list of calls."""
     text = "\n".join(lines)
     in_brackets = text[text.find("[") : text.rfind("]") + 1]
     return _read(text, parameters) or (_read(in_brackets, parameters) if in_brackets != text else [])
 
 
-def _read(text: str, parameters: ParameterNames) -> list[Call]:
+def _read(text: str, parameters: ParameterNames) -> list[FunctionCall]:
     """Read a text that is nothing but calls; return no calls if it is something else."""
     text = text.rstrip(",; ")
     if text[:1] in ("{", "["):
@@ -113,7 +113,7 @@ def _read(text: str, parameters: ParameterNames) -> list[Call]:
     return [call for node in nodes if isinstance(node, ast.Call) for call in _from_python(node, parameters)]
 
 
-def _from_json(value: Any, depth: int) -> list[Call]:
+def _from_json(value: Any, depth: int) -> list[FunctionCall]:
     if isinstance(value, list) and depth < 2:
         return [call for item in value for call in _from_json(item, depth + 1)]
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
@@ -126,10 +126,10 @@ def _from_json(value: Any, depth: int) -> list[Call]:
             arguments = json.loads(arguments)
         except UNREADABLE:
             return []
-    return [Call(value["name"], arguments)] if isinstance(arguments, dict) and _is_allowed(arguments) else []
+    return [FunctionCall(value["name"], arguments)] if isinstance(arguments, dict) and _is_allowed(arguments) else []
 
 
-def _from_python(node: ast.Call, parameters: ParameterNames) -> list[Call]:
+def _from_python(node: ast.Call, parameters: ParameterNames) -> list[FunctionCall]:
     """Return the call in a list; an empty list if it has a value that JSON does not have."""
     try:
         name = ast.unparse(node.func)
@@ -141,7 +141,7 @@ def _from_python(node: ast.Call, parameters: ParameterNames) -> list[Call]:
     is_name = all(part.isidentifier() for part in name.split("."))
     if not is_name or None in arguments or not _is_allowed(arguments):  # None: **options
         return []
-    return [Call(name, arguments)]  # type: ignore[arg-type]
+    return [FunctionCall(name, arguments)]  # type: ignore[arg-type]
 
 
 def _literal(node: ast.expr) -> Any:
@@ -179,7 +179,7 @@ def canonical(value: Any) -> Hashable:
     return "list", tuple(canonical(item) for item in value)
 
 
-def similarity(call: Call, expected: ExpectedCall) -> float:
+def similarity(call: FunctionCall, expected: ExpectedCall) -> float:
     """Return the share of right arguments among the arguments of either call; 0 for another function."""
     if call.name != expected.name:
         return 0.0
@@ -194,7 +194,9 @@ def similarity(call: Call, expected: ExpectedCall) -> float:
 # Scoring
 
 
-def score(calls: Sequence[Sequence[Call]], expected: Sequence[ExpectedCall]) -> tuple[dict[str, float], list[Call]]:
+def score(
+    calls: Sequence[Sequence[FunctionCall]], expected: Sequence[ExpectedCall]
+) -> tuple[dict[str, float], list[FunctionCall]]:
     """Score the calls of a team.
 
     Args:

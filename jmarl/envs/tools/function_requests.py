@@ -49,7 +49,7 @@ class Option(NamedTuple):
     phrase: str  # added to the request if it asks for a value
 
 
-class Function(NamedTuple):
+class RequestedFunction(NamedTuple):
     """A function that a request may need."""
 
     description: str
@@ -58,95 +58,95 @@ class Function(NamedTuple):
     option: Option | None = None
 
 
-FUNCTIONS: dict[str, Function] = {
-    "get_weather": Function(
+FUNCTIONS: dict[str, RequestedFunction] = {
+    "get_weather": RequestedFunction(
         "weather forecast of a city",
         {"city": CITIES, "days": range(1, 11)},
         ("get the forecast of {city} for {days} days", "check the weather in {city} over {days} days"),
         Option("unit", ["celsius", "fahrenheit"], "celsius", "in {unit}"),
     ),
-    "convert_money": Function(
+    "convert_money": RequestedFunction(
         "amount of money in another currency",
         {"amount": range(5, 995, 5), "source": MONEY, "target": MONEY},
         ("convert {amount} {source} to {target}", "work out what {amount} {source} are in {target}"),
     ),
-    "send_message": Function(
+    "send_message": RequestedFunction(
         "sends a text to a person",
         {"person": PEOPLE, "text": [f"see you at {hour}" for hour in HOURS]},
         ('send {person} the message "{text}"', 'write "{text}" to {person}'),
         Option("urgent", [True], False, "as urgent"),
     ),
-    "set_alarm": Function(
+    "set_alarm": RequestedFunction(
         "sets an alarm",
         {"time": HOURS},
         ("set an alarm for {time}", "wake me at {time}"),
         Option("repeat", ["once", "daily", "weekly"], "once", "and repeat it {repeat}"),
     ),
-    "book_table": Function(
+    "book_table": RequestedFunction(
         "books a table in a restaurant",
         {"city": CITIES, "date": DATES, "guests": range(2, 13)},
         ("book a table in {city} for {guests} guests on {date}", "reserve a table for {guests} on {date} in {city}"),
     ),
-    "find_flights": Function(
+    "find_flights": RequestedFunction(
         "flights between two cities",
         {"origin": CITIES, "destination": CITIES, "date": DATES},
         ("find flights from {origin} to {destination} on {date}", "look for a flight on {date} from {origin} to {destination}"),
         Option("max_stops", [0, 1, 3], 2, "with at most {max_stops} stops"),
     ),
-    "translate_word": Function(
+    "translate_word": RequestedFunction(
         "a word in another language",
         {"word": WORDS, "language": LANGUAGES},
         ('translate "{word}" into {language}', 'say what "{word}" is in {language}'),
     ),
-    "order_item": Function(
+    "order_item": RequestedFunction(
         "orders things from the shop",
         {"item": THINGS, "count": range(1, 40)},
         ("order {count} packs of {item}", "buy {count} packs of {item}"),
         Option("express", [True], False, "by express"),
     ),
-    "set_temperature": Function(
+    "set_temperature": RequestedFunction(
         "sets the heating of a room",
         {"room": ROOMS, "degrees": [d / 2 for d in range(30, 50)]},
         ("set the {room} to {degrees} degrees", "heat the {room} to {degrees} degrees"),
     ),
-    "switch_light": Function(
+    "switch_light": RequestedFunction(
         "switches the light of a room",
         {"room": ROOMS, "on": [True, False]},
         ("switch the light in the {room} {on}", "turn the {room} light {on}"),
     ),
-    "play_song": Function(
+    "play_song": RequestedFunction(
         "plays a song",
         {"title": SONGS},
         ('play "{title}"', 'put on the song "{title}"'),
         Option("volume", list(range(1, 11)), 5, "at volume {volume}"),
     ),
-    "area_of_rectangle": Function(
+    "area_of_rectangle": RequestedFunction(
         "area of a rectangle",
         {"width": range(2, 60), "height": range(2, 60)},
         ("compute the area of a rectangle of width {width} and height {height}",),
     ),
-    "greatest_divisor": Function(
+    "greatest_divisor": RequestedFunction(
         "greatest common divisor of two numbers",
         {"first": range(10, 400), "second": range(10, 400)},
         ("find the greatest common divisor of {first} and {second}",),
     ),
-    "loan_payment": Function(
+    "loan_payment": RequestedFunction(
         "monthly payment of a loan",
         {"amount": range(1000, 50000, 500), "years": range(1, 31), "rate": [r / 4 for r in range(2, 33)]},
         ("work out the payment for a loan of {amount} over {years} years at {rate} percent",),
     ),
-    "delete_file": Function("deletes a file", {"path": FILES}, ("delete the file {path}", "remove {path}")),
-    "copy_file": Function(
+    "delete_file": RequestedFunction("deletes a file", {"path": FILES}, ("delete the file {path}", "remove {path}")),
+    "copy_file": RequestedFunction(
         "copies a file",
         {"path": FILES, "folder": ["backup", "archive", "shared", "old"]},
         ("copy {path} to the folder {folder}",),
     ),
-    "add_event": Function(
+    "add_event": RequestedFunction(
         "adds an event to the calendar",
         {"title": ["dentist", "choir", "meeting", "training", "exam", "party"], "date": DATES, "time": HOURS},
         ("put {title} into the calendar on {date} at {time}", "add the event {title} on {date} at {time}"),
     ),
-    "average": Function(
+    "average": RequestedFunction(
         "mean of numbers",
         {"numbers": [[a, b, a + b - 7] for a in range(3, 30, 3) for b in range(8, 90, 9)]},
         ("compute the average of {numbers}",),

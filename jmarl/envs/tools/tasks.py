@@ -255,7 +255,7 @@ def split_of(task: Task) -> str:
     return data.split_of(repr((task["question"], sorted(task.get("files", {}).items()))))
 
 
-def generate(kinds: Collection[str], split: str, count: int, seed: int) -> list[Task]:
+def generate_tasks(kinds: Collection[str], split: str, count: int, seed: int) -> list[Task]:
     """Generate distinct tasks, taking the kinds in turn.
 
     Args:

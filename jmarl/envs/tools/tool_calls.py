@@ -35,7 +35,7 @@ INSTRUCTIONS = (
 FORMAT_HINT = 'write <tool_call>{"name": "...", "parameters": {...}}</tool_call>'
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A tool call. If it cannot be read, name is empty and problem says why; else problem is empty."""
 
     name: str
@@ -46,7 +46,7 @@ class Call(NamedTuple):
 class ParsedMessage(NamedTuple):
     """What a message contains."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     num_refused: int  # calls beyond `MAX_CALLS`; they are not parsed
     answer: str  # empty: none
     unclosed: bool  # the message ends inside a call
@@ -62,11 +62,11 @@ def parse_message(message: str) -> ParsedMessage:
         position = end + len(CALL_END)
     other_texts.append(message[position:])
     calls = tuple(parse_call(text) for text in call_texts[:MAX_CALLS])
-    answer = parse_answer("\n".join(other_texts))
+    answer = parse_tool_answer("\n".join(other_texts))
     return ParsedMessage(calls, len(call_texts) - len(calls), answer, unclosed=start >= 0)
 
 
-def parse_answer(text: str) -> str:
+def parse_tool_answer(text: str) -> str:
     """Return the first answer in a text; empty if there is none."""
     start = text.find(ANSWER_START)
     end = text.find(ANSWER_END, start)
@@ -95,15 +95,15 @@ def format_notes(message: ParsedMessage, has_content: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def parse_call(text: str) -> Call:
+def parse_call(text: str) -> ToolCall:
     """Parse the text between the tags of a call."""
     text = text.strip()
     while text.startswith(CALL_START):  # models repeat the tag
         text = text[len(CALL_START) :].lstrip()
     try:
-        return Call(*_parse_json_call(text))
+        return ToolCall(*_parse_json_call(text))
     except ValueError as error:
-        return Call("", {}, str(error))
+        return ToolCall("", {}, str(error))
 
 
 def _parse_json_call(text: str) -> tuple[str, Any]:

@@ -51,8 +51,8 @@ from jmarl.envs.tools import tasks as tool_tasks
 from jmarl.envs.tools.answers import is_correct
 from jmarl.envs.tools.calculator import CALCULATOR
 from jmarl.envs.tools.episode import (
-    Episode,
     Record,
+    ToolEpisode,
     clean,
     cut,
     format_call,
@@ -65,8 +65,8 @@ from jmarl.envs.tools.registry import ToolRegistry
 from jmarl.envs.tools.search import Backend, search_corpus, web_search
 from jmarl.envs.tools.tool_calls import (
     INSTRUCTIONS,
-    Call,
     ParsedMessage,
+    ToolCall,
     format_message,
     format_notes,
     parse_message,
@@ -137,27 +137,27 @@ class ToolUse(TextEnvironment):
         if not self.kinds:
             names = ", ".join(self.registry.names)
             raise ValueError(f"no generated task can be solved with {names} alone: pass your own tasks to train")
-        return tool_tasks.generate(self.kinds, split, count, seed)
+        return tool_tasks.generate_tasks(self.kinds, split, count, seed)
 
     def describe(self) -> dict[str, Any]:
         """Return what a resumed run must find unchanged."""
         tools = [tool.signature() for tool in self.registry.tools.values()]
         return super().describe() | {"tools": tools, "kinds": list(self.kinds), "max_turns": self.max_turns}
 
-    def reset(self, task: dict, rng: np.random.Generator) -> tuple[Episode, list[str | None]]:
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[ToolEpisode, list[str | None]]:
         """Return the state and the prompt of the first turn; raise ValueError for a malformed task."""
         del rng
         tool_tasks.check_task(task, self.registry.names)
-        state = Episode(task)
+        state = ToolEpisode(task)
         return state, [self.prompt(state)]
 
-    def step(self, state: Episode, messages: Sequence[str], rng: np.random.Generator) -> Step:
+    def step(self, state: ToolEpisode, messages: Sequence[str], rng: np.random.Generator) -> Step:
         """Make the calls of the message and score it."""
         del rng
         after, reward, done, metrics = self.play_message(state, messages[0])
         return Step(after, [self.prompt(after)], reward, done, metrics)
 
-    def play_message(self, state: Episode, text: str) -> tuple[Episode, float, bool, dict[str, float]]:
+    def play_message(self, state: ToolEpisode, text: str) -> tuple[ToolEpisode, float, bool, dict[str, float]]:
         """Make the calls of a message and score it. Return the next state, the reward, whether it is done, and the metrics."""
         message = parse_message(text)
         after, num_failed = self._make_calls(state, message)
@@ -171,7 +171,7 @@ class ToolUse(TextEnvironment):
         done = bool(message.answer) or after.turn >= self.max_turns
         return after, calls + sum(answer.values()), done, metrics
 
-    def _score_answer(self, answer: str, state: Episode, coverage: float) -> dict[str, float]:
+    def _score_answer(self, answer: str, state: ToolEpisode, coverage: float) -> dict[str, float]:
         """Return the terms of the reward for an answer; zeros if there is none."""
         if not answer:
             return {"correct": 0.0, "coverage": 0.0, "speed": 0.0}
@@ -180,11 +180,11 @@ class ToolUse(TextEnvironment):
         turn, num_turns = self._turn(state)
         return {"correct": CORRECT * correct, "coverage": COVERAGE * coverage, "speed": SPEED * (1 - turn / num_turns)}
 
-    def _turn(self, state: Episode) -> tuple[int, int]:
+    def _turn(self, state: ToolEpisode) -> tuple[int, int]:
         """Return the turn, from 0, and the number of turns; one turn is one step of every agent."""
         return state.turn // len(self.roles), self.max_turns // len(self.roles)
 
-    def _make_calls(self, state: Episode, message: ParsedMessage) -> tuple[Episode, int]:
+    def _make_calls(self, state: ToolEpisode, message: ParsedMessage) -> tuple[ToolEpisode, int]:
         """Make the calls of a message; return the next state and the number of calls that failed."""
         workspace = Workspace(state.task.get("files", {}), state.sandbox_calls, self.limits)
         needed, used_tools = set(state.task["tools"]), list(state.used_tools)
@@ -215,14 +215,14 @@ class ToolUse(TextEnvironment):
         )
         return after, num_failed
 
-    def _penalty(self, call: Call, needed: set[str]) -> float:
+    def _penalty(self, call: ToolCall, needed: set[str]) -> float:
         if call.name not in self.registry.tools:
             return UNKNOWN_TOOL
         return 0.0 if call.name in needed else OTHER_TOOL
 
     # Prompts
 
-    def prompt(self, state: Episode) -> str:
+    def prompt(self, state: ToolEpisode) -> str:
         """Return what the calling agent reads. The question comes last, right behind the examples and in their form."""
         return f"{self.tool_list()}\n{INSTRUCTIONS}\n{self.status(state)}\n\n{self.examples()}{format_task(state)}\n"
 
@@ -244,7 +244,7 @@ class ToolUse(TextEnvironment):
                 lines += [f"Question: {tool.question}", *format_history([record]), format_message([], tool.answer), ""]
         return "".join(f"{line}\n" for line in lines)
 
-    def status(self, state: Episode) -> str:
+    def status(self, state: ToolEpisode) -> str:
         """Return which turn it is, and what was wrong with the last message."""
         turn, num_turns = self._turn(state)
         number = turn + 1
@@ -254,24 +254,24 @@ class ToolUse(TextEnvironment):
 
     # Demonstrations
 
-    def solve(self, state: Episode) -> list[str | None]:
+    def solve(self, state: ToolEpisode) -> list[str | None]:
         """Return the next message of a generated task's solution: one round of calls, at the end the answer. In the last turn
         it contains everything that is missing."""
         return [format_message(*self._next_calls(state))]
 
-    def _next_calls(self, state: Episode) -> tuple[list[dict], str]:
+    def _next_calls(self, state: ToolEpisode) -> tuple[list[dict], str]:
         """Return the calls of the next message, and its answer or the empty text."""
         if "calls" not in state.task:
             raise ValueError(f"task {state.task!r:.80} does not say which calls solve it: only generated tasks do")
         done = {record.call for record in state.records}
-        rounds = [[call for call in calls if format_call(Call(**call)) not in done] for calls in state.task["calls"]]
+        rounds = [[call for call in calls if format_call(ToolCall(**call)) not in done] for calls in state.task["calls"]]
         rounds = [calls for calls in rounds if calls]
         turn, num_turns = self._turn(state)
         last = turn == num_turns - 1
         calls = [call for calls in (rounds if last else rounds[:1]) for call in calls]
         return calls, state.task["answer"] if last or not rounds else ""
 
-    def render(self, state: Episode) -> str:
+    def render(self, state: ToolEpisode) -> str:
         """Return the state as text."""
         needed, used = ", ".join(state.task["tools"]), ", ".join(state.used_tools)
         lines = [self.status(state), format_task(state), f"needed: {needed}; used: {used}"]
@@ -298,12 +298,12 @@ class ToolTeam(ToolUse):
     ):
         super().__init__(registry, max_turns=max_turns, kinds=kinds, limits=limits)
 
-    def reset(self, task: dict, rng: np.random.Generator) -> tuple[Episode, list[str | None]]:
+    def reset(self, task: dict, rng: np.random.Generator) -> tuple[ToolEpisode, list[str | None]]:
         """Return the state and the planner's first prompt."""
         state, _ = super().reset(task, rng)
         return state, [self.planner_prompt(state), None]
 
-    def step(self, state: Episode, messages: Sequence[str], rng: np.random.Generator) -> Step:
+    def step(self, state: ToolEpisode, messages: Sequence[str], rng: np.random.Generator) -> Step:
         """Store the planner's plan, or make the caller's calls and score them."""
         if state.plan is None:
             after = state._replace(turn=state.turn + 1, plan=cut(clean(messages[0].strip()), MAX_PLAN))
@@ -311,7 +311,7 @@ class ToolTeam(ToolUse):
         after, reward, done, metrics = self.play_message(state, messages[1])
         return Step(after, [self.planner_prompt(after), None], reward, done, metrics)
 
-    def solve(self, state: Episode) -> list[str | None]:
+    def solve(self, state: ToolEpisode) -> list[str | None]:
         """Return the next message of the solution; for the planner the same in words."""
         calls, answer = self._next_calls(state)
         if state.plan is not None:
@@ -321,7 +321,7 @@ class ToolTeam(ToolUse):
             sentences.append(f"The answer is {answer}.")
         return [" ".join(sentences), None]
 
-    def planner_prompt(self, state: Episode) -> str:
+    def planner_prompt(self, state: ToolEpisode) -> str:
         """Return what the planner reads."""
         return (
             f"{self.tool_list()}\nYou plan, and another agent makes the calls and answers: it reads what you write now. Say in "
@@ -329,7 +329,7 @@ class ToolTeam(ToolUse):
             f"{self.status(state)}\n\n{format_task(state)}\nPlan:"
         )
 
-    def prompt(self, state: Episode) -> str:
+    def prompt(self, state: ToolEpisode) -> str:
         """Return what the caller reads: the plan comes last, behind the question."""
         return f"{super().prompt(state)}Plan for this turn:\n{indent(state.plan or '(nothing)')}\n"
 
