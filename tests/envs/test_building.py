@@ -66,7 +66,7 @@ WALL_CASES = {  # messages of both builders, coverage, extra, adjacent, builders
 
 
 @pytest.mark.parametrize("name", WALL_CASES)
-def test_the_worth_of_a_wall_computed_by_hand(name):
+def test_the_worth_of_a_wall_equals_that_computed_by_hand(name):
     first, second, coverage, extra, adjacent, missing = WALL_CASES[name]
     step = play_turn(StrBuild(), {"string": "I"}, first, second)
     assert step.info["coverage"] == pytest.approx(2 * coverage) and step.info["extra"] == pytest.approx(-1.5 * extra)
@@ -74,7 +74,7 @@ def test_the_worth_of_a_wall_computed_by_hand(name):
     assert step.reward == pytest.approx(2 * coverage - 1.5 * extra - adjacent - 0.25 * missing) and step.done
 
 
-def test_published_values_of_a_wall_and_the_minimum():
+def test_walls_have_the_published_values_and_the_worst_wall_the_minimum():
     worth = {name: play_turn(StrBuild(), {"string": "I"}, *WALL_CASES[name][:2]).reward for name in WALL_CASES}
     assert worth["all stone"] == 0.5 and worth["empty"] == -0.5
     assert worth["all of the background in one kind"] == StrBuild().reward_range[0] == -3
@@ -135,7 +135,7 @@ HOUSE_CASES = {  # task, messages of both builders, match, extra, idle, overlap,
 
 
 @pytest.mark.parametrize("name", HOUSE_CASES)
-def test_the_reward_of_a_house_computed_by_hand(name):
+def test_the_reward_of_a_house_equals_that_computed_by_hand(name):
     task, first, second, match, extra, idle, overlap, short = HOUSE_CASES[name]
     step = play_turn(HouseBuild(), task, first, second)
     expected = {"match": 2 * match, "extra": -0.5 * extra, "idle": -0.25 * idle, "overlap": -0.5 * overlap}
@@ -148,7 +148,7 @@ def test_the_worst_house_earns_the_least():
     assert play_turn(HouseBuild(), *HOUSE_CASES["the worst"][:3]).reward == HouseBuild().reward_range[0] == -2
 
 
-def test_stock_limits():
+def test_each_builder_has_three_quarters_of_the_blocks_of_a_plan():
     plan = {(i, 0, 0): kind for i, kind in enumerate("a" * 1 + "b" * 2 + "c" * 3 + "d" * 68)}
     assert stock_limits(plan) == {"a": 1, "b": 1, "c": 2, "d": 51}
 
@@ -341,7 +341,7 @@ def test_invalid_options_and_files_are_refused(tmp_path):
 # Real data
 
 
-def test_the_published_strings(data_dir):
+def test_the_published_strings_become_tasks_that_the_solver_solves(data_dir):
     env = StrBuild(data_dir / "house_build" / "str_build.csv")
     tasks = {split: env.tasks(split) for split in ("train", "eval")}
     assert len(tasks["train"]) == 8 and len(tasks["eval"]) == 2
@@ -350,7 +350,7 @@ def test_the_published_strings(data_dir):
     assert all(play_turn(env, {"string": text}, *solve(env, {"string": text})).reward == pytest.approx(2) for text in strings)
 
 
-def test_the_published_houses(data_dir):
+def test_the_published_houses_become_tasks_that_the_solver_solves(data_dir):
     env = HouseBuild(data_dir / "house_build" / "data.json")
     assert len(env.houses) == 10 and (len(env.tasks("train")), len(env.tasks("eval"))) == (4, 1), "the ten have five plans"
     for task in env.houses:

@@ -116,7 +116,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("expression", VALUES)
-def test_values(expression):
+def test_expressions_have_their_values(expression):
     assert calculate(expression) == VALUES[expression]
 
 

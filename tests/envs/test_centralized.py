@@ -48,12 +48,12 @@ def tagged(*texts):
         ("", ["", ""], 2),
     ],
 )
-def test_sections_of_a_completion(text, texts, missing):
+def test_a_completion_is_cut_into_sections(text, texts, missing):
     sections = parse(text, 2)
     assert (sections.texts, sections.missing, sections.parse_error) == (texts, missing, missing == 2)
 
 
-def test_more_than_ten_roles():
+def test_more_than_ten_roles_can_have_sections():
     texts = [f"text {i}" for i in range(12)]
     assert parse(tagged(*texts), 12).texts == texts
 

@@ -95,7 +95,7 @@ def play_turn(env, *texts, item=ITEM):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rewards_computed_by_hand(env, name):
+def test_rewards_equal_those_computed_by_hand(env, name):
     *texts, snippets, tests, overlap = CASES[name]
     answer = play_turn(env, *texts)
     score = answer.after[0].score
@@ -104,7 +104,7 @@ def test_rewards_computed_by_hand(env, name):
     assert env.reward_range[0] <= snippets + tests + overlap <= env.reward_range[1] == 6.0
 
 
-def test_partitions():
+def test_methods_are_divided_among_agents():
     methods = [{"name": name, "only_self": name in "bd"} for name in "abcde"]
     assert partition_methods(methods, "arguments", 2) == [["b", "d"], ["a", "c", "e"]]
     assert partition_methods(methods, "arguments", 3) == [["b", "d"], ["a", "e"], ["c"]]
@@ -132,7 +132,7 @@ def test_the_choice_among_snippets_is_reproducible_and_favors_no_agent():
     assert choices == [first_is_chosen(i) for i in range(40)] and 5 < sum(choices) < 35
 
 
-def test_feedback(env):
+def test_feedback_shows_tests_passed_and_no_test(env):
     answer = play_turn(env, NOW, "def up(self, by):\n    self.n -= by")
     text = env.observe(answer.after)[1][1][0]
     assert "1 of 2 tests pass" in text and "self.n -= by" in text and "assertEqual" not in text

@@ -12,14 +12,14 @@ from jmarl.envs.code.scoring import item_tests
 from jmarl.envs.code.syntax import remove_names
 
 
-def test_extract_code():
+def test_extract_code_returns_the_code_of_a_text():
     assert extract_code("```\nx = 1\n```") == "x = 1"
     assert extract_code("@cache\ndef f():\n    return 1\n\nf = g(f)\nSo it is.") == "@cache\ndef f():\n    return 1\n\nf = g(f)"
     assert extract_code("no code at all") == ""
     assert extract_code("```json\n{}\n```") == ""
 
 
-def test_remove_names():
+def test_remove_names_removes_definitions_and_decorators():
     assert remove_names("import re\n@c\ndef f(): pass\ndef g(): pass  # g", ["f"]) == "import re\n\n\ndef g(): pass  # g"
 
 

@@ -180,7 +180,7 @@ def play_turn(env, *texts, item=ITEM):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rewards_computed_by_hand(env, name):
+def test_rewards_equal_those_computed_by_hand(env, name):
     aux, main, *expected = CASES[name]
     answer, score = play_turn(env, aux, main)
     assert list(score.parts.values()) == pytest.approx(expected), score
@@ -201,7 +201,7 @@ def test_feedback_says_which_test_failed():
     assert "- f(x, x) == 2: does not pass" in text and "- f(0, 0) == 2: passes" in text
 
 
-def test_rewards_of_one_and_three_agents():
+def test_one_agent_earns_up_to_2_1_and_three_agents_up_to_4():
     one, three = CodeGeneration(1), CodeGeneration(3)
     assert play_turn(one, ALONE)[1].total == pytest.approx(2.1) == one.reward_range[1]
     helpers = "def aux_1(x):\n    return x * x\n", "def aux_2(x):\n    return x + x\n"
@@ -282,7 +282,7 @@ def test_prompts_name_the_roles():
     assert "aux" not in prompts[0][0]
 
 
-def test_feedback_modes():
+def test_feedback_modes_show_more_and_more():
     wrong = "def squares(a, b):\n    return aux(a) + 7\n"
     plain = second_prompts(CodeGeneration(2, feedback="plain"), AUX, wrong)
     assert all(AUX.strip() in text and wrong.strip() in text and ITEM["prompt"] in text for text in plain)

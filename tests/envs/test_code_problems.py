@@ -108,7 +108,7 @@ REWARDS = {
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_mrlm_rewards_computed_by_hand(name):
+def test_mrlm_rewards_equal_those_computed_by_hand(name):
     text, expected = REWARDS[name]
     env = CodeExecution(limits=Limits(wall_s=1, cpu_s=2))
     states, prompts = env.reset([ITEM], np.random.default_rng(0))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments import code_baselines, code_team
+from experiments.report import command, report
 from jmarl.config import TrainConfig
 from jmarl.envs.code import problems as code_problems
 from jmarl.envs.code.execution import CodeExecutionEnvironment
@@ -111,7 +112,7 @@ def test_a_pipeline_asks_one_agent_per_turn_which_reads_the_earlier_code():
     assert done.result.total[0] == pytest.approx(4.0) and done.after[0].codes == (AUX.strip(), MAIN.strip())
 
 
-def test_a_pipeline_of_three():
+def test_three_agents_of_a_pipeline_read_the_helpers_before_them():
     env, rng = CodePipeline(3), np.random.default_rng(0)
     states, _ = env.reset([SQUARES], rng)
     codes = ["def aux_1(x):\n    return x * x", "def aux_2(x):\n    return aux_1(x)", MAIN.replace("aux(a)", "aux_1(a)")]
@@ -187,11 +188,11 @@ def test_training_without_sandbox_level_s2_is_refused_with_reason_and_remedy(mon
     monkeypatch.setattr("jmarl.sandbox.client.unsupported_reason", lambda level: "no Landlock" if level == "S2" else "")
     monkeypatch.setattr("sys.argv", ["code_team", "--output-dir", str(tmp_path / "none")])
     with pytest.raises(SystemExit, match=r"S3: bwrap is not installed.*apt-get install bubblewrap.*S2: no Landlock.*Linux 6.7"):
-        code_team.main()
+        command(code_team.CodeConfig, code_team.run, report)
     assert not (tmp_path / "none").exists()
 
 
-def test_the_table_of_baselines(tiny_dir, monkeypatch, capsys, tmp_path):
+def test_the_table_of_baselines_has_a_row_per_method(tiny_dir, monkeypatch, capsys, tmp_path):
     """The whole experiment with a tiny model: every method has a row with its cost."""
     model = str(tiny_dir("llama", seed=0, max_position_embeddings=1024))
     for i in range(2):
@@ -208,7 +209,7 @@ def test_the_table_of_baselines(tiny_dir, monkeypatch, capsys, tmp_path):
     assert tokens[0] <= 8 and tokens[1] <= 8 and tokens[3] > tokens[1]
 
 
-def test_the_mrlm_environment_and_a_mixture(box):
+def test_the_mrlm_environment_works_alone_and_in_a_mixture(box):
     """The MRLM constructor takes a generator first; a mixture scores each joint action by its own environment."""
     env = CodeExecutionEnvironment(CodeProblemGenerator(difficulty_range=(1, 1)), sandbox=box)
     tasks = env.tasks("eval", 3)

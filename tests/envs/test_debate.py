@@ -104,7 +104,7 @@ def test_the_motions_are_complete_and_distinct():
         assert all(len(content_of(point)) >= 4 for side in ("pro", "con") for point in row[f"{side}_points"])
 
 
-def test_motions_of_a_file(data_dir, tmp_path):
+def test_motions_of_a_file_become_tasks(data_dir, tmp_path):
     """The sample has motions only: no notes, and no coverage in the score."""
     env = Debate(data=data_dir / "debate_topics" / "motions.jsonl")
     tasks = env.tasks("train", 100) + env.tasks("eval", 100)

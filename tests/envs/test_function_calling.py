@@ -71,7 +71,7 @@ CASES = {  # messages, then the terms
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_terms_of_the_reward_computed_by_hand(name):
+def test_terms_of_the_reward_equal_those_computed_by_hand(name):
     first, second, *shares = CASES[name]
     step = play(TASK, first, second)
     expected = {term: WEIGHTS[term] * share for term, share in zip(TERMS, shares, strict=True)}
@@ -80,7 +80,7 @@ def test_terms_of_the_reward_computed_by_hand(name):
     assert step.info["solved"] == shares[TERMS.index("exact")]
 
 
-def test_rewards_computed_by_hand():
+def test_rewards_equal_those_computed_by_hand():
     rewards = {name: play(TASK, *CASES[name][:2]).reward for name in CASES}
     assert rewards["right, shared out"] == pytest.approx(1.10) == FunctionCalling().reward_range[1]
     assert rewards["the worst"] == pytest.approx(-0.25) == FunctionCalling().reward_range[0]
@@ -192,7 +192,7 @@ def test_values_fit_their_schemas():
                     assert values[0] in properties[argument].get("enum", values)
 
 
-def test_a_schema_in_one_line():
+def test_a_schema_is_shown_in_one_line():
     assert len(FUNCTIONS) == 18
     line = "get_weather(city: string, days: integer, unit: celsius|fahrenheit = celsius): weather forecast of a city"
     assert signature(schema("get_weather")) == line
@@ -201,7 +201,7 @@ def test_a_schema_in_one_line():
     assert signature(optional) == "f(a: integer (may be left out))"
 
 
-def test_rows_of_a_file(tmp_path):
+def test_rows_of_a_file_become_tasks(tmp_path):
     """Values of several types, arguments that may be left out, and unknown fields."""
     rows = [TASK | {"ground_truth": [{"f": {"a": [i, str(i), ""]}}, {"g": {"b": ["x"]}}], "id": i} for i in range(10)]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")

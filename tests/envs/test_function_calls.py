@@ -100,7 +100,7 @@ def test_only_the_first_32_calls_are_read():
         (2**100, 2.0**100, True),
     ],
 )
-def test_equality_of_values(one, other, same):
+def test_values_are_equal_if_their_canonical_forms_are(one, other, same):
     assert (canonical(one) == canonical(other)) is same
 
 
@@ -120,7 +120,7 @@ def test_equality_of_values(one, other, same):
         ({}, {"a": [1], "b": [2]}, 0),
     ],
 )
-def test_similarity_of_two_calls(arguments, allowed, share):
+def test_similarity_is_the_share_of_matching_arguments(arguments, allowed, share):
     assert similarity(Call("f", arguments), ExpectedCall("f", allowed)) == pytest.approx(share)
     assert similarity(Call("g", arguments), ExpectedCall("f", allowed)) == 0
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from experiments.environments import fuzzed
+from experiments.environments import fuzz
 from jmarl.envs.games.grid import GridPlanning, distances
 from jmarl.envs.games.sudoku import Sudoku, filled_squares, solutions, units
 
@@ -32,7 +32,7 @@ TASK = {"size": 4, "walls": [[1, 2]], "walker": [1, 1], "goal": [1, 3]}
         (["right down left up", "down left"], 1.0, 1, 0),  # the fourth word is not read
     ],
 )
-def test_grid_rewards_computed_by_hand(messages, reward, solved, bumps):
+def test_grid_rewards_equal_those_computed_by_hand(messages, reward, solved, bumps):
     env = GridPlanning(2, moves=3)
     state, _ = env.reset(TASK, RNG)
     step = env.step(state, messages, RNG)
@@ -74,7 +74,7 @@ def test_passing_the_goal_earns_the_closeness_at_the_end_of_the_turn():
 
 def test_hostile_messages_do_not_break_a_walk_that_does_not_stop():
     """Over three turns nothing raises, and the rewards are in their range."""
-    num_actions, low, high = fuzzed(GridPlanning(stop=False, max_turns=3), 1000, seed=0)
+    num_actions, low, high = fuzz(GridPlanning(stop=False, max_turns=3), 1000, seed=0)
     assert num_actions >= 1000 and -0.5 < low <= high <= 1.0
 
 
@@ -134,7 +134,7 @@ def test_distances_are_lengths_of_shortest_paths():
 PUZZLE = {"puzzle": "1230340221430321"}
 
 
-def test_a_sudoku_episode_computed_by_hand():
+def test_a_sudoku_episode_has_the_rewards_computed_by_hand():
     env = Sudoku()
     state, observations = env.reset(PUZZLE, RNG)
     assert observations[1] is None and "A B C" in observations[0]
@@ -163,7 +163,7 @@ def test_a_sudoku_episode_computed_by_hand():
         ("41 4", "A B C", "4 1 4 4", [0.5 / 3, 0.0, 0.5 * 2 / 3 + 0.5]),  # 41 is no digit, so 4 is the first and only digit
     ],
 )
-def test_sudoku_rewards(first, check, second, rewards):
+def test_sudoku_rewards_of_each_turn(first, check, second, rewards):
     env = Sudoku()
     state, _ = env.reset(PUZZLE, RNG)
     actual = []

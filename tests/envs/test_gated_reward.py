@@ -64,7 +64,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize("name, first, second, value", PUBLISHED)
-def test_published_values_with_the_published_lists(name, first, second, value, data_dir):
+def test_published_lists_give_the_published_values(name, first, second, value, data_dir):
     path = data_dir / "writing_words" / "words.json"
     if not path.is_file():
         pytest.skip(f"no published word lists at {path}")
@@ -143,14 +143,14 @@ def test_level_4_scores_the_jaccard_index_up_to_the_cap(gates, cap):
     assert styles == pytest.approx({0: 0, 0.5: 0.3, 1: 0.6, 1.01: 0.6, 3: 0.6})
 
 
-def test_ramp_at_its_corners():
+def test_a_ramp_is_0_and_1_at_its_corners_and_linear_between():
     assert [ramp(x, (0, 2, 4, 8)) for x in (-1, 0, 1, 2, 3, 4, 6, 8, 9)] == [None, 0, 0.5, 1, 1, 1, 0.5, 0, None]
 
 
 # From texts to measures
 
 
-def test_measures_computed_by_hand():
+def test_measures_equal_those_computed_by_hand():
     """Stop words count in the ratio of vocabularies and not in the Jaccard index."""
     lists = WordLists.create({"the", "a"}, {"contrast": ["however"], "addition": ["in addition"]})
     first, second = "The cat, the CAT; a dog!", "A dog. However: the bird-song in  \n addition"
@@ -230,7 +230,7 @@ def test_default_lists_are_well_formed():
 # Extremes
 
 
-def test_the_largest_reward():
+def test_the_largest_reward_is_2_98():
     """Twelve categories of transition words reach 0.95."""
     twelve = f"{words(12)} {ONE_EACH}"
     step = play(Tldr(), words(12), twelve)

@@ -152,7 +152,7 @@ def test_the_unit_of_the_task_decides_what_percent_means():
     assert_all("correct", ["25%", "0.25"], "1/4")
 
 
-def test_find_answer():
+def test_find_answer_prefers_a_box_to_the_last_answer_line():
     assert find_answer(r"We get \boxed{\frac{1}{2}} of it, 7 in all") == r"\frac{1}{2}"
     assert find_answer("Answer: 5\nno, wait.\nAnswer: 6") == "6"
     assert find_answer("Answer: 5 is wrong. \\boxed{6}") == "6"
@@ -198,7 +198,7 @@ KIND_CASES = [  # kind, right answer; then texts that are correct, wrong, unpars
 
 
 @pytest.mark.parametrize(("kind", "gold", "right", "wrong", "unparsable"), KIND_CASES)
-def test_sets_intervals_and_assignments(kind, gold, right, wrong, unparsable):
+def test_sets_intervals_and_assignments_are_compared_by_value(kind, gold, right, wrong, unparsable):
     assert_all("correct", right, gold, kind)
     assert_all("wrong", wrong, gold, kind)
     assert_all("unparsable", unparsable, gold, kind)

@@ -97,7 +97,7 @@ def test_expressions_have_their_usual_values():
     )
 
 
-def test_find_numbers():
+def test_find_numbers_returns_all_numbers_of_a_text():
     assert find_numbers("3 apples, 1/2 pear, 1,000 and 1/0") == {3, Fraction(1, 2), 1000}
 
 

@@ -115,7 +115,7 @@ def test_shown_steps_are_true_equations_that_begin_with_a_number_of_the_question
         (("Answer: 42", "correct", "Answer: 42"), [1.0, 0.0, 0.0], [0.0, -0.3, 0.0]),
     ],
 )
-def test_rewards_of_solver_and_verifier(messages, solver_rewards, verifier_rewards):
+def test_solver_and_verifier_have_rewards_of_their_own(messages, solver_rewards, verifier_rewards):
     steps = play(MathVerifier(), *messages)
     by_agent = np.array(rewards(steps)).T
     assert np.allclose(by_agent, [solver_rewards, verifier_rewards])
@@ -170,7 +170,7 @@ def test_no_prompt_tells_whether_a_verdict_is_right():
 # ---- with a planner
 
 
-def test_planner_and_solver():
+def test_the_planner_writes_first_and_the_solver_reads_the_plan():
     env = MathPlanner()
     state, observations = env.reset(TASK, RNG)
     assert observations[1] is None and TASK["question"] in observations[0]
@@ -295,7 +295,7 @@ def test_no_text_breaks_an_episode(messages, name):
         state, observations = step.state, step.observations
 
 
-def test_a_thousand_steps_a_second():
+def test_the_environment_makes_a_thousand_steps_per_second():
     """Generated tasks of all kinds, answered in sentences; CPU time of this thread."""
     env = MathReasoning()
     tasks = env.tasks("train", 200)

@@ -65,7 +65,7 @@ def test_processor_is_its_formula_on_floats_and_elementwise_on_arrays(processor,
     assert all(isinstance(float(processor(x)), float) and np.ndim(processor(x)) == 0 for x in values)
 
 
-def test_defaults_of_processors():
+def test_processors_have_defaults():
     for make in (RewardProcessors.scale, RewardProcessors.shift, RewardProcessors.normalize_by_length):
         assert make()(3.0) == 3.0
     assert RewardProcessors.clamp()(99.0) == 10.0

@@ -51,7 +51,7 @@ def test_a_debate_written_by_hand_reaches_the_maximum():
 @pytest.mark.parametrize(
     ("characters", "score"), [(0, 0), (1, 0.01), (99, 0.99), (100, 1), (500, 1), (1250, 0.75), (2000, 0.5), (9999, 0.5)]
 )
-def test_length_score(characters, score):
+def test_the_length_score_depends_on_the_characters(characters, score):
     assert length_score(characters) == pytest.approx(score)
 
 
@@ -79,14 +79,14 @@ PLAIN = "The trees of a town give a cool shade to the people below."  # 58 chara
         ("A street with trees and a bench is pretty to look at.", dict(relevance=0.5)),
     ],
 )
-def test_terms_of_an_argument(text, expected):
+def test_terms_of_an_argument_equal_those_computed_by_hand(text, expected):
     """The motion has the content words town, plant, tree; 2 of them give full relevance."""
     assert content_of("Towns should plant more trees") == {"town", "plant", "tre"}
     actual = terms_of_speech(text)
     assert {name: actual[name] for name in expected} == pytest.approx(expected)
 
 
-def test_the_weights_of_an_argument_and_of_a_debate():
+def test_scores_are_weighted_sums_of_their_terms():
     """.2 length + .25 evidence + .25 reasoning + .15 structure + .15 relevance; .6 argument + .2 consistency + .2 coverage."""
     single = terms_of_speech(PLAIN)
     assert single["argument"] == pytest.approx(0.2 * 0.58 + 0.15 / 6 + 0.15)
@@ -105,11 +105,11 @@ def test_without_key_points_coverage_is_left_out():
 
 
 @pytest.mark.parametrize(("share", "value"), [(0, 0), (0.05, 0.5), (0.1, 1), (0.7, 1), (0.85, 0.5), (1, 0)])
-def test_link_of_a_speech_to_the_earlier_ones(share, value):
+def test_the_link_to_earlier_speeches_depends_on_the_share_of_known_words(share, value):
     assert link(share) == pytest.approx(value)
 
 
-def test_consistency_of_speeches():
+def test_consistency_needs_known_words_and_no_change_of_side():
     """1 if two of seven content words were used before; 0 if none was, or if the side concedes or changes sides."""
     second = "A town with shade has shops where families and tourists linger."
     assert terms([PLAIN, second])["consistency"] == 1
@@ -147,11 +147,11 @@ def test_coverage_counts_one_speech_and_is_full_at_three_fifths():
         ("Because research therefore shows trees of the town cool streets.", True),  # 3 of 10
     ],
 )
-def test_prose(text, prose):
+def test_sentences_are_told_from_lists_of_words(text, prose):
     assert is_prose(split_sentences(text)[0]) == prose
 
 
-def test_repetitions():
+def test_a_repetition_has_the_words_or_trigrams_of_an_earlier_sentence():
     """Three quarters of the content words in one sentence, or two fifths of the trigrams anywhere."""
     (old,) = split_sentences("The trees of a town give a cool shade.")
     earlier = EarlierSentences([old])

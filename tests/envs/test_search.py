@@ -58,13 +58,13 @@ def test_scores_equal_those_of_the_package_bm25s():
         np.testing.assert_allclose(index.scores(query), reference.get_scores(tokens), rtol=1e-4, atol=1e-5)
 
 
-def test_a_score_computed_by_hand():
+def test_a_score_equals_that_computed_by_hand():
     scores = BM25([Document("a", "fox fox"), Document("b", "dog")], k1=1.5, b=0.75).scores("fox cat")
     norm = 1.5 * (0.25 + 0.75 * 3 / 2.5)
     assert scores == pytest.approx([math.log(1 + 1.5 / 1.5) * 2 / (2 + norm), 0])
 
 
-def test_search_as_a_tool_with_any_backend():
+def test_search_is_a_tool_with_any_backend():
     queries = []
 
     def backend(query, k):

@@ -80,7 +80,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_tags_in_tags(name):
+def test_tags_in_tags_are_parsed(name):
     text, calls, answer, unclosed = NESTED[name]
     message = parse_message(text)
     assert (len(message.calls), message.answer, message.unclosed) == (calls, answer, unclosed)

@@ -33,7 +33,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("expected", ANSWERS)
-def test_right_and_wrong_answers(expected):
+def test_right_answers_are_correct_and_wrong_ones_are_not(expected):
     right, wrong = ANSWERS[expected]
     assert all(is_correct(text, expected) for text in right)
     assert not any(is_correct(text, expected) for text in wrong)

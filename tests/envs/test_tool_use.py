@@ -83,7 +83,7 @@ REWARDS = {  # task, messages -> rewards
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_rewards_computed_by_hand(name):
+def test_rewards_equal_those_computed_by_hand(name):
     task, messages, expected = REWARDS[name]
     rewards, step, _ = play(task, *messages)
     assert rewards == pytest.approx(expected)
@@ -235,7 +235,7 @@ def test_malformed_tasks_are_refused(name):
         ToolUse().reset(task, RNG)
 
 
-def test_options_and_aliases():
+def test_aliases_are_the_same_classes_and_bad_options_are_refused():
     assert ToolUseEnvironment is ToolUse and make("tools_sandbox").registry.names == tool_use.TOOLS
     assert ToolUseEnvironment(create_default_tool_registry()).registry.names == tool_use.TOOLS
     assert make("tools", max_turns=2).describe()["max_turns"] == 2

@@ -526,7 +526,7 @@ class EmptyPrompt(TextEnvironment):
         return Step(None, [None], 1.0, True)
 
 
-def test_logs_of_turns_with_empty_prompts(tiny_pair, tmp_path):
+def test_turns_with_empty_prompts_can_be_logged(tiny_pair, tmp_path):
     team, params = make_team(tiny_pair[:1])
     options = dict(num_updates=1, num_generations=2, max_new_tokens=2, chat=True, progress=False, log_every=1)
     assert train(team, EmptyPrompt(), [{}], TrainConfig.of(output_dir=str(tmp_path), **options), params=params).rewards == [1.0]
@@ -574,7 +574,7 @@ class Pass(TextEnvironment):
 
 
 @pytest.mark.parametrize("row, joint", [("c3", "counterfactual"), ("remax", "aligned")])
-def test_alternatives_in_which_other_agents_act(tiny_pair, row, joint):
+def test_alternatives_in_which_other_agents_act_are_trained_on(tiny_pair, row, joint):
     """Counterfactual credit continues them without messages of agents that do not act there. The greedy episode is a baseline
     also for agents that do not act in it."""
     team, params = make_team(tiny_pair)
@@ -583,7 +583,7 @@ def test_alternatives_in_which_other_agents_act(tiny_pair, row, joint):
     assert train(team, Pass(), [{"i": 0}, {"i": 1}], cfg, params=params).rewards == [1.5]
 
 
-def test_wrappers_and_team_sizes(tiny_pair):
+def test_an_attribute_env_is_no_engine_and_team_sizes_are_checked(tiny_pair):
     """An attribute `env` does not make an engine, `reset` may change its task, and the team must have the right size."""
 
     class Bonus(Relay):
@@ -616,7 +616,7 @@ def test_describe_depends_on_the_options(name, options):
     assert LockStep(make(name)).describe() != LockStep(make(name, **options)).describe()
 
 
-def test_dynamic_sampling_of_a_mixture(tiny_pair):
+def test_a_mixture_can_be_sampled_dynamically(tiny_pair):
     """The rounds of one step have parts of different environments."""
     team, params = make_team(tiny_pair)
     both = Mixture({"a": Scaled(), "b": Silent(), "c": make("grid", brief=True)})

@@ -91,13 +91,13 @@ def test_prompts_contain_the_source_and_what_the_other_agent_writes():
         ("a", "b" * 100_000, 0), ("a" * 100_000, "", math.exp(-2)),
     ],
 )  # fmt: skip
-def test_story_rewards_computed_by_hand(first, second, value):
+def test_story_rewards_equal_those_computed_by_hand(first, second, value):
     step = play(make("story"), first, second)
     assert step.reward == pytest.approx(value)
     assert step.info["length_ratio"] == (len(second) / len(first) if first else pytest.approx(math.nan, nan_ok=True))
 
 
-def test_story_scaled_to_a_hundred():
+def test_story_rewards_can_be_scaled_to_a_hundred():
     lockstep = LockStep(make("story"), processor=RewardProcessors.scale(100))
     states, _ = lockstep.reset(make("story").tasks("train", 2), RNG)
     result = lockstep.step(states, [["ab", "ab"], ["abcd", "abc"]], RNG).result
@@ -130,7 +130,7 @@ def test_texts_of_the_project_are_distinct_and_of_similar_length(name, least, mo
 @pytest.mark.parametrize(
     "name, folder, file", [("tldr", "tldr", "train"), ("tldr", "tldr_sci", "test"), ("arxiv", "arxiv_abstract", "test")]
 )
-def test_real_data_sets(name, folder, file, data_dir):
+def test_real_data_sets_become_tasks_of_both_splits(name, folder, file, data_dir):
     path = data_dir / folder / f"{file}.jsonl.gz"
     if not path.is_file():
         pytest.skip(f"no data set at {path}")

@@ -149,7 +149,7 @@ DECIDED_BY_THE_PROGRAM = {
 
 
 @pytest.mark.parametrize("name", DECIDED_BY_THE_PROGRAM)
-def test_a_test_that_hangs_on_the_word_of_an_object_is_weak(box: Sandbox, name: str) -> None:
+def test_a_test_that_an_object_of_the_program_decides_is_weak(box: Sandbox, name: str) -> None:
     code, program = DECIDED_BY_THE_PROGRAM[name]
     result = box.run(program, asserts(code), LIMITS)
     assert result.outcome == "weak" and all(test.weak for test in result.tests), result
