@@ -5,7 +5,7 @@ Command: python -m experiments.bench_lora
 Trains a team of one agent and a team of `--agents`, with equally many completions per agent, each in its own process. Prints
 one JSON object: the peak of the resident memory of each process (on a GPU also of the device) after `--updates` updates
 (sampling, random rewards and AdamW), the seconds of the last update, and the ratios.
-Expected: see experiments/README.md. Time: 3 minutes on two cores.
+Expected: 1.72 GiB for one agent and 2.12 GiB for four, a ratio of 1.23. Time: 3 minutes on two cores.
 """
 
 from __future__ import annotations

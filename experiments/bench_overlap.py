@@ -5,7 +5,8 @@ Command: python -m experiments.bench_overlap            (flags: --help)
 Steps are run in three ways: all prompts at once, in parts one after the other, and in parts with overlap. Prints a JSON object
 for each: the median seconds of a warm step, and the seconds of its rewards. A last object says whether the last two ways end
 with equal parameters.
-Expected and time: see experiments/README.md.
+Expected: with `--num-prompts 2 --updates 3 --max-new-tokens 32 --slow-s 0.5` on two cores, steps of 13.5 s, 15.0 s and 12.3 s,
+    and equal parameters. Time: about two minutes (estimated).
 """
 
 from __future__ import annotations

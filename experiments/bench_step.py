@@ -9,7 +9,7 @@ which this machine reads memory. `update_share_of_flops` compares the update wit
 of a large matrix product. Both rates are measured right before and after each half of a step, because they change on a shared
 machine; the shares are medians over steps. Peak memory is that of the first step, on a GPU also of the device.
 Sampling is CoMLRL's: temperature 0.6, top-p 0.6, top-k 50.
-Expected: see experiments/README.md. Time: two minutes.
+Expected: steps of 10 to 12 s against 40 to 47 s of CoMLRL; see experiments/README.md. Time: about 70 s (estimated).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ Claim: the table shows how much training gains over prompting on the same held-o
 Command: python -m experiments.code_baselines            (flags: --help)
 Prints a table: mean reward (a single agent has no reward for a helper), share of the hidden tests that pass, pass@1 and pass@k
 with 95 % intervals over held-out problems, and tokens written per program.
-Expected and time: see experiments/README.md.
+Expected: on 32 held-out problems, rewards of 1.0 to 1.1 by prompting alone and 1.62 ± 0.12 after training; see
+    experiments/README.md. Time: not measured.
 """
 
 from __future__ import annotations

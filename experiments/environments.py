@@ -6,7 +6,8 @@ Command: python -m experiments.environments          (--speed: steps per second;
 Columns: the roles of the team; the largest number of turns of an episode; the range of a reward; where tasks come from, and
     whether the data sets of the Hub are on this machine. --fuzz fails if an environment raises, or if a reward is outside its
     range (`LockStep` checks that).
-Expected: at least 1,000 steps per second in one process; see experiments/README.md. Time: seconds; with --fuzz 10000 minutes.
+Expected: at least 1,000 steps per second in one process; experiments/README.md has them all. Time: seconds; with --fuzz 10000
+    minutes.
 """
 
 from __future__ import annotations

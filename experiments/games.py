@@ -8,7 +8,8 @@ Command: python -m experiments.games grid            (or sudoku; flags: --help; 
 Games: `jmarl.envs.games.grid` (two agents with 3 moves each, or one with 6; the walker must be at its goal at the end) and
     `jmarl.envs.games.sudoku` (1 or 2 blanks; one agent in both roles, or a proposer and a checker that were trained alone).
 Model: two layers of random weights, one token per word.
-Expected and time: see experiments/README.md.
+Expected: held-out return on grid 0.09 -> 0.66 (team), 0.35 (single agent), 0.46 (trained alone), in 30 to 83 s per run; on
+    sudoku 0.10 -> 0.91 to 0.96, in 1 to 5 minutes per run; see experiments/README.md.
 """
 
 from __future__ import annotations
