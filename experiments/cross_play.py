@@ -60,7 +60,7 @@ class CrossPlayConfig:
     """File for a picture of the matrix."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, ["generations", "held_out"])
         self.settings()  # refuses wrong settings before models are loaded
 
     def settings(self) -> TrainConfig:
