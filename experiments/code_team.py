@@ -1,88 +1,81 @@
-"""Two language models learn to write programs together: agent 0 a helper, agent 1 the function that may call it.
+"""Two language models learn to write programs together: agent 0 writes a helper, agent 1 the function that may call it.
 
-Claim: rewards come from real executions of all tests in a sandbox, and the team's reward rises.
+Claim: rewards come from running all tests of every program in a sandbox, and the team's reward rises.
 Command: python -m experiments.code_team            (flags: --help)
 Reward: `jmarl.envs.code.generation`, from 0 to 4, or with `--reward simple` `jmarl.envs.code.execution`, from -0.5 to 2.
-Problems: made from templates at difficulty 1 (`jmarl.envs.code.problems`, `eval` held out), or `--dataset humaneval`, …
-Expected: from 1.0 to 1.6 on held-out problems, pass@1 from 0.01 to 0.12, 20 s an update: see experiments/README.md.
+Problems: generated from templates at difficulty 1 (`jmarl.envs.code.problems`; the split `eval` is held out), or `--dataset
+    humaneval`, …
+Expected: on held-out problems the reward rises from 1.0 to 1.6 and pass@1 from 0.01 to 0.12, at 20 s per update; see
+    experiments/README.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated, Literal
 
 from experiments.report import command, report
-from jmarl.config import Episodes, Optimizer, Run, Sampling, TrainConfig, check
+from experiments.start import TeamTraining, load_and_train
+from jmarl.config import Count, Episodes, Optimizer, Positive, Range, Run, Sampling, check
 from jmarl.envs.code import problems as code_problems
 from jmarl.envs.code.completion import CodeCompletion
 from jmarl.envs.code.data import SOURCES, load_items
 from jmarl.envs.code.execution import CodeExecution
 from jmarl.envs.code.generation import CodeGeneration
-from jmarl.learning.per_agent import check_agents
-from jmarl.models.hub.agents import load_agent
 from jmarl.sandbox import Limits, Sandbox
 from jmarl.sandbox.client import AUTO, UNSAFE
-from jmarl.team import make_team
-from jmarl.training.checks import check_settings
 from jmarl.training.records import TrainResult
-from jmarl.training.train import train
 
-REWARDS = {"levels": CodeGeneration, "simple": CodeExecution}
-PROBLEMS = 500  # made, for training
+NUM_PROBLEMS = 500  # generated, to train on
 
 
 @dataclasses.dataclass(frozen=True)
-class CodeConfig(TrainConfig):
+class CodeConfig(TeamTraining):
     """A team writes programs."""
 
-    model: str = "smollm2-135m-instruct"
-    """Model of all agents: a name, a directory, a .gguf file or a hub id."""
-    agents: int = 2
-    """Writers: the last writes the function, those before it helpers."""
-    reward: str = "levels"
+    agents: Count = 2
+    """Agents of the team: the last one writes the function, those before it write helpers."""
+    reward: Literal["levels", "simple"] = "levels"
     """levels (0 to 4) or simple (-0.5 to 2)."""
     dataset: str = "problems"
-    """problems (made from templates), humaneval, coophumaneval, mbpp, mbpp_sanitized, mbpp_openmlrl, or classeval, of which the
-    agents complete classes for a reward from 0 to 6."""
+    """problems (generated from templates), humaneval, coophumaneval, mbpp, mbpp_sanitized, mbpp_openmlrl, or classeval, where
+    the agents complete classes for a reward from 0 to 6."""
     data_path: str = ""
-    """A JSON Lines file with the data set's fields, in place of the hub."""
+    """A JSON Lines file with the fields of the data set, to use instead of a download from the Hub."""
     eval_path: str = ""
-    """The same for held-out items; empty: the last ones of those above are held out."""
-    difficulty: int = 1
-    """Of made problems, 1 to 3."""
-    feedback: str = "level_feedback"
-    """What later turns read: plain, passed, level_passed or level_feedback."""
-    held_out: int = 32
-    """Held-out items that are played before and after training; 0: none."""
+    """The same for held-out items; empty: the last items of the data set are held out."""
+    difficulty: Annotated[int, Range(1, 3)] = 1
+    """Difficulty of generated problems, 1 to 3."""
+    feedback: Literal["plain", "passed", "level_passed", "level_feedback"] = "level_feedback"
+    """What agents read about their programs in later turns."""
     sandbox: str = "auto"
-    """How programs are confined: auto (S4, S3 or S2, whichever holds first), one of these, or unsafe-process."""
-    wall_s: float = 2.0
-    """Seconds that a program may take with all its tests."""
+    """How programs are confined: auto (the first of S4, S3, S2 that this machine supports), one of these levels, or
+    unsafe-process (not at all)."""
+    wall_s: Positive = 2.0
+    """Seconds that a program may take for all its tests."""
     run: Run = Run(num_updates=120, eval_temperature=0.2, output_dir="runs/code_team")
     episodes: Episodes = Episodes(num_prompts=2, num_generations=8, sample_parts=2, chat=True)
     sampling: Sampling = Sampling(max_new_tokens=96, temperature=0.7)
     optimizer: Optimizer = Optimizer(learning_rate=2e-05)
 
-    def __post_init__(self):
-        super().__post_init__()
-        check("reward", self.reward, self.reward in REWARDS, " or ".join(REWARDS))
+    @property
+    def num_agents(self) -> int:
+        return self.agents
+
+    def check_together(self) -> None:
+        super().check_together()
         check("dataset", self.dataset, self.dataset in ("problems", *SOURCES), ", ".join(("problems", *SOURCES)))
-        kinds = ("plain", "passed", "level_passed", "level_feedback")
-        check("feedback", self.feedback, self.feedback in kinds, ", ".join(kinds))
-        check("difficulty", self.difficulty, self.difficulty in (1, 2, 3), "1, 2 or 3")
         levels = ("auto", *AUTO, UNSAFE)
         check("sandbox", self.sandbox, self.sandbox in levels, ", ".join(levels))
-        check("held_out", self.held_out, self.held_out >= 0, "0 or more")
-        check_settings(self)
-        check_agents(self, self.agents)
 
 
-def items_of(cfg: CodeConfig) -> tuple[list[dict], list[dict]]:
-    """To train on, and held out."""
+def load_problems(cfg: CodeConfig) -> tuple[list[dict], list[dict]]:
+    """Return the items to train on, and the held-out ones."""
     if cfg.dataset == "problems":
-        grade = (cfg.difficulty, cfg.difficulty)
-        made = code_problems.generate_problems(PROBLEMS, seed=cfg.run.seed, difficulty=grade)
-        return made, code_problems.generate_problems(cfg.held_out, split="eval", difficulty=grade) if cfg.held_out else []
+        grade, held_out = (cfg.difficulty, cfg.difficulty), []
+        if cfg.held_out:
+            held_out = code_problems.generate_problems(cfg.held_out, split="eval", difficulty=grade)
+        return code_problems.generate_problems(NUM_PROBLEMS, seed=cfg.run.seed, difficulty=grade), held_out
     items = load_items(cfg.dataset, path=cfg.data_path or None)
     if cfg.eval_path:
         return items, load_items(cfg.dataset, path=cfg.eval_path, limit=cfg.held_out)
@@ -90,19 +83,14 @@ def items_of(cfg: CodeConfig) -> tuple[list[dict], list[dict]]:
 
 
 def run(cfg: CodeConfig) -> TrainResult:
-    kind = CodeCompletion if cfg.dataset == "classeval" else REWARDS[cfg.reward]
-    with Sandbox(cfg.sandbox) as box:
-        print(f"programs are confined at level {box.level}")
-        env = kind(cfg.agents, feedback=cfg.feedback, limits=Limits(wall_s=cfg.wall_s), sandbox=box)
-        items, held_out = items_of(cfg)
-        agent = load_agent(cfg.model)
-        team, params = make_team([agent] * cfg.agents, lora=cfg.lora.lora_rank > 0)
-        return train(team, env, items, cfg, params=params, eval_items=held_out)
-
-
-def main() -> None:
-    command(CodeConfig, run, report)
+    kind = CodeGeneration if cfg.reward == "levels" else CodeExecution
+    if cfg.dataset == "classeval":
+        kind = CodeCompletion
+    with Sandbox(cfg.sandbox) as sandbox:
+        print(f"programs run in the sandbox at level {sandbox.level}")
+        env = kind(cfg.agents, feedback=cfg.feedback, limits=Limits(wall_s=cfg.wall_s), sandbox=sandbox)
+        return load_and_train(cfg, env, *load_problems(cfg))
 
 
 if __name__ == "__main__":
-    main()
+    command(CodeConfig, run, report)

@@ -1,12 +1,13 @@
-"""Pair the agents of finished runs of `story_length` with each other: who can tell a story with whom?
+"""Combine the agents of finished runs of `story_length`: who can tell a story with whom?
 
+Claim: the matrix shows whether agents also work with partners from other runs (self-play against zero-shot).
 Command: python -m experiments.cross_play --runs runs/story_length-0 runs/story_length-1 --picture cross_play.png
-Prints the matrix (row: whose agent 0 writes the setup, column: whose agent 1 tells the story) on held-out topics, self-play,
-zero-shot score and one line of JSON. Leave the settings at those of the runs: they are not saved beside the models. Needs
-matplotlib for the picture only (the extra `plot`).
-Seen with two runs of five updates (48 tokens, 6 topics): self-play 0.610 ± 0.121, zero-shot 0.610 ± 0.114, gap 0.000 ± 0.010,
-in 78 s on two busy cores. The cell of the run with this seed was that run's last evaluation to all digits (0.6365211266489896).
-Not measured: runs of full length, and whether a gap grows with training.
+Prints the matrix of rewards on held-out topics (row: the run of agent 0, which writes the setup; column: the run of agent 1,
+which writes the story), the self-play and zero-shot scores, and one line of JSON. Use the settings of the runs, which are not
+saved with the models. Only --picture needs matplotlib (the extra `plot`).
+Expected (two runs of five updates, 48 tokens, 6 topics): self-play 0.610 ± 0.121, zero-shot 0.610 ± 0.114, gap 0.000 ± 0.010,
+    in 78 s on two busy cores. The diagonal cell of the run with the same seed equals the last evaluation of that run to all
+    digits (0.6365211266489896). Not measured: runs of full length, and whether the gap grows with training.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import numpy as np
 import tyro
 
-from jmarl.config import TrainConfig, check
+from experiments.start import train_config
+from experiments.tables import pyplot
+from jmarl.config import Count, Range, TrainConfig, check_fields
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import make_reward, story_length_ratio
 from jmarl.envs.writing.story import HELD_OUT, setup_prompt, story_prompt
@@ -33,46 +37,38 @@ class CrossPlayConfig:
     runs: tuple[Path, ...]
     """Output directories of at least two finished runs (or directories with agent_0 and agent_1)."""
     seed: int = 0
-    """Of the completions; with a run's own seed and settings the diagonal has what it was evaluated by at its end."""
-    generations: int = 4
-    """Completions a topic and agent."""
+    """Seed of the completions. With the seed and settings of a run, its diagonal cell repeats its last evaluation."""
+    generations: Count = 4
+    """Completions per topic and agent."""
     joint_mode: Literal["aligned", "cross"] = "cross"
-    """aligned: completion g of both agents is judged; cross: all combinations."""
+    """aligned: the g-th completions of both agents are judged together; cross: all combinations."""
     max_new_tokens: int = 64
     """Longest completion, in tokens."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy."""
     chat: bool = True
     """Put prompts into the tokenizer's chat template."""
-    held_out: int = len(HELD_OUT)
-    """Held-out topics that are played."""
+    held_out: Annotated[int, Range(1, len(HELD_OUT))] = len(HELD_OUT)
+    """Number of held-out topics."""
     max_pairings: int = MAX_PAIRINGS
-    """More pairings than this are refused."""
+    """Refuse more pairings than this."""
     mesh: str = "auto"
-    """Devices by axis; agent=1 is one device; auto: agents over the devices there are."""
+    """Devices by axis; agent=1 is one device; auto: agents over all devices."""
     out: Path | None = None
-    """File for the JSON, beside printing it."""
+    """File for the line of JSON, which is also printed."""
     picture: Path | None = None
     """File for a picture of the matrix."""
 
-    def __post_init__(self):
-        check("held_out", self.held_out, 1 <= self.held_out <= len(HELD_OUT), f"in 1..{len(HELD_OUT)}")
-        check("generations", self.generations, self.generations >= 1, ">= 1")
-        self.settings()  # refuses a bad setting before models are loaded
+    def __post_init__(self) -> None:
+        check_fields(self, ["generations", "held_out"])
+        self.settings()  # refuses wrong settings before models are loaded
 
     def settings(self) -> TrainConfig:
-        return TrainConfig.of(
-            seed=self.seed,
-            eval_generations=self.generations,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            chat=self.chat,
-            joint_mode=self.joint_mode,
-            mesh=self.mesh,
-        )
+        return train_config(self, eval_generations=self.generations)
 
 
 def run(cfg: CrossPlayConfig) -> CrossPlay:
+    """Play all pairings on held-out topics."""
     names, teams = load_runs(cfg.runs, chat=cfg.chat, num_agents=2, max_pairings=cfg.max_pairings)
     env = RewardEnvironment(make_reward(story_length_ratio, num_agents=2), [setup_prompt, story_prompt])
     items = [{"prompt": topic} for topic in HELD_OUT[: cfg.held_out]]
@@ -80,19 +76,13 @@ def run(cfg: CrossPlayConfig) -> CrossPlay:
 
 
 def draw(played: CrossPlay, picture: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Write a picture of the matrix."""
     k, mean, interval = len(played.names), played.mean, played.interval
-    figure, axes = plt.subplots(figsize=(2.2 + 1.1 * k, 1.6 + 1.0 * k), constrained_layout=True)
+    figure, axes = pyplot().subplots(figsize=(2.2 + 1.1 * k, 1.6 + 1.0 * k), constrained_layout=True)
     image = axes.imshow(mean, cmap="viridis", vmin=0, vmax=1)
-    for i in range(k):
-        for j in range(k):
-            dark = not mean[i, j] > 0.6
-            text = f"{mean[i, j]:.2f}\n± {interval[i, j]:.2f}"
-            axes.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if dark else "black")
+    for (i, j), value in np.ndenumerate(mean):
+        text = f"{value:.2f}\n± {interval[i, j]:.2f}"
+        axes.text(j, i, text, ha="center", va="center", fontsize=9, color="black" if value > 0.6 else "white")
     axes.set(xticks=range(k), yticks=range(k), xlabel="agent 1 (story) of", ylabel="agent 0 (setup) of")
     axes.set_xticklabels(played.names, rotation=30, ha="right")
     axes.set_yticklabels(played.names)

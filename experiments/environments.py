@@ -1,23 +1,31 @@
 """List the environments, time them, and try to break them.
 
-Command: python -m experiments.environments          (--speed: steps a second; --fuzz 10000: so many hostile joint actions each)
-Columns: the team's roles; turns of an episode at most; range of a reward; where tasks come from, and whether a data set of the
-hub is on this machine. --fuzz fails if an environment raises, or gives a reward outside its range (`LockStep` refuses it).
-Expected: at least 1,000 steps a second in one process, see experiments/README.md. Time: seconds; with --fuzz 10000 minutes.
+Claim: no text that agents write makes an environment raise or give a reward outside its range.
+Command: python -m experiments.environments          (--speed: steps per second; --fuzz 10000: play that many hostile joint
+    actions)
+Columns: the roles of the team; the largest number of turns of an episode; the range of a reward; where tasks come from, and
+    whether the data sets of the Hub are on this machine. --fuzz fails if an environment raises, or if a reward is outside its
+    range (`LockStep` checks that).
+Expected: at least 1,000 steps per second in one process; experiments/README.md has them all. Time: seconds; with --fuzz 10000
+    minutes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tyro
 
+from experiments.tables import markdown_row, markdown_table
 from jmarl.envs import ENVIRONMENTS, make
-from jmarl.envs.base import TextEnvironment
+from jmarl.envs.base import Answer, TextEnvironment
 from jmarl.envs.messages import as_text_environment
 from jmarl.envs.vector import LockStep
 
@@ -43,21 +51,21 @@ PIECES = (
 
 @dataclasses.dataclass(frozen=True)
 class ListConfig:
-    """What to do beside listing."""
+    """Environments to list, and what to do with them."""
 
     names: tuple[str, ...] = tuple(ENVIRONMENTS)
-    """Environments, or classes of your own as module:Class."""
+    """Environments by name, or classes of your own as module:Class."""
     speed: bool = False
     """Time `step` in one process, with an ordinary message of each agent."""
     fuzz: int = 0
-    """Play so many joint actions of random and hostile texts in each."""
+    """Play this many joint actions of random and hostile texts in each environment; 0: none."""
     seed: int = 0
-    """Of the hostile texts."""
+    """Seed of the hostile texts."""
 
 
-def hostile(rng: random.Random, read: str | None) -> str:
-    """A message made of hostile pieces, ordinary words and what the agent read."""
-    words = (read or "").split() + ORDINARY.split()
+def hostile(rng: random.Random, prompt: str) -> str:
+    """Return a message of hostile pieces, ordinary words and words of the prompt."""
+    words = prompt.split() + ORDINARY.split()
     parts = []
     for _ in range(rng.randint(0, 6)):
         kind = rng.random()
@@ -72,83 +80,97 @@ def hostile(rng: random.Random, read: str | None) -> str:
     return rng.choice(("", " ", "\n")).join(parts)
 
 
-def fuzzed(env: TextEnvironment, count: int, seed: int) -> tuple[int, float, float]:
-    """Play until `count` joint actions are made: how many, and the least and the largest reward seen."""
-    lock, rng, made, low, high = LockStep(env), random.Random(seed), 0, np.inf, -np.inf
+class TimedAnswer(NamedTuple):
+    """An answer to the joint actions of one turn, and the seconds of this process's own time that it took."""
+
+    answer: Answer
+    seconds: float
+
+    @property
+    def count(self) -> int:
+        """The number of joint actions."""
+        return len(self.answer.done)
+
+
+def play(env: TextEnvironment, tasks: list[dict], write: Callable[[str], str], seed: Callable[[], int]) -> list[TimedAnswer]:
+    """Play one episode of each task to its end, and return the answer of each turn.
+
+    write: prompt -> message. seed: returns the next seed of the environment."""
+    lock, answers = LockStep(env), []
+    states, prompts = lock.reset(tasks, np.random.default_rng(seed()))
+    for _ in range(env.max_turns):
+        actions = [["" if prompt is None else write(prompt) for prompt in agent_prompts] for agent_prompts in prompts]
+        rng, start = np.random.default_rng(seed()), time.process_time()
+        answer = lock.step(states, actions, rng)
+        answers.append(TimedAnswer(answer, time.process_time() - start))
+        remaining = np.flatnonzero(~answer.done)
+        if not remaining.size:
+            return answers
+        states, prompts = lock.observe([answer.after[i] for i in remaining])
+    raise AssertionError(f"an episode continues after max_turns={env.max_turns} steps")
+
+
+class FuzzResult(NamedTuple):
+    num_actions: int
+    lowest: float  # reward
+    highest: float
+
+
+def fuzz(env: TextEnvironment, count: int, seed: int) -> FuzzResult:
+    """Play whole episodes of hostile messages until there are `count` joint actions."""
+    rng, num_actions, low, high = random.Random(seed), 0, np.inf, -np.inf
     tasks = env.tasks("train", 50)
-    while made < count:
-        states, read = lock.reset(tasks, np.random.default_rng(rng.getrandbits(32)))
-        for _ in range(env.max_turns):
-            said = [["" if text is None else hostile(rng, text) for text in of_agent] for of_agent in read]
-            answer = lock.step(states, said, np.random.default_rng(rng.getrandbits(32)))
-            made += len(states)
-            valid = answer.result.rewards[~answer.result.invalid]
+    while num_actions < count:
+        for turn in play(env, tasks, lambda prompt: hostile(rng, prompt), lambda: rng.getrandbits(32)):
+            result = turn.answer.result
+            valid = result.rewards[~result.invalid]
             low, high = min(low, valid.min(initial=np.inf)), max(high, valid.max(initial=-np.inf))
-            going = np.flatnonzero(~answer.done)
-            if not going.size:
-                break
-            states, read = lock.observe([answer.after[i] for i in going])
-        else:
-            raise AssertionError(f"an episode goes on after max_turns={env.max_turns} steps")
-    return made, float(low), float(high)
+            num_actions += turn.count
+    return FuzzResult(num_actions, float(low), float(high))
 
 
 def speed(env: TextEnvironment) -> float:
-    """Steps a second of this process's own time, of episodes played to their end."""
-    lock, steps, spent = LockStep(env), 0, 0.0
-    tasks = env.tasks("train", 100)
-    while spent < 1.0:
-        states, read = lock.reset(tasks, np.random.default_rng(steps))
-        for _ in range(env.max_turns):
-            said = [["" if text is None else ORDINARY for text in of_agent] for of_agent in read]
-            began = time.process_time()
-            answer = lock.step(states, said, np.random.default_rng(steps))
-            spent, steps = spent + time.process_time() - began, steps + len(states)
-            going = np.flatnonzero(~answer.done)
-            if not going.size:
-                break
-            states, read = lock.observe([answer.after[i] for i in going])
-    return steps / spent
+    """Return the steps per second of this process's own time, in episodes of ordinary messages."""
+    tasks, seeds, steps, seconds = env.tasks("train", 100), itertools.count(), 0, 0.0
+    while seconds < 1.0:
+        for turn in play(env, tasks, lambda prompt: ORDINARY, lambda: next(seeds)):
+            steps, seconds = steps + turn.count, seconds + turn.seconds
+    return steps / seconds
 
 
 def source(env: TextEnvironment) -> str:
-    """Where its tasks come from."""
+    """Return where the tasks of an environment come from."""
     from datasets import config
     from huggingface_hub import constants
 
-    found = ["made here"]
+    sources = ["made here"]
     for name in env.data_sets:
-        kept = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()
+        prepared = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()
         downloaded = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
-        found.append(f"{name} ({'here' if kept.exists() or downloaded.exists() else 'not downloaded'})")
-    return "; ".join(found)
+        sources.append(f"{name} ({'here' if prepared.exists() or downloaded.exists() else 'not downloaded'})")
+    return "; ".join(sources)
 
 
 def row(name: str, cfg: ListConfig) -> list[str]:
+    """Return the row of an environment."""
     env = as_text_environment(make(name))
     low, high = env.reward_range
-    told = [f"`{name}`", ", ".join(env.roles), str(env.max_turns), f"{low:g} to {high:g}", source(env)]
+    cells = [f"`{name}`", ", ".join(env.roles), str(env.max_turns), f"{low:g} to {high:g}", source(env)]
     if cfg.speed:
-        told.append(f"{speed(env):,.0f}")
+        cells.append(f"{speed(env):,.0f}")
     if cfg.fuzz:
-        made, low, high = fuzzed(env, cfg.fuzz, cfg.seed)
-        told.append(f"{made:,} made, rewards {low:.3g} to {high:.3g}")
-    return told
+        count, low, high = fuzz(env, cfg.fuzz, cfg.seed)
+        cells.append(f"{count:,} made, rewards {low:.3g} to {high:.3g}")
+    return cells
 
 
 def main() -> None:
     cfg = tyro.cli(ListConfig)
-    head = [
-        "environment",
-        "roles",
-        "turns",
-        "reward",
-        "tasks",
-        *["steps/s"] * cfg.speed,
-        *["hostile joint actions"] * bool(cfg.fuzz),
-    ]
-    for cells in (head, ["---"] * len(head), *(row(name, cfg) for name in cfg.names)):
-        print(f"| {' | '.join(cells)} |", flush=True)
+    head = ["environment", "roles", "turns", "reward", "tasks"]
+    head += ["steps/s"] * cfg.speed + ["hostile joint actions"] * bool(cfg.fuzz)
+    print(markdown_table(head, []), flush=True)
+    for name in cfg.names:
+        print(markdown_row(row(name, cfg)), flush=True)
 
 
 if __name__ == "__main__":

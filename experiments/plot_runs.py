@@ -2,20 +2,25 @@
 
 Command: python -m experiments.plot_runs runs/story_length-0 runs/story_length-1 --out experiments/story_length.png
 Needs matplotlib (the extra `plot`). The left panel has the training reward (thin: every update; thick: mean of ten) and the
-reward on held-out prompts (points); the right panel each agent's completion length in tokens. `--each` gives every run a panel
-of its own in place of these two, for runs whose rewards have nothing to do with each other.
+reward on held-out prompts (points). The right panel has the completion length of each agent in tokens, or the columns of
+--parts. With --each, there is one panel of rewards per run instead, for runs whose rewards cannot be compared.
+Time: seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
 
+from experiments.tables import pyplot
+from jmarl.config import check
 from jmarl.training.logs.metrics_writer import read_rows
+
+STYLES = ("-", "--", ":", "-.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,80 +32,83 @@ class Plot:
     out: Path = Path("curves.png")
     """Picture to write."""
     parts: tuple[str, ...] = ()
-    """Columns to draw at the right in place of lengths, such as reward/level_3."""
-    each: bool = False
-    """A panel of its own for each run's reward, and nothing else."""
+    """Columns to draw in the right panel instead of lengths, such as reward/level_3."""
+    panels: Annotated[bool, tyro.conf.arg(name="each")] = False
+    """Draw only rewards, with one panel per run."""
+
+    def __post_init__(self) -> None:
+        check("runs", self.runs, len(self.runs) > 0, "at least one run directory")
 
 
-def check(run: Path, rows: list[dict], name: str) -> None:
-    """Refuse a column that a run does not have."""
+def check_column(run: Path, rows: list[dict], name: str) -> None:
+    """Exit with an error if a run does not have a column."""
     known = dict.fromkeys(key for row in rows for key in row)
     if name not in known:
         raise SystemExit(f"{run} has no column {name}; it has {', '.join(known)}")
 
 
 def column(rows: list[dict], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Updates done and values of the rows that have this column."""
-    found = [(row.get("eval/updates", row["step"] + 1), row[name]) for row in rows if name in row]
-    return np.array([updates for updates, _ in found]), np.array([value for _, value in found], float)
+    """Return the numbers of updates and the values of the rows that have a column."""
+    points = [(row.get("eval/updates", row["step"] + 1), row[name]) for row in rows if name in row]
+    return np.array([updates for updates, _ in points]), np.array([value for _, value in points], float)
 
 
-def draw(axes, rows: list[dict], name: str, **how) -> None:
-    """A column, its mean of ten updates, and points of held-out prompts."""
+def draw(axes: Any, rows: list[dict], name: str, color: str, label: str | None = None, linestyle: str = "-") -> None:
+    """Draw a column, its mean over ten updates, and points for its evaluations on held-out prompts."""
     updates, values = column(rows, name)
     window = min(10, len(values))
-    axes.plot(updates, values, alpha=0.25, linewidth=0.8, color=how["color"])
-    axes.plot(updates[window - 1 :], np.convolve(values, np.ones(window) / window, "valid"), **how)
+    axes.plot(updates, values, alpha=0.25, linewidth=0.8, color=color)
+    mean = np.convolve(values, np.ones(window) / window, "valid")
+    axes.plot(updates[window - 1 :], mean, color=color, label=label, linestyle=linestyle)
     held_out = "eval/reward" if name == "reward/mean" else f"eval/{name}"
-    axes.plot(*column(rows, held_out), "o", color=how["color"], markersize=5)
+    axes.plot(*column(rows, held_out), "o", color=color, markersize=5)
 
 
-def rows_of(run: Path) -> list[dict]:
-    """Of a run that learned from rollouts."""
+def draw_lengths(axes: Any, rows: list[dict], color: str, labelled: bool) -> None:
+    """Draw the completion length of each agent; with several turns that of the first."""
+    for agent, style in enumerate(STYLES):
+        name = f"agent_{agent}/length"
+        if any(f"turn_0/{name}" in row for row in rows):
+            name = f"turn_0/{name}"
+        updates, lengths = column(rows, name)
+        if len(updates):
+            axes.plot(updates, lengths, style, color=color, linewidth=1, label=f"agent {agent}" if labelled else None)
+
+
+def reward_rows(run: Path) -> list[dict]:
+    """Return the rows of a run that learned from rollouts."""
     if not (run / "metrics.jsonl").is_file():
         raise SystemExit(f"{run} has no metrics.jsonl: give the output directory of a run")
     rows = read_rows(run / "metrics.jsonl")
-    check(run, rows, "reward/mean")
+    check_column(run, rows, "reward/mean")
     return rows
 
 
-def panels(cfg: Plot, plt) -> None:
-    """Every run by itself."""
-    wide = min(3, len(cfg.runs))
-    high = -(-len(cfg.runs) // wide)
-    figure, grid = plt.subplots(high, wide, figsize=(3.6 * wide, 2.7 * high), constrained_layout=True, squeeze=False)
+def draw_panels(cfg: Plot) -> Any:
+    """Return a figure with one panel of rewards per run."""
+    columns = min(3, len(cfg.runs))
+    lines = -(-len(cfg.runs) // columns)
+    size = (3.6 * columns, 2.7 * lines)
+    figure, grid = pyplot().subplots(lines, columns, figsize=size, constrained_layout=True, squeeze=False)
     for axes in grid.flat[len(cfg.runs) :]:
         axes.axis("off")
     for axes, run in zip(grid.flat, cfg.runs, strict=False):
-        draw(axes, rows_of(run), "reward/mean", color="C0")
+        draw(axes, reward_rows(run), "reward/mean", "C0")
         axes.set(title=run.name, xlabel="update", ylabel="reward")
-    figure.savefig(cfg.out, dpi=130)
-    print(cfg.out)
+    return figure
 
 
-def main() -> None:
-    cfg = tyro.cli(Plot)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    if cfg.each:
-        return panels(cfg, plt)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
+def draw_together(cfg: Plot) -> Any:
+    """Return a figure with the rewards of all runs, and lengths or parts of the rewards beside them."""
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
     for i, run in enumerate(cfg.runs):
-        rows = rows_of(run)
-        draw(left, rows, "reward/mean", color=f"C{i}", label=run.name)
-        for j, (part, style) in enumerate(zip(cfg.parts, ("-", "--", ":", "-.") * len(cfg.parts), strict=False)):
-            check(run, rows, part)
-            draw(right, rows, part, color=f"C{i + j}", linestyle=style, label=part)
-        if cfg.parts:
-            continue
-        for agent, style in enumerate(("-", "--", ":", "-.")):
-            several = any(f"turn_0/agent_{agent}/length" in row for row in rows)  # then of the first turn
-            updates, length = column(rows, f"{'turn_0/' if several else ''}agent_{agent}/length")
-            if len(updates):
-                right.plot(updates, length, style, color=f"C{i}", linewidth=1, label=f"agent {agent}" if i == 0 else None)
+        rows = reward_rows(run)
+        draw(left, rows, "reward/mean", f"C{i}", run.name)
+        for j, part in enumerate(cfg.parts):
+            check_column(run, rows, part)
+            draw(right, rows, part, f"C{i + j}", part, STYLES[j % len(STYLES)])
+        if not cfg.parts:
+            draw_lengths(right, rows, f"C{i}", labelled=i == 0)
     left.set(xlabel="update", ylabel="reward", title="Reward: mean of ten updates; points: held-out prompts", ylim=(0, None))
     if cfg.parts:
         right.set(xlabel="update", ylabel="part of the reward", title="Its parts: the same", ylim=(0, None))
@@ -108,6 +116,12 @@ def main() -> None:
         right.set(xlabel="update", ylabel="tokens", title="Length of completions")
     left.legend(loc="lower right", fontsize=8)
     right.legend(fontsize=8)
+    return figure
+
+
+def main() -> None:
+    cfg = tyro.cli(Plot)
+    figure = draw_panels(cfg) if cfg.panels else draw_together(cfg)
     figure.savefig(cfg.out, dpi=130)
     print(cfg.out)
 

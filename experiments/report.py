@@ -1,13 +1,16 @@
-"""What an experiment prints of its run, and the exit code that it ends with. No experiment itself."""
+"""What the experiments share to run as commands: flags, results in words, resuming, exit codes. Not an experiment."""
 
 from __future__ import annotations
 
 import math
+import resource
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+import jax
 
 from jmarl.config import TrainConfig
 from jmarl.config.flags import parse_flags
@@ -20,15 +23,17 @@ from jmarl.training.files.lock import DirectoryInUse
 from jmarl.training.files.run_directory import CannotGoOn, checkpoints_of
 from jmarl.training.records import FitResult, TrainResult
 
-EXIT_LOST = 130  # as a shell has it of a command that Ctrl+C ended
+EXIT_NOT_SAVED = 130  # the exit code of a shell for a command that Ctrl+C ended
 
 C = TypeVar("C", bound=TrainConfig)
 R = TypeVar("R", bound=TrainResult | FitResult | Sequence[TrainResult])
 
 
 def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], None]) -> None:
-    """The command of an experiment: read its flags, run it, show what came of it, and end with `exit_code`. What is wrong with
-    the flags or the machine is said in a sentence."""
+    """Run an experiment from the command line: read its flags, run it, show its result, and end with `exit_code`.
+
+    Wrong settings, and what this machine or directory does not allow, end the process with a message of one line.
+    """
     try:
         cfg = parse_flags(settings)
     except (ValueError, TypeError, DirectoryInUse) as error:
@@ -38,71 +43,82 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
             result = run(cfg)
     except (CannotGoOn, CheckpointError, DirectoryInUse, NonFiniteError, SandboxUnavailable) as error:
         raise SystemExit(f"error: {error}") from None
-    except Interrupted as why:
-        print(f"interrupted {why}\n{how_to_go_on(cfg)}", flush=True)
-        raise SystemExit(EXIT_INTERRUPTED if is_saved(cfg) else EXIT_LOST) from None
+    except Interrupted as reason:
+        print(f"interrupted {reason}\n{resume_hint(cfg)}", flush=True)
+        raise SystemExit(EXIT_INTERRUPTED if has_checkpoint(cfg) else EXIT_NOT_SAVED) from None
     show(cfg, result)
     results = [result] if isinstance(result, TrainResult | FitResult) else list(result)
     if results[0].interrupted:
-        print(how_to_go_on(cfg), flush=True)
+        print(resume_hint(cfg), flush=True)
     raise SystemExit(exit_code(cfg, *results))
 
 
-def is_saved(cfg: TrainConfig) -> bool:
-    """Whether a run, or one of its seeds, has a checkpoint to go on from."""
+def has_checkpoint(cfg: TrainConfig) -> bool:
+    """Return whether a run, or one of its seeds, has a checkpoint to resume from."""
     return cfg.run.saves and any(
         saved_steps(path) for path in (checkpoints_of(cfg), *Path(cfg.run.output_dir).glob("seed_*/checkpoints"))
     )
 
 
-def how_to_go_on(cfg: TrainConfig) -> str:
-    """The command that goes on where a run was interrupted."""
-    return f"to go on: {resume_command()}" if is_saved(cfg) else "nothing is saved: the same command begins anew"
+def resume_hint(cfg: TrainConfig) -> str:
+    """Return a line that says how to resume an interrupted run."""
+    if not has_checkpoint(cfg):
+        return "no checkpoint was written: the same command starts again from the beginning"
+    arguments = [x for x in sys.argv[1:] if x not in ("--resume", "--no-resume")]
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["-m", module.name] if module else [sys.argv[0]]
+    return f"to resume: {shlex.join(['python', *program, *arguments, '--resume'])}"
 
 
 def exit_code(cfg: TrainConfig, *results: TrainResult | FitResult) -> int:
-    """75 where a run was interrupted and can be resumed, 130 where nothing of it is saved, 1 where its last checkpoint or its
-    models could not be written, else 0."""
+    """Return the exit code of an experiment.
+
+    75: interrupted, and can be resumed. 130: interrupted, and nothing is saved. 1: the last checkpoint or the models could not
+    be written. 0: else.
+    """
     if any(result.unsaved for result in results):
         return 1
     if any(result.interrupted for result in results):
-        return EXIT_INTERRUPTED if is_saved(cfg) else EXIT_LOST
+        return EXIT_INTERRUPTED if has_checkpoint(cfg) else EXIT_NOT_SAVED
     return 0
 
 
-def resume_command() -> str:
-    """The command line of this process, with --resume."""
-    arguments = [x for x in sys.argv[1:] if x not in ("--resume", "--no-resume")]
-    module = getattr(sys.modules["__main__"], "__spec__", None)
-    name = ["-m", module.name] if module else [sys.argv[0]]
-    return shlex.join(["python", *name, *arguments, "--resume"])
+def report(cfg: TrainConfig, result: TrainResult) -> None:
+    """Print the evaluations on held-out tasks, and the mean reward of the last updates."""
+    del cfg
+    if result.before:  # a resumed run has none
+        print(f"held-out before: {evaluation_line(result.before)}")
+    if result.after:
+        print(f"held-out after: {evaluation_line(result.after)}")
+    print(last_rewards(result))
 
 
-def told(result: Evaluation) -> str:
-    """Every number of an evaluation, with its 95 % interval where it has one."""
-    found, ci = numbers(result), "_ci95"
-    shown = {name: with_interval(x, found.get(name + ci, math.nan)) for name, x in found.items() if not name.endswith(ci)}
-    return ", ".join(f"{name.removeprefix('eval/')} {value}" for name, value in shown.items())
+def evaluation_line(evaluation: Evaluation) -> str:
+    """Return all numbers of an evaluation, with 95 % intervals where it has them."""
+    values, suffix = numbers(evaluation), "_ci95"
+    means = {name: mean for name, mean in values.items() if not name.endswith(suffix)}
+    return ", ".join(
+        f"{name.removeprefix('eval/')} {with_interval(mean, values.get(name + suffix, math.nan))}"
+        for name, mean in means.items()
+    )
 
 
 def with_interval(mean: float, interval: float) -> str:
-    """0.523 ± 0.012; of a single number, which has no interval (NaN), 0.523."""
+    """Return a text such as 0.523 ± 0.012, or 0.523 if there is no interval (NaN), as for a single value."""
     return f"{mean:.3f}" if math.isnan(interval) else f"{mean:.3f} ± {interval:.3f}"
 
 
-def report(cfg: TrainConfig, result: TrainResult) -> None:
-    """Print what held-out tasks gave before and after, and the end of the learning curve."""
-    del cfg
-    if result.before:  # not of a resumed run
-        print(f"held-out before: {told(result.before)}")
-    if result.after:
-        print(f"held-out after: {told(result.after)}")
-    print(end_of(result))
-
-
-def end_of(result: TrainResult) -> str:
-    """The end of the learning curve."""
+def last_rewards(result: TrainResult) -> str:
+    """Return a line with the mean reward of the last ten updates."""
     if not result.rewards:
-        return "no update was left to make: raise --num-updates to train on"
+        finished = "no update was left to do: raise --num-updates to train longer"
+        return "interrupted before the end of the first update" if result.interrupted else finished
     last = result.rewards[-10:]
     return f"mean reward of the last {len(last)} updates {sum(last) / len(last):.3f}"
+
+
+def peak_memory() -> dict[str, float]:
+    """Return the peak memory of this process so far, in GiB; on a GPU also that of the device."""
+    device = jax.devices()[0].memory_stats()
+    peak = {"peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    return peak | ({"peak_device_gib": device["peak_bytes_in_use"] / 2**30} if device else {})

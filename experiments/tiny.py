@@ -1,5 +1,5 @@
-"""Agents of random weights that read and write a few pieces of text, for tasks that are learned from nothing in minutes. No
-experiment itself."""
+"""Tiny agents of random weights that read and write a few words, for tasks that are learned from scratch in minutes. Not an
+experiment."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ STOP = "<stop>"
 
 
 def tokenizer(pieces: tuple[str, ...], spaced: bool = False) -> Any:
-    """A piece a token; all other text of a prompt is left out. spaced: put a space between the pieces that an agent writes."""
+    """Return a tokenizer with one token per piece; it skips all other text.
+
+    spaced: put spaces between the decoded pieces."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate((*pieces, STOP))}, unk_token=STOP))
-    longest = "|".join(re.escape(piece) for piece in sorted(pieces, key=len, reverse=True))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(longest), "removed", invert=True)
+    words = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate((*pieces, STOP))}, unk_token=STOP))
+    longest_first = "|".join(re.escape(piece) for piece in sorted(pieces, key=len, reverse=True))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first), "removed", invert=True)
     if not spaced:
-        made.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=STOP)
+        words.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=STOP)
 
 
-def random_agents(name: str, words: Any, count: int, seed: int, width: int = 64) -> list[Agent]:
-    """So many, of two layers. words: their tokenizer."""
-    model = ModelConfig("llama", len(words), width, 2 * width, 2, 4, 4, width // 4, 256)
+def random_agents(
+    name: str, words: Any, count: int, seed: int, width: int = 64, model: ModelConfig | None = None
+) -> list[Agent]:
+    """Return agents with different random weights. words: their tokenizer. model: None for two layers of `width`."""
+    model = model or ModelConfig("llama", len(words), width, 2 * width, 2, 4, 4, width // 4, 256)
     keys = jax.random.split(jax.random.key(seed), count)
     return [Agent(f"{name}-{i}", model, jax.device_get(init_params(model, key)), words) for i, key in enumerate(keys)]

@@ -1,4 +1,4 @@
-"""The experiments as commands: what a user types, and what comes out."""
+"""The experiments as commands: flags, errors, printed results and written files."""
 
 from __future__ import annotations
 
@@ -18,33 +18,29 @@ from jmarl import algorithms
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def start(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
 def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    """Return the standard output of a command that must succeed."""
+    done = start(*command)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_bench_step_prints_one_json_object():
-    """Its times and shares are numbers above 0 that fit together."""
+def test_bench_step_prints_consistent_times_and_shares_as_json():
     size = ("--agents", "2", "--prompts", "2", "--group", "4", "--max-new-tokens", "8", "--repeats", "1")
     out = json.loads(run("experiments.bench_step", "--model", "tiny-random", *size, "--dtype", "float32", "--json"))
-    for name in (
-        "generate_s",
-        "update_s",
-        "first_step_s",
-        "peak_rss_gib",
-        "decode_share_of_bandwidth",
-        "update_share_of_flops",
-    ):
-        assert out[name] > 0, name
+    names = ("generate_s", "update_s", "first_step_s", "peak_rss_gib", "decode_share_of_bandwidth", "update_share_of_flops")
+    assert all(out[name] > 0 for name in names), out
     assert out["compiles"] == 2  # one sampler, one update
     assert abs(out["step_s"] - 2 * out["step_per_prompt_s"]) < 2e-4
     assert abs(out["step_s"] - out["generate_s"] - out["update_s"]) < 2e-4
     assert abs(out["tokens_per_s"] * out["generate_s"] / (2 * 2 * 4 * 8) - 1) < 0.05
 
 
-def test_the_table_of_algorithms_is_the_readmes():
-    """Made from the code, every row of it; the README has it as printed."""
+def test_the_readme_has_the_table_of_algorithms_as_printed():
     from jmarl.algorithms import ALGORITHMS
 
     printed = run("experiments.algorithms").strip()
@@ -53,20 +49,18 @@ def test_the_table_of_algorithms_is_the_readmes():
 
 
 def test_the_table_of_algorithms_takes_no_flags():
-    command = [sys.executable, "-m", "experiments.algorithms", "--bogus"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = start("experiments.algorithms", "--bogus")
     assert done.returncode == 2 and "--bogus" in done.stderr and not done.stdout
 
 
 def test_bench_step_refuses_an_unknown_dtype():
-    command = [sys.executable, "-m", "experiments.bench_step", "--model", "tiny-random", "--dtype", "float16"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = start("experiments.bench_step", "--model", "tiny-random", "--dtype", "float16")
     assert done.returncode != 0
-    assert "dtype='float16' is not allowed" in done.stderr
+    assert "invalid choice 'float16'" in done.stderr
 
 
-def test_the_story_takes_any_row_that_samples_by_one_flag():
-    """Without --joint-mode it has the one that fits the row."""
+def test_the_joint_mode_of_the_story_follows_from_the_algorithm():
+    """Unless it is set."""
     from experiments.story_length import StoryConfig
 
     modes = {
@@ -83,8 +77,8 @@ def test_the_story_takes_any_row_that_samples_by_one_flag():
 @pytest.mark.parametrize(
     "module", ["story_length", "code_team", "debate", "games", "mathematics", "tools", "building", "writing", "offline"]
 )
-def test_flags_take_a_number_for_each_agent(module):
-    """As README says; one that redeclares a setting may not take it away."""
+def test_experiments_take_one_learning_rate_per_agent(module):
+    """No experiment declares the optimizer settings again with narrower types."""
     from typing import get_type_hints
 
     from jmarl.config import Optimizer, TrainConfig
@@ -98,18 +92,18 @@ def test_flags_take_a_number_for_each_agent(module):
         assert hints["optimizer"] is Optimizer and not set(PER_AGENT) & hints.keys(), cfg
 
 
-def test_settings_replace_defaults_before_others_follow_from_them():
-    """A debate's turns follow from its opponent: those of the default opponent are not in the way."""
+def test_settings_that_follow_from_others_follow_from_those_given_and_not_from_defaults():
+    """The turns of a debate follow from its opponent."""
     from experiments.debate import DebateConfig
     from experiments.offline import OfflineConfig
 
     cfg = DebateConfig.of(opponent="scripted", speeches=3, output_dir="")
-    assert cfg.episodes.num_turns == 3 and cfg.agents == 1
-    assert OfflineConfig.of(data="pairs.json").data == "pairs.json"  # without data it is refused
+    assert cfg.episodes.num_turns == 3 and cfg.num_agents == 1
+    assert OfflineConfig.of(data="pairs.json").data == "pairs.json"  # the default, no file, is refused
 
 
-def test_a_run_in_the_default_directory_goes_on(tiny_dir, tmp_path, monkeypatch):
-    """With the settings of its flags, which a checkpoint is compared with."""
+def test_a_run_in_the_default_directory_can_be_resumed(tiny_dir, tmp_path, monkeypatch):
+    """A checkpoint is compared with the settings of the flags."""
     from experiments import story_length
 
     monkeypatch.chdir(tmp_path)
@@ -120,8 +114,8 @@ def test_a_run_in_the_default_directory_goes_on(tiny_dir, tmp_path, monkeypatch)
     assert len(result.rewards) == 1
 
 
-def test_preferences_of_a_file_are_trained_on_from_the_shell(tiny_dir, tmp_path):
-    """Held-out accuracy before is that of a policy which is its own reference; metrics and a model are written."""
+def test_offline_trains_on_a_file_of_preferences(tiny_dir, tmp_path):
+    """Before training, the policy equals its reference, so accuracy is one half. Metrics and a model are written."""
     rows = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(20)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--num-updates", "3", "--learning-rate", "1e-2", "--batch-size", "8", "--output-dir", str(tmp_path / "run"))
@@ -131,8 +125,8 @@ def test_preferences_of_a_file_are_trained_on_from_the_shell(tiny_dir, tmp_path)
     assert (tmp_path / "run" / "models" / "agent_0" / "model.safetensors").exists()
 
 
-def test_a_reward_model_is_trained_from_the_shell(tiny_dir, tmp_path):
-    """Of a team of two; what it leaves scores joint actions as the data rank them."""
+def test_offline_trains_a_reward_model_of_a_team(tiny_dir, tmp_path):
+    """The saved model scores joint actions in the order of the data."""
     from jmarl import load_reward_model
 
     rows = [{"prompt": f"{n} and", "chosen": ["seven", "apples"], "rejected": ["the", "market"]} for n in range(20)]
@@ -142,16 +136,16 @@ def test_a_reward_model_is_trained_from_the_shell(tiny_dir, tmp_path):
     out = run("experiments.offline", "--data", str(tmp_path / "pairs.jsonl"), *model, *flags)
     before, after = (line for line in out.splitlines() if line.startswith("held out"))
     assert "loss 0.693, accuracy 0.500" in before and "accuracy 1.000" in after
-    found = load_reward_model(tmp_path / "run" / "reward_model")
-    first, second = found.score([["3 and"] * 2] * 2, [["seven", "the"], ["apples", "market"]])
+    model = load_reward_model(tmp_path / "run" / "reward_model")
+    first, second = model.score([["3 and"] * 2] * 2, [["seven", "the"], ["apples", "market"]])
     assert first > second
 
 
-def test_the_readmes_scripts_run(tmp_path, monkeypatch, random_agent, tiny_config, tiny_tokenizer):
-    """The first script, and the algorithm of one's own, word for word but for the model and the sizes."""
+def test_the_scripts_of_the_readme_run(tmp_path, monkeypatch, random_agent, tiny_config, tiny_tokenizer):
+    """The first script and the example of an own algorithm run unchanged, except for the model and sizes."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", None)  # taken out again after the test
+    monkeypatch.setitem(algorithms.ALGORITHMS, "mine", None)  # removed after the test
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     jmarl.save_pretrained("tiny", agent.config, agent.params, agent.tokenizer)
     short = "jmarl.TrainConfig.of(num_updates=1, max_new_tokens=4, num_generations=3, progress=False, "
@@ -165,8 +159,8 @@ def test_the_readmes_scripts_run(tmp_path, monkeypatch, random_agent, tiny_confi
     assert "agent_0/far" in json.loads((tmp_path / "own" / "metrics.jsonl").read_text())
 
 
-def test_the_list_of_environments_is_the_readmes():
-    """Every environment, with its roles and range; the README has it as printed, but for what is downloaded."""
+def test_the_readme_has_the_list_of_environments_as_printed():
+    """Except for data sets that are on this machine."""
     from jmarl.envs import ENVIRONMENTS
 
     printed = run("experiments.environments").strip()
@@ -175,7 +169,7 @@ def test_the_list_of_environments_is_the_readmes():
 
 
 def test_listing_environments_does_not_time_them():
-    """Timing takes a second of each."""
+    """Timing would take a second for each environment."""
     from experiments.environments import ListConfig, row
     from jmarl.envs import ENVIRONMENTS
 
@@ -188,8 +182,8 @@ def test_listing_environments_does_not_time_them():
 @pytest.mark.parametrize(
     "game, ways, flags", [("grid", 1, ("0", "1", "--ways", "team", "--processes", "2")), ("sudoku", 3, ("0",))]
 )
-def test_games_are_learned_by_all_ways(game, ways, flags):
-    """Two updates of a small model: a line a way, with returns that can be had; seeds beside each other in processes."""
+def test_games_print_a_row_per_method_with_possible_returns(game, ways, flags):
+    """Two updates of a small model; in the first case, seeds run in two processes."""
     lines = run("experiments.games", game, "--num-updates", "2", "--width", "16", "--seeds", *flags).splitlines()
     table = [line for line in lines if line.startswith("| ")]
     assert len(table) == 1 + ways and all(0 <= float(line.split("|")[3].split("±")[0]) <= 1 for line in table[1:])
@@ -222,7 +216,7 @@ def test_games_are_learned_by_all_ways(game, ways, flags):
         ("mathematics", "MathConfig", {"model": "tiny", "chat": False, "topics": ("arithmetic", "word")}),
     ],
 )
-def test_flags_that_would_do_nothing_are_refused(module, config, options):
+def test_flags_that_would_have_no_effect_are_refused(module, config, options):
     config_class = getattr(importlib.import_module(f"experiments.{module}"), config)
     with pytest.raises(ValueError, match=f"{list(options)[-1]}=.* is not allowed"):
         config_class.of(**options, output_dir="")

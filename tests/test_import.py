@@ -1,4 +1,4 @@
-"""What `import jmarl` does to other packages."""
+"""`import jmarl`: its effects on other packages, and the names that it provides."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ transformers.utils.logging.get_logger("transformers.models").warning("something 
 """
 
 
-def told(*arguments: str) -> list[str]:
-    """What transformers writes to standard error where there is no PyTorch."""
+def transformers_warnings(*arguments: str) -> list[str]:
+    """Return what transformers writes to standard error without PyTorch. With an argument, jmarl is imported first."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [line.removeprefix("[transformers] ") for line in done.stderr.splitlines()]
 
 
-def test_transformers_does_not_miss_pytorch_and_still_warns():
-    alone, with_jmarl = told(), told("jmarl")
+def test_transformers_warns_of_everything_but_the_missing_pytorch():
+    alone, with_jmarl = transformers_warnings(), transformers_warnings("jmarl")
     assert "PyTorch was not found" in alone[0]
     assert with_jmarl == alone[1:] == ["something else", "something of a part"]
 
 
-def test_type_checkers_see_the_names_that_are_imported_lazily():
+def test_names_that_are_imported_lazily_are_visible_to_type_checkers():
     tree = ast.parse(Path(jmarl.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     visible: dict[str, list[str]] = {}
@@ -52,6 +52,6 @@ def test_type_checkers_see_the_names_that_are_imported_lazily():
             assert callable(getattr(jmarl, name))
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest():
+def test_the_error_for_an_unknown_name_has_the_nearest_name():
     with pytest.raises(AttributeError, match="the nearest name is 'cross_play'"):
         _ = jmarl.cross_paly

@@ -1,4 +1,4 @@
-"""The wheel: it holds the library and nothing else, and importing it is light."""
+"""The wheel: it contains the library and nothing else, and importing it does not import large packages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory) -> Path:
     return path
 
 
-def test_the_wheel_holds_every_module_and_nothing_else(wheel):
+def test_the_wheel_contains_all_modules_and_nothing_else(wheel):
     files = set(zipfile.ZipFile(wheel).namelist())
     library = {path.relative_to(ROOT).as_posix() for kind in ("*.py", "*.json") for path in (ROOT / "jmarl").rglob(kind)}
     assert library <= files
@@ -44,7 +44,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     assert "jmarl-0.1.0.dist-info/licenses/LICENSE" in files
 
 
-def test_the_metadata_names_python_licence_and_extras(wheel):
+def test_the_metadata_has_the_python_version_the_license_and_the_extras(wheel):
     text = zipfile.ZipFile(wheel).read("jmarl-0.1.0.dist-info/METADATA").decode()
     metadata = email.message_from_string(text)
     assert metadata["Requires-Python"] == ">=3.11"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments import code_baselines, code_team
+from experiments.report import command, report
 from jmarl.config import TrainConfig
 from jmarl.envs.code import problems as code_problems
 from jmarl.envs.code.execution import CodeExecutionEnvironment
@@ -187,7 +188,7 @@ def test_training_without_sandbox_level_s2_is_refused_with_reason_and_remedy(mon
     monkeypatch.setattr("jmarl.sandbox.client.unsupported_reason", lambda level: "no Landlock" if level == "S2" else "")
     monkeypatch.setattr("sys.argv", ["code_team", "--output-dir", str(tmp_path / "none")])
     with pytest.raises(SystemExit, match=r"S3: bwrap is not installed.*apt-get install bubblewrap.*S2: no Landlock.*Linux 6.7"):
-        code_team.main()
+        command(code_team.CodeConfig, code_team.run, report)
     assert not (tmp_path / "none").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.environments import fuzzed
+from experiments.environments import fuzz
 from jmarl.envs import ENVIRONMENTS, make
 from jmarl.envs.data import SPLITS
 from jmarl.envs.vector import LockStep
@@ -105,7 +105,7 @@ def test_equal_seeds_give_equal_trajectories_and_all_episodes_end(env):
 def test_ten_thousand_hostile_joint_actions(env):
     """Nothing raises, no episode is longer than max_turns, no reward is outside of its range."""
     sandboxed = type(env).__name__ == "ToolSandbox"  # some of its calls take a process each
-    count, low, high = fuzzed(env, 500 if sandboxed else 10_000, seed=0)
+    count, low, high = fuzz(env, 500 if sandboxed else 10_000, seed=0)
     assert count >= 500 and env.reward_range[0] <= low <= high <= env.reward_range[1]
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from experiments.environments import fuzzed
+from experiments.environments import fuzz
 from jmarl.envs.games.grid import GridPlanning, distances
 from jmarl.envs.games.sudoku import Sudoku, filled_squares, solutions, units
 
@@ -74,7 +74,7 @@ def test_passing_the_goal_earns_the_closeness_at_the_end_of_the_turn():
 
 def test_hostile_messages_do_not_break_a_walk_that_does_not_stop():
     """Over three turns nothing raises, and the rewards are in their range."""
-    num_actions, low, high = fuzzed(GridPlanning(stop=False, max_turns=3), 1000, seed=0)
+    num_actions, low, high = fuzz(GridPlanning(stop=False, max_turns=3), 1000, seed=0)
     assert num_actions >= 1000 and -0.5 < low <= high <= 1.0
 
 

@@ -15,7 +15,7 @@ from experiments.probes import (
     Config,
     ProbeEnvironment,
     items_of,
-    learned,
+    learn,
     settings,
     table,
     team_of,
@@ -80,7 +80,7 @@ def test_every_row_learns_a_telling_probe(row):
     """The mean of the last 10 updates reaches the threshold of `experiments.probes`, seed 0."""
     from experiments.probes import THRESHOLDS
 
-    assert learned(row, TELLING[row], 0) >= THRESHOLDS[TELLING[row]]
+    assert learn(row, TELLING[row], 0) >= THRESHOLDS[TELLING[row]]
 
 
 @pytest.mark.slow

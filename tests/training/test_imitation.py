@@ -233,7 +233,7 @@ def test_an_agent_without_demonstrations_stays_as_it_was(pair, tmp_path):
             dict(demonstrations=4, max_new_tokens=8),
             "max_new_tokens=8 is not allowed: .* at least .*, the longest demonstration",
         ),
-        (dict(demonstrations=600), "demonstrations=600 is not allowed: .* at most the tasks there are, 500"),
+        (dict(demonstrations=600), "demonstrations=600 is not allowed: .* at most 500, the number of tasks"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(tiny_dir, options, message):

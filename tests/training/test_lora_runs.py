@@ -194,11 +194,11 @@ def test_shared_weights_are_one_set_of_adapters(agent):
 
 def test_one_program_makes_the_run_of_the_loop():
     """As `test_probes` asks of full weights, with a KL term; the base is not donated."""
-    from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, settings, tokenizer
+    from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, probe_tokenizer, settings
     from jmarl.learning import probes
 
     cfg = settings("grpo", "emit", 0).replace(num_updates=2, kl_coef=0.1, lora_rank=2)
-    agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), tokenizer())
+    agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), probe_tokenizer())
     team, params = make_team([agent, agent], lora=True)
     looped = train(team, ProbeEnvironment("emit", 2), ITEMS, cfg, params=params)
     state = init_state(lora.models(params, [(MODEL, 2)], cfg.lora, cfg.run.seed), resolve(cfg)).stacks[0]
