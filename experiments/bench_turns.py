@@ -60,7 +60,7 @@ def bench(cfg: Turns) -> dict[str, Any]:
     said = [[first + row for row in rows[0]] for rows in tokens_of(team, done, 1)]
     rows = [[row + new for row in of_agent] for of_agent in said]
     fresh = [[row[-1:] + new for row in of_agent] for of_agent in said]
-    past = Past((done[0].kept,), (np.tile(np.arange(cfg.group), (cfg.agents, 1, 1)),))
+    past = Past((done[0].cache,), (np.tile(np.arange(cfg.group), (cfg.agents, 1, 1)),))
     nodes = np.arange(cfg.group, dtype=np.uint32)
 
     def second(rows, past):

@@ -24,4 +24,4 @@ def without_value_head(params: Any) -> Any:
 def values_of(params: Any, hidden: jax.Array) -> jax.Array:
     """Values [...] of hidden states [..., D], in float32 whatever the layers compute in."""
     hidden = hidden.astype(jnp.float32)
-    return jnp.matmul(hidden, params["value"], precision=decoder.exact(hidden)) + params["value_bias"]
+    return jnp.matmul(hidden, params["value"], precision=decoder.matmul_precision(hidden)) + params["value_bias"]

@@ -123,7 +123,7 @@ def with_dropout(model: Any, key: jax.Array, rate: float) -> Any:
     for name in targets_of(model):
         n = layers[name]["a"].shape[0]
         keys = jax.random.split(jax.random.fold_in(key, LORA_TARGETS.index(name)), n)
-        layers[name] = layers[name] | {"dropout": {"key": keys, "keep": jnp.full(n, 1 - rate)}}
+        layers[name] = layers[name] | {"dropout": {"key": keys, "keep_rate": jnp.full(n, 1 - rate)}}
     return model | {"layers": layers}
 
 

@@ -194,7 +194,7 @@ def _call_stack(
 
 def on_host(done: Completions) -> Completions:
     """Copy completions to the host, where cutting and joining them needs no programs. The caches stay on the device."""
-    return fetched(done._replace(kept=None))._replace(kept=done.kept)
+    return fetched(done._replace(cache=None))._replace(cache=done.cache)
 
 
 def acting_of(spec: StackSpec, acts: np.ndarray, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray] | None:

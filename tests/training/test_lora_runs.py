@@ -240,7 +240,7 @@ def test_dropout_keeps_the_mean(agent):
 
     def last(params):
         x = params["embed"][jnp.arange(5)]
-        return decoder.run_layers(params, agent.config, x, jnp.arange(5), decoder.stream(decoder.causal(5)))[0]
+        return decoder.run_layers(params, agent.config, x, jnp.arange(5), decoder.causal_attention(5))[0]
 
     n = 2000
     many = jax.jit(jax.vmap(lambda key: last(lora.with_dropout(model, key, 0.4))))(jax.random.split(jax.random.key(2), n))
