@@ -49,9 +49,13 @@ class KeyValues(NamedTuple):
     values: Array  # [..., S, h]
 
 
-# From rotated queries [N, K, Q, h], rotated keys [N, K, h] and values [N, K, h] of N tokens to heads [N, K, Q, h] and a pytree
-# that the layer returns too, such as its keys and values.
-Attention = Callable[[Array, Array, Array], tuple[Array, Any]]
+Hidden = Float[Array, "token dim"]
+Angles = Float[Array, "token half_head_dim"]  # cosines or sines
+Queries = Float[Array, "token kv_head query head_dim"]  # also the heads that attention returns
+Keys = Float[Array, "token kv_head head_dim"]  # also values
+
+# From rotated queries, rotated keys and values to heads, and a pytree that the layer returns too, such as its keys and values.
+Attention = Callable[[Queries, Keys, Keys], tuple[Queries, Any]]
 
 
 def rope_frequencies(cfg: ModelConfig) -> Float[Array, " half_head_dim"]:
@@ -65,9 +69,7 @@ def rope_frequencies(cfg: ModelConfig) -> Float[Array, " half_head_dim"]:
     return freq * (smooth + (1 - smooth) / s.factor)
 
 
-def rope(
-    cfg: ModelConfig, positions: Int[Array, " token"]
-) -> tuple[Float[Array, "token half_head_dim"], Float[Array, "token half_head_dim"]]:
+def rope(cfg: ModelConfig, positions: Int[Array, " token"]) -> tuple[Angles, Angles]:
     """Return the cosines and sines of the rotary embedding."""
     angle = positions.astype(jnp.float32)[:, None] * rope_frequencies(cfg)
     return jnp.cos(angle), jnp.sin(angle)
@@ -121,12 +123,8 @@ def attend(
 
 
 def attend_stream(
-    q: Float[Array, "token kv_head query head_dim"],
-    k: Float[Array, "token kv_head head_dim"],
-    v: Float[Array, "token kv_head head_dim"],
-    past: KeyValues | None,
-    mask: Bool[Array, "token key"],
-) -> tuple[Float[Array, "token kv_head query head_dim"], KeyValues]:
+    q: Queries, k: Keys, v: Keys, past: KeyValues | None, mask: Bool[Array, "token key"]
+) -> tuple[Queries, KeyValues]:
     """Return the attention of one token stream to `past` and to itself, and the keys and values of both.
 
     mask: which keys a token may see, those of `past` first.
@@ -177,13 +175,7 @@ class Block(nn.Module):
         return out + product(narrow, adapter["b"]).reshape(out.shape)
 
     @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "token dim"],
-        cos: Float[Array, "token half_head_dim"],
-        sin: Float[Array, "token half_head_dim"],
-        attention: Attention,
-    ) -> tuple[Float[Array, "token dim"], Any]:
+    def __call__(self, x: Hidden, cos: Angles, sin: Angles, attention: Attention) -> tuple[Hidden, Any]:
         """Return the layer's output, and what `attention` returned beside the heads."""
         c = self.cfg
         d, f, h, k, q = c.hidden_size, c.intermediate_size, c.head_dim, c.num_kv_heads, c.queries_per_kv
@@ -249,19 +241,19 @@ REMAT = {  # what is saved for the backward pass: everything | the large weight 
 def run_layers(
     params: Params,
     cfg: ModelConfig,
-    x: Float[Array, "token dim"],
+    x: Hidden,
     positions: Int[Array, " token"],
     attention: Attention,
     remat: str = "full",
     past: KeyValues | None = None,
-) -> tuple[Float[Array, "token dim"], Any]:
+) -> tuple[Hidden, Any]:
     """Scan over all layers. Return hidden states, and what `attention` returned beside the heads, stacked [L, ...].
 
     past: stacked [L, ...]; each layer's part is given to `attention` as the argument `past`.
     """
     cos, sin = rope(cfg, positions)
 
-    def layer(x: Float[Array, "token dim"], inputs: tuple[Params, KeyValues | None]) -> tuple[Float[Array, "token dim"], Any]:
+    def layer(x: Hidden, inputs: tuple[Params, KeyValues | None]) -> tuple[Hidden, Any]:
         w, past = inputs
         layer_attention = attention if past is None else functools.partial(attention, past=past)
         return Block(cfg).apply({"params": cast(w, x.dtype)}, x, cos, sin, layer_attention)  # casts one layer at a time
@@ -301,19 +293,14 @@ def _group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int) -> 
     """Return the attention of `hidden_states`, whose tokens are P times S prompt tokens and G rows of T."""
     prompt_mask, row_mask = causal_mask(s), causal_mask(t)
 
-    def attend_group(
-        q: Float[Array, "token kv_head query head_dim"],
-        k: Float[Array, "token kv_head head_dim"],
-        v: Float[Array, "token kv_head head_dim"],
-        length: Int[Array, ""],
-    ) -> Float[Array, "token kv_head query head_dim"]:
+    def attend_group(q: Queries, k: Keys, v: Keys, length: Int[Array, ""]) -> Queries:
         mask = jnp.concatenate([jnp.broadcast_to(jnp.arange(s) < length, (t, s)), row_mask], 1)
         heads, past = attend_stream(q[:s], k[:s], v[:s], None, prompt_mask)
         rows = (x[s:].reshape(g, t, *x.shape[1:]) for x in (q, k, v))
         row_heads, _ = jax.vmap(functools.partial(attend_stream, past=past, mask=mask))(*rows)
         return jnp.concatenate([heads, row_heads.reshape(g * t, *heads.shape[1:])])
 
-    def attention(q: Array, k: Array, v: Array) -> tuple[Array, None]:
+    def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, None]:
         groups = (x.reshape(lengths.shape[0], s + g * t, *x.shape[1:]) for x in (q, k, v))
         return jax.vmap(attend_group)(*groups, lengths).reshape(q.shape), None
 

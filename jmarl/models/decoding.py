@@ -19,10 +19,14 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.cpu import Panels, cut_panels, split_panels
 from jmarl.models.decoder import (
     MASKED,
+    Angles,
     Attention,
     Block,
+    Hidden,
+    Keys,
     KeyValues,
     Params,
+    Queries,
     attend_stream,
     cast,
     causal_mask,
@@ -34,6 +38,7 @@ from jmarl.models.decoder import (
     run_layers,
 )
 
+Mask = Bool[Array, "row 1 key"]
 Cache = list[KeyValues]  # per layer: keys [K, R, h, T] and values [K, R, T, h] of R = P * G rows
 
 
@@ -81,7 +86,7 @@ def prefill(
     causal = jnp.broadcast_to(causal_mask(s), (p, s, s))
     mask = jnp.concatenate([jnp.broadcast_to(before_mask[:, None], (p, s, before_mask.shape[1])), causal], -1)
 
-    def attention(q: Array, k: Array, v: Array, past: KeyValues | None = None) -> tuple[Array, KeyValues]:
+    def attention(q: Queries, k: Keys, v: Keys, past: KeyValues | None = None) -> tuple[Queries, KeyValues]:
         streams = (x.reshape(p, s, *x.shape[1:]) for x in (q, k, v))
         heads, cache = jax.vmap(attend_stream, (0, 0, 0, 1, 0), (0, 1))(*streams, past, mask)
         return heads.reshape(q.shape), cache
@@ -172,7 +177,7 @@ def _write_for_all_agents(
     return _write(cache, new, t), True
 
 
-def _token_attention(prompt: KeyValues, row: KeyValues, mask: Bool[Array, "row 1 key"], t: Int[Array, ""]) -> Attention:
+def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array, ""]) -> Attention:
     """Return the attention of one token of each of R = P * G rows: to its prompt, its row and itself.
 
     The cache is written before it is read, and in the layout in which it is read: then XLA writes it in place.
@@ -185,11 +190,7 @@ def _token_attention(prompt: KeyValues, row: KeyValues, mask: Bool[Array, "row 1
     """
     k_heads, p, h, s = prompt.keys.shape
 
-    def attention(
-        q: Float[Array, "row kv_head query head_dim"],
-        k: Float[Array, "row kv_head head_dim"],
-        v: Float[Array, "row kv_head head_dim"],
-    ) -> tuple[Float[Array, "row kv_head query head_dim"], KeyValues]:
+    def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, KeyValues]:
         q, k, v = (jnp.swapaxes(x, 0, 1) for x in (q, k, v))  # heads first: both products batch over them
         r, n = q.shape[1:3]
         keys, values = _write(row.keys, k[..., None], t), _write(row.values, v[:, :, None], t)
@@ -224,15 +225,8 @@ def decode_step(
 
     @jax.jit  # traced once, not once per layer
     def layer(
-        x: Float[Array, "row dim"],
-        w: Params,
-        prompt: KeyValues,
-        row: KeyValues,
-        cos: Float[Array, "row half_head_dim"],
-        sin: Float[Array, "row half_head_dim"],
-        mask: Bool[Array, "row 1 key"],
-        t: Int[Array, ""],
-    ) -> tuple[Float[Array, "row dim"], KeyValues]:
+        x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, cos: Angles, sin: Angles, mask: Mask, t: Int[Array, ""]
+    ) -> tuple[Hidden, KeyValues]:
         return Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(prompt, row, mask, t))
 
     for (w, prompt), row in zip(view.layers, cache, strict=True):

@@ -42,7 +42,7 @@ def agent_of(tiny_config, tiny_tokenizer, random_agent):
 
 
 def model_of(agent, cfg=CONFIG, agents=A):
-    return lora.models([share_params([agent.params])], [(agent.config, agents)], cfg.lora, seed=3)[0]
+    return lora.init_models([share_params([agent.params])], [(agent.config, agents)], cfg.lora, seed=3)[0]
 
 
 def moved(model, size=0.3):
@@ -105,7 +105,7 @@ def test_adapters_begin_as_pefts():
 
     cfg = ModelConfig("llama", 320, 64, 96, 2, 4, 2, 16, 128)
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
-    _, trained = lora.split(lora.models([base], [(cfg, 2)], CONFIG.replace(lora_rank=32).lora, 0)[0])
+    _, trained = lora.split(lora.init_models([base], [(cfg, 2)], CONFIG.replace(lora_rank=32).lora, 0)[0])
     seen = []
     for name, (inputs, outputs) in lora.target_shapes(cfg).items():
         a, b = trained["layers"][name]["a"], trained["layers"][name]["b"]
@@ -293,7 +293,7 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
     settings, used = CONFIG.replace(lora_rank=2), []
     for agents in (1, 4):
-        model = lora.models([base], [(cfg, agents)], settings.lora, 0)[0]
+        model = lora.init_models([base], [(cfg, agents)], settings.lora, 0)[0]
         ones = functools.partial(jnp.ones, dtype=jnp.int32)
         prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
         if program == "sample":
@@ -314,7 +314,7 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
 def test_every_weight_of_every_layer_has_a_start_and_a_dropout_of_its_own(tiny_config):
     cfg = tiny_config()
     base = decoder.init_params(cfg, jax.random.key(0))
-    model = unstack(lora.models([share_params([base])], [(cfg, 1)], LoRA(lora_rank=2), 0)[0], 0)
+    model = unstack(lora.init_models([share_params([base])], [(cfg, 1)], LoRA(lora_rank=2), 0)[0], 0)
     layers = lora.with_dropout(model, jax.random.key(0), 0.4)["layers"]
     keys = [tuple(k) for name in lora.targets_of(model) for k in jax.random.key_data(layers[name]["dropout"]["key"]).tolist()]
     assert len(set(keys)) == len(keys) == 7 * cfg.num_layers
