@@ -313,9 +313,8 @@ def _update(
 ) -> tuple[StackState, Metrics, jax.Array | None]:
     TRACES["update"] += 1
     count = batch.tokens.shape[0]
-    if mesh is not None and not splits_only_agents(
-        mesh, count
-    ):  # one agent after the other would gather them from their devices
+    # On other meshes, to update one agent after the other would gather all of them from their devices.
+    if mesh is not None and not splits_only_agents(mesh, count):
         algorithm = algorithm.with_optimizer(per_agent="vmap")
     one_device = functools.partial(update_agents, model=model, algorithm=algorithm, trains=trains)
     state, metrics, values = over_agents(one_device, mesh, count)(state, reference, batch, agents, base)

@@ -25,7 +25,7 @@ from jmarl.models.sharding import mesh_of, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host, sample_team
-from jmarl.team import Team, each_stack
+from jmarl.team import Team, map_stacks
 from jmarl.training.lock_step import run_in_lock_step
 from jmarl.training.rollouts import rollout_batches
 from jmarl.types import Batch, Batches, Completions, TeamState
@@ -187,7 +187,7 @@ def batches_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) 
     """Return what all runs learn from in one update; values and random keys are those of each run."""
     algorithm = runs.setup.algorithm
     reads_state = algorithm.row.critic is not None and (penalizes_tokens(algorithm) or not reuses_values(algorithm))
-    needed = each_stack(state, lambda stack: stack._replace(opt_state=(), grads=None))
+    needed = map_stacks(state, lambda stack: stack._replace(opt_state=(), grads=None))
     if not (penalizes_tokens(algorithm) or algorithm.has_value_head):  # only critics are read
         needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
     batches = [

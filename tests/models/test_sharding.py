@@ -26,7 +26,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
-from jmarl.team import Team, make_team, placed
+from jmarl.team import Team, make_team, place_params
 from jmarl.training import train
 from jmarl.training.start import start
 from jmarl.learning.team_update import update_team
@@ -87,7 +87,7 @@ out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].stat
 
 team, params = make_team(agents)
 apart = one.replace(mesh="agent=2", algorithm="maac")
-_, state = start(team, placed(team, params, "agent=2"), apart, None)
+_, state = start(team, place_params(team, params, "agent=2"), apart, None)
 out["central"] = sorted({len(x.sharding.device_set) for x in jax.tree.leaves(state.critics)})
 
 def flat(a, b, prompts):  # nothing to learn from the items that begin with an a

@@ -23,7 +23,7 @@ from jmarl.learning.update import update_keys
 from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.stack import share_params, unstack
-from jmarl.team import bases, make_team, policies, save_team, to_checkpoint
+from jmarl.team import base_digests, make_team, policies, save_team, to_checkpoint
 from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
 from jmarl.training.start import start
 from jmarl.training.train import train
@@ -382,7 +382,7 @@ def test_a_base_without_lora_and_other_adapters_are_refused(agent):
     asked = BASE.replace(lora_rank=4, lora_targets="q_proj")
     with pytest.raises(ValueError, match=r"adapters of rank 2, alpha 2 for q_proj,.*ask for rank 4, alpha 4 for q_proj: set"):
         start(team, policies(state), asked, None)
-    assert len(bases(state)) == 1
+    assert len(base_digests(state)) == 1
 
 
 # --- meshes --------------------------------------------------------------------------------------------------------------
