@@ -214,7 +214,8 @@ def init_params(cfg: ModelConfig, key: PRNGKeyArray) -> Params:
     cos, sin = rope(cfg, jnp.zeros(1, jnp.int32))
 
     def init_layer(key: PRNGKeyArray) -> Params:
-        return Block(cfg).init(key, x, cos, sin, causal_attention(1))["params"]
+        variables: Any = Block(cfg).init(key, x, cos, sin, causal_attention(1))
+        return variables["params"]
 
     params = {
         "embed": 0.02 * jax.random.normal(k_embed, (cfg.vocab_size, cfg.hidden_size)),
@@ -243,13 +244,13 @@ def run_layers(
     cfg: ModelConfig,
     x: Hidden,
     positions: Int[Array, " token"],
-    attention: Attention,
+    attention: Callable[..., tuple[Queries, Any]],
     remat: str = "full",
     past: KeyValues | None = None,
 ) -> tuple[Hidden, Any]:
     """Scan over all layers. Return hidden states, and what `attention` returned beside the heads, stacked [L, ...].
 
-    past: stacked [L, ...]; each layer's part is given to `attention` as the argument `past`.
+    attention: an `Attention`; with `past`, stacked [L, ...], it gets each layer's part as an argument of that name.
     """
     cos, sin = rope(cfg, positions)
 
@@ -296,13 +297,17 @@ def _group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int) -> 
     def attend_group(q: Queries, k: Keys, v: Keys, length: Int[Array, ""]) -> Queries:
         mask = jnp.concatenate([jnp.broadcast_to(jnp.arange(s) < length, (t, s)), row_mask], 1)
         heads, past = attend_stream(q[:s], k[:s], v[:s], None, prompt_mask)
-        rows = (x[s:].reshape(g, t, *x.shape[1:]) for x in (q, k, v))
-        row_heads, _ = jax.vmap(functools.partial(attend_stream, past=past, mask=mask))(*rows)
+
+        def attend_row(q: Queries, k: Keys, v: Keys) -> Queries:
+            return attend_stream(q, k, v, past, mask)[0]
+
+        row_heads = jax.vmap(attend_row)(*(x[s:].reshape(g, t, *x.shape[1:]) for x in (q, k, v)))
         return jnp.concatenate([heads, row_heads.reshape(g * t, *heads.shape[1:])])
 
     def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, None]:
-        groups = (x.reshape(lengths.shape[0], s + g * t, *x.shape[1:]) for x in (q, k, v))
-        return jax.vmap(attend_group)(*groups, lengths).reshape(q.shape), None
+        shape, groups = q.shape, (lengths.shape[0], s + g * t)
+        q, k, v = (x.reshape(*groups, *x.shape[1:]) for x in (q, k, v))
+        return jax.vmap(attend_group)(q, k, v, lengths).reshape(shape), None
 
     return attention
 

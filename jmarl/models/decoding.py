@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,9 +87,10 @@ def prefill(
     mask = jnp.concatenate([jnp.broadcast_to(before_mask[:, None], (p, s, before_mask.shape[1])), causal], -1)
 
     def attention(q: Queries, k: Keys, v: Keys, past: KeyValues | None = None) -> tuple[Queries, KeyValues]:
-        streams = (x.reshape(p, s, *x.shape[1:]) for x in (q, k, v))
-        heads, cache = jax.vmap(attend_stream, (0, 0, 0, 1, 0), (0, 1))(*streams, past, mask)
-        return heads.reshape(q.shape), cache
+        shape = q.shape
+        q, k, v = (x.reshape(p, s, *x.shape[1:]) for x in (q, k, v))
+        heads, cache = jax.vmap(attend_stream, (0, 0, 0, 1, 0), (0, 1))(q, k, v, past, mask)
+        return heads.reshape(shape), cache
 
     positions = (before_mask.sum(-1)[:, None] + jnp.arange(s)).reshape(-1)
     past = None if before is None else before.cache
@@ -227,7 +228,8 @@ def decode_step(
     def layer(
         x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, cos: Angles, sin: Angles, mask: Mask, t: Int[Array, ""]
     ) -> tuple[Hidden, KeyValues]:
-        return Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(prompt, row, mask, t))
+        out: Any = Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(prompt, row, mask, t))
+        return out
 
     for (w, prompt), row in zip(view.layers, cache, strict=True):
         x, layer_cache = layer(x, w, prompt, row, cos, sin, mask, t)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
 MARKER = "\u241e"  # a character that no chat template writes
@@ -153,7 +155,7 @@ def stop_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def decode(tokenizer: Any, token_rows: Iterable[Sequence[int]]) -> list[str]:
+def decode(tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
     """Return the text of each row of token ids, without special tokens and with spaces unchanged."""
     rows = [[int(t) for t in row] for row in token_rows]
     return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
