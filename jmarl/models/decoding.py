@@ -161,7 +161,9 @@ def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTy
 
 
 @jax.custom_batching.custom_vmap
-def _write(cache: Float[Array, "*batch d e"], new: Float[Array, "*batch ..."], t: Int[Array, ""] | int) -> Float[Array, "..."]:
+def _write(
+    cache: Float[Array, "*batch d e"], new: Float[Array, "*batch m n"], t: Int[Array, ""] | int
+) -> Float[Array, "*batch d e"]:
     """Write `new`, which has size 1 in one of the last two axes, into the cache at index t of that axis.
 
     Under vmap over cache and new it stays one slice update: jax would make a scatter, which XLA does not do in place.
