@@ -61,7 +61,7 @@ def bench(options: Turns) -> dict[str, Any]:
     conversations = [[first + completion for completion in prompts[0]] for prompts in tokens_of(team, turn, 1)]  # [N][G]
     all_tokens = [[row + new for row in rows] for rows in conversations]
     new_tokens = [[row[-1:] + new for row in rows] for rows in conversations]  # the last token has no keys and values yet
-    past = Past((turn[0].kept,), (np.tile(np.arange(options.group), (options.agents, 1, 1)),))
+    past = Past((turn[0].cache,), (np.tile(np.arange(options.group), (options.agents, 1, 1)),))
     nodes = np.arange(options.group, dtype=np.uint32)
 
     def second_turn(rows: Rows, past: Past | None) -> tuple[Completions, float]:

@@ -1,7 +1,7 @@
-"""A team: its agents, sorted into stacks of one architecture and tokenizer.
+"""Describe a team: its agents, sorted into stacks of one architecture and tokenizer; load and save its parameters.
 
-Agents with equal architecture and vocabulary share a stack; a team of different models is a tuple of stacks. Agents exchange
-text, so their tokenizers never meet. Shared weights are one parameter set that plays several roles.
+Agents with equal architecture and vocabulary share a stack; a team of different models has several stacks. Agents exchange
+text, so stacks may have different tokenizers. Shared weights are one parameter set that plays several roles.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ from jmarl.types import StackState, TeamState
 
 @dataclasses.dataclass(frozen=True)
 class StackSpec:
-    """What does not change about a stack. members[a] are the agents of the team that parameter set a plays: one each, or
-    with shared weights all of them (every set plays equally many)."""
+    """The constant description of a stack."""
 
     config: ModelConfig
     tokenizer: Any
     members: tuple[tuple[int, ...], ...]
+    """For each parameter set the agents of the team that it plays: one, or with shared weights all. Equally many for each."""
 
     @property
     def order(self) -> list[int]:
-        """Agents of the team as they lie in the stack's arrays [A, roles]."""
+        """Agents of the team, in the order of the stack's arrays [A, roles]."""
         return [agent for roles in self.members for agent in roles]
 
     @property
     def stop(self) -> tuple[int, ...]:
+        """Token ids that end a completion."""
         return stop_ids(self.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """Who plays: the agents, sorted into stacks of one architecture and tokenizer."""
+    """The agents that play together, sorted into stacks of one architecture and tokenizer."""
 
     stacks: tuple[StackSpec, ...]
     agents: tuple[Agent, ...] = dataclasses.field(default=(), compare=False, repr=False)
-    """The agents as they were loaded, on the host, where `Team.load` or `Team.of` made the team: what training starts from."""
+    """The loaded agents that training starts from, on the host; empty unless made by `Team.load` or `Team.of`."""
 
     @classmethod
     def load(cls, models: Sequence[str | Path], *, shared_weights: bool = False) -> Team:
-        """Load a team by one name, directory, .gguf file or hub id per agent; equal ones are read once.
+        """Load a team from one name, directory, .gguf file or hub id per agent; equal models are read once.
 
         shared_weights: all agents are roles of one set of parameters.
         """
@@ -68,35 +69,32 @@ class Team:
 
     @classmethod
     def of(cls, agents: Sequence[Agent], *, shared_weights: bool = False) -> Team:
-        """Make a team of loaded agents; see `load`."""
+        """Return a team of loaded agents; see `load`."""
         return cls(sort_into_stacks(agents, shared_weights), tuple(agents))
 
     @property
     def num_agents(self) -> int:
-        return len({agent for s in self.stacks for agent in s.order})  # with several runs in a stack each is there once a run
+        """Number of agents; agents of several runs that share a stack count once."""
+        return len({agent for s in self.stacks for agent in s.order})
 
     @property
     def agent_specs(self) -> list[StackSpec]:
-        """The stack of each agent."""
+        """The specification of each agent's stack."""
         specs = {agent: spec for spec in self.stacks for agent in spec.order}
         return [specs[agent] for agent in range(self.num_agents)]
 
-    def describe(self) -> list[dict]:
-        """JSON of what must not change between a checkpoint and its resume."""
+    def describe(self) -> list[dict[str, Any]]:
+        """Return, as JSON, what must be equal when a run resumes from a checkpoint."""
         return [
-            {
-                "config": dataclasses.asdict(s.config),
-                "members": [list(m) for m in s.members],
-                "tokenizer": _digest(s.tokenizer),
-            }
+            dict(config=dataclasses.asdict(s.config), members=[list(m) for m in s.members], tokenizer=_digest(s.tokenizer))
             for s in self.stacks
         ]
 
 
 def to_agents(team: Team, stacks: Sequence[Any]) -> list[Any]:
-    """Return one entry [P, ...] per agent of the team, from arrays [A, R * P, ...] of each stack. The inverse of `to_stacks`.
+    """Return one array [P, ...] per agent of the team, from arrays [A, R * P, ...] of each stack. Inverts `to_stacks`.
 
-    R: roles of a parameter set. In place of arrays there may be pytrees of them.
+    R is the number of roles per parameter set. Pytrees are mapped over.
     """
 
     def take(spec: StackSpec, i: int, x: Any) -> Any:
@@ -110,9 +108,9 @@ def to_agents(team: Team, stacks: Sequence[Any]) -> list[Any]:
 
 
 def to_stacks(team: Team, agents: Sequence[Any] | np.ndarray) -> tuple[Any, ...]:
-    """Return arrays [A, R * P, ...] of each stack, from one entry [P, ...] per agent of the team.
+    """Return arrays [A, R * P, ...] of each stack, from one array [P, ...] per agent of the team.
 
-    R: roles of a parameter set. In place of arrays there may be pytrees of them; agents may be an array [N, P, ...].
+    R is the number of roles per parameter set. Pytrees are mapped over; `agents` may be an array [N, P, ...].
     """
 
     def stack(spec: StackSpec, *rows: np.ndarray) -> np.ndarray:
@@ -125,38 +123,40 @@ def _digest(tokenizer: Any) -> str:
     return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
-def kinds_of(agents: Sequence[Agent]) -> dict[Any, list[int]]:
-    """Which agents share a stack, by architecture and vocabulary, in the order of the team's stacks."""
-    kinds: dict[Any, list[int]] = {}
-    digests = {of: _digest(tokenizer) for of, tokenizer in {id(a.tokenizer): a.tokenizer for a in agents}.items()}
+def agents_by_model(agents: Sequence[Agent]) -> dict[Any, list[int]]:
+    """Return the indices of agents that can share a stack, by architecture and vocabulary, in the order of the stacks."""
+    indices: dict[Any, list[int]] = {}
+    digests = {i: _digest(tokenizer) for i, tokenizer in {id(a.tokenizer): a.tokenizer for a in agents}.items()}
     for i, agent in enumerate(agents):
-        kinds.setdefault((agent.config, digests[id(agent.tokenizer)]), []).append(i)
-    return kinds
+        indices.setdefault((agent.config, digests[id(agent.tokenizer)]), []).append(i)
+    return indices
 
 
 def sort_into_stacks(agents: Sequence[Agent], shared_weights: bool = False) -> tuple[StackSpec, ...]:
-    """Return the stacks of a team. Raises an error for what is no list of agents, and for different models that share
-    weights."""
+    """Return the stacks of a team. Raises TypeError unless agents is a list of agents, ValueError if different models are to
+    share weights."""
     if not agents:
         raise ValueError("a team needs at least one agent, got none")
-    wrong = [agents] if isinstance(agents, Agent) else [agent for agent in agents if not isinstance(agent, Agent)]
+    wrong = ["one agent alone"] if isinstance(agents, Agent) else [f"{a!r:.60}" for a in agents if not isinstance(a, Agent)]
     if wrong:
-        got = "one agent alone" if isinstance(agents, Agent) else f"{wrong[0]!r:.60}"
-        raise TypeError(f"a team is made of a list of agents, such as [load_agent(name)] * 2; got {got}")
-    kinds = kinds_of(agents)
-    if shared_weights and len(kinds) > 1:
-        raise ValueError(f"shared_weights needs agents of one model, got {len(kinds)} different ones")
-    specs = []
-    for (config, _), indices in kinds.items():
-        members = (tuple(indices),) if shared_weights else tuple((i,) for i in indices)
-        specs.append(StackSpec(config, agents[indices[0]].tokenizer, members))
-    return tuple(specs)
+        raise TypeError(f"a team is made of a list of agents, such as [load_agent(name)] * 2; got {wrong[0]}")
+    models = agents_by_model(agents).values()
+    if shared_weights and len(models) > 1:
+        raise ValueError(f"shared_weights needs agents of one model, got {len(models)} different models")
+    return tuple(
+        StackSpec(
+            agents[indices[0]].config,
+            agents[indices[0]].tokenizer,
+            (tuple(indices),) if shared_weights else tuple((i,) for i in indices),
+        )
+        for indices in models
+    )
 
 
 def stack_agents(stacks: Sequence[StackSpec], agents: Sequence[Agent], lora: bool = False) -> list[Any]:
     """Return the stacked parameters [A, ...] of each stack.
 
-    lora: one copy of each stack's parameters, which its agents share: all that LoRA needs. They must start from the same.
+    lora: agents of a stack share one copy of their parameters, which must be equal.
     """
     params = [[agents[roles[0]].params for roles in spec.members] for spec in stacks]
     return [share_params(trees) if lora else stack_params(trees) for trees in params]
@@ -172,8 +172,10 @@ def make_team(agents: Sequence[Agent], shared_weights: bool = False, lora: bool 
 
 
 def initial_params(team: Team, params: Sequence[Any] | None, lora: bool) -> Sequence[Any]:
-    """Return the parameters that training starts from: params, or those of the team's agents. Raises ValueError if there are
-    none."""
+    """Return the parameters of each stack that training starts from: `params`, or those of the team's agents.
+
+    Raises ValueError if the team has none.
+    """
     if params is not None:
         return params
     if not team.agents:
@@ -182,81 +184,87 @@ def initial_params(team: Team, params: Sequence[Any] | None, lora: bool) -> Sequ
 
 
 def without_gradients(state: TeamState) -> TeamState:
-    """What a run returns of a state."""
-    return each_stack(state, lambda stack: stack._replace(grads=None))
+    """Return a state without gradients, as in the result of a run."""
+    return map_stacks(state, lambda stack: stack._replace(grads=None))
 
 
 def to_checkpoint(state: TeamState) -> TeamState:
-    """What a checkpoint keeps of a state: no gradients, and with LoRA no base."""
-    return each_stack(state, lambda stack: stack._replace(grads=None, base=None))
+    """Return a state as in a checkpoint: without gradients, and with LoRA without the base."""
+    return map_stacks(state, lambda stack: stack._replace(grads=None, base=None))
 
 
-def each_stack(state: TeamState, f: Callable[[StackState], StackState]) -> TeamState:
-    """A state with f of each stack, of agents and of critics."""
+def map_stacks(state: TeamState, f: Callable[[StackState], StackState]) -> TeamState:
+    """Apply f to each stack of agents and of critics."""
     return state._replace(stacks=tuple(map(f, state.stacks)), critics=tuple(map(f, state.critics)))
 
 
-def placed(team: Team, params: Sequence[Any], mesh: str) -> list[Any]:
-    """The parameters of each stack where runs with this setting have them; a run then takes them as they lie."""
-    where = mesh_for(mesh, [len(spec.members) for spec in team.stacks])
-    return [place(of_stack, where) for of_stack in params]
+def place_params(team: Team, params: Sequence[Any], mesh: str) -> list[Any]:
+    """Place the parameters of each stack on devices as a run with this setting does, which then need not move them."""
+    device_mesh = mesh_for(mesh, [len(spec.members) for spec in team.stacks])
+    return [place(stack, device_mesh) for stack in params]
 
 
 def policies(state: TeamState) -> list[Any]:
-    """The parameters [A, ...] of each stack as models, without a critic's head."""
+    """Return the parameters [A, ...] of each stack's models, without value heads."""
     return [without_value_head(model_of(stack)) for stack in state.stacks]
 
 
-def bases(state: TeamState) -> list[str]:
-    """Of each stack and critic with LoRA the digest of its base, which must not change between a checkpoint and its resume."""
+def base_digests(state: TeamState) -> list[str]:
+    """Return a digest of the base of each stack and critic with LoRA; they must be equal when a run resumes."""
     return [digest(stack.base) for stack in (*state.stacks, *state.critics) if stack.base is not None]
 
 
 def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
-    """The agents one by one, on the host: what `load_agent` reads of those that `save_team` writes. Adapters are merged."""
+    """Return the agents, on the host and with merged adapters: as `load_agent` reads them from the files of `save_team`."""
     agents: list[Any] = [None] * team.num_agents
-    for spec, stacked in zip(team.stacks, params, strict=True):
+    for spec, stack in zip(team.stacks, params, strict=True):
         for a, roles in enumerate(spec.members):
-            merged = merge(spec.config, jax.device_get(unstack(stacked, a)))
+            merged = merge(spec.config, jax.device_get(unstack(stack, a)))
             for agent in roles:
                 agents[agent] = Agent(f"agent_{agent}", spec.config, merged, spec.tokenizer)
     return agents
 
 
-OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "adapter", "merges.txt", "vocab.txt")  # what is replaced
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "adapter", "merges.txt", "vocab.txt")
 
 
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
-    """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...]. With LoRA the
-    adapters are merged into the weights, and lie beside them for `peft` in `agent_0/adapter/`, …
+    """Write every agent as a Hugging Face directory `agent_0/`, `agent_1/`, …; params: of each stack, [A, ...].
 
-    All agents are written under other names first: where one cannot be written (a full disk), an error is raised and what was
-    there is as it was. Files of an older model are replaced, others that lie beside them stay."""
-    root, written = Path(directory), list[tuple[Path, Path]]()
+    With LoRA the adapters are merged into the weights, and also written for `peft` to `agent_0/adapter/`, … All agents are
+    written under temporary names first: if one cannot be written (a full disk), an error is raised and old files are unchanged.
+    Then files of an older model are replaced; other files in its directory stay.
+    """
+    root, renames = Path(directory), list[tuple[Path, Path]]()  # temporary and final directory
     try:
-        for spec, stacked in zip(team.stacks, params, strict=True):
-            rank, alpha, _ = describe(stacked)
+        for spec, stack in zip(team.stacks, params, strict=True):
+            adapters = describe(stack)
             for a, roles in enumerate(spec.members):
-                of_agent = jax.device_get(unstack(stacked, a))
-                merged = merge(spec.config, of_agent)
+                model = jax.device_get(unstack(stack, a))
+                merged = merge(spec.config, model)
                 for agent in roles:
-                    final, where = root / f"agent_{agent}", root / f"agent_{agent}.saving"
-                    written.append((where, final))
-                    shutil.rmtree(where, ignore_errors=True)  # of a save that was killed
-                    save_pretrained(where, spec.config, merged, spec.tokenizer)
-                    if rank:
-                        save_adapter(where / "adapter", of_agent, alpha)
+                    temporary = root / f"agent_{agent}.saving"
+                    renames.append((temporary, root / f"agent_{agent}"))
+                    shutil.rmtree(temporary, ignore_errors=True)  # left by a save that was killed
+                    save_pretrained(temporary, spec.config, merged, spec.tokenizer)
+                    if adapters.rank:
+                        save_adapter(temporary / "adapter", model, adapters.alpha)
     except BaseException:
-        for where, _ in written:
-            shutil.rmtree(where, ignore_errors=True)  # may be there only in part
+        for temporary, _ in renames:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for where, final in written:
-        old = final.with_name(f"{final.name}.old")
-        shutil.rmtree(old, ignore_errors=True)  # of a save that was killed
-        if final.exists():
-            for path in final.iterdir():
-                if not (where / path.name).exists() and not any(path.match(name) for name in OF_A_MODEL):
-                    path.rename(where / path.name)
-            final.rename(old)
-        where.rename(final)
-        shutil.rmtree(old, ignore_errors=True)  # there may be none
+    for temporary, final in renames:
+        _replace_directory(temporary, final)
+
+
+def _replace_directory(new: Path, final: Path) -> None:
+    """Move directory `new` to `final`, and with it files in `final` that are not of a model."""
+    old = final.with_name(f"{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)  # left by a save that was killed
+    if final.exists():
+        for path in final.iterdir():
+            if not (new / path.name).exists() and not any(path.match(name) for name in MODEL_FILES):
+                path.rename(new / path.name)
+        final.rename(old)
+    new.rename(final)
+    shutil.rmtree(old, ignore_errors=True)

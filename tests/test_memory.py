@@ -1,4 +1,4 @@
-"""A device that is out of memory: the error says what was asked of it and what to set lower, and checkpoints stay."""
+"""When a device is out of memory, the error names the programs and settings to lower, and checkpoints stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jmarl.team import Team, make_team
 from jmarl.training.train import train
 from jmarl.types import Batch
 
-resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.RLIM_INFINITY))  # what is larger fails at once, on any machine
+resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.RLIM_INFINITY))  # larger programs fail immediately, on any machine
 """
 
 LONG_PROMPT = """
@@ -31,7 +31,7 @@ agents = [
     for agent in random_agents("tiny", tokenizer(("a", "b")), 2, seed=0, width=16)
 ]
 items = [{"prompt": "a b"} for _ in range(3)]
-items[tasks_of(2, 3, 1, seed=0)[0]] = {"prompt": "a b" * (1 << 15)}  # that of the third update
+items[tasks_of(2, 3, 1, seed=0)[0]] = {"prompt": "a b" * (1 << 15)}  # the item of the third update
 cfg = TrainConfig.of(num_updates=6, num_generations=4, max_new_tokens=8, output_dir=sys.argv[1], save_every=1, progress=False)
 reward = lambda a, b: [float(len(x)) for x in a]
 try:
@@ -77,19 +77,19 @@ def run(script: str, directory: Path) -> str:
     return done.stdout
 
 
-def test_a_prompt_too_long_for_the_memory_is_named_and_the_run_can_go_on(tmp_path):
-    """Its attention alone is of 2^32 numbers a head."""
+def test_a_prompt_too_long_for_the_memory_is_named_and_the_run_can_resume(tmp_path):
+    """Its attention alone has 2^32 numbers per head."""
     text = run(LONG_PROMPT, tmp_path)
     assert "the device is out of memory (RESOURCE_EXHAUSTED" in text and "from JaxRuntimeError" in text
     assert "sampling of 2 agents x 1 prompts x 4 completions, prompts of 65536 and completions of 8 tokens: about" in text
     first = text.split("prompts of 65536 and completions of 8 tokens: about ")[1]
     assert float(first.split(" GiB")[0].replace(",", "")) > 16
     assert "Set lower: num_generations=2, or max_new_tokens=4, or num_prompts" in text
-    assert "resumed: 4 6" in text, "it goes on from the checkpoint before the long prompt"
+    assert "resumed: 4 6" in text, "it resumes from the checkpoint before the long prompt"
 
 
 def test_a_batch_too_large_for_the_memory_is_named():
-    """The error of an update comes late, where its numbers are read."""
+    """The error of an update is raised later, where its numbers are read."""
     text = run(LARGE_BATCH, ROOT)
     assert "update of 2 agents x 1 prompts x 16384 completions, prompts of 16 and completions of 64 tokens, in 2" in text
     needs = text.split("in 2 micro_batches: about ")[1]

@@ -34,7 +34,7 @@ from jmarl.models.stack import stack_params
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
 from jmarl.sampling.generate import RowKeys, StackProgram, pad, sample_stack, tokens_of
-from jmarl.team import StackSpec, Team, kinds_of
+from jmarl.team import StackSpec, Team, agents_by_model
 
 MAX_PAIRINGS = 1024
 
@@ -130,7 +130,7 @@ def sample_texts(
 def stacks_of(players: Sequence[Player]) -> list[list[int]]:
     """Return which players are sampled by one program: those of one architecture, tokenizer and set of stop tokens."""
     stacks: dict[Any, list[int]] = {}
-    for kind, indices in kinds_of([player.agent for player in players]).items():
+    for kind, indices in agents_by_model([player.agent for player in players]).items():
         for i in indices:
             stacks.setdefault((*kind, stop_ids(players[i].agent.tokenizer)), []).append(i)
     return list(stacks.values())
@@ -138,7 +138,7 @@ def stacks_of(players: Sequence[Player]) -> list[list[int]]:
 
 def players_of(agents: Sequence[Agent]) -> list[Player]:
     """Return the agents of one run with their places in the team that `make_team` makes of them."""
-    kinds = list(kinds_of(agents).values())
+    kinds = list(agents_by_model(agents).values())
     places = {i: (stack, agents[indices[0]].tokenizer) for stack, indices in enumerate(kinds) for i in indices}
     return [Player(agent._replace(tokenizer=places[i][1]), i, places[i][0]) for i, agent in enumerate(agents)]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jmarl.models.stack import library
+from jmarl.models.stack import array_library
 from jmarl.types import Batch, Completions
 
 PER_TOKEN = ("tokens", "action_mask", "old_logprobs", "truncated_logprobs")
@@ -19,15 +19,15 @@ def with_explicit_groups(batch: Batch) -> Batch:
     """Return a batch [A, P, G] whose groups are numbers, where they were those of its prompts (None)."""
     if batch.groups is not None:
         return batch
-    numbers = library(batch.rewards).arange(batch.rewards.shape[1], dtype=np.int32)[:, None]
-    return batch._replace(groups=library(batch.rewards).broadcast_to(numbers, batch.rewards.shape))
+    numbers = array_library(batch.rewards).arange(batch.rewards.shape[1], dtype=np.int32)[:, None]
+    return batch._replace(groups=array_library(batch.rewards).broadcast_to(numbers, batch.rewards.shape))
 
 
 def one_per_prompt(batch: Batch) -> Batch:
     """Return the batch with each completion [A, P, G] as the only one of its own prompt [A, P * G, 1]."""
     batch = with_explicit_groups(batch)
     group = batch.rewards.shape[2]
-    prompts, lengths = (library(x).repeat(x, group, 1) for x in (batch.prompts, batch.prompt_lengths))
+    prompts, lengths = (array_library(x).repeat(x, group, 1) for x in (batch.prompts, batch.prompt_lengths))
     rows = batch._replace(prompts=None, prompt_lengths=None, keys=None)
     rows = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, 1, *x.shape[3:]), rows)
     return rows._replace(prompts=prompts, prompt_lengths=lengths, keys=batch.keys)
@@ -40,10 +40,10 @@ def concatenate_prompts(parts: Sequence[Batch]) -> Batch:
     width = max(part.prompts.shape[-1] for part in parts)
 
     def pad(x: Any) -> Any:
-        return library(x).pad(x, ((0, 0), (0, 0), (0, width - x.shape[-1])))
+        return array_library(x).pad(x, ((0, 0), (0, 0), (0, width - x.shape[-1])))
 
     padded = [part._replace(prompts=pad(part.prompts)) for part in parts]
-    return jax.tree.map(lambda *x: library(x).concatenate(x, 1), *padded)
+    return jax.tree.map(lambda *x: array_library(x).concatenate(x, 1), *padded)
 
 
 def select_in_few_sizes(used: np.ndarray, largest: int, smallest: int = 0) -> np.ndarray | None:
@@ -74,7 +74,7 @@ def critic_positions(batch: Batch, kind: str, prompts_only: bool) -> Batch:
     type q."""
     if kind == "v":
         return batch._replace(**{name: getattr(batch, name)[..., :1] for name in PER_TOKEN}) if prompts_only else batch
-    longer = {name: library(x).pad(x, ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN for x in [getattr(batch, name)]}
+    longer = {name: array_library(x).pad(x, ((0, 0),) * 3 + ((0, 1),)) for name in PER_TOKEN for x in [getattr(batch, name)]}
     return batch._replace(**longer)
 
 
@@ -89,7 +89,7 @@ def concatenate_agents(parts: Sequence[Batch]) -> Batch:
     def concatenate(name: str, arrays: Sequence[Any]) -> Any:
         if arrays[0] is None:
             return None
-        xp = library(arrays)
+        xp = array_library(arrays)
         if len({x.shape[1:] for x in arrays}) == 1:
             return xp.concatenate(arrays)
         widest, fill = np.max([x.shape for x in arrays], 0)[1:], fill_values.get(name, 0)

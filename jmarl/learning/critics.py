@@ -28,8 +28,8 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of, with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.models.stack import map_own, part, per_agent, share_params, stack_params
+from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
+from jmarl.models.stack import map_own, per_agent, share_params, stack_params, take_agents
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team
 from jmarl.types import TRACES, Batch, StackState
@@ -70,7 +70,7 @@ def make_critics(
     if algorithm.row.critic == "central":
         first = team.stacks[0]
         if model is None:
-            config, tokenizer, weights = first.config, first.tokenizer, map_own(lambda x: part(x, slice(1)), params[0])
+            config, tokenizer, weights = first.config, first.tokenizer, map_own(lambda x: take_agents(x, slice(1)), params[0])
         else:
             config, tokenizer, weights = model.config, model.tokenizer, stacked_model(model, 1, algorithm, seed)
         spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),))
@@ -94,7 +94,7 @@ def stacked_model(model: Agent, count: int, algorithm: Algorithm, seed: int) -> 
     if not algorithm.lora.lora_rank:
         return stack_params([model.params] * count)
     params = [share_params([model.params])]
-    return lora.models(params, [(model.config, count)], algorithm.lora, seed, lora.OF_CRITICS)[0]
+    return lora.init_models(params, [(model.config, count)], algorithm.lora, seed, lora.INIT_CRITICS)[0]
 
 
 def trains(algorithm: Algorithm) -> str:
@@ -116,7 +116,7 @@ def _values(
 ) -> Float[Array, "agent prompt group token"]:
     TRACES["values"] += 1
     agents = tokens.shape[0]
-    mode = mode if mesh is None or apart(mesh, agents) else "vmap"
+    mode = mode if mesh is None or splits_only_agents(mesh, agents) else "vmap"
 
     def one_agent(params: Any, prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
         weights = decoder.cast(params, jnp.dtype(dtype))
@@ -179,7 +179,7 @@ def _penalties(
 ) -> tuple[Float[Array, "agent prompt group token"], Float[Array, "agent prompt group token"]]:
     TRACES["penalties"] += 1
     agents = batch.tokens.shape[0]
-    mode = algorithm.optimizer.per_agent if mesh is None or apart(mesh, agents) else "vmap"
+    mode = algorithm.optimizer.per_agent if mesh is None or splits_only_agents(mesh, agents) else "vmap"
 
     def one_agent(reference: Any, kl_coef: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         ref = batch_logprobs(reference, batch, model, algorithm)

@@ -86,7 +86,7 @@ def for_stack(
 def with_adapters(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mesh | None) -> list[Any]:
     """Return the parameters of each stack with the adapters that the settings ask for; without LoRA as they are."""
     shapes = [(spec.config, len(spec.members)) for spec in team.stacks]
-    params = lora.models(params, shapes, cfg.lora, cfg.run.seed)
+    params = lora.init_models(params, shapes, cfg.lora, cfg.run.seed)
     if not cfg.lora.lora_rank:
         return params
     # On the mesh at once, so that agents and their critics share one base there.

@@ -23,7 +23,7 @@ from jmarl.learning.targets import ActorCriticTargets, PerToken, PolicyTargets, 
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import apart, batch_shardings, constrain, mesh_of, over_agents
+from jmarl.models.sharding import batch_shardings, constrain, mesh_of, over_agents, splits_only_agents
 from jmarl.models.stack import per_agent
 from jmarl.rl import advantages, masked
 from jmarl.types import TRACES, Batch, Data, PerAgent, Running, StackState
@@ -311,7 +311,8 @@ def _update(
 ) -> tuple[StackState, Metrics, Values | None]:
     TRACES["update"] += 1
     count = batch.tokens.shape[0]
-    if mesh is not None and not apart(mesh, count):  # one agent after the other would gather them from their devices
+    # On other meshes, to update one agent after the other would gather all of them from their devices.
+    if mesh is not None and not splits_only_agents(mesh, count):
         algorithm = algorithm.with_optimizer(per_agent="vmap")
     one_device = functools.partial(update_agents, model=model, algorithm=algorithm, trains=trains)
     state, metrics, values = over_agents(one_device, mesh, count)(state, reference, batch, agents, base)

@@ -1,7 +1,7 @@
-"""What a decoder looks like: one frozen dataclass for Llama (SmolLM2), Qwen2/2.5 and Qwen3.
+"""Describe the architecture of a decoder: one frozen dataclass for Llama (SmolLM2), Qwen2/2.5 and Qwen3.
 
-Imports no jax, so that the weight loader (host world) can use it. The translation from and to Hugging Face's
-``config.json`` lives in `jmarl.models.hub.agents`.
+Imports no jax, because the weight loader uses it, too. `jmarl.models.hub.hf_format` converts it from and to Hugging Face's
+``config.json``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape and switches of one decoder. Letters: V vocabulary, D model, F feed-forward, H heads, K key-value heads."""
+    """Sizes and switches of a decoder. Letters: V vocabulary, D model, F feed-forward, H heads, K key-value heads."""
 
-    family: str  # llama | qwen2 | qwen3: which Hugging Face layout the weights came from and go back to
+    family: str  # llama | qwen2 | qwen3: Hugging Face's layout of the weights
     vocab_size: int  # V
     hidden_size: int  # D
     intermediate_size: int  # F
@@ -40,7 +40,7 @@ class ModelConfig:
     out_bias: bool = False
     qk_norm: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
@@ -49,10 +49,11 @@ class ModelConfig:
 
     @property
     def queries_per_kv(self) -> int:
+        """Number of query heads per key-value head."""
         return self.num_heads // self.num_kv_heads
 
     def num_params(self) -> int:
-        """Number of parameters of one agent (the tied embedding counted once)."""
+        """Return the number of parameters of one agent; a tied embedding counts once."""
         d, h, k = self.hidden_size, self.head_dim, self.num_kv_heads
         qkv = d * k * (self.queries_per_kv + 2) * h
         layer = qkv + self.num_heads * h * d + 3 * d * self.intermediate_size + 2 * d

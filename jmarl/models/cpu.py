@@ -1,7 +1,7 @@
-"""What is done for XLA's CPU compiler only; `platforms.py` decides where it applies.
+"""Optimize for XLA's CPU compiler; `platforms.py` decides where this applies.
 
-No trick changes a number by more than rounding. The gains were measured on two CPU cores with two SmolLM2-135M in float32 and
-one prompt x 8 completions x 128 tokens; the experiments' README has the tables.
+Nothing here changes a number by more than rounding. The gains were measured on two CPU cores with two SmolLM2-135M in float32
+and one prompt x 8 completions x 128 tokens; the experiments' README has the tables.
 
 =========================  ==========================================================================================
 `COMPILER_OPTIONS`         order operations for memory: 0.25 GiB per agent less in an update, and no two copies of the
@@ -19,15 +19,13 @@ one prompt x 8 completions x 128 tokens; the experiments' README has the tables.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 COMPILER_OPTIONS: dict[str, Any] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
@@ -37,13 +35,12 @@ PANELS_PER_PRODUCT = 32  # of the output weight
 
 
 class Panels(NamedTuple):
-    """A weight [D, F] cut into panels of 64 columns: parts [n, D, 64] whose numbers n sum to F / 64.
+    """A weight [D, F] cut into panels of 64 columns, for products with a few rows on one core.
 
-    For a few rows on one core: XLA's product (YNNPACK's) copies what it reads of a matrix into tiles, at every token, but reads
-    a panel in place.
+    XLA's product (YNNPACK's) copies a matrix into tiles, at every token, but reads a panel in place.
     """
 
-    parts: tuple[Array, ...]
+    parts: tuple[Array, ...]  # each [n, D, 64]; all n sum to F / 64
 
 
 def cut_panels(w: Float[Array, "d f"]) -> Panels | Float[Array, "d f"]:
@@ -56,17 +53,17 @@ def cut_panels(w: Float[Array, "d f"]) -> Panels | Float[Array, "d f"]:
 
 def split_panels(panels: Panels) -> Panels:
     """Split the panels of a wide weight into parts of `PANELS_PER_PRODUCT`; the last part may be smaller."""
-    (whole,) = panels.parts
-    return Panels(tuple(jnp.split(whole, list(range(PANELS_PER_PRODUCT, len(whole), PANELS_PER_PRODUCT)))))
+    (part,) = panels.parts
+    return Panels(tuple(jnp.split(part, list(range(PANELS_PER_PRODUCT, len(part), PANELS_PER_PRODUCT)))))
 
 
 def panel_product(x: Float[Array, "n d"], panels: Panels, precision: lax.Precision | None) -> Float[Array, "n f"]:
-    """Return x times the weight that the panels were cut from. All parts read one repeated x, which fits a cache."""
-    # XLA would repeat x again for each part unless it is the result of a branch. The branch is always taken, which XLA cannot
-    # know. An optimization_barrier does not help: XLA drops it before it fuses.
+    """Return x times the weight that the panels were cut from."""
+    # All parts read one repeated x, which fits into a cache. XLA would repeat x for each part unless it is the result of a
+    # branch. XLA cannot know that the branch is always taken. It drops an optimization_barrier before it fuses.
     always = lax.population_count(lax.bitcast_convert_type(x[0, 0], jnp.int32)) <= 32
     x = lax.cond(always, lambda x: x, lambda x: -x, x)
-    # A batch of products: XLA would join the panels of one product with two free axes.
+    # A batch of products: in one product with two free axes, XLA would join the panels again.
     repeated = jnp.broadcast_to(x, (panels.parts[0].shape[0], *x.shape))
     out = []
     for part in panels.parts:
@@ -76,23 +73,28 @@ def panel_product(x: Float[Array, "n d"], panels: Panels, precision: lax.Precisi
 
 
 def traced_layer_numbers(num_layers: int, lengths: Int[Array, "..."]) -> list[Int[Array, ""]]:
-    """Return 0 to num_layers - 1 as numbers that XLA does not know, because it does not know that lengths are at least 1."""
-    known = [jnp.int32(i) for i in range(num_layers)]
-    return lax.cond(lengths.min() > 0, lambda: known, lambda: [jnp.int32(0)] * num_layers)
+    """Return 0 to num_layers - 1 as traced numbers that XLA cannot fold to constants.
+
+    lengths: at least 1, which XLA does not know.
+    """
+    numbers = [jnp.int32(i) for i in range(num_layers)]
+    return lax.cond(lengths.min() > 0, lambda: numbers, lambda: [jnp.int32(0)] * num_layers)
 
 
 def keep_gradients(params: Any) -> Any:
-    """Return zeros like the parameters, for the gradients of the next update. Memory that was freed goes back to the host of a
-    virtual machine, and allocating it again costs a tenth of a step."""
+    """Return zeros like the parameters, whose memory the gradients of the next update take.
+
+    Freed memory would go back to the host of a virtual machine, and to allocate it again costs a tenth of a step.
+    """
     return jax.tree.map(jnp.zeros_like, params)
 
 
 def step_in_place(update: Callable, grads: Any, opt_state: Any, params: Any, ok: Bool[Array, ""]) -> tuple[Any, Any]:
-    """Return parameters and optimizer state after one step of `update` (of optax), or unchanged where not ok."""
+    """Return parameters and optimizer state after one step of optax's `update`, or unchanged if not `ok`."""
     changes, _ = update(grads, opt_state, params)
     new_params = select(ok, optax.apply_updates(params, changes), params)
-    # The moments are computed once more after the parameters (`written` makes XLA wait for them): both are then written in
-    # place. (`written` is False for parameters that were not finite before.)
+    # Compute the moments again after the parameters (`written` makes XLA wait for them): then both are written in place.
+    # `written` is False for parameters that were not finite before.
     written = jnp.isfinite(sum(leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(new_params)))
     zeros = jax.tree.map(jnp.zeros_like, opt_state)
     _, new_state = update(grads, select(written, opt_state, zeros), params)
@@ -100,5 +102,5 @@ def step_in_place(update: Callable, grads: Any, opt_state: Any, params: Any, ok:
 
 
 def select(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
-    """Return a pytree with the leaves of `new` where the condition holds, else those of `old`."""
+    """Return the leaves of `new` if the condition holds, else those of `old`."""
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

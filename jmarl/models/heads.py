@@ -1,27 +1,26 @@
-"""Value heads: a second head of a decoder that gives one number of each hidden state."""
+"""Add a value head to decoders: a second head that maps each hidden state to one number."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from jmarl.models import decoder
+from jmarl.models.decoder import Params, matmul_precision
 from jmarl.models.stack import own_leaves
 
 
-def with_value_head(params: Any) -> Any:
-    """Parameters [A, ...] of stacked decoders with a second head, at first 0 everywhere: one number of each hidden state."""
+def with_value_head(params: Params) -> Params:
+    """Add a value head that is 0 everywhere to stacked parameters [A, ...]."""
     agents, size = own_leaves(params)[0][0].shape[0], params["final_norm"].shape[-1]
     return params | {"value": jnp.zeros((agents, size)), "value_bias": jnp.zeros(agents)}
 
 
-def without_value_head(params: Any) -> Any:
+def without_value_head(params: Params) -> Params:
+    """Remove the value head, if there is one."""
     return {name: w for name, w in params.items() if name not in ("value", "value_bias")}
 
 
-def values_of(params: Any, hidden: jax.Array) -> jax.Array:
-    """Values [...] of hidden states [..., D], in float32 whatever the layers compute in."""
+def values_of(params: Params, hidden: Float[Array, "*batch dim"]) -> Float[Array, "*batch"]:
+    """Return the values of hidden states, in float32 whatever the compute dtype."""
     hidden = hidden.astype(jnp.float32)
-    return jnp.matmul(hidden, params["value"], precision=decoder.exact(hidden)) + params["value_bias"]
+    return jnp.matmul(hidden, params["value"], precision=matmul_precision(hidden)) + params["value_bias"]

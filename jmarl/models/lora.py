@@ -1,28 +1,30 @@
-"""LoRA (arXiv 2106.09685): agents that differ by small adapters over one frozen base.
+"""Train agents that differ by small adapters over one frozen base: LoRA (arXiv 2106.09685).
 
-A weight W [D, F] of the base becomes W + alpha / rank * a b with a [D, rank] and b [rank, F], and only a and b are learned.
-They go by Hugging Face's names (`q_proj`, ...), also where the decoder has one matrix for several of them::
+A weight W [D, F] of the base becomes W + alpha / rank * a b with a [D, rank] and b [rank, F], and only a and b are trained.
+Adapters have Hugging Face's names (`q_proj`, ...), although the decoder has one matrix for several of them::
 
     base      the decoder's parameters without an agent axis, each leaf `Shared`, and layers.lora_alpha [L]
-    adapters  {"layers": {"q_proj": {"a": [A, L, D, rank], "b": [A, L, rank, F]}, ...}}: what is trained and checkpointed
-    model     both joined, which is what decoder, sampler, critics and exports take for parameters [A, ...]
+    adapters  {"layers": {"q_proj": {"a": [A, L, D, rank], "b": [A, L, rank, F]}, ...}}: trained and checkpointed
+    model     both joined: the parameters [A, ...] that decoder, sampler, critics and exports take
 
-A stack has one base, whatever the number of its agents: one more costs its adapters and activations. The decoder multiplies by
-base and adapters apart, so no copy of W is made for an agent, and under `vmap` all agents' tokens meet W in one product. The
-reference of a KL term is the base alone.
+A stack has one base: each extra agent costs only its adapters and activations. The decoder multiplies by base and adapters
+separately, so no agent has a copy of W, and under `vmap` the tokens of all agents meet W in one product. The reference of a KL
+term is the base alone.
 
-Left out: adapters of embeddings and of the output weight, learned biases, other bases for agents of one stack.
+Left out: adapters of embeddings and of the output weight, trained biases, different bases for agents of one stack.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
@@ -30,131 +32,154 @@ from jmarl.models.stack import is_shared, share_params, unstack
 from jmarl.types import Shared, StackState
 
 ALPHA = "lora_alpha"  # a leaf [L] among the layers
-INIT, OF_CRITICS, DROPOUT = 2**31, 2**31 + 1, 2**31 + 2  # purposes of random keys; the sampler's begin with a step
+INIT, INIT_CRITICS, DROPOUT = 2**31, 2**31 + 1, 2**31 + 2  # purposes of random keys; keys of the sampler start from a step
+
+
+class AdapterKind(NamedTuple):
+    """What the adapters of a model have in common."""
+
+    rank: int  # 0: the model has no adapters
+    alpha: float
+    targets: tuple[str, ...]
 
 
 def target_shapes(cfg: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of every linear layer that can have an adapter."""
+    """Return the numbers of inputs and outputs of every linear layer that can have an adapter."""
     d, f, q, k = cfg.hidden_size, cfg.intermediate_size, cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
     shapes = ((d, q), (d, k), (d, k), (q, d), (d, f), (d, f), (f, d))
     return dict(zip(LORA_TARGETS, shapes, strict=True))
 
 
-def init_adapters(cfg: ModelConfig, settings: LoRA, key: jax.Array) -> dict[str, Any]:
-    """Adapters of one agent, as PEFT makes them: a uniform in +- 1 / sqrt(D) (He's initialisation with a = sqrt(5)), b = 0. The
-    key is consumed."""
+def init_adapters(cfg: ModelConfig, settings: LoRA, key: PRNGKeyArray) -> dict[str, Any]:
+    """Return new adapters of one agent, initialized as in PEFT. The key is consumed.
+
+    a is uniform within 1 / sqrt(D) (He's initialization with a = sqrt(5)), b is 0.
+    """
     layers, shapes, rank = {}, target_shapes(cfg), settings.lora_rank
     for name in settings.modules:
         d, f = shapes[name]
-        of_a = jax.random.fold_in(key, LORA_TARGETS.index(name))
-        a = jax.random.uniform(of_a, (cfg.num_layers, d, rank), minval=-1.0, maxval=1.0) / math.sqrt(d)
+        key_a = jax.random.fold_in(key, LORA_TARGETS.index(name))
+        a = jax.random.uniform(key_a, (cfg.num_layers, d, rank), minval=-1.0, maxval=1.0) / math.sqrt(d)
         layers[name] = {"a": a, "b": jnp.zeros((cfg.num_layers, rank, f))}
     return {"layers": layers}
 
 
-def adapt(params: Any, cfg: ModelConfig, settings: LoRA, agents: int, key: jax.Array) -> Any:
-    """The model [A, ...] that LoRA trains: a base, or the parameters of agents that are all equal, with new adapters. One that
-    has adapters comes back as it is. The key is consumed."""
+def adapt(params: Any, cfg: ModelConfig, settings: LoRA, agents: int, key: PRNGKeyArray) -> Any:
+    """Return a model [A, ...] with adapters. The key is consumed.
+
+    params: a base, or the equal parameters of all agents; a model that has adapters already is returned as it is.
+    """
     base, trained = split(params)
     if base is None:
         base, trained = share_params([unstack(params, a) for a in range(agents)]), {}
     if trained:
-        return _fits(params, settings)
+        _check_adapters(params, settings)
+        return params
     alpha = jnp.full(cfg.num_layers, settings.lora_alpha or settings.lora_rank, jnp.float32)
     base = base | {"layers": base["layers"] | {ALPHA: Shared(alpha)}}
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(agents))
-    return join(base, jax.vmap(lambda key: init_adapters(cfg, settings, key))(keys))
+    return join(base, jax.vmap(functools.partial(init_adapters, cfg, settings))(keys))
 
 
-def _fits(model: Any, settings: LoRA) -> Any:
-    """A model that was adapted before, if it has the adapters that the settings ask for."""
-    rank, alpha, targets = describe(model)
-    asked = settings.lora_rank, settings.lora_alpha or settings.lora_rank, settings.modules
-    if (rank, alpha, targets) != asked:
+def _check_adapters(model: Any, settings: LoRA) -> None:
+    """Raise ValueError unless the model has the adapters that the settings describe."""
+    have = describe(model)
+    want = AdapterKind(settings.lora_rank, settings.lora_alpha or settings.lora_rank, settings.modules)
+    if have != want:
         raise ValueError(
-            f"the parameters have adapters of rank {rank}, alpha {alpha:g} for {','.join(targets)}, and the settings ask for "
-            f"rank {asked[0]}, alpha {asked[1]:g} for {','.join(asked[2])}: set lora_rank, lora_alpha, lora_targets to theirs"
+            f"the parameters have adapters of rank {have.rank}, alpha {have.alpha:g} for {','.join(have.targets)}, and the "
+            f"settings ask for rank {want.rank}, alpha {want.alpha:g} for {','.join(want.targets)}: set lora_rank, lora_alpha, "
+            "lora_targets to theirs"
         )
-    return model
 
 
 def targets_of(model: Any) -> tuple[str, ...]:
-    """Names of the adapters that a model has."""
+    """Return the names of the adapters that a model has."""
     return tuple(name for name in LORA_TARGETS if name in model["layers"])
 
 
-def describe(model: Any) -> tuple[int, float, tuple[str, ...]]:
-    """Rank, alpha and targets of a model, of a stack or of one agent; rank 0 where it has no adapters."""
-    layers = model["layers"]
-    targets = targets_of(model)
+def describe(model: Any) -> AdapterKind:
+    """Return rank, alpha and targets of a model, of a stack or of one agent."""
+    layers, targets = model["layers"], targets_of(model)
     if not targets:
-        return 0, 0.0, ()
+        return AdapterKind(0, 0.0, ())
     alpha = layers[ALPHA].value if is_shared(layers[ALPHA]) else layers[ALPHA]
-    return layers[targets[0]]["a"].shape[-1], float(str(np.float32(alpha[0]))), targets  # 0.1, not float32's 0.100000001
+    alpha = float(str(np.float32(alpha[0])))  # 0.1, not float32's 0.100000001
+    return AdapterKind(layers[targets[0]]["a"].shape[-1], alpha, targets)
 
 
 def split(model: Any) -> tuple[Any, Any]:
-    """The base of a model [A, ...], and what is trained: adapters, and perhaps a value head. Without LoRA None and all."""
+    """Split a model [A, ...] into its base and what is trained: adapters, and a value head if there is one.
+
+    Without LoRA the base is None.
+    """
     if not any(map(is_shared, jax.tree.leaves(model, is_leaf=is_shared))):
         return None, model
 
-    def part(tree, shared: bool):
+    def select(tree: dict[str, Any], shared: bool) -> dict[str, Any]:
         return {name: x for name, x in tree.items() if name != "layers" and is_shared(x) == shared}
 
-    base, trained = (part(model, shared) for shared in (True, False))
-    layers = [part(model["layers"], shared) for shared in (True, False)]
-    return base | {"layers": layers[0]}, trained | ({"layers": layers[1]} if layers[1] else {})
+    base, trained = select(model, True), select(model, False)
+    adapters = select(model["layers"], False)
+    return base | {"layers": select(model["layers"], True)}, trained | ({"layers": adapters} if adapters else {})
 
 
 def join(base: Any, trained: Any) -> Any:
-    """The inverse of `split`; also of one agent, whose base has no `Shared` around its arrays."""
+    """Join what `split` returned; also of one agent, whose base has arrays in place of `Shared`."""
     return trained if base is None else base | trained | {"layers": base["layers"] | trained["layers"]}
 
 
 def model_of(stack: StackState) -> Any:
-    """The parameters [A, ...] of a stack's agents as decoder, sampler and exports read them."""
+    """Return the parameters [A, ...] of a stack's agents, as decoder, sampler and exports take them."""
     return join(stack.base, stack.params)
 
 
-def with_dropout(model: Any, key: jax.Array, rate: float) -> Any:
-    """The model of one agent with dropout on its adapters' inputs, each layer and target by a key of its own. The key is
-    consumed."""
+def with_dropout(model: Any, key: PRNGKeyArray, rate: float) -> Any:
+    """Add dropout on the inputs of adapters to the model of one agent. The key is consumed.
+
+    Each layer and target gets its own key.
+    """
     layers = dict(model["layers"])
     for name in targets_of(model):
         n = layers[name]["a"].shape[0]
         keys = jax.random.split(jax.random.fold_in(key, LORA_TARGETS.index(name)), n)
-        layers[name] = layers[name] | {"dropout": {"key": keys, "keep": jnp.full(n, 1 - rate)}}
+        layers[name] = layers[name] | {"dropout": {"key": keys, "keep_rate": jnp.full(n, 1 - rate)}}
     return model | {"layers": layers}
 
 
-def models(params: Sequence[Any], shapes: Sequence[tuple[ModelConfig, int]], settings: LoRA, seed: int, purpose=INIT) -> list:
-    """What is trained of each stack of so many agents of an architecture: with LoRA its model with adapters, from keys that the
-    seed and the purpose give; without it the parameters as they are."""
-    if not settings.lora_rank:
-        for i, tree in enumerate(params):
-            if split(tree)[0] is not None:
-                raise ValueError(
-                    f"the agents of stack {i} share one base, and lora_rank=0 trains all weights: set lora_rank, or make the "
-                    "team without lora"
-                )
-        return list(params)
-    out = []
-    for i, (tree, (cfg, agents)) in enumerate(zip(params, shapes, strict=True)):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), i)
-        out.append(adapt(tree, cfg, settings, agents, key))
-    return out
+def init_models(
+    params: Sequence[Any], shapes: Sequence[tuple[ModelConfig, int]], settings: LoRA, seed: int, purpose: int = INIT
+) -> list[Any]:
+    """Return the model [A, ...] of each stack that training starts from; without LoRA, `params` unchanged.
+
+    Args:
+      params: parameters of each stack, see `adapt`.
+      shapes: architecture and number of agents of each stack.
+      seed, purpose: what the random keys follow from.
+    """
+    if settings.lora_rank:
+        key = jax.random.fold_in(jax.random.key(seed), purpose)
+        stacks = enumerate(zip(params, shapes, strict=True))
+        return [adapt(tree, cfg, settings, agents, jax.random.fold_in(key, i)) for i, (tree, (cfg, agents)) in stacks]
+    for i, tree in enumerate(params):
+        if split(tree)[0] is not None:
+            raise ValueError(
+                f"the agents of stack {i} share one base, and lora_rank=0 trains all weights: set lora_rank, or make the "
+                "team without lora"
+            )
+    return list(params)
 
 
 @jax.jit
-def _sums(base: Any) -> jax.Array:
-    def one(x):
+def _checksums(base: Any) -> UInt32[Array, " leaf"]:
+    def checksum(x: Array) -> UInt32[Array, ""]:
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(-1)
         return jnp.sum(bits * (2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)  # odd: no bit is lost
 
-    return jnp.stack([one(x) for x in jax.tree.leaves(base)])
+    return jnp.stack([checksum(x) for x in jax.tree.leaves(base)])
 
 
 def digest(base: Any) -> str:
-    """A checksum of a stack's base, the same wherever it lies: what a checkpoint keeps of it. Alpha is left out, a setting."""
+    """Return a checksum of a stack's base, for checkpoints; it does not depend on devices or on alpha, a setting."""
     frozen = base | {"layers": {name: w for name, w in base["layers"].items() if name != ALPHA}}
-    return "".join(f"{x:08x}" for x in np.asarray(_sums(frozen)).tolist())
+    return "".join(f"{x:08x}" for x in np.asarray(_checksums(frozen)).tolist())

@@ -1,17 +1,16 @@
-"""Where arrays live on a mesh of devices with the axes `agent`, `data` and `model`.
+"""Place arrays on a mesh of devices with the axes `agent`, `data` and `model`.
 
-`jit` with shardings replaces `pmap`: the same program runs on one device or on many, and agents on different devices are a
-sharding choice, not another code path. One table says along which mesh axis each parameter axis is split: agents over
-`agent`; heads, feed-forward and vocabulary over `model` (tensor parallelism); the model axis over `data`, so that every
-device holds its share of parameters and optimiser state (fully sharded data parallelism). Rows of a batch are split over
-`data`. An axis that the mesh does not divide evenly stays whole.
+`jit` with shardings replaces `pmap`: the same program runs on one device or on many. `RULES` says along which mesh axis each
+array axis of a parameter is split: agents over `agent`; heads, feed-forward and vocabulary over `model` (tensor parallelism);
+the hidden size over `data`, so that every device holds its share of parameters and optimizer state (fully sharded data
+parallelism). Rows of a batch are split over `data`. An axis that the mesh does not divide evenly is not split.
 
-Over `agent` nothing is ever exchanged. A mesh of that axis alone runs the program of one device on each of them
-(`over_agents`); any other mesh leaves the partition to the compiler. Agents on devices of their own also pay on one CPU: as
-many virtual devices as cores (`JAX_NUM_CPU_DEVICES`) let agents run beside each other instead of sharing every operation.
+Nothing is exchanged over `agent`. On a mesh of that axis alone, each device runs the program of one device (`over_agents`); on
+any other mesh the compiler partitions the program. Separate devices for agents also pay on one CPU: with as many virtual
+devices as cores (`JAX_NUM_CPU_DEVICES`), agents run in parallel instead of sharing every operation.
 
-Outside `jit`, `x[0]` or `jnp.concatenate` of arrays that are spread is a program that exchanges data, too. So completions and
-batches are on the host, and weights are cut and joined by `stack.part`, `stack.unstack` and `runs` alone, which wait for it.
+Outside `jit`, `x[0]` or `jnp.concatenate` of arrays on several devices also runs a program that exchanges data. So completions
+and batches are on the host, and only `stack.take_agents` and `stack.unstack`, which wait for the result, index weights.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ RULES = {  # parameter name -> mesh axis of each array axis, the agent axis firs
     "qkv": ("agent", None, "data", "model"),  # [A, L, D, E]: E = K * (Q+2) * h
     "qkv_bias": ("agent", None, "model"),  # [A, L, E]
     "out": ("agent", None, "model", "data"),  # [A, L, K * Q * h, D]
-    "gate": ("agent", None, "data", "model"),  # [A, L, D, F], and so is up
+    "gate": ("agent", None, "data", "model"),  # [A, L, D, F], like up
     "up": ("agent", None, "data", "model"),
     "down": ("agent", None, "model", "data"),  # [A, L, F, D]
 }
@@ -43,7 +42,7 @@ OTHER = ("agent",)  # norms, counters
 
 
 def require_one_process() -> None:
-    """Refuse to train in one of several processes of `jax.distributed`: rollouts, logs and checkpoints are those of one."""
+    """Raise RuntimeError in one of several processes of `jax.distributed`: rollouts, logs and checkpoints need all agents."""
     if jax.process_count() > 1:
         raise RuntimeError(
             f"training runs in one process, and jax.distributed has joined {jax.process_count()}: start a single one, whose "
@@ -52,7 +51,7 @@ def require_one_process() -> None:
 
 
 def make_mesh(text: str) -> Mesh:
-    """A mesh from text such as `agent=2,data=2,model=2`; axes left out have size 1."""
+    """Return a mesh from text such as `agent=2,data=2,model=2`; axes left out have size 1."""
     sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     for part in text.split(","):
         name, _, size = part.partition("=")
@@ -61,7 +60,7 @@ def make_mesh(text: str) -> Mesh:
                 f"mesh={text!r}: cannot read {part!r}; write for instance 'agent=2,data=2,model=2' with {AXES}, or auto"
             )
         sizes[name.strip()] = int(size)
-    needed = sizes["agent"] * sizes["data"] * sizes["model"]
+    needed = math.prod(sizes.values())
     if needed > jax.device_count():
         raise ValueError(
             f"mesh={text!r} needs {needed} devices, this process has {jax.device_count()}: use a smaller mesh or auto "
@@ -72,8 +71,11 @@ def make_mesh(text: str) -> Mesh:
 
 
 def mesh_for(text: str, agents: Sequence[int]) -> Mesh | None:
-    """The mesh that a setting asks for. `auto`: agents over devices as far as they divide (`agents` are the stacks' numbers
-    of them), None where that is one device; any other text as in `make_mesh`."""
+    """Return the mesh of the setting `mesh`.
+
+    `auto` spreads agents over as many devices as divide the number of `agents` of each stack; None if that is one device. For
+    other text see `make_mesh`.
+    """
     if text != "auto":
         return make_mesh(text)
     common = math.gcd(*agents)
@@ -82,85 +84,88 @@ def mesh_for(text: str, agents: Sequence[int]) -> Mesh | None:
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """The mesh that arrays were put on, None if they were not."""
+    """Return the mesh that a pytree of arrays is placed on, or None."""
     leaf = jax.tree.leaves(tree)[0]
     mesh = leaf.sharding.mesh if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) else None
     return mesh if isinstance(mesh, Mesh) else None
 
 
-def of_one_agent(mesh: Mesh | None) -> Mesh | None:
-    """The part of a mesh for a model of which there is one, such as a central critic; None where that is a single device."""
+def mesh_of_one_model(mesh: Mesh | None) -> Mesh | None:
+    """Return the part of a mesh for a single model, such as a central critic; None if that is one device."""
     if mesh is None or mesh.size == mesh.shape["agent"]:
         return None
     return Mesh(mesh.devices[:1], AXES, axis_types=mesh.axis_types)
 
 
-def apart(mesh: Mesh | None, agents: int) -> bool:
-    """Whether the mesh only puts agents on devices, equally many on each. With data or model axes beside it, XLA's
-    partitioner aborts on programs that are split by hand over one axis only (seen with jax 0.10.2 on CPUs)."""
+def splits_only_agents(mesh: Mesh | None, agents: int) -> bool:
+    """Return whether the mesh splits nothing but agents, with the same number on each device.
+
+    If it has data or model axes, XLA's partitioner aborts on programs that are split by hand over one axis (jax 0.10.2, CPUs).
+    """
     return mesh is not None and mesh.size == mesh.shape["agent"] and agents % mesh.size == 0
 
 
 def over_agents(f: Callable, mesh: Mesh | None, agents: int) -> Callable:
-    """f of stacks [A, ...] to stacks [A, ...]; on a mesh of agents alone, every device runs it on its own agents."""
-    if not apart(mesh, agents):
+    """Return f, a function of stacks [A, ...]; on a mesh that splits only agents, every device runs it on its own agents."""
+    if not splits_only_agents(mesh, agents):
         return f
 
-    def spread(*stacks):
+    def run_on_devices(*stacks: Any) -> Any:
         specs = jax.tree.map(lambda x: Shared(P()) if is_shared(x) else P("agent"), stacks, is_leaf=is_shared)
         return jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("agent"), check_vma=False)(*stacks)
 
-    return spread
+    return run_on_devices
 
 
-def _fit(mesh: Mesh, shape: tuple[int, ...], axes: tuple) -> NamedSharding:
-    """The sharding of an array; where a dimension is not a multiple of its mesh axis, it stays whole."""
-    fitted = [a if a and size % mesh.shape[a] == 0 else None for a, size in zip(axes, shape, strict=False)]
-    return NamedSharding(mesh, P(*fitted))
+def _sharding(mesh: Mesh, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> NamedSharding:
+    """Return the sharding of an array; an axis that is not a multiple of its mesh axis is not split."""
+    return NamedSharding(mesh, P(*(a if a and n % mesh.shape[a] == 0 else None for a, n in zip(axes, shape, strict=False))))
 
 
 def state_shardings(mesh: Mesh, state: Any) -> Any:
-    """Shardings of a stack's state: parameters, optimiser moments and the reference by the name of the parameter; of what
-    agents share the same without the agent axis."""
+    """Return the shardings of a stack's state: of parameters, moments and the reference by the parameter's name in `RULES`.
 
-    def one(path, leaf):
+    Shared arrays have no agent axis.
+    """
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> Any:
         names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey)]
         axes = RULES.get(names[-1], OTHER) if names else OTHER
-        return Shared(_fit(mesh, leaf.shape, axes[1:])) if is_shared(leaf) else _fit(mesh, leaf.shape, axes)
+        return Shared(_sharding(mesh, leaf.shape, axes[1:])) if is_shared(leaf) else _sharding(mesh, leaf.shape, axes)
 
-    return jax.tree_util.tree_map_with_path(one, state, is_leaf=is_shared)
+    return jax.tree_util.tree_map_with_path(sharding, state, is_leaf=is_shared)
 
 
 def place(tree: Any, mesh: Mesh | None) -> Any:
-    """Parameters [A, ...] or a stack's state on a mesh; old arrays that it splits are freed, unless agents share them (several
-    stacks may). Without a mesh as they are."""
+    """Place parameters [A, ...] or a stack's state on a mesh; without one, return them unchanged.
 
-    def move(x, where):
+    Old arrays are freed if they are split, except shared ones, which several stacks may use.
+    """
+
+    def move(x: Any, sharding: Any) -> Any:
         if is_shared(x):
-            return Shared(jax.device_put(x.value, where.value))
-        new = jax.device_put(x, where)
-        # `donate` frees nothing where the devices differ (jax 0.10.2), so the old array is deleted here: only one that was
-        # cut, because a whole shard shares its memory.
-        cut = where.shard_shape(x.shape) != x.shape
-        if cut and isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(where, x.ndim):
+            return Shared(jax.device_put(x.value, sharding.value))
+        new = jax.device_put(x, sharding)
+        # `donate` frees nothing if the devices differ (jax 0.10.2), so delete the old array here, but only if it was split:
+        # otherwise the new array may use its memory.
+        is_split = sharding.shard_shape(x.shape) != x.shape
+        if is_split and isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(sharding, x.ndim):
             x.delete()
         return new
 
-    if mesh is None:
-        return tree
-    return jax.tree.map(move, tree, state_shardings(mesh, tree), is_leaf=is_shared)
+    return tree if mesh is None else jax.tree.map(move, tree, state_shardings(mesh, tree), is_leaf=is_shared)
 
 
 def put(tree: Any, mesh: Mesh | None) -> Any:
-    """Arrays on a mesh as `place`, or without one on the first device."""
+    """Place arrays on a mesh like `place`; without one, on the first device."""
     return jax.device_put(tree, jax.devices()[0]) if mesh is None else place(tree, mesh)
 
 
 def batch_shardings(mesh: Mesh, batch: Any) -> Any:
-    """Shardings of arrays [A, P, ...]."""
-    return jax.tree.map(lambda x: _fit(mesh, x.shape, ("agent", "data")), batch)
+    """Return the shardings of arrays [A, P, ...]."""
+    return jax.tree.map(lambda x: _sharding(mesh, x.shape, ("agent", "data")), batch)
 
 
 def constrain(state: Any, mesh: Mesh | None) -> Any:
-    """Inside jit: keep a stack's state where `state_shardings` puts it."""
+    """Constrain a stack's state inside `jit` to its `state_shardings`."""
     return state if mesh is None else jax.lax.with_sharding_constraint(state, state_shardings(mesh, state))

@@ -168,12 +168,12 @@ def update_running(running: Running, returns: jax.Array, roles: jax.Array, decay
     role_mask = (roles == jnp.arange(running.baseline.shape[0])[:, None, None]) & valid  # [R, P, G]
     new_baseline = decay * running.baseline + (1 - decay) * masked.mean(returns, role_mask, (1, 2))
     new_count, mean = valid.sum().astype(jnp.float32), masked.mean(returns, valid)
-    count, difference = running.count + new_count, mean - running.mean
+    count, difference = running.num_returns + new_count, mean - running.mean
     weight = new_count / jnp.maximum(count, 1)
-    squares = running.squares + masked.total((returns - mean) ** 2, valid) + difference**2 * running.count * weight
+    squares = running.squares + masked.total((returns - mean) ** 2, valid) + difference**2 * running.num_returns * weight
     return running._replace(
         baseline=jnp.where(role_mask.any((1, 2)), new_baseline, running.baseline),
-        count=count,
+        num_returns=count,
         mean=running.mean + difference * weight,
         squares=squares,
     )
@@ -181,4 +181,4 @@ def update_running(running: Running, returns: jax.Array, roles: jax.Array, decay
 
 def running_std(running: Running) -> jax.Array:
     """Return the population standard deviation of all returns so far."""
-    return jnp.sqrt(running.squares / jnp.maximum(running.count, 1))
+    return jnp.sqrt(running.squares / jnp.maximum(running.num_returns, 1))

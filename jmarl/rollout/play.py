@@ -202,7 +202,7 @@ def keeps_caches(episodes: Episodes, settings: Sampling, turn: int) -> bool:
 
 def without_caches(turn: Turn) -> Turn:
     """Return a turn without the caches that its completions hold."""
-    return turn._replace(completions=tuple(done._replace(kept=None) for done in turn.completions))
+    return turn._replace(completions=tuple(done._replace(cache=None) for done in turn.completions))
 
 
 def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
@@ -331,7 +331,7 @@ def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, going: np.ndarray) 
     ids = (nodes.ids[node].astype(np.uint64) * branches + joint).astype(np.uint32)
     num_long = cut + int(dropped.sum())
     following = Nodes(states, prompts, rows, rows, going, nodes.items[node], ids, nodes.most * branches, long=num_long)
-    caches = tuple(done.kept for done in turn.completions)
+    caches = tuple(done.cache for done in turn.completions)
     if episodes.history == "none" or caches[0] is None or cut or not states:
         return following
     # The last token of a completion was sampled but never computed: it is the first of what follows the cache.

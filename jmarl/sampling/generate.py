@@ -22,8 +22,8 @@ from jmarl.memory import Program, starting
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.tokenize import cut_left, decode, encode_prompts, follow_ups
 from jmarl.models.platforms import COMPILER_OPTIONS, platform_of, use_panels
-from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
-from jmarl.models.stack import fetched, map_own
+from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
+from jmarl.models.stack import map_own, to_host
 from jmarl.randomness import Randomness
 from jmarl.sampling import sampler
 from jmarl.team import StackSpec, Team, to_agents
@@ -110,7 +110,7 @@ def sample_stack(
     if program.mesh is not None:  # rows over `data`, as in the update
         arrays = (ids, lengths, keys)
         ids, lengths, keys = lax.with_sharding_constraint(arrays, batch_shardings(program.mesh, arrays))
-    own_core = program.mesh is not None and program.mesh.size > 1 and apart(program.mesh, ids.shape[0])
+    own_core = program.mesh is not None and program.mesh.size > 1 and splits_only_agents(program.mesh, ids.shape[0])
     cut = use_panels(program.platform, ids.shape[1] * group, program.settings.compute_dtype, own_core)
 
     def sample_on_device(params, ids, lengths, keys, past):
@@ -194,7 +194,7 @@ def _call_stack(
 
 def on_host(done: Completions) -> Completions:
     """Copy completions to the host, where cutting and joining them needs no programs. The caches stay on the device."""
-    return fetched(done._replace(kept=None))._replace(kept=done.kept)
+    return to_host(done._replace(cache=None))._replace(cache=done.cache)
 
 
 def acting_of(spec: StackSpec, acts: np.ndarray, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray] | None:

@@ -132,7 +132,7 @@ def sample(
     past=None,
     keep: bool = False,
 ) -> Completions:
-    """Completions of a stack. cut: read weights in `decoder.panels`; keep: with what later prompts can follow, `Kept` [A, ...].
+    """Completions of a stack. cut: read weights cut into panels; keep: return the `GroupCache` [A, ...] for later prompts.
 
     params: pytree [A, ...]; prompts: [A, P, S] int32 padded on the right; lengths: [A, P] (at least 1); keys: [A, P, G]
     typed PRNG keys, one a row, consumed; stop: [n] int32 ids that end a row.
@@ -170,7 +170,7 @@ def sample(
 
     start = (jnp.int32(0), token, jnp.zeros((a, p, g), bool), cache, seen, unwritten(a, p, g, new, stop))
     steps, _, ended, cache, _, out = lax.while_loop(lambda c: (c[0] < new) & ~jnp.all(c[2]), body, start)
-    return out._replace(ended=ended, steps=jnp.full(a, steps), kept=kept(cache, out.action_mask) if keep else None)
+    return out._replace(ended=ended, steps=jnp.full(a, steps), cache=kept(cache, out.action_mask) if keep else None)
 
 
 def unwritten(a: int, p: int, g: int, new: int, stop: jax.Array) -> Completions:
@@ -202,11 +202,11 @@ def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: 
     numbers = layer_numbers(cfg.num_layers, lengths)
     own, whole = own_leaves((params, prompts, lengths, past))
     # What agents share stays one array in the view too, which a plain vmap would copy for each of them.
-    of_view = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg)
+    of_view = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg.num_layers)
 
     def ready(own):
         params, prompts, lengths, past = whole(own)
-        before = past and decoding.prefix_of(*past)
+        before = past and decoding.prefix_of_rows(*past)
         embedded = params | {"embed": params["embed"].astype(dtype)}
         prefix = decoding.prefill(embedded, cfg, prompts, lengths - 1, before)
         view = decoding.decode_view(params, cfg, dtype, prefix, new, numbers, cut)
@@ -221,7 +221,7 @@ def _prepare(params, cfg: ModelConfig, sampling: Sampling, prompts, lengths, g: 
 
     def kept(cache, action_mask):
         counts = action_mask.sum(-1).reshape(a, p * g)  # the last token is not in the cache, but its prompt's last one is
-        out = each_agent(decoding.keep)(prefix, cache, drop_axis(counts))
+        out = each_agent(decoding.group_cache)(prefix, cache, drop_axis(counts))
         return jax.tree.map(lambda x: x[None], out) if a == 1 else out
 
     last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]

@@ -127,7 +127,7 @@ def _chunks(x: jax.Array) -> jax.Array:
 
 def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: float):
     """Log-probability and entropy [M] of targets [M] under the distribution of hidden states [M, D]."""
-    scores = _chunked(decoder.head(params), _chunks(hidden), _chunks(targets), temperature)
+    scores = _chunked(decoder.output_weight(params), _chunks(hidden), _chunks(targets), temperature)
     return jax.tree.map(lambda x: x.reshape(-1)[: targets.shape[0]], scores)
 
 
@@ -136,7 +136,7 @@ def hidden_states(params, cfg: ModelConfig, prompts, lengths, tokens, remat: str
     p, g, t = tokens.shape
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)  # [P, 1]
     inputs = jnp.concatenate([jnp.broadcast_to(last[:, None], (p, g, 1)), tokens[..., :-1]], -1)
-    return decoder.groups(params, cfg, prompts, lengths - 1, inputs, remat).reshape(p * g * t, -1)
+    return decoder.hidden_states(params, cfg, prompts, lengths - 1, inputs, remat).reshape(p * g * t, -1)
 
 
 def score(
@@ -170,5 +170,5 @@ def score_loss(
     """
     data = jax.tree.map(lambda x: _chunks(x.reshape(-1)), data)
     targets = _chunks(tokens.reshape(-1))
-    summed: Any = _summed(decoder.head(params), _chunks(hidden), targets, data, loss, temperature)
+    summed: Any = _summed(decoder.output_weight(params), _chunks(hidden), targets, data, loss, temperature)
     return summed[0], lax.stop_gradient(summed[1])

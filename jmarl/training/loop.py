@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from jmarl.config import Run, TrainConfig, flat
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_team
-from jmarl.models.stack import fetched
-from jmarl.team import bases, without_gradients
+from jmarl.models.stack import to_host
+from jmarl.team import base_digests, without_gradients
 from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.interrupt import Interrupted, interruptible
 from jmarl.training.files.run_directory import resume
@@ -113,10 +113,10 @@ def repeat_update(
     """
     failed = read_failed_update(cfg)
     if cfg.run.resume:
-        state = resume(cfg, state, {"config": flat(cfg), **identity, "bases": bases(state)}, read_only=True)
+        state = resume(cfg, state, {"config": flat(cfg), **identity, "bases": base_digests(state)}, read_only=True)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # determines its random keys
     state, metrics = update_team(setup, state, source.make_batches(state, failed.data))
-    print(json.dumps({"step": failed.step} | update_metrics(setup.team, fetched(metrics)), indent=1), flush=True)
+    print(json.dumps({"step": failed.step} | update_metrics(setup.team, to_host(metrics)), indent=1), flush=True)
     return without_gradients(state), failed.data
 
 

@@ -112,7 +112,7 @@ def example_batch(prompts: tuple, sampler: Lowered, algorithm: Algorithm, roles:
 
 def example_completions(sampler: Lowered, parts: int = 1) -> Completions:
     """What a sampler returns in so many parts: zeros, of full length."""
-    about = sampler.out_info._replace(kept=None, steps=None)
+    about = sampler.out_info._replace(cache=None, steps=None)
     done = jax.tree.map(lambda x: example((x.shape[0], x.shape[1] * parts, *x.shape[2:]), x.dtype), about)
     return done._replace(steps=np.full(done.tokens.shape[0], done.tokens.shape[-1], np.int32))
 

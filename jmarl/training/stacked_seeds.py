@@ -22,10 +22,10 @@ from jmarl.learning.critics import penalizes_tokens, reuses_values
 from jmarl.learning.setup import Setup
 from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
-from jmarl.models.stack import fetched, is_shared, map_own, part
+from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host, sample_team
-from jmarl.team import Team, each_stack
+from jmarl.team import Team, map_stacks
 from jmarl.training.lock_step import run_in_lock_step
 from jmarl.training.rollouts import rollout_batches
 from jmarl.types import Batch, Batches, Completions, TeamState
@@ -69,7 +69,7 @@ class Runs(NamedTuple):
 
 def together(states: Sequence[TeamState], runs: Runs) -> TeamState:
     """The state of all runs, each stack [K * A, ...]; those given are consumed."""
-    where = runs.mesh if runs.has_own_critics else sharding.of_one_agent(runs.mesh)
+    where = runs.mesh if runs.has_own_critics else sharding.mesh_of_one_model(runs.mesh)
     jax.block_until_ready(states)  # before the first program that moves data between devices, see `stack.part`
 
     def joined(stacks, where):
@@ -93,7 +93,7 @@ def _concatenated(*arrays: jax.Array) -> jax.Array:
 
 def agents_of_run(tree: T, run: int, count: int) -> T:
     """One run's part of arrays [K * A, ...]; what agents share is in every part."""
-    return map_own(lambda x: part(x, _places(x, run, count)), tree) if count > 1 else tree
+    return map_own(lambda x: take_agents(x, _places(x, run, count)), tree) if count > 1 else tree
 
 
 def _places(x: Any, run: int, count: int) -> slice:
@@ -118,7 +118,7 @@ def cut(stack: T, run: int, count: int, where: Mesh | None) -> T:
 def alone(state: TeamState, run: int, runs: Runs) -> TeamState:
     """The state of one run, where it would be of that run alone."""
     count, own = len(runs.cfgs), runs.has_own_critics
-    where = runs.mesh_alone if own else sharding.of_one_agent(runs.mesh_alone)
+    where = runs.mesh_alone if own else sharding.mesh_of_one_model(runs.mesh_alone)
     stacks = tuple(cut(stack, run, count, runs.mesh_alone) for stack in state.stacks)
     return TeamState(
         put(state.step, runs.mesh_alone), stacks, tuple(cut(critic, run, count, where) for critic in state.critics)
@@ -187,7 +187,7 @@ def batches_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) 
     """Return what all runs learn from in one update; values and random keys are those of each run."""
     algorithm = runs.setup.algorithm
     reads_state = algorithm.row.critic is not None and (penalizes_tokens(algorithm) or not reuses_values(algorithm))
-    needed = each_stack(state, lambda stack: stack._replace(opt_state=(), grads=None))
+    needed = map_stacks(state, lambda stack: stack._replace(opt_state=(), grads=None))
     if not (penalizes_tokens(algorithm) or algorithm.has_value_head):  # only critics are read
         needed = needed._replace(stacks=tuple(stack._replace(params=(), reference=None, base=None) for stack in needed.stacks))
     batches = [
@@ -196,6 +196,6 @@ def batches_together(runs: Runs, state: TeamState, rollouts: Sequence[Rollout]) 
     ]
 
     def join(parts: Sequence[Sequence[Any]]) -> list[Batch]:
-        return [concatenate_agents(fetched(stacks)) for stacks in zip(*parts, strict=True)]
+        return [concatenate_agents(to_host(stacks)) for stacks in zip(*parts, strict=True)]
 
     return Batches(join([own.stacks for own in batches]), join([own.critics for own in batches]))

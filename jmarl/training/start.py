@@ -33,7 +33,7 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | N
         params = [with_value_head(stack) for stack in params]
     state, own = initial_state(team, params, algorithm, cfg.run, mesh), algorithm.row.critic == "own"
     learns = [stack.opt_state != () for stack in state.stacks] if own else [True]
-    critic_mesh = mesh if own else sharding.of_one_agent(mesh)
+    critic_mesh = mesh if own else sharding.mesh_of_one_model(mesh)
     move = sharding.place if own or mesh is None else sharding.put  # a copy of an agent's weights may lie on all devices
     critic_states = tuple(
         init_stack(

@@ -193,7 +193,7 @@ def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
         n = batch.action_mask[p, g].sum()
         assert np.flatnonzero(targets.mask[p, g]).tolist() == [n]
         sequence = np.concatenate([batch.prompts[p, : batch.prompt_lengths[p]], batch.tokens[p, g, :n]])
-        plain = decoder.stream(decoder.causal(len(sequence)))
+        plain = decoder.causal_attention(len(sequence))
         x, _ = decoder.run_layers(params, model, params["embed"][sequence], jnp.arange(len(sequence)), plain)
         last = decoder.rms_norm(x, params["final_norm"], model.rms_eps)[-1]
         assert batch.values[p, g, 0] == pytest.approx(float(values_of(params, last)), rel=1e-4, abs=1e-4)

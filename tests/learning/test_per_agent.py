@@ -177,7 +177,7 @@ def test_a_frozen_agent_is_played_and_stays_as_it_was(agents, changes):
     assert_equal(params_of(state, 0), untrained(agents, 0))
     assert steps_done(state.stacks[0]).tolist() == [0, 4 * changes.get("num_epochs", 1)]
     assert all((moment[0] == 0).all() for moment in jax.tree.leaves(state.stacks[0].opt_state))
-    assert (unstack(state.stacks[0].running, 0).count, unstack(state.stacks[0].running, 1).count) == (0, 24)
+    assert (unstack(state.stacks[0].running, 0).num_returns, unstack(state.stacks[0].running, 1).num_returns) == (0, 24)
     for critic in state.critics:
         assert steps_done(critic).tolist() == [0, 4] and (critic.params["value"][0] == 0).all()
     if "algorithm" not in changes:

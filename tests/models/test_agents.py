@@ -1,4 +1,4 @@
-"""Weights go in and out without changing what the model computes: parity with transformers."""
+"""Loading and saving weights does not change a model: parity with transformers."""
 
 import os
 from pathlib import Path
@@ -65,17 +65,17 @@ def modes(directory) -> dict[str, int]:
 
 
 def test_files_have_the_permissions_of_other_new_files(umask, tiny_config, tiny_tokenizer, random_agent, tmp_path):
-    """Weights and adapters too, which safetensors writes as 0600."""
+    """Also weights and adapters, which safetensors writes as 0600."""
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     weights.save_pretrained(tmp_path / "model", agent.config, agent.params, tiny_tokenizer)
     pair = {"a": np.zeros((2, 32, 4)), "b": np.zeros((2, 4, 64))}
     save_adapter(tmp_path / "adapter", {"layers": {"gate_proj": pair}}, alpha=8.0)
     for directory, file in (("model", "model.safetensors"), ("adapter", "adapter_model.safetensors")):
-        found = modes(tmp_path / directory)
-        assert file in found and set(found.values()) == {0o666 & ~umask}
+        permissions = modes(tmp_path / directory)
+        assert file in permissions and set(permissions.values()) == {0o666 & ~umask}
 
 
-def test_the_converted_model_may_be_read_by_whom_the_umask_lets(umask, tiny_dir, tmp_path, monkeypatch):
+def test_the_converted_model_has_the_permissions_of_other_new_directories(umask, tiny_dir, tmp_path, monkeypatch):
     agent = weights.load_agent(tiny_dir("llama"))
     monkeypatch.setenv("JMARL_CACHE", str(tmp_path))
     monkeypatch.setattr(weights, "_smollm2_gguf", lambda: Path("unused.gguf"))
@@ -103,8 +103,8 @@ def test_logits_equal_transformers_after_loading_and_after_saving(case, tiny_dir
     assert {k: v.tobytes() for k, v in before.items()} == {k: v.tobytes() for k, v in after.items()}
 
 
-def test_the_flags_matter(tiny_dir):
-    """Without one of them the logits move far beyond the tolerance, so the parity test would notice."""
+def test_logits_depend_on_every_flag(tiny_dir):
+    """A wrong flag moves logits far beyond the tolerance of the parity test, which would notice."""
     for case, change in {
         "llama3 rope": {"rope_scaling": None},
         "qwen2 untied": {"rope_theta": 10000.0},
@@ -142,14 +142,14 @@ def test_prefix_and_decode_paths_give_the_logits_of_forward(case, tiny_dir):
     family, flags = FLAGS[case]
     _, cfg, params, _ = weights.load_agent(tiny_dir(family, **flags))
     expected, n = np.asarray(forward(params, cfg, TOKENS)), 30
-    padded = jnp.asarray(np.concatenate([TOKENS[:n], np.full(7, 5)]))  # what stands after the prompt must not matter
+    padded = jnp.asarray(np.concatenate([TOKENS[:n], np.full(7, 5)]))  # padding after the prompt must change nothing
 
     @jax.jit
-    def continued(params):
-        hidden = decoder.groups(params, cfg, padded[None], jnp.array([n]), jnp.asarray(TOKENS[n:])[None, None])
+    def scored(params):
+        hidden = decoder.hidden_states(params, cfg, padded[None], jnp.array([n]), jnp.asarray(TOKENS[n:])[None, None])
         return decoder.logits(params, hidden[0, 0])
 
-    np.testing.assert_allclose(continued(params), expected[n:], atol=1e-4)
+    np.testing.assert_allclose(scored(params), expected[n:], atol=1e-4)
 
     @jax.jit
     def decoded(params):
@@ -228,8 +228,8 @@ def test_smollm2_exports_to_transformers_with_the_same_logits(smollm2, tmp_path)
     np.testing.assert_array_equal(ours.argmax(-1), theirs.argmax(-1))
 
 
-def test_the_cache_refuses_an_index_for_each_agent():
-    """Written as a scatter it would be copied at every token, so another use of vmap is an error, not slow."""
+def test_writing_the_cache_at_different_indices_is_an_error():
+    """It would be a scatter, which copies the cache at every token."""
     cache, new = jnp.zeros((2, 3, 4, 8)), jnp.ones((2, 3, 4, 1))
     together = jax.vmap(decoding._write, (0, 0, None))(cache, new, 5)
     np.testing.assert_array_equal(together, cache.at[..., 5:6].set(new))

@@ -1,4 +1,4 @@
-"""GGUF files: small ones written here hold the same model as a Hugging Face directory; the real SmolLM2 reads English."""
+"""GGUF files hold the same model as a Hugging Face directory; the real SmolLM2 predicts English."""
 
 import json
 import sys
@@ -30,12 +30,12 @@ SENTENCE = (
 
 
 def permute(rows, heads):
-    """What llama.cpp's converter does to Llama's query and key rows."""
+    """Permute Llama's query and key rows as llama.cpp's converter does."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def write_gguf(path, directory, quantization="F32", change=lambda fields, tensors: None):
-    """Write the model of a Hugging Face directory as llama.cpp's converter does; `change` may spoil it first."""
+    """Write the model of a Hugging Face directory as llama.cpp's converter does, after `change(fields, tensors)`."""
     hf, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
     arch = hf["model_type"]
     rope = hf.get("rope_parameters") or {"rope_theta": 10000.0}
@@ -105,7 +105,7 @@ def write_file(path, fields, tensors, quantization):
 
 @pytest.fixture
 def llama_file(tiny_dir, tmp_path):
-    """`llama_file(change)` writes a tiny Llama GGUF, spoiled by `change(fields, tensors)`."""
+    """`llama_file(change)` writes a tiny Llama GGUF after `change(fields, tensors)`."""
     return lambda change=lambda fields, tensors: None: write_gguf(tmp_path / "m.gguf", tiny_dir("llama"), change=change)
 
 
@@ -135,7 +135,7 @@ def test_logits_of_a_gguf_file_equal_transformers(tiny_dir, tmp_path):
 
 
 @pytest.mark.parametrize(("quantization", "error"), [("F16", 1e-3), ("BF16", 5e-3), ("Q8_0", 5e-3), ("Q4_1", 0.06)])
-def test_quantised_files_load_within_their_precision(quantization, error, tiny_dir, tmp_path):
+def test_quantized_files_load_within_their_precision(quantization, error, tiny_dir, tmp_path):
     exact = weights.load_agent(tiny_dir("llama")).params
     params = weights.load_agent(write_gguf(tmp_path / "model.gguf", tiny_dir("llama"), quantization)).params
     for ours, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(exact), strict=True):
@@ -143,7 +143,7 @@ def test_quantised_files_load_within_their_precision(quantization, error, tiny_d
         np.testing.assert_allclose(ours, theirs, atol=error * max(1.0, np.abs(theirs).max()))
 
 
-def test_unpermute_undoes_llama_cpps_permutation():
+def test_unpermute_inverts_llama_cpps_permutation():
     for shape in ((64, 5), (64,)):
         rows = np.random.default_rng(0).normal(size=shape)
         assert not np.array_equal(permute(rows, 4), rows)
@@ -201,7 +201,7 @@ def test_a_qwen2_tokenizer_equals_transformers_own(tiny_dir, tmp_path):
     assert any(tokenizer.encode(text) != smollm.encode(text) for text in TEXTS)
 
 
-def test_unused_tokens_fill_up_the_model_but_not_the_tokenizer(llama_file):
+def test_unused_tokens_are_in_the_model_but_not_in_the_tokenizer(llama_file):
     def change(fields, tensors):
         fields["tokenizer.ggml.tokens"] += ["[PAD320]", "<think>"]
         fields["tokenizer.ggml.token_type"] += [5, 4]
@@ -210,11 +210,11 @@ def test_unused_tokens_fill_up_the_model_but_not_the_tokenizer(llama_file):
     agent = weights.load_agent(llama_file(change))
     assert agent.config.vocab_size == 322
     assert "[PAD320]" not in agent.tokenizer.get_vocab()
-    assert agent.tokenizer.encode("<think>") == [321]  # user-defined: one token, yet shown when decoded
+    assert agent.tokenizer.encode("<think>") == [321]  # user-defined: one token, which is not skipped as special
     assert agent.tokenizer.decode([321], skip_special_tokens=True) == "<think>"
 
 
-def test_add_bos_token_is_honoured_and_survives_saving(llama_file, tmp_path):
+def test_add_bos_token_has_effect_also_after_saving(llama_file, tmp_path):
     agent = weights.load_agent(llama_file(lambda fields, _: fields.update({"tokenizer.ggml.add_bos_token": True})))
     weights.save_pretrained(tmp_path / "out", *agent[1:])
     for tokenizer in (agent.tokenizer, weights.load_agent(tmp_path / "out").tokenizer):
@@ -260,7 +260,7 @@ def narrow(fields, tensors):
         (drop("tokenizer.ggml.merges"), "no tokenizer.ggml.merges"),
     ],
 )
-def test_bad_files_are_refused_by_name(change, message, llama_file):
+def test_errors_name_what_is_wrong_with_a_file(change, message, llama_file):
     with pytest.raises(ValueError, match=message):
         weights.load_agent(llama_file(change))
 
@@ -282,7 +282,7 @@ def test_a_truncated_file_is_named_with_its_size(part, llama_file):
         weights.load_agent(path)
 
 
-def test_without_the_gguf_package_the_extra_is_named(llama_file, monkeypatch):
+def test_the_error_without_the_gguf_package_names_the_extra(llama_file, monkeypatch):
     path = llama_file()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ImportError, match=r"pip install 'jmarl\[gguf\]'"):

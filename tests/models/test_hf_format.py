@@ -1,4 +1,4 @@
-"""Configs in both spellings, and every bad config or directory refused by name."""
+"""Read configs in both spellings of rope; errors name what is wrong with a config or a directory."""
 
 import json
 import shutil
@@ -70,7 +70,7 @@ def test_families_differ_in_biases_and_norms():
         ({"num_key_value_heads": 3}, "num_heads=4 is not a multiple of num_kv_heads=3"),
     ],
 )
-def test_unsupported_configs_are_refused_by_name(fields, message):
+def test_errors_name_unsupported_features(fields, message):
     with pytest.raises(ValueError, match=message):
         weights.config_from_hf(BASE | fields)
 
@@ -81,7 +81,7 @@ def test_a_sliding_window_that_is_not_in_use_is_fine():
         assert weights.config_from_hf(qwen | unused).family == "qwen2"
 
 
-def test_configs_survive_the_round_trip_or_are_refused(tiny_config):
+def test_configs_are_equal_after_a_round_trip_or_raise_an_error(tiny_config):
     scaling = RopeScaling(8.0, 1.0, 4.0, 32)
     for cfg in (
         tiny_config("llama", rope_scaling=scaling, rope_theta=5e5, tie_embeddings=False),
@@ -101,7 +101,7 @@ def test_configs_survive_the_round_trip_or_are_refused(tiny_config):
 # --- bad directories ---------------------------------------------------------------------------------------------------
 
 
-def spoil_tensors(directory, change):
+def change_tensors(directory, change):
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
     save_file(tensors, directory / "model.safetensors")
@@ -132,18 +132,18 @@ def untie(t):
         ),
     ],
 )
-def test_wrong_tensors_are_named(change, message, copy_dir):
-    spoil_tensors(copy_dir, change)
+def test_errors_name_wrong_tensors(change, message, copy_dir):
+    change_tensors(copy_dir, change)
     with pytest.raises(ValueError, match=message):
         weights.load_agent(copy_dir)
 
 
-def test_harmless_surplus_is_accepted(copy_dir, tiny_dir):
+def test_redundant_tensors_are_accepted(copy_dir, tiny_dir):
     def add(tensors):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
 
-    spoil_tensors(copy_dir, add)
+    change_tensors(copy_dir, add)
     params = weights.load_agent(copy_dir).params
     jax.tree.map(np.testing.assert_array_equal, params, weights.load_agent(tiny_dir("llama")).params)
 
@@ -187,7 +187,7 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_an_error(copy_dir, make_tok
         weights.save_pretrained(tmp_path / "out", cfg, decoder.init_params(cfg, jax.random.key(0)), tokenizer)
 
 
-def test_paths_that_are_nothing_are_errors(copy_dir, tmp_path):
+def test_paths_that_do_not_exist_are_errors(copy_dir, tmp_path):
     for name in (tmp_path / "nowhere", "nowhere", "./nowhere", "nowhere/model.gguf", "a/b/c"):
         with pytest.raises(FileNotFoundError, match="does not exist here and is no hub id"):
             weights.load_agent(name)

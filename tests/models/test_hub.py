@@ -1,4 +1,4 @@
-"""Where models come from: the hub (a local server that speaks its API) and the cache of the converted SmolLM2."""
+"""Load models from the hub (a local server with its API) and from the cache of the converted SmolLM2."""
 
 import hashlib
 import http.server
@@ -36,7 +36,7 @@ class Hub(http.server.ThreadingHTTPServer):
 
 class HubRequest(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
-        """Quiet."""
+        """Log nothing."""
 
     def answer(self, status, body=b"", **headers):
         self.send_response(status)
@@ -85,7 +85,7 @@ assert not {"torch", "jax"} & set(sys.modules), "the host world imports neither 
 
 
 def test_a_hub_id_is_downloaded_once_and_then_cached(copy_dir, tmp_path):
-    (copy_dir / "pytorch_model.bin").write_bytes(b"not wanted")
+    (copy_dir / "pytorch_model.bin").write_bytes(b"not downloaded")
     agent = weights.load_agent(copy_dir)
     expected = "team/tiny llama " + hashlib.sha1(agent.params["layers"]["qkv"].tobytes()).hexdigest()
     hub = Hub(copy_dir)
@@ -126,7 +126,7 @@ def test_smollm2_without_its_package_names_the_command(monkeypatch, tmp_path):
 
 
 def test_an_interrupted_conversion_leaves_nothing_behind(monkeypatch, tmp_path, tiny_dir):
-    """The cache shows either the whole directory or none; the second load does not convert again."""
+    """The cache has the complete directory or none; the second load does not convert again."""
     agent = weights.load_agent(tiny_dir("llama"))
     conversions = []
     monkeypatch.setenv("JMARL_CACHE", str(tmp_path / "cache"))
@@ -150,10 +150,10 @@ def test_two_processes_may_convert_at_once(monkeypatch, tmp_path, tiny_dir):
     monkeypatch.setenv("JMARL_CACHE", str(tmp_path))
     monkeypatch.setattr(weights, "_smollm2_gguf", lambda: Path("unused.gguf"))
 
-    def converted_meanwhile(*args):
+    def convert_while_another_process_does(*args):
         shutil.copytree(tiny_dir("llama"), tmp_path / "smollm2-135m-instruct.v1")
         return agent
 
-    monkeypatch.setattr(weights, "_load_gguf", converted_meanwhile)
+    monkeypatch.setattr(weights, "_load_gguf", convert_while_another_process_does)
     jax.tree.map(np.testing.assert_array_equal, weights.load_agent().params, agent.params)
     assert len(list(tmp_path.iterdir())) == 1

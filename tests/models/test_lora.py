@@ -1,4 +1,4 @@
-"""LoRA: adapters over one frozen base, in the decoder, the sampler, the update, a whole run, and on disk."""
+"""LoRA: adapters over one frozen base, in the decoder, the sampler and the update."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ KL = CONFIG.replace(kl_coef=0.2, old_logprobs="rescored")
 
 
 @pytest.fixture(scope="module")
-def agent_of(tiny_config, tiny_tokenizer, random_agent):
-    """`agent_of(family)`: a random one, with biases and norms that matter."""
+def make_agent(tiny_config, tiny_tokenizer, random_agent):
+    """`make_agent(family)` returns a random agent, also with random biases and norms."""
 
     @functools.cache
     def make(family, **overrides):
@@ -42,11 +42,11 @@ def agent_of(tiny_config, tiny_tokenizer, random_agent):
 
 
 def model_of(agent, cfg=CONFIG, agents=A):
-    return lora.models([share_params([agent.params])], [(agent.config, agents)], cfg.lora, seed=3)[0]
+    return lora.init_models([share_params([agent.params])], [(agent.config, agents)], cfg.lora, seed=3)[0]
 
 
-def moved(model, size=0.3):
-    """The model after some training: adapters that are not 0."""
+def with_noise(model, size=0.3):
+    """Add noise to the adapters of a model, as if it was trained."""
     base, trained = lora.split(model)
     leaves, structure = jax.tree.flatten(trained)
     keys = jax.random.split(jax.random.key(7), len(leaves))
@@ -55,18 +55,18 @@ def moved(model, size=0.3):
 
 
 def merged(agent, model):
-    """Plain parameters [A, ...] of the same agents."""
+    """Return plain parameters [A, ...] of the same agents."""
     return stack_params([merge(agent.config, jax.device_get(unstack(model, a))) for a in range(A)])
 
 
 @pytest.fixture(scope="module")
-def llama(agent_of):
-    return agent_of("llama")
+def llama(make_agent):
+    return make_agent("llama")
 
 
 @pytest.fixture(scope="module")
 def batch():
-    """Completions of lengths 1 to T, with log-probabilities that are no policy's, and each agent's own rewards."""
+    """Completions of lengths 1 to T, with random log-probabilities and rewards."""
     rng = np.random.default_rng(0)
     prompts, tokens = (jnp.asarray(rng.integers(1, 320, shape)) for shape in ((A, P, S), (A, P, G, T)))
     mask = jnp.asarray(np.arange(T) < rng.integers(1, T + 1, (A, P, G, 1)))
@@ -99,13 +99,13 @@ def assert_equal_trees(got, expected):
 # --- the decoder and the sampler -----------------------------------------------------------------------------------------
 
 
-def test_adapters_begin_as_pefts():
+def test_adapters_are_initialized_as_in_peft():
     """b = 0, a uniform in +- 1 / sqrt(inputs): its std is that bound over sqrt(3). No two agents, targets, layers are equal."""
     from jmarl.models.config import ModelConfig
 
     cfg = ModelConfig("llama", 320, 64, 96, 2, 4, 2, 16, 128)
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
-    _, trained = lora.split(lora.models([base], [(cfg, 2)], CONFIG.replace(lora_rank=32).lora, 0)[0])
+    _, trained = lora.split(lora.init_models([base], [(cfg, 2)], CONFIG.replace(lora_rank=32).lora, 0)[0])
     seen = []
     for name, (inputs, outputs) in lora.target_shapes(cfg).items():
         a, b = trained["layers"][name]["a"], trained["layers"][name]["b"]
@@ -116,11 +116,11 @@ def test_adapters_begin_as_pefts():
 
 
 @pytest.mark.parametrize("family, tied", [("llama", True), ("llama", False), ("qwen2", True), ("qwen3", True)])
-def test_base_and_adapters_are_the_merged_weights(agent_of, family, tied):
-    """Logits of base and adapters apart equal those of W + alpha / rank * a b; and the adapters matter."""
-    agent = agent_of(family, tie_embeddings=tied)
+def test_base_and_adapters_equal_the_merged_weights(make_agent, family, tied):
+    """Logits of base and adapters equal those of W + alpha / rank * a b, and differ from those of the base."""
+    agent = make_agent(family, tie_embeddings=tied)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 320, 24))
-    model, forward = moved(model_of(agent)), jax.jit(decoder.forward, static_argnums=1)
+    model, forward = with_noise(model_of(agent)), jax.jit(decoder.forward, static_argnums=1)
     plain = merged(agent, model)
     for a in range(A):
         got, expected = (forward(unstack(params, a), agent.config, tokens) for params in (model, plain))
@@ -129,11 +129,11 @@ def test_base_and_adapters_are_the_merged_weights(agent_of, family, tied):
 
 
 @pytest.mark.parametrize("name", LORA_TARGETS)
-def test_one_target_alone_changes_its_own_weight(llama, name):
-    """Merged, only the part of W that Hugging Face calls so differs from the base, by alpha / rank * a b."""
+def test_an_adapter_changes_only_its_own_weight(llama, name):
+    """After merging, only the weight of that name differs from the base, by alpha / rank * a b."""
     from jmarl.models.hub.hf_format import tensors_from_params
 
-    model = moved(model_of(llama, CONFIG.replace(lora_targets=name)))
+    model = with_noise(model_of(llama, CONFIG.replace(lora_targets=name)))
     before, after = (tensors_from_params(llama.config, p) for p in (llama.params, unstack(merged(llama, model), 1)))
     changed = [tensor for tensor in before if (before[tensor] != after[tensor]).any()]
     assert len(changed) == llama.config.num_layers and all(f".{name}." in tensor for tensor in changed)
@@ -153,9 +153,9 @@ def sampled(params, agent, **settings):
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_the_sampler_draws_what_plain_weights_draw(llama, fresh):
-    """Fresh adapters: the base's tokens. Moved ones: those of the merged weights; with log-probabilities up to rounding."""
-    model = model_of(llama) if fresh else moved(model_of(llama))
+def test_the_sampler_draws_the_tokens_of_plain_weights(llama, fresh):
+    """New adapters: the base's tokens. Trained ones: those of the merged weights; log-probabilities up to rounding."""
+    model = model_of(llama) if fresh else with_noise(model_of(llama))
     plain = stack_params([llama.params] * A) if fresh else merged(llama, model)
     got, expected = sampled(model, llama), sampled(plain, llama)
     np.testing.assert_array_equal(got.tokens, expected.tokens)
@@ -166,11 +166,11 @@ def test_the_sampler_draws_what_plain_weights_draw(llama, fresh):
         assert (got.tokens != sampled(stack_params([llama.params] * A), llama).tokens).any()
 
 
-def test_the_sampler_reads_panels_too(llama):
-    """Base weights cut into panels for CPUs, with adapters beside them."""
+def test_the_sampler_reads_base_weights_cut_into_panels(llama):
+    """Panels change no token; adapters are not cut."""
     from jmarl.sampling import sampler as sampling
 
-    model = moved(model_of(llama))
+    model = with_noise(model_of(llama))
     prompts, lengths = jnp.asarray(np.random.default_rng(2).integers(1, 320, (A, P, S))), jnp.tile(LENGTHS, (A, 1))
     keys = jax.random.split(jax.random.key(0), (A, P, G))
 
@@ -197,9 +197,10 @@ def gradients_of(llama, batch, params, base):
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_gradients_of_the_adapters_are_those_of_the_weight(llama, batch, fresh):
-    """By the chain rule from the merged weights' gradient G: s a^T G of b and s G b^T of a, for all seven targets. So those of
-    b are not 0 at the start, where b = 0 makes those of a 0, and later none is."""
-    model = model_of(llama) if fresh else moved(model_of(llama))
+    """By the chain rule, with the merged weight's gradient G and s = alpha / rank, they are s a^T G for b and s G b^T for a.
+
+    At the start b is 0, and so is the gradient of a."""
+    model = model_of(llama) if fresh else with_noise(model_of(llama))
     base, trained = (unstack(part, 1) for part in lora.split(model))
     got = gradients_of(llama, batch, trained, base)["layers"]
     whole = gradients_of(llama, batch, unstack(merged(llama, model), 1), None)["layers"]
@@ -220,12 +221,12 @@ def test_gradients_of_the_adapters_are_those_of_the_weight(llama, batch, fresh):
 
 @pytest.fixture(scope="module")
 def updated(llama, batch):
-    model = moved(model_of(llama))
+    model = with_noise(model_of(llama))
     return model, *step(model, batch, llama, KL)
 
 
 def test_only_adapters_are_trained(updated, llama):
-    """Every adapter moves; the base, which is what was loaded, keeps every bit, and state and moments have no other arrays."""
+    """Every adapter changes, the base stays bit-equal to the loaded weights, and the state has only adapters."""
     model, state, _ = updated
     base, trained = lora.split(model)
     assert jax.tree.structure(state.params) == jax.tree.structure(trained) == jax.tree.structure(state.grads)
@@ -235,7 +236,7 @@ def test_only_adapters_are_trained(updated, llama):
     assert state.reference is None
 
 
-def test_a_stack_of_adapters_equals_its_agents_alone(updated, llama, batch):
+def test_agents_of_a_stack_equal_agents_trained_alone(updated, llama, batch):
     model, state, metrics = updated
     for a in range(A):
         base, trained = lora.split(model)
@@ -251,7 +252,7 @@ SEVERAL = dict(num_minibatches=2, micro_batches=2, lora_dropout=0.3, kl_coef=0.0
 @pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one step", "several"])
 def test_vmap_equals_map(llama, batch, changes):
     """Gradients of all agents at once; also over micro-batches and several steps, with dropout."""
-    cfg, model = KL.replace(**changes), moved(model_of(llama))
+    cfg, model = KL.replace(**changes), with_noise(model_of(llama))
     if changes:
         batch = batch._replace(keys=update_keys(resolve(cfg), 0, 0, 0, A))
     state, metrics = step(model, batch, llama, cfg)
@@ -261,20 +262,20 @@ def test_vmap_equals_map(llama, batch, changes):
         np.testing.assert_allclose(other_metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_every_pass_over_a_batch_has_a_dropout_of_its_own(llama, batch):
-    """Where no step moves anything, the third pass has another gradient than the second."""
-    cfg, model = CONFIG.replace(lora_dropout=0.3, learning_rate=1e-30), moved(model_of(llama))
+def test_every_pass_over_a_batch_has_its_own_dropout(llama, batch):
+    """With a learning rate of almost 0, the gradients of the second and third pass still differ."""
+    cfg, model = CONFIG.replace(lora_dropout=0.3, learning_rate=1e-30), with_noise(model_of(llama))
     batch = batch._replace(keys=update_keys(resolve(cfg), 0, 0, 0, A))
     second, third = (step(model, batch, llama, cfg.replace(num_epochs=n))[0].grads for n in (2, 3))
     assert distance(third, second) > 0.1
 
 
 def test_the_reference_is_the_base(llama, batch):
-    """KL is 0 with fresh adapters and above it later; its reference log-probabilities are the base's."""
+    """The KL is 0 with new adapters and positive later; its reference log-probabilities are those of the base."""
     kl = [step(model_of(llama), batch, llama, KL.replace(per_agent="vmap"), steps)[1]["kl"] for steps in (1, 3)]
     np.testing.assert_allclose(kl[0], 0, atol=1e-6)
     assert (kl[1] > 1e-3).all()
-    model = moved(model_of(llama))
+    model = with_noise(model_of(llama))
     score = jax.jit(functools.partial(scoring.score, cfg=llama.config))
     inputs = dict(prompts=batch.prompts[0], lengths=batch.prompt_lengths[0], tokens=batch.tokens[0])
     d = score(llama.params, **inputs).logprobs - score(unstack(model, 0), **inputs).logprobs
@@ -287,13 +288,13 @@ def test_the_reference_is_the_base(llama, batch):
 
 @pytest.mark.parametrize("program", ["map", "vmap", "sample"])
 def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
-    """Where the base dominates, one more agent costs far less than a base, in the update (both modes) and in sampling: its
-    adapters, its rows, and with vmap its activations."""
+    """An extra agent costs far less than a large base, in the update (both modes) and in sampling: only its adapters, its rows,
+    and with vmap its activations."""
     cfg = tiny_config(vocab_size=2048, hidden_size=256, intermediate_size=1024, head_dim=64)
     base = share_params([decoder.init_params(cfg, jax.random.key(0))])
     settings, used = CONFIG.replace(lora_rank=2), []
     for agents in (1, 4):
-        model = lora.models([base], [(cfg, agents)], settings.lora, 0)[0]
+        model = lora.init_models([base], [(cfg, agents)], settings.lora, 0)[0]
         ones = functools.partial(jnp.ones, dtype=jnp.int32)
         prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
         if program == "sample":
@@ -311,10 +312,10 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
     assert one >= size and (four - one) / 3 < size / 4, f"{one} and {four} bytes, the base has {size}"
 
 
-def test_every_weight_of_every_layer_has_a_start_and_a_dropout_of_its_own(tiny_config):
+def test_every_weight_of_every_layer_has_its_own_start_and_dropout(tiny_config):
     cfg = tiny_config()
     base = decoder.init_params(cfg, jax.random.key(0))
-    model = unstack(lora.models([share_params([base])], [(cfg, 1)], LoRA(lora_rank=2), 0)[0], 0)
+    model = unstack(lora.init_models([share_params([base])], [(cfg, 1)], LoRA(lora_rank=2), 0)[0], 0)
     layers = lora.with_dropout(model, jax.random.key(0), 0.4)["layers"]
     keys = [tuple(k) for name in lora.targets_of(model) for k in jax.random.key_data(layers[name]["dropout"]["key"]).tolist()]
     assert len(set(keys)) == len(keys) == 7 * cfg.num_layers

@@ -1,4 +1,4 @@
-"""What is done for one platform's compiler: programs for others are without it, and the numbers are the same."""
+"""Optimizations for the compiler of one platform are in no other programs, and change no number."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_only_programs_for_cpus_compute_the_moments_after_the_parameters(step_ar
     assert "stablehlo.is_finite" not in stablehlo(step, *step_arguments, True, platform="cuda")
 
 
-def test_only_programs_for_cpus_hide_the_layer_numbers():
+def test_only_programs_for_cpus_trace_the_layer_numbers():
     numbers, lengths = functools.partial(platforms.layer_numbers, 3), jnp.array([4, 1])
     assert [int(n) for n in jax.jit(numbers)(lengths)] == [0, 1, 2]
     assert "stablehlo.compare" in stablehlo(numbers, lengths, platform="cpu")
@@ -61,18 +61,18 @@ def test_only_programs_for_cpus_hide_the_layer_numbers():
         (("gpu", 8, "float32", True), False),
     ],
 )
-def test_panels_are_for_few_float32_rows_on_a_core_of_their_own(arguments, panels):
+def test_panels_are_for_few_float32_rows_with_one_core_per_agent(arguments, panels):
     assert platforms.use_panels(*arguments) == panels
 
 
-def test_only_cpus_keep_the_gradients():
+def test_only_cpus_reuse_the_memory_of_gradients():
     params = {"w": jnp.ones((2, 3))}
     np.testing.assert_array_equal(platforms.gradient_memory("cpu", params)["w"], np.zeros((2, 3)))
     assert platforms.gradient_memory("gpu", params) is None
 
 
 def test_the_platform_is_that_of_the_arrays(monkeypatch):
-    """Also of shapes that are placed on devices which are only compiled for; arrays on the host go to jax's default one."""
+    """Also for shapes with a sharding, for which programs are only compiled. Host arrays go to jax's default platform."""
     monkeypatch.setattr(jax, "default_backend", lambda: "default")
     placed = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=SingleDeviceSharding(jax.devices("cpu")[0]))
     for tree in ({"a": np.ones(2), "b": jnp.ones(2)}, [placed]):

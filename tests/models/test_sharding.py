@@ -1,4 +1,4 @@
-"""A mesh of eight virtual devices gives what one device gives, and every device holds its share."""
+"""Results on a mesh of eight virtual devices equal those on one device, and every device holds its share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
-from jmarl.team import Team, make_team, placed
+from jmarl.team import Team, make_team, place_params
 from jmarl.training import train
 from jmarl.training.start import start
 from jmarl.learning.team_update import update_team
@@ -87,10 +87,10 @@ out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].stat
 
 team, params = make_team(agents)
 apart = one.replace(mesh="agent=2", algorithm="maac")
-_, state = start(team, placed(team, params, "agent=2"), apart, None)
+_, state = start(team, place_params(team, params, "agent=2"), apart, None)
 out["central"] = sorted({len(x.sharding.device_set) for x in jax.tree.leaves(state.critics)})
 
-def flat(a, b, prompts):  # nothing to learn from the items that begin with an a
+def flat(a, b, prompts):  # equal rewards, and no gradient, for items that begin with an a
     return [0.0 if p.startswith("a") else len(x) - 0.5 * len(set(y)) for x, y, p in zip(a, b, prompts)]
 
 variants = {
@@ -120,7 +120,7 @@ print(json.dumps(out))
 
 @pytest.fixture(scope="module")
 def facts(tiny_dir):
-    """What a process with eight virtual CPU devices finds."""
+    """Results of `SCRIPT` in a process with eight virtual CPU devices."""
     directories = [str(tiny_dir("qwen2", seed=seed)) for seed in (0, 1)]
     env = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -132,15 +132,15 @@ def facts(tiny_dir):
 
 @pytest.mark.parametrize("mesh, devices", [("agent=2", 2), (MESH, 8)])
 def test_the_sampler_on_a_mesh_equals_one_device(facts, mesh, devices):
-    """Equal tokens, and log-probabilities up to the order of sums; in a second turn that goes on from live keys, too."""
+    """Equal tokens, and log-probabilities up to the order of sums; also in a second turn that continues from the cache."""
     assert facts["devices"] == 8 and facts[mesh]["devices"] == devices
     assert facts[mesh]["tokens"] and facts[mesh]["logprobs"] < 1e-5
     assert facts["lengths"][-1] == 6
 
 
 @pytest.mark.parametrize("variant", ["own", "penalty"])
-def test_what_differs_between_agents_on_a_mesh(facts, variant):
-    """Learning rates of each, in turn, with prompts that were replaced; penalties that agents and critics have in common."""
+def test_settings_of_single_agents_on_a_mesh(facts, variant):
+    """own: learning rate per agent, alternating updates, replaced prompts; penalty: KL penalty for agents and critics."""
     assert max(facts[variant]) < 1e-4
 
 
@@ -150,7 +150,7 @@ def test_the_update_on_a_mesh_equals_one_device(facts, mesh):
     assert facts["moved"] > 1e-3, "the update should have changed something"
 
 
-def test_agents_over_the_devices_there_are(facts):
+def test_auto_spreads_agents_over_devices(facts):
     """Eight devices: 2 agents on 2; stacks of 3 and 6 on 3; 2 and 3 have no common divisor; 32 agents, 4 on each."""
     assert [shape["agent"] for shape in facts["auto"]] == [2, 3, 1, 8]
     assert all(shape["data"] == shape["model"] == 1 for shape in facts["auto"])
@@ -161,25 +161,25 @@ def test_training_on_a_mesh_equals_one_device(facts):
     assert facts["steps"] == 2 and facts["train"] < 1e-5 and facts["rewards"] < 1e-6
 
 
-def test_a_run_goes_on_on_another_mesh(facts):
-    """The first update on one device and the second on eight are those of a run on one."""
+def test_a_run_resumes_on_another_mesh(facts):
+    """A first update on one device and a second on eight equal two updates on one."""
     steps, difference = facts["moved there"]
     assert steps == 2 and difference < 1e-5
 
 
-def test_a_central_critic_lies_on_one_device(facts):
-    """Though it starts as a copy of an agent whose weights are spread: else every device would compute it."""
+def test_a_central_critic_is_on_one_device(facts):
+    """It starts as a copy of an agent that is on several devices, each of which would otherwise compute it."""
     assert facts["central"] == [1]
 
 
 def test_parameters_put_on_a_mesh_are_consumed(facts):
-    """Their memory is the state's; a second use says so."""
+    """The state takes their memory; a second use raises an error."""
     assert "parameters of stack 0 were consumed by an earlier run" in facts["again"]
 
 
 def test_every_device_holds_its_share(facts):
     """An eighth of every matrix, of its reference and of both its Adam moments; half of the small vectors (their agent);
-    so each device holds an eighth of the bytes and at most a few per cent more."""
+    so each device holds an eighth of the bytes and at most a few percent more."""
     seen = set()
     for path, (total, *of_devices) in facts["shares"].items():
         name = path.split("'")[-2] if "layers" in path or "embed" in path else path
@@ -192,8 +192,8 @@ def test_every_device_holds_its_share(facts):
     assert whole / 8 <= held < 1.05 * whole / 8
 
 
-def test_an_axis_that_does_not_divide_stays_whole(facts):
-    """Three agents, 31 model dimensions, 65 columns; 321 tokens; and a vector that follows its agent alone."""
+def test_an_axis_that_does_not_divide_is_not_split(facts):
+    """Three agents, hidden size 31, 65 columns; a vocabulary of 321; and a vector that is split by agent only."""
     assert facts["odd"] == {
         "qkv": [None, None, None, None],
         "embed": ["agent", None, "data"],

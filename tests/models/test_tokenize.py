@@ -1,4 +1,4 @@
-"""Prompts become token ids, and token ids text."""
+"""Encode prompts to token ids, and decode token ids to text."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_plain_and_chat_prompts_are_the_tokenizers_ids(tiny_tokenizer):
 
 @pytest.fixture
 def bos_tokenizer(make_tokenizer):
-    """A tokenizer that writes a beginning-of-sequence token before every text, as Llama's does."""
+    """A tokenizer that adds a beginning-of-sequence token before every text, like Llama's."""
     from tokenizers import processors
 
     tokenizer = make_tokenizer()
@@ -38,7 +38,7 @@ def bos_tokenizer(make_tokenizer):
     return tokenizer
 
 
-def test_exactly_one_beginning_of_sequence(bos_tokenizer):
+def test_a_prompt_has_exactly_one_beginning_of_sequence(bos_tokenizer):
     (plain,) = text.encode_prompts(bos_tokenizer, ["Hello"], 64)
     (chat,) = text.encode_prompts(bos_tokenizer, ["Hello"], 64, chat=True)
     (templated,) = text.encode_prompts(bos_tokenizer, [text.chat_prompt(bos_tokenizer, "Hello")], 64)
@@ -55,7 +55,7 @@ def test_a_prompt_may_fill_the_context_exactly_and_no_more(tiny_tokenizer):
         text.encode_prompts(tiny_tokenizer, ["1", "1234567"], n + 4, max_new_tokens=5)
 
 
-def test_other_bad_prompts_are_named(tiny_tokenizer):
+def test_errors_name_other_bad_prompts(tiny_tokenizer):
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         text.encode_prompts(tiny_tokenizer, ["a", ""], 8)
     with pytest.raises(TypeError, match="list of strings"):
@@ -73,7 +73,7 @@ def test_stop_ids_are_the_eos_first_and_then_special_ends_of_turn(tiny_tokenizer
     assert text.stop_ids(base) == (2, 0)
 
 
-def test_stop_names_that_are_ordinary_text_do_not_stop(make_tokenizer):
+def test_stop_tokens_that_are_not_special_do_not_stop(make_tokenizer):
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["<|eot_id|>"])  # in the vocabulary, but not special
     assert text.stop_ids(tokenizer) == (2, 0)
@@ -92,7 +92,7 @@ def test_decode_skips_special_tokens_and_keeps_every_space(tiny_tokenizer):
 
 
 def test_a_cut_prompt_is_its_last_tokens(tiny_tokenizer, bos_tokenizer):
-    """Behind the beginning-of-sequence token, where the prompt starts with it."""
+    """A beginning-of-sequence token at the start stays."""
     (row,) = text.encode_prompts(tiny_tokenizer, ["0123456789"], 64)
     assert text.cut_left(tiny_tokenizer, row, 4) == row[-4:] == tiny_tokenizer.encode("6789")
     (row,) = text.encode_prompts(bos_tokenizer, ["0123456789"], 64)
@@ -101,12 +101,12 @@ def test_a_cut_prompt_is_its_last_tokens(tiny_tokenizer, bos_tokenizer):
 
 
 def test_a_cut_message_keeps_its_chat_template(tiny_tokenizer):
-    """The template renders as around the last characters alone; of a conversation the oldest tokens go."""
+    """The result is the template around the last characters; a conversation loses its oldest tokens."""
     (row,) = text.encode_prompts(tiny_tokenizer, ["0123456789"], 64, chat=True)
     (expected,) = text.encode_prompts(tiny_tokenizer, ["789"], 64, chat=True)
     assert text.cut_left(tiny_tokenizer, row, len(expected), chat=True) == expected
-    said = row + tiny_tokenizer.encode("42<|im_end|>", add_special_tokens=False)
-    (longer,) = text.follow_ups(tiny_tokenizer, [said], ["And now?"], 256, chat=True)
+    history = row + tiny_tokenizer.encode("42<|im_end|>", add_special_tokens=False)
+    (longer,) = text.follow_ups(tiny_tokenizer, [history], ["And now?"], 256, chat=True)
     cut = text.cut_left(tiny_tokenizer, longer, len(longer) - 5, chat=True)
     expected = tiny_tokenizer.decode(longer, skip_special_tokens=False).replace("0123456789", "56789")
     assert tiny_tokenizer.decode(cut, skip_special_tokens=False) == expected
@@ -115,10 +115,10 @@ def test_a_cut_message_keeps_its_chat_template(tiny_tokenizer):
 def test_no_room_for_any_token_of_a_prompt_is_an_error(tiny_tokenizer):
     with pytest.raises(ValueError, match="there is room for 0 tokens of a prompt: lower max_new_tokens"):
         text.cut_left(tiny_tokenizer, [5, 6], 0)
-    before, behind = text.template_ids(tiny_tokenizer)
-    size = len(before) + len(behind)
+    before, after = text.template_ids(tiny_tokenizer)
+    size = len(before) + len(after)
     with pytest.raises(ValueError, match=f"room for {size} tokens of a prompt, of which the chat template takes {size}"):
-        text.cut_left(tiny_tokenizer, [*before, 5, 6, *behind], size, chat=True)
+        text.cut_left(tiny_tokenizer, [*before, 5, 6, *after], size, chat=True)
 
 
 # --- later turns ---------------------------------------------------------------------------------------------------------
@@ -126,12 +126,12 @@ def test_no_room_for_any_token_of_a_prompt_is_an_error(tiny_tokenizer):
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_follow_up_is_what_the_template_writes(tiny_tokenizer, ended):
-    """Whether or not the completion ended its message itself, the conversation reads as the template renders it, and what was
-    said before stays the tokens it was."""
+    """The conversation reads as the template renders it, whether or not the completion ended its message. The tokens of the
+    history are unchanged."""
     (prompt,) = text.encode_prompts(tiny_tokenizer, ["What is the answer?"], 64, chat=True)
-    said = prompt + tiny_tokenizer.encode("42, says the farmer" + ("<|im_end|>" if ended else ""), add_special_tokens=False)
-    (row,) = text.follow_ups(tiny_tokenizer, [said], ["And the question?"], 256, 8, chat=True)
-    assert row[: len(said)] == said
+    history = prompt + tiny_tokenizer.encode("42, says the farmer" + ("<|im_end|>" if ended else ""), add_special_tokens=False)
+    (row,) = text.follow_ups(tiny_tokenizer, [history], ["And the question?"], 256, 8, chat=True)
+    assert row[: len(history)] == history
     messages = [("user", "What is the answer?"), ("assistant", "42, says the farmer"), ("user", "And the question?")]
     messages = [{"role": role, "content": content} for role, content in messages]
     expected = tiny_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -149,8 +149,8 @@ def test_a_follow_up_without_a_template_is_the_text(tiny_tokenizer):
         text.follow_ups(tiny_tokenizer, [[], [5, 6]], [" and", " and"], n + 61, 60)
 
 
-def test_lone_surrogates_of_prompts_are_written_out(tiny_tokenizer):
-    """As the texts of exceptions may have them, which environments put into the next prompt."""
+def test_lone_surrogates_in_prompts_are_escaped(tiny_tokenizer):
+    """Messages of exceptions may contain them, and environments put these into the next prompt."""
     for chat in (False, True):
         broken, plain = (
             text.encode_prompts(tiny_tokenizer, [prompt], 512, chat=chat) for prompt in ("a \ud800 b é", "a \\ud800 b é")

@@ -240,7 +240,7 @@ def test_running_statistics():
         seen += returns[np.isfinite(returns)].tolist()
         for role in set(roles.ravel().tolist()):
             baseline[role] = 0.9 * baseline[role] + 0.1 * np.nanmean(returns[roles == role])
-    assert running.count == len(seen) == 25
+    assert running.num_returns == len(seen) == 25
     np.testing.assert_allclose([running.mean, running_std(running)], [np.mean(seen), np.std(seen)], rtol=1e-5)
     np.testing.assert_allclose(running.baseline, baseline, rtol=1e-5)
     scaled = estimate(group_mean, R, scale="running_std", running_std=running_std(running))

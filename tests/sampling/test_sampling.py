@@ -69,7 +69,7 @@ def assert_same_rows(got, expected):
 
 def rows(out, index):
     """The fields with the axes [A, P, G], indexed."""
-    return out._replace(**{name: np.asarray(x)[index] for name, x in out._asdict().items() if name not in ("steps", "kept")})
+    return out._replace(**{name: np.asarray(x)[index] for name, x in out._asdict().items() if name not in ("steps", "cache")})
 
 
 # --- the distribution ----------------------------------------------------------------------------------------------------

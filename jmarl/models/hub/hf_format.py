@@ -1,15 +1,15 @@
-"""Hugging Face's model format and ours: configs, and one table of where each tensor goes, read in both directions.
+"""Convert between Hugging Face's model format and ours: configs, and tensors by one table that serves both directions.
 
 Pure functions of dicts and numpy arrays: files, the hub and the cache are in `jmarl.models.hub.agents`, GGUF in
-`jmarl.models.hub.gguf`; both fill the same table. Left out because the decoder does not compute it, and refused by name:
-sliding windows, biases in the feed-forward layer, rotary scalings other than Llama 3's, activations other than SiLU,
-quantised safetensors.
+`jmarl.models.hub.gguf`. Left out because the decoder does not compute it (an error names it): sliding windows, biases in the
+feed-forward layer, rotary scalings other than Llama 3's, activations other than SiLU, quantized safetensors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +18,20 @@ from jmarl.models.config import ModelConfig, RopeScaling
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 HEAD = "lm_head.weight"
-NOT_WEIGHTS = ".rotary_emb.inv_freq"  # a constant that old Llama checkpoints carry along
+ROPE_SCALING = {  # field of `RopeScaling` -> key in config.json
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_positions": "original_max_position_embeddings",
+}
+NOT_WEIGHTS = ".rotary_emb.inv_freq"  # a constant in old Llama checkpoints
 
 
 # --- config.json -------------------------------------------------------------------------------------------------------
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read a ``config.json``, in transformers' old (``rope_theta``) and new (``rope_parameters``) spelling."""
+    """Convert a ``config.json``, in transformers' old (``rope_theta``) or new (``rope_parameters``) spelling."""
     family = hf.get("model_type")
     if family not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -55,7 +61,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def config_to_hf(cfg: ModelConfig, tokenizer: Any = None) -> dict[str, Any]:
-    """The ``config.json`` of a config, in the old spelling, which transformers 4, transformers 5 and vLLM all read."""
+    """Return a ``config.json`` in the old spelling, which transformers 4, transformers 5 and vLLM read."""
     if cfg.family not in ARCHITECTURES:
         raise ValueError(f"family={cfg.family!r} has no Hugging Face layout: jmarl knows {', '.join(ARCHITECTURES)}")
     hf = {
@@ -77,14 +83,14 @@ def config_to_hf(cfg: ModelConfig, tokenizer: Any = None) -> dict[str, Any]:
         "attention_bias": cfg.out_bias,
         **({"mlp_bias": False} if cfg.family == "llama" else {"use_sliding_window": False}),
         "torch_dtype": "float32",
-    }  # the special ids even when there are none: transformers would otherwise assume those of the original Llama
+    }
+    # Write special ids even if they are None: without them transformers assumes those of the original Llama.
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         hf[key] = None if tokenizer is None else getattr(tokenizer, key)
-    back = config_from_hf(hf)
-    lost = [f.name for f in dataclasses.fields(cfg) if getattr(back, f.name) != getattr(cfg, f.name)]
+    expected, actual = dataclasses.asdict(cfg), dataclasses.asdict(config_from_hf(hf))
+    lost = ", ".join(f"{name}={getattr(cfg, name)!r}" for name in expected if actual[name] != expected[name])
     if lost:
-        given = ", ".join(f"{name}={getattr(cfg, name)!r}" for name in lost)
-        raise ValueError(f"Hugging Face's {cfg.family} layout cannot hold {given}; choose another family or drop it")
+        raise ValueError(f"Hugging Face's {cfg.family} layout cannot hold {lost}; choose another family or drop it")
     return hf
 
 
@@ -109,9 +115,14 @@ def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
         f"partial_rotary_factor={partial}": partial != 1.0,
         "quantization_config (load the checkpoint in full precision)": hf.get("quantization_config") is not None,
     }
-    for what, present in unsupported.items():
+    refuse(unsupported, f"this {hf['model_type']} checkpoint", "jmarl's decoder does not support")
+
+
+def refuse(features: Mapping[str, bool], checkpoint: str, reason: str) -> None:
+    """Raise ValueError for the first feature that a checkpoint has; `checkpoint` and `reason` are parts of the message."""
+    for feature, present in features.items():
         if present:
-            raise ValueError(f"this {hf['model_type']} checkpoint has {what}, which jmarl's decoder does not support")
+            raise ValueError(f"{checkpoint} has {feature}, which {reason}")
 
 
 def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
@@ -122,49 +133,40 @@ def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         return theta, None
     if kind != "llama3":
         raise ValueError(f"rope type {kind!r} is not supported: jmarl knows 'default' and 'llama3'")
-    return theta, RopeScaling(
-        factor=_need(rope, "factor"),
-        low_freq_factor=_need(rope, "low_freq_factor"),
-        high_freq_factor=_need(rope, "high_freq_factor"),
-        original_max_positions=_need(rope, "original_max_position_embeddings"),
-    )
+    return theta, RopeScaling(**{ours: _need(rope, theirs) for ours, theirs in ROPE_SCALING.items()})
 
 
 def _scaling_to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_positions,
-    }
+    return {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for ours, theirs in ROPE_SCALING.items()}
 
 
 # --- tensors -----------------------------------------------------------------------------------------------------------
 
 
 class Slot(NamedTuple):
-    """Where one Hugging Face tensor lives: ``leaf[index] == tensor.reshape(split).transpose(axes)``; leaves of query, key
-    and value are indexed with their heads apart (`_heads_apart`)."""
+    """The place of a Hugging Face tensor in the parameters: ``leaf[part] == tensor.reshape(split).transpose(axes)``.
+
+    `part` indexes the views that `_split_heads` returns.
+    """
 
     leaf: str  # "embed", "layers.qkv", ...
-    index: tuple  # which part of the leaf
+    part: tuple[Any, ...]  # an index of the leaf
     shape: tuple[int, ...]  # of the Hugging Face tensor
-    split: tuple[int, ...]  # the same numbers with the axes of the leaf apart
-    axes: tuple[int, ...]  # the order the leaf has them in
+    split: tuple[int, ...]  # its shape with one axis per axis of the leaf
+    axes: tuple[int, ...]  # the order of these axes in the leaf
 
 
 class Tensor(NamedTuple):
-    """One tensor of a checkpoint file, read when it is its turn."""
+    """A tensor of a checkpoint file, not read yet."""
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
 
 
 def param_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every leaf of the decoder's parameters, e.g. ``layers.down`` -> [L, F, D]."""
+    """Return the shape of every leaf of the decoder's parameters, e.g. ``layers.down`` -> [L, F, D]."""
     d, f, h, k, q = cfg.hidden_size, cfg.intermediate_size, cfg.head_dim, cfg.num_kv_heads, cfg.queries_per_kv
     layer = {
         **{"attn_norm": (d,), "qkv": (d, k * (q + 2) * h), "out": (k * q * h, d)},
@@ -178,15 +180,15 @@ def param_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes if cfg.tie_embeddings else {**shapes, "lm_head": (d, cfg.vocab_size)}
 
 
-def _heads_apart(cfg: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Views of the leaves, query, key and value as [..., K, Q+2, h]."""
+def _split_heads(cfg: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return views of the leaves, those of query, key and value as [..., K, Q+2, h]."""
     heads = (cfg.num_kv_heads, cfg.queries_per_kv + 2, cfg.head_dim)
-    apart = ("layers.qkv", "layers.qkv_bias")
-    return {name: leaf.reshape(*leaf.shape[:-1], *heads) if name in apart else leaf for name, leaf in leaves.items()}
+    qkv = ("layers.qkv", "layers.qkv_bias")
+    return {name: leaf.reshape(*leaf.shape[:-1], *heads) if name in qkv else leaf for name, leaf in leaves.items()}
 
 
 def tensor_slots(cfg: ModelConfig) -> dict[str, Slot]:
-    """Every Hugging Face tensor of this architecture and where it lives in the decoder's parameters."""
+    """Return the slot of every Hugging Face tensor of an architecture."""
     v, d = cfg.vocab_size, cfg.hidden_size
     slots = {
         "model.embed_tokens.weight": Slot("embed", (), (v, d), (v, d), (0, 1)),
@@ -201,21 +203,21 @@ def tensor_slots(cfg: ModelConfig) -> dict[str, Slot]:
 
 def _layer_slots(cfg: ModelConfig, n: int) -> Iterator[tuple[str, Slot]]:
     d, f, h, k, q = cfg.hidden_size, cfg.intermediate_size, cfg.head_dim, cfg.num_kv_heads, cfg.queries_per_kv
-    every = slice(None)
-    parts = {"q": (slice(None, q), (k, q, h)), "k": (q, (k, h)), "v": (q + 1, (k, h))}  # where in [Q+2], and its axes
+    parts = {"q": (slice(None, q), (k, q, h)), "k": (q, (k, h)), "v": (q + 1, (k, h))}  # index in [Q+2], shape in the leaf
     for name, (part, split) in parts.items():
-        rows, axes = len(split), tuple(range(len(split)))
-        size = k * q * h if name == "q" else k * h
-        yield (
-            f"self_attn.{name}_proj.weight",
-            Slot("layers.qkv", (n, every, every, part), (size, d), (*split, d), (rows, *axes)),
-        )
+        size, axes = math.prod(split), tuple(range(len(split)))
+        weight = Slot("layers.qkv", (n, slice(None), slice(None), part), (size, d), (*split, d), (len(split), *axes))
+        yield f"self_attn.{name}_proj.weight", weight
         if cfg.qkv_bias:
-            yield f"self_attn.{name}_proj.bias", Slot("layers.qkv_bias", (n, every, part), (size,), split, axes)
-    yield "self_attn.o_proj.weight", Slot("layers.out", (n,), (d, k * q * h), (d, k * q * h), (1, 0))
-    yield "mlp.gate_proj.weight", Slot("layers.gate", (n,), (f, d), (f, d), (1, 0))
-    yield "mlp.up_proj.weight", Slot("layers.up", (n,), (f, d), (f, d), (1, 0))
-    yield "mlp.down_proj.weight", Slot("layers.down", (n,), (d, f), (d, f), (1, 0))
+            yield f"self_attn.{name}_proj.bias", Slot("layers.qkv_bias", (n, slice(None), part), (size,), split, axes)
+    matrices = {
+        "self_attn.o_proj.weight": ("out", (d, k * q * h)),
+        "mlp.gate_proj.weight": ("gate", (f, d)),
+        "mlp.up_proj.weight": ("up", (f, d)),
+        "mlp.down_proj.weight": ("down", (d, f)),
+    }
+    for name, (leaf, shape) in matrices.items():
+        yield name, Slot(f"layers.{leaf}", (n,), shape, shape, (1, 0))
     vectors = {"input_layernorm.weight": ("attn_norm", d), "post_attention_layernorm.weight": ("mlp_norm", d)}
     if cfg.out_bias:
         vectors["self_attn.o_proj.bias"] = ("out_bias", d)
@@ -226,26 +228,26 @@ def _layer_slots(cfg: ModelConfig, n: int) -> Iterator[tuple[str, Slot]]:
 
 
 def params_from_tensors(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: str) -> dict[str, Any]:
-    """Decoder parameters in float32 from a checkpoint's tensors, one tensor at a time; `where` names it in errors."""
+    """Read a checkpoint's tensors, one at a time, to the decoder's parameters in float32. where: its name in errors."""
     slots = tensor_slots(cfg)
     names = {name for name in tensors if not name.endswith(NOT_WEIGHTS)}
-    surplus_head = cfg.tie_embeddings and HEAD in names
-    check_names(names - {HEAD} if surplus_head else names, slots, where)
+    redundant_head = cfg.tie_embeddings and HEAD in names
+    check_names(names - {HEAD} if redundant_head else names, slots, where)
     for name, slot in slots.items():
         if tuple(tensors[name].shape) != slot.shape:
             raise ValueError(f"{where}: {name} has shape {tuple(tensors[name].shape)}, the config asks for {slot.shape}")
     leaves = {name: np.empty(shape, np.float32) for name, shape in param_shapes(cfg).items()}
-    apart = _heads_apart(cfg, leaves)
+    views = _split_heads(cfg, leaves)
     for name, slot in slots.items():
         array = np.asarray(tensors[name].read(), np.float32)
-        apart[slot.leaf][slot.index] = array.reshape(slot.split).transpose(slot.axes)
-    if surplus_head and not np.array_equal(np.asarray(tensors[HEAD].read(), np.float32), leaves["embed"]):
+        views[slot.leaf][slot.part] = array.reshape(slot.split).transpose(slot.axes)
+    if redundant_head and not np.array_equal(np.asarray(tensors[HEAD].read(), np.float32), leaves["embed"]):
         raise ValueError(f"{where}: tie_word_embeddings is true, but {HEAD} differs from model.embed_tokens.weight")
     return _nest(leaves)
 
 
 def tensors_from_params(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The inverse of `params_from_tensors`: Hugging Face tensors, float32 and contiguous, of one agent's parameters."""
+    """Return one agent's parameters as Hugging Face tensors, float32 and contiguous. Inverts `params_from_tensors`."""
     leaves = {name: np.asarray(leaf) for name, leaf in _flatten(params)}
     shapes = param_shapes(cfg)
     check_names(leaves, shapes, "params")
@@ -255,27 +257,28 @@ def tensors_from_params(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str
                 f"params: {name} has shape {leaf.shape}, the config asks for {shapes[name]} "
                 "(of a stack of agents, export one agent at a time)"
             )
-    tensors, apart = {}, _heads_apart(cfg, leaves)
+    tensors, views = {}, _split_heads(cfg, leaves)
     for name, slot in tensor_slots(cfg).items():
-        part = apart[slot.leaf][slot.index].transpose(np.argsort(slot.axes))
+        part = views[slot.leaf][slot.part].transpose(np.argsort(slot.axes))
         tensors[name] = np.ascontiguousarray(part, np.float32).reshape(slot.shape)
     return tensors
 
 
-def check_names(given, expected, where: str) -> None:
-    """Raise unless both hold the same names; say how many are missing or left over, and which."""
-    given, expected = set(given), set(expected)
-    for names, what in ((expected - given, "missing"), (given - expected, "unknown to this architecture")):
-        if names:
-            first = sorted(names)[:5]
-            listed = ", ".join(first) + (", ..." if len(names) > len(first) else "")
-            verb = "tensor is" if len(names) == 1 else "tensors are"
-            raise ValueError(f"{where}: {len(names)} {verb} {what}: {listed} (expected {len(expected)}, found {len(given)})")
+def check_names(names: Iterable[str], expected_names: Iterable[str], where: str) -> None:
+    """Raise ValueError unless the names are the expected ones; `where` begins the message."""
+    actual, expected = set(names), set(expected_names)
+    for wrong, problem in ((expected - actual, "missing"), (actual - expected, "unknown to this architecture")):
+        if wrong:
+            listed = ", ".join(sorted(wrong)[:5]) + (", ..." if len(wrong) > 5 else "")
+            verb = "tensor is" if len(wrong) == 1 else "tensors are"
+            counts = f"(expected {len(expected)}, found {len(actual)})"
+            raise ValueError(f"{where}: {len(wrong)} {verb} {problem}: {listed} {counts}")
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    layers = {name.removeprefix("layers."): leaf for name, leaf in leaves.items() if name.startswith("layers.")}
-    return {**{name: leaf for name, leaf in leaves.items() if not name.startswith("layers.")}, "layers": layers}
+    params: dict[str, Any] = {name: leaf for name, leaf in leaves.items() if not name.startswith("layers.")}
+    params["layers"] = {name.removeprefix("layers."): leaf for name, leaf in leaves.items() if name.startswith("layers.")}
+    return params
 
 
 def _flatten(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
-from jmarl.team import make_team, placed, policies, save_team
+from jmarl.team import make_team, place_params, policies, save_team
 from jmarl.training.checks import check_settings, check_team, environment_of
 from jmarl.training.records import TrainResult
 from jmarl.training.train import train
@@ -75,7 +75,7 @@ class Trainer:
         check_settings(self.config)
         check_team(self.team, self.config)
         environment_of(self.team, self.env, None, None, self.config)  # raises for an environment that does not fit
-        self._params = placed(self.team, params, self.config.run.mesh)
+        self._params = place_params(self.team, params, self.config.run.mesh)
 
     @property
     def params(self) -> list[Any]:

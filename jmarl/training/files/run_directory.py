@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
-from jmarl.team import bases, to_checkpoint
+from jmarl.team import base_digests, to_checkpoint
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.fingerprint import difference
 from jmarl.training.files.lock import check_unlocked, locked
@@ -139,7 +139,7 @@ def open_run(
             opened.enter_context(locked(cfg.run.output_dir))
             check_contents(cfg)  # once more, now that nobody else can change it
         if cfg.run.saves or cfg.run.resume:
-            run.meta["bases"] = bases(state)
+            run.meta["bases"] = base_digests(state)
         if cfg.run.resume:
             run.state = resume(cfg, state, run.meta, step)
         elif cfg.run.output_dir:

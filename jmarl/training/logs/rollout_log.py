@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.evaluation.evaluate import Evaluation, numbers
-from jmarl.models.stack import fetched
+from jmarl.models.stack import to_host
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_agents
 from jmarl.training.logs.step_log import Step, StepLog, update_metrics
@@ -30,7 +30,7 @@ class RolloutLog(StepLog):
                 warnings.warn(message, stacklevel=3)
 
     def row(self, step: Step, seconds: float) -> dict[str, float]:
-        row = rollout_metrics(self.team, step.experience.rollout) | update_metrics(self.team, fetched(step.metrics))
+        row = rollout_metrics(self.team, step.experience.rollout) | update_metrics(self.team, to_host(step.metrics))
         return row | {"tokens_per_s": row["tokens"] / seconds}
 
     def fault(self, experience: Played) -> str:

@@ -22,7 +22,7 @@ from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.tokenize import chat_follow_up, chat_messages, encode_prompts
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import apart, batch_shardings, mesh_of, over_agents
+from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
 from jmarl.models.stack import per_agent
 from jmarl.sampling.generate import bucket
 from jmarl.sampling.scoring import hidden_states
@@ -183,7 +183,7 @@ def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: A
         hidden = hidden_states(weights, model, batch.prompts, batch.prompt_lengths, batch.tokens, "full")
         return pair_numbers(params, weights, hidden, batch.tokens, algorithm)
 
-    mode = algorithm.optimizer.per_agent if mesh is None or apart(mesh, agents) else "vmap"
+    mode = algorithm.optimizer.per_agent if mesh is None or splits_only_agents(mesh, agents) else "vmap"
     return over_agents(per_agent(one_agent, mode), mesh, agents)(params, batch)
 
 
