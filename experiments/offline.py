@@ -19,7 +19,7 @@ from jmarl.config import Run, TrainConfig, check
 from jmarl.models.hub.agents import load_agent
 from jmarl.team import make_team
 from jmarl.training.fit import check_fit, fit
-from jmarl.training.preferences.pairs import held_out, load_pairs, load_trajectories
+from jmarl.training.preferences.pairs import load_pairs, load_trajectories, split_by_prompt
 from jmarl.training.preferences.reward_model import FOLDER, fit_reward_model, save_reward_model
 from jmarl.training.records import FitResult
 
@@ -57,7 +57,7 @@ def run(cfg: OfflineConfig) -> FitResult:
     data, held = cfg.read(cfg.data), cfg.read(cfg.eval_data) if cfg.eval_data else []
     if not held:
         pairs = find_row(cfg.algorithm).data == "pairs"
-        data, held = held_out(data, 10) if pairs else ([x for i, x in enumerate(data) if i % 10] or data, data[::10])
+        data, held = split_by_prompt(data, 10) if pairs else ([x for i, x in enumerate(data) if i % 10] or data, data[::10])
     if cfg.algorithm == "reward_model":
         model, result = fit_reward_model(load_agent(cfg.model), data, cfg, eval_pairs=held)
         if cfg.run.output_dir:

@@ -11,13 +11,13 @@ import pytest
 from jmarl.training.preferences.pairs import (
     Pair,
     Trajectory,
-    held_out,
     load_pairs,
     load_trajectories,
     replay_weights,
     save_pairs,
     select,
     select_against,
+    split_by_prompt,
 )
 
 NAN = math.nan
@@ -250,8 +250,8 @@ def test_what_is_held_out_shares_no_prompt_with_what_is_learned():
     """Three pairs of each of ten prompts: those of two prompts are held out; of a single prompt every fifth pair; one pair is
     learned."""
     pairs = [Pair((f"prompt {p}",), (f"{k}",), ("x",)) for p in range(10) for k in range(3)]
-    learned, held = held_out(pairs, 5)
+    learned, held = split_by_prompt(pairs, 5)
     assert {pair.prompts for pair in held} == {("prompt 0",), ("prompt 5",)} and len(held) == 6 and len(learned) == 24
-    assert held_out(pairs[:6], 5) == (pairs[3:6], pairs[:3])
-    assert len(held_out([pairs[0]._replace(chosen=(str(k),)) for k in range(10)], 5)[1]) == 2
-    assert held_out(pairs[:1], 5) == (pairs[:1], [])
+    assert split_by_prompt(pairs[:6], 5) == (pairs[3:6], pairs[:3])
+    assert len(split_by_prompt([pairs[0]._replace(chosen=(str(k),)) for k in range(10)], 5)[1]) == 2
+    assert split_by_prompt(pairs[:1], 5) == (pairs[:1], [])

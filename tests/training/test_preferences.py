@@ -25,12 +25,13 @@ from jmarl.team import make_team
 from jmarl.training.fit import fit
 from jmarl.training.preferences.data_source import data_batches, encode, evaluate_on_data, examples_at
 from jmarl.training.preferences.encoding import (
+    Examples,
     encode_pairs,
     encode_trajectories,
     pair_batches,
     pair_scores,
-    reference_scores,
     text_batches,
+    with_reference,
     with_team_margin,
 )
 from jmarl.training.preferences.pairs import Pair, Trajectory
@@ -147,8 +148,8 @@ def learned(team_and_params, reference, pairs, algorithm, count=4):
     """Gradients and metrics of one update on pairs."""
     team, params = team_and_params
     encoded = encode_pairs(team, pairs, False)
-    scores = reference_scores(team, [reference], encoded, count, algorithm)
-    batches = pair_batches(team, encoded, scores, count, algorithm)
+    examples = with_reference(team, [reference], encoded, count, algorithm)
+    batches = pair_batches(team, examples, count, algorithm)
     if algorithm.row.margin == "joint":
         batches = with_team_margin(team, params, batches, algorithm)
     state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
@@ -275,12 +276,12 @@ def test_agents_of_several_stacks_have_their_own_numbers(agents, two_models):
     pairs = [Pair(*((*texts, "of the farmer") for texts in pair[:3])) for pair in PAIRS]
     team, params = make_team(three)
     coded = encode_pairs(team, pairs, False)
-    found = reference_scores(team, params, coded, 4, algorithm)
+    found = with_reference(team, params, coded, 4, algorithm).reference
     for n, agent in enumerate(three):
         alone, own = make_team([agent])
-        expected = reference_scores(alone, own, [[of[n]] for of in coded], 4, algorithm)
+        expected = with_reference(alone, own, [[of[n]] for of in coded], 4, algorithm).reference
         np.testing.assert_allclose(found[:, n], expected[:, 0], rtol=1e-4)
-    batches = with_team_margin(team, params, pair_batches(team, coded, 0.5 * found, 4, algorithm), algorithm)
+    batches = with_team_margin(team, params, pair_batches(team, Examples(coded, 0.5 * found), 4, algorithm), algorithm)
     margins = 0.5 * (found[..., 0] - found[..., 1])
     others = margins.sum(1, keepdims=True) - margins
     for spec, batch in zip(team.stacks, batches, strict=True):
@@ -296,9 +297,9 @@ def test_long_prompts_beside_long_completions(team):
     for name in ("dpo", "reward_model"):
         algorithm = resolved(algorithm=name)
         params = team[1] if name == "dpo" else [with_value_head(team[1][0]) | {"value": jnp.ones((2, 32))}]
-        together = pair_scores(team[0], params, pair_batches(team[0], coded, None, 2, algorithm), algorithm)
+        together = pair_scores(team[0], params, pair_batches(team[0], Examples(coded), 2, algorithm), algorithm)
         for i, one in enumerate(coded):
-            alone = pair_scores(team[0], params, pair_batches(team[0], [one], None, 1, algorithm), algorithm)
+            alone = pair_scores(team[0], params, pair_batches(team[0], Examples([one]), 1, algorithm), algorithm)
             np.testing.assert_allclose(together[i], alone[0], rtol=1e-4, atol=1e-4)
     for rows in (([6] * 16, [7]), ([7], [6] * 16)):
         with pytest.raises(ValueError, match="has 129 tokens, the context 128"):
@@ -331,7 +332,7 @@ def test_a_reward_model_scores_behind_the_last_token(team):
     spec = one.stacks[0]
     with_head = with_value_head(params) | {"value": 0.3 * jax.random.normal(jax.random.key(0), params["final_norm"].shape)}
     coded = encode_pairs(one, PAIRS, False)
-    (batch,) = pair_batches(one, coded, None, 4, algorithm)
+    (batch,) = pair_batches(one, Examples(coded), 4, algorithm)
     scores = pair_scores(one, [with_head], (batch,), algorithm)
 
     def by_itself(n, c, k):
@@ -345,10 +346,11 @@ def test_a_reward_model_scores_behind_the_last_token(team):
             np.testing.assert_allclose(scores[i, n], [by_itself(n, c[n], k) for k in (0, 1)], rtol=1e-4, atol=1e-5)
     agent = functools.partial(unstack, agent=0)
     of_agent = jax.jit(functools.partial(agent_gradients, model=spec.config, algorithm=algorithm))
-    _, metrics, _ = of_agent(agent(with_head), None, None, agent(batch))
+    running = agent(init_stack(with_head, algorithm).running)
+    _, metrics, _ = of_agent(agent(with_head), None, running, agent(batch))
     margins = scores[:3, 0, 0] - scores[:3, 0, 1]
     np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-margins)).mean(), rtol=1e-4)
-    grads, fresh, _ = of_agent(agent(with_value_head(params)), None, None, agent(batch))
+    grads, fresh, _ = of_agent(agent(with_value_head(params)), None, running, agent(batch))
     np.testing.assert_allclose(fresh["loss"], math.log(2), rtol=1e-6)
     assert np.abs(grads["value"]).max() > 1e-3
 
@@ -406,7 +408,7 @@ def test_the_loss_of_texts_is_the_mean_surprise_of_each_kind_of_token(one, cloni
         return cloning * nll[kinds == 1].mean() + predicting * nll[kinds == 2].mean()
 
     algorithm = resolved(algorithm="sft", bc_weight=cloning, world_model_weight=predicting, micro_batches=2)
-    (batch,) = text_batches(team, coded, 4)
+    (batch,) = text_batches(team, Examples(coded), 4)
     state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
     state, metrics, _ = update_stack(state, batch, model=cfg, algorithm=algorithm)
     value, expected = jax.value_and_grad(loss)(unstack(params[0], 0))
@@ -569,7 +571,7 @@ def test_a_pair_that_cannot_be_read_is_named(agents, data, message):
 def test_more_parts_than_pairs_are_told_by_the_users_setting(agents):
     team, params = make_team(agents)
     algorithm = resolved(algorithm="madpo", micro_batches=8)
-    (batch,) = pair_batches(team, encode_pairs(team, TASTES[:4], False), None, 4, algorithm)
+    (batch,) = pair_batches(team, Examples(encode_pairs(team, TASTES[:4], False)), 4, algorithm)
     state = init_stack(params[0], algorithm)
     with pytest.raises(ValueError, match="micro_batches=8 is more than the 4 pairs or texts of an update: .* batch_size"):
         update_stack(state, batch, model=team.stacks[0].config, algorithm=algorithm)

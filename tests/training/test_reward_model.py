@@ -22,9 +22,9 @@ from jmarl.team import make_team
 from jmarl.training.checks import check_settings
 from jmarl.training.preferences.encoding import encode_pairs
 from jmarl.training.preferences.pair_rounds import Round, load_round
-from jmarl.training.preferences.pairs import Pair, held_out
+from jmarl.training.preferences.pairs import Pair, split_by_prompt
 from jmarl.training.preferences.reward_model import (
-    Learned,
+    LearnedReward,
     LearnedRounds,
     RewardModel,
     fit_reward_model,
@@ -33,7 +33,6 @@ from jmarl.training.preferences.reward_model import (
     policy_config,
     reward_config,
     save_reward_model,
-    scores_of,
 )
 from jmarl.training.records import FitResult
 from jmarl.training.train import train
@@ -86,7 +85,7 @@ def model(agents):
 
 
 def of_pairs(model, joint):
-    return scores_of(model, encode_pairs(model.team, joint, False))
+    return model.values(encode_pairs(model.team, joint, False))
 
 
 def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
@@ -105,7 +104,7 @@ def test_a_reward_model_reads_messages_as_lines():
 
 def test_scores_have_mean_0_and_std_1_over_what_was_learned_from(model):
     found, _, pairs = model
-    learned, _ = held_out([joint_pair(pair) for pair in pairs], 5)
+    learned, _ = split_by_prompt([joint_pair(pair) for pair in pairs], 5)
     scores = (of_pairs(found, learned) - found.mean) / found.std
     np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-4)
     again = found.score([[pairs[1].prompts[n]] for n in (0, 1)], [[pairs[1].chosen[n]] for n in (0, 1)])  # the first learned
@@ -176,7 +175,7 @@ def test_a_score_does_not_depend_on_its_neighbours(model):
 
 def test_the_team_gets_the_score_and_the_task_is_logged(model):
     task = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
-    env, rng = Learned(task), np.random.default_rng(0)
+    env, rng = LearnedReward(task), np.random.default_rng(0)
     env.model = model[0]
     states, prompts = env.reset(ITEMS[:2], rng)
     assert prompts == task.reset(ITEMS[:2], rng)[1]
@@ -189,7 +188,7 @@ def test_the_team_gets_the_score_and_the_task_is_logged(model):
 
 def test_an_invalid_task_reward_masks_the_joint_action(model):
     task = RewardEnvironment(make_reward(lambda a, b: [float("nan"), 1.0], num_agents=2), [default_formatter] * 2)
-    env, rng = Learned(task), np.random.default_rng(0)
+    env, rng = LearnedReward(task), np.random.default_rng(0)
     env.model = model[0]
     result = env.step(env.reset(ITEMS[:2], rng)[0], [["a", "b"], ["c", "d"]], rng).result
     assert np.isnan(result.total[0]) and np.isfinite(result.total[1]) and result.invalid.tolist() == [True, False]
@@ -212,7 +211,7 @@ def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
 def test_what_the_task_says_beside_its_reward_is_passed_on(model):
     total, invalid = np.array([1.0, np.nan]), np.array([False, True])
     result = RewardResult(total, {"length": np.ones(2)}, invalid, np.stack([total] * 2, 1), {1: "no number"}, 3)
-    env = Learned(SimpleNamespace(step=lambda *_: Answer(result, np.array([True, False]), ["one", "two"])))
+    env = LearnedReward(SimpleNamespace(step=lambda *_: Answer(result, np.array([True, False]), ["one", "two"])))
     env.model = model[0]
     got = env.step([(None, ("the", "a"))] * 2, SOME[1], np.random.default_rng(0))
     assert (got.result.faults, got.result.num_raised, got.after) == ({1: "no number"}, 3, ["one", "two"])
@@ -229,7 +228,7 @@ def test_each_round_trains_on_the_model_of_the_last(monkeypatch):
         return RewardModel(None, [len(given)], None), FitResult(None, None, [], before, {"accuracy": 0.9})
 
     monkeypatch.setattr("jmarl.training.preferences.reward_model.fit_reward_model", fitted)
-    begin = lambda step, _: None if step % 2 else Round([None] * 7, 0.0, 0.0)  # noqa: E731
+    begin = lambda step, _: None if step % 2 else Round([None] * 7, {"pairs": 7.0})  # noqa: E731
     rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
     cfg = CONFIG.replace(**ITER)
     learned = LearnedRounds(rounds, None, resolve(cfg), cfg)
@@ -305,7 +304,7 @@ def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
     cfg = CONFIG.replace(**ITER)
     between = LearnedRounds(rounds, agents[0], resolve(cfg), cfg)
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
-        between.resume(2)
+        between.begin(2, None)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ from jmarl.sampling.generate import sample_team, tokens_of
 from jmarl.team import make_team, policies
 from jmarl.training.preferences import comparators
 from jmarl.training.preferences.comparators import Candidates, History
-from jmarl.training.preferences.data_source import drawn
-from jmarl.training.preferences.pair_rounds import Round, Rounds, chosen_of, load_round, pair_source, save_round
+from jmarl.training.preferences.data_source import draw_examples
+from jmarl.training.preferences.pair_rounds import Round, Rounds, draw_evenly, load_round, pair_source, save_round
 from jmarl.training.preferences.pairs import Pair, load_pairs
 from jmarl.training.train import train
 
@@ -146,7 +146,9 @@ def test_history_looks_back_as_many_rounds_as_it_is_told(agents):
     for round_, params in enumerate(policies):
         rounds.comparator.history.remember(round_, params)
         found = rounds.comparator.answer(params, ITEMS, rounds.env, 7, round_)
-        then = comparators.played(rounds.team, policies[max(0, round_ - 2)], ITEMS, rounds.env, rounds.cfg, 7)
+        randomness = Randomness(rounds.cfg.run.seed, 7, comparators.COMPARE, env_purpose=comparators.PROPOSE)
+        policy = policies[max(0, round_ - 2)]
+        then = comparators.play_items(rounds.team, policy, ITEMS, rounds.env, rounds.cfg, randomness)
         assert found.texts == then.turns[0].texts
     assert sorted(rounds.comparator.history.past) == [1, 2, 3]
 
@@ -187,9 +189,9 @@ def test_another_model_is_a_comparator(agents, tiny_dir):
         rounds, state = rounds_of(agents, **how, min_new_tokens=fewest)
         made = rounds.begin(0, state)
         params = [s.params for s in state.stacks]
-        ((_, items),) = rounds._draws(0)
+        ((_, items),) = rounds.items_of(0)
         sample = partial(sample_team, rounds.team, params)
-        own = play(sample, rounds.team, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, **KEYS)
+        own = play(sample, rounds.team, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, *KEYS)
         sampled = {tuple(row) for of in tokens_of(rounds.team, own.turns[0].completions, 8) for p in of for row in p}
         stop = rounds.team.stacks[0].stop[0]
         rows = [tuple(row) for pair in made.pairs for of_agent in pair.tokens for row in of_agent[1:]]
@@ -199,14 +201,14 @@ def test_another_model_is_a_comparator(agents, tiny_dir):
         assert all(len(row) <= 6 for row in rows)
         setup = Setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg)
         source = pair_source(setup, rounds)
-        batches = source.make_batches(state, drawn(rounds.team, rounds.drawn(0), rounds.algorithm))
+        batches = source.make_batches(state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
         assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
 
 
 def test_what_was_ended_gets_an_end_and_what_was_cut_off_none(agents):
     rounds, _ = rounds_of(agents)
     texts = [[["the market", "seven"]], [["a", ""]]]
-    found = comparators.encoded(rounds.team, texts, [[[True, False]], [[False, True]]], rounds.cfg)
+    found = comparators.encode_foreign(rounds.team, texts, [[[True, False]], [[False, True]]], rounds.cfg)
     stop, decode = rounds.team.stacks[0].stop[0], rounds.team.stacks[0].tokenizer.decode
     assert found[0][0][0][-1] == stop and found[0][0][1][-1] != stop and found[1][0][1] == [stop]
     assert decode(found[0][0][1]) == "seven"
@@ -272,7 +274,7 @@ def test_an_http_service_is_a_comparator(agents, service, chat, monkeypatch):
     how = dict(comparator="api", comparator_url=address(service), comparator_model="some-model", chat=chat)
     rounds, state = rounds_of(agents, **how)
     made = rounds.begin(0, state)
-    assert len(service.seen) == 16 and made.compared == pytest.approx(vowels("aeiou 0"))
+    assert len(service.seen) == 16 and made.notes["reward/comparator"] == pytest.approx(vowels("aeiou 0"))
     path, body, authorization = service.seen[0]
     assert path == ("/v1/chat/completions" if chat else "/v1/completions") and authorization == "Bearer secret"
     asked = [b["messages"][0]["content"] if chat else b["prompt"] for _, b, _ in service.seen]
@@ -308,12 +310,12 @@ def test_replay_draws_from_the_rounds_it_names(agents):
     for replay in ("current", "all"):
         rounds, state = rounds_of(agents, replay=replay, batch_size=20, round_updates=5)
         old, new = (rounds.begin(step, state) and rounds.encoded(step // 5) for step in (0, 5))
-        known = [[repr(of) for of in part.encoded] for part in (old, new)]
+        known = [[repr(of) for of in part.tokens] for part in (old, new)]
         counts = np.zeros(2, int)
         for step in range(5, 10):
-            drawn = rounds.drawn(step)
-            assert len(drawn.encoded) == len(drawn.reference) == 20
-            counts += [sum(repr(of) in part for of in drawn.encoded) for part in known]
+            drawn = rounds.draw(step)
+            assert len(drawn.tokens) == len(drawn.reference) == 20
+            counts += [sum(repr(of) in part for of in drawn.tokens) for part in known]
         assert (counts[0] == 0) == (replay == "current") and counts.sum() == 100
         assert replay == "current" or 30 < counts[0] < 70
 
@@ -331,19 +333,19 @@ def test_pairs_are_kept_as_long_as_they_are_drawn_from(agents, tmp_path, monkeyp
     """In a run that goes on too."""
     pairs = [Pair(("the",) * 2, ("a",) * 2, ("b",) * 2, (1.0, 0.0), (([1], [2], [3]),) * 2)]
     rounds, state = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
-    monkeypatch.setattr(Rounds, "_round", lambda self, k, _: Round([] if k in (1, 4) else pairs, 0.0, 0.0))
+    monkeypatch.setattr(Rounds, "sample", lambda self, k, _: Round([] if k in (1, 4) else pairs, {}))
     for step, wanted in enumerate(kept):
         rounds.begin(step, state)
-        rounds.drawn(step)
+        rounds.draw(step)
         again, _ = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
         again.resume(step + 1)
         assert sorted(rounds.pairs) == sorted(again.pairs) == wanted and set(rounds.examples) <= set(wanted)
 
 
 def test_none_is_drawn_twice_before_all_were_once():
-    drawn = chosen_of(5, 12, np.random.default_rng(1))
+    drawn = draw_evenly(5, 12, np.random.default_rng(1))
     assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5)) and len(drawn) == 12
-    assert chosen_of(5, 0, np.random.default_rng(0)) == [] == chosen_of(0, 0, np.random.default_rng(0))
+    assert draw_evenly(5, 0, np.random.default_rng(0)) == [] == draw_evenly(0, 0, np.random.default_rng(0))
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
@@ -375,7 +377,7 @@ def test_round_files_keep_any_text(tmp_path):
         pairs = [Pair(("p",) * n, (odd,) * n, ("x",) * n, (1.0, 0.0), (([1], [2, 3], [4]),) * n)]
         save_round(tmp_path, n, pairs)
         (found,) = load_round(tmp_path, n)
-        assert found._replace(tokens=None) == pairs[0]._replace(tokens=None) and found.tokens == [[[1], [2, 3], [4]]] * n
+        assert found == pairs[0]
         assert load_pairs(tmp_path / f"round_000{n}.jsonl", n) == [pairs[0]._replace(tokens=None)]
 
 
@@ -438,9 +440,9 @@ def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
 def test_rounds_have_items_and_random_numbers_of_their_own(agents):
     """The items of a round are those of a step of that number; with the same items and weights, other texts are written."""
     rounds, _ = rounds_of(agents, num_prompts=3)
-    assert rounds._draws(2) == [(2, [ITEMS[i] for i in tasks_of(2, len(ITEMS), 3, CONFIG.run.seed)])] != rounds._draws(1)
+    assert rounds.items_of(2) == [(2, [ITEMS[i] for i in tasks_of(2, len(ITEMS), 3, CONFIG.run.seed)])] != rounds.items_of(1)
     rounds, state = rounds_of(agents)
-    first, second = (rounds._round(n, policies(state)).pairs for n in (0, 1))
+    first, second = (rounds.sample(n, policies(state)).pairs for n in (0, 1))
     said = [{(pair.prompts, texts) for pair in of for texts in (pair.chosen, pair.rejected)} for of in (first, second)]
     assert len(said[0] & said[1]) < 0.05 * len(said[0])
 
@@ -453,10 +455,10 @@ def test_random_pairs_are_drawn_anew_in_every_round(agents, monkeypatch):
         return Candidates([["p"]] * 2, texts, first + np.arange(8.0)[None], [[[1]]] * 2, ids)
 
     rounds, _ = rounds_of(agents, pair_selection="random", num_prompts=1)
-    monkeypatch.setattr("jmarl.training.preferences.pair_rounds.play", lambda *_, **__: None)
+    monkeypatch.setattr("jmarl.training.preferences.pair_rounds.play_items", lambda *_, **__: None)
     monkeypatch.setattr("jmarl.training.preferences.pair_rounds.candidates_of", lambda *_: candidates(0))
     monkeypatch.setattr(rounds.comparator, "answer", lambda *_: candidates(10))
-    first, second, again = ([pair.chosen[0] for pair in rounds._round(k, []).pairs] for k in (0, 1, 0))
+    first, second, again = ([pair.chosen[0] for pair in rounds.sample(k, []).pairs] for k in (0, 1, 0))
     assert sorted(first) == [str(10 + k) for k in range(8)] and first == again != second
 
 
@@ -464,5 +466,5 @@ def test_a_reward_model_gets_all_pairs_of_the_likeliest_rounds(agents):
     for changes, share in ((dict(replay="all"), 1), (dict(replay="lambda_decay", replay_lambda=0.5), 0.5)):
         rounds, state = rounds_of(agents, **changes)
         for n in (0, 1):
-            rounds._keep(n, rounds._round(n, policies(state)).pairs)
+            rounds.add(n, rounds.sample(n, policies(state)).pairs)
         assert len(rounds.replayed(1)) == round(share * len(rounds.pairs[0])) + len(rounds.pairs[1])
