@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Rows, read, sample_team, tokens_of
 from jmarl.team import Team, make_team, to_agents
+from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.preferences.encoding import encode_text, end_token
 
 KEY = "COMPARATOR_API_KEY"  # environment variable
@@ -84,13 +85,13 @@ class History:
     They are in files of `folder`, so that a resumed run has them, or in memory if folder is None.
 
     Args:
-        lag: how many rounds back `at` reads.
-        folder: where the files are.
-        oldest: returns the oldest round that the run can be resumed in; files are kept for it.
+        lag: how many rounds back the comparator looks.
+        folder: in the output directory, beside the checkpoints.
+        updates: of a round.
     """
 
-    def __init__(self, lag: int, folder: Path | None, oldest: Callable[[], int] = lambda: 0):
-        self.lag, self.folder, self.oldest = lag, folder, oldest
+    def __init__(self, lag: int, folder: Path | None, updates: int = 1):
+        self.lag, self.folder, self.updates = lag, folder, updates
         self.past: dict[int, list[np.ndarray]] = {}  # in memory
 
     def remember(self, round_: int, params: Sequence[Any]) -> None:
@@ -105,8 +106,9 @@ class History:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._file(round_))
+        oldest = min(saved_steps(self.folder.parent / "checkpoints"), default=0) // self.updates  # round of a resumed run
         for path in self.folder.glob("*.npz"):
-            if path < self._file(max(0, min(round_, self.oldest()) - self.lag)):
+            if path < self._file(max(0, min(round_, oldest) - self.lag)):
                 path.unlink()
 
     def at(self, round_: int, params: Sequence[Any]) -> list[Any]:
@@ -172,22 +174,25 @@ class Comparator:
         if self.kind != "model":
             return candidates_of(self.team, rollout, self.cfg)
         turn = rollout.turns[0]
-        agents = to_agents(self.writers, [jax.device_get(done.ended) for done in turn.completions])
-        return self._foreign(turn.prompts, turn.texts, [ended[: len(items)] for ended in agents], turn.rewards.mean(-1))
-
-    def _foreign(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
-        prompt_ids = read(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
-        return Candidates(prompts, texts, rewards, prompt_ids, encode_foreign(self.team, texts, ended, self.cfg))
+        ended = to_agents(self.writers, [jax.device_get(done.ended) for done in turn.completions])
+        return self._encode(turn.prompts, turn.texts, [rows[: len(items)] for rows in ended], turn.rewards.mean(-1))
 
     def _request(self, items: Sequence[dict], env: Environment, rng: np.random.Generator) -> Candidates:
+        """Return the completions of the HTTP service."""
         group = self.cfg.episodes.num_generations
         states, prompts = env.reset(items, rng)
         with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
             replies = [list(threads.map(partial(complete, count=group, cfg=self.cfg), agent)) for agent in prompts]
-        texts, ended = ([[[reply[k] for reply in prompt] for prompt in agent] for agent in replies] for k in (0, 1))
+        texts = [[[text for text, _ in prompt] for prompt in agent] for agent in replies]
+        ended = [[[complete for _, complete in prompt] for prompt in agent] for agent in replies]
         actions = [sum(agent, []) for agent in texts]
         answer = env.step([state for state in states for _ in range(group)], actions, rng)
-        return self._foreign(prompts, texts, ended, answer.result.total.reshape(len(items), group))
+        return self._encode(prompts, texts, ended, answer.result.total.reshape(len(items), group))
+
+    def _encode(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
+        """Return texts [N][P][G] of another model as candidates."""
+        prompt_ids = read(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
+        return Candidates(prompts, texts, rewards, prompt_ids, encode_foreign(self.team, texts, ended, self.cfg))
 
 
 def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]]:

@@ -28,7 +28,6 @@ from jmarl.learning.setup import Setup
 from jmarl.models.lora import model_of
 from jmarl.randomness import DRAW, PAIRS, PROPOSE, Randomness, tasks_of
 from jmarl.team import Team
-from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.files.manifest import describe_file
 from jmarl.training.loop import Source
 from jmarl.training.preferences.comparators import Candidates, Comparator, History, candidates_of, play_items
@@ -69,25 +68,18 @@ class Rounds:
         cfg: TrainConfig,
     ):
         self.team, self.initial, self.items, self.env, self.algorithm, self.cfg = team, initial, items, env, algorithm, cfg
-        self.settings: Any = algorithm.preference  # without None
+        self.settings: Any = algorithm.preference  # resolved: the settings of rounds are not None
         self.updates: int = self.settings.round_updates if algorithm.row.rounds else cfg.run.num_updates
-        self.history = self._history() if self.settings.comparator == "history" else None
-        self.comparator = None
-        if algorithm.row.rounds:
-            self.comparator = Comparator(team, cfg, self.settings.comparator, initial, self.history)
         self.pairs: dict[int, list[Pair]] = {}  # of the rounds that are still drawn from
         self.examples: dict[int, Examples] = {}  # the same, encoded when they are drawn from
-        self.folder = Path(cfg.run.output_dir) / "pairs" if cfg.run.output_dir else None
-
-    def _history(self) -> History:
-        """Return the policies of earlier rounds, in files if the run can be resumed."""
-        run = self.cfg.run
-        directory = Path(run.output_dir)
-
-        def oldest() -> int:
-            return min(saved_steps(directory / "checkpoints"), default=0) // self.updates
-
-        return History(self.settings.comparator_lag, directory / "history" if run.saves or run.resume else None, oldest)
+        directory = Path(cfg.run.output_dir)
+        self.folder = directory / "pairs" if cfg.run.output_dir else None
+        self.history = self.comparator = None
+        if self.settings.comparator == "history":  # in files if the run can be resumed
+            folder = directory / "history" if cfg.run.saves or cfg.run.resume else None
+            self.history = History(self.settings.comparator_lag, folder, self.updates)
+        if algorithm.row.rounds:
+            self.comparator = Comparator(team, cfg, self.settings.comparator, initial, self.history)
 
     def begin(self, step: int, state: TeamState) -> Round | None:
         """Return the new round if one begins at this step.
@@ -114,10 +106,9 @@ class Rounds:
 
     def resume(self, step: int) -> None:
         """Read the pairs of all rounds that began before this step."""
-        if step == 0 or self.folder is None:
-            return
-        for round_ in range(-(-step // self.updates)):
-            self.add(round_, load_round(self.folder, round_))
+        if self.folder is not None:
+            for round_ in range((step - 1) // self.updates + 1):
+                self.add(round_, load_round(self.folder, round_))
 
     def add(self, round_: int, pairs: list[Pair]) -> None:
         """Add the pairs of a round, and remove those of older rounds that will not be drawn from any more."""
@@ -216,7 +207,10 @@ def pair_source(setup: Setup, rounds: Rounds, eval_items: Sequence[dict] = ()) -
 
 def draw_evenly(count: int, n: int, rng: np.random.Generator) -> list[int]:
     """Return n of the numbers below `count` in random order; none is repeated before all were drawn."""
-    return [int(i) for k in range(-(-n // count) if n else 0) for i in rng.permutation(count)[: n - k * count]]
+    numbers: list[int] = []
+    while len(numbers) < n:
+        numbers += rng.permutation(count)[: n - len(numbers)].tolist()
+    return numbers
 
 
 def finite_mean(rewards: Sequence[np.ndarray]) -> float:
@@ -268,12 +262,10 @@ def load_round(folder: Path, round_: int) -> list[Pair]:
 def check_rounds(cfg: TrainConfig, algorithm: Algorithm) -> None:
     """Raise a ValueError for settings that do not go with rounds."""
     row = algorithm.row
-    for name, value, needed in (
-        ("num_turns", cfg.episodes.num_turns, 1),
-        ("joint_mode", cfg.episodes.joint_mode, "aligned"),
-    ):
-        if value != needed:
-            raise ValueError(f"{name}={value!r} is not there for algorithm={cfg.algorithm!r}: use {needed!r}")
+    turns, mode = cfg.episodes.num_turns, cfg.episodes.joint_mode
+    if (turns, mode) != (1, "aligned"):
+        needed = "num_turns=1 and joint_mode='aligned'"
+        raise ValueError(f"algorithm={cfg.algorithm!r} needs {needed}; got num_turns={turns} and joint_mode={mode!r}")
     if not row.learned:  # otherwise the team learns from rollouts, and the reward model uses at most one part per pair
         check_micro_batches(algorithm)
     if cfg.sampling.temperature == 0 and algorithm.preference.comparator == "current":

@@ -118,9 +118,10 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
     if missing:
         columns = [name for name, value in row.items() if value is not None]
         raise ValueError(f"row {number} has no {', '.join(missing)}: pairs need prompt, chosen and rejected; it has {columns}")
-    prompt, texts = row.get("prompt"), {name: row[name] for name in ("chosen", "rejected")}
+    prompt: Any = row.get("prompt")
+    texts = {name: row[name] for name in ("chosen", "rejected")}
     if num_agents == 1:
-        prompts = [shared_beginning(*texts.values(), number) if prompt is None else prompt]
+        prompts = [shared_beginning(row["chosen"], row["rejected"], number) if prompt is None else prompt]
         more = ", or for a team (load_pairs with num_agents) a list of texts"
         completions = [(completion_text(value, number, name, more),) for name, value in texts.items()]
     else:
@@ -129,8 +130,9 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
         if len(prompts) != num_agents:
             raise ValueError(f"row {number}: prompt has {len(prompts)} entries for {num_agents} agents")
         completions = [team_texts(value, number, name, num_agents) for name, value in texts.items()]
-    rewards = (row.get("metadata") or {}).get("rewards")
-    rewards = None if rewards is None else tuple(map(float, rewards))
+    rewards: Any = (row.get("metadata") or {}).get("rewards")
+    if rewards is not None:
+        rewards = tuple(map(float, rewards))
     return Pair(tuple(prompt_of(value, number) for value in prompts), *completions, rewards=rewards)
 
 
@@ -166,10 +168,9 @@ def shared_beginning(chosen: Any, rejected: Any, number: int) -> Any:
 
 def team_texts(texts: Any, number: int, name: str, num_agents: int) -> tuple[str, ...]:
     """Return a column with one text per agent. Raises ValueError if it is something else."""
-    if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(t, str) for t in texts):
+    is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
+    if not is_list or len(texts) != num_agents or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"row {number}: {name} is a list of {num_agents} texts, one per agent; got {texts!r:.80}")
-    if len(texts) != num_agents:
-        raise ValueError(f"row {number}: {name} has {len(texts)} texts for {num_agents} agents")
     return tuple(texts)
 
 
