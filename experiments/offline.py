@@ -2,7 +2,7 @@
 
 Command: python -m experiments.offline --data pairs.json --algorithm dpo                (flags: --help)
 Files: `.json` or `.jsonl` with prompt, chosen, rejected (dpo, reward_model; with several --agents, as madpo has, chosen and
-rejected are lists of one text an agent), with prompt and completion, or with trajectories (sft); see `jmarl/pairs.py`. A run of
+rejected are lists of one text an agent), with prompt and completion, or with trajectories (sft); see `load_pairs`. A run of
 `story_length --algorithm madpo_iter` writes such files (`pairs/round_0000.jsonl`). What belongs to a tenth of the prompts is
 held out where no --eval-data is given; prints loss and accuracy on it before and after training. A reward model lies in
 `reward_model/` of the output directory, for `jmarl.load_reward_model`.

@@ -1,4 +1,5 @@
-"""Learning from preferences: pairs, rounds that make new pairs, comparators, reward models.
+"""Learning from preferences: given pairs, rounds in which the team samples pairs, comparators, and reward models.
 
-Open `pair_rounds.py` first.
+Read in this order: `pairs`, `encoding` (token ids, batches, scores), `data_source` (given data), `pair_rounds`, `comparators`,
+`reward_model`.
 """
