@@ -1,5 +1,5 @@
 """Learning from preferences: given pairs, rounds in which the team samples pairs, comparators, and reward models.
 
-Read in this order: `pairs`, `encoding` (token ids, batches, scores), `data_source` (given data), `pair_rounds`, `comparators`,
-`reward_model`.
+Open `pairs.py` first, then `encoding.py` (token ids, batches, scores), `data_source.py` (given data), `pair_rounds.py`,
+`comparators.py` and `reward_model.py`.
 """
