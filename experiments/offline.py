@@ -24,7 +24,7 @@ from jmarl.algorithms import find_row
 from jmarl.config import Count, Run, TrainConfig, check, check_fields
 from jmarl.models.hub.agents import load_agent
 from jmarl.training.fit import check_fit, fit
-from jmarl.training.preferences.pairs import held_out, load_pairs, load_trajectories
+from jmarl.training.preferences.pairs import load_pairs, load_trajectories, split_by_prompt
 from jmarl.training.preferences.reward_model import FOLDER, fit_reward_model, save_reward_model
 from jmarl.training.records import FitResult
 
@@ -64,7 +64,7 @@ def run(cfg: OfflineConfig) -> FitResult:
     if cfg.eval_data:
         eval_data = cfg.read(cfg.eval_data)
     elif find_row(cfg.algorithm).data == "pairs":
-        data, eval_data = held_out(data, 10)
+        data, eval_data = split_by_prompt(data, 10)
     else:
         data, eval_data = [x for i, x in enumerate(data) if i % 10] or data, data[::10]
     if cfg.algorithm == "reward_model":

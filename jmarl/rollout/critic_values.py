@@ -50,7 +50,7 @@ def greedy_baseline(
     return tuple(baseline)
 
 
-def judge(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
+def batches_with_values(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
     """Return the batches of the stacks and of the critics, with the values of all completions.
 
     Values that are computed in the update of the critic (`reuses_values`) are left out.
@@ -60,9 +60,9 @@ def judge(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Ba
     if row.critic is None:
         return to_batches(team, rollout, row.grouping, rollout.expected), ()
     if kind == "token":
-        return judge_tokens(setup, state, rollout)
+        return batches_with_token_values(setup, state, rollout)
     if row.critic == "central":
-        return judge_jointly(setup, state.critics[0], rollout)
+        return batches_with_joint_values(setup, state.critics[0], rollout)
     values = [own_values(setup, state, turn) for turn in rollout.turns]
     played, _ = with_returns(rollout, [x.mean(-1) for x in values], setup)
     batches, shared = to_batches(team, played, values=values), algorithm.has_value_head
@@ -77,8 +77,8 @@ def own_critics(setup: Setup, state: TeamState) -> Iterable[tuple[StackSpec, Sta
     return zip(setup.critics.specs, state.critics, strict=True)
 
 
-def judge_tokens(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
-    """Return the batches of `judge` for critics with a value of every token: agents and critics learn from the same ones."""
+def batches_with_token_values(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
+    """Return `batches_with_values` for critics with a value of every token: agents and critics learn from the same batches."""
     team, algorithm, batches = setup.team, setup.algorithm, []
     stacks = zip(own_critics(setup, state), team.stacks, state.stacks, to_batches(team, rollout), strict=True)
     for (critic_spec, critic), spec, stack, batch in stacks:
@@ -95,29 +95,29 @@ def judge_tokens(setup: Setup, state: TeamState, rollout: Rollout) -> tuple[Sequ
     return tuple(batches), () if algorithm.has_value_head else tuple(batches)
 
 
-def judge_jointly(setup: Setup, critic: StackState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
-    """Return the batches of `judge` for a central critic, which reads what all agents read."""
+def batches_with_joint_values(setup: Setup, critic: StackState, rollout: Rollout) -> tuple[Sequence[Batch], Sequence[Batch]]:
+    """Return `batches_with_values` for a central critic, which reads the prompts of all agents."""
     team, spec, kind = setup.team, setup.critics.specs[0], setup.algorithm.value_kind
     texts = [joint_text(team, spec, turn, kind, setup.cfg.episodes) for turn in rollout.turns]
     action_values = [joint_values(critic, spec, text, setup.algorithm) for text in texts]
-    values, nodes = values_of_agents(rollout, action_values)
-    played, targets = with_returns(rollout, nodes, setup)
-    most = [turn.most for turn in rollout.turns]
-    return to_batches(team, played, values=values), (central_batch(texts, targets, action_values, most),)
+    values, node_values = values_of_agents(rollout, action_values)
+    played, targets = with_returns(rollout, node_values, setup)
+    max_nodes = [turn.max_nodes for turn in rollout.turns]
+    return to_batches(team, played, values=values), (central_batch(texts, targets, action_values, max_nodes),)
 
 
-def with_returns(rollout: Rollout, nodes: Sequence[np.ndarray], setup: Setup) -> tuple[Rollout, list[np.ndarray]]:
+def with_returns(rollout: Rollout, node_values: Sequence[np.ndarray], setup: Setup) -> tuple[Rollout, list[np.ndarray]]:
     """Return a rollout with lambda-returns, and the targets of its joint actions, per turn [P, J, N].
 
-    nodes: per turn the values [N, P] of its nodes. Values of inactive agents are ignored.
+    node_values: per turn [N, P]. Values of inactive agents are ignored.
     """
     row, lam = setup.algorithm.row, setup.algorithm.gae_lambda
     if row.critic == "central" and lam < 1:
         check_joint(rollout, lam)
     rewards, parents = [turn.rewards for turn in rollout.turns], [turn.parents for turn in rollout.turns]
     if row.critic == "own":
-        nodes = [np.where(turn.acts, values, np.nan) for values, turn in zip(nodes, rollout.turns, strict=True)]
-    targets = discounted(rewards, parents, setup.cfg.episodes.gamma, [values.T for values in nodes], lam)
+        node_values = [np.where(turn.acts, x, np.nan) for x, turn in zip(node_values, rollout.turns, strict=True)]
+    targets = discounted(rewards, parents, setup.cfg.episodes.gamma, [x.T for x in node_values], lam)
     returns = [credit_completions(x, turn) for x, turn in zip(targets, rollout.turns, strict=True)]
     return rollout._replace(returns=tuple(returns)), targets
 
@@ -206,18 +206,18 @@ def joint_values(critic: StackState, spec: StackSpec, text: JointText, algorithm
     return np.broadcast_to(values, (text.nodes, text.counts.shape[2]))
 
 
-def values_of_agents(rollout: Rollout, joint: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def values_of_agents(rollout: Rollout, action_values: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return per turn the values [N, P, G] of completions and [N, P] of nodes, from those of joint actions [P, J]."""
-    values, nodes = [], []
-    for x, turn in zip(joint, rollout.turns, strict=True):
+    values, node_values = [], []
+    for x, turn in zip(action_values, rollout.turns, strict=True):
         agents = turn.joint.shape[1]
         values.append(credit(np.broadcast_to(x[..., None], (*x.shape, agents)), turn.joint, turn.group_size))
-        nodes.append(np.broadcast_to(x.mean(-1), (agents, len(x))))
-    return values, nodes
+        node_values.append(np.broadcast_to(x.mean(-1), (agents, len(x))))
+    return values, node_values
 
 
 def central_batch(
-    texts: Sequence[JointText], targets: Sequence[np.ndarray], values: Sequence[np.ndarray], most: Sequence[int]
+    texts: Sequence[JointText], targets: Sequence[np.ndarray], values: Sequence[np.ndarray], max_nodes: Sequence[int]
 ) -> Batch:
     """Return what a central critic learns from: the target of a joint action is the mean of the agents' returns.
 
@@ -225,7 +225,7 @@ def central_batch(
         texts: what it reads, per turn.
         targets: per turn [P, J, N].
         values: per turn [P, J], its values before the update.
-        most: per turn the largest number of nodes.
+        max_nodes: per turn the largest number of nodes.
     """
     size, parts = max(text.tokens.shape[-1] for text in texts), []
     for text, target, value in zip(texts, targets, values, strict=True):
@@ -251,6 +251,6 @@ def central_batch(
         rows_per_node, parts = [part.rewards.shape[2] for part in parts], [one_per_prompt(part) for part in parts]
     played = [np.arange(text.lengths.shape[1]) < text.nodes for text in texts]
     used = np.concatenate([np.repeat(x, n) for x, n in zip(played, rows_per_node, strict=True)])[None]
-    largest = sum(n * nodes for n, nodes in zip(rows_per_node, most, strict=True))
+    largest = sum(n * nodes for n, nodes in zip(rows_per_node, max_nodes, strict=True))
     rows = select_in_few_sizes(used, largest, parts[0].rewards.shape[1])
     return take_rows(concatenate_prompts(parts) if len(parts) > 1 else parts[0], rows)

@@ -83,7 +83,7 @@ def select(team: Team, rollouts: Sequence[Rollout], items: Sequence[tuple[int, i
     turns: list[Turn] = []
     joint_returns, returns = [], []
     before: dict[tuple[int, int], int] = {}  # (rollout, node) of the turn before -> its new number
-    most = len(items)
+    max_nodes = len(items)
     for t in range(max(len(rollout.turns) for rollout in rollouts)):
         places = [(r, int(n), p) for p, (r, item) in enumerate(items) for n in nodes_of(rollouts[r], t, item)]
         if not places:
@@ -94,11 +94,11 @@ def select(team: Team, rollouts: Sequence[Rollout], items: Sequence[tuple[int, i
             size = len(turns[-1].joint)
             old = [(r, *divmod(int(rollouts[r].turns[t].parents[n]), size)) for r, n in nodes]
             parents = np.array([before[r, parent] * size + joint for r, parent, joint in old])
-        turn = select_turn(team, {r: rollouts[r].turns[t] for r in sorted({r for r, _ in nodes})}, nodes, most)
+        turn = select_turn(team, {r: rollouts[r].turns[t] for r in sorted({r for r, _ in nodes})}, nodes, max_nodes)
         turns.append(turn._replace(parents=parents, items=np.array([p for *_, p in places])))
         joint_returns.append(np.stack([rollouts[r].joint_returns[t][n] for r, n in nodes]))
         returns.append(np.stack([rollouts[r].returns[t][:, n] for r, n in nodes], 1))
-        before, most = {node: p for p, node in enumerate(nodes)}, most * len(turn.joint)
+        before, max_nodes = {node: p for p, node in enumerate(nodes)}, max_nodes * len(turn.joint)
     return Rollout(rollouts[0].num_turns, tuple(turns), tuple(joint_returns), tuple(returns))
 
 
@@ -107,10 +107,10 @@ def nodes_of(rollout: Rollout, t: int, item: int) -> np.ndarray:
     return np.flatnonzero(rollout.turns[t].items == item) if t < len(rollout.turns) else np.zeros(0, int)
 
 
-def select_turn(team: Team, turns: dict[int, Turn], nodes: Sequence[tuple[int, int]], most: int) -> Turn:
+def select_turn(team: Team, turns: dict[int, Turn], nodes: Sequence[tuple[int, int]], max_nodes: int) -> Turn:
     """Return the turn of some nodes, given as (rollout, node).
 
-    turns: the turn of each rollout that has any of the nodes; most: as in `Turn`.
+    turns: the turn of each rollout that has any of the nodes; max_nodes: as in `Turn`.
     """
     starts = dict(zip(turns, np.cumsum([0, *(len(turn.items) for turn in turns.values())]), strict=False))
-    return take_nodes(team, join_turns(team, [*turns.values()]), np.array([starts[r] + n for r, n in nodes]), most)
+    return take_nodes(team, join_turns(team, [*turns.values()]), np.array([starts[r] + n for r, n in nodes]), max_nodes)

@@ -82,12 +82,12 @@ def used_rows(team: Team, turns: Sequence[Turn], single: bool) -> list[np.ndarra
     micro-batches have rows. single: a row is one completion.
     """
     rows_per_node = [turn.group_size if single else 1 for turn in turns]
-    most = sum(turn.most * n for turn, n in zip(turns, rows_per_node, strict=True))
+    max_nodes = sum(turn.max_nodes * n for turn, n in zip(turns, rows_per_node, strict=True))
     acts = [pad_nodes(team, turn, turn.acts, False) for turn in turns]
     rows: list[np.ndarray | None] = []
     for i, spec in enumerate(team.stacks):
         used = [np.repeat(acts[t][i], n, 1) for t, n in enumerate(rows_per_node)]
-        rows.append(select_in_few_sizes(np.concatenate(used, 1), len(spec.members[0]) * most, used[0].shape[1]))
+        rows.append(select_in_few_sizes(np.concatenate(used, 1), len(spec.members[0]) * max_nodes, used[0].shape[1]))
     return rows
 
 

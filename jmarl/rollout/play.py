@@ -40,7 +40,7 @@ from jmarl.types import Completions
 
 
 class Game(NamedTuple):
-    """What all turns of a rollout share."""
+    """The arguments that all turns of a rollout share."""
 
     sample: Sampler
     team: Team
@@ -52,22 +52,22 @@ class Game(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """What a turn starts from."""
+    """The nodes of a turn (see `turns`) before anything is sampled."""
 
     states: list[Any]  # [P] of the environment
     prompts: list[list[str | None]]  # [N][P]; None for agents that do not act
     rows: Rows  # [N][P] token ids of prompts with their history
     fresh: Rows  # the same; with `past` only what follows the cached tokens
-    parents: np.ndarray  # [P]
-    items: np.ndarray  # [P]
+    parents: np.ndarray  # [P] as in `Turn`
+    items: np.ndarray  # [P] as in `Turn`
     ids: np.ndarray  # [P] uint32: tell nodes apart in the random keys, by their path through the tree
-    most: int  # nodes if no episode had ended before
+    max_nodes: int  # nodes if no episode had ended before
     past: Past | None = None
-    long: int = 0  # prompts that were too long and are cut, or joint actions that are not continued because of that
+    num_long: int = 0  # prompts that were too long and are cut, or joint actions that do not continue because of one
 
 
 class PlayedTurn(NamedTuple):
-    """A turn and what the next one needs of it."""
+    """A turn, and what the next one continues from."""
 
     turn: Turn  # its completions still hold the caches that the next turn continues from
     answer: Answer
@@ -84,7 +84,7 @@ def play(
     group: int,
     randomness: Randomness,
 ) -> Rollout:
-    """Play episodes on items.
+    """Play episodes on items: one turn after the other, until all episodes are done.
 
     Args:
         sample: returns the completions that a `SampleRequest` asks for, such as `partial(sample_team, team, params)`.
@@ -100,21 +100,21 @@ def play(
     nodes = first_nodes(game, items)
     turns: list[Turn] = []
     answers: list[Answer] = []
-    prefilled, long = 0, nodes.long
+    prefilled, num_long = 0, nodes.num_long
     for t in range(episodes.num_turns):
         size = group if t == 0 or episodes.branching == "tree" or episodes.forks else 1
         prefilled += sum(len(row) for rows in nodes.fresh for row in rows)
         played = play_turn(game, nodes, t, size)
         turns.append(without_caches(played.turn))
         answers.append(played.answer)
-        going = continued_actions(played.answer, played.turn.rewards, episodes)
-        if t + 1 == episodes.num_turns or not going.size:
+        continuing = continued_actions(played.answer, played.turn.rewards, episodes)
+        if t + 1 == episodes.num_turns or not continuing.size:
             break
-        nodes = next_nodes(game, nodes, played, going)
-        long += nodes.long
+        nodes = next_nodes(game, nodes, played, continuing)
+        num_long += nodes.num_long
         if not nodes.states:
             break
-    notes = {"prefilled_tokens": float(prefilled)} | fault_counts(answers, long, episodes)
+    notes = {"prefilled_tokens": float(prefilled)} | fault_counts(answers, num_long, episodes)
     return Rollout(episodes.num_turns, tuple(turns), *returns_of(game, turns, answers), notes=notes)
 
 
@@ -124,11 +124,11 @@ def first_nodes(game: Game, items: Sequence[dict]) -> Nodes:
     states, prompts = game.env.reset(items, game.rng)
     check_number_of_agents(team, prompts)
     rows = tokenize(team, prompts, settings, episodes.chat, whole=episodes.long_prompts == "truncate_left")
-    long = int(too_long(team, rows, settings).sum())
-    rows = cut_long(team, rows, settings, episodes.chat) if long else rows
+    num_long = int(too_long(team, rows, settings).sum())
+    rows = cut_long(team, rows, settings, episodes.chat) if num_long else rows
     numbers = np.arange(len(items))
     ids = (numbers + game.randomness.draw * len(items)).astype(np.uint32)
-    return Nodes(states, prompts, rows, rows, numbers, numbers, ids, len(items), long=long)
+    return Nodes(states, prompts, rows, rows, numbers, numbers, ids, len(items), num_long=num_long)
 
 
 def returns_of(
@@ -155,7 +155,7 @@ def credit_completions(returns: np.ndarray, turn: Turn, mode: str = "mean") -> n
     return np.where(turn.acts[..., None], credit(returns, turn.joint, turn.group_size, mode), np.nan)
 
 
-def fault_counts(answers: Sequence[Answer], long: int, episodes: Episodes) -> dict[str, float]:
+def fault_counts(answers: Sequence[Answer], num_long: int, episodes: Episodes) -> dict[str, float]:
     """Return for the log how many joint actions had a reward that raised or came late, and how many prompts were too long.
 
     The first is left out if there are none, the second if long prompts are an error. Warns if prompts were too long.
@@ -164,8 +164,8 @@ def fault_counts(answers: Sequence[Answer], long: int, episodes: Episodes) -> di
     if raised := sum(answer.result.num_raised for answer in answers):
         counts["reward/raised"] = float(raised)
     if episodes.long_prompts != "error":
-        counts["long_prompts"] = float(long)
-    if long:
+        counts["long_prompts"] = float(num_long)
+    if num_long:
         what = "cut on the left" if episodes.long_prompts == "truncate_left" else "not read: their episodes end there"
         warnings.warn(
             f"prompts longer than the context are {what} (long_prompts={episodes.long_prompts!r}); this warning appears once, "
@@ -211,7 +211,7 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
     With several parts (`sample_parts`) the environment answers one part of the nodes while the next is sampled, in one thread.
     """
     team, settings, episodes, count = game.team, game.settings, game.episodes, len(nodes.states)
-    padded = padded_nodes(count, nodes.most)
+    padded = padded_nodes(count, nodes.max_nodes)
     encoded = pad(team, [[row[p] for p in padded] for row in nodes.rows])
     fresh = pad(team, [[row[p] for p in padded] for row in nodes.fresh]) if nodes.past else encoded
     acts, joint = acting_mask(nodes.prompts), joint_actions(episodes.joint_mode, team.num_agents, group)
@@ -281,58 +281,58 @@ def make_turn(
         items=nodes.items,
         encoded=encoded,
         completions=completions,
-        most=nodes.most,
+        max_nodes=nodes.max_nodes,
     )
 
 
 def continued_actions(answer: Answer, rewards: np.ndarray, episodes: Episodes) -> np.ndarray:
     """Return which joint actions, as indices into [P * J], have a next turn.
 
-    Those with a valid reward that do not end their episode, and whose node (in a chain: which themselves) is not above
-    `early_termination_threshold`. Of alternatives to single messages (`forks`) only the first joint action of a node continues.
+    A joint action continues if its reward is valid, the episode is not done, and the mean reward of its node is not above
+    `early_termination_threshold` (in a chain its own reward). With counterfactual joint actions (`forks`) only the first one of
+    a node continues; the others are alternatives to single completions of it.
     """
     totals = answer.result.total.reshape(rewards.shape[:2])
     valid = np.isfinite(totals)
-    going = ~answer.done & valid.reshape(-1)
+    continuing = ~answer.done & valid.reshape(-1)
     if episodes.forks:
-        going &= np.arange(going.size) % rewards.shape[1] == 0
+        continuing &= np.arange(continuing.size) % rewards.shape[1] == 0
     if episodes.early_termination_threshold is not None:
         above = np.where(valid, totals - episodes.early_termination_threshold, 0)  # so that equal ones are 0, not rounded
         above = above if episodes.branching == "chain" else np.broadcast_to(above.sum(1, keepdims=True), above.shape)
-        going &= (above <= 0).reshape(-1)
-    return np.flatnonzero(going)
+        continuing &= (above <= 0).reshape(-1)
+    return np.flatnonzero(continuing)
 
 
-def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, going: np.ndarray) -> Nodes:
-    """Return the nodes that the joint actions `going` lead to.
+def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndarray) -> Nodes:
+    """Return the nodes that the joint actions `continuing` lead to.
 
     With long_prompts=drop, nodes with a prompt that is too long are left out. If a conversation is cut, the cached keys and
     values of its beginning are no longer right, and the next turn computes the whole conversation again.
     """
     team, settings, episodes, turn = game.team, game.settings, game.episodes, played.turn
-    states, prompts = game.env.observe([played.answer.after[i] for i in going])
+    states, prompts = game.env.observe([played.answer.after[i] for i in continuing])
     if episodes.history == "append" and any(text is None for row in [*nodes.prompts, *prompts] for text in row):
         raise ValueError(
             "history='append' needs agents that act in every turn, and here they act in turns: set history to 'none'"
         )
-    rows, history = next_rows(game, nodes, played, going, prompts)
-    long = too_long(team, rows, settings)
-    dropped = long.any(0) if episodes.long_prompts == "drop" else np.zeros(len(going), bool)
-    if dropped.any():
-        staying = np.flatnonzero(~dropped)
-        states, going = [states[i] for i in staying], going[staying]
+    rows, history = next_rows(game, nodes, played, continuing, prompts)
+    long, drop = too_long(team, rows, settings), episodes.long_prompts == "drop"
+    num_long = int((long.any(0) if drop else long).sum())
+    if num_long and drop:
+        staying = np.flatnonzero(~long.any(0))
+        states, continuing = [states[i] for i in staying], continuing[staying]
         prompts = [[row[i] for i in staying] for row in prompts]
         rows, history = ([[row[i] for i in staying] for row in x] for x in (rows, history))
-    elif long.any():
+    elif num_long:
         rows = cut_long(team, rows, settings, episodes.chat)
-    cut = 0 if dropped.any() else int(long.sum())
-    node, joint = np.divmod(going, len(turn.joint))
+    node, joint = np.divmod(continuing, len(turn.joint))
     branches = 1 if episodes.forks else len(turn.joint)
     ids = (nodes.ids[node].astype(np.uint64) * branches + joint).astype(np.uint32)
-    num_long = cut + int(dropped.sum())
-    following = Nodes(states, prompts, rows, rows, going, nodes.items[node], ids, nodes.most * branches, long=num_long)
+    max_nodes = nodes.max_nodes * branches
+    following = Nodes(states, prompts, rows, rows, continuing, nodes.items[node], ids, max_nodes, num_long=num_long)
     caches = tuple(done.cache for done in turn.completions)
-    if episodes.history == "none" or caches[0] is None or cut or not states:
+    if episodes.history == "none" or caches[0] is None or (num_long and not drop) or not states:
         return following
     # The last token of a completion was sampled but never computed: it is the first of what follows the cache.
     fresh = [[row[len(old) - 1 :] for row, old in zip(*pair, strict=True)] for pair in zip(rows, history, strict=True)]
@@ -340,9 +340,9 @@ def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, going: np.ndarray) 
 
 
 def next_rows(
-    game: Game, nodes: Nodes, played: PlayedTurn, going: np.ndarray, prompts: Sequence[Sequence[Any]]
+    game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndarray, prompts: Sequence[Sequence[Any]]
 ) -> tuple[Rows, Rows]:
-    """Return the token ids [N][P] that the agents read after the joint actions `going`, and how much of them is history.
+    """Return the token ids [N][P] that the agents read after the joint actions `continuing`, and how much of them is history.
 
     The history (prompt and completion so far) is empty with history=none. Rows that are too long are returned whole unless long
     prompts are an error.
@@ -350,8 +350,8 @@ def next_rows(
     team, settings, episodes = game.team, game.settings, game.episodes
     whole = episodes.long_prompts != "error"
     if episodes.history == "none":
-        return tokenize(team, prompts, settings, episodes.chat, whole), [[[]] * len(going)] * team.num_agents
-    node, joint = np.divmod(going, len(played.turn.joint))
+        return tokenize(team, prompts, settings, episodes.chat, whole), [[[]] * len(continuing)] * team.num_agents
+    node, joint = np.divmod(continuing, len(played.turn.joint))
     history = [
         [nodes.rows[n][p] + played.tokens[n][p][g] for p, g in zip(node, played.turn.joint[joint, n], strict=True)]
         for n in range(team.num_agents)

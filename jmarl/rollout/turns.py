@@ -31,7 +31,7 @@ class Turn(NamedTuple):
     items: np.ndarray  # [P] the item of the node's episode
     encoded: Encoded  # per stack: prompts with their history [A, R * P', S] and lengths; the last P' - P nodes are padding
     completions: tuple[Completions, ...]  # per stack, of P' nodes; on the host
-    most: int  # nodes if no episode had ended before this turn
+    max_nodes: int  # nodes if no episode had ended before this turn
 
     @property
     def group_size(self) -> int:
@@ -41,7 +41,7 @@ class Turn(NamedTuple):
     @property
     def padded_size(self) -> int:
         """P'"""
-        return padded_size(len(self.items), self.most)
+        return padded_size(len(self.items), self.max_nodes)
 
     def part(self, name: str) -> np.ndarray:
         """Return the values [P * J] of one reward function; NaN if the turn has none of this name."""
@@ -59,14 +59,14 @@ class Rollout(NamedTuple):
     notes: Mapping[str, float] = {}  # more columns for the log
 
 
-def padded_size(count: int, most: int) -> int:
-    """Return how many nodes the arrays of `count` nodes hold: few sizes, few compiled programs. most: the largest count."""
-    return min(bucket(count, 1), most)
+def padded_size(count: int, max_nodes: int) -> int:
+    """Return the size of the arrays that hold `count` nodes: few sizes, few compiled programs. max_nodes: the largest count."""
+    return min(bucket(count, 1), max_nodes)
 
 
-def padded_nodes(count: int, most: int) -> np.ndarray:
+def padded_nodes(count: int, max_nodes: int) -> np.ndarray:
     """Return the numbers of `count` nodes, followed by node 0 up to `padded_size`."""
-    return np.concatenate([np.arange(count), np.zeros(padded_size(count, most) - count, int)])
+    return np.concatenate([np.arange(count), np.zeros(padded_size(count, max_nodes) - count, int)])
 
 
 def take_rows_of_nodes(team: Team, stacks: Sequence[Any], nodes: np.ndarray | slice) -> tuple[Any, ...]:
@@ -132,13 +132,13 @@ def join_turns(team: Team, turns: Sequence[Turn]) -> Turn:
         items=np.concatenate([turn.items for turn in turns]),
         encoded=join_prompts(team, prompts),
         completions=join_completions(team, completions),
-        most=sum(turn.most for turn in turns),
+        max_nodes=sum(turn.max_nodes for turn in turns),
     )
 
 
-def take_nodes(team: Team, turn: Turn, nodes: np.ndarray, most: int) -> Turn:
-    """Return a turn of some nodes, padded as a turn of up to `most` nodes. Parents and items do not change."""
-    rewards, padded = turn.rewards[nodes], nodes[padded_nodes(len(nodes), most)]
+def take_nodes(team: Team, turn: Turn, nodes: np.ndarray, max_nodes: int) -> Turn:
+    """Return a turn of some nodes, padded as a turn of up to `max_nodes` nodes. Parents and items do not change."""
+    rewards, padded = turn.rewards[nodes], nodes[padded_nodes(len(nodes), max_nodes)]
     return turn._replace(
         prompts=[[prompts[p] for p in nodes] for prompts in turn.prompts],
         acts=turn.acts[:, nodes],
@@ -150,5 +150,5 @@ def take_nodes(team: Team, turn: Turn, nodes: np.ndarray, most: int) -> Turn:
         items=turn.items[nodes],
         encoded=take_rows_of_nodes(team, turn.encoded, padded),
         completions=take_completions(team, turn.completions, padded),
-        most=most,
+        max_nodes=max_nodes,
     )

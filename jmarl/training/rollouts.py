@@ -15,7 +15,7 @@ from jmarl.learning.setup import Setup
 from jmarl.learning.update import update_keys
 from jmarl.models import lora
 from jmarl.randomness import Randomness, tasks_of
-from jmarl.rollout.critic_values import greedy_baseline, judge
+from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, refill
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
@@ -104,7 +104,7 @@ def check_valid(first: Rollout) -> None:
 def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
     """Return what the stacks and the critics learn from a rollout, with the random keys of the update."""
     run = setup.cfg.run
-    batches, critic_batches = judge(setup, state, rollout)
+    batches, critic_batches = batches_with_values(setup, state, rollout)
     numbers = itertools.count()  # of the stacks first, then of the critics
 
     def with_keys(batch: Batch) -> Batch:

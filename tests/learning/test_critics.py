@@ -67,7 +67,7 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
     setup, state = start(team, params, cfg, critic)
     state = change(state)
     rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(len(agents), cfg.episodes.num_turns), 0)
-    batches = jax.device_get(critic_values.judge(setup, state, rollout))
+    batches = jax.device_get(critic_values.batches_with_values(setup, state, rollout))
     before = jax.device_get(without_gradients(state))
     after, metrics = update_team(setup, state, rollout_batches(setup, state, rollout))
     return rollout, batches, before, jax.device_get(after), jax.device_get(metrics)

@@ -77,7 +77,7 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     setup, state = start(team, params, cfg, None)
     state = moved_away(state, head, coef)
     rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
-    batches, critic_batches = jax.device_get(critic_values.judge(setup, state, rollout))
+    batches, critic_batches = jax.device_get(critic_values.batches_with_values(setup, state, rollout))
     before, model = jax.device_get(state), agents[0].config
     make = functools.partial(make_loss_inputs, model=model)
     for a in range(2):

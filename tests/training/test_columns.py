@@ -1,4 +1,4 @@
-"""Every column that a run writes is in the table of columns of experiments/README.md, and each of the table is written."""
+"""Every column of a run's log is in the table of columns of experiments/README.md, and every column there is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUNS = {
 
 
 def described() -> list[str]:
-    """The table's names as patterns."""
+    """Return the names in the table as patterns."""
     table = README.read_text().split("<!-- columns -->")[1].split("<!-- end of columns -->")[0]
     names = [name for line in table.strip().splitlines()[2:] for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])]
     patterns = [re.escape(name).replace("agent_N", r"agent_\d+").replace("NAME", "[^/]+").replace("…", ".+") for name in names]
@@ -47,14 +47,14 @@ def columns(directory: Path) -> set[str]:
 
 
 def written(directory: Path, agent) -> dict[str, set[str]]:
-    found, rng = {}, np.random.default_rng(0)
+    columns_of, rng = {}, np.random.default_rng(0)
     base, writing = dict(num_updates=1, progress=False), dict(num_prompts=2, num_generations=3, max_new_tokens=4)
 
     def of(name: str, run, *arguments, agents: int = 2, **changes):
         cfg = TrainConfig.of(**base | changes | dict(output_dir=str(directory / name)))
         team, params = make_team([agent] * agents)
         run(team, params, *arguments, cfg)
-        found[name] = columns(directory / name)
+        columns_of[name] = columns(directory / name)
 
     def random(a, b):
         return rng.normal(size=len(a)).tolist()
@@ -84,7 +84,7 @@ def written(directory: Path, agent) -> dict[str, set[str]]:
         algorithm="sft",
         world_model_weight=0.5,
     )
-    return found
+    return columns_of
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +93,12 @@ def runs(tmp_path_factory, random_agent, tiny_config, tiny_tokenizer):
 
 
 def test_every_column_is_described(runs):
-    for name, found in runs.items():
-        unknown = [column for column in found if not any(re.fullmatch(p, column) for p in described())]
+    for name, written_columns in runs.items():
+        unknown = [column for column in written_columns if not any(re.fullmatch(p, column) for p in described())]
         assert not unknown, (name, sorted(unknown))
 
 
 def test_every_described_column_is_written(runs):
-    found = set.union(*runs.values())
-    missing = [pattern for pattern in described() if not any(re.fullmatch(pattern, column) for column in found)]
+    written_columns = set.union(*runs.values())
+    missing = [pattern for pattern in described() if not any(re.fullmatch(pattern, column) for column in written_columns)]
     assert not missing, sorted(missing)

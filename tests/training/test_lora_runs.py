@@ -1,4 +1,4 @@
-"""Whole runs with LoRA: learning, resuming, critics, turns, dropout, meshes; and what is written for peft and transformers."""
+"""Runs with LoRA: learning, resuming, critics, turns, dropout, meshes, and the files for peft and transformers."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
     return random_agent(tiny_config(), tiny_tokenizer, 0)
 
 
-def run(agents, cfg, params=None, **how):
+def run(agents, cfg, params=None, **arguments):
     team, fresh = make_team(agents, lora=True)
     return train(
-        team, make_reward(lengths, num_agents=len(agents)), ITEMS, cfg, params=fresh if params is None else params, **how
+        team, make_reward(lengths, num_agents=len(agents)), ITEMS, cfg, params=fresh if params is None else params, **arguments
     )
 
 
@@ -67,8 +67,8 @@ def assert_equal_trees(got, expected):
 
 
 def test_a_team_of_adapters_learns_the_probe(agent):
-    """As `test_learning` asks of full weights: the held-out mean rises above the untrained 95 % interval. (The embeddings are
-    large enough for a policy over frozen ones to prefer tokens.)"""
+    """The held-out mean rises above the untrained team's 95 % interval, as in `test_learning` with full weights. (The
+    embeddings are so large that a policy with frozen embeddings can prefer tokens.)"""
     from tests.learning.test_learning import CONFIG, FORMATTERS, HELD_OUT, both
     from tests.learning.test_learning import ITEMS as PROMPTS
 
@@ -83,7 +83,7 @@ def test_a_team_of_adapters_learns_the_probe(agent):
 
 @pytest.fixture(scope="module")
 def critics_run(agent, tmp_path_factory):
-    """Four updates of two agents with critics of their own, a KL term and dropout; checkpoints after the second and fourth."""
+    """Four updates of two agents with own critics, a KL term and dropout, and checkpoints after the second and the fourth."""
     where = tmp_path_factory.mktemp("runs") / "whole"
     cfg = BASE.replace(algorithm="ippo", num_updates=4, kl_coef=0.1, lora_dropout=0.2, save_every=2, output_dir=str(where))
     before = TRACES["update"]
@@ -93,7 +93,7 @@ def critics_run(agent, tmp_path_factory):
 
 
 def test_a_resumed_run_is_bit_equal(critics_run, agent, tmp_path):
-    """Adapters, moments and counters of agents and critics; dropout and all. The checkpoint holds no base and no gradients."""
+    """Adapters, moments and counters of agents and critics are, with dropout. The checkpoint holds no base and no gradients."""
     cfg, whole = critics_run
     broken = tmp_path / "broken"
     shutil.copytree(cfg.run.output_dir, broken)
@@ -110,8 +110,8 @@ def test_a_resumed_run_is_bit_equal(critics_run, agent, tmp_path):
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_adapters_do_not_go_on_over_another_base(critics_run, agent):
-    """Of one architecture and tokenizer, with one weight changed."""
+def test_a_run_cannot_be_resumed_with_another_base(critics_run, agent):
+    """The other base has the same architecture and tokenizer, and one other weight."""
     cfg, _ = critics_run
     params = {**agent.params, "final_norm": agent.params["final_norm"] * np.float32(1.0001)}
     other = agent._replace(params=params)
@@ -119,7 +119,7 @@ def test_adapters_do_not_go_on_over_another_base(critics_run, agent):
         run([other, other], cfg.replace(resume=True))
 
 
-def test_another_alpha_is_no_other_base(critics_run, agent):
+def test_resuming_with_another_alpha_is_refused_as_a_changed_setting(critics_run, agent):
     cfg, _ = critics_run
     with pytest.raises(ValueError, match="lora_alpha: None -> 8.0") as refused:
         run([agent, agent], cfg.replace(resume=True, lora_alpha=8.0))
@@ -127,7 +127,7 @@ def test_another_alpha_is_no_other_base(critics_run, agent):
 
 
 def test_own_critics_learn_adapters_over_the_agents_base(critics_run, agent):
-    """Adapters and value head move; there is one base, that of the agents, and it is what was loaded."""
+    """Adapters and value heads change. Agents and critics have one base, the loaded weights."""
     (stack,), (critic,) = critics_run[1].state.stacks, critics_run[1].state.critics
     pairs = zip(*map(jax.tree.leaves, (stack.base, critic.base)), strict=True)
     assert all(x.unsafe_buffer_pointer() == y.unsafe_buffer_pointer() for x, y in pairs)
@@ -139,8 +139,8 @@ def test_own_critics_learn_adapters_over_the_agents_base(critics_run, agent):
     assert_equal_trees(base["layers"]["qkv"], agent.params["layers"]["qkv"])
 
 
-def test_critics_over_a_model_of_their_own(agent, random_agent):
-    """Given a critic, its weights are the critics' base, with new adapters, of every row that has critics."""
+def test_critics_may_have_another_base_than_the_agents(agent, random_agent):
+    """The weights of a given critic are the base of the critics, with new adapters, in every row with critics."""
     other = random_agent(agent.config, agent.tokenizer, 5)
     for algorithm, count in (("ippo", 2), ("maac", 1)):
         cfg = BASE.replace(algorithm=algorithm)
@@ -165,7 +165,7 @@ def answer(agent_completions, **_):
 
 
 def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make_tokenizer, random_agent):
-    """Two stacks, each over a base of its own; joint actions that go on in new groups; the agents' own value heads."""
+    """Two stacks have two bases. Joint actions continue in new groups. Agents have value heads."""
     changes = dict(algorithm="ippo", separate_critic=False, num_turns=2, num_generations=2)
     other = other_architecture(tiny_config, make_tokenizer, random_agent)
     result = run([agent, other], BASE.replace(**changes), external_transition=answer)
@@ -176,8 +176,8 @@ def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make
 
 
 @pytest.mark.slow
-def test_a_central_critic_over_chains_that_append(agent):
-    """The later turn goes on from live keys and values; one critic of adapters over the first agent's base."""
+def test_a_central_critic_with_appended_history(agent):
+    """The later turn continues from cached keys and values. The critic has adapters over the first agent's base."""
     changes = dict(algorithm="maac", num_turns=2, branching="chain", history="append", num_updates=2)
     result = run([agent, agent], BASE.replace(**changes), external_transition=answer)
     (critic,) = result.state.critics
@@ -192,8 +192,8 @@ def test_shared_weights_are_one_set_of_adapters(agent):
     assert np.abs(result.state.stacks[0].params["layers"]["q_proj"]["b"]).max() > 1e-4
 
 
-def test_one_program_makes_the_run_of_the_loop():
-    """As `test_probes` asks of full weights, with a KL term; the base is not donated."""
+def test_a_run_in_one_program_equals_the_loop():
+    """As in `test_probes` with full weights, here with a KL term. The base is not donated."""
     from experiments.probes import ITEMS, MODEL, ProbeEnvironment, items_of, probe_tokenizer, settings
     from jmarl.learning import probes
 
@@ -208,9 +208,8 @@ def test_one_program_makes_the_run_of_the_loop():
     assert_equal_trees(unstack(params[0], 0), agent.params)
 
 
-def test_a_run_goes_on_from_the_adapters_of_another(agent, tmp_path):
-    """Through a trainer, under the name that PEFT has for the rank: the second call begins where the first ended, and what is
-    saved are weights and adapters."""
+def test_a_second_training_starts_from_the_adapters_of_the_first(agent, tmp_path):
+    """With a trainer and PEFT's name of the rank. Merged weights and adapters are saved."""
     from jmarl import MAGRPOConfig, MAGRPOTrainer
 
     args = MAGRPOConfig(lora_r=2, num_updates=1, max_new_tokens=4, output_dir="", learning_rate=1e-2, progress=False)
@@ -231,7 +230,7 @@ def test_a_run_goes_on_from_the_adapters_of_another(agent, tmp_path):
 
 
 def test_dropout_keeps_the_mean(agent):
-    """What an adapter of the last layer adds is on average what it adds without dropout, and no two keys give the same."""
+    """The mean output of an adapter of the last layer is that without dropout. Different keys give different outputs."""
     settings = LoRA(lora_rank=2, lora_targets="down_proj")
     model = unstack(lora.init_models([share_params([agent.params])], [(agent.config, 1)], settings, 0)[0], 0)
     pair = model["layers"]["down_proj"]
@@ -248,9 +247,8 @@ def test_dropout_keeps_the_mean(agent):
     assert error.min() > 0 and np.abs((many.mean(0) - jax.jit(last)(model)) / error).max() < 5
 
 
-def test_dropout_is_in_the_update_alone(agent):
-    """Sampling and its log-probabilities do not know it. The update does, the same for the same step, and another for another;
-    every agent has its own."""
+def test_dropout_is_in_the_update_only(agent):
+    """Sampling and its log-probabilities have none. In the update it is determined by step and agent."""
     plain = BASE.replace(max_grad_norm=100.0)
     cfg = plain.replace(lora_dropout=0.5)
     team, params = make_team([agent, agent], lora=True)
@@ -288,7 +286,7 @@ def noisy(model):
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft 0.21.2 asks transformers so
 @pytest.mark.parametrize("family, targets", [("llama", "all"), ("qwen2", "q_proj, v_proj,down_proj"), ("qwen3", None)])
 def test_peft_and_transformers_load_what_is_saved(tiny_dir, tmp_path, family, targets):
-    """Logits of agent 1: ours, of transformers on the merged directory, and of peft's adapter over the untouched base."""
+    """The logits of agent 1 equal those of transformers with the merged directory and of peft's adapter over the base."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -315,8 +313,8 @@ def test_peft_and_transformers_load_what_is_saved(tiny_dir, tmp_path, family, ta
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (4, 6, list(settings.modules))
 
 
-def test_a_digest_tells_bases_apart(agent):
-    """The same for the same base; another for one changed bit, and for two values in each other's place."""
+def test_digests_of_different_bases_differ(agent):
+    """Also if one bit differs, or two values are exchanged."""
     embed = np.array(agent.params["embed"])
     changed, swapped = embed.copy(), embed.copy()
     changed.view(np.int32)[7, 3] ^= 1
@@ -353,7 +351,7 @@ def test_targets_by_name():
 
 
 def test_agents_that_start_from_different_weights_are_refused(agent, random_agent):
-    """When the team is made, and where a stack of full weights is given; equal ones are taken as one base."""
+    """As agents of a team, and as a stack of full weights. Equal weights become one base."""
     other = random_agent(agent.config, agent.tokenizer, 1)
     with pytest.raises(ValueError, match=r"agents 0 and 1 of a stack start from different weights .*one base per stack"):
         make_team([agent, other], lora=True)
@@ -367,14 +365,14 @@ def test_agents_that_start_from_different_weights_are_refused(agent, random_agen
     assert_equal_trees(stacked, shared)
 
 
-def test_a_model_that_fits_its_settings_keeps_its_adapters(agent):
-    """Also with an alpha that float32 does not have."""
+def test_a_model_with_adapters_of_the_settings_is_unchanged(agent):
+    """Also with an alpha that is not exact in float32."""
     cfg, (_, params) = BASE.replace(lora_alpha=0.1), make_team([agent, agent], lora=True)
     model = lora.init_models(params, [(agent.config, 2)], cfg.lora, 0)
     assert lora.init_models(model, [(agent.config, 2)], cfg.lora, 1)[0] is model[0] and lora.describe(model[0])[1] == 0.1
 
 
-def test_a_base_without_lora_and_other_adapters_are_refused(agent):
+def test_adapters_that_do_not_fit_the_settings_are_refused(agent):
     team, params = make_team([agent, agent], lora=True)
     with pytest.raises(ValueError, match=r"the agents of stack 0 share one base, and lora_rank=0 trains all weights"):
         start(team, params, BASE.replace(lora_rank=0, lora_targets=None), None)
@@ -439,8 +437,8 @@ print(json.dumps(out))
 
 @pytest.mark.slow
 def test_a_mesh_equals_one_device(tiny_dir):
-    """Four agents, two updates with dropout and a KL term: on two devices with two each, and on eight that split base and batch
-    too. The base lies once on a device, or in shares of it, and is its critics' as well."""
+    """Four agents, two updates with dropout and a KL term, on two devices, and on eight that also split base and batch. Every
+    device holds the base once, or a part of it, for agents and critics."""
     env = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SCRIPT, str(tiny_dir("qwen2"))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)

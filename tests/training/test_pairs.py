@@ -1,4 +1,4 @@
-"""Pairs and trajectories: what is read from files and data sets, which pairs are chosen, how rounds are drawn from."""
+"""Pairs and trajectories: reading and writing, selecting pairs, splitting off held-out pairs, replay weights."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import pytest
 from jmarl.training.preferences.pairs import (
     Pair,
     Trajectory,
-    held_out,
     load_pairs,
     load_trajectories,
     replay_weights,
     save_pairs,
     select,
     select_against,
+    split_by_prompt,
 )
 
 NAN = math.nan
 CHAT = [{"role": "user", "content": "How many?"}]
 
 
-def said(text):
+def assistant(text):
     return [{"role": "assistant", "content": text}]
 
 
 @pytest.mark.parametrize(
-    ("rewards", "how", "limit", "expected"),
+    ("rewards", "selection", "limit", "expected"),
     [
         ([0, 1, 3, 3], "reward_gap", 3, [(2, 0), (3, 0), (2, 1)]),
         ([0, 1, 3], "all", 0, [(1, 0), (2, 0), (2, 1)]),
@@ -39,11 +39,11 @@ def said(text):
         ([], "random", 0, []),
     ],
 )
-def test_pairs_of_one_prompt(rewards, how, limit, expected):
-    assert select(rewards, how, limit, np.random.default_rng(0)) == expected
+def test_pairs_of_one_prompt_are_selected_by_reward(rewards, selection, limit, expected):
+    assert select(rewards, selection, limit, np.random.default_rng(0)) == expected
 
 
-def test_random_pairs_are_all_pairs_in_an_order_of_the_seed():
+def test_random_selection_shuffles_all_pairs_by_the_seed():
     everything = select([0, 1, 2, 3], "all", 0, np.random.default_rng(0))
     first, again, other = (select([0, 1, 2, 3], "random", 0, np.random.default_rng(s)) for s in (1, 1, 2))
     assert sorted(first) == everything and first == again and first != other
@@ -51,7 +51,7 @@ def test_random_pairs_are_all_pairs_in_an_order_of_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("how", "limit", "expected"),
+    ("selection", "limit", "expected"),
     [
         ("all", 0, [(0, True), (1, False), (3, True), (5, True)]),
         ("reward_gap", 2, [(3, True), (1, False)]),
@@ -59,20 +59,20 @@ def test_random_pairs_are_all_pairs_in_an_order_of_the_seed():
         ("comparator_reward", 1, [(1, False)]),
     ],
 )
-def test_completions_against_a_comparator(how, limit, expected):
-    """Index by index, ties and invalid rewards left out."""
+def test_completions_are_compared_with_those_of_a_comparator(selection, limit, expected):
+    """Index by index. Ties and invalid rewards are left out."""
     own, other = [2.0, 1.0, 5.0, 4.0, NAN, 3.0], [1.0, 3.0, 5.0, 0.0, 1.0, 1.0]
-    assert select_against(own, other, how, limit, np.random.default_rng(0)) == expected
+    assert select_against(own, other, selection, limit, np.random.default_rng(0)) == expected
 
 
-def test_random_completions_against_a_comparator_are_in_an_order_of_the_seed():
+def test_random_comparisons_are_shuffled_by_the_seed():
     own, other = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [3.5] * 6
     first, again, another = (select_against(own, other, "random", 0, np.random.default_rng(s)) for s in (1, 1, 2))
     assert sorted(first) == [(i, i > 2) for i in range(6)] and first == again != another
 
 
 @pytest.mark.parametrize(
-    ("how", "options", "expected"),
+    ("replay", "options", "expected"),
     [
         ("lambda_decay", {"decay": 0.5}, [1 / 15, 2 / 15, 4 / 15, 8 / 15]),
         ("lambda_decay", {"decay": 0.0}, [0, 0, 0, 1]),
@@ -83,12 +83,12 @@ def test_random_completions_against_a_comparator_are_in_an_order_of_the_seed():
         ("all", {}, [0.25] * 4),
     ],
 )
-def test_rounds_are_replayed_by_weight(how, options, expected):
-    np.testing.assert_allclose(replay_weights(4, how, **options), expected, atol=1e-12)
+def test_replay_weights(replay, options, expected):
+    np.testing.assert_allclose(replay_weights(4, replay, **options), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl"])
-def test_files_come_back_as_they_were(tmp_path, suffix):
+def test_saved_pairs_are_loaded_unchanged(tmp_path, suffix):
     pairs = [
         Pair(("a", "b"), ("yes", "x\ny"), ("no", "ü"), (1.0, 0.5)),
         Pair(("a", "b"), ("1", "2"), ("3", "4")),
@@ -105,8 +105,8 @@ def test_hugging_face_columns(tmp_path):
     from datasets import Dataset
 
     text = {"prompt": "How many?", "chosen": "Two.", "rejected": "Many."}
-    chat = {"prompt": CHAT, "chosen": said("Two."), "rejected": said("Many.")}
-    whole = {"chosen": CHAT + said("Two."), "rejected": CHAT + said("Many.")}
+    chat = {"prompt": CHAT, "chosen": assistant("Two."), "rejected": assistant("Many.")}
+    whole = {"chosen": CHAT + assistant("Two."), "rejected": CHAT + assistant("Many.")}
     assert load_pairs([text]) == [Pair(("How many?",), ("Two.",), ("Many.",))]
     assert load_pairs([chat]) == load_pairs([whole]) == [Pair((tuple(CHAT),), ("Two.",), ("Many.",))]
     assert load_pairs(Dataset.from_list([text])) == load_pairs([text])
@@ -119,7 +119,7 @@ def test_hugging_face_columns(tmp_path):
     assert load_pairs(tmp_path / "pairs") == load_pairs(tmp_path / "pairs.jsonl") == load_pairs([chat])
 
 
-def test_one_prompt_is_for_all_agents():
+def test_one_prompt_is_repeated_for_all_agents():
     row = {"prompt": "both", "chosen": ["a", "b"], "rejected": ["c", "b"]}
     assert load_pairs([row], 2) == [Pair(("both", "both"), ("a", "b"), ("c", "b"))]
     assert load_pairs([row | {"prompt": CHAT}], 2) == [Pair((tuple(CHAT),) * 2, ("a", "b"), ("c", "b"))]
@@ -133,7 +133,7 @@ def test_one_prompt_is_for_all_agents():
         ({"chosen": "b", "rejected": "c"}, 1, "row 0 has no prompt"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, 1, "holds no pairs that differ: chosen and rejected are the same"),
         ({"prompt": "a", "chosen": "b", "rejected": ["c", "d"]}, 1, "rejected is a text"),
-        ({"prompt": "a", "chosen": ["b"], "rejected": ["c", "d"]}, 2, "chosen has 1 texts for 2 agents"),
+        ({"prompt": "a", "chosen": ["b"], "rejected": ["c", "d"]}, 2, r"chosen is a list of 2 texts.*; got \['b'\]"),
         ({"prompt": ["a"], "chosen": ["b", "b"], "rejected": ["c", "d"]}, 2, "prompt has 1 entries for 2 agents"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, 2, "chosen is a list of 2 texts"),
         ({"prompt": [], "chosen": "b", "rejected": "c"}, 1, "a prompt is a text or a list of messages"),
@@ -141,18 +141,18 @@ def test_one_prompt_is_for_all_agents():
         ({"prompt": [{"content": "a"}], "chosen": "b", "rejected": "c"}, 1, "a prompt is a text or a list of messages"),
         ({"prompt": "a", "chosen": [], "rejected": "c"}, 1, "chosen is a text or a list of messages"),
         ({"prompt": "a", "chosen": [1, 2], "rejected": ["c", "d"]}, 2, "chosen is a list of 2 texts"),
-        ({"chosen": CHAT + said("a"), "rejected": said("b")}, 1, "differ before their last"),
-        ({"chosen": said("a"), "rejected": said("b")}, 1, "row 0 has no prompt"),
+        ({"chosen": CHAT + assistant("a"), "rejected": assistant("b")}, 1, "differ before their last"),
+        ({"chosen": assistant("a"), "rejected": assistant("b")}, 1, "row 0 has no prompt"),
         ("text", 1, "row 0 is a str"),
     ],
 )
-def test_a_bad_row_is_named(row, agents, message):
+def test_a_bad_row_is_an_error_with_its_number(row, agents, message):
     with pytest.raises((ValueError, TypeError), match=message):
         load_pairs([row], agents)
 
 
-def test_equal_texts_are_no_pair():
-    """Public preference data has some; a joint action against itself is one too, but not one of which one text is shared."""
+def test_pairs_of_equal_texts_are_left_out():
+    """Public preference data has some. For a team all texts must be equal; one shared text is no reason."""
     rows = [{"prompt": "p", "chosen": c, "rejected": r} for c, r in (("a", "b"), ("b", "b"), ("b", "a"), ("c", "c"))]
     with pytest.warns(UserWarning, match=r"2 of 4 pairs of the list given are left out \(row 1 is the first\)"):
         assert [pair.chosen for pair in load_pairs(rows)] == [("a",), ("b",)]
@@ -161,7 +161,7 @@ def test_equal_texts_are_no_pair():
         assert [pair.rejected for pair in load_pairs(rows, 2)] == [("a", "c")]
 
 
-def test_bad_files_are_named(tmp_path):
+def test_a_bad_file_is_an_error_that_names_it(tmp_path):
     (tmp_path / "broken.json").write_text("[{")
     (tmp_path / "empty.json").write_text("[]")
     with pytest.raises(ValueError, match="broken.json is not valid JSON"):
@@ -180,15 +180,15 @@ def test_bad_files_are_named(tmp_path):
         load_pairs(tmp_path / "table.csv")
 
 
-def mrlm_trajectory(repeats, done=True):
-    """As MRLM writes them: two turns; with `repeats` every observation holds the conversation so far."""
+def mrlm_trajectory(repeats, end=True):
+    """Return a trajectory of two turns as MRLM writes it. repeats: every observation holds the conversation so far."""
     first, second = {"role": "user", "content": "2 + 2?"}, {"role": "user", "content": "Wrong, again."}
     history = [first, {"role": "assistant", "content": "5"}] if repeats else []
     return {
         "observations": [
             {"messages": [first], "done": False},
             {"messages": [*history, second], "done": False},
-            *([{"messages": [], "done": True}] if done else []),
+            *([{"messages": [], "done": True}] if end else []),
         ],
         "actions": [{"role": "assistant", "content": "5"}, {"role": "assistant", "content": "4"}],
         "rewards": [{"value": -0.5}, {"value": 1.0}],
@@ -197,33 +197,33 @@ def mrlm_trajectory(repeats, done=True):
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-def test_trajectories(tmp_path, repeats):
+def test_trajectories_of_mrlm_are_read(tmp_path, repeats):
     path = tmp_path / "trajectories.json"
     path.write_text(json.dumps({"trajectories": [mrlm_trajectory(repeats)], "num_trajectories": 1}))
-    (found,) = load_trajectories(path)
-    assert found.actions == ("5", "4") and found.reward == 0.5
-    assert [o[0]["content"] for o in found.observations] == ["2 + 2?", "Wrong, again."]
-    assert all(len(o) == 1 for o in found.observations)
+    (trajectory,) = load_trajectories(path)
+    assert trajectory.actions == ("5", "4") and trajectory.reward == 0.5
+    assert [o[0]["content"] for o in trajectory.observations] == ["2 + 2?", "Wrong, again."]
+    assert all(len(o) == 1 for o in trajectory.observations)
 
 
-def test_trajectories_of_texts_and_numbers():
-    """What followed the last action is kept; without rewards their sum is unknown."""
+def test_observations_may_be_texts_and_rewards_numbers():
+    """An observation after the last action is read. Without rewards the sum is NaN."""
     read, wrote = ("2 + 2?", "Wrong, again.", "Right."), ("5", "4")
     row = {"observations": list(read), "actions": list(wrote)}
     assert load_trajectories([row | {"rewards": [-0.5, 1.0]}]) == [Trajectory(read, wrote, 0.5)]
     assert math.isnan(load_trajectories([row])[0].reward)
 
 
-def test_a_conversation_that_is_told_again_in_each_turn_is_read_once():
-    """The last observation has nothing new."""
-    told = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, "abcdef", strict=True)]
-    (found,) = load_trajectories([{"observations": [told[:n] for n in (1, 3, 5, 6)], "actions": ["b", "d", "f"]}])
-    assert found.observations == ((told[0],), (told[2],), (told[4],))
+def test_repeated_conversations_are_read_once():
+    """The last observation adds nothing."""
+    messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, "abcdef", strict=True)]
+    (trajectory,) = load_trajectories([{"observations": [messages[:n] for n in (1, 3, 5, 6)], "actions": ["b", "d", "f"]}])
+    assert trajectory.observations == ((messages[0],), (messages[2],), (messages[4],))
 
 
-def test_texts_are_trajectories_of_one_turn():
-    (found,) = load_trajectories([{"prompt": "a", "completion": "b"}])
-    assert found.observations == ("a",) and found.actions == ("b",) and math.isnan(found.reward)
+def test_prompt_and_completion_are_a_trajectory_of_one_turn():
+    (trajectory,) = load_trajectories([{"prompt": "a", "completion": "b"}])
+    assert trajectory.observations == ("a",) and trajectory.actions == ("b",) and math.isnan(trajectory.reward)
 
 
 def test_trajectories_are_filtered_by_reward():
@@ -237,7 +237,7 @@ def test_trajectories_are_filtered_by_reward():
         load_trajectories([], min_reward=0)
 
 
-def test_a_bad_trajectory_is_named():
+def test_a_bad_trajectory_is_an_error_with_its_row():
     for part in ("prompt", "completion"):
         with pytest.raises(ValueError, match="row 0 has no observations, actions"):
             load_trajectories([{part: "a"}])
@@ -246,12 +246,12 @@ def test_a_bad_trajectory_is_named():
             load_trajectories([{"observations": ["a"] * read, "actions": ["5"] * wrote}])
 
 
-def test_what_is_held_out_shares_no_prompt_with_what_is_learned():
-    """Three pairs of each of ten prompts: those of two prompts are held out; of a single prompt every fifth pair; one pair is
-    learned."""
+def test_held_out_pairs_share_no_prompt_with_training_pairs():
+    """With three pairs of each of ten prompts, those of two prompts are held out; with a single prompt every fifth pair. A
+    single pair is for training."""
     pairs = [Pair((f"prompt {p}",), (f"{k}",), ("x",)) for p in range(10) for k in range(3)]
-    learned, held = held_out(pairs, 5)
+    learned, held = split_by_prompt(pairs, 5)
     assert {pair.prompts for pair in held} == {("prompt 0",), ("prompt 5",)} and len(held) == 6 and len(learned) == 24
-    assert held_out(pairs[:6], 5) == (pairs[3:6], pairs[:3])
-    assert len(held_out([pairs[0]._replace(chosen=(str(k),)) for k in range(10)], 5)[1]) == 2
-    assert held_out(pairs[:1], 5) == (pairs[:1], [])
+    assert split_by_prompt(pairs[:6], 5) == (pairs[3:6], pairs[:3])
+    assert len(split_by_prompt([pairs[0]._replace(chosen=(str(k),)) for k in range(10)], 5)[1]) == 2
+    assert split_by_prompt(pairs[:1], 5) == (pairs[:1], [])

@@ -1,4 +1,4 @@
-"""Losses of pairs and texts: closed forms, torch, and the gradient of a whole team; training on data."""
+"""Losses of pairs and texts: closed forms, torch, and the gradient of a whole team; encoding; training on given data."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from jmarl.team import make_team
 from jmarl.training.fit import fit
 from jmarl.training.preferences.data_source import data_batches, encode, evaluate_on_data, examples_at
 from jmarl.training.preferences.encoding import (
+    Examples,
     encode_pairs,
     encode_trajectories,
     pair_batches,
     pair_scores,
-    reference_scores,
     text_batches,
+    with_reference,
     with_team_margin,
 )
 from jmarl.training.preferences.pairs import Pair, Trajectory
@@ -54,19 +55,19 @@ def team(tiny_config, tiny_tokenizer, random_agent):
 
 @pytest.fixture(scope="module")
 def old(tiny_config, tiny_tokenizer, random_agent):
-    """Another team, as reference."""
+    """Parameters of another team, the reference."""
     return make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (2, 3)])[1]
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def plain_logprobs(params, cfg, ids):
-    """Log-probabilities [T - 1] of ids [T] after the first, by the plain forward pass of one sequence."""
+    """Return the log-probabilities [T - 1] of ids [T] after the first, from a forward pass of one sequence."""
     logp = jax.nn.log_softmax(decoder.forward(params, cfg, ids)[:-1])
     return jnp.take_along_axis(logp, ids[1:, None], -1)[:, 0]
 
 
 def row_logprobs(params, cfg, coded, which):
-    """Of one completion's tokens; zeros behind them, which no token before sees, so that all have one shape to compile."""
+    """Return the log-probabilities of one completion's tokens. Padding after them gives all completions one shape."""
     ids = [*coded.prompt, *coded.rows[which]]
     return plain_logprobs(params, cfg, jnp.array(ids + [0] * (48 - len(ids))))[len(coded.prompt) - 1 : len(ids) - 1]
 
@@ -76,7 +77,7 @@ def coded_logprob(params, cfg, coded, which):
 
 
 def margin_of(params, reference, cfg, coded):
-    """Log-ratio of the chosen completion minus that of the rejected one."""
+    """Return the log-ratio of the chosen completion minus that of the rejected one."""
     ratios = [coded_logprob(params, cfg, coded, k) - coded_logprob(reference, cfg, coded, k) for k in (0, 1)]
     return ratios[0] - ratios[1]
 
@@ -97,7 +98,7 @@ def margin_of(params, reference, cfg, coded):
         ("ipo", 0.0, lambda t, m, b, s: (m - 1 / (2 * b)) ** 2),
     ],
 )
-def test_the_loss_and_its_gradient_are_those_of_the_formula_as_trl_writes_it(kind, smoothing, formula):
+def test_loss_and_gradient_equal_the_formulas_of_trl(kind, smoothing, formula):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     margins, beta = 8 * rng.normal(size=40), 0.3
@@ -105,25 +106,25 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula_as_trl_writes_it(kin
     expected = formula(torch, x, beta, smoothing).mean()
     expected.backward()
     weights = jnp.full(40, 1 / 40)
-    how = functools.partial(losses.preference, kind=kind, beta=beta, smoothing=smoothing)
-    (loss, metrics), grad = jax.value_and_grad(how, has_aux=True)(jnp.asarray(margins, jnp.float32), weights)
+    loss_fn = functools.partial(losses.preference, kind=kind, beta=beta, smoothing=smoothing)
+    (loss, metrics), grad = jax.value_and_grad(loss_fn, has_aux=True)(jnp.asarray(margins, jnp.float32), weights)
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
     np.testing.assert_allclose(grad, x.grad.numpy(), rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(metrics["accuracy"], margins > 0)
 
 
-def test_a_tie_is_half_right():
+def test_a_tie_counts_half_in_the_accuracy():
     _, metrics = losses.preference(jnp.zeros(3), jnp.ones(3) / 3)
     assert metrics["accuracy"].tolist() == [0.5] * 3
 
 
-def test_what_is_told_of_pairs_by_hand():
-    """Means over two valid pairs, the third is padding; behind a completion anything may stand."""
-    of_tokens = jnp.array([[[-1.0, -2.0], [-4.0, jnp.nan]], [[-2.0, -jnp.inf], [-1.0, -1.0]], [[-9.0, -9.0], [-8.0, -7.0]]])
+def test_metrics_of_pairs_by_hand():
+    """Means over two valid pairs; the third is padding. Values after the end of a completion are ignored, also NaN."""
+    token_numbers = jnp.array([[[-1.0, -2.0], [-4.0, jnp.nan]], [[-2.0, -jnp.inf], [-1.0, -1.0]], [[-9.0, -9.0], [-8.0, -7.0]]])
     take = jnp.array([[[1.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
     reference = jnp.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     targets = PairTargets(take, reference, team_margin=jnp.array([0.5, 1.0, 0.0]), share=jnp.array([0.5, 0.5, 0.0]))
-    loss, metrics = pairs_loss(of_tokens, targets, resolved(algorithm="madpo", beta=0.2))
+    loss, metrics = pairs_loss(token_numbers, targets, resolved(algorithm="madpo", beta=0.2))
     expected = {"chosen": (-4 - 2) / 2, "rejected": (-4 - 4) / 2, "margin": (0.5 + 3) / 2, "accuracy": 1.0}
     expected["loss"] = np.log1p(np.exp(-0.2 * np.array([0.5, 3.0]))).mean()
     for name, value in expected.items():
@@ -131,24 +132,24 @@ def test_what_is_told_of_pairs_by_hand():
     assert loss == metrics["loss"]
 
 
-def test_what_is_told_of_texts_by_hand():
+def test_metrics_of_texts_by_hand():
     logp, entropy = -jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([1.0, 3.0, 5.0, 7.0])
     targets = TextTargets(jnp.array([0.5, 0.5, 0.0, 0.0]), jnp.array([0.0, 0.0, 1.0, 0.0]))
     for weight, more in ((0.0, {}), (0.3, {"nll_world": 4.0})):
         loss, metrics = texts_loss(logp, entropy, targets, resolved(algorithm="sft", bc_weight=0.7, world_model_weight=weight))
-        told = {"nll": 1.5, "entropy": 2.0, "loss": 0.7 * 1.5 + weight * 4} | more
-        assert metrics == pytest.approx(told) and loss == metrics["loss"]
+        expected = {"nll": 1.5, "entropy": 2.0, "loss": 0.7 * 1.5 + weight * 4} | more
+        assert metrics == pytest.approx(expected) and loss == metrics["loss"]
 
 
 # --- one agent and teams -----------------------------------------------------------------------------------------------
 
 
 def learned(team_and_params, reference, pairs, algorithm, count=4):
-    """Gradients and metrics of one update on pairs."""
+    """Return the gradients and metrics of one update on pairs."""
     team, params = team_and_params
     encoded = encode_pairs(team, pairs, False)
-    scores = reference_scores(team, [reference], encoded, count, algorithm)
-    batches = pair_batches(team, encoded, scores, count, algorithm)
+    examples = with_reference(team, [reference], encoded, count, algorithm)
+    batches = pair_batches(team, examples, count, algorithm)
     if algorithm.row.margin == "joint":
         batches = with_team_margin(team, params, batches, algorithm)
     state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
@@ -161,9 +162,9 @@ def assert_close(got, expected, rtol=2e-3, atol=2e-5):
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "madpo"])
-def test_the_gradient_is_that_of_the_loss_of_margins(team, old, algorithm):
-    """dpo: each agent by its own margin; madpo: -log sigma(beta (own + others')), the others held. Against plain forward passes
-    of each completion by itself: padding, the shared prompt and the batch change nothing. The end of a completion counts."""
+def test_gradients_equal_those_of_the_loss_of_single_forward_passes(team, old, algorithm):
+    """dpo: -log sigma(beta own margin) of each agent; madpo: -log sigma(beta (own + others')), the others' constant. Compared
+    with forward passes of single completions: padding, the shared prompt and the batch change nothing. End tokens count."""
     spec, beta = team[0].stacks[0], 0.5
     cfg, coded = spec.config, encode_pairs(team[0], PAIRS, False)
     margins = np.array([[margin_of(unstack(team[1][0], n), unstack(old[0], n), cfg, c[n]) for n in (0, 1)] for c in coded])
@@ -185,7 +186,7 @@ def test_the_gradient_is_that_of_the_loss_of_margins(team, old, algorithm):
 
 
 def test_agents_of_a_team_get_one_joint_loss(team, old):
-    """madpo: all agents have the same loss; without the others it is dpo's."""
+    """madpo: all agents have the same loss. dpo: they have different ones."""
     _, joint = learned(team, old[0], PAIRS, resolved(algorithm="madpo"))
     _, alone = learned(team, old[0], PAIRS, resolved(algorithm="dpo"))
     np.testing.assert_allclose(joint["loss"][0], joint["loss"][1], rtol=1e-5)
@@ -193,7 +194,7 @@ def test_agents_of_a_team_get_one_joint_loss(team, old):
 
 
 def test_at_the_start_the_loss_is_log_2_and_reference_free_is_not(team):
-    """The policy is its own reference: every margin is 0, and still the gradient is not."""
+    """The policy is its own reference: every margin is 0, but the gradient is not."""
     grads, metrics = learned(team, team[1][0], PAIRS, resolved(algorithm="madpo"))
     np.testing.assert_allclose(metrics["loss"], math.log(2), rtol=1e-6)
     assert (metrics["grad_norm"] > 1e-2).all()
@@ -219,7 +220,7 @@ def test_ipo_compares_means_of_tokens(team, old):
 
 
 def test_micro_batches_padding_and_vmap_change_nothing(team, old):
-    """Three pairs as one batch, in two parts that the three do not fill, with five empty places behind them, and vmapped."""
+    """Three pairs as one batch, in two micro-batches, with five rows of padding, and with vmap."""
     whole, metrics = learned(team, old[0], PAIRS, resolved(algorithm="madpo"), count=3)
     for settings, count in ((dict(micro_batches=2), 3), ({}, 8), (dict(per_agent="vmap"), 4)):
         grads, others = learned(team, old[0], PAIRS, resolved(algorithm="madpo", **settings), count)
@@ -228,8 +229,8 @@ def test_micro_batches_padding_and_vmap_change_nothing(team, old):
             np.testing.assert_allclose(others[name], metrics[name], rtol=1e-4, atol=1e-5)
 
 
-def test_roles_of_shared_weights_are_agents_of_a_pair(team, old, tiny_config, tiny_tokenizer, random_agent):
-    """One parameter set in two roles: its gradient is the sum of both roles' parts, of half the weight each."""
+def test_the_gradient_of_shared_weights_is_the_mean_over_their_roles(team, old, tiny_config, tiny_tokenizer, random_agent):
+    """One parameter set in two roles, compared with two parameter sets of equal weights."""
     agent = random_agent(tiny_config(), tiny_tokenizer, 0)
     shared = make_team([agent, agent], shared_weights=True)
     apart = make_team([agent, agent])
@@ -240,15 +241,15 @@ def test_roles_of_shared_weights_are_agents_of_a_pair(team, old, tiny_config, ti
     assert_close(unstack(grads, 0), jax.tree.map(lambda x: x.mean(0), separate))
 
 
-def test_sampled_pairs_are_learned_from_as_they_were_sampled(team):
-    """Their tokens are not those that their texts would be encoded as, and nothing is put behind them."""
+def test_sampled_pairs_have_their_sampled_tokens(team):
+    """Their texts are not encoded again, and no end token is appended."""
     tokens = tuple(([5, 6, 7], [9, 9], [8]) for _ in range(2))
     (coded,) = encode_pairs(team[0], [PAIRS[0]._replace(tokens=tokens)], False)
     assert [(c.prompt, *c.rows) for c in coded] == [([5, 6, 7], [9, 9], [8])] * 2
 
 
-def test_chat_prompts(team, tiny_tokenizer):
-    """A text as a user's message, and messages, are encoded alike."""
+def test_a_text_with_chat_is_a_message_of_a_user(team, tiny_tokenizer):
+    """It is encoded as the list of that message."""
     text = Pair(("How many?",) * 2, ("Two.",) * 2, ("Ten.",) * 2)
     chat = text._replace(prompts=(({"role": "user", "content": "How many?"},),) * 2)
     as_text, as_chat = encode_pairs(team[0], [text], True), encode_pairs(team[0], [chat], False)
@@ -265,47 +266,47 @@ def test_a_chat_ends_as_its_template_does_and_a_text_as_the_tokenizer_does(tiny_
     text = Pair(("How many?",), ("Two.",), ("Ten.",))
     chat = text._replace(prompts=(({"role": "user", "content": "How many?"},),))
     for pairs, as_chat, expected in (([text, chat], False, ["<|endoftext|>", "<|im_end|>"]), ([text], True, ["<|im_end|>"])):
-        found = encode_pairs(team, pairs, as_chat)
-        assert [tokenizer.decode(row[-1:]) for (coded,) in found for row in coded.rows] == np.repeat(expected, 2).tolist()
+        encoded = encode_pairs(team, pairs, as_chat)
+        assert [tokenizer.decode(row[-1:]) for (coded,) in encoded for row in coded.rows] == np.repeat(expected, 2).tolist()
 
 
-def test_agents_of_several_stacks_have_their_own_numbers(agents, two_models):
-    """Three agents, the middle one of another architecture: references are those of each alone, others' margins sum up."""
+def test_agents_of_several_stacks_have_their_own_reference_and_margins(agents, two_models):
+    """Three agents, the second of another architecture: references equal those of teams of one, others' margins are summed."""
     three, algorithm = [*two_models, agents[1]], resolved(algorithm="madpo", per_agent="vmap")
     pairs = [Pair(*((*texts, "of the farmer") for texts in pair[:3])) for pair in PAIRS]
     team, params = make_team(three)
     coded = encode_pairs(team, pairs, False)
-    found = reference_scores(team, params, coded, 4, algorithm)
+    reference = with_reference(team, params, coded, 4, algorithm).reference
     for n, agent in enumerate(three):
         alone, own = make_team([agent])
-        expected = reference_scores(alone, own, [[of[n]] for of in coded], 4, algorithm)
-        np.testing.assert_allclose(found[:, n], expected[:, 0], rtol=1e-4)
-    batches = with_team_margin(team, params, pair_batches(team, coded, 0.5 * found, 4, algorithm), algorithm)
-    margins = 0.5 * (found[..., 0] - found[..., 1])
+        expected = with_reference(alone, own, [[example[n]] for example in coded], 4, algorithm).reference
+        np.testing.assert_allclose(reference[:, n], expected[:, 0], rtol=1e-4)
+    batches = with_team_margin(team, params, pair_batches(team, Examples(coded, 0.5 * reference), 4, algorithm), algorithm)
+    margins = 0.5 * (reference[..., 0] - reference[..., 1])
     others = margins.sum(1, keepdims=True) - margins
     for spec, batch in zip(team.stacks, batches, strict=True):
         got = batch.team_margin.reshape(len(spec.order), -1)[:, : len(pairs)]
         np.testing.assert_allclose(got, others[:, spec.order].T, rtol=1e-3, atol=1e-3)
 
 
-def test_long_prompts_beside_long_completions(team):
-    """Of a context of 128: one pair fills it with its prompt, another with a completion, both to the last token."""
+def test_long_prompts_and_long_completions_fit_in_one_batch(team):
+    """One pair fills the context of 128 with its prompt, another with a completion, both to the last token."""
     tokens = [(([5] * 112, [6] * 16, [7]),) * 2, (([5], [6] * 127, [7]),) * 2]
     pairs = [Pair(("a", "b"), ("c", "d"), ("e", "f"), tokens=t) for t in tokens]
     coded = encode_pairs(team[0], pairs, False)
     for name in ("dpo", "reward_model"):
         algorithm = resolved(algorithm=name)
         params = team[1] if name == "dpo" else [with_value_head(team[1][0]) | {"value": jnp.ones((2, 32))}]
-        together = pair_scores(team[0], params, pair_batches(team[0], coded, None, 2, algorithm), algorithm)
+        together = pair_scores(team[0], params, pair_batches(team[0], Examples(coded), 2, algorithm), algorithm)
         for i, one in enumerate(coded):
-            alone = pair_scores(team[0], params, pair_batches(team[0], [one], None, 1, algorithm), algorithm)
+            alone = pair_scores(team[0], params, pair_batches(team[0], Examples([one]), 1, algorithm), algorithm)
             np.testing.assert_allclose(together[i], alone[0], rtol=1e-4, atol=1e-4)
     for rows in (([6] * 16, [7]), ([7], [6] * 16)):
         with pytest.raises(ValueError, match="has 129 tokens, the context 128"):
             encode_pairs(team[0], [pairs[0]._replace(tokens=(([5] * 113, *rows),) * 2)], False)
 
 
-def test_what_does_not_fit_is_named(team):
+def test_a_pair_that_does_not_fit_is_an_error_that_names_it(team):
     long = Pair(("xyz " * 60, "b"), ("c", "d"), ("e", "f"))
     with pytest.raises(ValueError, match=r"pair 0 of agent 0 .* tokens, the context 128"):
         encode_pairs(team[0], [long], False)
@@ -314,7 +315,7 @@ def test_what_does_not_fit_is_named(team):
             encode_pairs(team[0], [Pair(("a",) * n, ("b",) * n, ("c",) * n)], False)
 
 
-def test_a_trajectory_that_does_not_fit_is_named(team, one):
+def test_a_trajectory_that_does_not_fit_is_an_error_that_names_it(team, one):
     with pytest.raises(ValueError, match=r"trajectory 1 \('the'...\) has \d+ tokens, the context 128"):
         encode_trajectories(one[0], [TALK, Trajectory(("the",), ("xyz " * 60,))], False)
     with pytest.raises(ValueError, match="trajectories are of one agent, the team has 2"):
@@ -324,14 +325,14 @@ def test_a_trajectory_that_does_not_fit_is_named(team, one):
 # --- reward model ------------------------------------------------------------------------------------------------------
 
 
-def test_a_reward_model_scores_behind_the_last_token(team):
-    """-log sigma(s_w - s_l), where s is the value head's number of the hidden state behind a completion's last token; the head
+def test_a_reward_model_reads_its_score_after_the_last_token(team):
+    """The loss is -log sigma(s_w - s_l), where s is the value of the hidden state after a completion's last token. The head
     starts at 0 and has a gradient."""
     algorithm, (one, params) = resolved(algorithm="reward_model"), (team[0], team[1][0])
     spec = one.stacks[0]
     with_head = with_value_head(params) | {"value": 0.3 * jax.random.normal(jax.random.key(0), params["final_norm"].shape)}
     coded = encode_pairs(one, PAIRS, False)
-    (batch,) = pair_batches(one, coded, None, 4, algorithm)
+    (batch,) = pair_batches(one, Examples(coded), 4, algorithm)
     scores = pair_scores(one, [with_head], (batch,), algorithm)
 
     def by_itself(n, c, k):
@@ -345,10 +346,11 @@ def test_a_reward_model_scores_behind_the_last_token(team):
             np.testing.assert_allclose(scores[i, n], [by_itself(n, c[n], k) for k in (0, 1)], rtol=1e-4, atol=1e-5)
     agent = functools.partial(unstack, agent=0)
     of_agent = jax.jit(functools.partial(agent_gradients, model=spec.config, algorithm=algorithm))
-    _, metrics, _ = of_agent(agent(with_head), None, None, agent(batch))
+    running = agent(init_stack(with_head, algorithm).running)
+    _, metrics, _ = of_agent(agent(with_head), None, running, agent(batch))
     margins = scores[:3, 0, 0] - scores[:3, 0, 1]
     np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-margins)).mean(), rtol=1e-4)
-    grads, fresh, _ = of_agent(agent(with_value_head(params)), None, None, agent(batch))
+    grads, fresh, _ = of_agent(agent(with_value_head(params)), None, running, agent(batch))
     np.testing.assert_allclose(fresh["loss"], math.log(2), rtol=1e-6)
     assert np.abs(grads["value"]).max() > 1e-3
 
@@ -364,22 +366,22 @@ def one(tiny_config, tiny_tokenizer, random_agent):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_trajectory_is_one_row_with_its_whole_history(one, tiny_tokenizer, chat):
+def test_a_trajectory_is_one_row_of_actions_and_observations(one, tiny_tokenizer, chat):
     ((coded,),) = encode_trajectories(one[0], [TALK], chat)
     said = [t for t, kind in zip(coded.rows[0], coded.kinds, strict=True) if kind == 1]
     assert tiny_tokenizer.decode(said) == "5<|im_end|>4<|im_end|>"
-    told = tiny_tokenizer.decode([t for t, kind in zip(coded.rows[0], coded.kinds, strict=True) if kind == 2])
+    observed = tiny_tokenizer.decode([t for t, kind in zip(coded.rows[0], coded.kinds, strict=True) if kind == 2])
     ends = "\n<|im_start|>assistant\n"
     chatted = f"\n<|im_start|>user\nWrong, again.<|im_end|>{ends}\n<|im_start|>user\nRight.<|im_end|>{ends}"
-    assert told == (chatted if chat else "Wrong, again.Right.")
+    assert observed == (chatted if chat else "Wrong, again.Right.")
 
 
-def test_messages_are_a_chat_of_a_trajectory(one):
+def test_observations_of_messages_are_a_chat(one):
     messages = TALK._replace(observations=tuple(({"role": "user", "content": text},) for text in TALK.observations))
     assert encode_trajectories(one[0], [messages], False) == encode_trajectories(one[0], [TALK], True)
 
 
-def test_a_template_without_an_end_of_messages_loses_nothing(tiny_config, make_tokenizer, random_agent):
+def test_a_chat_template_without_an_end_token_loses_no_text(tiny_config, make_tokenizer, random_agent):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ';' }}{% endfor %}"
@@ -392,8 +394,8 @@ def test_a_template_without_an_end_of_messages_loses_nothing(tiny_config, make_t
 
 
 @pytest.mark.parametrize(("cloning", "predicting"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.3)])
-def test_the_loss_of_texts_is_the_mean_surprise_of_each_kind_of_token(one, cloning, predicting):
-    """Behaviour cloning, a world model, and both: against plain forward passes of whole rows; the ends are trained."""
+def test_the_loss_of_texts_is_the_weighted_mean_of_each_kind_of_token(one, cloning, predicting):
+    """Behavior cloning, a world model, and both, compared with forward passes of single rows. End tokens count."""
     team, params = one
     cfg, coded = team.stacks[0].config, encode_trajectories(team, [TALK, Trajectory(("the",), ("market",))], False)
 
@@ -406,7 +408,7 @@ def test_the_loss_of_texts_is_the_mean_surprise_of_each_kind_of_token(one, cloni
         return cloning * nll[kinds == 1].mean() + predicting * nll[kinds == 2].mean()
 
     algorithm = resolved(algorithm="sft", bc_weight=cloning, world_model_weight=predicting, micro_batches=2)
-    (batch,) = text_batches(team, coded, 4)
+    (batch,) = text_batches(team, Examples(coded), 4)
     state = init_stack(jax.tree.map(jnp.copy, params[0]), algorithm)
     state, metrics, _ = update_stack(state, batch, model=cfg, algorithm=algorithm)
     value, expected = jax.value_and_grad(loss)(unstack(params[0], 0))
@@ -469,8 +471,8 @@ def test_texts_are_learned(agents):
     np.testing.assert_allclose(result.after["loss"], both, rtol=1e-5)
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
-    """Six updates at once, and three and three: the same parameters and the same rows."""
+def test_a_resumed_run_is_bit_equal(agents, tmp_path):
+    """Six updates, and three updates resumed for three more, have equal parameters and rows of the log."""
 
     def run(where, **changes):
         return fitted(agents, "madpo", TASTES, output_dir=str(tmp_path / where), save_every=3, **changes)
@@ -483,49 +485,49 @@ def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
 
     def rows(where):
         lines = (tmp_path / where / "metrics.jsonl").read_text().splitlines()
-        found = [{k: v for k, v in json.loads(line).items() if "time" not in k and "per_s" not in k} for line in lines]
-        return [{k: v for k, v in row.items() if k != "compiles"} for row in found if "loss" in row]
+        all_rows = [{k: v for k, v in json.loads(line).items() if "time" not in k and "per_s" not in k} for line in lines]
+        return [{k: v for k, v in row.items() if k != "compiles"} for row in all_rows if "loss" in row]
 
     assert rows("parts") == rows("whole") and len(rows("whole")) == 6
     assert (tmp_path / "whole" / "models" / "agent_1" / "model.safetensors").exists()
 
 
-def test_every_pair_is_seen_once_an_epoch():
-    """Orders follow from seed and epoch alone."""
+def test_every_pair_is_drawn_at_most_once_per_epoch():
+    """The order follows from seed and epoch alone."""
     seen = [examples_at(step, 10, 3, seed=0) for step in range(6)]
     assert len(set(sum(seen[:3], []))) == 9 and len(set(sum(seen[3:], []))) == 9 and seen[:3] != seen[3:]
     assert examples_at(4, 10, 3, seed=0) == seen[4] and examples_at(0, 10, 3, seed=1) != seen[0]
     assert sorted(examples_at(0, 2, 8, seed=0)) == [0, 1]
 
 
-def test_held_out_pairs_of_a_team_are_judged_by_the_joint_margin(agents):
+def test_held_out_accuracy_of_a_team_is_of_the_joint_margin(agents):
     team, params = make_team(agents)
     cfg, other = RUN.replace(algorithm="madpo", batch_size=9), jax.tree.map(lambda x: 0.9 * x, params)
     algorithm = resolve(cfg)
     held_out = encode(team, params, TASTES[:9], algorithm, cfg)
-    found = evaluate_on_data(team, other, held_out, algorithm)
+    result = evaluate_on_data(team, other, held_out, algorithm)
     scores = pair_scores(team, other, data_batches(team, held_out, algorithm), algorithm)[:9]
     margins = (scores[..., 0] - scores[..., 1]).sum(1)
     assert (
         (margins > 0).sum() == 8
-        and found["margin"] == pytest.approx(margins.mean(), rel=1e-4)
-        and found["accuracy"] == pytest.approx(8 / 9)
+        and result["margin"] == pytest.approx(margins.mean(), rel=1e-4)
+        and result["accuracy"] == pytest.approx(8 / 9)
     )
 
 
-def test_evaluation_does_not_depend_on_how_the_data_is_cut(agents):
-    """Nine pairs as batches of four and of nine; texts too, whose tokens count alike in whatever batch they are."""
+def test_evaluation_does_not_depend_on_the_batch_size(agents):
+    """Nine pairs in batches of four and of nine, and texts, whose mean is over tokens and not over batches."""
     texts = [Trajectory(("the",), (word * n,)) for n, word in enumerate(WORDS, 1)]
     for name, data in (("madpo", TASTES[:9]), ("sft", texts)):
         team, params = make_team(agents[: 1 if name == "sft" else 2])
         other = jax.tree.map(lambda x: 0.9 * x, params)
-        found = []
+        results = []
         for size in (4, 9):
             cfg = RUN.replace(algorithm=name, batch_size=size)
             algorithm = resolve(cfg)
-            found.append(evaluate_on_data(team, other, encode(team, params, data, algorithm, cfg), algorithm))
-        for column in found[0]:
-            np.testing.assert_allclose(found[0][column], found[1][column], rtol=1e-4, atol=1e-5)
+            results.append(evaluate_on_data(team, other, encode(team, params, data, algorithm, cfg), algorithm))
+        for column in results[0]:
+            np.testing.assert_allclose(results[0][column], results[1][column], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -561,21 +563,21 @@ def test_bad_settings_are_refused(agents, settings, data, message):
         ([PAIRS[0], PAIRS[0]._replace(chosen=("x", "xyz " * 99))], "pair 1 of agent 1 .* tokens, the context"),
     ],
 )
-def test_a_pair_that_cannot_be_read_is_named(agents, data, message):
+def test_an_empty_or_long_part_of_a_pair_is_an_error_that_names_it(agents, data, message):
     with pytest.raises(ValueError, match=message):
         encode_pairs(make_team(agents)[0], data, False)
 
 
-def test_more_parts_than_pairs_are_told_by_the_users_setting(agents):
+def test_more_micro_batches_than_pairs_are_an_error(agents):
     team, params = make_team(agents)
     algorithm = resolved(algorithm="madpo", micro_batches=8)
-    (batch,) = pair_batches(team, encode_pairs(team, TASTES[:4], False), None, 4, algorithm)
+    (batch,) = pair_batches(team, Examples(encode_pairs(team, TASTES[:4], False)), 4, algorithm)
     state = init_stack(params[0], algorithm)
     with pytest.raises(ValueError, match="micro_batches=8 is more than the 4 pairs or texts of an update: .* batch_size"):
         update_stack(state, batch, model=team.stacks[0].config, algorithm=algorithm)
 
 
-def test_held_out_data_are_of_the_same_kind(agents):
+def test_held_out_data_must_be_of_the_same_kind(agents):
     team, params = make_team(agents)
     with pytest.raises(TypeError, match="learns from a list of Pair, got Trajectory"):
         fit(team, TASTES, RUN.replace(algorithm="madpo"), params=params, eval_data=[TALK])
@@ -585,12 +587,12 @@ LORA = dict(lora_rank=4, lora_dropout=0.1, learning_rate=3e-2, lora_targets="q_p
 
 
 def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
-    """LoRA: two agents of one model learn held-out preferences, the base stays as it is, and a run goes on bit for bit."""
+    """Two agents of one model learn held-out preferences, the base does not change, and a resumed run is bit-equal."""
 
     def run(where, **changes):
         team, params = make_team([agents[0]] * 2, lora=True)
-        how = dict(algorithm="madpo", output_dir=str(tmp_path / where), save_every=10)
-        return fit(team, TASTES[1::2], RUN.replace(**how, **LORA, **changes), params=params, eval_data=TASTES[::4])
+        settings = dict(algorithm="madpo", output_dir=str(tmp_path / where), save_every=10)
+        return fit(team, TASTES[1::2], RUN.replace(**settings, **LORA, **changes), params=params, eval_data=TASTES[::4])
 
     whole = run("whole", num_updates=20)
     assert whole.before["margin"] == 0 and whole.after["accuracy"] > 0.9, whole.after
@@ -606,14 +608,14 @@ def test_adapters_learn_preferences_over_one_base(agents, tmp_path):
     assert (tmp_path / "whole" / "models" / "agent_1" / "adapter" / "adapter_config.json").exists()
 
 
-def test_a_reward_model_of_adapters(agents):
+def test_a_reward_model_with_adapters_ranks_held_out_pairs(agents):
     alone = [Pair(p.prompts[:1], p.chosen[:1], p.rejected[:1]) for p in TASTES]
     result = fitted(agents[:1], "reward_model", alone, **LORA | dict(num_updates=20))
     assert result.after["accuracy"] > 0.9, result.after
 
 
-def test_frozen_agents_and_rates_of_their_own(agents):
-    """A frozen agent stays bit-equal and its part still counts in its partner's margin; another rate changes one agent only."""
+def test_frozen_agents_do_not_change_and_learning_rates_are_per_agent(agents):
+    """A frozen agent still counts in its partner's margin. Another learning rate changes only its own agent."""
     base = fitted(agents, "madpo", TASTES, num_updates=2)
     frozen = fitted(agents, "madpo", TASTES, num_updates=2, frozen_agents=(1,))
     slower = fitted(agents, "madpo", TASTES, num_updates=1, learning_rate=(1e-2, 1e-3))

@@ -1,4 +1,4 @@
-"""Teams trained on a reward model's scores: what it reads, its scale, that the task's reward rises, exact resume."""
+"""Reward models and teams trained on their scores: texts, scale, saving, learning, rounds, exact resume."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jmarl.team import make_team
 from jmarl.training.checks import check_settings
 from jmarl.training.preferences.encoding import encode_pairs
 from jmarl.training.preferences.pair_rounds import Round, load_round
-from jmarl.training.preferences.pairs import Pair, held_out
+from jmarl.training.preferences.pairs import Pair, split_by_prompt
 from jmarl.training.preferences.reward_model import (
-    Learned,
+    LearnedReward,
     LearnedRounds,
     RewardModel,
     fit_reward_model,
@@ -33,7 +33,6 @@ from jmarl.training.preferences.reward_model import (
     policy_config,
     reward_config,
     save_reward_model,
-    scores_of,
 )
 from jmarl.training.records import FitResult
 from jmarl.training.train import train
@@ -78,7 +77,7 @@ def rows(directory):
 
 @pytest.fixture(scope="module")
 def model(agents):
-    """A reward model of made-up pairs: those with more vowels were preferred."""
+    """A reward model trained on pairs in which the text with more vowels was preferred, its result and the pairs."""
     words = ["aeiou", "ea io", "oua e", "uuu a", "xyz q", "rst w", "bcdfg", "wxy z"]
     pairs = [Pair(("the", "a"), (x, y), (z, w)) for x in words[:4] for y in words[:2] for z in words[4:] for w in words[4:6]]
     cfg = TrainConfig.of(algorithm="reward_model", num_updates=20, learning_rate=3e-3, batch_size=16, progress=False)
@@ -86,29 +85,30 @@ def model(agents):
 
 
 def of_pairs(model, joint):
-    return scores_of(model, encode_pairs(model.team, joint, False))
+    return model.values(encode_pairs(model.team, joint, False))
 
 
-def test_a_reward_model_reads_all_agents_and_ranks_what_it_has_not_seen(model):
-    found, result, pairs = model
+def test_a_reward_model_reads_all_agents_and_ranks_new_texts(model):
+    fitted, result, pairs = model
     assert joint_pair(pairs[0]).prompts == ("[Agent 0] the\n[Agent 1] a",)
     assert joint_pair(pairs[0]).chosen == ("\n[Agent 0] aeiou\n[Agent 1] aeiou",)
     assert result.after["accuracy"] > 0.9 > result.before["accuracy"] == 0.5
-    first, second = (found.score([["the"], ["a"]], [[x], [y]]) for x, y in (("aaeei", "ioua "), ("xzzzq", "rrr w")))
+    first, second = (fitted.score([["the"], ["a"]], [[x], [y]]) for x, y in (("aaeei", "ioua "), ("xzzzq", "rrr w")))
     assert first > second
 
 
-def test_a_reward_model_reads_messages_as_lines():
+def test_chat_messages_are_lines_for_a_reward_model():
     chat = tuple({"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "How many?")))
     assert joint_pair(Pair((chat, "a"), ("x", "y"), ("z", "w"))).prompts == ("[Agent 0] Be brief.\nHow many?\n[Agent 1] a",)
 
 
-def test_scores_have_mean_0_and_std_1_over_what_was_learned_from(model):
-    found, _, pairs = model
-    learned, _ = held_out([joint_pair(pair) for pair in pairs], 5)
-    scores = (of_pairs(found, learned) - found.mean) / found.std
+def test_scores_have_mean_0_and_std_1_over_the_training_pairs(model):
+    fitted, _, pairs = model
+    learned, _ = split_by_prompt([joint_pair(pair) for pair in pairs], 5)
+    scores = (of_pairs(fitted, learned) - fitted.mean) / fitted.std
     np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-4)
-    again = found.score([[pairs[1].prompts[n]] for n in (0, 1)], [[pairs[1].chosen[n]] for n in (0, 1)])  # the first learned
+    first = pairs[1]  # of the training pairs
+    again = fitted.score([[prompt] for prompt in first.prompts], [[text] for text in first.chosen])
     np.testing.assert_allclose(again, scores[0, :1], rtol=1e-4, atol=1e-4)
 
 
@@ -116,67 +116,67 @@ SOME = [["the", "a"], ["a", "seven"]], [["aeiou", "xyz"], ["oua e", "wxy z"]]
 
 
 def test_a_reward_model_is_saved_and_loaded(model, tmp_path, monkeypatch):
-    """The same scores bit for bit; a plain model, or one that was not written to its end, is refused."""
-    found = model[0]
-    save_reward_model(tmp_path / "saved", found)
+    """It scores the same bit for bit. A directory without a value head, or one written incompletely, is refused."""
+    fitted = model[0]
+    save_reward_model(tmp_path / "saved", fitted)
     assert len({path.stat().st_mode for path in (tmp_path / "saved").iterdir()}) == 1
     loaded = load_reward_model(tmp_path / "saved")
-    assert (loaded.mean, loaded.std) == (found.mean, found.std) and found.mean != 0 and found.std != 1
-    np.testing.assert_array_equal(loaded.score(*SOME), found.score(*SOME))
+    assert (loaded.mean, loaded.std) == (fitted.mean, fitted.std) and fitted.mean != 0 and fitted.std != 1
+    np.testing.assert_array_equal(loaded.score(*SOME), fitted.score(*SOME))
     one_more = SOME[0], [[*SOME[1][0], "x"], SOME[1][1]]
     for read, wrote in (("Say", ["a", "b"]), ([("Say", "Say")], [["a", "b"], ["c", "d"]]), (["the"], [["a"], ["b"]]), one_more):
         with pytest.raises(ValueError, match=r"\[N\]\[B\]|of all agents"):
             loaded.score(read, wrote)
-    assert load_agent(tmp_path / "saved").config == found.team.stacks[0].config
-    exact = found._replace(algorithm=dataclasses.replace(found.algorithm, compute_dtype="bfloat16"))
+    assert load_agent(tmp_path / "saved").config == fitted.team.stacks[0].config
+    exact = fitted._replace(algorithm=dataclasses.replace(fitted.algorithm, compute_dtype="bfloat16"))
     save_reward_model(tmp_path / "saved", exact)
     assert load_reward_model(tmp_path / "saved").algorithm.compute_dtype == "bfloat16"
     monkeypatch.setattr("jmarl.training.preferences.reward_model.save_pretrained", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        save_reward_model(tmp_path / "saved", found)
+        save_reward_model(tmp_path / "saved", fitted)
     with pytest.raises(FileNotFoundError, match="saved has no value_head.safetensors, the value head of a reward model"):
         load_reward_model(tmp_path / "saved")
 
 
 def test_a_loaded_reward_model_has_its_adapters_merged(model, agents, tmp_path):
-    pairs, how = model[2], dict(num_updates=5, learning_rate=3e-2, batch_size=16, lora_rank=4, progress=False)
-    found, _ = fit_reward_model(agents[0], pairs, TrainConfig.of(algorithm="reward_model", **how))
-    save_reward_model(tmp_path, found)
-    np.testing.assert_allclose(load_reward_model(tmp_path).score(*SOME), found.score(*SOME), rtol=1e-3, atol=1e-4)
+    pairs, settings = model[2], dict(num_updates=5, learning_rate=3e-2, batch_size=16, lora_rank=4, progress=False)
+    fitted, _ = fit_reward_model(agents[0], pairs, TrainConfig.of(algorithm="reward_model", **settings))
+    save_reward_model(tmp_path, fitted)
+    np.testing.assert_allclose(load_reward_model(tmp_path).score(*SOME), fitted.score(*SOME), rtol=1e-3, atol=1e-4)
 
 
-def test_a_reward_model_reads_no_chats(agents, model):
+def test_a_reward_model_refuses_chat(agents, model):
     with pytest.raises(ValueError, match="chat=True is not there for a reward model"):
         fit_reward_model(agents[0], model[2], TrainConfig.of(algorithm="reward_model", chat=True))
 
 
-def test_a_joint_action_alone_scores_as_in_a_pair(model):
-    """Scored once, not as chosen and as rejected; 20 are more than are scored at once."""
-    found, _, pairs = model
+def test_a_joint_action_has_the_same_score_alone_and_in_a_pair(model):
+    """20 joint actions are more than one batch."""
+    fitted, _, pairs = model
     pairs = (pairs * 2)[:20]
-    scores = (of_pairs(found, [joint_pair(pair) for pair in pairs]) - found.mean) / found.std
+    scores = (of_pairs(fitted, [joint_pair(pair) for pair in pairs]) - fitted.mean) / fitted.std
     read = list(zip(*(pair.prompts for pair in pairs), strict=True))
     for k, side in enumerate(("chosen", "rejected")):
-        alone = found.score(read, list(zip(*(getattr(pair, side) for pair in pairs), strict=True)))
+        alone = fitted.score(read, list(zip(*(getattr(pair, side) for pair in pairs), strict=True)))
         np.testing.assert_allclose(alone, scores[:, k], rtol=1e-4, atol=1e-4)
 
 
-def test_what_does_not_fit_the_reward_model_is_named(model):
+def test_a_text_beyond_the_context_is_an_error_that_names_the_joint_action(model):
     with pytest.raises(ValueError, match=r"joint action 1 .'\[Agent 0\] the.* the context 256"):
         model[0].score([["the"] * 2, ["a"] * 2], [["x", "xyz " * 200], ["b", "c"]])
 
 
-def test_a_score_does_not_depend_on_its_neighbours(model):
-    found = model[0]
+def test_a_score_does_not_depend_on_its_batch(model):
+    fitted = model[0]
     texts = [["a e", "x", "ooo u i a"], ["b", "c d e", "f"]]
-    together = found.score([["the"] * 3, ["a"] * 3], texts)
-    alone = [found.score([["the"], ["a"]], [[t[k]] for t in texts])[0] for k in range(3)]
+    together = fitted.score([["the"] * 3, ["a"] * 3], texts)
+    alone = [fitted.score([["the"], ["a"]], [[t[k]] for t in texts])[0] for k in range(3)]
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
 
 
-def test_the_team_gets_the_score_and_the_task_is_logged(model):
+def test_the_reward_is_the_score_and_the_tasks_own_is_a_part(model):
     task = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
-    env, rng = Learned(task), np.random.default_rng(0)
+    env, rng = LearnedReward(task), np.random.default_rng(0)
     env.model = model[0]
     states, prompts = env.reset(ITEMS[:2], rng)
     assert prompts == task.reset(ITEMS[:2], rng)[1]
@@ -189,63 +189,63 @@ def test_the_team_gets_the_score_and_the_task_is_logged(model):
 
 def test_an_invalid_task_reward_masks_the_joint_action(model):
     task = RewardEnvironment(make_reward(lambda a, b: [float("nan"), 1.0], num_agents=2), [default_formatter] * 2)
-    env, rng = Learned(task), np.random.default_rng(0)
+    env, rng = LearnedReward(task), np.random.default_rng(0)
     env.model = model[0]
     result = env.step(env.reset(ITEMS[:2], rng)[0], [["a", "b"], ["c", "d"]], rng).result
     assert np.isnan(result.total[0]) and np.isfinite(result.total[1]) and result.invalid.tolist() == [True, False]
 
 
 def test_a_team_learns_the_task_from_a_learned_reward(agents, tmp_path):
-    """The task's reward on held-out prompts ends above the untrained team's 95 % interval, though the team never sees it; the
-    reward model that it learned from is saved."""
+    """The task's reward on held-out prompts, which the team never sees, ends above the untrained team's 95 % interval. The
+    reward model is saved."""
     result = trained(agents, HELD_OUT, output_dir=str(tmp_path))
     assert result.after.mean - result.after.interval > result.before.mean + result.before.interval
-    found = [row for row in rows(tmp_path) if "reward/task" in row]
-    assert found[0]["pairs"] > 100 and found[0]["reward_model/accuracy"] > 0.55, "on pairs of prompts it never read"
+    logged = [row for row in rows(tmp_path) if "reward/task" in row]
+    assert logged[0]["pairs"] > 100 and logged[0]["reward_model/accuracy"] > 0.55, "on pairs of held-out prompts"
     pairs, saved = load_round(tmp_path / "pairs", 0), load_reward_model(tmp_path / "reward_model")
     sides = [list(zip(*(getattr(pair, side) for pair in pairs), strict=True)) for side in ("prompts", "chosen", "rejected")]
     right = saved.score(sides[0], sides[1]) > saved.score(sides[0], sides[2])
-    assert right.mean() > 0.65, "of the pairs that it has learned from"
-    assert np.mean([r["reward/task"] for r in found[-4:]]) > np.mean([r["reward/task"] for r in found[:4]])
+    assert right.mean() > 0.65, "on its training pairs"
+    assert np.mean([r["reward/task"] for r in logged[-4:]]) > np.mean([r["reward/task"] for r in logged[:4]])
 
 
-def test_what_the_task_says_beside_its_reward_is_passed_on(model):
+def test_parts_faults_and_states_of_the_task_are_passed_on(model):
     total, invalid = np.array([1.0, np.nan]), np.array([False, True])
     result = RewardResult(total, {"length": np.ones(2)}, invalid, np.stack([total] * 2, 1), {1: "no number"}, 3)
-    env = Learned(SimpleNamespace(step=lambda *_: Answer(result, np.array([True, False]), ["one", "two"])))
+    env = LearnedReward(SimpleNamespace(step=lambda *_: Answer(result, np.array([True, False]), ["one", "two"])))
     env.model = model[0]
     got = env.step([(None, ("the", "a"))] * 2, SOME[1], np.random.default_rng(0))
     assert (got.result.faults, got.result.num_raised, got.after) == ({1: "no number"}, 3, ["one", "two"])
     assert got.done.tolist() == [True, False] and list(got.result.parts) == ["length", "task"]
 
 
-def test_each_round_trains_on_the_model_of_the_last(monkeypatch):
-    """By the pairs that are replayed; told are those that were made, and the ranks after training."""
-    given = []
+def test_each_rounds_reward_model_starts_from_the_last(monkeypatch):
+    """It is trained on the replayed pairs. The log has the number of new pairs and the accuracy after training."""
+    calls = []
 
-    def fitted(agent, pairs, cfg, params):
-        given.append((pairs, params))
+    def fit(agent, pairs, cfg, params):
+        calls.append((pairs, params))
         before = {"accuracy": 0.5} if params else None
-        return RewardModel(None, [len(given)], None), FitResult(None, None, [], before, {"accuracy": 0.9})
+        return RewardModel(None, [len(calls)], None), FitResult(None, None, [], before, {"accuracy": 0.9})
 
-    monkeypatch.setattr("jmarl.training.preferences.reward_model.fit_reward_model", fitted)
-    begin = lambda step, _: None if step % 2 else Round([None] * 7, 0.0, 0.0)  # noqa: E731
+    monkeypatch.setattr("jmarl.training.preferences.reward_model.fit_reward_model", fit)
+    begin = lambda step, _: None if step % 2 else Round([None] * 7, {"pairs": 7.0})  # noqa: E731
     rounds = SimpleNamespace(updates=2, env=None, begin=begin, replayed=lambda round_: f"those of round {round_}")
     cfg = CONFIG.replace(**ITER)
     learned = LearnedRounds(rounds, None, resolve(cfg), cfg)
-    told = {"pairs": 7.0, "reward_model/accuracy": 0.9}
-    assert [learned.begin(step, None) for step in range(4)] == [told, {}, told, {}]
-    assert given == [("those of round 0", None), ("those of round 1", [1])]
+    notes = {"pairs": 7.0, "reward_model/accuracy": 0.9}
+    assert [learned.begin(step, None) for step in range(4)] == [notes, {}, notes, {}]
+    assert calls == [("those of round 0", None), ("those of round 1", [1])]
 
 
 @pytest.fixture(scope="module")
 def whole_rounds(agents, tmp_path_factory):
-    """A run of two rounds that was not interrupted, and where it was written."""
+    """The result of a run of two rounds without interruption, and its directory."""
     where = tmp_path_factory.mktemp("rounds")
     return trained(agents, output_dir=str(where), save_every=1, **ITER), where
 
 
-def test_rounds_refresh_the_reward_model(whole_rounds):
+def test_every_round_trains_a_reward_model(whole_rounds):
     result, where = whole_rounds
     begun = [row["step"] for row in rows(where) if "pairs" in row]
     assert begun == [0, 2] and len(result.rewards) == 4
@@ -253,35 +253,35 @@ def test_rounds_refresh_the_reward_model(whole_rounds):
 
 
 @pytest.mark.parametrize("stop", [2, 3])
-def test_interrupted_rounds_go_on_bit_for_bit(agents, whole_rounds, tmp_path, stop):
-    """In mid-round its reward model is read back; between rounds the next one starts from the last. One that is complete reads
-    none."""
-    how = ITER | dict(output_dir=str(tmp_path), save_every=1)
-    trained(agents, **how | dict(num_updates=stop))
+def test_resumed_rounds_are_bit_equal(agents, whole_rounds, tmp_path, stop):
+    """Within a round its reward model is read back; between rounds the next one starts from the last. A complete run reads no
+    reward model."""
+    settings = ITER | dict(output_dir=str(tmp_path), save_every=1)
+    trained(agents, **settings | dict(num_updates=stop))
     for complete in (False, True):
-        rest = trained(agents, **how, resume=True)
+        rest = trained(agents, **settings, resume=True)
         jax.tree.map(np.testing.assert_array_equal, rest.state, whole_rounds[0].state)
         shutil.rmtree(tmp_path / "reward_model_1", ignore_errors=complete)
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
-    """Of one round: its reward model is read back."""
+def test_a_resumed_run_is_bit_equal(agents, tmp_path):
+    """It has one round, whose reward model is read back."""
 
     def run(where, **more):
-        how = dict(num_updates=3, reward_updates=5, output_dir=str(tmp_path / where), save_every=1)
-        return trained(agents, **how | more)
+        settings = dict(num_updates=3, reward_updates=5, output_dir=str(tmp_path / where), save_every=1)
+        return trained(agents, **settings | more)
 
     whole = run("whole")
     run("parts", num_updates=2)
     jax.tree.map(np.testing.assert_array_equal, run("parts", resume=True).state, whole.state)
 
 
-def test_a_new_run_uses_nothing_of_one_that_was_broken_off(agents, tmp_path):
-    """What lies in the directory is moved aside, the reward model too, also where no step was finished."""
+def test_a_new_run_uses_no_files_of_an_earlier_one(agents, tmp_path):
+    """Files in the directory are moved aside, reward models too, even if the earlier run finished no step."""
     where = tmp_path / "run"
     settings = dict(output_dir=str(where), save_every=2, num_updates=2, reward_updates=5)
     trained(agents, **settings)
-    for left in ("metrics.jsonl", "checkpoints"):  # as if it had been ended before its first step
+    for left in ("metrics.jsonl", "checkpoints"):  # as after a run that ended before its first step
         shutil.rmtree(where / left) if (where / left).is_dir() else (where / left).unlink()
     again = trained(agents, **settings)
     fresh = trained(agents, **settings | dict(output_dir=str(tmp_path / "fresh")))
@@ -294,8 +294,8 @@ def test_a_new_run_uses_nothing_of_one_that_was_broken_off(agents, tmp_path):
     assert len(rows(where / "reward_model_0")) == len(rows(tmp_path / "fresh" / "reward_model_0")) > 0
 
 
-def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
-    """Without it a run cannot go on in mid-round, nor to a round whose model starts from it."""
+def test_a_run_without_its_reward_model_cannot_be_resumed(agents, tmp_path):
+    """Neither within its round nor before the next round, whose model starts from it."""
     settings = dict(output_dir=str(tmp_path), save_every=2, reward_updates=5)
     trained(agents, **settings, num_updates=2)
     shutil.rmtree(tmp_path / "reward_model_0" / "checkpoints")
@@ -305,7 +305,7 @@ def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
     cfg = CONFIG.replace(**ITER)
     between = LearnedRounds(rounds, agents[0], resolve(cfg), cfg)
     with pytest.raises(ValueError, match="cannot resume: the reward model of round 0 is not in"):
-        between.resume(2)
+        between.begin(2, None)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_reward_model_that_was_not_kept_is_not_replaced(agents, tmp_path):
         (dict(rl_algorithm="madpo"), "rl_algorithm='madpo' does not learn from rollouts"),
         (dict(rl_algorithm="magrp"), "algorithm='magrp' is unknown; did you mean 'magrpo'"),
         (dict(comparator="initial"), "comparator='initial' has no effect for algorithm='marlhf'"),
-        (dict(num_turns=2), "num_turns=2 is not there for algorithm='marlhf'"),
+        (dict(num_turns=2), "algorithm='marlhf' needs num_turns=1 .* got num_turns=2"),
         (dict(clip_eps_low=0.1), "clip_eps_low=0.1 has no effect for algorithm='magrpo'"),
         (dict(algorithm="magrpo"), "batch_size=32 has no effect for algorithm='magrpo'"),
     ],
@@ -325,7 +325,7 @@ def test_bad_settings_are_refused(changes, message):
         check_settings(CONFIG.replace(**changes))
 
 
-def test_the_policy_is_trained_by_the_row_that_is_named():
+def test_the_policy_is_trained_by_rl_algorithm():
     cfg = policy_config(CONFIG.replace(rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
     assert (
         cfg.algorithm == "grpo"
@@ -336,23 +336,25 @@ def test_the_policy_is_trained_by_the_row_that_is_named():
     check_settings(CONFIG.replace(rl_algorithm="grpo", clip_eps_low=0.1, kl_coef=0.05))
 
 
-def test_smoothing_is_of_the_reward_models_pairs():
+def test_label_smoothing_is_for_the_reward_model_only():
     cfg = CONFIG.replace(label_smoothing=0.1)
     assert reward_config(cfg, resolve(cfg), 0).preference.label_smoothing == 0.1
     assert policy_config(cfg).preference.label_smoothing is None
 
 
-def test_a_reward_model_is_fitted_by_settings_of_its_own_and_the_runs():
-    """In as many micro-batches as the run's, as far as there are pairs."""
-    kept = dict(compute_dtype="bfloat16", remat="full", lora_rank=2, lora_alpha=3.0, lora_dropout=0.1, lora_targets="q_proj")
-    cfg = CONFIG.replace(micro_batches=64, **kept)
+def test_a_reward_model_has_its_own_settings_and_inherits_others():
+    """It has as many micro-batches as the run, but not more than pairs."""
+    inherited = dict(
+        compute_dtype="bfloat16", remat="full", lora_rank=2, lora_alpha=3.0, lora_dropout=0.1, lora_targets="q_proj"
+    )
+    cfg = CONFIG.replace(micro_batches=64, **inherited)
     settings = flat(reward_config(cfg, resolve(cfg), 0))
     own = dict(num_updates=60, learning_rate=1e-3, batch_size=32, micro_batches=32, per_agent="vmap", progress=False)
-    assert {name: settings[name] for name in own | kept} == own | kept
+    assert {name: settings[name] for name in own | inherited} == own | inherited
 
 
-def test_every_round_fits_its_reward_model_by_a_seed_of_its_own():
-    """From (seed, round) alone, so that a run that goes on finds the same."""
+def test_every_rounds_reward_model_has_its_own_seed():
+    """It follows from (seed, round) alone, so that a resumed run has the same."""
 
     def seeds():
         cfgs = [CONFIG.replace(seed=seed) for seed in (0, 1)]
@@ -361,22 +363,22 @@ def test_every_round_fits_its_reward_model_by_a_seed_of_its_own():
     assert len({0, 1, *seeds()}) == 8 and seeds() == seeds()
 
 
-def test_adapters_of_team_and_reward_model(agents):
-    """LoRA in both: rounds train the reward model's adapters on, and each round's keeps the head of the one before."""
+def test_rounds_with_adapters_in_team_and_reward_model(agents):
+    """Each round continues with the adapters and the value head of the reward model before."""
     team, params = make_team([agents[0]] * 2, lora=True)
     cfg = CONFIG.replace(**ROUNDS, lora_rank=4, lora_targets="q_proj,down_proj")
     result = train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params)
     assert len(result.rewards) == 4 and np.isfinite(result.rewards).all()
 
 
-def test_a_reward_model_that_is_trained_on_keeps_its_head(model, agents):
+def test_continued_training_of_a_reward_model_keeps_its_head(model, agents):
     """Without an update a second training leaves the scores as they are. Given other pairs to be judged by, it has learned from
     all; a new head, whose scores are equal, divides them by no 0."""
-    found, _, pairs = model
-    kept = jax.tree.map(lambda x: x.copy(), found.params)
+    fitted, _, pairs = model
+    start = jax.tree.map(lambda x: x.copy(), fitted.params)
     cfg = TrainConfig.of(algorithm="reward_model", num_updates=1, learning_rate=1e-12, batch_size=16, progress=False)
-    again, _ = fit_reward_model(agents[0], pairs, cfg, kept, eval_pairs=pairs[:3])
+    again, _ = fit_reward_model(agents[0], pairs, cfg, start, eval_pairs=pairs[:3])
     scores = of_pairs(again, joint := [joint_pair(pair) for pair in pairs])
-    np.testing.assert_allclose(scores, of_pairs(found, joint), atol=1e-4)
+    np.testing.assert_allclose(scores, of_pairs(fitted, joint), atol=1e-4)
     np.testing.assert_allclose([again.mean, again.std], [scores.mean(), scores.std()], rtol=1e-5)
     assert fit_reward_model(agents[0], pairs, cfg)[0].std == 1e-6

@@ -1,4 +1,4 @@
-"""Preferences that a team's own completions show: pairs, comparators, replay, and that teams learn from them."""
+"""Pairs of a team's own completions: sampling, comparators, replay, resume, and that teams learn from them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from jmarl.sampling.generate import sample_team, tokens_of
 from jmarl.team import make_team, policies
 from jmarl.training.preferences import comparators
 from jmarl.training.preferences.comparators import Candidates, History
-from jmarl.training.preferences.data_source import drawn
-from jmarl.training.preferences.pair_rounds import Round, Rounds, chosen_of, load_round, pair_source, save_round
+from jmarl.training.preferences.data_source import draw_examples
+from jmarl.training.preferences.pair_rounds import Round, Rounds, draw_evenly, load_round, pair_source, save_round
 from jmarl.training.preferences.pairs import Pair, load_pairs
 from jmarl.training.train import train
 
@@ -56,7 +56,7 @@ def both(a, b):
 
 @pytest.fixture(scope="module")
 def make_agent(tiny_tokenizer):
-    """An agent with small random weights, as at initialisation, which learn faster than those of the fixture `random_agent`."""
+    """Return a function that makes agents with the weights of initialization, which learn faster than `random_agent`."""
 
     def make(cfg, seed):
         return Agent("random", cfg, jax.device_get(decoder.init_params(cfg, jax.random.key(seed))), tiny_tokenizer)
@@ -77,7 +77,7 @@ def trained(agents, **changes):
 
 
 def rounds_of(agents, **changes):
-    """The rounds of a run that has not begun, and its state."""
+    """Return the rounds of a run that has not begun, and its state."""
     team, params = make_team(agents)
     cfg = CONFIG.replace(**changes)
     env = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2)
@@ -107,59 +107,61 @@ def test_two_architectures_and_shared_weights_learn_too(agents, tiny_config, mak
     assert result.after.mean > result.before.mean + result.before.interval
 
 
-def test_pairs_are_what_was_sampled_and_rewarded(agents, tiny_tokenizer):
-    """Chosen has the larger reward, each text is its tokens decoded, and the reward is that of the texts."""
+def test_pairs_have_the_sampled_tokens_and_their_rewards(agents, tiny_tokenizer):
+    """The chosen text has the larger reward, texts are the decoded tokens, and rewards are those of the texts."""
     rounds, state = rounds_of(agents)
-    made = rounds.begin(0, state)
-    assert 8 < len(made.pairs) <= 8 * 8
-    for pair in made.pairs:
+    new = rounds.begin(0, state)
+    assert 8 < len(new.pairs) <= 8 * 8
+    for pair in new.pairs:
         assert pair.rewards[0] > pair.rewards[1]
         for texts, which, reward in ((pair.chosen, 1, pair.rewards[0]), (pair.rejected, 2, pair.rewards[1])):
             assert both(texts[:1], texts[1:]) == [pytest.approx(reward)]
-            decoded = [tiny_tokenizer.decode(of_agent[which], skip_special_tokens=True) for of_agent in pair.tokens]
+            decoded = [tiny_tokenizer.decode(tokens[which], skip_special_tokens=True) for tokens in pair.tokens]
             assert tuple(decoded) == texts
-        assert [tiny_tokenizer.decode(of_agent[0]) for of_agent in pair.tokens] == list(pair.prompts)
+        assert [tiny_tokenizer.decode(tokens[0]) for tokens in pair.tokens] == list(pair.prompts)
 
 
-def test_a_comparator_is_another_draw_of_the_same_policy(agents):
-    """current: other completions than the team's own, of the same parameters; initial: those of the untrained team, which at
-    the start are the same."""
-    found = {}
+def test_the_comparator_current_samples_again_and_initial_stays_the_untrained_team(agents):
+    """`current` writes other completions than the team, with the same parameters. `initial` does not follow the parameters; at
+    the start both write the same."""
+    candidates = {}
     for kind in ("current", "initial"):
         rounds, state = rounds_of(agents, comparator=kind)
         params = [s.params for s in state.stacks]
-        found[kind] = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0)
+        candidates[kind] = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0)
         moved = [jax.tree.map(lambda x: 1.5 * x, p) for p in params]
         changed = rounds.comparator.answer(moved, ITEMS, rounds.env, 0, 0)
-        assert (changed.texts == found[kind].texts) == (kind == "initial")
-    assert found["current"].texts == found["initial"].texts
-    made = rounds.begin(0, state)
-    texts = {text for of_agent in found["current"].texts for row in of_agent for text in row}
-    own = {t for pair in made.pairs for t in (*pair.chosen, *pair.rejected)} - texts
+        assert (changed.texts == candidates[kind].texts) == (kind == "initial")
+    assert candidates["current"].texts == candidates["initial"].texts
+    new = rounds.begin(0, state)
+    texts = {text for agent in candidates["current"].texts for row in agent for text in row}
+    own = {t for pair in new.pairs for t in (*pair.chosen, *pair.rejected)} - texts
     assert own, "the team's own completions are others"
 
 
-def test_history_looks_back_as_many_rounds_as_it_is_told(agents):
-    """In round 3 with a lag of 2 the comparator is the policy of round 1; before there are so many, the first."""
+def test_the_comparator_history_is_the_policy_comparator_lag_rounds_ago(agents):
+    """In round 3 with a lag of 2 it is the policy of round 1; in the first rounds that of round 0."""
     rounds, state = rounds_of(agents, comparator="history", comparator_lag=2)
     policies = [jax.tree.map(lambda x, k=k: (1 + 0.2 * k) * x, [s.params for s in state.stacks]) for k in range(4)]
     for round_, params in enumerate(policies):
         rounds.comparator.history.remember(round_, params)
-        found = rounds.comparator.answer(params, ITEMS, rounds.env, 7, round_)
-        then = comparators.played(rounds.team, policies[max(0, round_ - 2)], ITEMS, rounds.env, rounds.cfg, 7)
-        assert found.texts == then.turns[0].texts
+        candidates = rounds.comparator.answer(params, ITEMS, rounds.env, 7, round_)
+        randomness = Randomness(rounds.cfg.run.seed, 7, comparators.COMPARE, env_purpose=comparators.PROPOSE)
+        policy = policies[max(0, round_ - 2)]
+        then = comparators.play_items(rounds.team, policy, ITEMS, rounds.env, rounds.cfg, randomness)
+        assert candidates.texts == then.turns[0].texts
     assert sorted(rounds.comparator.history.past) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_a_run_against_its_past_goes_on_bit_for_bit(agents, tmp_path, lora_rank):
-    """The policies of rounds 1 and 2, which rounds 3 and 4 look back at, are read back; a run without checkpoints has them in
-    memory and is the same. With LoRA a file has the adapters alone."""
+def test_a_run_with_history_resumes_bit_for_bit(agents, tmp_path, lora_rank):
+    """Rounds 3 and 4 need the policies of rounds 1 and 2, which are read from files. A run without checkpoints has them in
+    memory and is equal. With LoRA, files hold only the adapters."""
 
     def run(where, **changes):
         team, params = make_team([agents[0]] * 2, lora=lora_rank > 0)
-        how = dict(comparator="history", comparator_lag=2, lora_rank=lora_rank, output_dir=str(tmp_path / where), batch_size=8)
-        cfg = CONFIG.replace(**how | dict(num_updates=9, round_updates=2) | changes)
+        base = dict(comparator="history", comparator_lag=2, lora_rank=lora_rank, output_dir=str(tmp_path / where), batch_size=8)
+        cfg = CONFIG.replace(**base | dict(num_updates=9, round_updates=2) | changes)
         return train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params)
 
     whole = run("whole", save_every=0)
@@ -173,47 +175,47 @@ def test_a_run_against_its_past_goes_on_bit_for_bit(agents, tmp_path, lora_rank)
         assert len(file.files) == len(jax.tree.leaves(whole.state.stacks[0].params))
 
 
-def test_a_policy_that_is_not_kept_is_named(tmp_path):
+def test_a_missing_policy_file_is_an_error_that_names_it(tmp_path):
     history = History(1, tmp_path / "history")
     with pytest.raises(ValueError, match=r"cannot resume: .*round_000002.npz, the policy that round 2 began with, is missing"):
         history.at(2, [{"layers": {}}])
 
 
-def test_another_model_is_a_comparator(agents, tiny_dir):
-    """Its texts are encoded by the team's tokenizer, with an end only behind what it ended itself; the team's own completions
-    stay the tokens that were sampled."""
-    how = dict(comparator="model", comparator_model=str(tiny_dir("qwen2", seed=3)))
+def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir):
+    """The end token follows only completions that the model ended itself. The team's own completions keep their sampled
+    tokens."""
+    changes = dict(comparator="model", comparator_model=str(tiny_dir("qwen2", seed=3)))
     for fewest in (6, 0):  # all are cut off after six tokens, or may end
-        rounds, state = rounds_of(agents, **how, min_new_tokens=fewest)
-        made = rounds.begin(0, state)
+        rounds, state = rounds_of(agents, **changes, min_new_tokens=fewest)
+        new = rounds.begin(0, state)
         params = [s.params for s in state.stacks]
-        ((_, items),) = rounds._draws(0)
+        ((_, items),) = rounds.items_of(0)
         sample = partial(sample_team, rounds.team, params)
-        own = play(sample, rounds.team, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, **KEYS)
+        own = play(sample, rounds.team, items, rounds.env, rounds.cfg.sampling, rounds.cfg.episodes, *KEYS)
         sampled = {tuple(row) for of in tokens_of(rounds.team, own.turns[0].completions, 8) for p in of for row in p}
         stop = rounds.team.stacks[0].stop[0]
-        rows = [tuple(row) for pair in made.pairs for of_agent in pair.tokens for row in of_agent[1:]]
+        rows = [tuple(row) for pair in new.pairs for tokens in pair.tokens for row in tokens[1:]]
         foreign = [row for row in rows if row not in sampled]
-        assert len(rows) == 4 * len(made.pairs) and 0 < len(foreign) <= len(rows) // 2
+        assert len(rows) == 4 * len(new.pairs) and 0 < len(foreign) <= len(rows) // 2
         assert fewest == 0 or not any(row[-1] == stop for row in foreign)
         assert all(len(row) <= 6 for row in rows)
         setup = Setup(rounds.team, Critics((), rounds.algorithm), rounds.algorithm, rounds.cfg)
         source = pair_source(setup, rounds)
-        batches = source.make_batches(state, drawn(rounds.team, rounds.drawn(0), rounds.algorithm))
+        batches = source.make_batches(state, draw_examples(rounds.team, rounds.draw(0), rounds.algorithm))
         assert np.isfinite(update_team(setup, state, batches)[1][0]["loss"]).all()
 
 
-def test_what_was_ended_gets_an_end_and_what_was_cut_off_none(agents):
+def test_only_completions_that_ended_get_an_end_token(agents):
     rounds, _ = rounds_of(agents)
     texts = [[["the market", "seven"]], [["a", ""]]]
-    found = comparators.encoded(rounds.team, texts, [[[True, False]], [[False, True]]], rounds.cfg)
+    ids = comparators.encode_foreign(rounds.team, texts, [[[True, False]], [[False, True]]], rounds.cfg)
     stop, decode = rounds.team.stacks[0].stop[0], rounds.team.stacks[0].tokenizer.decode
-    assert found[0][0][0][-1] == stop and found[0][0][1][-1] != stop and found[1][0][1] == [stop]
-    assert decode(found[0][0][1]) == "seven"
+    assert ids[0][0][0][-1] == stop and ids[0][0][1][-1] != stop and ids[1][0][1] == [stop]
+    assert decode(ids[0][0][1]) == "seven"
 
 
-def test_a_comparator_meets_the_same_tasks(agents):
-    """An environment whose reset is random draws the same for the team and for whom it is compared with."""
+def test_team_and_comparator_get_the_same_random_tasks(agents):
+    """A random `reset` draws the same prompts for both."""
 
     class Random:
         def reset(self, item, rng):
@@ -224,14 +226,14 @@ def test_a_comparator_meets_the_same_tasks(agents):
 
     rounds, state = rounds_of(agents)
     rounds.env = LockStep(Random(), 2)
-    made = rounds.begin(0, state)
+    new = rounds.begin(0, state)
     params = [s.params for s in state.stacks]
     other = rounds.comparator.answer(params, ITEMS, rounds.env, 0, 0)
-    assert {pair.prompts for pair in made.pairs} <= set(zip(*other.prompts, strict=True)) and len(set(other.prompts[0])) > 1
+    assert {pair.prompts for pair in new.pairs} <= set(zip(*other.prompts, strict=True)) and len(set(other.prompts[0])) > 1
 
 
 class Service(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server; `script` says what it does to each request: answer, or an HTTP error."""
+    """An OpenAI-compatible server. `script` holds the HTTP status of the next answers; without one it is 200."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -266,22 +268,22 @@ def address(service):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_an_http_service_is_a_comparator(agents, service, chat, monkeypatch):
-    """Asked once a prompt and agent, with the key; the team then learns from texts that are better than its own."""
+def test_the_comparator_api_requests_completions_of_every_prompt(agents, service, chat, monkeypatch):
+    """There is one request per prompt and agent, with the key. The better completions of the service are the chosen ones."""
     monkeypatch.setenv(comparators.KEY, "secret")
-    how = dict(comparator="api", comparator_url=address(service), comparator_model="some-model", chat=chat)
-    rounds, state = rounds_of(agents, **how)
-    made = rounds.begin(0, state)
-    assert len(service.seen) == 16 and made.compared == pytest.approx(vowels("aeiou 0"))
+    changes = dict(comparator="api", comparator_url=address(service), comparator_model="some-model", chat=chat)
+    rounds, state = rounds_of(agents, **changes)
+    new = rounds.begin(0, state)
+    assert len(service.seen) == 16 and new.notes["reward/comparator"] == pytest.approx(vowels("aeiou 0"))
     path, body, authorization = service.seen[0]
     assert path == ("/v1/chat/completions" if chat else "/v1/completions") and authorization == "Bearer secret"
     asked = [b["messages"][0]["content"] if chat else b["prompt"] for _, b, _ in service.seen]
     assert sorted(asked) == sorted(2 * [item["prompt"] for item in ITEMS])
     assert body["n"] == 8 and body["max_tokens"] == 6 and body["model"] == "some-model"
-    assert made.pairs and all(pair.chosen[0].startswith("aeiou") for pair in made.pairs)
+    assert new.pairs and all(pair.chosen[0].startswith("aeiou") for pair in new.pairs)
 
 
-def test_a_busy_service_is_asked_again_and_a_refusal_is_told(agents, service):
+def test_requests_are_repeated_if_the_service_is_busy_but_not_if_it_refuses(agents, service):
     cfg = CONFIG.replace(comparator="api", comparator_url=address(service))
     service.script = [503, 429]
     assert len(comparators.complete("a", 3, cfg)) == 3 and len(service.seen) == 3
@@ -296,58 +298,57 @@ def test_a_busy_service_is_asked_again_and_a_refusal_is_told(agents, service):
         comparators.complete("a", 3, cfg)
 
 
-def test_a_service_that_is_not_there_is_named(service):
+def test_an_unreachable_service_is_an_error_that_names_it(service):
     cfg = CONFIG.replace(comparator="api", comparator_url="http://127.0.0.1:1/v1")
     with pytest.raises(RuntimeError, match="127.0.0.1:1/v1/completions cannot be used.*tried 3 times"):
         comparators.complete("a", 3, cfg)
 
 
-def test_replay_draws_from_the_rounds_it_names(agents):
-    """In the second round an update has pairs of that round only (`current`), or of both alike (`all`); none twice before all
-    of their round were drawn."""
+def test_replay_draws_from_the_rounds_of_the_setting(agents):
+    """In the second round, updates have pairs of that round only (`current`), or of both rounds alike (`all`)."""
     for replay in ("current", "all"):
         rounds, state = rounds_of(agents, replay=replay, batch_size=20, round_updates=5)
         old, new = (rounds.begin(step, state) and rounds.encoded(step // 5) for step in (0, 5))
-        known = [[repr(of) for of in part.encoded] for part in (old, new)]
+        known = [[repr(of) for of in part.tokens] for part in (old, new)]
         counts = np.zeros(2, int)
         for step in range(5, 10):
-            drawn = rounds.drawn(step)
-            assert len(drawn.encoded) == len(drawn.reference) == 20
-            counts += [sum(repr(of) in part for of in drawn.encoded) for part in known]
+            batch = rounds.draw(step)
+            assert len(batch.tokens) == len(batch.reference) == 20
+            counts += [sum(repr(of) in part for of in batch.tokens) for part in known]
         assert (counts[0] == 0) == (replay == "current") and counts.sum() == 100
         assert replay == "current" or 30 < counts[0] < 70
 
 
 @pytest.mark.parametrize(
-    ("changes", "kept"),
+    ("changes", "rounds_in_memory"),
     [
-        (dict(), [[0], [0], [2], [3], [3]]),  # rounds 1 and 4 make none, and learn from the last that did
+        (dict(), [[0], [0], [2], [3], [3]]),  # rounds 1 and 4 have no pairs, and learn from those of the round before
         (dict(replay="nearest_k", replay_k=3), [[0], [0], [0, 2], [2, 3], [2, 3]]),
         (dict(replay="lambda_decay"), [[0], [0], [0, 2], [0, 2, 3], [0, 2, 3]]),
         (dict(replay="all"), [[0], [0], [0, 2], [0, 2, 3], [0, 2, 3]]),
     ],
 )
-def test_pairs_are_kept_as_long_as_they_are_drawn_from(agents, tmp_path, monkeypatch, changes, kept):
-    """In a run that goes on too."""
+def test_pairs_stay_in_memory_as_long_as_they_are_drawn_from(agents, tmp_path, monkeypatch, changes, rounds_in_memory):
+    """Also in a resumed run."""
     pairs = [Pair(("the",) * 2, ("a",) * 2, ("b",) * 2, (1.0, 0.0), (([1], [2], [3]),) * 2)]
     rounds, state = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
-    monkeypatch.setattr(Rounds, "_round", lambda self, k, _: Round([] if k in (1, 4) else pairs, 0.0, 0.0))
-    for step, wanted in enumerate(kept):
+    monkeypatch.setattr(Rounds, "sample", lambda self, k, _: Round([] if k in (1, 4) else pairs, {}))
+    for step, wanted in enumerate(rounds_in_memory):
         rounds.begin(step, state)
-        rounds.drawn(step)
+        rounds.draw(step)
         again, _ = rounds_of(agents, round_updates=1, output_dir=str(tmp_path), **changes)
         again.resume(step + 1)
         assert sorted(rounds.pairs) == sorted(again.pairs) == wanted and set(rounds.examples) <= set(wanted)
 
 
-def test_none_is_drawn_twice_before_all_were_once():
-    drawn = chosen_of(5, 12, np.random.default_rng(1))
+def test_no_pair_is_drawn_twice_before_all_pairs_were_drawn():
+    drawn = draw_evenly(5, 12, np.random.default_rng(1))
     assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5)) and len(drawn) == 12
-    assert chosen_of(5, 0, np.random.default_rng(0)) == [] == chosen_of(0, 0, np.random.default_rng(0))
+    assert draw_evenly(5, 0, np.random.default_rng(0)) == [] == draw_evenly(0, 0, np.random.default_rng(0))
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
-    """Stopped within a round: its pairs are read back, not made anew by another policy; the files are preference files."""
+def test_a_resumed_run_is_bit_equal(agents, tmp_path):
+    """Resumed within a round, a run reads the pairs from its file, which `load_pairs` reads too."""
 
     def run(where, **changes):
         return trained(agents, output_dir=str(tmp_path / where), save_every=3, round_updates=4, replay="all", **changes)
@@ -361,25 +362,24 @@ def test_an_interrupted_run_goes_on_bit_for_bit(agents, tmp_path):
     for name in names:
         assert (tmp_path / "parts" / "pairs" / name).read_text() == (tmp_path / "whole" / "pairs" / name).read_text()
     pairs = load_pairs(tmp_path / "whole" / "pairs" / names[1], 2)
-    kept = load_round(tmp_path / "whole" / "pairs", 1)
-    assert [p.chosen for p in pairs] == [p.chosen for p in kept] and all(p.tokens for p in kept)
+    saved = load_round(tmp_path / "whole" / "pairs", 1)
+    assert [p.chosen for p in pairs] == [p.chosen for p in saved] and all(p.tokens for p in saved)
     rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     begun = [row["step"] for row in rows if "pairs" in row]
     assert begun == [0, 4, 8] and all(row["reward/comparator"] > 0 for row in rows if "pairs" in row)
 
 
-def test_round_files_keep_any_text(tmp_path):
-    """Line separators that are no line's end, for a team and for one agent; `load_pairs` reads the same."""
+def test_round_files_hold_any_text(tmp_path):
+    """Unicode line separators do not end a line, for a team and for one agent. `load_pairs` reads the same."""
     odd = "a\u2028b\u0085c\nd"
     for n in (1, 2):
         pairs = [Pair(("p",) * n, (odd,) * n, ("x",) * n, (1.0, 0.0), (([1], [2, 3], [4]),) * n)]
         save_round(tmp_path, n, pairs)
-        (found,) = load_round(tmp_path, n)
-        assert found._replace(tokens=None) == pairs[0]._replace(tokens=None) and found.tokens == [[[1], [2, 3], [4]]] * n
+        assert load_round(tmp_path, n) == pairs
         assert load_pairs(tmp_path / f"round_000{n}.jsonl", n) == [pairs[0]._replace(tokens=None)]
 
 
-def test_equal_rewards_make_no_pairs(agents):
+def test_equal_rewards_everywhere_are_an_error(agents):
     team, params = make_team(agents)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
     with pytest.raises(ValueError, match="no two completions of an item have different rewards"):
@@ -389,8 +389,8 @@ def test_equal_rewards_make_no_pairs(agents):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(num_turns=2), "num_turns=2 is not there for algorithm='madpo_iter'"),
-        (dict(joint_mode="cross"), "joint_mode='cross' is not there"),
+        (dict(num_turns=2), "algorithm='madpo_iter' needs num_turns=1 and joint_mode='aligned'; got num_turns=2"),
+        (dict(joint_mode="cross"), "got num_turns=1 and joint_mode='cross'"),
         (dict(temperature=0.0), "temperature=0 makes all completions"),
         (dict(algorithm="madpo", comparator="initial"), "comparator='initial' has no effect for algorithm='madpo'"),
         (dict(algorithm="madpo", round_updates=None, pair_selection="comparator_reward"), "needs a comparator"),
@@ -399,7 +399,7 @@ def test_equal_rewards_make_no_pairs(agents):
         (dict(micro_batches=65), "micro_batches=65 is more than batch_size=64"),
     ],
 )
-def test_what_rounds_do_not_have_is_refused(agents, changes, message):
+def test_settings_that_do_not_go_with_rounds_are_refused(agents, changes, message):
     team, params = make_team(agents)
     base = CONFIG.replace(round_updates=None) if changes.get("algorithm") == "madpo" else CONFIG
     with pytest.raises(ValueError, match=message):
@@ -419,13 +419,13 @@ def test_what_rounds_do_not_have_is_refused(agents, changes, message):
         (dict(comparator="friend"), "comparator must be one of"),
     ],
 )
-def test_comparators_and_replay_are_checked(changes, message):
+def test_settings_of_comparators_and_replay_are_checked(changes, message):
     with pytest.raises(ValueError, match=message):
         CONFIG.replace(**changes)
 
 
 def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
-    """LoRA in rounds: the reference is the base, so the first update's loss is log 2; then it falls."""
+    """With LoRA the reference is the base, so the loss of the first update is log 2; then it falls."""
     team, params = make_team([agents[0]] * 2, lora=True)
     changes = dict(lora_rank=8, learning_rate=3e-2, num_updates=8, replay="all", output_dir=str(tmp_path))
     train(team, make_reward(both, num_agents=2), ITEMS, CONFIG.replace(**changes), params=params)
@@ -435,34 +435,34 @@ def test_adapters_learn_from_the_teams_own_preferences(agents, tmp_path):
     assert rows[-1]["agent_1/loss"] < rows[0]["agent_1/loss"] and rows[-1]["agent_1/margin"] > 0
 
 
-def test_rounds_have_items_and_random_numbers_of_their_own(agents):
-    """The items of a round are those of a step of that number; with the same items and weights, other texts are written."""
+def test_every_round_has_its_own_items_and_random_numbers(agents):
+    """Round n has the items of step n of `train`. With equal items and weights, another round samples other texts."""
     rounds, _ = rounds_of(agents, num_prompts=3)
-    assert rounds._draws(2) == [(2, [ITEMS[i] for i in tasks_of(2, len(ITEMS), 3, CONFIG.run.seed)])] != rounds._draws(1)
+    assert rounds.items_of(2) == [(2, [ITEMS[i] for i in tasks_of(2, len(ITEMS), 3, CONFIG.run.seed)])] != rounds.items_of(1)
     rounds, state = rounds_of(agents)
-    first, second = (rounds._round(n, policies(state)).pairs for n in (0, 1))
+    first, second = (rounds.sample(n, policies(state)).pairs for n in (0, 1))
     said = [{(pair.prompts, texts) for pair in of for texts in (pair.chosen, pair.rejected)} for of in (first, second)]
     assert len(said[0] & said[1]) < 0.05 * len(said[0])
 
 
-def test_random_pairs_are_drawn_anew_in_every_round(agents, monkeypatch):
-    """Of the same candidates, which lose to the comparator's one by one."""
+def test_random_selection_differs_between_rounds(agents, monkeypatch):
+    """From the same candidates, which all lose to those of the comparator."""
 
     def candidates(first):
         texts, ids = ([[[make(first + g) for g in range(8)]]] * 2 for make in (str, lambda k: [k]))
         return Candidates([["p"]] * 2, texts, first + np.arange(8.0)[None], [[[1]]] * 2, ids)
 
     rounds, _ = rounds_of(agents, pair_selection="random", num_prompts=1)
-    monkeypatch.setattr("jmarl.training.preferences.pair_rounds.play", lambda *_, **__: None)
+    monkeypatch.setattr("jmarl.training.preferences.pair_rounds.play_items", lambda *_, **__: None)
     monkeypatch.setattr("jmarl.training.preferences.pair_rounds.candidates_of", lambda *_: candidates(0))
     monkeypatch.setattr(rounds.comparator, "answer", lambda *_: candidates(10))
-    first, second, again = ([pair.chosen[0] for pair in rounds._round(k, []).pairs] for k in (0, 1, 0))
+    first, second, again = ([pair.chosen[0] for pair in rounds.sample(k, []).pairs] for k in (0, 1, 0))
     assert sorted(first) == [str(10 + k) for k in range(8)] and first == again != second
 
 
-def test_a_reward_model_gets_all_pairs_of_the_likeliest_rounds(agents):
+def test_a_reward_model_is_trained_on_all_pairs_of_the_most_probable_rounds(agents):
     for changes, share in ((dict(replay="all"), 1), (dict(replay="lambda_decay", replay_lambda=0.5), 0.5)):
         rounds, state = rounds_of(agents, **changes)
         for n in (0, 1):
-            rounds._keep(n, rounds._round(n, policies(state)).pairs)
+            rounds.add(n, rounds.sample(n, policies(state)).pairs)
         assert len(rounds.replayed(1)) == round(share * len(rounds.pairs[0])) + len(rounds.pairs[1])

@@ -1,4 +1,5 @@
-"""Learning from preferences: pairs, rounds that make new pairs, comparators, reward models.
+"""Learning from preferences: given pairs, rounds in which the team samples pairs, comparators, and reward models.
 
-Open `pair_rounds.py` first.
+Open `pairs.py` first, then `encoding.py` (token ids, batches, scores), `data_source.py` (given data), `pair_rounds.py`,
+`comparators.py` and `reward_model.py`.
 """

@@ -1,14 +1,15 @@
-"""Whom a team's completions are compared with: itself, its past, another model, or an HTTP service.
+"""Comparators: the writers of the completions that a team's own are compared with in rounds of preferences.
 
-A comparator answers the same prompts with as many completions for each agent, which the environment judges like the team's own.
-Left out: services without an OpenAI-compatible address, and streaming.
+A comparator is the team itself, an earlier policy, another model or an HTTP service. It writes as many completions of the same
+prompts as the team, and the environment rewards them like the team's. Left out: services without an OpenAI-compatible API, and
+streaming.
 """
 
 from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -28,84 +29,76 @@ from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Rows, read, sample_team, tokens_of
 from jmarl.team import Team, make_team, to_agents
-from jmarl.training.preferences.encoding import encode_text, ending
+from jmarl.training.files.checkpoint import saved_steps
+from jmarl.training.preferences.encoding import encode_text, end_token
 
-KEY = "COMPARATOR_API_KEY"
+KEY = "COMPARATOR_API_KEY"  # environment variable
 
 
 class Candidates(NamedTuple):
-    """What was written on P items: G completions an agent, of which those of one number are a joint action."""
+    """The completions of P items, G per agent; the g-th completions of all agents are a joint action."""
 
     prompts: list[list[str]]  # [N][P]
     texts: list[list[list[str]]]  # [N][P][G]
     rewards: np.ndarray  # [P, G] mean over agents; NaN where invalid
-    prompt_ids: Rows  # [N][P] token ids as the team reads them
-    ids: list[list[list[list[int]]]]  # [N][P][G] token ids: as sampled; of another model's or a service's texts the team's
+    prompt_ids: Rows  # [N][P] token ids of the team's prompts
+    ids: list[list[list[list[int]]]]  # [N][P][G] token ids as sampled; of other models' texts by the team's tokenizers
+
+
+def play_items(
+    team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, randomness: Randomness
+) -> Rollout:
+    """Return a rollout in which a team writes `num_generations` completions per item."""
+    sample = partial(sample_team, team, params)
+    return play(sample, team, items, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
 
 
 def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
-    """Of a rollout of one turn by the team."""
+    """Return the completions in a rollout of one turn that the team itself has played."""
     turn = rollout.turns[0]
     if not turn.acts.all():
         raise ValueError(
-            "pairs are made of what all agents write, and here not all of them act in the first turn: choose a row of rollouts"
+            "pairs need completions of all agents, and in this environment not all agents act in the first turn: choose an "
+            "algorithm that learns from rollouts"
         )
     prompt_ids = read(team, turn.prompts, cfg.sampling, cfg.episodes)
     ids = tokens_of(team, turn.completions, len(turn.items))
     return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)
 
 
-def played(
-    team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, number: int
-) -> Rollout:
-    """What a team writes as a comparator: other random draws than the policy's own, in an environment that draws the same."""
-    sample, randomness = partial(sample_team, team, params), Randomness(cfg.run.seed, number, COMPARE, env_purpose=PROPOSE)
-    return play(sample, team, items, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
+def encode_foreign(team: Team, texts: Sequence, ended: Sequence, cfg: TrainConfig) -> list[list[list[list[int]]]]:
+    """Encode texts [N][P][G] of another model by the team's tokenizers, cut at max_new_tokens.
 
-
-def draws_of(cfg: TrainConfig, number: int) -> np.random.Generator:
-    """The environment's random numbers where the team proposes: its comparator meets the same tasks."""
-    return Randomness(cfg.run.seed, number, PROPOSE).environment_rng()
-
-
-def encoded(team: Team, texts: Sequence, ended: Sequence, cfg: TrainConfig) -> list[list[list[list[int]]]]:
-    """Texts [N][P][G] that the team did not write as its token ids, with an end behind those that were ended by their writer,
-    cut at max_new_tokens."""
-    specs = team.agent_specs
-    ends = [ending(spec, cfg.episodes.chat) for spec in specs]
-
-    def ids(n: int, text: str, complete: bool) -> list[int]:
-        row = encode_text(specs[n], text) + [ends[n]] * bool(complete)
-        return row[: cfg.sampling.max_new_tokens] or [ends[n]]
-
-    return [
-        [[ids(n, *one) for one in zip(*of_prompt, strict=True)] for of_prompt in zip(texts[n], ended[n], strict=True)]
-        for n in range(team.num_agents)
-    ]
-
-
-def ended_of(team: Team, rollout: Rollout) -> list[np.ndarray]:
-    """Which completions [N][P, G] of a rollout's first turn were ended by the agent."""
-    turn = rollout.turns[0]
-    return [x[: len(turn.items)] for x in to_agents(team, [jax.device_get(done.ended) for done in turn.completions])]
+    ended: [N][P][G] whether the model ended the text itself; the token that ends a completion is then appended."""
+    limit, ids = cfg.sampling.max_new_tokens, []
+    for spec, agent_texts, agent_ended in zip(team.agent_specs, texts, ended, strict=True):
+        end = end_token(spec, cfg.episodes.chat)
+        groups = [list(zip(*group, strict=True)) for group in zip(agent_texts, agent_ended, strict=True)]
+        encoded = [[encode_text(spec, text) + [end] * bool(complete) for text, complete in group] for group in groups]
+        ids.append([[row[:limit] or [end] for row in group] for group in encoded])
+    return ids
 
 
 class History:
-    """The policies that rounds began with, as far back as they are looked at: what is trained of each stack (with LoRA the
-    adapters). They lie in files of `folder`, for a run that goes on, or where there is none in memory.
+    """The policies with which recent rounds began: the trained parameters of each stack (with LoRA the adapters).
 
-    oldest: the round that a run may go on from, of which files are still needed.
+    They are in files of `folder`, so that a resumed run has them, or in memory if folder is None.
+
+    Args:
+        lag: how many rounds back the comparator looks.
+        folder: in the output directory, beside the checkpoints.
+        updates: of a round.
     """
 
-    def __init__(self, lag: int, folder: Path | None, oldest: Callable[[], int] = lambda: 0):
-        self.lag, self.folder, self.oldest = lag, folder, oldest
-        self.past: dict[int, list[np.ndarray]] = {}
+    def __init__(self, lag: int, folder: Path | None, updates: int = 1):
+        self.lag, self.folder, self.updates = lag, folder, updates
+        self.past: dict[int, list[np.ndarray]] = {}  # in memory
 
     def remember(self, round_: int, params: Sequence[Any]) -> None:
-        """Keep the policy that a round begins with, in place of one kept of that round before, and let old ones go."""
-        leaves = jax.tree.leaves(jax.device_get([split(of_stack)[1] for of_stack in params]))
+        """Store the policy with which a round begins, in place of an earlier one of this round, and remove old ones."""
+        leaves = jax.tree.leaves(jax.device_get([split(stack)[1] for stack in params]))
         if self.folder is None:
-            self.past = {r: of for r, of in self.past.items() if r >= round_ - self.lag} | {round_: leaves}
+            self.past = {r: policy for r, policy in self.past.items() if r >= round_ - self.lag} | {round_: leaves}
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with (temporary := self._file(round_).with_suffix(".tmp")).open("wb") as file:
@@ -113,25 +106,27 @@ class History:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._file(round_))
+        oldest = min(saved_steps(self.folder.parent / "checkpoints"), default=0) // self.updates  # round of a resumed run
         for path in self.folder.glob("*.npz"):
-            if path < self._file(max(0, min(round_, self.oldest()) - self.lag)):
+            if path < self._file(max(0, min(round_, oldest) - self.lag)):
                 path.unlink()
 
     def at(self, round_: int, params: Sequence[Any]) -> list[Any]:
-        """The policy that a round began with, laid out like params."""
-        if self.folder is None:
-            leaves = self.past[round_]
-        elif self._file(round_).is_file():
-            try:
-                with np.load(self._file(round_)) as file:
-                    leaves = [file[f"arr_{i}"] for i in range(len(file.files))]
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                raise ValueError(f"cannot resume: {self._file(round_)} is damaged ({error})") from error
-        else:
-            raise ValueError(f"cannot resume: {self._file(round_)}, the policy that round {round_} began with, is missing")
+        """Return the policy with which a round began, with the structure and placement of params."""
+        leaves = self.past[round_] if self.folder is None else self._read(round_)
         bases, trained = zip(*map(split, params), strict=True)
-        then = jax.tree.unflatten(jax.tree.structure(list(trained)), leaves)
-        return [join(base, place(of, mesh_of(now))) for base, of, now in zip(bases, then, params, strict=True)]
+        policy = jax.tree.unflatten(jax.tree.structure(list(trained)), leaves)
+        return [join(base, place(x, mesh_of(now))) for base, x, now in zip(bases, policy, params, strict=True)]
+
+    def _read(self, round_: int) -> list[np.ndarray]:
+        path = self._file(round_)
+        if not path.is_file():
+            raise ValueError(f"cannot resume: {path}, the policy that round {round_} began with, is missing")
+        try:
+            with np.load(path) as file:
+                return [file[f"arr_{i}"] for i in range(len(file.files))]
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"cannot resume: {path} is damaged ({error})") from error
 
     def _file(self, round_: int) -> Path:
         assert self.folder is not None
@@ -139,52 +134,74 @@ class History:
 
 
 class Comparator:
-    """Who answers, by the settings' `comparator`. initial: the team's parameters before training, of each stack; history: kept
-    policies, for that kind."""
+    """Writes the completions that the team's are compared with.
+
+    Args:
+        team: the team.
+        cfg: settings of the run.
+        kind: see `Preference.comparator`.
+        initial: the team's parameters before training, of each stack.
+        history: earlier policies, for the kind `history`.
+    """
 
     def __init__(self, team: Team, cfg: TrainConfig, kind: str, initial: Sequence[Any], history: History | None = None):
-        self.team, self.cfg, self.kind, self.initial, self.history = team, cfg, kind, initial, history
-        self.other: Team | None = None
+        self.team, self.cfg, self.kind, self.history = team, cfg, kind, history
+        self.writers, self.initial = team, initial
         if kind == "model":
             agent = load_agent(cfg.preference.comparator_model or "")
-            self.other, self.initial = make_team([agent] * team.num_agents, shared_weights=True)
+            self.writers, self.initial = make_team([agent] * team.num_agents, shared_weights=True)
 
     def answer(self, params: Sequence[Any], items: Sequence[dict], env: Environment, number: int, round_: int) -> Candidates:
-        """What the comparator writes on items in a round, while the policy has params."""
+        """Return the comparator's completions of items.
+
+        Its random draws differ from the team's, those of the environment are the same, so that both get the same tasks.
+
+        Args:
+            params: of the current policy.
+            items: what the completions are about.
+            env: writes the prompts and rewards completions.
+            number: of the list of items, for the random numbers.
+            round_: number of the round.
+        """
+        randomness = Randomness(self.cfg.run.seed, number, COMPARE, env_purpose=PROPOSE)
         if self.kind == "api":
-            return self._asked(items, env, number)
+            return self._request(items, env, randomness.environment_rng())
         if self.history is not None:
             params = self.history.at(max(0, round_ - self.history.lag), params)
         elif self.kind != "current":
             params = self.initial
-        if self.other is None:
-            return candidates_of(self.team, played(self.team, params, items, env, self.cfg, number), self.cfg)
-        rollout = played(self.other, params, items, env, self.cfg, number)
+        rollout = play_items(self.writers, params, items, env, self.cfg, randomness)
+        if self.kind != "model":
+            return candidates_of(self.team, rollout, self.cfg)
         turn = rollout.turns[0]
-        return self._foreign(turn.prompts, turn.texts, ended_of(self.other, rollout), turn.rewards.mean(-1))
+        ended = to_agents(self.writers, [jax.device_get(done.ended) for done in turn.completions])
+        return self._encode(turn.prompts, turn.texts, [rows[: len(items)] for rows in ended], turn.rewards.mean(-1))
 
-    def _foreign(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
-        prompt_ids = read(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
-        return Candidates(prompts, texts, rewards, prompt_ids, encoded(self.team, texts, ended, self.cfg))
-
-    def _asked(self, items: Sequence[dict], env: Environment, number: int) -> Candidates:
-        cfg, rng = self.cfg, draws_of(self.cfg, number)
+    def _request(self, items: Sequence[dict], env: Environment, rng: np.random.Generator) -> Candidates:
+        """Return the completions of the HTTP service."""
+        group = self.cfg.episodes.num_generations
         states, prompts = env.reset(items, rng)
-        group = cfg.episodes.num_generations
         with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
-            said = [list(threads.map(lambda p: complete(p, group, cfg), of_agent)) for of_agent in prompts]
-        texts = [[[text for text, _ in row] for row in of_agent] for of_agent in said]
-        ended = [[[complete for _, complete in row] for row in of_agent] for of_agent in said]
-        actions = [[text for of_prompt in of_agent for text in of_prompt] for of_agent in texts]
+            replies = [list(threads.map(partial(complete, count=group, cfg=self.cfg), agent)) for agent in prompts]
+        texts = [[[text for text, _ in prompt] for prompt in agent] for agent in replies]
+        ended = [[[complete for _, complete in prompt] for prompt in agent] for agent in replies]
+        actions = [sum(agent, []) for agent in texts]
         answer = env.step([state for state in states for _ in range(group)], actions, rng)
-        return self._foreign(prompts, texts, ended, answer.result.total.reshape(len(items), group))
+        return self._encode(prompts, texts, ended, answer.result.total.reshape(len(items), group))
+
+    def _encode(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
+        """Return texts [N][P][G] of another model as candidates."""
+        prompt_ids = read(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
+        return Candidates(prompts, texts, rewards, prompt_ids, encode_foreign(self.team, texts, ended, self.cfg))
 
 
 def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]]:
-    """`count` completions of a prompt by an OpenAI-compatible service, and whether each was ended, not cut off: as chat where
-    the team's prompts are chats."""
+    """Return `count` completions of a prompt by an OpenAI-compatible service, and whether each was ended and not cut off.
+
+    The prompt is sent as a chat if the team's prompts are chats."""
     model, url = cfg.preference.comparator_model or "", cfg.preference.comparator_url or ""
     service = ChatAPI(url, model, cfg.episodes.chat, KEY, wait_s=WAIT_S, name="comparator")
+    settings = cfg.sampling
     return service.complete(
-        prompt, count, max_tokens=cfg.sampling.max_new_tokens, temperature=cfg.sampling.temperature, top_p=cfg.sampling.top_p
+        prompt, count, max_tokens=settings.max_new_tokens, temperature=settings.temperature, top_p=settings.top_p
     )

@@ -1,13 +1,13 @@
 """Encode pairs and trajectories, make batches of them, and compute the scores of their completions.
 
-Sampled pairs keep the tokens that were sampled. Texts get the token that ends a completion appended, which is trained like the
-others. Reference log-probabilities are computed once for a data set and kept in memory.
+Sampled pairs keep the tokens that were sampled. To other completions the token that ends them is appended; it is trained like
+the others. Reference log-probabilities are computed once for a data set and kept in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,152 +24,180 @@ from jmarl.models.hub.tokenize import chat_follow_up, chat_messages, encode_prom
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
 from jmarl.models.stack import per_agent
-from jmarl.sampling.generate import bucket
+from jmarl.sampling.generate import NO_LIMIT, bucket, pad
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team, to_agents, to_stacks
 from jmarl.training.preferences.pairs import Pair, Prompt, Trajectory
 from jmarl.types import TRACES, Data, PreferenceBatch, TextBatch
 
 
-class Encoded(NamedTuple):
-    """One agent's part of a pair or trajectory as token ids."""
+class AgentTokens(NamedTuple):
+    """One agent's part of a pair or trajectory, as token ids."""
 
     prompt: list[int]
-    rows: tuple[list[int], ...]  # chosen and rejected; of a trajectory all that follows its first observation
-    kinds: Sequence[int] = ()  # of a trajectory's row, as in `TextBatch`
+    rows: tuple[list[int], ...]  # chosen and rejected; of a trajectory one row: everything after its first observation
+    kinds: Sequence[int] = ()  # of a trajectory: the kind of each token of the row, see `TextBatch`
 
 
-def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool, what: str) -> list[int]:
-    """Token ids of a text, or of chat messages up to where the assistant begins to write. what: that it is the prompt of."""
-    if isinstance(prompt, str):
-        named = f"the prompt of {what}"
-        return encode_prompts(spec.tokenizer, [prompt], 2**30, 0, chat, named=named)[0]  # checked with what follows
-    return spec.tokenizer.encode(chat_messages(spec.tokenizer, prompt), add_special_tokens=False, verbose=False)
+class Examples(NamedTuple):
+    """Pairs or trajectories as token ids."""
+
+    tokens: Sequence[Sequence[AgentTokens]]  # [M][N]
+    reference: np.ndarray | None = None  # [M, N, 2] log-probabilities of the completions under the reference; None: 0
+
+    def take(self, numbers: Sequence[int]) -> Examples:
+        """Return the examples with these numbers."""
+        reference = None if self.reference is None else self.reference[list(numbers)]
+        return Examples([self.tokens[i] for i in numbers], reference)
 
 
-def ending(spec: StackSpec, chat: bool) -> int:
-    """The token that ends a completion: in a chat the one that ends the assistant's message."""
-    if chat:
-        after = spec.tokenizer.encode(chat_follow_up(spec.tokenizer, "-"), add_special_tokens=False)
-        if after and after[0] in spec.stop:
-            return after[0]
-    return spec.stop[0]
+# --- encoding ----------------------------------------------------------------------------------------------------------
 
 
-def encode_pairs(team: Team, pairs: Sequence[Pair], chat: bool) -> list[list[Encoded]]:
-    """[M][N] of pairs [M]; raises where one does not fit an agent's context."""
-    out: list[list[Any]] = [[None] * team.num_agents for _ in pairs]
+def encode_pairs(team: Team, pairs: Sequence[Pair], chat: bool) -> list[list[AgentTokens]]:
+    """Return the token ids [M][N] of pairs [M]. Raises ValueError if one does not fit its agent's context.
+
+    chat: texts are messages of a user. Lists of messages always are a chat.
+    """
     for i, pair in enumerate(pairs):
         if len(pair.prompts) != team.num_agents:
             raise ValueError(f"pair {i} is of {len(pair.prompts)} agents, the team has {team.num_agents}")
-    for spec in team.stacks:
-        chats = {chat, *(chat or not isinstance(text, str) for pair in pairs for text in pair.prompts)}
-        ends = {asked: ending(spec, asked) for asked in chats}
-        for n in spec.order:
-            for i, pair in enumerate(pairs):
-                what = f"pair {i} of agent {n}"
-                if pair.tokens is not None:
-                    prompt, *rows = (list(ids) for ids in pair.tokens[n])
-                    out[i][n] = Encoded(prompt, tuple(rows))
-                    check_length(spec, out[i][n], what, str(pair.prompts[n]))
-                else:
-                    end = ends[chat or not isinstance(pair.prompts[n], str)]  # a list of messages is a chat
-                    out[i][n] = encode_answers(spec, pair.prompts[n], (pair.chosen[n], pair.rejected[n]), chat, end, what)
-    return out
+    agents = []
+    for n, spec in enumerate(team.agent_specs):
+        end = cache(partial(end_token, spec))
+        parts = []
+        for i, pair in enumerate(pairs):
+            name, prompt = f"pair {i} of agent {n}", pair.prompts[n]
+            if pair.tokens is None:
+                texts = (pair.chosen[n], pair.rejected[n])
+                parts.append(encode_completions(spec, prompt, texts, chat, end(chat or not isinstance(prompt, str)), name))
+            else:
+                ids, *rows = map(list, pair.tokens[n])
+                parts.append(check_length(spec, AgentTokens(ids, tuple(rows)), prompt, name))
+        agents.append(parts)
+    return [list(parts) for parts in zip(*agents, strict=True)]
 
 
-def encode_answers(spec: StackSpec, prompt: Prompt, texts: Sequence[str], chat: bool, end: int, what: str) -> Encoded:
-    """Texts [G] behind a prompt, each ended by the token `end`; raises, with `what` they are, where they do not fit."""
-    encoded = Encoded(encode_prompt(spec, prompt, chat, what), tuple(encode_text(spec, text) + [end] for text in texts))
-    check_length(spec, encoded, what, str(prompt))
-    return encoded
+def encode_completions(spec: StackSpec, prompt: Prompt, texts: Sequence[str], chat: bool, end: int, name: str) -> AgentTokens:
+    """Encode a prompt and its completions [G], each followed by the token `end`. name: what errors call them."""
+    rows = tuple([*encode_text(spec, text), end] for text in texts)
+    return check_length(spec, AgentTokens(encode_prompt(spec, prompt, chat, name), rows), prompt, name)
+
+
+def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bool) -> list[list[AgentTokens]]:
+    """Return the token ids [M][1] of trajectories [M]: the first observation is the prompt, everything after it one row."""
+    if team.num_agents != 1:
+        raise ValueError(f"trajectories are of one agent, the team has {team.num_agents}: train its agents one by one")
+    spec = team.stacks[0]
+    return [[encode_trajectory(spec, trajectory, chat, f"trajectory {i}")] for i, trajectory in enumerate(trajectories)]
+
+
+def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool, name: str) -> AgentTokens:
+    """Return the token ids of one trajectory. name: what errors call it."""
+    first, *later = trajectory.observations
+    prompt, as_chat = encode_prompt(spec, first, chat, name), chat or not isinstance(first, str)
+    end = end_token(spec, as_chat)
+    row: list[int] = []
+    kinds: list[int] = []
+    for action, observation in zip(trajectory.actions, [*later, None], strict=False):
+        written, answer = [*encode_text(spec, action), end], []
+        if observation is not None:
+            text = text_of(observation)
+            answer = encode_text(spec, chat_follow_up(spec.tokenizer, text) if as_chat else text)
+            answer = answer[1:] if answer[:1] == [end] else answer  # the action has this token already
+        row += [*written, *answer]
+        kinds += [1] * len(written) + [2] * len(answer)
+    return check_length(spec, AgentTokens(prompt, (row,), kinds), first, name)
+
+
+def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool, name: str) -> list[int]:
+    """Return the token ids of a text, or of chat messages up to the beginning of the assistant's message."""
+    if isinstance(prompt, str):
+        return encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, named=f"the prompt of {name}")[0]
+    return spec.tokenizer.encode(chat_messages(spec.tokenizer, prompt), add_special_tokens=False, verbose=False)
 
 
 def encode_text(spec: StackSpec, text: str) -> list[int]:
+    """Return the token ids of a text, without special tokens before or after it."""
     return spec.tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
 
-def check_length(spec: StackSpec, encoded: Encoded, what: str, begins: str) -> None:
-    tokens, most = len(encoded.prompt) + max(map(len, encoded.rows)), spec.config.max_positions
-    if tokens > most:
-        raise ValueError(f"{what} ({begins[:40]!r}...) has {tokens} tokens, the context {most}: leave it out or shorten it")
-
-
-def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bool) -> list[list[Encoded]]:
-    """[M][1] of trajectories [M] of a team of one: what was read first is the prompt, and all that follows one row."""
-    if team.num_agents != 1:
-        raise ValueError(f"trajectories are of one agent, the team has {team.num_agents}: train its agents one by one")
-    spec, out = team.stacks[0], []
-    for i, one in enumerate(trajectories):
-        prompt = encode_prompt(spec, one.observations[0], chat, f"trajectory {i}")
-        as_chat = chat or not isinstance(one.observations[0], str)
-        end, row, kinds = ending(spec, as_chat), [], []
-        for t, action in enumerate(one.actions):
-            new = encode_text(spec, action) + [end]
-            row, kinds = row + new, kinds + [1] * len(new)
-            if t + 1 < len(one.observations):
-                told = text_of(one.observations[t + 1])
-                new = encode_text(spec, chat_follow_up(spec.tokenizer, told) if as_chat else told)
-                new = new[1:] if new[:1] == [end] else new
-                row, kinds = row + new, kinds + [2] * len(new)
-        out.append([Encoded(prompt, (row,), kinds)])
-        check_length(spec, out[-1][0], f"trajectory {i}", text_of(one.observations[0]))
-    return out
+def end_token(spec: StackSpec, chat: bool) -> int:
+    """Return the token that ends a completion; in a chat the one that ends the assistant's message."""
+    if chat:
+        following = spec.tokenizer.encode(chat_follow_up(spec.tokenizer, "-"), add_special_tokens=False)
+        if following and following[0] in spec.stop:
+            return following[0]
+    return spec.stop[0]
 
 
 def text_of(prompt: Prompt) -> str:
+    """Return a prompt as a text: the contents of chat messages, one per line."""
     return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
 
 
-def _pad_rows(rows: Sequence[Sequence[int]], width: int, fill: int) -> np.ndarray:
-    out = np.full((len(rows), width), fill, np.int32)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out
+def check_length(spec: StackSpec, tokens: AgentTokens, prompt: Prompt, name: str) -> AgentTokens:
+    """Return the tokens. Raises ValueError if the prompt and its longest row do not fit the context."""
+    length, context = len(tokens.prompt) + max(map(len, tokens.rows)), spec.config.max_positions
+    if length > context:
+        raise ValueError(
+            f"{name} ({text_of(prompt)[:40]!r}...) has {length} tokens, the context {context}: leave it out or shorten it"
+        )
+    return tokens
 
 
-def _arrays(spec: StackSpec, encoded: Sequence[Sequence[Encoded]], count: int, longer: int = 0) -> tuple[np.ndarray, ...]:
-    """Prompts [A, R * P, S], lengths, tokens [A, R * P, G, T] and their mask, P = count: padding repeats the first row."""
-    order, a = spec.order, len(spec.members)
-    padded = [encoded[i] if i < len(encoded) else encoded[0] for i in range(count)]
-    parts = [row[n] for n in order for row in padded]
-    width = min(bucket(max(len(part.prompt) for part in parts)), spec.config.max_positions)
-    size = bucket(max(len(row) for part in parts for row in part.rows) + longer)
-    prompts = _pad_rows([part.prompt for part in parts], width, spec.stop[0])
-    group = len(parts[0].rows)
-    tokens = _pad_rows([row for part in parts for row in part.rows], size, spec.stop[0]).reshape(a, -1, group, size)
-    counts = np.array([len(row) for part in parts for row in part.rows]).reshape(a, -1, group, 1)
-    lengths = np.array([len(part.prompt) for part in parts], np.int32)
-    return prompts.reshape(a, -1, width), lengths.reshape(a, -1), tokens, np.arange(size) < counts
+# --- batches -----------------------------------------------------------------------------------------------------------
 
 
-def pair_batches(
-    team: Team, encoded: Sequence[Sequence[Encoded]], reference: np.ndarray | None, count: int, algorithm: Algorithm
-) -> tuple[PreferenceBatch, ...]:
+def pair_batches(team: Team, examples: Examples, count: int, algorithm: Algorithm) -> tuple[PreferenceBatch, ...]:
     """Return each stack's batch of up to `count` pairs.
 
-    reference: [M, N, 2] of the completions, None: 0. Instead of pairs there may be single completions, which can be scored but
-    not learned from."""
-    batches, by_agent = [], np.zeros((team.num_agents, count, len(encoded[0][0].rows)), np.float32)
-    if reference is not None:
-        by_agent[:, : len(encoded)] = reference.swapaxes(0, 1)
-    for spec, numbers in zip(team.stacks, to_stacks(team, by_agent), strict=True):
-        longer = int(algorithm.row.margin == "score")  # a score stands behind the last token
-        prompts, lengths, tokens, mask = _arrays(spec, encoded, count, longer)
-        shape = lengths.shape
-        valid = np.tile(np.arange(count) < len(encoded), len(spec.order)).reshape(shape)
-        arrays = (prompts, lengths, tokens, mask, numbers, np.zeros(shape, np.float32), valid)
-        batches.append(PreferenceBatch(*map(jnp.asarray, arrays)))
+    Single completions in place of pairs can be scored, but not learned from."""
+    longer = int(algorithm.row.margin == "score")  # a score is read behind the last token
+    reference = np.zeros((team.num_agents, count, len(examples.tokens[0][0].rows)), np.float32)
+    if examples.reference is not None:
+        reference[:, : len(examples.tokens)] = examples.reference.swapaxes(0, 1)
+    batches = []
+    for arrays, stack_reference in zip(_arrays(team, examples, count, longer), to_stacks(team, reference), strict=True):
+        shape = arrays[1].shape  # [A, R * P]
+        valid = np.resize(np.arange(count) < len(examples.tokens), shape)
+        columns = (*arrays, stack_reference, np.zeros(shape, np.float32), valid)
+        batches.append(PreferenceBatch(*map(jnp.asarray, columns)))
     return tuple(batches)
 
 
-def text_batches(team: Team, encoded: Sequence[Sequence[Encoded]], count: int) -> tuple[TextBatch, ...]:
+def text_batches(team: Team, examples: Examples, count: int) -> tuple[TextBatch, ...]:
     """Return the batch of up to `count` trajectories of a team of one."""
-    spec = team.stacks[0]
-    prompts, lengths, tokens, _ = _arrays(spec, encoded, count)
+    ((prompts, lengths, tokens, _),) = _arrays(team, examples, count)
     kinds = np.zeros(tokens.shape, np.int32)
-    kinds[0, : len(encoded), 0] = _pad_rows([row[0].kinds for row in encoded], tokens.shape[-1], 0)
+    kinds[0, : len(examples.tokens), 0] = _pad_rows([part.kinds for (part,) in examples.tokens], tokens.shape[-1], 0)
     return (TextBatch(*map(jnp.asarray, (prompts, lengths, tokens, kinds))),)
+
+
+def _arrays(team: Team, examples: Examples, count: int, longer: int = 0) -> list[tuple[np.ndarray, ...]]:
+    """Return for each stack prompts [A, R * P, S], lengths [A, R * P], tokens [A, R * P, G, T] and their mask, P = count.
+
+    The first example is repeated as padding. longer: how many positions the longest row leaves free at least."""
+    padded = [*examples.tokens, *[examples.tokens[0]] * (count - len(examples.tokens))]
+    prompts = pad(team, [[example[n].prompt for example in padded] for n in range(team.num_agents)])
+    arrays = []
+    for spec, (ids, lengths) in zip(team.stacks, prompts, strict=True):
+        rows = [row for n in spec.order for example in padded for row in example[n].rows]
+        size = bucket(max(map(len, rows)) + longer)
+        tokens = _pad_rows(rows, size, spec.stop[0]).reshape(*lengths.shape, -1, size)
+        row_lengths = np.array([len(row) for row in rows]).reshape(*tokens.shape[:3], 1)
+        arrays.append((ids, lengths, tokens, np.arange(size) < row_lengths))
+    return arrays
+
+
+def _pad_rows(rows: Sequence[Sequence[int]], width: int, fill: int) -> np.ndarray:
+    padded = np.full((len(rows), width), fill, np.int32)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return padded
+
+
+# --- scores ------------------------------------------------------------------------------------------------------------
 
 
 @partial(jax.jit, static_argnames=("model", "algorithm", "mesh"), compiler_options=COMPILER_OPTIONS)
@@ -188,20 +216,16 @@ def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: A
 
 
 def token_numbers(params: Any, spec: StackSpec, batch: Data, algorithm: Algorithm) -> jax.Array:
-    """Return log-probabilities or values [A, P, G, T] of a stack's batch, where its parameters lie."""
+    """Return the log-probabilities (at temperature 1) or values [A, P, G, T] of a stack's batch, on the devices of params."""
     mesh = mesh_of(params)
     batch = batch if mesh is None else jax.device_put(batch, batch_shardings(mesh, batch))
     return _token_numbers(params, batch, model=spec.config, algorithm=algorithm, mesh=mesh)
 
 
-def text_logprobs(team: Team, params: Sequence[Any], batch: TextBatch, algorithm: Algorithm) -> np.ndarray:
-    """Return the log-probabilities [1, P, 1, T] of a batch's tokens, at temperature 1."""
-    return jax.device_get(token_numbers(params[0], team.stacks[0], batch, algorithm))
-
-
 def pair_scores(team: Team, params: Sequence[Any], batches: Sequence[PreferenceBatch], algorithm: Algorithm) -> np.ndarray:
-    """Return the numbers [P, N, 2] of a batch's completions (1 in place of 2 for single ones) less their reference:
-    log-probabilities, or scores of a reward model."""
+    """Return the scores [P, N, 2] of a batch's completions less the reference's; [P, N, 1] for single completions.
+
+    Scores are log-probabilities, or what the value head of a reward model says."""
     scores = []
     for spec, weights, batch in zip(team.stacks, params, batches, strict=True):
         token_weights = pair_token_weights(batch.action_mask, algorithm)
@@ -210,17 +234,24 @@ def pair_scores(team: Team, params: Sequence[Any], batches: Sequence[PreferenceB
     return np.stack(to_agents(team, scores), 1)
 
 
-def reference_scores(
-    team: Team, params: Sequence[Any], encoded: Sequence[Sequence[Encoded]], count: int, algorithm: Algorithm
-) -> np.ndarray | None:
-    """Return numbers [M, N, 2] of pairs [M] under params, computed `count` at a time; None if the loss has no reference."""
-    if algorithm.row.margin == "score" or algorithm.preference.reference_free:
-        return None
+def example_scores(team: Team, params: Sequence[Any], examples: Examples, size: int, algorithm: Algorithm) -> np.ndarray:
+    """Return `pair_scores` [M, N, 2] of any number of pairs, computed in batches of `size`."""
     scores = []
-    for i in range(0, len(encoded), count):
-        part = encoded[i : i + count]
-        scores.append(pair_scores(team, params, pair_batches(team, part, None, count, algorithm), algorithm)[: len(part)])
+    for i in range(0, len(examples.tokens), size):
+        part = examples.take(range(i, min(i + size, len(examples.tokens))))
+        batches = pair_batches(team, part, size, algorithm)
+        scores.append(pair_scores(team, params, batches, algorithm)[: len(part.tokens)])
     return np.concatenate(scores)
+
+
+def with_reference(
+    team: Team, params: Sequence[Any], tokens: Sequence[Sequence[AgentTokens]], size: int, algorithm: Algorithm
+) -> Examples:
+    """Return pairs with their log-probabilities under params, the reference; without if the loss has no reference."""
+    examples = Examples(tokens)
+    if not tokens or algorithm.row.margin == "score" or algorithm.preference.reference_free:
+        return examples
+    return Examples(tokens, example_scores(team, params, examples, size, algorithm))
 
 
 def with_team_margin(
