@@ -390,7 +390,7 @@ def test_seeds_go_on_from_the_newest_step_that_is_whole_in_all(tmp_path):
 
 
 def test_an_unfinished_run_is_not_overwritten(stopped):
-    with pytest.raises(ValueError, match="checkpoints up to step 5 of a run that has not ended: go on there with resume"):
+    with pytest.raises(ValueError, match="checkpoints up to step 5 of a run that has not ended: continue it with resume"):
         run(output_dir=str(stopped / "parts"))
 
 
@@ -401,7 +401,7 @@ def test_other_data_or_another_reward_is_refused_by_name_and_can_be_allowed(stop
     def other(a, b):
         return [1.0] * len(a)
 
-    with pytest.raises(ValueError, match=r"(?s)data: 9 items -> 8\n.*allow_changed=data goes on"):
+    with pytest.raises(ValueError, match=r"(?s)data: 9 items -> 8\n.*allow_changed=data resumes with"):
         run(reward=Signalling(0), items=ITEMS[:8], output_dir=str(where), resume=True)
     changed = [dict(item, prompt="red red") for item in ITEMS[:1]] + ITEMS[1:]
     with pytest.raises(ValueError, match="data: other items"):
@@ -589,7 +589,7 @@ def test_other_weights_under_the_reference_are_refused(tmp_path):
         team, params = make_team(random_agents("tiny", tokenizer(WORDS, spaced=True), 1, seed=seed, width=32))
         again = cfg.replace(resume=resume, num_updates=2)
         if seed == 7:
-            with pytest.raises(ValueError, match="initial: other weights before training, of which the reference is made"):
+            with pytest.raises(ValueError, match="initial: other weights before training, which are the reference"):
                 fit(team, data, again, params=params)
         else:
             fit(team, data, again if resume else cfg, params=params)

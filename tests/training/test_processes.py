@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 from jmarl.config import TrainConfig
 from jmarl.models.sharding import make_mesh
 from jmarl.models.stack import unstack
-from jmarl.training import fit, seeds, train
+from jmarl.training import checks, fit, seeds
 from jmarl.types import Shared
 
 
@@ -49,8 +49,8 @@ here = jax.device_put(stacked, jax.local_devices()[0])
 assert (np.asarray(unstack({"w": here, "base": Shared(here)}, 1)["w"]) == stacked[1]).all()
 
 items, cfg = [{"prompt": "a"}], TrainConfig.of(num_updates=1)
-refused("train", lambda: train.check_run(items, cfg, None))
-refused("experiments", lambda: train.check_settings(cfg))
+refused("train", lambda: checks.check_run(items, cfg, None))
+refused("experiments", lambda: checks.check_settings(cfg))
 refused("seeds", lambda: seeds.check_seeds([0, 1], cfg))
 refused("fit", lambda: fit.check_fit(TrainConfig.of(algorithm="sft", num_updates=1), None))
 """

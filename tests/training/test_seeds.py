@@ -187,8 +187,8 @@ from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.stack import map_own
 from jmarl.team import make_team
-from jmarl.training.stacked_seeds import Runs, alone, together
-from jmarl.training.seeds import once
+from jmarl.training.stacked_seeds import Runs, join_states, state_of_run
+from jmarl.training.seeds import common_params
 from jmarl.training.start import start
 
 assert jax.device_count() == 2
@@ -196,12 +196,12 @@ agent = load_agent(sys.argv[1])
 team, params = make_team([agent, agent], lora=True)
 cfgs = [TrainConfig.of(seed=seed, num_generations=2, lora_rank=8, progress=False) for seed in range(4)]
 meshes = [sharding.mesh_for("auto", [agents]) for agents in (2, 8)]
-base = once(team, params, cfgs[0], meshes[0])
+base = common_params(team, params, cfgs[0], meshes[0])
 for _ in range(40):
     started = [start(team, [map_own(jnp.copy, of_stack) for of_stack in base], cfg, None) for cfg in cfgs]
     runs = Runs(started[0][0], tuple(cfgs), *meshes)
-    state = together([initial for _, initial in started], runs)
-    jax.block_until_ready([alone(state, run, runs) for run in range(4)])
+    state = join_states([initial for _, initial in started], runs)
+    jax.block_until_ready([state_of_run(state, run, runs) for run in range(4)])
 """
 
 

@@ -1,4 +1,4 @@
-"""Write rows, texts and histograms of training on rollouts."""
+"""Write rows, texts and histograms of runs on rollouts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jmarl.training.records import Played
 
 
 class RolloutLog(StepLog):
-    """The log of a run that learns from `Played`."""
+    """The log of a run whose experience is `Played`."""
 
-    def keep(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
         rollout = step.experience.rollout
         self.rewards.append(mean_return(rollout))
-        super().keep(step)
+        super().add(step)
         for turn in rollout.turns:
             if turn.fault:
                 count = turn.rewards.shape[0] * turn.rewards.shape[1]

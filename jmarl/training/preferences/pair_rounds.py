@@ -213,7 +213,10 @@ def pair_source(setup: Setup, rounds: Rounds, eval_items: Sequence[dict] = ()) -
     def make_batches(state: TeamState, experience: Drawn) -> Batches:
         return drawn_batches(setup, state, experience)
 
-    return Source(draw, make_batches, evaluation_of(setup.team, eval_items, rounds.env, setup.cfg))
+    def prepare(state: TeamState) -> None:
+        rounds.resume(int(state.step))
+
+    return Source(draw, make_batches, evaluation_of(setup.team, eval_items, rounds.env, setup.cfg), prepare)
 
 
 def chosen_of(count: int, n: int, rng: np.random.Generator) -> list[int]:
