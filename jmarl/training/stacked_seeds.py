@@ -1,8 +1,8 @@
 """Several runs in the stacks of one team: sample for all runs in one program, and learn in one update.
 
 With K runs of a team, a stack has the shape [K * A, ...]: rows i * A to (i + 1) * A are the agents of run i. This file joins
-the states, sampling requests and batches of the runs, and extracts the part of one run, on the devices where the run alone would
-have it. `seeds` trains such runs.
+the states, sampling requests and batches of the runs, and extracts the part of one run, on the devices where the run alone
+would have it. `seeds` trains such runs.
 """
 
 from __future__ import annotations

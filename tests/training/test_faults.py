@@ -104,7 +104,7 @@ def test_a_signal_saves_and_ends_with_75_and_the_run_goes_on_bit_for_bit(whole, 
     wait_for(process, "rewarded 4")  # of the third update, behind an evaluation
     process.send_signal(number)
     out, err = finish(process, 75)
-    assert f"{number.name}: the update under way is finished and saved" in err
+    assert f"{number.name}: the current update is finished and saved" in err
     assert saved_steps(tmp_path / "checkpoints") == [3]
     assert f"interrupted after update 3 of 8, saved in {tmp_path}: resume continues from there" in out
     assert [row["step"] for row in rows_of(tmp_path) if "reward/mean" in row] == [0, 1, 2]
@@ -542,7 +542,7 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
     """F15: the weights are bit-equal to those before."""
     monkeypatch.setitem(ALGORITHMS, "broken", AlgorithmRow(broken_loss, group_mean))
     with (
-        pytest.warns(UserWarning, match="a loss or gradient is not finite, so its step was left out"),
+        pytest.warns(UserWarning, match="a loss or gradient is not finite, so the optimizer step was skipped"),
         pytest.raises(NonFiniteError, match=r"a loss or gradient was not finite .*--replay-rollout .*failed_update_2.pkl"),
     ):
         run(algorithm="broken", output_dir=str(tmp_path), num_updates=20)
@@ -570,7 +570,7 @@ def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
     data = [Trajectory((item["prompt"],), ("red two",)) for item in ITEMS]
     cfg = TrainConfig.of(algorithm="sft", num_updates=8, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
     with (
-        pytest.warns(UserWarning, match="its step was left out"),
+        pytest.warns(UserWarning, match="the optimizer step was skipped"),
         pytest.raises(NonFiniteError, match="stopped at step 2 .*failed_update_2.pkl"),
     ):
         fit(team, data, cfg, params=[jax.tree.map(jax.numpy.copy, broken)])

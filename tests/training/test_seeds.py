@@ -242,7 +242,7 @@ def test_the_story_experiment_takes_seeds(tmp_path):
     [
         ({}, (), r"seeds=\[\] is not allowed: give at least one"),
         ({}, (1, 2, 1), r"seeds=\[1, 2, 1\] is not allowed: .* each once"),
-        (dict(algorithm="madpo", num_generations=4), (0, 1), "algorithm='madpo' learns from pairs .* call train once a seed"),
+        (dict(algorithm="madpo", num_generations=4), (0, 1), "algorithm='madpo' learns from pairs .* call train once per seed"),
     ],
 )
 def test_settings_that_cannot_be_trained_together_are_refused(agent, changes, seeds, message):

@@ -29,10 +29,8 @@ class DataLog(StepLog):
 
     def row(self, step: Step, seconds: float) -> dict[str, float]:
         row = update_metrics(self.team, jax.device_get(step.metrics))
-        losses = [
-            row[name] for n in range(self.team.num_agents) if (name := f"agent_{n}/loss") in row
-        ]  # frozen agents have none
-        self.losses.append(float(np.mean(losses)))
+        names = [f"agent_{n}/loss" for n in range(self.team.num_agents)]
+        self.losses.append(float(np.mean([row[name] for name in names if name in row])))  # frozen agents have no loss
         return row | {LOSS_TAG: self.losses[-1], "tokens_per_s": step.experience.tokens / seconds}
 
     def record(self, experience: Drawn) -> tuple[Any, dict[str, Any]]:

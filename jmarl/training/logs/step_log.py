@@ -1,8 +1,8 @@
 """Write one row of metrics per step, and from time to time texts and histograms.
 
 The row of a step is written one step late: `step` queues it, and the next call or `flush` writes it. So the device works on
-while the host logs. `time/step_s` is the time from the rewards of the step before to the rewards of this one, which contains one
-update and one sampling. The first row contains compilation instead of an update.
+while the host logs. `time/step_s` is the time from the rewards of the step before to the rewards of this one, which contains
+one update and one sampling. The first row contains compilation instead of an update.
 """
 
 from __future__ import annotations
