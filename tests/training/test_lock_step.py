@@ -1,4 +1,4 @@
-"""Functions in lock step: the order of calls, exceptions, and that no thread is left."""
+"""Functions in lock step: the order of calls, exceptions, and that no thread remains."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_an_exception_of_one_function_ends_all_and_is_raised_with_its_traceback(
     assert calls[-1] == (number, fails_at), "no function goes on after it"
 
 
-def test_functions_that_wait_can_clean_up_but_not_go_on():
-    """Also one that catches everything and requests something more."""
+def test_waiting_functions_can_clean_up_but_not_continue():
+    """Even a function that catches everything and makes another request."""
     cleaned = []
 
     def stubborn(request):

@@ -72,28 +72,24 @@ def _collect(value: Any, digests: dict[str, str], visited: set[int]) -> None:
     elif isinstance(value, Mapping):
         parts = value.values()
     elif isinstance(value, types.MethodType):
-        parts = (value.__func__, *_attributes(value.__self__))
+        parts = (value.__func__, *getattr(value.__self__, "__dict__", {}).values())
     elif isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
         _add(_name(value), _source(value), digests)
         parts = [*_closure(value), *_functions_of_file(value)]
     elif callable(value) or callable(getattr(value, "step", None)):  # an environment, a reward, a model that is called
         settings = repr((value.weights, value.batched, value.on_error)) if isinstance(value, RewardFunction) else ""
         _add(_name(type(value)), _source(type(value)) + settings, digests)
-        parts = (getattr(value, "__wrapped__", None), *_attributes(value))
+        parts = (getattr(value, "__wrapped__", None), *getattr(value, "__dict__", {}).values())
     for part in parts:
         _collect(part, digests, visited)
-
-
-def _attributes(value: Any) -> list[Any]:
-    return list(getattr(value, "__dict__", {}).values())
 
 
 def _functions_of_file(function: Any) -> list[Any]:
     """Return the functions and classes of the same file that a function of the user names."""
     if not isinstance(function, types.FunctionType) or _is_of_jmarl(function):
         return []
-    named = [function.__globals__.get(name) for code in _codes(function.__code__) for name in code.co_names]
-    return [x for x in named if isinstance(x, types.FunctionType | type) and x.__module__ == function.__module__]
+    values = [function.__globals__.get(name) for code in _codes(function.__code__) for name in code.co_names]
+    return [x for x in values if isinstance(x, types.FunctionType | type) and x.__module__ == function.__module__]
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

@@ -16,7 +16,8 @@ NAME = "manifest.json"
 
 def write_manifest(folder: Path) -> None:
     """Write the manifest of all files below `folder`, and flush every file to the disk."""
-    files = {str(path.relative_to(folder)): describe_file(path, sync=True) for path in _files(folder)}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {str(path.relative_to(folder)): describe_file(path, sync=True) for path in paths}
     with (folder / NAME).open("w", encoding="utf-8") as file:
         json.dump({"files": files, "sha256": _digest(files)}, file, indent=1)
         file.flush()
@@ -66,10 +67,6 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _digest(files: Any) -> str:

@@ -23,32 +23,13 @@ from jmarl.types import StackState, TeamState
 
 logger = logging.getLogger(__name__)
 
-# Settings that may differ when a run resumes; any other difference is an error.
-MAY_CHANGE = frozenset(
-    [
-        "resume",
-        "strict_checkpoints",
-        "allow_changed",
-        "num_updates",
-        "learning_rate",
-        "critic_learning_rate",
-        "save_every",
-        "save_minutes",
-        "save_total_limit",
-        "stop_after_nonfinite",
-        "replay_rollout",
-        "log_every",
-        "eval_every",
-        "eval_generations",
-        "eval_temperature",
-        "save_models",
-        "overlap_rewards",
-        "mesh",  # the same weights on other devices
-        "held_out",  # a setting of experiments
-        "output_dir",
-        "progress",
-    ]
-)
+# Settings that may differ when a run resumes; any other difference is an error. `mesh` puts the same weights on other devices,
+# `held_out` is a setting of experiments.
+MAY_CHANGE = {
+    "resume", "strict_checkpoints", "allow_changed", "num_updates", "learning_rate", "critic_learning_rate", "save_every",
+    "save_minutes", "save_total_limit", "save_models", "stop_after_nonfinite", "replay_rollout", "log_every", "eval_every",
+    "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "held_out", "output_dir", "progress",
+}  # fmt: skip
 
 
 class CannotGoOn(ValueError):

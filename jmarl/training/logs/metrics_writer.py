@@ -373,9 +373,8 @@ def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, 
 
 
 def _jsonable(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    """Return a number that any JSON reader accepts, or the name of one that JSON does not have."""
+    return value if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
 
 
 def _clock(seconds: float) -> str:
