@@ -98,7 +98,7 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
 def environment_of(
     team: Team,
     reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
-    formatters: Sequence[Formatter] | None,
+    formatters: Formatter | Sequence[Formatter] | None,
     transition: Transition | None,
     cfg: TrainConfig,
 ) -> Environment:
@@ -133,13 +133,14 @@ def environment_of(
 def reward_environment(
     team: Team,
     reward: Callable | RewardFunction,
-    formatters: Sequence[Formatter] | None,
+    formatters: Formatter | Sequence[Formatter] | None,
     transition: Transition | None,
     num_turns: int,
 ) -> RewardEnvironment:
     """Return the environment of a reward function. formatters: one for all agents or one per agent; None: prompts of items."""
-    if callable(formatters) or not formatters:
-        formatters = [formatters or default_formatter] * team.num_agents
+    formatters = formatters or default_formatter
+    if callable(formatters):
+        formatters = [formatters] * team.num_agents
     if len(formatters) != team.num_agents:
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
     if num_turns > 1 and transition is None:

@@ -57,7 +57,7 @@ def train_seeds(
     *,
     seeds: Sequence[int],
     params: Sequence[Any] | None = None,
-    formatters: Sequence[Formatter] | None = None,
+    formatters: Formatter | Sequence[Formatter] | None = None,
     external_transition: Transition | None = None,
     critic: Agent | None = None,
     eval_items: Sequence[dict] = (),

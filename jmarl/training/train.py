@@ -35,7 +35,7 @@ def train(
     cfg: TrainConfig,
     *,
     params: Sequence[Any] | None = None,
-    formatters: Sequence[Formatter] | None = None,
+    formatters: Formatter | Sequence[Formatter] | None = None,
     external_transition: Transition | None = None,
     critic: Agent | None = None,
     reward_model: Agent | None = None,

@@ -83,13 +83,15 @@ class MetricsWriter:
         hparams = {valid(name): valid(x) if isinstance(x, str) else x for name, x in flatten(hparams)}
         rows = _Jsonl(self.run_dir, start_step)
         self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.earlier if "eval/updates" in row)
-        self._sinks: dict[str, Any] = {"metrics.jsonl": rows}
+        self._sinks: dict[str, _Sink] = {"metrics.jsonl": rows}
         if wandb_config is not None:
             self._sinks["W&B"] = _Wandb(self.run_dir, hparams, wandb_config)
         if tensorboard:
-            self._open("TensorBoard", _TensorBoard, self.run_dir, hparams, start_step)
+            with self._counting("TensorBoard", _TensorBoard.errors):
+                self._sinks["TensorBoard"] = _TensorBoard(self.run_dir, hparams, start_step)
         if progress:
-            self._open("progress", _Terminal, total_steps, start_step, print_every)
+            with self._counting("progress", _Terminal.errors):
+                self._sinks["progress"] = _Terminal(total_steps, start_step, print_every)
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Write one row. Its values are numbers or arrays of one element, its tags are names such as `agent_0/loss`."""
@@ -125,33 +127,27 @@ class MetricsWriter:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _open(self, name: str, sink: type[_Sink], *args: Any) -> None:
-        try:
-            self._sinks[name] = sink(*args)
-        except sink.errors as error:
-            self._count(name, error)
-
     def _call(self, method: str, *args: Any) -> None:
         for name, sink in self._sinks.items():
-            try:
+            with self._counting(name, sink.errors):
                 getattr(sink, method)(*args)
-            except sink.errors as error:
-                self._count(name, error)
 
-    def _count(self, name: str, error: BaseException) -> None:
-        self.log_errors += 1
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning("%s cannot be written: %s. Training goes on; further errors are only counted.", name, error)
+    @contextlib.contextmanager
+    def _counting(self, name: str, errors: tuple[type[BaseException], ...]) -> Iterator[None]:
+        """Count errors of a log, and report the first one."""
+        try:
+            yield
+        except errors as error:
+            self.log_errors += 1
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("%s cannot be written: %s. Training goes on; further errors are only counted.", name, error)
 
 
 class _Sink:
     """One log. Its `errors` are counted and do not stop the run."""
 
     errors: tuple[type[BaseException], ...] = (OSError,)
-
-    def __init__(self, *args: Any):
-        raise NotImplementedError
 
     def write(self, step: int, row: dict[str, float]) -> None:
         raise NotImplementedError

@@ -38,9 +38,10 @@ def joint_actions_table(
     middle, worst = others[: len(others) - num_worst], others[len(others) - num_worst :]
     count = min(limit - len(best) - num_worst, len(middle))
     drawn = sorted(rng.choice(len(middle), size=count, replace=False).tolist()) if count > 0 else []
+    groups: list[tuple[str, list[int]]] = [("best", best), ("random", [middle[i] for i in drawn]), ("worst", worst)]
     lines = ["| | reward | prompt |" + "".join(f" agent {a} |" for a in range(len(completions_per_agent)))]
     lines.append("| --- " * (3 + len(completions_per_agent)) + "|")
-    for label, indices in (("best", best), ("random", [middle[i] for i in drawn]), ("worst", worst)):
+    for label, indices in groups:
         for i in indices:
             cells = [prompts[i], *(texts[i] for texts in completions_per_agent)]
             text = " | ".join(escape(_shorten(cell, max_chars)) for cell in cells)
