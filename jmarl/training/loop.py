@@ -47,7 +47,7 @@ class Source(NamedTuple):
     play: Callable[[int, TeamState], Any]  # (step, state) -> experience: a `Played`, a `Drawn`, or one `Played` per seed
     make_batches: Callable[[TeamState, Any], Batches]  # (state, experience) -> batches of all stacks and critics
     evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
-    prepare: Callable[[TeamState], None] | None = None  # first state ->: compile programs, read what earlier steps left
+    prepare: Callable[[TeamState], None] | None = None  # called once, to compile programs or read earlier rounds
 
 
 class LoopResult(NamedTuple):
@@ -58,32 +58,6 @@ class LoopResult(NamedTuple):
     after: Any  # newest evaluation after an update; None if there was none
     interrupted: bool  # a signal stopped the run, which can be resumed
     unsaved: str  # why the last checkpoint could not be written; empty if it was written or not wanted
-
-
-def run_training(
-    setup: Setup,
-    state: TeamState,
-    source: Source,
-    identity: dict[str, Any],
-    cfg: TrainConfig,
-    log_class: type[Log],
-    wandb_config: dict | None,
-) -> tuple[LoopResult, Log]:
-    """Open or resume a run, train, and write the models. Returns the result of the loop and the log.
-
-    Args:
-        identity: see `open_run`.
-        cfg: the settings of the run; those in `setup` differ if a reward model rewards the team.
-        log_class: `RolloutLog` or `DataLog`.
-        wandb_config: keyword arguments of `wandb.init`; None: no W&B.
-    """
-    with open_run(cfg, state, identity, wandb_config) as run, explain_memory():
-        log = log_class(setup.team, cfg, run.writer)
-        result = run_loop(setup, run.state, source, log, Saves(cfg.run, run.savers))
-        # Models with a score head are not written, because their directories would not hold the head.
-        if not result.interrupted and setup.algorithm.row.margin != "score":
-            result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
-    return result, log
 
 
 def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves: Saves) -> LoopResult:
@@ -159,6 +133,32 @@ def save_at_failure(log: StepLog, saves: Saves, state: TeamState) -> None:
             )
     except Exception as error:
         warnings.warn(f"the last updates of the failed run are not saved: {error!r}", stacklevel=3)
+
+
+def run_training(
+    setup: Setup,
+    state: TeamState,
+    source: Source,
+    identity: dict[str, Any],
+    cfg: TrainConfig,
+    log_class: type[Log],
+    wandb_config: dict | None,
+) -> tuple[LoopResult, Log]:
+    """Open or resume a run, train, and write the models. Returns the result of the loop and the log.
+
+    Args:
+        identity: see `open_run`.
+        cfg: the settings of the run; those in `setup` differ if a reward model rewards the team.
+        log_class: `RolloutLog` or `DataLog`.
+        wandb_config: keyword arguments of `wandb.init`; None: no W&B.
+    """
+    with open_run(cfg, state, identity, wandb_config) as opened, explain_memory():
+        log = log_class(setup.team, cfg, opened.writer)
+        result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers))
+        # Models with a score head are not written, because their directories would not hold the head.
+        if not result.interrupted and setup.algorithm.row.margin != "score":
+            result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
+    return result, log
 
 
 def repeat_update(

@@ -36,7 +36,7 @@ class NonFiniteWatch:
     def __init__(self, cfg: TrainConfig):
         self.cfg = cfg
         self.updates = 0  # bad updates in a row
-        self.why = ""  # what was wrong in the last one
+        self.reason = ""  # what was wrong in the last one
         self._last: tuple[int, Any] | None = None  # its step and experience
         self._skipped: dict[str, float] = {}  # optimizer steps that each agent and critic has skipped: columns of the last row
         self._warned: set[str] = set()  # columns
@@ -58,9 +58,9 @@ class NonFiniteWatch:
                 stacklevel=5,
             )
             self._warned |= set(first_time)
-        self.why = f"a loss or gradient was not finite ({', '.join(new)})" if new else fault
-        self.updates = self.updates + 1 if self.why else 0
-        self._last = (step, experience) if self.why else None
+        self.reason = f"a loss or gradient was not finite ({', '.join(new)})" if new else fault
+        self.updates = self.updates + 1 if self.reason else 0
+        self._last = (step, experience) if self.reason else None
 
     def stop(self, record: Callable[[Any], tuple[Any, dict[str, Any]]]) -> None:
         """Raise `NonFiniteError` after `stop_after_nonfinite` bad updates in a row, and write the last one to a file.
@@ -73,7 +73,7 @@ class NonFiniteWatch:
         (step, experience), note = self._last, ""
         if cfg.run.output_dir:
             data, summary = record(experience)
-            failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self.why)
+            failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self.reason)
             try:
                 path = write_failed_update(failed, summary, cfg.run.output_dir)
                 note = f" Its experience is in {path}; --replay-rollout {path} repeats that update alone."
@@ -81,7 +81,7 @@ class NonFiniteWatch:
                 note = f" Its experience could not be written: {error!r}."
         raise NonFiniteError(
             f"stopped at step {step} of the run in {cfg.run.output_dir or 'memory'}: in the last {self.updates} updates "
-            f"{self.why}. Such optimizer steps were skipped.{note} stop_after_nonfinite={limit} sets this limit"
+            f"{self.reason}. Such optimizer steps were skipped.{note} stop_after_nonfinite={limit} sets this limit"
         )
 
 

@@ -8,6 +8,7 @@ Left out: threads other than the main one, where Python delivers no signals; tra
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -22,11 +23,11 @@ class Interrupted(Exception):
     """A run inside a larger one (imitation, a reward model) was interrupted, so the larger one stops too."""
 
 
+@dataclasses.dataclass
 class Interrupt:
-    """The flag that a signal sets. by: the name of the signal; None: there was none."""
+    """The flag that a signal sets."""
 
-    def __init__(self) -> None:
-        self.by: str | None = None
+    by: str | None = None  # name of the signal; None: there was none
 
     @property
     def requested(self) -> bool:
