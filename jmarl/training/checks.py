@@ -1,4 +1,4 @@
-"""Check what a run is given before anything is loaded or sampled, and find the environment that it is played in."""
+"""Check the arguments of a run before anything is loaded or sampled, and return its environment."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from jmarl.training.preferences.reward_model import policy_config
 
 
 def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:
-    """Return the algorithm of a run. Raises an error for settings and items that would fail later."""
+    """Return the resolved algorithm of a run. Raises an error for settings and items that would fail later."""
     algorithm = check_settings(cfg)
     if not items:
-        raise ValueError("there are no items to train on")
+        raise ValueError("there are no items to train on: items is empty")
     if not isinstance(items[0], Mapping):
         raise TypeError(f"items are dicts, such as {{'prompt': 'Describe a city:'}}; the first is {items[0]!r:.60}")
     if wandb_config is not None and not cfg.run.output_dir:
@@ -33,19 +33,22 @@ def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | N
 
 
 def check_settings(cfg: TrainConfig) -> Algorithm:
-    """Return the algorithm of a run. Raises ValueError for settings that do not fit each other, this machine or the output
-    directory; experiments call it before they load models."""
+    """Return the resolved algorithm of a run. Experiments call this before they load models.
+
+    Raises:
+        ValueError: settings conflict with each other, this machine or the output directory.
+    """
     sharding.require_one_process()
     row, group = find_row(cfg.algorithm), cfg.episodes.num_generations
     if row.data != "rollouts" and not row.makes_pairs:
-        raise ValueError(f"algorithm={cfg.algorithm!r} learns from data that is given: use jmarl.fit")
+        raise ValueError(f"algorithm={cfg.algorithm!r} learns from given data: use jmarl.fit")
     algorithm = resolve(cfg)
     if row.data != "rollouts":
         check_rounds(cfg, algorithm)
     if row.learned:
         policy = policy_config(cfg)
         if find_row(policy.algorithm).data != "rollouts":
-            raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, …")
+            raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, ...")
         if group < row.min_group:
             raise ValueError(f"num_generations={group} is too small for algorithm={cfg.algorithm!r}: pairs need 2")
         check_settings(policy)
@@ -64,30 +67,28 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
 
 
 def check_joint_mode(cfg: TrainConfig, algorithm: Algorithm) -> None:
-    """Raise a ValueError for joint actions and dynamic sampling that the algorithm's baseline does not fit."""
-    row, episodes = algorithm.row, cfg.episodes
-    other_baseline = row.critic or row.baseline == "greedy"
-    if episodes.cross_credit == "sum" and other_baseline:
+    """Raise a ValueError for joint modes and dynamic sampling that do not fit the algorithm's baseline."""
+    row, episodes, dynamic_sampling = algorithm.row, cfg.episodes, cfg.episodes.dynamic_sampling
+    has_value_baseline = row.critic or row.baseline == "greedy"
+    if episodes.cross_credit == "sum" and has_value_baseline:
         raise ValueError(
             f"cross_credit='sum' does not fit algorithm={cfg.algorithm!r}: its baseline is of a mean; use cross_credit='mean'"
         )
-    if episodes.forks and (other_baseline or episodes.dynamic_sampling):
-        setting = (
-            f"dynamic_sampling={episodes.dynamic_sampling}" if episodes.dynamic_sampling else f"algorithm={cfg.algorithm!r}"
-        )
+    if episodes.forks and (has_value_baseline or dynamic_sampling):
+        setting = f"dynamic_sampling={dynamic_sampling}" if dynamic_sampling else f"algorithm={cfg.algorithm!r}"
         raise ValueError(
             f"joint_mode='counterfactual' does not go with {setting}: its groups are alternatives to single completions"
         )
-    if episodes.dynamic_sampling and not row.compares_group:
+    if dynamic_sampling and not row.compares_group:
         users = ", ".join(name for name, other in ALGORITHMS.items() if other.compares_group)
         raise ValueError(
-            f"dynamic_sampling={episodes.dynamic_sampling} has no effect for algorithm={cfg.algorithm!r}, whose advantages do "
+            f"dynamic_sampling={dynamic_sampling} has no effect for algorithm={cfg.algorithm!r}, whose advantages do "
             f"not compare the returns of a group; it is for {users}"
         )
 
 
 def check_team(team: Team, cfg: TrainConfig) -> None:
-    """Raise a ValueError for a row that is not for teams of this size, and for settings of single agents that do not fit."""
+    """Raise a ValueError for an algorithm that does not fit the size of the team, and for per-agent settings that do not."""
     if cfg.algorithm == "ppo" and team.num_agents > 1:
         raise ValueError(f"algorithm='ppo' is for a team of one, this one has {team.num_agents} agents: choose ippo or mappo")
     check_agents(cfg, team.num_agents)
@@ -97,40 +98,53 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
 def environment_of(
     team: Team,
     reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
-    formatters: Sequence[Formatter] | None,
+    formatters: Formatter | Sequence[Formatter] | None,
     transition: Transition | None,
     cfg: TrainConfig,
 ) -> Environment:
-    """Return the environment that a run is played in. reward: also a plain function, as `make_reward` takes it."""
+    """Return the environment of a run, made of `reward` if that is a function (plain, or from `make_reward`).
+
+    Raises:
+        TypeError: reward is neither a function nor an environment.
+        ValueError: formatters, transition or num_turns do not fit it.
+    """
     env: Any = vectorize(reward, cfg.episodes.num_turns)
     missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
-    if missing and callable(env) and not isinstance(env, RewardFunction | type):
-        env = RewardFunction(env, num_agents=team.num_agents)
-    if not isinstance(env, RewardFunction):
-        if isinstance(env, type):
-            raise TypeError(f"{env.__name__} is a class: give an environment, {env.__name__}(...)")
-        if missing:
-            raise TypeError(
-                f"reward is a {type(env).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
-                f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
-                f"LockStep(env, {team.num_agents})"
-            )
-        if formatters or transition:
-            raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
-        turns = getattr(env, "max_turns", 1)
-        if cfg.episodes.num_turns < turns:
-            raise ValueError(
-                f"num_turns={cfg.episodes.num_turns}, and an episode of this environment has up to {turns}: "
-                f"set num_turns={turns}"
-            )
-        return env
-    formatters = [formatters] * team.num_agents if callable(formatters) else formatters or [default_formatter] * team.num_agents
+    if isinstance(env, type):
+        raise TypeError(f"{env.__name__} is a class: give an environment, {env.__name__}(...)")
+    if isinstance(env, RewardFunction) or (missing and callable(env)):
+        return reward_environment(team, env, formatters, transition, cfg.episodes.num_turns)
+    if missing:
+        raise TypeError(
+            f"reward is a {type(env).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
+            f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
+            f"LockStep(env, {team.num_agents})"
+        )
+    if formatters or transition:
+        raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
+    turns = getattr(env, "max_turns", 1)
+    if cfg.episodes.num_turns < turns:
+        raise ValueError(
+            f"num_turns={cfg.episodes.num_turns}, and an episode of this environment has up to {turns}: set num_turns={turns}"
+        )
+    return env
+
+
+def reward_environment(
+    team: Team,
+    reward: Callable | RewardFunction,
+    formatters: Formatter | Sequence[Formatter] | None,
+    transition: Transition | None,
+    num_turns: int,
+) -> RewardEnvironment:
+    """Return the environment of a reward function. formatters: one for all agents or one per agent; None: prompts of items."""
+    formatters = formatters or default_formatter
+    if callable(formatters):
+        formatters = [formatters] * team.num_agents
     if len(formatters) != team.num_agents:
         raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
-    if cfg.episodes.num_turns > 1 and transition is None:
-        raise ValueError(
-            f"num_turns={cfg.episodes.num_turns} needs external_transition, which writes the prompts of the next turn"
-        )
-    if cfg.episodes.num_turns == 1 and transition is not None:
+    if num_turns > 1 and transition is None:
+        raise ValueError(f"num_turns={num_turns} needs external_transition, which writes the prompts of the next turn")
+    if num_turns == 1 and transition is not None:
         raise ValueError("external_transition writes the prompts of later turns, and num_turns=1 has none: set num_turns")
-    return RewardEnvironment(env, formatters, transition)
+    return RewardEnvironment(reward, formatters, transition)

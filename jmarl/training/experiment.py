@@ -1,8 +1,8 @@
 """Run the experiment that an `ExperimentConfig` describes: read its task, load its team, train.
 
 The run is one of `train` (completions and a reward), `train_seeds` (the same, from several seeds) or `fit` (given pairs or
-texts). Everything that can be checked without a model is checked before models are loaded. Left out: what has no plain value,
-such as loaded agents or reward functions with arguments; call `train` or `fit` for those.
+texts). All checks that need no model come before models are loaded. Left out: arguments that are not plain values, such as
+loaded agents or reward functions with arguments; call `train` or `fit` for those.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from jmarl.training.records import FitResult, TrainResult
 from jmarl.training.seeds import check_seeds, train_seeds
 from jmarl.training.train import train
 
-NUM_TASKS = 1000  # of an environment, if the number is not set
+NUM_TASKS = 1000  # default number of tasks of an environment
 
 
 class Task(NamedTuple):
     """The arguments of `train` that a `TaskConfig` describes."""
 
-    reward: Any  # an environment, or a reward function
+    reward: Any  # an environment or a reward function
     items: Sequence[dict]
     held_out: Sequence[dict]
     formatters: list[Formatter] | None  # [N]; None: an environment writes the prompts
@@ -42,7 +42,7 @@ class Task(NamedTuple):
 
 
 def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[TrainResult]:
-    """Run an experiment. Returns the result of `train`, of `fit` for given pairs or texts, or of `train_seeds` with seeds.
+    """Run an experiment, and return the result of `train`, of `fit` for given pairs or texts, or of `train_seeds` with seeds.
 
     Raises:
         ValueError: settings do not fit each other, the data, this machine or the output directory.
@@ -102,13 +102,13 @@ def team_of(team: TeamConfig) -> Team:
 
 
 def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int = 0) -> Task:
-    """Read a task that is played: its environment or its prompts and reward.
+    """Read a task with completions: its environment, or its prompts and reward.
 
     Args:
-        task: the task.
-        team: the team that plays it; no model is loaded.
-        num_turns: the limit of turns for an environment that sets none.
-        seed: of the tasks that environments draw.
+        task: the settings of the task.
+        team: the settings of the team; no model is loaded.
+        num_turns: limit of turns for an environment that sets none.
+        seed: seed of the tasks that environments draw.
     """
     if task.data is None:
         return _environment_task(task, team, num_turns, seed)
@@ -123,37 +123,37 @@ def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int
 
 
 def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: int) -> Task:
+    """Return the task of one environment, or of a mixture of several."""
     trained = [EnvironmentConfig(task.environment, task.options)] if task.environment is not None else [*task.eval_envs]
     evaluated = [*task.eval_envs] or trained
-    envs: dict[str, tuple[EnvironmentConfig, Any]] = {}
-    for i, config in enumerate(configs := list(dict.fromkeys([*trained, *evaluated]))):
-        same = [other.name for other in configs].count(config.name) > 1
-        label = f"{config.name}_{i}" if same else config.name
-        envs[label] = config, vectorize(make(config.name, **config.options), num_turns)
-    for config, env in envs.values():
+    configs = list(dict.fromkeys([*trained, *evaluated]))
+    names = [config.name for config in configs]
+    envs: dict[str, Any] = {}
+    for i, config in enumerate(configs):
+        env = vectorize(make(config.name, **config.options), num_turns)
         if len(env.roles) != team.size:
             raise ValueError(
                 f"environment {config.name!r} is for {len(env.roles)} agents ({', '.join(env.roles)}), and the team has "
                 f"{team.size}: set models to one per agent, or num_agents"
             )
-    if len(envs) == 1:
-        ((_, env),) = envs.values()
-        train_env = eval_env = env
-    else:
-        env = Mixture({label: one for label, (_, one) in envs.items()})
-        train_env, eval_env = (
-            Mixture({label: one for label, (config, one) in envs.items() if config in part}) for part in (trained, evaluated)
-        )
-    items = train_env.tasks("train", task.num_tasks or NUM_TASKS, seed)
+        envs[f"{config.name}_{i}" if names.count(config.name) > 1 else config.name] = env
+
+    def mixture(part: Sequence[EnvironmentConfig]) -> Any:
+        if len(envs) == 1:
+            return next(iter(envs.values()))
+        labeled = zip(envs.items(), configs, strict=True)
+        return Mixture({label: env for (label, env), config in labeled if config in part})
+
+    items = mixture(trained).tasks("train", task.num_tasks or NUM_TASKS, seed)
     if isinstance(task.held_out, str):
         held_out = [dict(row) for row in read_rows(read_held_out(task))]
     else:
-        held_out = eval_env.tasks("eval", task.held_out, seed) if task.held_out else []
-    return Task(env, items, held_out, None, None)
+        held_out = mixture(evaluated).tasks("eval", task.held_out, seed) if task.held_out else []
+    return Task(mixture(configs), items, held_out, None, None)
 
 
 def examples_of(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
-    """Return the given pairs or texts to learn from, and those held out."""
+    """Return the given pairs or texts to train on, and the held-out ones."""
     texts = find_row(cfg.train.algorithm).data == "texts"
     if cfg.task.min_reward is not None and not texts:
         raise ValueError(f"min_reward={cfg.task.min_reward} has no effect for algorithm={cfg.train.algorithm!r}: it is for sft")
@@ -165,7 +165,7 @@ def examples_of(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
 
 
 def split_held_out(rows: Sequence[Any], task: TaskConfig, read: Callable[[Any], Sequence[Any]]) -> tuple[list[Any], list[Any]]:
-    """Return what to train on and what to hold out: the last rows, or what `read` makes of another file or data set."""
+    """Return the rows to train on, and the held-out ones: the last rows, or those that `read` returns for another source."""
     if isinstance(task.held_out, str):
         return list(rows[: task.num_tasks]), list(read(read_held_out(task)))
     if task.held_out >= len(rows):
@@ -176,29 +176,27 @@ def split_held_out(rows: Sequence[Any], task: TaskConfig, read: Callable[[Any], 
 
 def read_data(task: TaskConfig) -> Any:
     """Return the path of the file of data, or the rows of the data set."""
-    name = str(task.data)
-    if not is_file(name):
-        return load_rows(name, (), config=task.subset, split=task.split)
-    for setting, value, default in (("subset", task.subset, None), ("split", task.split, "train")):
-        if value != default:
-            raise ValueError(f"{setting}={value!r} has no effect on the file data={name!r}: it is for data sets of the Hub")
-    return Path(name)
+    return _read_source(task, "data", "split", {"subset": None, "split": "train"})
 
 
 def read_held_out(task: TaskConfig) -> Any:
-    """Return the path of the file of held-out tasks, or the rows of the data set. It has the subset of data, if both are data
-    sets."""
-    name = str(task.held_out)
+    """Return the path of the file of held-out tasks, or the rows of the data set, which has the same subset as data."""
+    return _read_source(task, "held_out", "held_out_split", {"held_out_split": "test"})
+
+
+def _read_source(task: TaskConfig, source: str, split: str, defaults: dict[str, Any]) -> Any:
+    """Read what the setting `source` names. split: the setting of its split. defaults: of settings that a file ignores."""
+    name = str(getattr(task, source))
     if not is_file(name):
-        return load_rows(name, (), config=task.subset, split=task.held_out_split)
-    if task.held_out_split != "test":
-        setting = f"held_out_split={task.held_out_split!r}"
-        raise ValueError(f"{setting} has no effect on the file held_out={name!r}: it is for data sets of the Hub")
+        return load_rows(name, (), config=task.subset, split=getattr(task, split))
+    for setting, default in defaults.items():
+        if (value := getattr(task, setting)) != default:
+            raise ValueError(f"{setting}={value!r} has no effect on the file {source}={name!r}: it is for data sets of the Hub")
     return Path(name)
 
 
 def is_file(name: str) -> bool:
-    """Return whether data are a file, which need not exist, and not a data set of the Hub or a directory of one."""
+    """Return whether a name means a file (which may not exist) instead of a data set of the Hub or a directory of one."""
     return Path(name).suffix in (".json", ".jsonl") or Path(name).is_file()
 
 
@@ -213,7 +211,7 @@ def formatters_of(task: TaskConfig, team: TeamConfig) -> list[Formatter]:
 
 
 def with_role(formatter: Formatter, role: str) -> Formatter:
-    """Return a formatter that puts a text in front of each prompt of another."""
+    """Return a formatter that puts the text of a role in front of each prompt of another formatter."""
     write = bind_formatter(formatter)
 
     def prompt(item: dict, external_prompts: str | None = None) -> str:
@@ -223,7 +221,7 @@ def with_role(formatter: Formatter, role: str) -> Formatter:
 
 
 def import_name(setting: str, name: str) -> Any:
-    """Return what module:name stands for. setting: the one that names it, for errors."""
+    """Import "module:name". setting: the setting that has this value, for errors."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ValueError(f"{setting}={name!r} is not allowed: {setting} must be module:function")

@@ -1,19 +1,19 @@
 """Run several plain functions in lock step, so that their requests are answered together.
 
-A function that plays episodes stops in the middle, wherever it needs completions. To answer the requests of K such functions by
-one program, all of them have to be stopped at the same time. Each therefore runs in a thread of its own; so `play` and all that
-calls it stay plain functions, and one run needs no thread at all.
+A function that plays episodes pauses whenever it needs completions. To answer the requests of K such functions with one
+program, all of them must be paused at the same time. So each function runs in a thread of its own. This way `play` and its
+callers are plain functions, and a single run needs no thread.
 
 Guarantees:
-  * One thread runs at a time, so nothing runs concurrently. Function 0 runs until it requests something or returns, then
-    function 1, and so on; then the caller's thread answers all requests, and function 0 goes on. The order of calls to
+  * One thread runs at a time, so nothing runs concurrently. Function 0 runs until it makes a request or returns, then
+    function 1, and so on; then the caller's thread answers all requests, and function 0 continues. The order of calls to
     environments and rewards is the same in every execution.
-  * An exception in a function ends all threads, and is raised in the caller with its traceback. So does an exception in the
-    caller's thread, such as KeyboardInterrupt: the functions raise `Cancelled` from their request. A function that runs at that
-    moment is waited for until its next request: a thread cannot be interrupted from outside.
-  * Functions run in a copy of the caller's `contextvars` (NumPy's `errstate` is one). jax keeps its settings in the thread and
-    not there: `with jax.enable_x64(True)` of the caller has no effect on what a function itself computes with jax. Requests are
-    answered in the caller's thread, with its settings.
+  * An exception in a function ends all threads and is raised in the caller with its traceback. An exception in the caller's
+    thread, such as KeyboardInterrupt, ends all threads too: the functions raise `Cancelled` from their requests. The caller
+    waits for a running function until its next request, because a thread cannot be interrupted from outside.
+  * Functions run in a copy of the caller's `contextvars` (NumPy's `errstate` is one). The settings of jax belong to the thread:
+    the caller's `with jax.enable_x64(True)` does not affect what a function itself computes with jax. Requests are answered in
+    the caller's thread, with its settings.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _RETURNED = object()
 
 
 class Cancelled(BaseException):
-    """Ends a function whose request is not answered, because another function or the caller has raised."""
+    """Ends a function whose request is not answered, because another function or the caller raised an exception."""
 
 
 class _Function(Generic[Request, Reply, Result]):
-    """A function in a thread of its own, which runs only while `resume` waits for it."""
+    """A function in its own thread, which runs only while `resume` waits for it."""
 
     def __init__(self, function: Callable[[Callable[[Request], Reply]], Result], threads: ThreadPoolExecutor):
         self.function, self.cancelled = function, False
@@ -61,7 +61,7 @@ class _Function(Generic[Request, Reply, Result]):
         return reply
 
     def resume(self, reply: Reply | None) -> Request | None:
-        """Let the function run to its next request, and return that; None: it has returned. Raises what it raises."""
+        """Run the function to its next request and return that, or None if the function has returned. Raises its errors."""
         self.replies.put(reply)
         if (request := self.requests.get()) is _RETURNED:
             self.result.result()
@@ -69,6 +69,7 @@ class _Function(Generic[Request, Reply, Result]):
         return request
 
     def cancel(self) -> None:
+        """End the function by raising `Cancelled` from its request."""
         self.cancelled = True
         self.replies.put(None)
 
@@ -77,11 +78,11 @@ def run_in_lock_step(
     functions: Sequence[Callable[[Callable[[Request], Reply]], Result]],
     answer: Callable[[dict[int, Request]], Mapping[int, Reply]],
 ) -> list[Result]:
-    """Run functions in lock step, and return what each returns.
+    """Run functions in lock step, and return their results.
 
     Args:
-        functions: take the function by which they request something, which they may call in their own thread only.
-        answer: takes the requests of all functions that wait, by the number of the function, and returns their replies.
+        functions: each takes a function request -> reply, which it may call only in its own thread.
+        answer: returns the replies to the requests of all waiting functions; both by index of the function.
     """
     with ThreadPoolExecutor(len(functions), thread_name_prefix="lock_step") as threads:
         running: list[_Function] = []

@@ -1,17 +1,17 @@
-"""The loop of training. One step:
+"""The training loop, the same for every kind of run. One step:
 
-    experience = source.play(step, state)                 host and device; all agents of a stack are sampled at once
-    batches    = source.make_batches(state, experience)   returns and critics' values become arrays of each stack
-    state      = update_team(setup, state, batches)       device; jitted, the old state is donated
-    the row of the step before is written                 host; one step late, so that the device never waits for a log
-    a checkpoint, an evaluation                           where they are due
+    experience = source.play(step, state)                 host and device: play episodes, or draw given examples
+    batches    = source.make_batches(state, experience)   host and device: returns, values of critics, arrays of each stack
+    state      = update_team(setup, state, batches)       device: one jitted update per stack; the old state is donated
+    log                                                   host: write the row of the step before, so the device never waits
+    save, evaluate                                        when due
 
-Rollouts, given data, rounds of preferences and several seeds differ in their `Source` and in the loss, in nothing else. Only
-`TeamState` and the step number go from one step to the next, so a resumed run is bit-equal.
+Runs on rollouts, given data, preference rounds and several seeds differ only in their `Source` and in the loss. A step depends
+only on `TeamState` and the step number, so a resumed run is bit-equal.
 
-- The row of an update is written before the checkpoint that holds the update, so a resumed run misses no row and doubles none.
-- A checkpoint is written before an evaluation, so an evaluation that fails loses nothing; a missing one is made on resume.
-- A run that ends early (a signal, an error) writes a checkpoint first, unless the update that failed has consumed the weights.
+- The log holds the row of an update before a checkpoint holds the update: resuming neither loses nor repeats a row.
+- A checkpoint is written before an evaluation, so a failed evaluation loses nothing; resuming repeats it.
+- A run that ends early (signal, error) writes a checkpoint first, unless the failed update has already consumed the weights.
 """
 
 from __future__ import annotations
@@ -20,47 +20,53 @@ import json
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 
 from jmarl.config import Run, TrainConfig, flat
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_team
+from jmarl.memory import explain_memory
 from jmarl.models.stack import to_host
 from jmarl.team import base_digests, without_gradients
 from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.interrupt import Interrupted, interruptible
-from jmarl.training.files.run_directory import resume
-from jmarl.training.files.saving import Saves
+from jmarl.training.files.run_directory import open_run, resume
+from jmarl.training.files.saving import Saves, write_models
 from jmarl.training.logs.metrics_writer import say
 from jmarl.training.logs.step_log import StepLog, update_metrics
 from jmarl.types import Batches, TeamState
 
+Log = TypeVar("Log", bound=StepLog)
+
 
 class Source(NamedTuple):
-    """What one kind of run learns from."""
+    """Where a run gets its experience from: the functions that differ between kinds of runs."""
 
-    play: Callable[[int, TeamState], Any]  # step, state -> experience: played episodes, or examples that were drawn
-    make_batches: Callable[[TeamState, Any], Batches]  # state, experience -> what each stack and critic learns from
-    evaluate: Callable[[TeamState], Any] | None = None  # plays or scores what is held out; None: nothing is
+    play: Callable[[int, TeamState], Any]  # (step, state) -> experience: a `Played`, a `Drawn`, or one `Played` per seed
+    make_batches: Callable[[TeamState, Any], Batches]  # (state, experience) -> batches of all stacks and critics
+    evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
+    prepare: Callable[[TeamState], None] | None = None  # called once, to compile programs or read earlier rounds
 
 
-class Ending(NamedTuple):
-    """What the loop ends with. The evaluations are None where there was none to make."""
+class LoopResult(NamedTuple):
+    """The state and the evaluations at the end of the loop."""
 
     state: TeamState  # without gradients
-    before: Any  # evaluation before training
-    after: Any  # the newest evaluation after it
-    interrupted: bool  # by a signal; the run can be resumed
-    unsaved: str  # why the last checkpoint could not be written; empty: it was, or none is to be made
+    before: Any  # evaluation before training; None if there was none
+    after: Any  # newest evaluation after an update; None if there was none
+    interrupted: bool  # a signal stopped the run, which can be resumed
+    unsaved: str  # why the last checkpoint could not be written; empty if it was written or not wanted
 
 
-def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves: Saves) -> Ending:
-    """Train from `state` to the last update, or until a signal asks to stop."""
+def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves: Saves) -> LoopResult:
+    """Train from `state`, which is donated, to the last update or until a signal."""
     run, first = setup.cfg.run, int(state.step)
     interrupted, before, after = False, None, None
-    saves.begin(state)
+    if source.prepare is not None:
+        source.prepare(state)
+    saves.check_room(state)
     with interruptible() as signals:
         try:
             if first == 0:
@@ -71,14 +77,13 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 if interrupted := signals.requested:
                     break
                 experience = source.play(step, state)
-                played_at = time.monotonic()  # before the update, for which the host may wait or not
+                played_at = time.monotonic()  # the host may wait for the update, so the clock is read before it
                 batches = source.make_batches(state, experience)
                 state, metrics = update_team(setup, state, batches)
                 log.step(step, experience, metrics, played_at)
-                del experience, batches  # the log keeps what it needs
+                del experience, batches  # free their memory; the log keeps what it needs
                 log.failed_saves = saves.check()
                 if saves.is_due(step + 1):
-                    log.flush()
                     log.sync()
                     saves.save(step + 1, state)
                 log.stop_if_not_finite()
@@ -87,9 +92,9 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 after = evaluate_if_due(source, state, step + 1, log, run) or after
             log.flush()
             log.stop_if_not_finite()
-        except Interrupted:  # within a part of a step, such as the training of a reward model: the state has not changed
+        except Interrupted:  # inside a step, e.g. while a reward model was trained: the state has not changed
             interrupted = True
-        except BaseException:  # also a second Ctrl+C
+        except BaseException:  # including a second Ctrl+C
             save_at_failure(log, saves, state)
             raise
         finally:
@@ -98,34 +103,17 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
             saves.save(int(state.step), state)
         unsaved = saves.finish(int(state.step))
     if interrupted and run.progress:
-        where = f", saved in {run.output_dir}: resume continues from there" if saves.savers and not unsaved else ""
-        say(f"interrupted after update {int(state.step)} of {run.num_updates}{where}")
-    return Ending(without_gradients(state), before, after, interrupted, unsaved)
-
-
-def repeat_update(
-    setup: Setup, state: TeamState, source: Source, identity: dict[str, Any], cfg: TrainConfig
-) -> tuple[TeamState, Any]:
-    """Make the update of a file (`replay_rollout`) once more and print its metrics; nothing is written.
-
-    cfg: of the run; a run with a reward model updates its team by other settings, those of `setup`. identity: see `open_run`.
-    Returns the state without gradients, and what the update learned from.
-    """
-    failed = read_failed_update(cfg)
-    if cfg.run.resume:
-        state = resume(cfg, state, {"config": flat(cfg), **identity, "bases": base_digests(state)}, read_only=True)
-    state = state._replace(step=jnp.full_like(state.step, failed.step))  # determines its random keys
-    state, metrics = update_team(setup, state, source.make_batches(state, failed.data))
-    print(json.dumps({"step": failed.step} | update_metrics(setup.team, to_host(metrics)), indent=1), flush=True)
-    return without_gradients(state), failed.data
+        place = f", saved in {run.output_dir}: resume continues from there" if saves.savers and not unsaved else ""
+        say(f"interrupted after update {int(state.step)} of {run.num_updates}{place}")
+    return LoopResult(without_gradients(state), before, after, interrupted, unsaved)
 
 
 def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog, run: Run) -> Any:
-    """Return the evaluation after so many updates, which is also logged; None if none is due."""
+    """Evaluate and log the state after `updates` updates. Returns None if no evaluation is due."""
     due = updates in (0, run.num_updates) or (run.eval_every and updates % run.eval_every == 0)
     if source.evaluate is None or not due:
         return None
-    log.flush()  # the row before the evaluation's; waits for the update, which is training time
+    log.flush()  # the row of the last update comes first; waiting for that update is training time
     start = time.monotonic()
     result = source.evaluate(state)
     log.evaluation(updates, result, start)
@@ -133,15 +121,62 @@ def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog
 
 
 def save_at_failure(log: StepLog, saves: Saves, state: TeamState) -> None:
-    """Save what a run that fails has learned. A failure to do so is a warning: it must not hide the error of the run."""
+    """Save the newest state of a failing run. If that fails too, only warn: the original error must reach the caller."""
     try:
         log.flush()
         if log.last_step is None or log.last_step == int(state.step) - 1:
             saves.save_at_failure(state)
         else:
             warnings.warn(
-                f"the run is not saved after update {int(state.step)}, whose row is missing: a resumed run makes it again",
+                f"update {int(state.step)} is not saved, because its row could not be logged: resuming repeats the update",
                 stacklevel=3,
             )
     except Exception as error:
-        warnings.warn(f"the last updates of the run that failed are not saved: {error!r}", stacklevel=3)
+        warnings.warn(f"the last updates of the failed run are not saved: {error!r}", stacklevel=3)
+
+
+def run_training(
+    setup: Setup,
+    state: TeamState,
+    source: Source,
+    identity: dict[str, Any],
+    cfg: TrainConfig,
+    log_class: type[Log],
+    wandb_config: dict | None,
+) -> tuple[LoopResult, Log]:
+    """Open or resume a run, train, and write the models. Returns the result of the loop and the log.
+
+    Args:
+        identity: see `open_run`.
+        cfg: the settings of the run; those in `setup` differ if a reward model rewards the team.
+        log_class: `RolloutLog` or `DataLog`.
+        wandb_config: keyword arguments of `wandb.init`; None: no W&B.
+    """
+    with open_run(cfg, state, identity, wandb_config) as opened, explain_memory():
+        log = log_class(setup.team, cfg, opened.writer)
+        result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers))
+        # Models with a score head are not written, because their directories would not hold the head.
+        if not result.interrupted and setup.algorithm.row.margin != "score":
+            result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
+    return result, log
+
+
+def repeat_update(
+    setup: Setup, state: TeamState, source: Source, identity: dict[str, Any], cfg: TrainConfig
+) -> tuple[TeamState, Any]:
+    """Repeat the update in the file `replay_rollout` and print its metrics, without writing anything.
+
+    Args:
+        identity: see `open_run`.
+        cfg: the settings of the run; those in `setup` differ if a reward model rewards the team.
+
+    Returns:
+        The state without gradients, and the experience of the update.
+    """
+    failed = read_failed_update(cfg)
+    if cfg.run.resume:
+        state = resume(cfg, state, {"config": flat(cfg), **identity, "bases": base_digests(state)}, read_only=True)
+    state = state._replace(step=jnp.full_like(state.step, failed.step))  # the random keys depend on the step
+    state, metrics = update_team(setup, state, source.make_batches(state, failed.data))
+    print(json.dumps({"step": failed.step} | update_metrics(setup.team, to_host(metrics)), indent=1), flush=True)
+    return without_gradients(state), failed.data

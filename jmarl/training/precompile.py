@@ -1,8 +1,8 @@
-"""Compile the programs of a run side by side, before the first of them runs.
+"""Compile the programs of a run in parallel, before the first step.
 
-XLA compiles a program on about one core, so several at once take little more than the longest. And a compiler that runs
-between sampler and update leaves the memory that the sampler freed time to go back to the system, or to a virtual machine's
-host (4 s of a first step of 25). Left out: other lengths of prompts and completions that may come; they compile when they do.
+XLA compiles a program on about one core, so compiling several at once takes little longer than the slowest one. It also avoids
+compiling between sampling and update: meanwhile the memory that the sampler freed would be returned to the system, or to the
+host of a virtual machine (4 s of a first step of 25). Left out: other lengths of prompts and completions.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from jax.stages import Lowered
 
 from jmarl.algorithms import Algorithm
+from jmarl.config import Sampling
 from jmarl.envs.base import Environment
 from jmarl.learning.batches import critic_positions, make_batch
 from jmarl.learning.critics import penalizes_tokens, reuses_values, trains
@@ -24,18 +25,19 @@ from jmarl.learning.per_agent import for_stack, held_agents
 from jmarl.learning.setup import Setup
 from jmarl.learning.update import lower_update, update_keys
 from jmarl.models import lora
+from jmarl.models.config import ModelConfig
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.make_batches import explicit_groups
 from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
 from jmarl.rollout.turns import take_rows_of_nodes
-from jmarl.sampling.generate import SampleRequest, pad, read, sample_stack, sample_team
-from jmarl.types import Batch, Completions, TeamState
+from jmarl.sampling.generate import Encoded, SampleRequest, pad, read, sample_stack, sample_team
+from jmarl.types import Batch, Completions, StackState, TeamState
 
 
 def compile_all(programs: Iterable[Lowered]) -> None:
-    """Compile programs, each in a thread, while the next of them are still being traced. jax keeps them: the jitted functions
-    that they come from, called with such arguments, do not compile again."""
+    """Compile programs in threads, while the next ones are traced. jax caches them: the jitted functions do not compile again
+    for arguments of these shapes."""
     with ThreadPoolExecutor() as threads:
         list(threads.map(Lowered.compile, programs))
 
@@ -43,14 +45,16 @@ def compile_all(programs: Iterable[Lowered]) -> None:
 def programs_of_run(
     setup: Setup, state: TeamState, tasks: Sequence[dict], eval_items: Sequence[dict], env: Environment
 ) -> Iterator[Lowered]:
-    """What a step on `tasks` with completions of full length runs, and an evaluation on `eval_items` if there are; of several
-    turns the sampler of the first, because the later ones' lengths are not known. Left out for the same reason: a central
-    critic's; and programs that only give values, which are small."""
-    team, critics, algorithm, cfg = setup
-    row = algorithm.row
-    params = [lora.model_of(s) for s in state.stacks]
+    """Yield the programs of a step on `tasks` with completions of full length, and of an evaluation on `eval_items`.
 
-    def samplers(items, settings, group: int, purpose: int):
+    Left out, because their lengths are not known: later turns, updates with several turns, a central critic. Also left out:
+    programs that only compute values, which are small.
+    """
+    team, cfg = setup.team, setup.cfg
+    params = [lora.model_of(stack) for stack in state.stacks]
+
+    def samplers(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Encoded, tuple[Lowered, ...]]:
+        """Return the encoded prompts of items, and the sampler of each stack for them."""
         randomness = Randomness(cfg.run.seed, 0, purpose)
         _, prompts = env.reset(items, randomness.environment_rng())
         check_number_of_agents(team, prompts)
@@ -63,43 +67,37 @@ def programs_of_run(
 
     encoded, lowered = samplers(tasks, cfg.sampling, cfg.episodes.num_generations, TRAIN)
     yield from lowered
-    if row.baseline == "greedy":
+    if setup.algorithm.row.baseline == "greedy":
         yield from samplers(tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)[1]
     if cfg.episodes.num_turns == 1:
-        shared, kind = algorithm.has_value_head, algorithm.value_kind
-        held = held_agents(cfg.run, team.num_agents, state.step)
         for i, (spec, prompts, sampler) in enumerate(zip(team.stacks, encoded, lowered, strict=True)):
-            if set(spec.order) <= set(cfg.run.frozen_agents):
-                continue
-            mine, agents = for_stack(algorithm, cfg.run, spec.members, team.num_agents, held)
-            batch = example_batch(prompts, sampler, algorithm, len(spec.members[0]))
-            batch = batch._replace(keys=update_keys(algorithm, cfg.run.seed, 0, i, len(spec.members)))
-            critic_batch = batch if kind == "token" else critic_positions(batch, kind, prompts_only=not shared)
-            critic_batch = critic_batch._replace(values=None) if reuses_values(algorithm) else critic_batch
-            yield lower_update(
-                state.stacks[i],
-                critic_batch if shared else batch,
-                model=spec.config,
-                algorithm=mine,
-                agents=agents,
-                trains=trains(algorithm),
-            )
-            if row.critic == "own" and not shared:
-                mine, agents = for_stack(critics.algorithm, cfg.run, spec.members, team.num_agents, held)
-                yield lower_update(
-                    state.critics[i],
-                    critic_batch,
-                    model=critics.specs[i].config,
-                    algorithm=mine,
-                    agents=agents,
-                    trains="values",
-                )
+            if not set(spec.order) <= set(cfg.run.frozen_agents):
+                yield from updates_of_stack(setup, state, i, prompts, sampler)
     if eval_items:
         yield from samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)[1]
 
 
+def updates_of_stack(setup: Setup, state: TeamState, i: int, prompts: tuple, sampler: Lowered) -> Iterator[Lowered]:
+    """Yield the update of stack i, and that of its own critics. prompts, sampler: of the stack."""
+    team, critics, algorithm, cfg = setup
+    spec, shared, kind = team.stacks[i], algorithm.has_value_head, algorithm.value_kind
+    batch = example_batch(prompts, sampler, algorithm, len(spec.members[0]))
+    batch = batch._replace(keys=update_keys(algorithm, cfg.run.seed, 0, i, len(spec.members)))
+    critic_batch = batch if kind == "token" else critic_positions(batch, kind, prompts_only=not shared)
+    critic_batch = critic_batch._replace(values=None) if reuses_values(algorithm) else critic_batch
+
+    def update(stack: StackState, batch: Batch, model: ModelConfig, stack_algorithm: Algorithm, part: str) -> Lowered:
+        held = held_agents(cfg.run, team.num_agents, state.step)
+        resolved, agents = for_stack(stack_algorithm, cfg.run, spec.members, team.num_agents, held)
+        return lower_update(stack, batch, model=model, algorithm=resolved, agents=agents, trains=part)
+
+    yield update(state.stacks[i], critic_batch if shared else batch, spec.config, algorithm, trains(algorithm))
+    if algorithm.row.critic == "own" and not shared:
+        yield update(state.critics[i], critic_batch, critics.specs[i].config, critics.algorithm, "values")
+
+
 def example_batch(prompts: tuple, sampler: Lowered, algorithm: Algorithm, roles: int) -> Batch:
-    """Return a batch of the shapes of a first turn, with values where the algorithm has them."""
+    """Return a batch with the shapes of a first turn, and with values if the algorithm has them."""
     done = example_completions(sampler, prompts[0].shape[1] // sampler.out_info.tokens.shape[1])
     rows, row = example(done.tokens.shape[:3]), algorithm.row
     values = rows if row.baseline in ("critic", "greedy") else None
@@ -111,12 +109,12 @@ def example_batch(prompts: tuple, sampler: Lowered, algorithm: Algorithm, roles:
 
 
 def example_completions(sampler: Lowered, parts: int = 1) -> Completions:
-    """What a sampler returns in so many parts: zeros, of full length."""
-    about = sampler.out_info._replace(cache=None, steps=None)
-    done = jax.tree.map(lambda x: example((x.shape[0], x.shape[1] * parts, *x.shape[2:]), x.dtype), about)
+    """Return zeros with the shapes of completions of full length, sampled in this number of parts."""
+    shapes = sampler.out_info._replace(cache=None, steps=None)
+    done = jax.tree.map(lambda x: example((x.shape[0], x.shape[1] * parts, *x.shape[2:]), x.dtype), shapes)
     return done._replace(steps=np.full(done.tokens.shape[0], done.tokens.shape[-1], np.int32))
 
 
 def example(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-    """Zeros of which one is in memory: a batch too large for the device is first told of where it is sampled."""
+    """Return zeros that take the memory of one: a batch too large for the device must fail while sampling, not here."""
     return np.broadcast_to(np.zeros((), dtype), shape)

@@ -1,4 +1,4 @@
-"""What one step learns from, before it becomes arrays of each stack, and what `train`, `train_seeds` and `fit` return."""
+"""The experience of a step, before it becomes arrays of each stack, and the results of `train`, `train_seeds` and `fit`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from jmarl.types import Data, TeamState
 
 
 class Played(NamedTuple):
-    """Episodes that the team played."""
+    """Experience of a step: episodes that the team played."""
 
     rollout: Rollout
     tasks: Sequence[dict]  # the items of the step
-    notes: Mapping[str, float] = {}  # more numbers for the row of the step
-    preparation_s: float = 0.0  # seconds before the step that do not count as its time: a reward model was trained
+    notes: Mapping[str, float] = {}  # further columns of the step's row
+    preparation_s: float = 0.0  # seconds not counted as time of the step, in which a reward model was trained
 
 
 class Drawn(NamedTuple):
-    """Pairs or texts that were drawn from data."""
+    """Experience of a step: pairs or texts that were drawn from data."""
 
-    batches: tuple[Data, ...]  # one per stack, on the host; without random keys and margins of other agents
-    tokens: int  # that are learned from
-    notes: Mapping[str, float] = {}  # more numbers for the row of the step
-    preparation_s: float = 0.0  # seconds before the step that do not count as its time: pairs were sampled
+    batches: tuple[Data, ...]  # one per stack, on the host; still without random keys and the margins of other agents
+    tokens: int  # number of tokens in the examples
+    notes: Mapping[str, float] = {}  # further columns of the step's row
+    preparation_s: float = 0.0  # seconds not counted as time of the step, in which pairs were sampled
 
 
 class TrainResult(NamedTuple):
@@ -36,22 +36,22 @@ class TrainResult(NamedTuple):
 
     team: Team
     state: TeamState  # without gradients
-    rewards: list[float]  # mean return of each update that this process made; with one turn the mean reward
-    before: Evaluation | None  # on the held-out items before training; None when resumed or without such items
-    after: Evaluation | None  # on the held-out items after training
-    interrupted: bool = False  # by Ctrl+C or SIGTERM before the last update; what was learned is in the state
-    unsaved: str = ""  # why the last checkpoint or the models could not be written; empty: they were, or none were to be
+    rewards: list[float]  # mean return (with one turn: mean reward) of each update that this process made
+    before: Evaluation | None  # on held-out items before training; None after a resume or without held-out items
+    after: Evaluation | None  # on held-out items after training
+    interrupted: bool = False  # stopped by Ctrl+C or SIGTERM before the last update
+    unsaved: str = ""  # why the last checkpoint or the models could not be written; empty if they were written or not wanted
 
     @property
     def agents(self) -> list[Agent]:
-        """The trained agents, on the host; adapters are merged."""
+        """The trained agents, on the host, with adapters merged."""
         return agents_of(self.team, policies(self.state))
 
     def save(self, directory: str | Path) -> None:
         """Write the trained agents as Hugging Face directories `agent_0/`, `agent_1/`, ..."""
         save_team(directory, self.team, policies(self.state))
 
-    def __repr__(self) -> str:  # without the weights and texts
+    def __repr__(self) -> str:  # without weights and texts
         last = f"the last of {len(self.rewards)} with reward {self.rewards[-1]:.3f}" if self.rewards else "none of them now"
         before, after = (f"{result.mean:.3f}" if result else None for result in (self.before, self.after))
         stopped = ", interrupted" * self.interrupted
@@ -59,21 +59,21 @@ class TrainResult(NamedTuple):
 
 
 class FitResult(NamedTuple):
-    """The result of a run on data."""
+    """The result of a run on given data. `save` writes its agents."""
 
     team: Team
     state: TeamState  # without gradients
-    losses: list[float]  # mean over agents, for each update that this process made
-    before: dict[str, float] | None  # on the held-out data before training; None when resumed or without such data
-    after: dict[str, float] | None  # on the held-out data after training
-    interrupted: bool = False  # by Ctrl+C or SIGTERM before the last update
-    unsaved: str = ""  # why the last checkpoint or the models could not be written; empty: they were, or none were to be
+    losses: list[float]  # of each update that this process made, mean over agents
+    before: dict[str, float] | None  # metrics on held-out data before training; None after a resume or without such data
+    after: dict[str, float] | None  # metrics on held-out data after training
+    interrupted: bool = False  # as in `TrainResult`
+    unsaved: str = ""  # as in `TrainResult`
 
     def save(self, directory: str | Path) -> None:
         """Write the trained agents as Hugging Face directories `agent_0/`, `agent_1/`, ..."""
         save_team(directory, self.team, policies(self.state))
 
-    def __repr__(self) -> str:  # without the weights
+    def __repr__(self) -> str:  # without weights
         last = f"the last of {len(self.losses)} with loss {self.losses[-1]:.4g}" if self.losses else "none of them now"
         stopped = ", interrupted" * self.interrupted
         return f"FitResult({int(self.state.step)} updates, {last}, held out {self.before} -> {self.after}{stopped})"

@@ -1,4 +1,4 @@
-"""Learn from what the team plays: the tasks of a step, its episodes, and the batches made of them."""
+"""Learn from rollouts: draw the tasks of a step, play its episodes, and make the batches of stacks and critics."""
 
 from __future__ import annotations
 
@@ -22,43 +22,50 @@ from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team
 from jmarl.training.loop import Source
+from jmarl.training.precompile import compile_all, programs_of_run
 from jmarl.training.records import Played
 from jmarl.types import Batch, Batches, TeamState
 
 
 def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_items: Sequence[dict] = ()) -> Source:
-    """Return what a run on rollouts learns from: each step plays episodes on the next of `items`."""
+    """Return the source of a run on rollouts: each step plays episodes on the next items."""
+    cfg = setup.cfg
 
-    def play_tasks(step: int, state: TeamState) -> Played:
-        tasks = partial(tasks_at, items, setup.cfg, step)
+    def prepare(state: TeamState) -> None:
+        if (step := int(state.step)) < cfg.run.num_updates:
+            compile_all(programs_of_run(setup, state, tasks_at(items, cfg, step), eval_items, env))
+
+    def play_episodes(step: int, state: TeamState) -> Played:
+        tasks = partial(tasks_at, items, cfg, step)
         rollout = play_step(sampler_of(setup.team, state), setup, tasks(), env, step, tasks)
-        if step == 0:  # a resumed run may have an update without a valid reward
+        if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
         return Played(rollout, tasks())
 
     def make_batches(state: TeamState, played: Played) -> Batches:
         return rollout_batches(setup, state, played.rollout)
 
-    return Source(play_tasks, make_batches, evaluation_of(setup.team, eval_items, env, setup.cfg))
+    return Source(play_episodes, make_batches, evaluation_of(setup.team, eval_items, env, cfg), prepare)
 
 
 def evaluation_of(
     team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig
 ) -> Callable[[TeamState], Evaluation] | None:
-    """Return the function that evaluates a state on held-out items; None if there are none."""
+    """Return a function that evaluates a state on held-out items; None without items."""
     if not items:
         return None
     return lambda state: evaluate(team, [lora.model_of(stack) for stack in state.stacks], items, env, cfg)
 
 
 def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:
-    """Return the tasks of a step; draw: the round of its dynamic sampling, 0 for the first tasks."""
-    own = tasks_of(step, len(items), cfg.episodes.num_prompts, cfg.run.seed)
-    return [items[i] for i in (further_items(step, draw, own, len(items), cfg.run.seed) if draw else own)]
+    """Return the tasks of a step. draw: 0 for the first tasks, later the round of dynamic sampling."""
+    first = tasks_of(step, len(items), cfg.episodes.num_prompts, cfg.run.seed)
+    indices = further_items(step, draw, first, len(items), cfg.run.seed) if draw else first
+    return [items[i] for i in indices]
 
 
 def sampler_of(team: Team, state: TeamState) -> Sampler:
-    """Return the function that samples from the policies of a state."""
+    """Return a function that samples completions from the policies of a state."""
     return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
 
 
@@ -70,16 +77,19 @@ def play_step(
     step: int,
     further: Callable[[int], Sequence[dict]] | None = None,
 ) -> Rollout:
-    """Play one step of training.
+    """Play the episodes of one training step.
 
-    sample: see `play`. further: returns the tasks of a round of dynamic sampling, from 1 on.
+    Args:
+        sample: see `play`.
+        tasks: the tasks of the step.
+        further: round of dynamic sampling (1, 2, ...) -> its tasks; None: no dynamic sampling.
     """
     team, row, cfg = setup.team, setup.algorithm.row, setup.cfg
 
     def play_round(draw: int) -> Rollout:
-        items = further(draw) if further and draw else tasks
+        round_tasks = further(draw) if further and draw else tasks
         randomness = Randomness(cfg.run.seed, step, draw=draw)
-        return play(sample, team, items, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
+        return play(sample, team, round_tasks, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
 
     rollout = play_round(0)
     if cfg.episodes.dynamic_sampling and further:
@@ -90,25 +100,24 @@ def play_step(
 
 
 def check_valid(first: Rollout) -> None:
-    """Raise a ValueError if no reward of the first update is valid, or if no agent acts in it."""
+    """Raise a ValueError if no agent acts in the first rollout, or if none of its rewards is valid."""
     if not any(turn.acts.any() for turn in first.turns):
         raise ValueError(
-            "no agent acts in the first update: every prompt is None, which says that its agent does not act (does a formatter "
-            "return its text?)"
+            "no agent acts in the first update: every prompt is None, which means that its agent does not act (does a "
+            "formatter forget to return its text?)"
         )
-    if not np.isfinite(first.joint_returns[0]).any():  # a reward of a later turn counts for the turns before
+    if not np.isfinite(first.joint_returns[0]).any():  # returns of the first turn contain the rewards of all later turns
         fault = next((turn.fault for turn in first.turns if turn.fault), "")
         raise ValueError(f"no joint action of the first update has a valid reward: {fault}")
 
 
 def rollout_batches(setup: Setup, state: TeamState, rollout: Rollout) -> Batches:
-    """Return what the stacks and the critics learn from a rollout, with the random keys of the update."""
-    run = setup.cfg.run
+    """Return the batches of stacks and critics, with the random keys of the update."""
     batches, critic_batches = batches_with_values(setup, state, rollout)
-    numbers = itertools.count()  # of the stacks first, then of the critics
+    numbers = itertools.count()  # stacks are numbered first, then critics
 
     def with_keys(batch: Batch) -> Batch:
-        keys = update_keys(setup.algorithm, run.seed, state.step, next(numbers), batch.rewards.shape[0])
+        keys = update_keys(setup.algorithm, setup.cfg.run.seed, state.step, next(numbers), batch.rewards.shape[0])
         return batch._replace(keys=keys)
 
     return Batches([with_keys(batch) for batch in batches], [with_keys(batch) for batch in critic_batches])

@@ -1,4 +1,4 @@
-"""The state that a run starts from, and who learns in it."""
+"""Prepare a run: its critics and initial state, copies and digests of its initial parameters, and what identifies it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jmarl.algorithms import Algorithm, resolve
 from jmarl.config import TrainConfig
+from jmarl.envs.base import Environment, describe
 from jmarl.learning.critics import make_critics
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.per_agent import for_stack, initial_state, with_adapters
@@ -21,40 +22,60 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import map_own, unstack
 from jmarl.team import Team
+from jmarl.training.files import fingerprint
 from jmarl.types import TeamState
 
 
 def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Setup, TeamState]:
-    """Return who learns and how, and the state at step 0, on the devices where it stays."""
-    algorithm, mesh = resolve(cfg), sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
+    """Return the setup of a run and its state at step 0, on the devices where it trains.
+
+    Args:
+        params: parameters [A, ...] of each stack, which are donated.
+        critic: initial model of the critics; None: their agents.
+    """
+    algorithm, mesh = resolve(cfg), sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = with_adapters(team, params, cfg, mesh)
     critics, critic_params = make_critics(team, params, algorithm, critic, cfg.run.seed)
     if algorithm.has_value_head:
         params = [with_value_head(stack) for stack in params]
     state, own = initial_state(team, params, algorithm, cfg.run, mesh), algorithm.row.critic == "own"
-    learns = [stack.opt_state != () for stack in state.stacks] if own else [True]
-    critic_mesh = mesh if own else sharding.mesh_of_one_model(mesh)
-    move = sharding.place if own or mesh is None else sharding.put  # a copy of an agent's weights may lie on all devices
+    learns = [stack.opt_state != () for stack in state.stacks] if own else [True]  # frozen agents have frozen critics
+    move = sharding.place if own or mesh is None else sharding.put  # a copy of an agent's weights may be on all devices
     critic_states = tuple(
         init_stack(
-            move(weights, critic_mesh),
+            move(weights, mesh_of_critics(algorithm, mesh)),
             for_stack(critics.algorithm, cfg.run, spec.members, team.num_agents)[0],
-            learns=learns_too,
+            learns=critic_learns,
         )
-        for spec, weights, learns_too in zip(critics.specs, critic_params, learns, strict=False)
+        for spec, weights, critic_learns in zip(critics.specs, critic_params, learns, strict=False)
     )
     return Setup(team, critics, algorithm, cfg), state._replace(critics=critic_states)
 
 
+def mesh_of_critics(algorithm: Algorithm, mesh: Mesh | None) -> Mesh | None:
+    """Return the mesh of the critics: the agents' for own critics, a part of it for a central one."""
+    return mesh if algorithm.row.critic == "own" else sharding.mesh_of_one_model(mesh)
+
+
+def identity_of(setup: Setup, items: Sequence[dict], env: Environment) -> dict[str, Any]:
+    """Return what must not change when a run on items resumes: team, critics, environment, data and reward, as JSON values."""
+    return {
+        "team": setup.team.describe(),
+        "critics": Team(setup.critics.specs).describe(),
+        "environment": describe(env),
+        "data": fingerprint.of_data(items),
+        "reward": fingerprint.of_reward(env),
+    }
+
+
 def first_agent(team: Team, params: Sequence[Any]) -> Agent:
-    """Return the first agent as it was loaded."""
+    """Return the first agent of a team as it was loaded."""
     spec = team.stacks[0]
     return Agent("first", spec.config, merge(spec.config, jax.device_get(unstack(params[0], 0))), spec.tokenizer)
 
 
-def initial_of(params: Sequence[Any], algorithm: Algorithm, mesh: Mesh | None) -> list[Any]:
-    """Return copies of the parameters of each stack, on the mesh, if rounds need them as the reference of preferences or as the
-    comparator. Training updates those given in place."""
+def copy_initial(params: Sequence[Any], algorithm: Algorithm, mesh: Mesh | None) -> list[Any]:
+    """Return copies on the mesh of each stack's parameters, for rounds that use them as reference or comparator; else []."""
     settings = algorithm.preference
     if settings.comparator != "initial" and (algorithm.row.learned or settings.reference_free):
         return []
@@ -62,7 +83,7 @@ def initial_of(params: Sequence[Any], algorithm: Algorithm, mesh: Mesh | None) -
 
 
 def initial_digests(params: Sequence[Any], algorithm: Algorithm) -> list[str]:
-    """Return the digest of each stack's parameters if a reference is made of them: they must be the same when a run is resumed.
-    With LoRA the digest of the bases says it."""
+    """Return the digest of each stack's parameters if they are the reference of preferences, which must not change when a run
+    resumes; else []. With LoRA the digests of the bases are compared instead."""
     has_reference = algorithm.row.margin in ("own", "joint") and not algorithm.preference.reference_free
     return [lora.digest(stack) for stack in params] if has_reference and not algorithm.lora.lora_rank else []

@@ -1,5 +1,7 @@
-"""Train a team on what it plays: `jmarl.train`. It checks what it is given, prepares the state, chooses how batches are made
-by the row of the algorithm, and hands all of it to the loop (`loop.run_loop`), which shows a training step."""
+"""`jmarl.train`: train a team on its own completions.
+
+Checks the arguments, prepares the initial state, chooses the source of experience, and runs the loop in `loop.run_loop`.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +9,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jmarl.config import TrainConfig
-from jmarl.envs.base import Environment, TextEnvironment, describe
+from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.learning.per_agent import with_adapters
-from jmarl.memory import explain_memory
 from jmarl.models import sharding
 from jmarl.models.hub.agents import Agent
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team, initial_params
 from jmarl.training.checks import check_run, check_team, environment_of
-from jmarl.training.files import fingerprint
-from jmarl.training.files.run_directory import open_run
-from jmarl.training.files.saving import Saves, write_models
 from jmarl.training.logs.data_log import DataLog
 from jmarl.training.logs.rollout_log import RolloutLog, mean_return
-from jmarl.training.loop import repeat_update, run_loop
-from jmarl.training.precompile import compile_all, programs_of_run
+from jmarl.training.loop import repeat_update, run_training
 from jmarl.training.preferences.pair_rounds import Rounds, pair_source
 from jmarl.training.preferences.reward_model import learned_source, policy_config
 from jmarl.training.records import TrainResult
-from jmarl.training.rollouts import rollout_source, tasks_at
-from jmarl.training.start import first_agent, initial_digests, initial_of, start
+from jmarl.training.rollouts import rollout_source
+from jmarl.training.start import copy_initial, first_agent, identity_of, initial_digests, start
 
 
 def train(
@@ -38,27 +35,27 @@ def train(
     cfg: TrainConfig,
     *,
     params: Sequence[Any] | None = None,
-    formatters: Sequence[Formatter] | None = None,
+    formatters: Formatter | Sequence[Formatter] | None = None,
     external_transition: Transition | None = None,
     critic: Agent | None = None,
     reward_model: Agent | None = None,
     eval_items: Sequence[dict] = (),
     wandb_config: dict | None = None,
 ) -> TrainResult:
-    """Train a team on items and return its final state.
+    """Train a team on items and return the result.
 
     Args:
-        team: of `Team.load` or `Team.of`, or of `make_team` together with params.
-        reward: a function of completions (one list per agent), `make_reward` of several, or an environment.
-        items: dicts with a `prompt`, or with what the formatters or the environment read.
-        params: each stack's parameters [A, ...], in place of those of the team's agents. They are consumed: training
-            updates them in place. Also what `policies` returns of an earlier state, to train its adapters on.
-        formatters: item -> prompt, one for all agents or one per agent; for a reward function.
+        team: from `Team.load` or `Team.of`, or from `make_team` together with params.
+        reward: a function of completions (one list per agent), the result of `make_reward`, or an environment.
+        items: dicts with a `prompt`, or with the keys that the formatters or the environment read.
+        params: parameters [A, ...] of each stack, instead of those of the team's agents. They are donated. The result of
+            `policies` for an earlier state works too, and continues to train its adapters.
+        formatters: item -> prompt, one for all agents or one per agent; only with a reward function.
         external_transition: writes the prompts of later turns, see `reward_environment.RewardEnvironment`.
-        critic: what critics start from; None: their agents, for a central one the first.
-        reward_model: what the reward model of marlhf and marlhf_iter starts from; None: the first agent.
-        eval_items: held out; evaluated before and after training and every `eval_every` updates.
-        wandb_config: keyword arguments of `wandb.init`.
+        critic: initial model of the critics; None: each critic starts from its agent, a central critic from the first agent.
+        reward_model: initial model of the reward model of marlhf and marlhf_iter; None: the first agent.
+        eval_items: held-out items; evaluated before training, after it and every `eval_every` updates.
+        wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
     env = environment_of(team, reward, formatters, external_transition, cfg)
     algorithm = check_run(items, cfg, wandb_config)
@@ -69,11 +66,11 @@ def train(
             f"a reward model was given, but algorithm={cfg.algorithm!r} has none: it is for marlhf and marlhf_iter"
         )
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
-    mesh = sharding.mesh_for(cfg.run.mesh, [len(s.members) for s in team.stacks])
+    mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = with_adapters(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, mesh)
+    # `start` donates the parameters, so digests and copies of them are made before.
     initial = initial_digests(params, algorithm)
-    # What is copied of the parameters is copied before `start`, which updates them in place.
-    rounds = Rounds(team, initial_of(params, algorithm, mesh), items, env, algorithm, cfg) if row.makes_pairs else None
+    rounds = Rounds(team, copy_initial(params, algorithm, mesh), items, env, algorithm, cfg) if row.makes_pairs else None
     judge = (reward_model or first_agent(team, params)) if row.learned else None
     setup, state = start(team, params, policy_config(cfg) if row.learned else cfg, critic)
     if rounds is None:
@@ -82,26 +79,11 @@ def train(
         source = pair_source(setup, rounds, eval_items)
     else:
         source = learned_source(setup, rounds, judge, eval_items, algorithm, cfg)
-    identity = {
-        "team": team.describe(),
-        "critics": Team(setup.critics.specs).describe(),
-        "initial": initial,
-        "environment": describe(env),
-        "data": fingerprint.of_data(items),
-        "reward": fingerprint.of_reward(env),
-    }
-    plays = rounds is None or row.learned
+    identity = identity_of(setup, items, env) | {"initial": initial}
+    learns_from_rollouts = rounds is None or judge is not None
     if cfg.run.replay_rollout:
         state, experience = repeat_update(setup, state, source, identity, cfg)
-        return TrainResult(team, state, [mean_return(experience.rollout)] if plays else [], None, None)
-    with open_run(cfg, state, identity, wandb_config) as opened, explain_memory():
-        state, log = opened.state, (RolloutLog if plays else DataLog)(team, cfg, opened.writer)
-        if plays and (first := int(state.step)) < cfg.run.num_updates:
-            compile_all(programs_of_run(setup, state, tasks_at(items, cfg, first), eval_items, env))
-        if rounds is not None and judge is None:
-            rounds.resume(int(state.step))
-        ending = run_loop(setup, state, source, log, Saves(cfg.run, opened.savers))
-        result = TrainResult(team, ending.state, log.rewards, *ending[1:])
-        if cfg.run.output_dir and cfg.run.save_models and not result.interrupted:
-            result = result._replace(unsaved=write_models(cfg.run, team, result.state) or result.unsaved)
-    return result
+        return TrainResult(team, state, [mean_return(experience.rollout)] if learns_from_rollouts else [], None, None)
+    log_class = RolloutLog if learns_from_rollouts else DataLog
+    result, log = run_training(setup, state, source, identity, cfg, log_class, wandb_config)
+    return TrainResult(team, result.state, log.rewards, *result[1:])

@@ -20,7 +20,7 @@ from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import SampleRequest, encode, sample_team
 from jmarl.team import make_team
-from jmarl.training.stacked_seeds import as_one
+from jmarl.training.stacked_seeds import join_requests
 from jmarl.training.train import train
 from tests.envs.test_vector import SETTINGS, Relay, Scaled
 
@@ -105,8 +105,8 @@ def test_a_joined_request_samples_every_agent_that_acts_in_any_run(tiny_pair):
     request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 2, np.arange(2))
     writes = [None if acts is None else np.array(acts) for acts in ([True, False], [False, True], [True, False], None)]
     requests = [request._replace(acts=acts) for acts in writes]
-    assert as_one(requests[:2], None).acts.tolist() == [True, True] and as_one(requests[2:], None).acts is None
-    assert as_one([requests[0], requests[2]], None).acts.tolist() == [True, False]
+    assert join_requests(requests[:2], None).acts.tolist() == [True, True] and join_requests(requests[2:], None).acts is None
+    assert join_requests([requests[0], requests[2]], None).acts.tolist() == [True, False]
 
 
 def moved(before, after) -> list[bool]:

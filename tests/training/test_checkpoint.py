@@ -220,11 +220,11 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def damage(path: Path, how: str) -> None:
+def damage(path: Path, damage_kind: str) -> None:
     content = bytearray(path.read_bytes())
-    if how == "delete":
+    if damage_kind == "delete":
         path.unlink()
-    elif how == "truncate":
+    elif damage_kind == "truncate":
         path.write_bytes(content[:-1])
     else:
         content[len(content) // 2] ^= 1
@@ -241,14 +241,14 @@ def two_steps(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
-def test_any_damaged_file_of_the_newest_step_is_named_and_the_step_before_is_used(two_steps, tmp_path, how, caplog):
+@pytest.mark.parametrize("damage_kind", ["flip", "truncate", "delete"])
+def test_any_damaged_file_of_the_newest_step_is_named_and_the_step_before_is_used(two_steps, tmp_path, damage_kind, caplog):
     """Each file in turn, also the manifest itself. The damaged step is set aside, and an older one may be saved again."""
     names = [path.relative_to(two_steps / "2") for path in files_of(two_steps / "2")]
     assert len(names) > 8
     for i, name in enumerate(names):
         directory = Path(shutil.copytree(two_steps, tmp_path / str(i)))
-        damage(directory / "2" / name, how)
+        damage(directory / "2" / name, damage_kind)
         with Checkpointer(directory, read_only=True) as reader:
             assert str(name) in (reader.damage(2) or "") and reader.damage(1) is None
             with pytest.raises(CheckpointError, match=f"step 2 in .* is damaged: {name} .*Other steps there: \\[1\\]"):
@@ -264,7 +264,7 @@ def test_any_damaged_file_of_the_newest_step_is_named_and_the_step_before_is_use
             assert bits(ckpt.restore(make_state())[0]) == bits(make_state(seed=2))
 
 
-def test_a_damaged_step_that_is_asked_for_is_an_error(two_steps, tmp_path):
+def test_restoring_a_damaged_step_by_number_raises(two_steps, tmp_path):
     directory = Path(shutil.copytree(two_steps, tmp_path / "copy"))
     damage(directory / "2" / "meta.json", "flip")
     with Checkpointer(directory) as ckpt:

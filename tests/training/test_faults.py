@@ -57,7 +57,7 @@ def arrays_of(output_dir, step):
 
 
 def assert_equal_runs(one, other, step=BASE["num_updates"], seeds=("",)):
-    """Bit for bit: the state after the last update, the rows, the models."""
+    """Check that the state after the last update, the rows and the models are equal bit for bit."""
     for seed in seeds:
         a, b = Path(one) / seed, Path(other) / seed
         jax.tree.map(np.testing.assert_array_equal, arrays_of(a, step), arrays_of(b, step))
@@ -70,7 +70,7 @@ def assert_equal_runs(one, other, step=BASE["num_updates"], seeds=("",)):
 
 
 def begin(fields, hang=()):
-    """Start `training_process`. hang: in which call of the reward, and for how many seconds."""
+    """Start `training_process`. hang: the call of the reward in which to sleep, and the seconds to sleep."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     args = [sys.executable, "-m", "tests.training.training_process", json.dumps(fields), *map(str, hang)]
     return subprocess.Popen(args, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -91,20 +91,20 @@ def finish(process, code):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nothing interrupts."""
+    """The directory of a run without interruption."""
     where = tmp_path_factory.mktemp("whole")
     finish(begin({"output_dir": str(where)}), 0)
     return where
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_ends_with_75_and_the_run_goes_on_bit_for_bit(whole, tmp_path, number):
-    """F1, F5: with the default settings, long before a checkpoint is due."""
+def test_a_signal_saves_the_run_and_exits_with_75_and_the_resumed_run_is_bit_equal(whole, tmp_path, number):
+    """F1, F5: with default settings, long before a checkpoint is due."""
     process = begin({"output_dir": str(tmp_path)}, hang=(4, 1))
-    wait_for(process, "rewarded 4")  # of the third update, behind an evaluation
+    wait_for(process, "rewarded 4")  # of the third update, because an evaluation comes first
     process.send_signal(number)
     out, err = finish(process, 75)
-    assert f"{number.name}: the update under way is finished and saved" in err
+    assert f"{number.name}: the current update is finished and saved" in err
     assert saved_steps(tmp_path / "checkpoints") == [3]
     assert f"interrupted after update 3 of 8, saved in {tmp_path}: resume continues from there" in out
     assert [row["step"] for row in rows_of(tmp_path) if "reward/mean" in row] == [0, 1, 2]
@@ -115,7 +115,7 @@ def test_a_signal_saves_and_ends_with_75_and_the_run_goes_on_bit_for_bit(whole, 
 
 
 def test_a_second_signal_ends_the_process_at_once(tmp_path):
-    """F5, F12: while a reward hangs."""
+    """F5, F12: even while a reward hangs."""
     process = begin({"output_dir": str(tmp_path)}, hang=(1, 60))
     wait_for(process, "rewarded 1")
     process.send_signal(signal.SIGTERM)
@@ -128,7 +128,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path):
 
 
 def test_a_second_process_is_refused_and_a_kill_leaves_no_lock(whole, tmp_path):
-    """F9: by a sentence that names the first, which goes on undisturbed."""
+    """F9: the error names the first process, which continues undisturbed."""
     first = begin({"output_dir": str(tmp_path), "save_every": 1}, hang=(4, 120))
     wait_for(first, "rewarded 4")
     _, err = finish(begin({"output_dir": str(tmp_path)}), 1)
@@ -143,8 +143,10 @@ def test_a_second_process_is_refused_and_a_kill_leaves_no_lock(whole, tmp_path):
 
 
 def killed_at_random(whole, where, kills, seed):
-    """Kill a run at random moments around its saves, `kills` times, each time going on from what is on the disk; it starts anew
-    when it has ended. Returns how many kills met a save under way."""
+    """Kill a run at random moments around its saves, `kills` times, and resume it each time; restart it when it has ended.
+
+    Returns how many kills interrupted a save.
+    """
     rng, met, resumed = random.Random(seed), 0, False
     for _ in range(kills):
         process = begin({"output_dir": str(where), "save_every": 1, "resume": resumed})
@@ -202,7 +204,7 @@ def run(kind="plain", reward=first_words, items=ITEMS, **fields):
 
 
 class Signalling:
-    """`first_words`, which sends a signal to this process when it is asked for the n-th time; 0: never."""
+    """`first_words`, which sends a signal to this process in its n-th call; 0: never."""
 
     __name__ = "first_words"
 
@@ -217,8 +219,8 @@ class Signalling:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("plain", "learned reward")])
-def test_every_kind_of_run_is_interrupted_and_goes_on_bit_for_bit(tmp_path, kind):
-    """F2: adapters with dropout, several turns, critics and epochs, preferences in rounds, several seeds."""
+def test_every_kind_of_run_resumes_bit_equal_after_an_interruption(tmp_path, kind):
+    """F2: adapters with dropout, several turns, critics and epochs, preference rounds, several seeds."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(kind, reward=Signalling(0), output_dir=str(whole))
     seeds = ("seed_0", "seed_1") if kind == "seeds" else ("",)
@@ -229,8 +231,8 @@ def test_every_kind_of_run_is_interrupted_and_goes_on_bit_for_bit(tmp_path, kind
     assert_equal_runs(whole, parts, seeds=seeds)
 
 
-def test_a_reward_model_that_is_interrupted_goes_on_where_it_was(tmp_path, capsys):
-    """The signal comes while the pairs of the second round are made, so the fit of its reward model stops at once."""
+def test_an_interrupted_reward_model_resumes_where_it_stopped(tmp_path, capsys):
+    """The signal comes while the pairs of the second round are sampled, so the fit of its reward model stops at once."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run("learned reward", reward=Signalling(0), output_dir=str(whole))
     stopped = run("learned reward", reward=Signalling(7), output_dir=str(parts))
@@ -240,8 +242,8 @@ def test_a_reward_model_that_is_interrupted_goes_on_where_it_was(tmp_path, capsy
     assert_equal_runs(whole, parts)
 
 
-def test_a_reward_model_of_pairs_that_are_others_now_is_trained_anew(tmp_path, caplog):
-    """The task's reward is not the same each time, as a judge's may be: pairs made once more are others."""
+def test_a_reward_model_is_retrained_if_its_pairs_have_changed(tmp_path, caplog):
+    """The reward differs from call to call, like that of some judges, so the repeated round has other pairs."""
 
     class Judge(Signalling):
         def __call__(self, a, b, batch_items, rng):
@@ -253,7 +255,7 @@ def test_a_reward_model_of_pairs_that_are_others_now_is_trained_anew(tmp_path, c
     assert len(done.rewards) == 5 and "the reward model of round 1 is trained anew" in caplog.text
 
 
-def test_damaged_pairs_of_rounds_are_named(tmp_path):
+def test_damaged_pairs_of_rounds_are_named_in_the_error(tmp_path):
     """One digit of a token, and a file of no bytes."""
     run("rounds", reward=Signalling(9), output_dir=str(tmp_path))
     path = tmp_path / "pairs" / "round_0000.jsonl"
@@ -266,7 +268,7 @@ def test_damaged_pairs_of_rounds_are_named(tmp_path):
 
 
 def test_an_update_without_a_valid_reward_may_be_the_first_after_a_resume(tmp_path):
-    """In the whole run it is told and passed."""
+    """The uninterrupted run warns and continues, and so does the resumed one."""
 
     def reward(calls, at):
         def of(a, b, batch_items, rng):
@@ -285,8 +287,8 @@ def test_an_update_without_a_valid_reward_may_be_the_first_after_a_resume(tmp_pa
     assert_equal_runs(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_an_interruption_while_a_row_is_made_loses_no_row(tmp_path, monkeypatch):
-    """Two signals while the host waits for the numbers of an update: the second raises KeyboardInterrupt there."""
+def test_an_interruption_while_a_row_is_written_loses_no_row(tmp_path, monkeypatch):
+    """Two signals come while the host waits for the metrics of an update: the second raises KeyboardInterrupt there."""
     run(output_dir=str(tmp_path / "whole"))
     to_host, calls = rollout_log.to_host, []
 
@@ -305,8 +307,8 @@ def test_an_interruption_while_a_row_is_made_loses_no_row(tmp_path, monkeypatch)
     assert_equal_runs(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_an_interrupted_run_returns_what_it_has_learned_and_leaves_the_handlers(tmp_path):
-    """As in a notebook: without an output directory, and its weights can be saved."""
+def test_an_interrupted_run_returns_its_state_and_restores_the_signal_handlers(tmp_path):
+    """As in a notebook, without an output directory. The weights can be saved."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     stopped, whole = run(reward=Signalling(4)), run(num_updates=3)
     assert stopped.interrupted and repr(stopped).endswith("interrupted)") and int(stopped.state.step) == 3
@@ -343,7 +345,7 @@ def test_ignored_signals_stay_ignored_and_a_second_one_raises():
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run that has checkpoints of updates 3 and 4, and the same run without an interruption."""
+    """An interrupted run with checkpoints of updates 4 and 5, and the same run without an interruption."""
     root = tmp_path_factory.mktemp("stopped")
     run(reward=Signalling(0), output_dir=str(root / "whole"))
     run(reward=Signalling(6), output_dir=str(root / "parts"), save_every=1)
@@ -357,8 +359,8 @@ def flip(path):
     path.write_bytes(content)
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_nothing_is_lost_but_an_update(stopped, tmp_path, caplog):
-    """F4: of the largest file, the weights, a bit has changed."""
+def test_a_damaged_checkpoint_costs_only_the_updates_since_the_one_before(stopped, tmp_path, caplog):
+    """F4: one bit of the largest file, the weights, is flipped."""
     where = Path(shutil.copytree(stopped / "parts", tmp_path / "run"))
     damaged = max((where / "checkpoints" / "5" / "state").rglob("*"), key=lambda path: path.stat().st_size)
     flip(damaged)
@@ -369,7 +371,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_nothing_is_lost_but_an_update(s
     assert_equal_runs(stopped / "whole", where)
 
 
-def test_where_all_checkpoints_are_damaged_nothing_is_resumed(stopped, tmp_path):
+def test_resuming_is_refused_if_all_checkpoints_are_damaged(stopped, tmp_path):
     where = Path(shutil.copytree(stopped / "parts", tmp_path / "run"))
     for step in (4, 5):
         (where / "checkpoints" / str(step) / "meta.json").unlink()
@@ -377,8 +379,8 @@ def test_where_all_checkpoints_are_damaged_nothing_is_resumed(stopped, tmp_path)
         run(reward=Signalling(0), output_dir=str(where), resume=True)
 
 
-def test_seeds_go_on_from_the_newest_step_that_is_whole_in_all(tmp_path):
-    """F4: one run's newest checkpoint is damaged; the other's is set aside too."""
+def test_seeds_resume_from_the_newest_step_that_is_intact_in_all_runs(tmp_path):
+    """F4: the newest checkpoint of one run is damaged; that of the other is set aside too."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run("seeds", reward=Signalling(0), output_dir=str(whole))
     run("seeds", reward=Signalling(9), output_dir=str(parts), save_every=1)
@@ -390,18 +392,18 @@ def test_seeds_go_on_from_the_newest_step_that_is_whole_in_all(tmp_path):
 
 
 def test_an_unfinished_run_is_not_overwritten(stopped):
-    with pytest.raises(ValueError, match="checkpoints up to step 5 of a run that has not ended: go on there with resume"):
+    with pytest.raises(ValueError, match="checkpoints up to step 5 of a run that has not ended: continue it with resume"):
         run(output_dir=str(stopped / "parts"))
 
 
-def test_other_data_or_another_reward_is_refused_by_name_and_can_be_allowed(stopped, tmp_path):
+def test_changed_data_and_rewards_are_refused_by_name_unless_allowed(stopped, tmp_path):
     """F10."""
     where = Path(shutil.copytree(stopped / "parts", tmp_path / "run"))
 
     def other(a, b):
         return [1.0] * len(a)
 
-    with pytest.raises(ValueError, match=r"(?s)data: 9 items -> 8\n.*allow_changed=data goes on"):
+    with pytest.raises(ValueError, match=r"(?s)data: 9 items -> 8\n.*allow_changed=data resumes with"):
         run(reward=Signalling(0), items=ITEMS[:8], output_dir=str(where), resume=True)
     changed = [dict(item, prompt="red red") for item in ITEMS[:1]] + ITEMS[1:]
     with pytest.raises(ValueError, match="data: other items"):
@@ -414,8 +416,8 @@ def test_other_data_or_another_reward_is_refused_by_name_and_can_be_allowed(stop
         TrainConfig.of(allow_changed="team")
 
 
-def test_checkpoints_are_made_by_time_and_not_more_often_than_a_twentieth_of_it(tmp_path):
-    """At once where save_minutes is 0, but 20 times what the last one took apart."""
+def test_checkpoints_by_time_take_at_most_a_twentieth_of_it(tmp_path):
+    """With save_minutes=0 the interval between checkpoints is 20 times the duration of the last one."""
 
     class Saver:
         seconds = 0.0
@@ -433,7 +435,7 @@ def test_checkpoints_are_made_by_time_and_not_more_often_than_a_twentieth_of_it(
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """`small_disk(size)`: a directory on a file system of so many bytes."""
+    """`small_disk(size)` mounts a file system of that many bytes and returns its directory."""
     mounted = []
 
     def make(size):
@@ -450,12 +452,12 @@ def small_disk(tmp_path):
         subprocess.run(["umount", where], check=True)
 
 
-def test_on_a_disk_too_small_for_a_checkpoint_training_goes_on(small_disk):
-    """F6: it is said at the start, counted, and no part of a model is left."""
+def test_training_continues_on_a_disk_too_small_for_a_checkpoint(small_disk):
+    """F6: the run warns at the start and counts the failure, and no partial model is left."""
     where = small_disk(150_000)  # a checkpoint has 500 kB, the models 180
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning) as warned:
         result = run(output_dir=str(where / "run"), save_every=2)
-    texts = [str(one.message) for one in told]
+    texts = [str(one.message) for one in warned]
     assert "GiB free, and a checkpoint takes about" in texts[0] and "two of them do not fit" in texts[0]
     assert sum("checkpoint not saved, training goes on" in text for text in texts) == 1, "until there is room again"
     assert any("models could not be written" in text for text in texts)
@@ -464,7 +466,7 @@ def test_on_a_disk_too_small_for_a_checkpoint_training_goes_on(small_disk):
     assert not list((where / "run").rglob("*.safetensors")) and not list((where / "run" / "models").iterdir())
 
 
-def test_a_checkpoint_is_made_as_soon_as_there_is_room(small_disk):
+def test_a_checkpoint_is_written_as_soon_as_there_is_room(small_disk):
     """F6: other files fill the disk until the fifth update."""
     where = small_disk(3_000_000)
     (where / "other").write_bytes(bytes(2_700_000))
@@ -476,13 +478,13 @@ def test_a_checkpoint_is_made_as_soon_as_there_is_room(small_disk):
             (where / "other").unlink()
         return first_words(a, b, batch_items, rng)
 
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning) as warned:
         result = run(reward=reward, output_dir=str(where / "run"), save_every=2)
-    assert sum("not saved, training goes on: " in str(one.message) for one in told) == 1
+    assert sum("not saved, training goes on: " in str(one.message) for one in warned) == 1
     assert calls[5] == [] and saved_steps(where / "run" / "checkpoints")[-1] == 8 and not result.unsaved
 
 
-def test_models_that_cannot_be_written_leave_those_before(tmp_path, full_disk):
+def test_a_failed_save_of_models_leaves_the_earlier_models_unchanged(tmp_path, full_disk):
     """F6: in the middle of the second agent's weights."""
     agents = random_agents("tiny", tokenizer(WORDS, spaced=True), 2, seed=0, width=32)
     team, params = make_team(agents)
@@ -497,7 +499,7 @@ def test_models_that_cannot_be_written_leave_those_before(tmp_path, full_disk):
     assert (tmp_path / "agent_0" / "model.safetensors").read_bytes() != before[Path("agent_0/model.safetensors")]
 
 
-def test_a_directory_that_cannot_be_written_is_an_error_before_anything_is_played(tmp_path):
+def test_an_unwritable_directory_raises_before_any_episode(tmp_path):
     """F7."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
@@ -508,7 +510,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_before_anything_is_playe
 
 
 def nan_from(update):
-    """`first_words`, and from an update on (counted from 0, behind an evaluation) nothing but NaN."""
+    """`first_words` before an update (counted from 0, after one evaluation), and NaN from it on."""
     calls = []
 
     def reward(a, b, batch_items, rng):
@@ -520,15 +522,16 @@ def nan_from(update):
 
 
 def test_rewards_that_are_all_nan_stop_the_run_after_three_updates(tmp_path):
-    """F15, F11: with a file of what was played; the models of an earlier run are as they were."""
+    """F15, F11: the rollout is in a file, and the models of an earlier run are unchanged."""
     (tmp_path / "models").mkdir()
     with (
         pytest.warns(UserWarning, match="8 of 8 joint actions have no valid reward"),
         pytest.raises(NonFiniteError, match="stopped at step 4 .*: in the last 3 updates no joint action had a valid"),
     ):
         run(reward=nan_from(2), output_dir=str(tmp_path))
-    about = json.loads((tmp_path / "failed_update_4.json").read_text(encoding="utf-8"))
-    assert about["step"] == 4 and len(about["items"]) == 2 and about["turns"][0]["prompts"][0][0] == about["items"][0]["prompt"]
+    summary = json.loads((tmp_path / "failed_update_4.json").read_text(encoding="utf-8"))
+    assert summary["step"] == 4 and len(summary["items"]) == 2
+    assert summary["turns"][0]["prompts"][0][0] == summary["items"][0]["prompt"]
     assert saved_steps(tmp_path / "checkpoints")[-1] >= 5 and not list((tmp_path / "models").glob("*"))
 
 
@@ -539,10 +542,10 @@ def broken_loss(logp, old, advantages, weights):
 
 
 def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(monkeypatch, tmp_path, capsys):
-    """F15: the weights are bit-equal to those before."""
+    """F15: the weights do not change by a bit."""
     monkeypatch.setitem(ALGORITHMS, "broken", AlgorithmRow(broken_loss, group_mean))
     with (
-        pytest.warns(UserWarning, match="a loss or gradient is not finite, so its step was left out"),
+        pytest.warns(UserWarning, match="a loss or gradient is not finite, so the optimizer step was skipped"),
         pytest.raises(NonFiniteError, match=r"a loss or gradient was not finite .*--replay-rollout .*failed_update_2.pkl"),
     ):
         run(algorithm="broken", output_dir=str(tmp_path), num_updates=20)
@@ -563,14 +566,14 @@ def test_losses_that_are_not_finite_stop_the_run_and_the_update_can_be_replayed(
     assert json.loads(capsys.readouterr().out)["agent_0/grad_norm"] > 0, "it was the loss"
 
 
-def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
-    """F15: the weights have a NaN from the beginning."""
+def test_non_finite_losses_on_given_data_stop_the_run_too(tmp_path, capsys):
+    """F15: the initial weights contain a NaN."""
     team, (params,) = make_team(random_agents("tiny", tokenizer(WORDS, spaced=True), 1, seed=0, width=32))
     broken = params | {"embed": params["embed"].at[0, 0].set(np.nan)}
     data = [Trajectory((item["prompt"],), ("red two",)) for item in ITEMS]
     cfg = TrainConfig.of(algorithm="sft", num_updates=8, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
     with (
-        pytest.warns(UserWarning, match="its step was left out"),
+        pytest.warns(UserWarning, match="the optimizer step was skipped"),
         pytest.raises(NonFiniteError, match="stopped at step 2 .*failed_update_2.pkl"),
     ):
         fit(team, data, cfg, params=[jax.tree.map(jax.numpy.copy, broken)])
@@ -581,27 +584,27 @@ def test_given_data_that_give_no_finite_loss_stop_the_run_too(tmp_path, capsys):
     assert row["step"] == 2 and np.isfinite(row["agent_0/loss"]), "it was the weights"
 
 
-def test_other_weights_under_the_reference_are_refused(tmp_path):
-    """F10: of dpo, whose reference is the weights before training."""
+def test_resuming_with_another_reference_is_refused(tmp_path):
+    """F10: the reference of dpo is the weights before training."""
     data = [Pair((item["prompt"],), ("red two",), ("blue six",)) for item in ITEMS]
     cfg = TrainConfig.of(algorithm="dpo", num_updates=1, batch_size=4, output_dir=str(tmp_path), mesh="agent=1", progress=False)
     for seed, resume in ((0, False), (0, True), (7, True)):
         team, params = make_team(random_agents("tiny", tokenizer(WORDS, spaced=True), 1, seed=seed, width=32))
         again = cfg.replace(resume=resume, num_updates=2)
         if seed == 7:
-            with pytest.raises(ValueError, match="initial: other weights before training, of which the reference is made"):
+            with pytest.raises(ValueError, match="initial: other weights before training, which are the reference"):
                 fit(team, data, again, params=params)
         else:
             fit(team, data, again if resume else cfg, params=params)
 
 
-def test_a_run_may_be_told_not_to_stop(tmp_path):
+def test_stop_after_nonfinite_0_never_stops_a_run(tmp_path):
     with pytest.warns(UserWarning, match="no valid reward"):
         assert len(run(reward=nan_from(2), output_dir=str(tmp_path), stop_after_nonfinite=0).rewards) == 8
 
 
-def test_a_reward_that_exits_the_process_loses_one_interval(tmp_path, whole):
-    """F12: os._exit in the middle of a run, as a library that crashes would."""
+def test_a_reward_that_exits_the_process_loses_at_most_one_save_interval(tmp_path, whole):
+    """F12: os._exit in the middle of a run stands for a library that crashes."""
     script = (
         "import os, sys; from tests.training import training_process as p; plain = p.reward\n"
         "def reward(a, b, batch_items, rng):\n"
@@ -618,8 +621,8 @@ def test_a_reward_that_exits_the_process_loses_one_interval(tmp_path, whole):
     assert_equal_runs(whole, tmp_path)
 
 
-def test_a_process_that_was_forked_holds_no_lock_of_its_parent(tmp_path):
-    """A worker of a reward, say, that lives on."""
+def test_a_forked_process_does_not_hold_the_locks_of_its_parent(tmp_path):
+    """For example a worker of a reward that outlives the run."""
     script = (
         "import os, sys, time; from jmarl.training.files.lock import locked\n"  # no jax, which must not be forked
         "with locked(sys.argv[1]):\n"
@@ -642,7 +645,7 @@ def test_a_process_that_was_forked_holds_no_lock_of_its_parent(tmp_path):
         pipe.close()
 
 
-def test_a_lock_is_held_once_even_in_one_process(tmp_path):
+def test_a_lock_can_be_taken_only_once_in_a_process(tmp_path):
     with locked(tmp_path):
         with pytest.raises(DirectoryInUse, match=f"process {os.getpid()} on "), locked(tmp_path):
             pass

@@ -1,4 +1,4 @@
-"""Fingerprints of data and rewards: equal in every process, different where what is learned from is."""
+"""Fingerprints of data and rewards: equal in every process, and different if data or reward differ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ reward = make_reward([by_length, Judge(by_length)], num_agents=2, processors=Rew
 env = RewardEnvironment(reward, [default_formatter] * 2)
 print(json.dumps([fingerprint.of_data(ITEMS), fingerprint.of_reward(env)]))
 """
-ITEMS = [{"prompt": "a", "tags": {"x", "y", "z"}, "of": {(0, 0): 1, 2: None}, "image": object(), "array": np.arange(3)}]
+ITEMS = [{"prompt": "a", "tags": {"x", "y", "z"}, "counts": {(0, 0): 1, 2: None}, "image": object(), "array": np.arange(3)}]
 
 
 def helper(text):
@@ -53,11 +53,13 @@ class Judge:
         return self.rule(a, b)
 
 
-def of(*functions, **how):
-    return fingerprint.of_reward(RewardEnvironment(make_reward(list(functions), num_agents=2, **how), [default_formatter] * 2))
+def reward_of(*functions, **options):
+    """Return the fingerprint of a reward."""
+    reward = make_reward(list(functions), num_agents=2, **options)
+    return fingerprint.of_reward(RewardEnvironment(reward, [default_formatter] * 2))
 
 
-def test_it_is_the_same_in_every_process():
+def test_fingerprints_are_equal_in_every_process():
     root = Path(__file__).resolve().parents[2]
     seen = set()
     for seed in ("1", "2"):
@@ -71,33 +73,36 @@ def test_it_is_the_same_in_every_process():
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (of(by_length), of(by_letters)),
-        (of(by_length, by_letters, weights=[1, 0]), of(by_length, by_letters, weights=[0, 1])),
-        (of(by_length), of(by_length, on_error="mask")),
-        (of(functools.partial(by_letters, letter="a")), of(functools.partial(by_letters, letter="b"))),
-        (of(Judge(by_length)), of(Judge(by_letters))),
-        (of(Judge(by_length).judge), of(Judge(by_letters).judge)),
-        (of(Judge({"math": by_length}).judge), of(Judge({"math": by_letters}).judge)),
-        (of(lambda a, b: 1.0), of(lambda a, b: 2.0)),
-        (of(by_length, processors=RewardProcessors.scale(2.0)), of(by_length, processors=RewardProcessors.scale(3.0))),
+        (reward_of(by_length), reward_of(by_letters)),
+        (reward_of(by_length, by_letters, weights=[1, 0]), reward_of(by_length, by_letters, weights=[0, 1])),
+        (reward_of(by_length), reward_of(by_length, on_error="mask")),
+        (reward_of(functools.partial(by_letters, letter="a")), reward_of(functools.partial(by_letters, letter="b"))),
+        (reward_of(Judge(by_length)), reward_of(Judge(by_letters))),
+        (reward_of(Judge(by_length).judge), reward_of(Judge(by_letters).judge)),
+        (reward_of(Judge({"math": by_length}).judge), reward_of(Judge({"math": by_letters}).judge)),
+        (reward_of(lambda a, b: 1.0), reward_of(lambda a, b: 2.0)),
+        (
+            reward_of(by_length, processors=RewardProcessors.scale(2.0)),
+            reward_of(by_length, processors=RewardProcessors.scale(3.0)),
+        ),
     ],
     ids=["function", "weights", "on_error", "partial", "object", "method", "dict", "lambda", "processor"],
 )
-def test_another_reward_is_named(one, other):
+def test_a_changed_reward_is_named(one, other):
     assert fingerprint.difference("reward", one, one) == "" and fingerprint.difference("reward", one, other)
 
 
 def test_functions_of_the_same_file_count():
     """`by_length` calls `helper` within a comprehension."""
-    assert any(name.endswith("test_fingerprint.helper") for name in of(by_length))
+    assert any(name.endswith("test_fingerprint.helper") for name in reward_of(by_length))
 
 
 def test_using_a_reward_changes_nothing():
     judge = Judge(by_length)
-    before = of(judge)
+    before = reward_of(judge)
     judge(["a"], ["b"])
     judge.pool = by_letters  # made when it was first used
-    assert fingerprint.difference("reward", before, of(judge)) == ""
+    assert fingerprint.difference("reward", before, reward_of(judge)) == ""
 
 
 def test_data_differ_by_any_item_and_their_order():

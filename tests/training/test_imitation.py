@@ -1,4 +1,4 @@
-"""What an environment's own solver shows, and agents that imitate it."""
+"""Demonstrations by the solver of an environment, and agents that imitate them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_solvers_earn_the_most(name):
 
 @pytest.mark.parametrize("make_env, most", [(ToolUse, 1), (ToolTeam, 2)])
 def test_generated_questions_are_solved_by_their_calls(make_env, most):
-    """A turn for each round of calls and one for the answer, where there are so many turns; else the answer is in the last."""
+    """Each round of calls takes a turn, and so does the answer, unless the turns run out: then the answer is in the last."""
     for rounds in (1, 2, 4):
         env = make_env(max_turns=most * rounds)
         for task in env.tasks("train", 40):
@@ -87,33 +87,33 @@ def test_generated_questions_are_solved_by_their_calls(make_env, most):
 
 
 @pytest.mark.parametrize("make_env", [ToolUse, ToolTeam])
-def test_an_answer_is_shown_where_all_that_it_needs_was_found(make_env):
-    """Also where calls of an earlier task are made in place of one's own: they are shown again."""
+def test_an_answer_is_demonstrated_once_all_its_calls_were_made(make_env):
+    """Even if calls of an earlier task are played instead: then the right calls are demonstrated again."""
     env = make_env(max_turns=20)
     tasks, counts = {task["question"]: task for task in env.tasks("train", 100)}, [0, 0]
     for one in demonstrate(env, list(tasks.values()), 0.3)[-1]:
         [read], [said] = one.observations, one.actions
         asked = read.split("Question: ")[-1]
         task = tasks[asked.splitlines()[0]]
-        found = [
+        calls_made = [
             f"- {call['name']} {json.dumps(call['parameters'], ensure_ascii=False)}" in asked
-            for of in task["calls"]
-            for call in of
+            for round_calls in task["calls"]
+            for call in round_calls
         ]
-        assert (said == format_message([], task["answer"])) == all(found)
-        counts[all(found)] += 1
+        assert (said == format_message([], task["answer"])) == all(calls_made)
+        counts[all(calls_made)] += 1
     assert min(counts) > 60
 
 
 def test_buildings_are_solved_from_the_ground_up():
-    """Where blocks stand, no message is shown."""
+    """Without a correct message, there is no demonstration."""
     env, rng = make("str_build", num_turns=2), np.random.default_rng(0)
     [task] = env.tasks(count=1)
     begun, _ = env.reset(task, rng)
     assert env.solve(env.step(begun, ["/setblock 0 0 0 stone", ""], rng).state) == [None, None] != env.solve(begun)
 
 
-def test_a_question_of_ones_own_has_no_solver():
+def test_a_user_defined_question_has_no_solver():
     env = ToolUse()
     state, _ = env.reset({"question": "2 + 2?", "answer": "4", "tools": ["calculator"]}, np.random.default_rng(0))
     with pytest.raises(ValueError, match="only generated tasks do"):
@@ -127,8 +127,8 @@ def test_demonstrations_are_what_each_agent_reads_and_writes():
     assert [(t.observations, t.actions) for t in second] == [(("echo seven",), ("seven",)), (("echo river",), ("river",))]
 
 
-def test_slips_show_the_others_what_to_make_of_a_mistake():
-    """A verifier is shown wrong answers, and its solver a second turn; what is shown is right all the same."""
+def test_slips_demonstrate_answers_to_mistakes():
+    """A verifier reads wrong answers, and its solver gets a second turn; the demonstrated messages are still right."""
     env = make("math_verifier")
     tasks = env.tasks(count=200)
     verdicts = {slips: [one.actions[0] for one in demonstrate(env, tasks, slips)[1]] for slips in (0.0, 0.5)}
@@ -138,7 +138,7 @@ def test_slips_show_the_others_what_to_make_of_a_mistake():
     assert demonstrate(env, tasks, 0.5) == demonstrate(env, tasks, 0.5) != demonstrate(env, tasks, 0.5, seed=1)
 
 
-def test_all_that_have_no_solver_say_so():
+def test_environments_without_a_solver_raise():
     without = [name for name in ENVIRONMENTS if type(make(name)).solve is TextEnvironment.solve]
     assert set(without) == {"story", "tldr", "arxiv", "debate", "debate_scripted"}
     env = make("story")
@@ -151,7 +151,7 @@ def test_all_that_have_no_solver_say_so():
 
 
 class Doubling(SimulatedEnvironment):
-    """In MRLM's words, without a solver."""
+    """An environment with the interface of MRLM, without a solver."""
 
     def reset(self):
         return Observation([Message("user", f"Double {self.task['seed']}.")])
@@ -182,14 +182,14 @@ def _begun(env, task):
     return env
 
 
-def test_a_simulated_environment_shows_its_own():
+def test_a_simulated_environment_can_be_demonstrated():
     [shown] = demonstrate(Doubled(), [{"seed": 4}, {"seed": 21}])
     assert [(one.observations, one.actions) for one in shown] == [(("Double 4.",), ("8",)), (("Double 21.",), ("42",))]
     begun = _begun(Doubled(), {"seed": 4})
     assert [solve_once(SimulatedAdapter(Doubled()), begun) for _ in range(2)] == [["8"], ["8"]]  # plays on copies
 
 
-def test_answers_are_written_as_they_are_asked_for():
+def test_answers_have_the_requested_format():
     assert answer_line({"answer": "-17, 17", "kind": "set"}) == "Answer: x = -17 or x = 17"
     assert answer_line({"answer": "x = 2, y = 5/2", "kind": "assignments"}) == "Answer: x = 2, y = 5/2"
 
@@ -202,8 +202,8 @@ def pair(tiny_config, tiny_tokenizer, random_agent):
 @pytest.mark.parametrize("chat", [False, True])
 def test_agents_imitate_on_the_prompts_that_they_are_trained_on(pair, chat):
     env, tasks = Parts(), Parts().tasks(count=2)
-    how = TrainConfig.of(num_turns=2, branching="chain", max_new_tokens=2, eval_generations=1, chat=chat)
-    [(prompts, lengths)] = evaluate(*make_team(pair), tasks, LockStep(env), how).rollout.turns[0].encoded
+    eval_cfg = TrainConfig.of(num_turns=2, branching="chain", max_new_tokens=2, eval_generations=1, chat=chat)
+    [(prompts, lengths)] = evaluate(*make_team(pair), tasks, LockStep(env), eval_cfg).rollout.turns[0].encoded
     read = [ids[:length].tolist() for ids, length in zip(prompts[0], lengths[0], strict=True)]
     shown = encode_trajectories(make_team(pair[:1])[0], demonstrate(env, tasks)[0], chat)
     assert [coded.prompt for [coded] in shown] == read[:2]
@@ -212,9 +212,11 @@ def test_agents_imitate_on_the_prompts_that_they_are_trained_on(pair, chat):
 def test_agents_that_imitate_solve_what_they_were_shown(pair):
     env = Parts()
     cfg = TrainConfig.of(algorithm="sft", num_updates=60, learning_rate=1e-2, batch_size=4, progress=False)
-    how = TrainConfig.of(num_turns=2, branching="chain", max_new_tokens=6, eval_temperature=0.0, eval_generations=1)
+    eval_cfg = TrainConfig.of(num_turns=2, branching="chain", max_new_tokens=6, eval_temperature=0.0, eval_generations=1)
     agents = imitate(pair, demonstrate(env, env.tasks(count=4)), cfg)
-    solved = [numbers(evaluate(*make_team(of), env.tasks(count=4), LockStep(env), how))["eval/reward"] for of in (pair, agents)]
+    solved = [
+        numbers(evaluate(*make_team(of), env.tasks(count=4), LockStep(env), eval_cfg))["eval/reward"] for of in (pair, agents)
+    ]
     assert solved == [0.0, 1.0]
 
 
@@ -236,15 +238,15 @@ def test_an_agent_without_demonstrations_stays_as_it_was(pair, tmp_path):
         (dict(demonstrations=600), "demonstrations=600 is not allowed: .* at most 500, the number of tasks"),
     ],
 )
-def test_what_cannot_be_shown_is_refused(tiny_dir, options, message):
+def test_impossible_demonstrations_are_refused(tiny_dir, options, message):
     cfg = ToolsConfig.of(model=str(tiny_dir("llama")), held_out=0, output_dir="", **options)
     env = ToolUse()
     with pytest.raises(ValueError, match=message):
         start(cfg, env, env.tasks("train", 500), [])
 
 
-def test_a_team_of_builders_begins_by_imitating(tiny_dir, tmp_path, capsys):
-    """Each agent from the same weights, and each its own part."""
+def test_a_building_team_starts_by_imitation(tiny_dir, tmp_path, capsys):
+    """All agents start from the same weights, and each imitates its own messages."""
     cfg = BuildingConfig.of(
         model=str(tiny_dir("llama", max_position_embeddings=2048)), environment="function_calling", chat=False,
         demonstrations=4,
@@ -259,7 +261,7 @@ def test_a_team_of_builders_begins_by_imitating(tiny_dir, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "imitation").iterdir()) == ["agent_0", "agent_1"]
 
 
-def test_as_many_agents_as_the_environment_has(pair):
+def test_imitation_needs_demonstrations_for_each_agent(pair):
     env = GridPlanning(3)
     with pytest.raises(ValueError, match="2 agents were given, and demonstrations of 3"):
         imitate(pair, demonstrate(env, env.tasks(count=1)), TrainConfig.of(algorithm="sft"))

@@ -1,4 +1,4 @@
-"""Functions in lock step: the order of calls, exceptions, and that no thread is left."""
+"""Functions in lock step: the order of calls, exceptions, and that no thread remains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jmarl.models import sharding
 from jmarl.team import make_team
 from jmarl.training.lock_step import run_in_lock_step
 from jmarl.training.rollouts import play_step, sampler_of
-from jmarl.training.stacked_seeds import Runs, play_together, together
+from jmarl.training.stacked_seeds import Runs, join_states, play_together
 from jmarl.training.start import start
 
 
@@ -75,8 +75,8 @@ def test_an_exception_of_one_function_ends_all_and_is_raised_with_its_traceback(
     assert calls[-1] == (number, fails_at), "no function goes on after it"
 
 
-def test_functions_that_wait_can_clean_up_but_not_go_on():
-    """Also one that catches everything and requests something more."""
+def test_waiting_functions_can_clean_up_but_not_continue():
+    """Even a function that catches everything and makes another request."""
     cleaned = []
 
     def stubborn(request):
@@ -174,7 +174,7 @@ def test_runs_in_lock_step_play_what_each_plays_alone(tiny_config, tiny_tokenize
     order.clear()
     meshes = [sharding.mesh_for("auto", [count]) for count in (2, 2 * len(SEEDS))]
     runs = Runs(started[0][0], cfgs, *meshes)
-    state = together([initial for _, initial in started], runs)
+    state = join_states([initial for _, initial in started], runs)
 
     plays = [partial(play_step, setup=setup, tasks=ITEMS, env=env, step=0) for setup in runs.setups]
     rollouts = play_together(runs, state, plays)

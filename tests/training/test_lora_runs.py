@@ -115,7 +115,7 @@ def test_a_run_cannot_be_resumed_with_another_base(critics_run, agent):
     cfg, _ = critics_run
     params = {**agent.params, "final_norm": agent.params["final_norm"] * np.float32(1.0001)}
     other = agent._replace(params=params)
-    with pytest.raises(ValueError, match="bases: LoRA's frozen weights are others"):
+    with pytest.raises(ValueError, match="bases: the frozen weights of LoRA differ"):
         run([other, other], cfg.replace(resume=True))
 
 

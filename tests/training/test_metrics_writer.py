@@ -1,4 +1,4 @@
-"""Logs: no row is lost, doubled or able to stop the run, and everything a person looks at is there."""
+"""Logs: no row is lost, repeated or able to stop the run, and texts, tables and histograms are readable."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_tensorboard_that_cannot_be_written_is_counted_and_logged_once(tmp_path)
 
 
 def test_rows_wait_for_space_on_a_full_disk(tmp_path, caplog, full_disk):
-    """They come in their order, in `metrics.jsonl` and in TensorBoard, and none is torn."""
+    """They are written in order, to `metrics.jsonl` and TensorBoard, and none is partial."""
     out = writer(tmp_path)
     out.write(0, {"loss": 0})
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
@@ -159,7 +159,7 @@ def test_rows_wait_for_space_on_a_full_disk(tmp_path, caplog, full_disk):
     assert caplog.text.count("metrics.jsonl cannot be written") == 1
 
 
-def test_rows_that_never_fit_are_told_at_the_end(tmp_path, caplog, full_disk):
+def test_rows_that_never_fit_are_reported_at_the_end(tmp_path, caplog, full_disk):
     out = writer(tmp_path, tensorboard=False)
     out.write(0, {"loss": 0})
     with full_disk((tmp_path / "metrics.jsonl").stat().st_size + 10):
@@ -171,7 +171,7 @@ def test_rows_that_never_fit_are_told_at_the_end(tmp_path, caplog, full_disk):
 
 
 def test_rows_wait_for_space_on_a_file_system_that_is_full(tmp_path):
-    """A real one of 64 KiB, which others fill and clear again."""
+    """A real file system of 64 KiB, which another file fills and frees again."""
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "jmarl", str(tmp_path)], capture_output=True)
     if mounted.returncode:
         pytest.skip("no file system can be mounted here (needs root)")
@@ -195,7 +195,7 @@ def test_rows_wait_for_space_on_a_file_system_that_is_full(tmp_path):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_resumed_run_is_told_after_how_many_updates_it_was_evaluated(tmp_path):
+def test_a_resumed_run_knows_its_earlier_evaluations(tmp_path):
     with writer(tmp_path, tensorboard=False) as out:
         assert out.evaluated == frozenset()
         out.write(0, {"eval/updates": 0, "eval/reward": 1})
@@ -261,8 +261,8 @@ def test_stdout_that_cannot_be_written_does_not_stop_the_run(tmp_path, stdout, e
 
 
 @pytest.mark.parametrize("redirect", [">&-", "| true"])
-def test_a_line_that_nobody_reads_is_not_an_error(redirect):
-    """As of a run that is resumed."""
+def test_a_line_printed_to_a_closed_stdout_is_no_error(redirect):
+    """For example the message of a resumed run."""
     child = (
         "import time; from jmarl.training.logs.metrics_writer import say; time.sleep(0.2); [say('resuming') for _ in range(3)]"
     )
@@ -272,7 +272,7 @@ def test_a_line_that_nobody_reads_is_not_an_error(redirect):
 
 
 def test_a_bar_without_a_reader_does_not_stop_the_run(tmp_path):
-    """A pipe that is taken for a terminal, whose reader leaves; rich would end the process."""
+    """A pipe that counts as a terminal and has no reader; rich would end the process."""
     reader, writer = os.pipe()
     os.close(reader)
     env = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
@@ -285,13 +285,13 @@ def test_a_bar_without_a_reader_does_not_stop_the_run(tmp_path):
 
 @pytest.mark.parametrize("bar", [True, False], ids=["bar", "lines"])
 def test_a_terminal_that_closes_does_not_stop_the_run(tmp_path, bar):
-    """It closes after the first rows; the last row of the run is written, and the process ends as if it were there."""
+    """It closes after the first rows; all rows are written, and the process ends normally."""
     ours, theirs = os.openpty()
     env = os.environ | {"TERM": "xterm", "TTY_COMPATIBLE": "1" if bar else "0"}
     wait = 'if step == 15:\n        os.write(2, b"half\\n"); sys.stdin.readline()'
     child = "import os" + CHILD.replace("    out.write(step", f"    {wait}\n    out.write(step")
-    how = dict(cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.PIPE, text=True)
-    with subprocess.Popen([sys.executable, "-c", child, str(tmp_path)], start_new_session=True, **how) as process:
+    options = dict(cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, "-c", child, str(tmp_path)], start_new_session=True, **options) as process:
         os.close(theirs)
         assert process.stderr.readline() == "half\n"
         os.close(ours)
@@ -334,15 +334,15 @@ def test_wandb_receives_rows_and_its_failures_are_counted(tmp_path, monkeypatch)
         def finish(self):
             self.rows.append("finished")
 
-    run, given = Run(), {}
-    fake = types.SimpleNamespace(Error=Error, Histogram=list, init=lambda **kwargs: given.update(kwargs) or run)
+    run, arguments = Run(), {}
+    fake = types.SimpleNamespace(Error=Error, Histogram=list, init=lambda **kwargs: arguments.update(kwargs) or run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     with writer(tmp_path, tensorboard=False, wandb_config={"project": "p"}) as out:
         out.write(0, {"loss": 1})
         out.write(1, {"loss": 2})
         out.histogram(2, "h", [1, 2])
         assert out.log_errors == 1
-    assert given == {"project": "p", "dir": str(tmp_path), "config": {"seed": 1}}
+    assert arguments == {"project": "p", "dir": str(tmp_path), "config": {"seed": 1}}
     assert run.rows == [(0, {"loss": 1.0}), (2, {"h": [1.0, 2.0]}), "finished"]
 
 

@@ -1,4 +1,4 @@
-"""The large programs as other devices would have them: lowered for GPUs here, where there is none, and not run."""
+"""The large programs, lowered for GPUs on a machine without one, and not run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def texts_of(agent, **changes):
 
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
 def test_programs_are_made_for_gpus(for_gpus, tiny_agent, changes):
-    """Nothing in them is of CPUs alone; products of float32 numbers are of float32, not TF32, others as jax makes them."""
+    """They contain nothing specific to CPUs. Float32 products have full precision, not TF32; others have the default."""
     texts = texts_of(tiny_agent, **changes)
     assert len(texts) >= 3, "samplers of training and evaluation, an update"
     for text in texts:
@@ -66,6 +66,6 @@ def test_programs_are_made_for_gpus(for_gpus, tiny_agent, changes):
         assert not any(exact) if "compute_dtype" in changes else all(exact)
 
 
-def test_the_users_own_precision_goes_before(for_gpus, tiny_agent):
+def test_the_users_own_precision_has_priority(for_gpus, tiny_agent):
     with jax.default_matmul_precision("tensorfloat32"):
         assert not any("HIGHEST" in text for text in texts_of(tiny_agent))

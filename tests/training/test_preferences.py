@@ -533,8 +533,8 @@ def test_evaluation_does_not_depend_on_the_batch_size(agents):
 @pytest.mark.parametrize(
     ("settings", "data", "message"),
     [
-        (dict(algorithm="magrpo"), TASTES, r"learns from what the team writes: use jmarl\.train$"),
-        (dict(algorithm="marlhf"), TASTES, r"learns from what the team writes: use jmarl\.train$"),
+        (dict(algorithm="magrpo"), TASTES, r"learns from completions that the team samples: use jmarl\.train$"),
+        (dict(algorithm="marlhf"), TASTES, r"learns from completions that the team samples: use jmarl\.train$"),
         (dict(algorithm="dpo"), [TALK], "learns from a list of Pair, got Trajectory.*load_pairs"),
         (dict(algorithm="sft"), TASTES, "learns from a list of Trajectory, got Pair.*load_trajectories"),
         (dict(algorithm="dpo"), [], "there is no data"),

@@ -1,4 +1,4 @@
-"""Several processes of `jax.distributed`: nothing is wrong without an error, and training is refused."""
+"""Several processes of `jax.distributed`: training is refused, and no function returns a wrong result silently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 from jmarl.config import TrainConfig
 from jmarl.models.sharding import make_mesh
 from jmarl.models.stack import unstack
-from jmarl.training import fit, seeds, train
+from jmarl.training import checks, fit, seeds
 from jmarl.types import Shared
 
 
@@ -49,21 +49,21 @@ here = jax.device_put(stacked, jax.local_devices()[0])
 assert (np.asarray(unstack({"w": here, "base": Shared(here)}, 1)["w"]) == stacked[1]).all()
 
 items, cfg = [{"prompt": "a"}], TrainConfig.of(num_updates=1)
-refused("train", lambda: train.check_run(items, cfg, None))
-refused("experiments", lambda: train.check_settings(cfg))
+refused("train", lambda: checks.check_run(items, cfg, None))
+refused("experiments", lambda: checks.check_settings(cfg))
 refused("seeds", lambda: seeds.check_seeds([0, 1], cfg))
 refused("fit", lambda: fit.check_fit(TrainConfig.of(algorithm="sft", num_updates=1), None))
 """
 
 
 @pytest.fixture(scope="module")
-def told():
-    """What each of two processes says, line by line."""
+def outputs_of_processes():
+    """The lines that each of two processes prints: name -> message."""
     with socket.create_server(("localhost", 0)) as free:
         port = str(free.getsockname()[1])
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    how = dict(env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    processes = [subprocess.Popen([sys.executable, "-c", CHILD, port, str(i)], **how) for i in range(2)]
+    options = dict(env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    processes = [subprocess.Popen([sys.executable, "-c", CHILD, port, str(i)], **options) for i in range(2)]
     try:
         outputs = [process.communicate(timeout=120) for process in processes]
     finally:
@@ -76,12 +76,12 @@ def told():
 
 
 @pytest.mark.parametrize("mesh", ["data=2", "agent=2"])
-def test_arrays_spread_over_processes_are_not_cut_into_wrong_agents(told, mesh):
-    for of_process in told:
-        assert "an array [2, 4] is spread over 2 processes, and this one holds only a part of it" in of_process[mesh]
+def test_arrays_spread_over_processes_are_not_unstacked(outputs_of_processes, mesh):
+    for messages in outputs_of_processes:
+        assert "an array [2, 4] is spread over 2 processes, and this one holds only a part of it" in messages[mesh]
 
 
 @pytest.mark.parametrize("entry", ["train", "experiments", "seeds", "fit"])
-def test_training_in_several_processes_is_refused(told, entry):
-    for of_process in told:
-        assert of_process[entry].startswith("training runs in one process, and jax.distributed has joined 2")
+def test_training_in_several_processes_is_refused(outputs_of_processes, entry):
+    for messages in outputs_of_processes:
+        assert messages[entry].startswith("training runs in one process, and jax.distributed has joined 2")

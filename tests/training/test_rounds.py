@@ -394,7 +394,7 @@ def test_equal_rewards_everywhere_are_an_error(agents):
         (dict(temperature=0.0), "temperature=0 makes all completions"),
         (dict(algorithm="madpo", comparator="initial"), "comparator='initial' has no effect for algorithm='madpo'"),
         (dict(algorithm="madpo", round_updates=None, pair_selection="comparator_reward"), "needs a comparator"),
-        (dict(algorithm="dpo", round_updates=None), r"learns from data that is given: use jmarl\.fit$"),
+        (dict(algorithm="dpo", round_updates=None), r"learns from given data: use jmarl\.fit$"),
         (dict(num_generations=1), "num_generations=1 is too small"),
         (dict(micro_batches=65), "micro_batches=65 is more than batch_size=64"),
     ],

@@ -29,7 +29,7 @@ CONFIG = TrainConfig.of(
 
 
 def short(a, b):
-    """Return rewards that differ with all that is written."""
+    """Return rewards that depend on every letter."""
     return [sum(map(ord, x)) % 13 / 13 - len(y) / 20 for x, y in zip(a, b, strict=True)]
 
 
@@ -71,7 +71,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
-def test_every_run_equals_that_of_its_seed_alone(agent, changes):
+def test_every_run_equals_the_run_of_its_seed_alone(agent, changes):
     cfg = CONFIG.replace(**changes)
     short = [item for item in ITEMS if len(item["prompt"]) < 12]  # of one width, so that there are fewer programs to compile
     items = short if cfg.lora.lora_dropout or cfg.episodes.num_turns > 1 or not cfg.lora.lora_rank else ITEMS
@@ -109,7 +109,7 @@ def whole(agent, tmp_path_factory):
     return where, run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(where)), SEEDS)
 
 
-def test_a_directory_equals_that_of_a_run_alone(agent, whole, tmp_path):
+def test_a_directory_equals_the_directory_of_a_single_run(agent, whole, tmp_path):
     """Metrics (losses up to rounding), checkpoints and models; beside them the means over the runs."""
     where, results = whole
     alone = run(agent, CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path)), 0)
@@ -127,7 +127,7 @@ def test_a_directory_equals_that_of_a_run_alone(agent, whole, tmp_path):
 
 
 def test_runs_resume_together_and_alone(agent, whole, tmp_path):
-    """From checkpoints at update 2: together bit for bit, and one of them alone by `train` up to rounding."""
+    """From checkpoints at update 2: together bit for bit, and one run alone with `train` up to rounding."""
     cfg = CONFIG.replace(num_updates=4, save_every=2, output_dir=str(tmp_path))
     run(agent, cfg.replace(num_updates=2), SEEDS)
     shutil.copytree(tmp_path / "seed_0", tmp_path / "alone")
@@ -143,8 +143,8 @@ def test_runs_resume_together_and_alone(agent, whole, tmp_path):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), alone.state, resumed[1].state)
 
 
-def test_runs_that_failed_resume_from_their_last_update(agent, whole, tmp_path):
-    """All logs have it, and so have the means over the runs."""
+def test_failed_runs_resume_from_their_last_update(agent, whole, tmp_path):
+    """The logs of all runs and the means over the runs contain it."""
     calls = []
 
     def breaks(a, b):
@@ -163,7 +163,7 @@ def test_runs_that_failed_resume_from_their_last_update(agent, whole, tmp_path):
         assert one.rewards[3:] == other.rewards
 
 
-def test_runs_that_were_killed_between_saves_resume(agent, whole, tmp_path):
+def test_runs_killed_between_saves_resume(agent, whole, tmp_path):
     """From the newest checkpoint that all of them have."""
     where = tmp_path / "run"
     shutil.copytree(whole[0], where)
@@ -187,8 +187,8 @@ from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.stack import map_own
 from jmarl.team import make_team
-from jmarl.training.stacked_seeds import Runs, alone, together
-from jmarl.training.seeds import once
+from jmarl.training.stacked_seeds import Runs, join_states, state_of_run
+from jmarl.training.seeds import common_params
 from jmarl.training.start import start
 
 assert jax.device_count() == 2
@@ -196,12 +196,12 @@ agent = load_agent(sys.argv[1])
 team, params = make_team([agent, agent], lora=True)
 cfgs = [TrainConfig.of(seed=seed, num_generations=2, lora_rank=8, progress=False) for seed in range(4)]
 meshes = [sharding.mesh_for("auto", [agents]) for agents in (2, 8)]
-base = once(team, params, cfgs[0], meshes[0])
+base = common_params(team, params, cfgs[0], meshes[0])
 for _ in range(40):
     started = [start(team, [map_own(jnp.copy, of_stack) for of_stack in base], cfg, None) for cfg in cfgs]
     runs = Runs(started[0][0], tuple(cfgs), *meshes)
-    state = together([initial for _, initial in started], runs)
-    jax.block_until_ready([alone(state, run, runs) for run in range(4)])
+    state = join_states([initial for _, initial in started], runs)
+    jax.block_until_ready([state_of_run(state, run, runs) for run in range(4)])
 """
 
 
@@ -221,7 +221,7 @@ def test_starts_on_two_devices_do_not_deadlock(tiny_dir):
 
 
 def test_the_story_experiment_takes_seeds(tmp_path):
-    """It refuses what train_seeds refuses, before it loads a model."""
+    """Seeds that train_seeds refuses are refused before a model is loaded."""
     from experiments.story_length import StoryConfig
 
     cfg = StoryConfig.of(seeds=(0, 1), output_dir=str(tmp_path))
@@ -242,7 +242,7 @@ def test_the_story_experiment_takes_seeds(tmp_path):
     [
         ({}, (), r"seeds=\[\] is not allowed: give at least one"),
         ({}, (1, 2, 1), r"seeds=\[1, 2, 1\] is not allowed: .* each once"),
-        (dict(algorithm="madpo", num_generations=4), (0, 1), "algorithm='madpo' learns from pairs .* call train once a seed"),
+        (dict(algorithm="madpo", num_generations=4), (0, 1), "algorithm='madpo' learns from pairs .* call train once per seed"),
     ],
 )
 def test_settings_that_cannot_be_trained_together_are_refused(agent, changes, seeds, message):

@@ -1,4 +1,4 @@
-"""Thousands of updates: nothing grows that should not (memory, descriptors, threads, processes, temporary files)."""
+"""Thousands of updates leak nothing: memory, descriptors, threads, processes, temporary files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ print(json.dumps(seen))
 
 @pytest.mark.slow
 def test_two_thousand_updates_leave_nothing_behind(tmp_path):
-    """Samples are taken in the reward function, of which the first do not count: allocators and caches fill up."""
+    """Samples are taken in the reward function; the first ones do not count, because caches fill up."""
     (tmp_path / "tmp").mkdir()
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "TMPDIR": str(tmp_path / "tmp")}
     command = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(UPDATES), str(EVERY)]

@@ -107,7 +107,7 @@ def runs(directories, tmp_path_factory):
 
 
 def test_the_kill_came_after_the_checkpoint(runs):
-    """Steps 10 and 11 were logged and lost; 12 had not been written, since a row is written one step late."""
+    """The rows of steps 10 and 11 were written and are dropped; that of 12 was not, since rows are written one step late."""
     assert max(runs[2]) == 11 and runs[2].count(11) == 1
 
 
@@ -125,7 +125,7 @@ def test_a_resumed_run_is_bit_equal(runs, pair):
         assert a == b
 
 
-def test_a_resumed_run_doubles_and_loses_no_row(runs):
+def test_a_resumed_run_repeats_and_loses_no_row(runs):
     """metrics.jsonl: the same steps in the same order, equal in all columns but times, rates and compiles."""
     whole, broken = (rows_of(run) for run in runs[:2])
     assert [row["step"] for row in broken] == [row["step"] for row in whole]
@@ -157,10 +157,10 @@ def test_a_changed_team_is_refused(runs, tiny_dir):
         train(Team.of([agent, agent]), make_reward(share_of_e, num_agents=2), [{"prompt": "a"}], cfg)
 
 
-def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, full_disk):
-    """The disk is full from the last update until its checkpoint is told of. The run ends, its models are written, and the
-    checkpoint before is there."""
-    calls, told = [], []
+def test_a_run_ends_normally_if_its_last_checkpoint_cannot_be_written(pair, tmp_path, full_disk):
+    """The disk is full from the last update until the warning about its checkpoint. The run ends, its models are written, and
+    the checkpoint before still exists."""
+    calls, warned = [], []
 
     def reward(a, b):
         calls.append(1)
@@ -171,23 +171,23 @@ def test_a_last_checkpoint_that_cannot_be_written_loses_no_run(pair, tmp_path, f
             full.enter_context(full_disk(20_000))  # an embedding alone has 60 kB
         return [float(len(x)) for x in a]
 
-    def tell(message, *_):
-        told.append(str(message))
+    def record(message, *_):
+        warned.append(str(message))
         full.close()
 
     cfg = TrainConfig.of(**BASE | dict(num_updates=2, save_every=1, output_dir=str(tmp_path)))
     with contextlib.ExitStack() as full, warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = tell
+        warnings.showwarning = record
         result = train(Team.of(pair), make_reward(reward, num_agents=2), [{"prompt": "apples"}], cfg)
-    assert len(told) == 1 and re.search("not saved, training goes on: .*step 2", told[0])
+    assert len(warned) == 1 and re.search("not saved, training goes on: .*step 2", warned[0])
     assert int(result.state.step) == 2 and (tmp_path / "models" / "agent_1" / "model.safetensors").exists()
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
         assert saved.steps() == [1]
 
 
-def test_a_save_that_failed_does_not_cost_the_next_one(pair, tmp_path, full_disk):
-    """The disk is full in the first of two saves, of which nobody has asked how it ended when the second begins."""
+def test_a_failed_save_does_not_prevent_the_next_one(pair, tmp_path, full_disk):
+    """The disk is full during the first of two saves, whose result is not checked before the second starts."""
     state, cfg = init_state(make_team(pair)[1], resolve(TrainConfig.of(**BASE))), TrainConfig.of(output_dir=str(tmp_path))
     with Checkpointer(tmp_path / "checkpoints") as saver:
         saves = Saves(cfg.run, [(saver, {})])
@@ -248,7 +248,7 @@ def test_invalid_rewards_are_masked_and_counted(pair, tmp_path):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params_of(result)))
 
 
-def test_nothing_but_invalid_rewards_changes_nothing(pair):
+def test_an_update_without_valid_rewards_changes_nothing(pair):
     """In the first update they are an error, with the reason; later ones pass."""
     with pytest.raises(ValueError, match="no joint action of the first update has a valid reward.* returned None"):
         run(pair, lambda a, b: [None] * len(a))
@@ -266,10 +266,10 @@ def test_nothing_but_invalid_rewards_changes_nothing(pair):
 
 def test_a_plain_function_is_a_reward(pair):
     cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
-    plain, made = (train(Team.of(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
-    assert plain.rewards == made.rewards
-    told = f"TrainResult(1 updates, the last of 1 with reward {made.rewards[0]:.3f}, held out None -> None)"
-    assert repr(plain) == told
+    plain, wrapped = (train(Team.of(pair), r, items, cfg) for r in (share_of_e, make_reward(share_of_e, num_agents=2)))
+    assert plain.rewards == wrapped.rewards
+    last = f"the last of 1 with reward {plain.rewards[0]:.3f}"
+    assert repr(plain) == f"TrainResult(1 updates, {last}, held out None -> None)"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_plain_function_is_a_reward(pair):
         ([{"prompt": "apples"}], [lambda item: "a", lambda item: b""], "agent 1's prompt must be a text; got b''"),
     ],
 )
-def test_prompts_that_are_none_are_refused(pair, items, formatters, message):
+def test_invalid_prompts_are_refused(pair, items, formatters, message):
     cfg = TrainConfig.of(**BASE | dict(num_updates=1))
     with pytest.raises((ValueError, TypeError), match=message):
         train(Team.of(pair), share_of_e, items, cfg, formatters=formatters)
@@ -306,7 +306,7 @@ def test_one_formatter_is_for_all_agents(pair):
         return [len(x) > len(y) for x, y in zip(a, b, strict=True)]
 
     cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
-    runs = [train(Team.of(pair), longer, items, cfg, formatters=how) for how in (loud, [loud, loud])]
+    runs = [train(Team.of(pair), longer, items, cfg, formatters=formatters) for formatters in (loud, [loud, loud])]
     assert runs[0].rewards == runs[1].rewards and 0 <= runs[0].rewards[0] <= 1, "True is a reward of 1"
 
 
@@ -329,7 +329,7 @@ def own_row(monkeypatch, **parts):
         (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a scalar .*dict of metrics"),
     ],
 )
-def test_a_row_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, parts, message):
+def test_a_user_defined_row_is_checked_before_it_runs(pair, monkeypatch, parts, message):
     with pytest.raises(ValueError, match=message):
         own_row(monkeypatch, **parts)
         run(pair, algorithm="mine")
@@ -342,19 +342,19 @@ def test_a_row_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, parts, m
         (lambda returns: returns, "the estimator of 'mine' cannot be computed: TypeError"),
     ],
 )
-def test_an_estimator_of_ones_own_is_checked_before_it_runs(pair, monkeypatch, estimator, message):
+def test_a_user_defined_estimator_is_checked_before_it_runs(pair, monkeypatch, estimator, message):
     own_row(monkeypatch, estimator=estimator)
     with pytest.raises(ValueError, match=message):
         run(pair, algorithm="mine")
 
 
-def test_a_loss_of_ones_own_sees_tokens_in_one_row(pair, monkeypatch):
+def test_a_user_defined_loss_gets_tokens_in_one_row(pair, monkeypatch):
     own_row(monkeypatch, loss=lambda logp, old, adv, w: [-jnp.dot(w, adv * jnp.exp(logp - old)), {}])
     assert len(run(pair, algorithm="mine")[0].rewards) == 2
 
 
-def test_a_row_that_is_written_anew_is_the_new_one(pair, monkeypatch):
-    """As in a notebook: one name, another loss; and another estimator."""
+def test_a_redefined_row_replaces_the_old_one(pair, monkeypatch):
+    """As in a notebook: the same name with another loss, or another estimator."""
     seen = []
     for factor in (1.0, 0.0):
         own_row(monkeypatch, loss=lambda logp, old, adv, w, factor=factor: (-jnp.sum(w * adv * logp) * factor, {}))
@@ -366,13 +366,13 @@ def test_a_row_that_is_written_anew_is_the_new_one(pair, monkeypatch):
     assert [bool((x == before).all()) for x in seen] == [False, True, False, True]
 
 
-def test_a_loss_that_is_no_number_is_told_once(pair, monkeypatch, tmp_path):
+def test_a_non_finite_loss_warns_once(pair, monkeypatch, tmp_path):
     own_row(monkeypatch, loss=lambda logp, old, advantages, weights: (jnp.nan * logp.sum(), {}))
     with pytest.warns(
         UserWarning, match="update 0.*: a loss or gradient is not finite, .*agent_0/skipped, agent_1/skipped"
-    ) as told:
+    ) as warned:
         result, _ = run(pair, algorithm="mine", output_dir=str(tmp_path))
-    assert len(told) == 1
+    assert len(warned) == 1
     assert rows_of(tmp_path)[-1]["agent_1/skipped"] == 2
     jax.tree.map(np.testing.assert_array_equal, params_of(result), jax.device_get(make_team(pair)[1][0]))
 
@@ -390,8 +390,8 @@ def breaking(update, error):
     return reward
 
 
-def test_what_the_log_says_of_an_update_breaks_off_behind_it(pair, tmp_path):
-    """A warning that is an error, say: the update is made, and kept."""
+def test_an_error_of_the_log_keeps_the_update(pair, tmp_path):
+    """For example a warning that is turned into an error: the update is saved."""
     calls = []
 
     def reward(a, b):
@@ -405,9 +405,9 @@ def test_what_the_log_says_of_an_update_breaks_off_behind_it(pair, tmp_path):
 
 
 @pytest.mark.parametrize(("broken_at", "saved_at"), [(2, 2), (3, 4)])
-def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path, broken_at, saved_at):
-    """It goes on from the checkpoint that was made before the evaluation, of the second update or of the end: its log has every
-    one."""
+def test_a_failed_evaluation_is_repeated_on_resume(pair, tmp_path, broken_at, saved_at):
+    """The run resumes from the checkpoint before the evaluation, after the second update or at the end. Its log has all
+    evaluations."""
 
     def reward(broken):
         def breaks(a, b, batch_items):
@@ -420,18 +420,18 @@ def test_a_run_that_breaks_off_in_an_evaluation_makes_it_again(pair, tmp_path, b
         return make_reward(breaks, num_agents=2)
 
     items, held_out = [{"prompt": "apples"}], [{"prompt": "held out"}]
-    how = dict(num_updates=4, eval_every=2, eval_generations=2, save_every=1, output_dir=str(tmp_path))
+    settings = dict(num_updates=4, eval_every=2, eval_generations=2, save_every=1, output_dir=str(tmp_path))
     with pytest.raises(RewardError, match="no service"):
-        train(Team.of(pair), reward(broken_at), items, TrainConfig.of(**BASE | how), eval_items=held_out)
+        train(Team.of(pair), reward(broken_at), items, TrainConfig.of(**BASE | settings), eval_items=held_out)
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as saved:
         assert saved.latest_step() == saved_at
-    result = train(Team.of(pair), reward(0), items, TrainConfig.of(**BASE | how, resume=True), eval_items=held_out)
+    result = train(Team.of(pair), reward(0), items, TrainConfig.of(**BASE | settings, resume=True), eval_items=held_out)
     assert result.after is not None and len(result.rewards) == 4 - saved_at
     assert [row["eval/updates"] for row in rows_of(tmp_path) if "eval/reward" in row] == [0, 2, 4]
 
 
-def test_a_checkpoint_is_begun_before_an_evaluation(pair, tmp_path):
-    """So that one that is killed loses nothing: it is there, or under way, when the evaluation's rewards are asked for."""
+def test_a_checkpoint_is_started_before_an_evaluation(pair, tmp_path):
+    """A kill during the evaluation loses nothing: the checkpoint exists or is being written when the evaluation starts."""
     seen = []
 
     def reward(a, b, batch_items):
@@ -444,15 +444,15 @@ def test_a_checkpoint_is_begun_before_an_evaluation(pair, tmp_path):
     assert seen == [[], ["2"], ["2", "4"]]
 
 
-def test_a_run_that_breaks_off_has_its_last_update_in_the_log(pair, tmp_path):
+def test_a_failed_run_has_logged_its_last_update(pair, tmp_path):
     with pytest.raises(RewardError, match="no service"):
         run(pair, breaking(3, OSError("no service")), num_updates=4, output_dir=str(tmp_path))
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1]
 
 
 @pytest.mark.parametrize(("error", "raised"), [(OSError("no service"), RewardError), (KeyboardInterrupt(), KeyboardInterrupt)])
-def test_a_run_that_breaks_off_goes_on_from_its_last_update(pair, tmp_path, error, raised):
-    """Long before the next checkpoint is due; what breaks off before its first update leaves none."""
+def test_a_failed_run_resumes_from_its_last_update(pair, tmp_path, error, raised):
+    """Long before the next checkpoint is due. A run that fails before its first update leaves no checkpoint."""
     saving = dict(num_updates=4, save_every=100)
     whole, _ = run(pair, share_of_e, output_dir=str(tmp_path / "whole"), **saving)
     with pytest.raises(raised):
@@ -487,7 +487,7 @@ def test_settings_of_another_type_or_name_are_refused(changes, message):
     assert "learning_rate" in inspect.signature(Optimizer).parameters
 
 
-def test_models_are_not_written_where_they_are_not_wanted(pair, tmp_path):
+def test_save_models_false_writes_no_models(pair, tmp_path):
     run(pair, num_updates=1, output_dir=str(tmp_path), save_models=False)
     assert len(rows_of(tmp_path)) == 1 and not (tmp_path / "models").exists()
 
@@ -503,15 +503,15 @@ def test_an_earlier_run_is_set_aside(pair, tmp_path, caplog):
         assert (place / "models" / "agent_1").is_dir() and (place / "checkpoints" / "1").is_dir()
 
 
-def test_a_resumed_run_says_where_it_begins_and_what_changed(pair, tmp_path, capsys):
+def test_a_resumed_run_prints_its_step_and_the_changed_settings(pair, tmp_path, capsys):
     run(pair, output_dir=str(tmp_path), num_updates=1, save_every=1)
     result, _ = run(pair, output_dir=str(tmp_path), save_every=1, resume=True, progress=True)
     assert len(result.rewards) == 1 and len(rows_of(tmp_path)) == 2
     assert f"resuming {tmp_path} from step 1 of 2, num_updates: 1 -> 2, progress: False -> True" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_that_is_older_than_a_setting(pair, tmp_path):
-    """Its checkpoint does not know the setting: it had what is the default now. And what changes no number may change."""
+def test_a_run_older_than_a_setting_can_be_resumed(pair, tmp_path):
+    """Its checkpoint lacks the setting, which counts as the default. Settings that change no result may differ."""
     run(pair, output_dir=str(tmp_path), num_updates=1, save_every=1)
     folder = tmp_path / "checkpoints" / "1"
     content = json.loads((folder / "meta.json").read_text())
@@ -526,7 +526,7 @@ def test_a_run_goes_on_that_is_older_than_a_setting(pair, tmp_path):
 
 
 def test_a_finished_run_that_is_resumed_is_evaluated(pair, tmp_path):
-    """As it was at its end; nothing was measured before."""
+    """The evaluation at its end is repeated; there is none before training."""
     items = [{"prompt": "apples"}]
     cfg = TrainConfig.of(**BASE | dict(num_updates=1, save_every=1, output_dir=str(tmp_path)))
 
@@ -537,7 +537,7 @@ def test_a_finished_run_that_is_resumed_is_evaluated(pair, tmp_path):
     assert again.before is None and again.rewards == [] and again.after.mean == first.after.mean
 
 
-def test_resuming_where_nothing_is_saved_is_refused_and_leaves_nothing(pair, tmp_path):
+def test_resuming_without_a_checkpoint_is_refused_and_writes_nothing(pair, tmp_path):
     with pytest.raises(ValueError, match="nothing to resume: no complete checkpoint in .*run/checkpoints"):
         run(pair, output_dir=str(tmp_path / "run"), resume=True, save_every=1)
     assert not (tmp_path / "run").exists()
@@ -584,8 +584,8 @@ def test_evaluation_does_not_depend_on_the_training_step(pair, tmp_path):
     assert [texts for _, texts in calls] == trained
 
 
-def test_a_row_tells_the_time_of_its_step(pair, tmp_path):
-    """Every row, the last one too, holds the time of its reward, and none the time of an evaluation."""
+def test_a_row_holds_the_time_of_its_step(pair, tmp_path):
+    """Every row, including the last, contains the time of its reward, and none contains the time of an evaluation."""
 
     def reward(a, b, batch_items):
         time.sleep(3.0 if batch_items[0]["prompt"] == "held out" else 0.3)

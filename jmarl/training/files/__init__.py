@@ -1,4 +1,4 @@
-"""What a run keeps on disk: checkpoints with manifests, the lock of its directory, fingerprints of its data.
+"""Files of a run: checkpoints with manifests, the lock of the output directory, fingerprints of data and reward.
 
 Open `run_directory.py` first.
 """

@@ -1,20 +1,20 @@
-"""Save and restore the training state: one thin module over Orbax.
+"""Save and restore the training state with Orbax.
 
-A checkpoint is one step: the arrays of a pytree (`state`) and a JSON object (`meta`: configuration, data position). The
-pytree is stored flat, path -> array, beside a list of its paths, shapes and dtypes. So any container works (NamedTuple,
-`flax.struct`, dict), and a run whose state has another shape is told which path differs instead of failing deep inside.
+A checkpoint of a step has the arrays of a pytree (`state`) and a JSON object (`meta`: settings and fingerprints). The pytree is
+stored flat, path -> array, beside a list of paths, shapes and dtypes. So every container works (NamedTuple, `flax.struct`,
+dict), and an error names the paths whose shapes differ from the state of the run.
 
-- Saving is asynchronous: `save` returns when the arrays are copied off the device (the caller may donate them at once).
-  A background save that failed raises `CheckpointError` from the next call of `check`, `save`, `wait` or `close`; training may
-  catch it, go on and try again.
-- A step is written to `STEP.saving`, then a manifest of its files (`manifest.json`), then the folder is renamed to `STEP`. So
-  whatever is listed was complete, and a byte that changes later is found (`find_damage`) before anything is restored.
-- The next writer removes and logs what an interrupted save or deletion left. A `read_only` checkpointer changes nothing, so it
-  may look into the directory of a running job.
-- Arrays come back bit-equal, with the dtype and sharding of the leaf they replace.
+- Saving is asynchronous: `save` returns when the arrays are copied off the device, so the caller may donate them at once.
+  If a background save fails, the next call of `check`, `save`, `wait` or `close` raises `CheckpointError`; training may catch
+  it, continue and try again.
+- A step is written to `STEP.saving`, then the manifest of its files (`manifest.json`), then the folder is renamed to `STEP`.
+  So every listed step was complete, and a byte that changes later is detected (`find_damage`) before anything is restored.
+- The next writer removes and logs the leftovers of an interrupted save or deletion. A `read_only` checkpointer changes nothing,
+  so it may read the directory of a running job.
+- Arrays are restored bit for bit, with the dtype and sharding of the leaf that they replace.
 
-Left out: several hosts, typed PRNG keys (store `jax.random.key_data`), and arrays without elements. One writer a directory is
-what `lock` sees to.
+Left out: several hosts, typed PRNG keys (store `jax.random.key_data`) and arrays without elements. `lock` ensures that a
+directory has only one writer.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ from jmarl.training.files.manifest import find_damage, sync_directory, write_man
 logger = logging.getLogger(__name__)
 
 Spec = dict[str, list[Any]]  # path -> [shape, dtype name]
-SHOWN = 8  # differing paths in an error message
+MAX_PATHS = 8  # largest number of differing paths in an error message
 SAVING, DELETING, META = ".saving", ".deleting", "meta.json"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, found or fitted to the state of this run."""
+    """A checkpoint could not be written or read, or does not fit the state of the run."""
 
 
 def saved_steps(directory: str | Path) -> list[int]:
-    """The steps that were completely written to a directory, ascending; none where there is no such directory."""
+    """Return the complete steps in a directory, ascending; [] if the directory does not exist."""
     path = Path(directory)
     return sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and p.is_dir()) if path.is_dir() else []
 
 
 class Checkpointer:
-    """Keeps the newest `keep` checkpoints of a run in `directory`. Use it as a context, or close it: a save that is under way
-    when the process ends is lost.
+    """Saves and restores the newest checkpoints of a run. Use it as a context manager or close it, because a save that is
+    running when the process ends is lost.
 
     Args:
-      directory: made if missing; a directory that cannot be written raises here, not at the first save.
-      keep: how many of the newest steps stay on disk.
-      read_only: only restores; neither makes, cleans, moves nor deletes anything.
+        directory: created if missing. If it cannot be written, the error comes here and not at the first save.
+        keep: number of newest steps to keep on disk.
+        read_only: only restore; do not create, clean, move or delete anything.
     """
 
     def __init__(self, directory: str | Path, keep: int = 2, *, read_only: bool = False):
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got keep={keep}")
         self.directory, self.keep, self.read_only = Path(directory).absolute(), keep, read_only
-        self.seconds = 0.0  # that the last save took from beginning to end
-        self._thread: threading.Thread | None = None  # of the save under way, or of one whose end was not looked at
+        self.seconds = 0.0  # duration of the last save
+        self._thread: threading.Thread | None = None  # of the running save, or of an ended one whose result was not checked
         self._error: BaseException | None = None
-        self._intact: set[int] = set()  # steps whose files this object has found to be whole
+        self._intact: set[int] = set()  # steps whose files this object has checked
         self._orbax: ocp.StandardCheckpointer | None = None
         if read_only:
             if not self.directory.is_dir():
@@ -80,15 +80,15 @@ class Checkpointer:
             self._remove_leftovers()
 
     def steps(self) -> list[int]:
-        """The steps that are complete on disk, ascending; a save still under way is not listed."""
+        """Return the steps that are complete on disk, ascending. A running save is not listed."""
         return saved_steps(self.directory)
 
     def latest_step(self) -> int | None:
-        """The newest complete step, or None."""
+        """Return the newest complete step, or None."""
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> bool:
-        """Begin to save a step, once the save before it has ended. Returns False, and does nothing, for one that is saved."""
+        """Wait for the save before, and start to save a step. Returns False, and does nothing, if the step is already saved."""
         if self.read_only:
             raise CheckpointError(f"checkpoint directory {self.directory} was opened read_only; nothing can be saved")
         self.wait()
@@ -97,7 +97,7 @@ class Checkpointer:
             return False
         if saved and step < saved[-1]:
             raise CheckpointError(
-                f"step {step} is older than step {saved[-1]}, which {self.directory} already holds: set_aside the newer steps"
+                f"step {step} is older than step {saved[-1]} in {self.directory}: set the newer steps aside first (set_aside)"
             )
         arrays = _flatten(state)
         content = {"meta": _require_json(meta), "spec": {name: _describe(leaf) for name, leaf in arrays.items()}}
@@ -113,7 +113,7 @@ class Checkpointer:
         return True
 
     def _finish(self, step: int, folder: Path, began: float) -> None:
-        """In a thread: wait for the arrays, write the manifest, and give the folder the name by which it counts as saved."""
+        """In a thread: wait for the arrays, write the manifest, and rename the folder so that the step is listed."""
         try:
             self._writer().wait_until_finished()
             write_manifest(folder)
@@ -126,12 +126,12 @@ class Checkpointer:
         self.seconds = time.monotonic() - began
 
     def check(self) -> None:
-        """Raise the `CheckpointError` of a background save that has failed, once; does not wait."""
+        """Raise the `CheckpointError` of a background save that has failed, once. Does not wait."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Block until the save under way has ended; raises `CheckpointError` if it failed."""
+        """Wait for the running save. Raises `CheckpointError` if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -140,7 +140,7 @@ class Checkpointer:
             raise error
 
     def damage(self, step: int) -> str | None:
-        """What is wrong with the files of a step; None if all are as they were written. Reads all of them, once."""
+        """Return how the files of a step are damaged; None if they are intact. Reads all files, once per step."""
         if step not in self._intact:
             if (problem := find_damage(self._folder(step))) is not None:
                 return problem
@@ -148,42 +148,37 @@ class Checkpointer:
         return None
 
     def newest_intact(self, strict: bool = False) -> int | None:
-        """The newest step that is whole; None if there is none. A damaged one is logged and set aside (by a `read_only`
-        checkpointer passed over), or, if strict, raises."""
+        """Return the newest intact step, or None. Damaged steps are handled as in `is_intact`."""
         for step in reversed(self.steps()):
             if self.is_intact(step, strict):
                 return step
         return None
 
     def is_intact(self, step: int, strict: bool = False) -> bool:
-        """Whether a step is whole; if not, it is logged and set aside, or, if strict, raises."""
+        """Return whether a step is intact. A damaged one is logged and, unless read_only, set aside; strict: it raises."""
         if (problem := self.damage(step)) is None:
             return True
         text = f"checkpoint step {step} in {self.directory} is damaged: {problem}"
         if strict:
-            others = [s for s in self.steps() if s != step]
-            raise CheckpointError(
-                f"{text}. Other steps there: {others}; without strict_checkpoints the newest whole one is used"
-            )
+            raise CheckpointError(f"{text}. {self._others(step)}; without strict_checkpoints the newest intact one is used")
         logger.warning("%s; an older step is used", text)
         if not self.read_only:
             self.set_aside(step, "damaged")
         return False
 
-    def set_aside(self, step: int, why: str) -> Path:
-        """Rename the folder of a step to `STEP.WHY`, under which it does not count any more. Returns its new path."""
-        target = self._folder(step, f".{why}")
+    def set_aside(self, step: int, reason: str) -> Path:
+        """Rename the folder of a step to `STEP.REASON`, so that it is not listed any more. Returns its new path."""
+        target = self._folder(step, f".{reason}")
         if target.exists():
             shutil.rmtree(target)
         logger.warning("checkpoint step %d is now %s, which is not used and may be deleted", step, target)
         return self._folder(step).rename(target)
 
     def restore(self, state_like: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:
-        """Read a step (default: the newest that is whole) as `(state, meta, step)`; a damaged one raises `CheckpointError`.
+        """Return `(state, meta, step)` of a step (default: the newest intact one). Raises `CheckpointError` if it is damaged.
 
-        Args:
-          state_like: the state of this run, of arrays or `jax.ShapeDtypeStruct`; gives structure, dtypes, shardings.
-            A leaf with no sharding of its own (not committed to devices) comes back uncommitted too.
+        state_like: a state of arrays or `jax.ShapeDtypeStruct` with the structure, dtypes and shardings to restore. A leaf that
+            is not committed to devices is restored uncommitted.
         """
         content, step = self._read_meta(step)
         wanted = _flatten(state_like)
@@ -202,12 +197,12 @@ class Checkpointer:
         return jax.tree.unflatten(jax.tree.structure(state_like), leaves), content["meta"], step
 
     def read_meta(self, step: int | None = None) -> tuple[dict[str, Any], int]:
-        """Read only `(meta, step)`: to compare configurations before a state is built."""
+        """Return `(meta, step)` without the arrays, to compare settings before a state is built."""
         content, step = self._read_meta(step)
         return content["meta"], step
 
     def close(self) -> None:
-        """Wait for the save under way and free the threads; raises `CheckpointError` if it failed."""
+        """Wait for the running save and free the threads. Raises `CheckpointError` if the save failed."""
         try:
             self.wait()
         finally:
@@ -222,7 +217,7 @@ class Checkpointer:
         except CheckpointError as failed:
             if error is None:
                 raise
-            logger.warning("%s", failed)  # the error that is on its way is the one to raise
+            logger.warning("%s", failed)  # the error of the context is raised
 
     def _folder(self, step: int, suffix: str = "") -> Path:
         return self.directory / f"{step}{suffix}"
@@ -233,13 +228,13 @@ class Checkpointer:
         return self._orbax
 
     def _close_writer(self) -> None:
-        """After a failure the writer is made anew."""
+        """Close the Orbax checkpointer; the next save creates a new one."""
         writer, self._orbax = self._orbax, None
         if writer is not None:
             writer.close()
 
     def _delete_old(self) -> None:
-        """Renamed first: a folder that is deleted in part is no checkpoint."""
+        """Delete all but the newest steps. Folders are renamed first, so that a partially deleted one is not listed."""
         for step in self.steps()[: -self.keep]:
             try:
                 shutil.rmtree(self._folder(step).rename(self._folder(step, DELETING)))
@@ -266,7 +261,7 @@ class Checkpointer:
         return json.loads((self._folder(step) / META).read_text(encoding="utf-8")), step
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
-        """Remove what a failed save has left, and word its error."""
+        """Remove the files of a failed save, and return its error."""
         with contextlib.suppress(Exception):  # closing repeats `error`, which is raised
             self._close_writer()
         shutil.rmtree(self._folder(step, SAVING), ignore_errors=True)  # the next writer tries again
@@ -275,14 +270,14 @@ class Checkpointer:
         )
 
     def _unreadable(self, step: int, error: Exception | str) -> CheckpointError:
-        return CheckpointError(
-            f"checkpoint step {step} in {self.directory} cannot be read: {error}. Other steps there: "
-            f"{[s for s in self.steps() if s != step]}"
-        )
+        return CheckpointError(f"checkpoint step {step} in {self.directory} cannot be read: {error}. {self._others(step)}")
+
+    def _others(self, step: int) -> str:
+        return f"Other steps there: {[s for s in self.steps() if s != step]}"
 
 
 def nbytes(state: Any) -> int:
-    """Bytes of the arrays of a state: about what its checkpoint takes on disk."""
+    """Return the number of bytes of the arrays of a state, which is about the size of its checkpoint."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
@@ -300,13 +295,13 @@ def _require_writable(directory: Path) -> None:
 
 def _require_json(meta: dict[str, Any]) -> dict[str, Any]:
     try:
-        return json.loads(json.dumps(meta))  # settings may be infinite, which Python's JSON reads back
+        return json.loads(json.dumps(meta))  # Python's JSON also has infinity, which settings may be
     except (TypeError, ValueError) as error:
         raise TypeError(f"meta must be a JSON object: {error}") from error
 
 
 def _flatten(state: Any) -> dict[str, Any]:
-    """Path -> leaf in the order of `jax.tree.leaves`; refuses what cannot be stored, with its path."""
+    """Return path -> leaf, in the order of `jax.tree.leaves`. Raises an error for a leaf that cannot be stored."""
     flat: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -327,26 +322,26 @@ def _describe(leaf: Any) -> list[Any]:
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
-    """The sharding a leaf asks for; None if it leaves the choice to JAX."""
+    """Return the sharding of a leaf; None if it is not committed to devices."""
     if isinstance(leaf, jax.Array):
         return leaf.sharding if leaf.committed else None
     return leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
 
 
-def _require_same(saved: Spec, wanted: dict[str, Any], what: str) -> None:
-    """Raises with each path whose shape or dtype differs, or that only one side has."""
+def _require_same(saved: Spec, arrays: dict[str, Any], checkpoint: str) -> None:
+    """Raise a `CheckpointError` that lists paths with different shapes or dtypes, and paths that only one side has."""
 
-    def show(spec: list[Any]) -> str:
+    def text(spec: list[Any]) -> str:
         return f"{spec[1]}{spec[0]}"
 
-    here = {name: _describe(leaf) for name, leaf in wanted.items()}
+    here = {name: _describe(leaf) for name, leaf in arrays.items()}
     changed = [name for name in saved if name in here and saved[name] != here[name]]
-    lines = [f"{name}: checkpoint {show(saved[name])}, this run {show(here[name])}" for name in changed]
-    lines += [f"{name}: only in the checkpoint, {show(spec)}" for name, spec in saved.items() if name not in here]
-    lines += [f"{name}: only in this run, {show(spec)}" for name, spec in here.items() if name not in saved]
+    lines = [f"{name}: checkpoint {text(saved[name])}, this run {text(here[name])}" for name in changed]
+    lines += [f"{name}: only in the checkpoint, {text(spec)}" for name, spec in saved.items() if name not in here]
+    lines += [f"{name}: only in this run, {text(spec)}" for name, spec in here.items() if name not in saved]
     if not lines:
         return
-    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    more = [f"... and {len(lines) - MAX_PATHS} more"] if len(lines) > MAX_PATHS else []
     axis0 = changed and all(saved[n][1] == here[n][1] and saved[n][0][1:] == here[n][0][1:] for n in changed)
     hint = ["only axis 0 of these differs, which is the agent axis: was the number of agents changed?"] if axis0 else []
-    raise CheckpointError("\n  ".join([f"{what} does not fit the state of this run:", *lines[:SHOWN], *more, *hint]))
+    raise CheckpointError("\n  ".join([f"{checkpoint} does not fit the state of this run:", *lines[:MAX_PATHS], *more, *hint]))

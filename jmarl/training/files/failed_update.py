@@ -1,7 +1,7 @@
-"""Stop a run whose updates are not finite, and keep what the last of them learned from, so that it can be made once more.
+"""Stop a run whose updates are not finite, and write the experience of the last one to a file, so that it can be repeated.
 
-The file `failed_update_N.pkl` holds what update N learned from, as it was sampled and rewarded, and `failed_update_N.json`
-beside it what a person reads first: items, prompts, completions, rewards. It is a pickle: load only files that you trust.
+The file `failed_update_N.pkl` holds the experience of update N, as it was sampled and rewarded. `failed_update_N.json` is a
+readable summary: items, prompts, completions, rewards. Pickles can execute code: load only files that you trust.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NonFiniteError(RuntimeError):
 
 
 class FailedUpdate(NamedTuple):
-    """What one update learned from. Its random keys follow from seed and step."""
+    """The experience of an update. Its random keys are determined by seed and step."""
 
     step: int
     seed: int
@@ -31,57 +31,62 @@ class FailedUpdate(NamedTuple):
 
 
 class NonFiniteWatch:
-    """Counts updates in a row in which a loss or gradient was not finite, or which had nothing to learn from."""
+    """Counts consecutive updates in which a loss or gradient was not finite, or no reward was valid."""
 
     def __init__(self, cfg: TrainConfig):
         self.cfg = cfg
-        self.updates = 0  # in a row
-        self.why = ""  # of the last of them
+        self.updates = 0  # bad updates in a row
+        self.reason = ""  # what was wrong in the last one
         self._last: tuple[int, Any] | None = None  # its step and experience
-        self._skipped: dict[str, float] = {}  # steps that each agent and critic left out so far, as the last row has them
-        self._warned: set[str] = set()
+        self._skipped: dict[str, float] = {}  # optimizer steps that each agent and critic has skipped: columns of the last row
+        self._warned: set[str] = set()  # columns
 
     def count(self, step: int, experience: Any, row: dict[str, float], fault: str) -> None:
-        """Look at the row of a step, and warn of the first step that each agent leaves out. fault: why the update had nothing
-        to learn from; empty if it had."""
+        """Count the update of a step, and warn the first time that an agent or critic skips an optimizer step.
+
+        fault: why the update had nothing to learn from; empty if it had.
+        """
         counts = {name: count for name, count in row.items() if name.endswith("skipped")}
         before = {name: self._skipped.get(name, 0 if step == 0 else count) for name, count in counts.items()}
         new = [name for name, count in counts.items() if count > before[name]]
         self._skipped |= counts
-        if unknown := [name for name in new if name not in self._warned]:
-            where = self.cfg.run.output_dir and f" in {self.cfg.run.output_dir}"
-            what = f"update {step}{where}: a loss or gradient is not finite, so its step was left out"
-            warnings.warn(f"{what} (in the log {', '.join(unknown)} counts such steps; this warning comes once)", stacklevel=5)
-            self._warned |= set(unknown)
-        self.why = f"a loss or gradient was not finite ({', '.join(new)})" if new else fault
-        self.updates = self.updates + 1 if self.why else 0
-        self._last = (step, experience) if self.why else None
+        if first_time := [name for name in new if name not in self._warned]:
+            place = self.cfg.run.output_dir and f" in {self.cfg.run.output_dir}"
+            warnings.warn(
+                f"update {step}{place}: a loss or gradient is not finite, so the optimizer step was skipped (counted in the "
+                f"log as {', '.join(first_time)}; this warning comes once)",
+                stacklevel=5,
+            )
+            self._warned |= set(first_time)
+        self.reason = f"a loss or gradient was not finite ({', '.join(new)})" if new else fault
+        self.updates = self.updates + 1 if self.reason else 0
+        self._last = (step, experience) if self.reason else None
 
     def stop(self, record: Callable[[Any], tuple[Any, dict[str, Any]]]) -> None:
-        """Raise `NonFiniteError` after `stop_after_nonfinite` such updates in a row, and write the last of them to a file.
+        """Raise `NonFiniteError` after `stop_after_nonfinite` bad updates in a row, and write the last one to a file.
 
-        record: experience -> what the file holds, and what a person reads of it.
+        record: experience -> the experience on the host, and its readable summary.
         """
         limit, cfg = self.cfg.run.stop_after_nonfinite, self.cfg
         if self._last is None or not limit or self.updates < limit:
             return
-        (step, experience), where = self._last, ""
+        (step, experience), note = self._last, ""
         if cfg.run.output_dir:
             data, summary = record(experience)
-            failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self.why)
+            failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self.reason)
             try:
                 path = write_failed_update(failed, summary, cfg.run.output_dir)
-                where = f" What it learned from is in {path}; --replay-rollout {path} makes that update alone."
-            except Exception as error:  # a full disk, items that cannot be pickled: no reason to hide why the run stops
-                where = f" What it learned from could not be written: {error!r}."
+                note = f" Its experience is in {path}; --replay-rollout {path} repeats that update alone."
+            except Exception as error:  # a full disk, items that cannot be pickled: still report why the run stops
+                note = f" Its experience could not be written: {error!r}."
         raise NonFiniteError(
             f"stopped at step {step} of the run in {cfg.run.output_dir or 'memory'}: in the last {self.updates} updates "
-            f"{self.why}. Optimizer steps with such numbers were left out.{where} stop_after_nonfinite={limit} sets when"
+            f"{self.reason}. Such optimizer steps were skipped.{note} stop_after_nonfinite={limit} sets this limit"
         )
 
 
 def write_failed_update(failed: FailedUpdate, summary: dict[str, Any], directory: str) -> Path:
-    """Write the files of an update, and return the path of the one that `replay_rollout` takes. summary: for the JSON file."""
+    """Write the files of an update, and return the path for `replay_rollout`. summary: for the JSON file."""
     path = Path(directory) / f"failed_update_{failed.step}.pkl"
     head = {"step": failed.step, "seed": failed.seed, "algorithm": failed.algorithm, "why": failed.why}
     path.with_suffix(".json").write_text(json.dumps(head | summary, default=repr, indent=1), encoding="utf-8")
@@ -91,7 +96,7 @@ def write_failed_update(failed: FailedUpdate, summary: dict[str, Any], directory
 
 
 def read_failed_update(cfg: TrainConfig) -> FailedUpdate:
-    """Read the file that `replay_rollout` names. Raises ValueError if it is of another algorithm."""
+    """Read the file `replay_rollout`. Raises FileNotFoundError, or ValueError if it is damaged or of another algorithm."""
     path = Path(cfg.run.replay_rollout)
     if not path.is_file():
         raise FileNotFoundError(f"replay_rollout={str(path)!r} is no file: give a failed_update_N.pkl of a run's output_dir")

@@ -1,12 +1,13 @@
-"""Fingerprints of what a run learns from, so that one that goes on is told where its data or its reward are others.
+"""Compute fingerprints of the data and the reward of a run, so that a resumed run can name what has changed.
 
-Functions and classes of the user are known by their source where Python has it, else by name; functions of the same file that
-they call are looked at too. Left out: other modules that they import, numbers that their objects or closures hold (a reward may
-count its calls), and held-out items.
+The fingerprint of a function or class of the user is a digest of its source if Python has it, else of its name. Functions and
+classes of the same file that it names are included. Left out: other modules that they import, numbers in their objects or
+closures (a reward may count its calls), and held-out items.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -20,11 +21,11 @@ import numpy as np
 
 from jmarl.envs.rewards import RewardFunction
 
-OF_JMARL = "jmarl."  # functions of this library are known by their names and constants
+PLAIN = bool | int | float | str
 
 
 def of_data(items: Iterable[Any]) -> dict[str, Any]:
-    """How many items there are, and a digest of all of them in their order: the same in every process."""
+    """Return the number of items, and a digest of all items in order that is the same in every process."""
     digest, count = hashlib.sha256(), 0
     for item in items:
         digest.update(json.dumps(_canonical(item)).encode() + b"\n")
@@ -33,9 +34,9 @@ def of_data(items: Iterable[Any]) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """A value in JSON's types and in an order that does not depend on the process; what is none of these as its text, without
-    addresses in memory."""
-    if value is None or isinstance(value, bool | int | float | str):
+    """Return a value as JSON types, in an order that does not depend on the process. Other types become their `repr`, without
+    memory addresses."""
+    if value is None or isinstance(value, PLAIN):
         return value
     if isinstance(value, Mapping):
         return {"mapping": sorted([[repr(key), _canonical(x)] for key, x in value.items()], key=lambda pair: pair[0])}
@@ -49,72 +50,60 @@ def _canonical(value: Any) -> Any:
 
 
 def of_reward(env: Any) -> dict[str, str]:
-    """The functions and classes that reward a run and write its prompts: qualified name -> digest of its source."""
-    found: dict[str, str] = {}
-    _collect(env, found, set())
-    return found
+    """Return a digest of the source of each function and class that computes rewards or writes prompts, by qualified name."""
+    digests: dict[str, str] = {}
+    _collect(env, digests, set())
+    return digests
 
 
-def _collect(value: Any, found: dict[str, str], seen: set[int]) -> None:
-    """Add what a value is made of."""
-    if id(value) in seen or isinstance(value, types.ModuleType):
+def _collect(value: Any, digests: dict[str, str], visited: set[int]) -> None:
+    """Add the digests of a value and of everything it refers to. visited: ids of values."""
+    if id(value) in visited or isinstance(value, types.ModuleType):
         return
-    seen.add(id(value))
+    visited.add(id(value))
     parts: Iterable[Any] = ()
     if isinstance(value, functools.partial):
         parts = (value.func, *value.args, *value.keywords.values())
-        constants = [x for x in (*value.args, *value.keywords.items()) if _is_plain(x)]
-        _add(f"partial of {_name(value.func)}", repr(constants), found)
+        arguments = (*value.args, *value.keywords.items())
+        constants = [x for x in arguments if isinstance(x[1] if isinstance(x, tuple) and len(x) == 2 else x, PLAIN)]
+        _add(f"partial of {_name(value.func)}", repr(constants), digests)
     elif isinstance(value, list | tuple):
         parts = value
     elif isinstance(value, Mapping):
         parts = value.values()
     elif isinstance(value, types.MethodType):
-        parts = (value.__func__, *_attributes(value.__self__))
+        parts = (value.__func__, *getattr(value.__self__, "__dict__", {}).values())
     elif isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
-        _add(_name(value), _source(value), found)
-        parts = [*map(_content, getattr(value, "__closure__", None) or ()), *_called(value)]
+        _add(_name(value), _source(value), digests)
+        parts = [*_closure(value), *_functions_of_file(value)]
     elif callable(value) or callable(getattr(value, "step", None)):  # an environment, a reward, a model that is called
-        _add(_name(type(value)), _source(type(value)) + _settings(value), found)
-        parts = (getattr(value, "__wrapped__", None), *_attributes(value))
+        settings = repr((value.weights, value.batched, value.on_error)) if isinstance(value, RewardFunction) else ""
+        _add(_name(type(value)), _source(type(value)) + settings, digests)
+        parts = (getattr(value, "__wrapped__", None), *getattr(value, "__dict__", {}).values())
     for part in parts:
-        _collect(part, found, seen)
+        _collect(part, digests, visited)
 
 
-def _attributes(value: Any) -> list[Any]:
-    return list(getattr(value, "__dict__", {}).values())
-
-
-def _settings(value: Any) -> str:
-    """Of a reward how it is put together."""
-    if not isinstance(value, RewardFunction):
-        return ""
-    return repr((value.weights, value.batched, value.on_error))
-
-
-def _called(function: Any) -> list[Any]:
-    """Functions and classes of the same file that a function of the user names."""
+def _functions_of_file(function: Any) -> list[Any]:
+    """Return the functions and classes of the same file that a function of the user names."""
     if not isinstance(function, types.FunctionType) or _is_of_jmarl(function):
         return []
-    named = [function.__globals__.get(name) for code in _codes(function.__code__) for name in code.co_names]
-    return [x for x in named if isinstance(x, types.FunctionType | type) and x.__module__ == function.__module__]
+    values = [function.__globals__.get(name) for code in _codes(function.__code__) for name in code.co_names]
+    return [x for x in values if isinstance(x, types.FunctionType | type) and x.__module__ == function.__module__]
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:
-    """The code of a function and of functions and comprehensions within it."""
+    """Return the code of a function, and of the functions and comprehensions inside it."""
     return [code, *(inner for x in code.co_consts if isinstance(x, types.CodeType) for inner in _codes(x))]
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a constant, or a name and a constant."""
-    return isinstance(value[1] if isinstance(value, tuple) and len(value) == 2 else value, bool | int | float | str)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that was not given a value yet
-        return None
+def _closure(function: Any) -> list[Any]:
+    """Return the values of a function's closure that are set."""
+    contents = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # a variable without a value yet
+            contents.append(cell.cell_contents)
+    return contents
 
 
 def _name(function: Any) -> str:
@@ -122,15 +111,15 @@ def _name(function: Any) -> str:
 
 
 def _is_of_jmarl(function: Any) -> bool:
-    return (getattr(function, "__module__", None) or "").startswith(OF_JMARL)
+    return (getattr(function, "__module__", None) or "").startswith("jmarl.")
 
 
 def _source(function: Any) -> str:
-    """Of a function of this library its constants; of any other its source, if Python has it."""
+    """Return the source and constants of a function or class of the user; for one of this library the constants of its closure,
+    so that a new version of the library is no difference."""
     if _is_of_jmarl(function):
-        cells = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
-        return repr([x for x in cells if isinstance(x, bool | int | float | str)])
-    code = getattr(function, "__code__", None)  # two lambdas of one line have one source
+        return repr([x for x in _closure(function) if isinstance(x, PLAIN)])
+    code = getattr(function, "__code__", None)  # the constants distinguish two lambdas in one line of source
     constants = repr([x for c in _codes(code) for x in c.co_consts if isinstance(x, int | float)]) if code else ""
     try:
         return inspect.getsource(function) + constants
@@ -138,19 +127,22 @@ def _source(function: Any) -> str:
         return constants
 
 
-def _add(base: str, text: str, found: dict[str, str]) -> None:
-    """Add a function under its name, with a number where the name is taken."""
+def _add(base: str, text: str, digests: dict[str, str]) -> None:
+    """Add the digest of a text under a name, with a number appended if the name is taken."""
     if base.startswith("builtins."):
         return
     name, number = base, 2
-    while name in found:
+    while name in digests:
         name, number = f"{base} {number}", number + 1
-    found[name] = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    digests[name] = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def difference(name: str, old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What differs between two fingerprints, in one line; empty: nothing. What is only new is no difference: an object may have
-    made it (a pool, say) when it was used before, and what a reward is made of is known to the reward."""
+    """Describe the difference between two fingerprints in one line; empty if there is none.
+
+    Functions that are only in the new fingerprint are no difference: an object may create them when it is first used (a pool,
+    for example), and a reward that calls a new function has changed itself.
+    """
     if "items" in new:
         if old == new:
             return ""

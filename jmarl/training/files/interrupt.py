@@ -1,45 +1,47 @@
-"""Ctrl+C and SIGTERM ask a run to stop where nothing is lost: after its update, with its row and its checkpoint written.
+"""Stop a run after its current update on Ctrl+C or SIGTERM, when its row and checkpoint are written.
 
-The first signal only leaves a note, which the loop reads between updates. A second one does what it would do without this
-module: in a notebook or script Ctrl+C raises KeyboardInterrupt, SIGTERM ends the process; a command ends at once by both.
-Left out: threads other than the main one, to which Python gives no signals; training there goes on.
+The first signal only sets a flag, which the loop reads between updates. A second signal acts as without this module: in a
+notebook or script Ctrl+C raises KeyboardInterrupt and SIGTERM ends the process; commands end at once on either.
+Left out: threads other than the main one, where Python delivers no signals; training in them continues.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 
-EXIT_INTERRUPTED = 75  # of commands whose run was interrupted and can be resumed: EX_TEMPFAIL, "try again"
+EXIT_INTERRUPTED = 75  # exit code of a command whose run can be resumed: EX_TEMPFAIL, "try again"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(Exception):
-    """A part of a larger run (imitation, a reward model) was interrupted; the whole stops too."""
+    """A run inside a larger one (imitation, a reward model) was interrupted, so the larger one stops too."""
 
 
+@dataclasses.dataclass
 class Interrupt:
-    """Whether a signal has asked the run to stop, and which."""
+    """The flag that a signal sets."""
 
-    def __init__(self) -> None:
-        self.by: str | None = None
+    by: str | None = None  # name of the signal; None: there was none
 
     @property
     def requested(self) -> bool:
+        """Whether the run should stop."""
         return self.by is not None
 
 
-_active: Interrupt | None = None  # of the outermost loop of the main thread
-_second_ends = False  # in `ending_at_second_signal`
+_active: Interrupt | None = None  # the flag of the outermost loop in the main thread
+_second_ends = False  # set by `ending_at_second_signal`
 
 
 @contextlib.contextmanager
 def ending_at_second_signal() -> Iterator[None]:
-    """Within this context a second signal ends the process at once, without a traceback: for commands."""
+    """End the process at once on a second signal, without a traceback: for commands."""
     global _second_ends
     _second_ends = True
     try:
@@ -50,7 +52,7 @@ def ending_at_second_signal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Within this context the first SIGINT or SIGTERM is noted in what it yields. Loops within loops share one note."""
+    """Yield the flag that the first SIGINT or SIGTERM sets. Nested loops share one flag."""
     global _active
     if threading.current_thread() is not threading.main_thread():
         yield Interrupt()
@@ -58,30 +60,27 @@ def interruptible() -> Iterator[Interrupt]:
     if _active is not None:
         yield _active
         return
-    # A signal that is ignored (nohup, a shell's background job) stays ignored; one handled outside Python (None) is left alone.
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-    note = Interrupt()
+    # Ignored signals (nohup, a background job of a shell) stay ignored, and handlers from outside Python (None) are unchanged.
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    flag = Interrupt()
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def restore(end_at_once: bool = False) -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if end_at_once else handler)
 
-    def noted(number: int, _: object) -> None:
-        restore()
-        if _second_ends:
-            for number_ in before:
-                signal.signal(number_, signal.SIG_DFL)
-        note.by = signal.Signals(number).name
-        text = f"\n{note.by}: the update under way is finished and saved; a second signal ends the run at once\n"
-        with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+    def set_flag(number: int, _: object) -> None:
+        restore(end_at_once=_second_ends)
+        flag.by = signal.Signals(number).name
+        text = f"\n{flag.by}: the current update is finished and saved; a second signal ends the run at once\n"
+        with contextlib.suppress(OSError, ValueError):  # standard error may be closed
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
 
-    for number in before:
-        signal.signal(number, noted)
-    _active = note
+    for number in handlers:
+        signal.signal(number, set_flag)
+    _active = flag
     try:
-        yield note
+        yield flag
     finally:
         _active = None
         restore()

@@ -1,7 +1,7 @@
-"""One process a directory: a lock that the kernel frees when its owner ends, however it ends.
+"""Let only one process write to a directory, with a lock that the kernel frees whenever its owner ends.
 
-The lock is `flock` on a file of the directory that also names the owner. After a kill the file stays, and the lock does not, so
-nothing is ever stale. Left out: file systems without `flock` (some network ones), where a run warns that it is not protected.
+The lock is `flock` on a file in the directory, which also names the owner. After a kill the file remains but the lock is free,
+so locks are never stale. Left out: file systems without `flock` (some network ones): a run there only warns.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 NAME = "lock"
-_held: set[int] = set()  # descriptors of locks that this process holds
+_held: set[int] = set()  # file descriptors of the locks of this process
 
 
 def _close_in_child() -> None:
-    """A process that was forked would hold its parent's locks, also when that is dead."""
+    """Close the locks in a forked process, which would otherwise hold them even after its parent has ended."""
     while _held:
         os.close(_held.pop())
 
@@ -32,19 +32,19 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class DirectoryInUse(RuntimeError):
-    """Another run writes to the directory."""
+    """Another process writes to the directory."""
 
 
 @contextlib.contextmanager
 def locked(directory: str | Path) -> Iterator[None]:
-    """Hold the lock of a directory, which is made if missing; raises `DirectoryInUse` where another run has it."""
+    """Hold the lock of a directory, which is created if missing. Raises `DirectoryInUse` if another run has the lock."""
     path = Path(directory) / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # closed in programs that this process starts, as all files of Python
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # Python closes it in programs that this process starts
     try:
         _take(fd, path)
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name on it
+        with contextlib.suppress(OSError):  # on a full disk the lock works without the name
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(owner).encode(), 0)
         _held.add(fd)
@@ -56,7 +56,7 @@ def locked(directory: str | Path) -> Iterator[None]:
 
 
 def check_unlocked(directory: str | Path) -> None:
-    """Raise `DirectoryInUse` where a run has the lock of a directory. Changes nothing, and says it before models are loaded."""
+    """Raise `DirectoryInUse` if a run has the lock of a directory. Changes nothing, so it can run before models are loaded."""
     path = Path(directory) / NAME
     if path.is_file():
         fd = os.open(path, os.O_RDONLY)
@@ -79,7 +79,7 @@ def _take(fd: int, path: Path) -> None:
 
 def _owner(path: Path) -> str:
     try:
-        of = json.loads(path.read_text())
-        return f"process {of['pid']} on {of['host']} since {of['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"  # which has not written its name yet
+        owner = json.loads(path.read_text())
+        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has not written its name yet
+        return "another process"

@@ -1,6 +1,6 @@
-"""The manifest of a folder: size and SHA-256 of every file, so that a damaged file is found and named.
+"""Write and check the manifest of a folder: size and SHA-256 of every file, to detect and name damaged files.
 
-It is written last, into the folder that it describes, and holds a digest of itself. Left out: repairing anything.
+The manifest is written last, into the folder that it describes, and contains a digest of itself. Left out: repair.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ NAME = "manifest.json"
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the manifest of all files below `folder`. Every file is on the disk when this returns, not only in its cache."""
-    files = {str(path.relative_to(folder)): describe_file(path, sync=True) for path in _files(folder)}
+    """Write the manifest of all files below `folder`, and flush every file to the disk."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {str(path.relative_to(folder)): describe_file(path, sync=True) for path in paths}
     with (folder / NAME).open("w", encoding="utf-8") as file:
         json.dump({"files": files, "sha256": _digest(files)}, file, indent=1)
         file.flush()
@@ -26,7 +27,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Name the first file that is not as the manifest says, and what is wrong with it; None where all are."""
+    """Return which file differs from the manifest first, and how; None if the folder is intact."""
     try:
         content = json.loads((folder / NAME).read_text(encoding="utf-8"))
         files: dict[str, list[Any]] = content["files"]
@@ -38,20 +39,20 @@ def find_damage(folder: Path) -> str | None:
         return f"{NAME} cannot be read ({error})"
     for name, (size, digest) in files.items():
         try:
-            now = describe_file(folder / name)
+            new_size, new_digest = describe_file(folder / name)
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as error:
             return f"{name} cannot be read ({error})"
-        if now[0] != size:
-            return f"{name} has {now[0]} bytes where {size} were written"
-        if now[1] != digest:
+        if new_size != size:
+            return f"{name} has {new_size} bytes, but {size} were written"
+        if new_digest != digest:
             return f"{name} has other bytes than were written"
     return None
 
 
 def describe_file(path: Path, sync: bool = False) -> list[Any]:
-    """Size and SHA-256 of a file. sync: wait until the file is on the disk."""
+    """Return size and SHA-256 of a file. sync: first wait until the file is on the disk."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -60,16 +61,12 @@ def describe_file(path: Path, sync: bool = False) -> list[Any]:
 
 
 def sync_directory(directory: Path) -> None:
-    """Put the names in a directory on the disk, so that a file renamed there is found after a power cut."""
+    """Flush the names in a directory to the disk, so that a rename survives a power cut."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _digest(files: Any) -> str:

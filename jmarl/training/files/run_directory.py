@@ -1,4 +1,4 @@
-"""What a run finds in its output directory: the checkpoint to go on from, or an earlier run to leave whole."""
+"""Open the output directory of a run: lock it, move an earlier run aside or resume it, and open checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 import itertools
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,195 +19,200 @@ from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.fingerprint import difference
 from jmarl.training.files.lock import check_unlocked, locked
 from jmarl.training.logs.metrics_writer import MetricsWriter, say
-from jmarl.types import TeamState
+from jmarl.types import StackState, TeamState
 
 logger = logging.getLogger(__name__)
 
-# Fields that a resumed run may set anew; any other difference is an error.
-MAY_CHANGE = frozenset(
-    [
-        "resume",
-        "strict_checkpoints",
-        "allow_changed",
-        "num_updates",
-        "learning_rate",
-        "critic_learning_rate",
-        "save_every",
-        "save_minutes",
-        "save_total_limit",
-        "stop_after_nonfinite",
-        "replay_rollout",
-        "log_every",
-        "eval_every",
-        "eval_generations",
-        "eval_temperature",
-        "save_models",
-        "overlap_rewards",
-        "mesh",  # weights lie elsewhere, and are the same
-        "held_out",  # of experiments that evaluate
-        "output_dir",
-        "progress",
-    ]
-)
+# Settings that may differ when a run resumes; any other difference is an error. `mesh` puts the same weights on other devices,
+# `held_out` is a setting of experiments.
+MAY_CHANGE = {
+    "resume", "strict_checkpoints", "allow_changed", "num_updates", "learning_rate", "critic_learning_rate", "save_every",
+    "save_minutes", "save_total_limit", "save_models", "stop_after_nonfinite", "replay_rollout", "log_every", "eval_every",
+    "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "held_out", "output_dir", "progress",
+}  # fmt: skip
 
 
 class CannotGoOn(ValueError):
-    """A run cannot be resumed as it was asked for, or begun anew where another one is."""
+    """A run cannot be resumed as requested, or cannot start because the directory holds an unfinished run."""
 
 
 def checkpoints_of(cfg: TrainConfig) -> Path:
+    """Return the directory of a run's checkpoints."""
     return Path(cfg.run.output_dir) / "checkpoints"
 
 
 def check_directory(cfg: TrainConfig) -> None:
-    """Refuse a directory that another run writes to, to resume where nothing is saved, and to start anew where a run has not
-    ended, which the next resume would take for this run. Reads only."""
-    if not cfg.run.output_dir or cfg.run.replay_rollout:
-        return
-    check_unlocked(cfg.run.output_dir)
-    check_contents(cfg)
+    """Raise an error if the output directory does not allow this run. Only reads.
+
+    Raises:
+        DirectoryInUse: another process writes there.
+        CannotGoOn: see `check_contents`.
+    """
+    if cfg.run.output_dir and not cfg.run.replay_rollout:
+        check_unlocked(cfg.run.output_dir)
+        check_contents(cfg)
 
 
 def check_contents(cfg: TrainConfig) -> None:
-    """As `check_directory`, of what lies in the directory."""
-    where = checkpoints_of(cfg)
-    last = max(saved_steps(where), default=None)
+    """Raise `CannotGoOn` if there is no checkpoint to resume from, or if a new run would replace an unfinished one."""
+    directory = checkpoints_of(cfg)
+    last = max(saved_steps(directory), default=None)
     if cfg.run.resume:
         if last is None:
             raise CannotGoOn(
-                f"there is nothing to resume: no complete checkpoint in {where}. Check output_dir, or start without resume"
+                f"there is nothing to resume: no complete checkpoint in {directory}. Check output_dir, or start without resume"
             )
         if cfg.run.num_updates < last:
             raise CannotGoOn(
                 f"num_updates={cfg.run.num_updates} is not allowed: the run in {cfg.run.output_dir} has made {last} already"
             )
-    elif last is not None and not is_finished(where, last):
+    elif last is not None and not is_finished(directory, last):
         raise CannotGoOn(
             f"output_dir={cfg.run.output_dir!r} already holds checkpoints up to step {last} of a run that has not ended: "
-            "go on there with resume, or choose another output_dir"
+            "continue it with resume, or choose another output_dir"
         )
 
 
 def is_finished(checkpoints: Path, step: int) -> bool:
-    """Whether a run had no update left to make at a step."""
+    """Return whether a run had made all its updates at a step. A damaged checkpoint counts as unfinished."""
     try:
         content = json.loads((checkpoints / str(step) / META).read_text(encoding="utf-8"))
         return step >= content["meta"]["config"]["num_updates"]
-    except (OSError, ValueError, KeyError, TypeError):  # damaged: it may go on from the one before
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def set_aside(directory: str) -> None:
-    """Move what an earlier run wrote there (metrics, TensorBoard events, checkpoints, models, pairs, reward models) into its
-    folder `earlier_1`, `earlier_2`, …"""
+    """Move the files of an earlier run (metrics, TensorBoard events, checkpoints, models, pairs, reward models) into the folder
+    `earlier_1`, `earlier_2`, ... of its directory."""
     root = Path(directory)
-    names = ("checkpoints", "metrics.jsonl", "events*", "models", "pairs", "history", "reward_model*", "failed_update*")
-    found = [path for name in names for path in sorted(root.glob(name))]
-    if not found:
+    patterns = ("checkpoints", "metrics.jsonl", "events*", "models", "pairs", "history", "reward_model*", "failed_update*")
+    paths = [path for pattern in patterns for path in sorted(root.glob(pattern))]
+    if not paths:
         return
     target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())
     target.mkdir()
-    for path in found:
+    for path in paths:
         path.rename(target / path.name)
     logger.warning("%s held an earlier run; its metrics, checkpoints and models are now in %s", directory, target)
 
 
-@dataclasses.dataclass
-class OpenRun:
-    """A run that was opened: what it begins with and writes to."""
+class OpenRun(NamedTuple):
+    """A run whose directory is open."""
 
-    state: TeamState
-    meta: dict[str, Any]  # what its checkpoints say beside the state
-    saver: Checkpointer | None = None  # None: no checkpoints are made
-    writer: MetricsWriter | None = None  # None: nothing is written
-
-    @property
-    def savers(self) -> list[tuple[Checkpointer, dict[str, Any]]]:
-        return [] if self.saver is None else [(self.saver, self.meta)]
+    state: TeamState  # initial, or restored from a checkpoint
+    savers: list[tuple[Checkpointer, dict[str, Any]]]  # its checkpointer and the metadata of checkpoints; empty: no checkpoints
+    writer: MetricsWriter | None  # None without an output directory
 
 
 @contextlib.contextmanager
 def open_run(
-    cfg: TrainConfig, state: TeamState, about: dict[str, Any], wandb_config: dict | None, step: int | None = None
+    cfg: TrainConfig, state: TeamState, identity: dict[str, Any], wandb_config: dict | None, step: int | None = None
 ) -> Iterator[OpenRun]:
-    """Lock the directory of a run and open what it begins with and writes to: its state (where it resumes, that of the newest
-    checkpoint that is whole), checkpoints and logs. All are closed with it. about: team, critics, environment, data and reward,
-    which must not change where a run goes on; step: of the checkpoint to resume, if not the newest."""
-    run = OpenRun(state, {"config": flat(cfg), **about})
+    """Lock the directory of a run, restore its state when it resumes, and open its checkpoints and logs.
+
+    Args:
+        cfg: the settings.
+        state: the initial state.
+        identity: team, critics, environment, data and reward, which must not change when a run resumes.
+        wandb_config: keyword arguments of `wandb.init`; None: no W&B.
+        step: the checkpoint to resume from; None: the newest intact one.
+    """
+    meta, savers, writer = {"config": flat(cfg), **identity}, [], None
     with contextlib.ExitStack() as opened:
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))
-            check_contents(cfg)  # once more, now that nobody else can change it
+            check_contents(cfg)  # again, because another process may have written before the lock was taken
         if cfg.run.saves or cfg.run.resume:
-            run.meta["bases"] = base_digests(state)
+            meta["bases"] = base_digests(state)
         if cfg.run.resume:
-            run.state = resume(cfg, state, run.meta, step)
+            state = resume(cfg, state, meta, step)
         elif cfg.run.output_dir:
             set_aside(cfg.run.output_dir)
         if cfg.run.saves:
-            run.saver = opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit))
+            savers = [(opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit)), meta)]
         if cfg.run.output_dir:
-            how: dict[str, Any] = dict(
-                total_steps=cfg.run.num_updates, start_step=int(run.state.step), progress=cfg.run.progress
-            )
-            hparams = run.meta["config"] | {"environment": run.meta.get("environment", {})}
-            run.writer = opened.enter_context(MetricsWriter(cfg.run.output_dir, hparams, wandb_config=wandb_config, **how))
-        yield run
+            hparams = meta["config"] | {"environment": meta.get("environment", {})}
+            writer = opened.enter_context(open_writer(cfg, hparams, int(state.step), wandb_config))
+        yield OpenRun(state, savers, writer)
 
 
-def resume(cfg: TrainConfig, state: TeamState, meta: dict, step: int | None = None, *, read_only: bool = False) -> TeamState:
-    """The checkpoint of a step (None: the newest that is whole), on the devices and in the shapes of `state`, whose arrays are
-    freed; refused where it was made by another run. Checkpoints of later steps are set aside, unless it is read_only."""
+def open_writer(cfg: TrainConfig, hparams: dict[str, Any], start_step: int, wandb_config: dict | None = None) -> MetricsWriter:
+    """Return the writer of a run's metrics, which drops rows from `start_step` on."""
+    return MetricsWriter(
+        cfg.run.output_dir,
+        hparams,
+        total_steps=cfg.run.num_updates,
+        start_step=start_step,
+        progress=cfg.run.progress,
+        wandb_config=wandb_config,
+    )
+
+
+def resume(
+    cfg: TrainConfig, state: TeamState, meta: dict[str, Any], step: int | None = None, *, read_only: bool = False
+) -> TeamState:
+    """Restore the state of a checkpoint, on the devices and in the shapes of `state`, whose arrays are freed.
+
+    Args:
+        meta: metadata that this run would write; `CannotGoOn` is raised if that of the checkpoint does not fit.
+        step: the checkpoint; None: the newest intact one.
+        read_only: leave checkpoints of later steps; otherwise they are set aside.
+    """
     with Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit, read_only=read_only) as saved:
         if step is None and (step := saved.newest_intact(cfg.run.strict_checkpoints)) is None:
             raise CannotGoOn(f"there is nothing to resume: all checkpoints in {saved.directory} are damaged")
         old, step = saved.read_meta(step)
-        changed = refuse_changes(cfg, old, meta, step)
+        changes = check_changes(cfg, old, meta, step)
         replaced = to_checkpoint(state)
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), replaced
         )
-        for leaf in jax.tree.leaves(replaced):  # makes room: two states at once may not fit
+        for leaf in jax.tree.leaves(replaced):  # two states may not fit into memory
             leaf.delete()
         restored = saved.restore(like, step)[0]
-        for later in [
-            s for s in saved.steps() if s > step and not read_only
-        ]:  # of several seeds that go on from the step that all have
-            saved.set_aside(later, "later")
+        if not read_only:
+            for later in [s for s in saved.steps() if s > step]:  # if some of several seeds have saved more than all have
+                saved.set_aside(later, "later")
     if cfg.run.progress:
-        told = "".join(f", {text}" for name, text in changed.items() if name != "resume")
-        say(f"resuming {cfg.run.output_dir} from step {step} of {cfg.run.num_updates}{told}")
-    pairs = ((restored.stacks, state.stacks), (restored.critics, state.critics))
-    stacks, critics = (
-        tuple(new._replace(grads=old.grads, base=old.base) for new, old in zip(*pair, strict=True)) for pair in pairs
-    )
-    return restored._replace(stacks=stacks, critics=critics)
+        notes = "".join(f", {text}" for name, text in changes.items() if name != "resume")
+        say(f"resuming {cfg.run.output_dir} from step {step} of {cfg.run.num_updates}{notes}")
+
+    def complete(new: Sequence[StackState], old: Sequence[StackState]) -> tuple[StackState, ...]:
+        return tuple(stack._replace(grads=other.grads, base=other.base) for stack, other in zip(new, old, strict=True))
+
+    return restored._replace(stacks=complete(restored.stacks, state.stacks), critics=complete(restored.critics, state.critics))
 
 
-def refuse_changes(cfg: TrainConfig, old: dict, meta: dict, step: int) -> dict[str, str]:
-    """Refuse to go on from a checkpoint of another run; old: what it says, meta: what this one would. Returns the settings that
-    have changed and may."""
-    new = json.loads(json.dumps(meta["config"]))  # as the other one was saved, tuples as lists
-    # A checkpoint of an older version has fewer settings.
+def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], step: int) -> dict[str, str]:
+    """Compare the metadata of a checkpoint with that of this run. Raises `CannotGoOn` if a difference is not allowed.
+
+    Returns:
+        The allowed differences: name -> description.
+    """
+    config = json.loads(json.dumps(new["config"]))  # as in a checkpoint, where tuples are lists
+    # A checkpoint of an older version lacks newer settings, which then have their defaults.
     defaults = flat(TrainConfig()) | {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in SECTIONS}
-    was = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
-    changed = {k: f"{k}: {was.get(k)!r} -> {new[k]!r}" for k in new if was.get(k) != new[k]}
-    differs = [text for name, text in changed.items() if name not in MAY_CHANGE]
-    if old["team"] != meta["team"]:
-        differs.append("team: other models, tokenizers or roles")
-    if old.get("critics", []) != meta["critics"]:
-        differs.append("critics: other models or tokenizers")
-    if old.get("environment", meta.get("environment")) != meta.get("environment"):
-        differs.append(f"environment: {old['environment']} -> {meta.get('environment')}")
-    if old.get("bases", []) != meta["bases"]:
-        differs.append("bases: LoRA's frozen weights are others than those that the adapters were trained on")
-    if old.get("initial", meta.get("initial")) != meta.get("initial"):
-        differs.append("initial: other weights before training, of which the reference is made")
-    allowed = {name: difference(name, old.get(name, meta.get(name, {})), meta.get(name, {})) for name in CHANGES}
-    refused = [name for name, text in allowed.items() if text and name not in cfg.run.allowed_changes]
-    differs += [allowed[name] for name in refused]
-    if differs:
-        what = "".join(f"\n  {d}" for d in differs)
-        hint = f"\nallow_changed={','.join(refused)} goes on with the new {' and '.join(refused)}" if refused else ""
-        raise CannotGoOn(f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings{what}{hint}")
-    return changed | {name: text for name, text in allowed.items() if text}
+    old_config = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
+    changes = {k: f"{k}: {old_config.get(k)!r} -> {config[k]!r}" for k in config if old_config.get(k) != config[k]}
+    errors = [text for name, text in changes.items() if name not in MAY_CHANGE]
+    if old["team"] != new["team"]:
+        errors.append("team: other models, tokenizers or roles")
+    if old.get("critics", []) != new["critics"]:
+        errors.append("critics: other models or tokenizers")
+    if old.get("environment", new.get("environment")) != new.get("environment"):
+        errors.append(f"environment: {old['environment']} -> {new.get('environment')}")
+    if old.get("bases", []) != new["bases"]:
+        errors.append("bases: the frozen weights of LoRA differ from those that the adapters were trained on")
+    if old.get("initial", new.get("initial")) != new.get("initial"):
+        errors.append("initial: other weights before training, which are the reference")
+    fingerprints = {name: difference(name, old.get(name, new.get(name, {})), new.get(name, {})) for name in CHANGES}
+    refused = [name for name, text in fingerprints.items() if text and name not in cfg.run.allowed_changes]
+    errors += [fingerprints[name] for name in refused]
+    if errors:
+        lines = "".join(f"\n  {error}" for error in errors)
+        hint = f"\nallow_changed={','.join(refused)} resumes with the new {' and '.join(refused)}" if refused else ""
+        raise CannotGoOn(
+            f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings{lines}{hint}"
+        )
+    return changes | {name: text for name, text in fingerprints.items() if text}

@@ -1,5 +1,7 @@
-"""When a run is checkpointed, and what happens where that fails: training goes on, the failure is counted, and it is tried
-again. Left out: pairs of preference rounds, which a run cannot go on without: where they cannot be written, it stops."""
+"""When to checkpoint a run, and what to do if a checkpoint cannot be written: count the failure, train on and try again.
+
+Left out: the pairs of preference rounds. A run cannot continue without them, so it stops if they cannot be written.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,80 +22,77 @@ from jmarl.training.files.checkpoint import Checkpointer, CheckpointError, nbyte
 from jmarl.training.logs.metrics_writer import say
 from jmarl.types import TeamState
 
-MIN_TIMES = 20  # where checkpoints are made by time, at least so many times the duration of one lies between two
+MIN_INTERVAL = 20  # shortest interval between checkpoints by time, as a multiple of the time that one takes
 
 
 class Saves:
-    """The checkpoints of a run, or of several that are trained together.
+    """The checkpoints of a run, or of several runs that are trained together.
 
-    savers: of each run its checkpoints and what they say beside the state; empty: none are made. part: the state of run i.
-    failed: checkpoints that could not be written so far.
+    Args:
+        run: settings.
+        savers: the checkpointer of each run, and the metadata of its checkpoints; empty: no checkpoints are written.
+        state_of: (state, i) -> the state of run i.
     """
 
     def __init__(
         self,
         run: Run,
         savers: Sequence[tuple[Checkpointer, dict]],
-        part: Callable[[TeamState, int], TeamState] = lambda state, _: state,
+        state_of: Callable[[TeamState, int], TeamState] = lambda state, _: state,
     ):
-        self.run, self.savers, self.part = run, list(savers), part
-        self.failed = 0
-        self._why = ""
-        self._last = time.monotonic()
-        self._no_room = False
+        self.run, self.savers, self.state_of = run, list(savers), state_of
+        self.failed = 0  # checkpoints that could not be written so far
+        self._last_error = ""
+        self._last_time = time.monotonic()
+        self._disk_full = False
 
-    def begin(self, state: TeamState) -> None:
-        """Say so where the disk has not room for two checkpoints."""
-        if self.savers:
-            free, size = free_bytes(self.savers[0][0].directory), nbytes(to_checkpoint(state))
-            if free < 2 * size:
-                warnings.warn(
-                    f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
-                    "fit. Training goes on; free some space, choose another output_dir, or make no checkpoints (save_every=0)",
-                    stacklevel=3,
-                )
+    def check_room(self, state: TeamState) -> None:
+        """Warn if the disk has no room for two checkpoints."""
+        if self.savers and (free := self._free_bytes()) < 2 * (size := nbytes(to_checkpoint(state))):
+            warnings.warn(
+                f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
+                "fit. Training goes on; free some space, choose another output_dir, or make no checkpoints (save_every=0)",
+                stacklevel=3,
+            )
 
     def is_due(self, updates: int) -> bool:
-        """Whether a checkpoint is to be made after so many updates; after the last one always."""
-        if not self.savers:
-            return False
-        if updates == self.run.num_updates:
-            return True
+        """Whether to write a checkpoint after this number of updates; always after the last one."""
+        if not self.savers or updates == self.run.num_updates:
+            return bool(self.savers)
         if self.run.save_every:
-            return self._no_room or updates % self.run.save_every == 0
+            return self._disk_full or updates % self.run.save_every == 0
         longest = max(saver.seconds for saver, _ in self.savers)
-        return time.monotonic() - self._last >= max(60 * self.run.save_minutes, MIN_TIMES * longest)
+        return time.monotonic() - self._last_time >= max(60 * self.run.save_minutes, MIN_INTERVAL * longest)
 
     def check(self) -> int:
-        """Return how many checkpoints could not be written so far, those in the background included."""
+        """Return the number of checkpoints that could not be written so far, including background saves that have failed."""
         for saver, _ in self.savers:
             self._try(saver.check)
         return self.failed
 
     def save(self, updates: int, state: TeamState) -> None:
-        """Begin to save the state after so many updates, if the disk has room for it."""
+        """Start to save the state after this number of updates, if the disk has room for it."""
         if all(saver.latest_step() == updates for saver, _ in self.savers):
             return
-        size = nbytes(to_checkpoint(state))
-        if (free := free_bytes(self.savers[0][0].directory)) < size:
-            if not self._no_room:
+        if (free := self._free_bytes()) < (size := nbytes(to_checkpoint(state))):
+            if not self._disk_full:
                 self._count(f"{self.run.output_dir} has {gib(free)} free, and it takes about {gib(size)}")
-            self._no_room = True  # it stays due, and is made as soon as there is room
+            self._disk_full = True  # the checkpoint stays due until there is room
             return
-        self._no_room, self._last = False, time.monotonic()
+        self._disk_full, self._last_time = False, time.monotonic()
         for i, (saver, meta) in enumerate(self.savers):
-            self._try(saver.wait)  # an earlier save that failed is counted here, and does not cost this one
-            self._try(lambda saver=saver, meta=meta, i=i: saver.save(updates, to_checkpoint(self.part(state, i)), meta))
+            self._try(saver.wait)  # count the failure of an earlier save here, so that it does not prevent this one
+            self._try(partial(saver.save, updates, to_checkpoint(self.state_of(state, i)), meta))
 
     def finish(self, updates: int) -> str:
-        """Wait until all is on the disk. Returns why the checkpoint after so many updates is not there; empty: it is, or none
-        is wanted."""
+        """Wait for all saves. Returns why the checkpoint after this number of updates is missing; empty if it is there or no
+        checkpoints are wanted."""
         for saver, _ in self.savers:
             self._try(saver.wait)
-        return self._why if any(saver.latest_step() != updates for saver, _ in self.savers) else ""
+        return self._last_error if any(saver.latest_step() != updates for saver, _ in self.savers) else ""
 
     def save_at_failure(self, state: TeamState) -> None:
-        """Keep what a run that fails has learned since its last checkpoint, unless an update that failed has consumed it."""
+        """Save the newest state of a failing run, unless the failed update has consumed it."""
         if not self.savers:
             return
         for saver, _ in self.savers:
@@ -100,14 +100,13 @@ class Saves:
         saved = min((saver.latest_step() for saver, _ in self.savers), key=lambda step: -1 if step is None else step)
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(to_checkpoint(state))):
             since = "since the beginning" if saved is None else f"after update {saved}, the last checkpoint,"
-            warnings.warn(f"what was learned {since} is lost: the update that failed had consumed the weights", stacklevel=3)
+            warnings.warn(f"everything learned {since} is lost: the failed update had consumed the weights", stacklevel=3)
             return
         updates = int(state.step)
-        if not updates or updates == saved:
-            return
-        self.save(updates, state)
-        if not self.finish(updates) and self.run.progress:
-            say(f"stopped after update {updates} in {self.run.output_dir}: resume continues from there")
+        if updates and updates != saved:
+            self.save(updates, state)
+            if not self.finish(updates) and self.run.progress:
+                say(f"stopped after update {updates} in {self.run.output_dir}: resume continues from there")
 
     def _try(self, call: Callable[[], Any]) -> None:
         try:
@@ -115,14 +114,22 @@ class Saves:
         except CheckpointError as error:
             self._count(error)
 
-    def _count(self, why: object) -> None:
-        self.failed, self._why = self.failed + 1, str(why)
-        warnings.warn(f"checkpoint not saved, training goes on: {why}", stacklevel=4)
+    def _count(self, error: object) -> None:
+        self.failed, self._last_error = self.failed + 1, str(error)
+        warnings.warn(f"checkpoint not saved, training goes on: {error}", stacklevel=4)
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self.savers[0][0].directory).free
 
 
 def write_models(run: Run, team: Team, state: TeamState) -> str:
-    """Write the trained agents to `models/` of the output directory. Returns why they could not be written; empty: they were.
-    They then are in the last checkpoint, and what lay there before is as it was."""
+    """Write the trained agents to `models/` of the output directory, if the settings ask for it.
+
+    Returns why they could not be written; empty if they were written or not wanted. After a failure the last checkpoint still
+    holds them, and the models of an earlier run are unchanged.
+    """
+    if not (run.output_dir and run.save_models):
+        return ""
     try:
         save_team(Path(run.output_dir) / "models", team, policies(state))
     except (OSError, SafetensorError) as error:
@@ -135,9 +142,6 @@ def write_models(run: Run, team: Team, state: TeamState) -> str:
     return ""
 
 
-def free_bytes(directory: Path) -> int:
-    return shutil.disk_usage(directory).free
-
-
 def gib(size: float) -> str:
+    """Return a number of bytes in GiB, as text."""
     return f"{size / 2**30:.2f} GiB"

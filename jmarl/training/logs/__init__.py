@@ -1,4 +1,4 @@
-"""What a run reports: rows of metrics, tables of completions, TensorBoard, a progress bar.
+"""Logs of a run: rows of metrics, tables of completions, TensorBoard, a progress bar.
 
 A logger neither owns the loop nor saves checkpoints. Open `step_log.py` first.
 """

@@ -1,4 +1,4 @@
-"""Write rows of training on given data, or on pairs that the team's own completions make in rounds."""
+"""Write the rows of runs on given data and on preference rounds."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from jmarl.training.records import Drawn
 
 
 class DataLog(StepLog):
-    """The log of a run that learns from `Drawn`. `rewards` are those of rounds of pairs."""
+    """The log of a run whose experience is `Drawn`. `rewards` are the mean rewards of preference rounds."""
 
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         super().__init__(team, cfg, writer)
-        self.losses: list[float] = []  # mean over agents, of each update
+        self.losses: list[float] = []  # of each update, mean over agents
 
-    def keep(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
         if "reward/mean" in step.experience.notes:
             self.rewards.append(step.experience.notes["reward/mean"])
-        super().keep(step)
+        super().add(step)
 
     def row(self, step: Step, seconds: float) -> dict[str, float]:
         row = update_metrics(self.team, jax.device_get(step.metrics))
-        losses = [row[name] for n in range(self.team.num_agents) if (name := f"agent_{n}/loss") in row]  # frozen: none
-        self.losses.append(float(np.mean(losses)))
+        names = [f"agent_{n}/loss" for n in range(self.team.num_agents)]
+        self.losses.append(float(np.mean([row[name] for name in names if name in row])))  # frozen agents have no loss
         return row | {LOSS_TAG: self.losses[-1], "tokens_per_s": step.experience.tokens / seconds}
 
     def record(self, experience: Drawn) -> tuple[Any, dict[str, Any]]:
@@ -41,6 +41,6 @@ class DataLog(StepLog):
         return jax.device_get(experience), {"texts": texts}
 
     def evaluation_row(self, result: dict[str, float] | Evaluation) -> dict[str, float]:
-        if isinstance(result, Evaluation):  # rounds evaluate by playing
+        if isinstance(result, Evaluation):  # preference rounds evaluate by playing
             result = {"reward": result.mean, "reward_ci95": result.interval}
         return {f"eval/{name}": value for name, value in result.items()}

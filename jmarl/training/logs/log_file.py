@@ -1,6 +1,6 @@
-"""A file of records that a full disk delays and does not damage.
+"""A file of records that is never left with a partial record, even if the disk is full for a while.
 
-Left out: what waits in memory is lost with the process, and nothing bounds it (a row of metrics is about a kilobyte).
+Left out: records waiting in memory are lost with the process, and their number is not limited (a row is about a kilobyte).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ logger = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Appends records. One that cannot be written waits in memory with those after it, and the next call begins with them, so
-    the file holds whole records in their order."""
+    """Appends records. A record that cannot be written waits in memory, like all records after it, until a later call succeeds.
+    So the file contains complete records in order."""
 
     def __init__(self, path: Path):
         self.path = path
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)  # no O_APPEND: pwrite would ignore its offset
-        self.end = os.lseek(self.fd, 0, os.SEEK_END)  # of the last whole record; a part of one behind it is overwritten
+        self.end = os.lseek(self.fd, 0, os.SEEK_END)  # of the last complete record; a partial one after it is overwritten
         self.waiting: deque[bytes] = deque()
 
     def write(self, record: bytes) -> None:
-        """Append a record after those that wait. An OSError says that it waits, too."""
+        """Append a record after the waiting ones. Raises OSError if the disk does not take it; then it waits too."""
         self.waiting.append(record)
         self.flush()
 
     def flush(self) -> None:
-        """Write the records that wait."""
+        """Write the waiting records."""
         while self.waiting:
             record, written = self.waiting[0], 0
             while written < len(record):
@@ -38,12 +38,12 @@ class LogFile:
             self.waiting.popleft()
 
     def sync(self) -> None:
-        """Write the records that wait, and have the system put all of them on the disk."""
+        """Write the waiting records and flush the file to the disk."""
         self.flush()
         os.fsync(self.fd)
 
     def close(self) -> None:
-        """Write the records that wait, once more; a warning says how many are lost."""
+        """Write the waiting records and close the file. Logs how many records are lost if that fails."""
         try:
             self.flush()
         except OSError as error:

@@ -1,18 +1,18 @@
-"""Writes what a run measures: `metrics.jsonl`, TensorBoard, Weights & Biases and a progress bar.
+"""Write the metrics of a run to `metrics.jsonl`, TensorBoard, Weights & Biases and a progress bar.
 
-`metrics.jsonl` is the source of truth: one JSON object a line with its `step`, flushed at once; NaN and infinities are
-the strings "NaN", "Infinity", "-Infinity", so that any JSON reader takes the file. A run that starts at `start_step`
-first drops the rows from that step on (the file is replaced atomically) and tells TensorBoard to do the same, so that a
-resumed run doubles no row.
+`metrics.jsonl` is the source of truth: one JSON object per line with its `step`, flushed at once. NaN and infinities are the
+strings "NaN", "Infinity", "-Infinity", so that any JSON reader can read the file. A run that starts at `start_step` first drops
+the rows from that step on (the file is replaced atomically) and tells TensorBoard to do the same, so that resuming repeats no
+row.
 
-Training outlives its logs: rows that a full disk refuses wait in memory and are written with the next row that it takes
-(`logfile`); a terminal that is gone shows no more. Each failed write is counted in `log_errors`, the first of each kind is
-logged. Only a run directory that cannot be written at the start is an error.
+Errors of logs do not stop training. Rows that do not fit on a full disk wait in memory and are written with the next row that
+fits (`log_file`); nothing more is shown on a terminal that has closed. Each failed write is counted in `log_errors`, and the
+first of each log is reported. Only a run directory that cannot be written at the start is an error.
 
-Events are written here, not by tensorboardX's `SummaryWriter`: when its background thread dies of a full disk, its queue fills
-up and the next call blocks for ever; and its record writer leaves half a record behind.
+TensorBoard events are written here, not by tensorboardX's `SummaryWriter`: if its background thread dies on a full disk, its
+queue fills up and the next call blocks forever; and its record writer leaves partial records.
 
-Left out: texts and histograms in `metrics.jsonl`, texts in W&B, system metrics, averages (values are written as given).
+Left out: texts and histograms in `metrics.jsonl`, texts in W&B, system metrics, averages (values are written unchanged).
 """
 
 from __future__ import annotations
@@ -42,26 +42,27 @@ from jmarl.training.logs.tables import escape
 
 logger = logging.getLogger(__name__)
 
-REWARD_TAG = "reward/mean"  # what the progress bar and TensorBoard's HPARAMS tab show
-LOSS_TAG = "loss"  # and what the bar shows of runs without rewards
+REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
+LOSS_TAG = "loss"  # shown by the progress bar in runs without rewards
 SPEED_TAG = "tokens_per_s"
 
 
 class MetricsWriter:
-    """Sends each row to every log that is switched on.
+    """Writes each row to all logs that are on.
 
     Args:
-      run_dir: holds `metrics.jsonl` and the TensorBoard event files; made if missing.
-      hparams: the configuration, nested as it likes; shown in TensorBoard (HPARAMS and TEXT) and W&B.
-      total_steps: where the progress bar ends.
-      start_step: the first step that this process will write; rows from it on are dropped. 0 starts anew.
-      tensorboard, progress: switch these logs off; `print_every`: how often a plain line is printed where stdout is no
-        terminal.
-      wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
+        run_dir: directory of `metrics.jsonl` and the TensorBoard event files; created if missing.
+        hparams: the settings, a nested mapping; shown in TensorBoard (HPARAMS and TEXT) and W&B.
+        total_steps: length of the progress bar.
+        start_step: first step of this process; existing rows from it on are dropped. 0 drops all.
+        tensorboard: whether to write TensorBoard events.
+        progress: whether to show a progress bar, or lines if stdout is no terminal.
+        print_every: steps between such lines.
+        wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
 
     Attributes:
-      log_errors: how many writes have failed.
-      evaluated: the values of `eval/updates` in the rows that a resumed run keeps: after so many updates it was evaluated.
+        log_errors: number of failed writes.
+        evaluated: numbers of updates after which a resumed run was already evaluated (`eval/updates` in its earlier rows).
     """
 
     def __init__(
@@ -81,40 +82,42 @@ class MetricsWriter:
         self._warned: set[str] = set()
         hparams = {valid(name): valid(x) if isinstance(x, str) else x for name, x in flatten(hparams)}
         rows = _Jsonl(self.run_dir, start_step)
-        self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.kept if "eval/updates" in row)
-        self._sinks: dict[str, Any] = {"metrics.jsonl": rows}
+        self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.earlier if "eval/updates" in row)
+        self._sinks: dict[str, _Sink] = {"metrics.jsonl": rows}
         if wandb_config is not None:
             self._sinks["W&B"] = _Wandb(self.run_dir, hparams, wandb_config)
         if tensorboard:
-            self._open("TensorBoard", _TensorBoard, self.run_dir, hparams, start_step)
+            with self._counting("TensorBoard", _TensorBoard.errors):
+                self._sinks["TensorBoard"] = _TensorBoard(self.run_dir, hparams, start_step)
         if progress:
-            self._open("progress", _Terminal, total_steps, start_step, print_every)
+            with self._counting("progress", _Terminal.errors):
+                self._sinks["progress"] = _Terminal(total_steps, start_step, print_every)
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Writes one row of numbers or arrays of one element; tags such as `agent_0/loss` are kept as they are."""
+        """Write one row. Its values are numbers or arrays of one element, its tags are names such as `agent_0/loss`."""
         row = {valid(tag): np.asarray(value) for tag, value in scalars.items()}
         shapes = {tag: value.shape for tag, value in row.items() if value.size != 1}
         if shapes:
-            raise ValueError(f"a metric is one number; these are arrays of shape {shapes}")
+            raise ValueError(f"a metric must be one number, but there are arrays of shape {shapes}: log a mean or each element")
         self._call("write", step, {tag: float(value.item()) for tag, value in row.items()})
 
     def text(self, step: int, name: str, markdown: str) -> None:
-        """Shows a markdown text in TensorBoard."""
+        """Write a Markdown text to TensorBoard."""
         self._call("text", step, valid(name), valid(markdown))
 
     def histogram(self, step: int, name: str, values: Any) -> None:
-        """Shows the distribution of the finite values in TensorBoard and W&B; nothing if there are none."""
+        """Write the distribution of the finite values to TensorBoard and W&B, if there are any."""
         flat = np.asarray(values, np.float64).ravel()
         flat = flat[np.isfinite(flat)]
         if flat.size:
             self._call("histogram", step, valid(name), flat)
 
     def sync(self) -> None:
-        """Have `metrics.jsonl` on the disk, as before a checkpoint that the rows must not lag behind."""
+        """Flush `metrics.jsonl` to the disk, so that its rows are not behind a checkpoint that follows."""
         self._call("sync")
 
     def close(self) -> None:
-        """Flushes and closes every log. The writer takes nothing afterwards."""
+        """Flush and close all logs. Later writes have no effect."""
         self._call("close")
         self._sinks = {}
 
@@ -124,33 +127,27 @@ class MetricsWriter:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _open(self, name: str, sink: type[_Sink], *args: Any) -> None:
-        try:
-            self._sinks[name] = sink(*args)
-        except sink.errors as error:
-            self._count(name, error)
-
     def _call(self, method: str, *args: Any) -> None:
         for name, sink in self._sinks.items():
-            try:
+            with self._counting(name, sink.errors):
                 getattr(sink, method)(*args)
-            except sink.errors as error:
-                self._count(name, error)
 
-    def _count(self, name: str, error: BaseException) -> None:
-        self.log_errors += 1
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning("%s cannot be written: %s. Training goes on; log_errors counts the rest.", name, error)
+    @contextlib.contextmanager
+    def _counting(self, name: str, errors: tuple[type[BaseException], ...]) -> Iterator[None]:
+        """Count errors of a log, and report the first one."""
+        try:
+            yield
+        except errors as error:
+            self.log_errors += 1
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("%s cannot be written: %s. Training goes on; further errors are only counted.", name, error)
 
 
 class _Sink:
-    """One log. `errors` are those that cost it a row and not the run."""
+    """One log. Its `errors` are counted and do not stop the run."""
 
     errors: tuple[type[BaseException], ...] = (OSError,)
-
-    def __init__(self, *args: Any):
-        raise NotImplementedError
 
     def write(self, step: int, row: dict[str, float]) -> None:
         raise NotImplementedError
@@ -169,13 +166,13 @@ class _Sink:
 
 
 class _Jsonl(_Sink):
-    """Rows as lines. kept: the rows of a run that goes on."""
+    """Rows as lines of a file. earlier: the rows before `start_step`."""
 
     def __init__(self, run_dir: Path, start_step: int):
         path = run_dir / "metrics.jsonl"
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self.kept = _truncate_rows(path, start_step)
+            self.earlier = _truncate_rows(path, start_step)
             self.file = LogFile(path)
         except OSError as error:
             raise OSError(f"run directory {run_dir} cannot be written: {error}. Choose another one.") from error
@@ -192,24 +189,24 @@ class _Jsonl(_Sink):
 
 
 class _TensorBoard(_Sink):
-    """Event files in the run directory, so that the run's name in TensorBoard is the directory's."""
+    """An event file in the run directory, whose name TensorBoard shows as the name of the run."""
 
     def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
-        # Imported here, because tensorboardX imports torch (two seconds) wherever torch is installed.
+        # Imported here, because tensorboardX imports torch (two seconds) if it is installed.
         from tensorboardX import summary
         from tensorboardX.proto import event_pb2, summary_pb2
         from tensorboardX.record_writer import masked_crc32c
 
-        event: Any = event_pb2  # generated modules: a type checker does not see their classes
+        event: Any = event_pb2  # generated modules, whose classes a type checker does not see
         protos: Any = summary_pb2
         self.summary, self.protos, self.event, self.checksum = summary, protos, event.Event, masked_crc32c
-        # Nanoseconds: TensorBoard reads the files of a run in the order of their names, also two of the same second.
+        # TensorBoard reads the files of a run in the order of their names; nanoseconds separate two of the same second.
         now = time.time_ns()
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}.{os.getpid()}"
         self.file = LogFile(run_dir / name)
         self._add(file_version="brain.Event:2")
         restart = event.SessionLog(status=event.SessionLog.START)
-        self._add(step=start_step, session_log=restart)  # TensorBoard hides what a dead run wrote from here on
+        self._add(step=start_step, session_log=restart)  # TensorBoard hides earlier events from this step on
         experiment, start, self.end = summary.hparams(dict(hparams), {REWARD_TAG: 0.0})
         rows = "\n".join(f"| {escape(name)} | {escape(str(value))} |" for name, value in hparams.items())
         for item in (experiment, start, summary.text("hparams", f"| name | value |\n| --- | --- |\n{rows}")):
@@ -244,7 +241,7 @@ class _Wandb(_Sink):
         try:
             self.wandb = importlib.import_module("wandb")
         except ImportError as error:
-            raise ImportError("wandb_config is given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
+            raise ImportError("wandb_config was given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
         self.errors = (OSError, self.wandb.Error)
         self.run = self.wandb.init(**{"dir": str(run_dir), "config": dict(hparams)} | dict(config))
 
@@ -260,11 +257,11 @@ class _Wandb(_Sink):
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise  # rich's own ends the process
+        raise  # rich would end the process
 
 
 class _Terminal(_Sink):
-    """A bar on a terminal, else a line every `print_every` steps and at the end. Only rows with a reward or loss count."""
+    """A progress bar on a terminal, else a line every `print_every` steps and at the end, for rows with a reward or loss."""
 
     errors = (OSError, ValueError)  # ValueError: stdout was closed
 
@@ -302,14 +299,14 @@ class _Terminal(_Sink):
 
 
 def say(line: str) -> None:
-    """Print a line, if stdout takes it: a run does not end because nobody reads."""
+    """Print a line. Errors are ignored, because a closed stdout must not stop a run."""
     with contextlib.suppress(*_Terminal.errors):
         _to_stdout(partial(print, line, flush=True))
 
 
 def _to_stdout(show: Callable[[], Any]) -> None:
-    """Call what writes to stdout. Where a pipe or terminal is gone, the rest goes to the null device: what is buffered must not
-    fail the exit of the process."""
+    """Call a function that writes to stdout. If the pipe or terminal has closed, redirect stdout to the null device, so that
+    flushing its buffer at the exit of the process does not fail."""
     if sys.stdout is None:
         raise OSError("there is no stdout")
     try:
@@ -323,13 +320,13 @@ def _to_stdout(show: Callable[[], Any]) -> None:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, "NaN" as a float again. Damaged lines are logged and left out."""
+    """Read the rows of a `metrics.jsonl`, with "NaN" and infinities as floats. Damaged lines are logged and left out."""
     lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     return [row for _, row in _parse(lines, path)]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
-    """`(a/b, value)` for each leaf of a nested mapping; what is neither number nor string becomes its `str`."""
+    """Yield `(a/b, value)` for each leaf of a nested mapping. Values other than numbers and strings become `str(value)`."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}/")
@@ -338,24 +335,24 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bo
 
 
 def valid(text: str) -> str:
-    """Text that UTF-8 can hold: a lone surrogate, which JSON and Python's strings may have, becomes U+FFFD."""
+    """Return text without lone surrogates, which UTF-8 cannot encode: they become U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _truncate_rows(path: Path, start_step: int) -> list[dict[str, Any]]:
-    """Drops rows with `step >= start_step` and damaged lines, by replacing the file at once. Returns the rows that stay."""
+    """Drop rows with `step >= start_step` and damaged lines by replacing the file atomically. Returns the other rows."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
-    kept = [(line, row) for line, row in _parse(lines, path) if row["step"] < start_step]
-    rows, dropped = [row for _, row in kept], len(lines) - len(kept)
+    earlier = [(line, row) for line, row in _parse(lines, path) if row["step"] < start_step]
+    rows, dropped = [row for _, row in earlier], len(lines) - len(earlier)
     if not dropped and text.endswith("\n"):
         return rows
     logger.warning("%s: dropped %d of %d rows, the run starts at step %d", path, dropped, len(lines), start_step)
     temporary = path.with_suffix(".jsonl.tmp")
     with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line, _ in kept)
+        file.writelines(line + "\n" for line, _ in earlier)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -372,9 +369,8 @@ def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, 
 
 
 def _jsonable(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    """Return a number that any JSON reader accepts, or the name of one that JSON does not have."""
+    return value if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
 
 
 def _clock(seconds: float) -> str:

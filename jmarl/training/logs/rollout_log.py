@@ -1,4 +1,4 @@
-"""Write rows, texts and histograms of training on rollouts."""
+"""Write rows, texts and histograms of runs on rollouts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from jmarl.training.records import Played
 
 
 class RolloutLog(StepLog):
-    """The log of a run that learns from `Played`."""
+    """The log of a run whose experience is `Played`."""
 
-    def keep(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
         rollout = step.experience.rollout
         self.rewards.append(mean_return(rollout))
-        super().keep(step)
+        super().add(step)
         for turn in rollout.turns:
             if turn.fault:
-                count = turn.rewards.shape[0] * turn.rewards.shape[1]
+                count = turn.rewards[..., 0].size
                 message = f"update {step.number}: {turn.invalid} of {count} joint actions have no valid reward; {turn.fault}"
                 warnings.warn(message, stacklevel=3)
 
@@ -65,7 +65,7 @@ class RolloutLog(StepLog):
 
     def table(self, step: int, turn: Turn) -> str:
         """Return the best, the worst and random joint actions of a turn as Markdown."""
-        first = [next((p for p in read if p), "") for read in zip(*turn.prompts, strict=True)]  # of an agent that acts
+        first = [next((p for p in node if p), "") for node in zip(*turn.prompts, strict=True)]  # of the first active agent
         prompts = [p for p in first for _ in turn.joint]
         texts = [[row[g] for row in turn.texts[n] for g in turn.joint[:, n]] for n in range(self.team.num_agents)]
         rng = np.random.default_rng((self.cfg.run.seed, step))
@@ -73,29 +73,30 @@ class RolloutLog(StepLog):
 
 
 def named_turns(rollout: Rollout) -> list[tuple[str, Turn]]:
-    """Return the turns, each with the prefix of its metrics' names; the prefix is empty in runs of one turn."""
+    """Return the turns with the prefixes of their columns. The prefix is empty in runs of one turn."""
     return [(f"turn_{t}/" if rollout.num_turns > 1 else "", turn) for t, turn in enumerate(rollout.turns)]
 
 
 def mean_return(rollout: Rollout) -> float:
     """Return the mean return of the first turn's joint actions; with one turn it is the mean reward."""
-    valid = rollout.joint_returns[0][np.isfinite(rollout.joint_returns[0])]
-    return mean_of(valid)
+    returns = rollout.joint_returns[0]
+    return mean_of(returns[np.isfinite(returns)])
 
 
 def mean_of(x: np.ndarray) -> float:
-    """Return the mean, NaN if there are no numbers. For the few numbers of a step np.mean takes twice the time."""
+    """Return the mean; NaN without numbers. np.mean takes twice the time for the few numbers of a step."""
     return float(x.sum() / x.size) if x.size else float("nan")
 
 
 def token_counts(team: Team, turn: Turn) -> list[np.ndarray]:
-    """Return the number of tokens of each completion [P, G], for every agent; 0 where it did not act."""
+    """Return the number of tokens of each completion, per agent [P, G]; 0 where the agent is inactive."""
     lengths = to_agents(team, [np.asarray(done.action_mask).sum(-1) for done in turn.completions])
     return [x[: len(turn.items)] * acts[:, None] for x, acts in zip(lengths, turn.acts, strict=True)]
 
 
 def rollout_metrics(team: Team, rollout: Rollout) -> dict[str, float]:
-    """Return the metrics of each turn. With several turns `reward/mean` is the mean return; `env_steps`: joint actions."""
+    """Return the metrics of each turn. With several turns `reward/mean` is the mean return, and `env_steps` counts joint
+    actions."""
     row: dict[str, float] = {}
     for (name, turn), returns in zip(named_turns(rollout), rollout.returns, strict=True):
         row |= {name + key: float(x) for key, x in turn_metrics(team, turn, returns).items()}
@@ -106,15 +107,17 @@ def rollout_metrics(team: Team, rollout: Rollout) -> dict[str, float]:
 
 
 def turn_metrics(team: Team, turn: Turn, returns: np.ndarray) -> dict[str, float]:
-    """Return rewards, their parts, lengths and the share of completions that ended by themselves. returns: [N, P, G]."""
+    """Return statistics of rewards and their parts, of lengths, and the share of completions that the agents ended themselves.
+
+    returns: [N, P, G].
+    """
     rewards = turn.rewards.mean(-1)
     valid = rewards[np.isfinite(rewards)]
     row = {"reward/invalid": float(turn.invalid)}
     if valid.size:
         row |= {"reward/mean": mean_of(valid), "reward/std": valid.std(), "reward/max": valid.max()}
     for name, values in turn.parts.items():
-        finite = values[np.isfinite(values)]
-        row[f"reward/{name}"] = mean_of(finite)
+        row[f"reward/{name}"] = mean_of(values[np.isfinite(values)])
     counts, ended = token_counts(team, turn), to_agents(team, [np.asarray(done.ended) for done in turn.completions])
     for agent, acts in enumerate(turn.acts):
         if acts.any():

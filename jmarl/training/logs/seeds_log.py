@@ -1,4 +1,4 @@
-"""Write the rows of several seeds that are trained together: of each run its own, and beside them the means over the runs."""
+"""Write the rows of several seeds that are trained together: those of each run, and the means over the runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUMMED, WITH_INTERVAL = ("tokens", "tokens_per_s"), ("reward/mean", "eval/reward
 
 
 class SeedsLog(StepLog):
-    """The logs of all runs, and beside them the means over the runs. A step's experience is a list, one of each run."""
+    """The logs of all runs, and the means over the runs. The experience of a step is a list with one entry per run."""
 
     def __init__(self, team: Team, cfg: TrainConfig, logs: Sequence[RolloutLog], writer: MetricsWriter | None):
         super().__init__(team, cfg, writer)
@@ -30,10 +30,10 @@ class SeedsLog(StepLog):
         metrics = jax.device_get(step.metrics)
         for i, (log, experience) in enumerate(zip(self.logs, step.experience, strict=True)):
             if log.last_step == step.number or any(waiting.number == step.number for waiting in log.waiting):
-                continue  # this was interrupted, and is made once more
+                continue  # the call was interrupted and is now repeated
             log.failed_saves = self.failed_saves
             own = [agents_of_run(stack_metrics, i, len(self.logs)) for stack_metrics in metrics]
-            log.keep(step._replace(experience=experience, metrics=own))
+            log.add(step._replace(experience=experience, metrics=own))
         rows = [row for log in self.logs if (row := log.flush()) is not None]
         mean = over_runs(rows) if rows else {}
         if self.writer and rows:
@@ -41,7 +41,7 @@ class SeedsLog(StepLog):
         return mean
 
     def after_row(self, step: Step, row: dict[str, float]) -> None:
-        """Do nothing: the log of each run has looked at its own row."""
+        """Do nothing: the log of each run handles its own rows."""
 
     def evaluation(self, updates: int, result: Sequence[Evaluation], start: float) -> None:
         for log, run_result in zip(self.logs, result, strict=True):
@@ -64,13 +64,13 @@ class SeedsLog(StepLog):
 
 
 def over_runs(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over runs of each column that all have, and half of the 95 % interval of rewards; rates are summed."""
+    """Return the mean over runs of each column that all runs have, and half the width of the 95 % interval of rewards. Numbers
+    of tokens are summed."""
     means: dict[str, float] = {}
-    for name in rows[0]:
-        if all(name in row for row in rows):
-            values = np.array([row[name] for row in rows])
-            mean, interval = mean_and_interval(values)
-            means[name] = float(values.sum() if name in SUMMED else mean)
-            if name in WITH_INTERVAL or name.startswith("eval/pass@"):
-                means[f"{name}_ci95"] = float(interval)
+    for name in [name for name in rows[0] if all(name in row for row in rows)]:
+        values = np.array([row[name] for row in rows])
+        mean, interval = mean_and_interval(values)
+        means[name] = float(values.sum() if name in SUMMED else mean)
+        if name in WITH_INTERVAL or name.startswith("eval/pass@"):
+            means[f"{name}_ci95"] = float(interval)
     return means

@@ -1,8 +1,8 @@
-"""Write one row of numbers for each step, and now and then texts and histograms.
+"""Write one row of metrics per step, and from time to time texts and histograms.
 
-The row of a step is written one step late (`step` keeps it, the next call or `flush` writes it), so that the device works on
-while the host logs. Its `time/step_s` is the time from the rewards of the step before to its own rewards, between which lie an
-update and a sampling. The first row has compiling in place of an update.
+The row of a step is written one step late: `step` queues it, and the next call or `flush` writes it. So the device works on
+while the host logs. `time/step_s` is the time from the rewards of the step before to the rewards of this one, which contains
+one update and one sampling. The first row contains compilation instead of an update.
 """
 
 from __future__ import annotations
@@ -19,41 +19,44 @@ from jmarl.types import TRACES
 
 
 class Step(NamedTuple):
-    """What is kept of a step until its row is written."""
+    """A step whose row is not written yet."""
 
     number: int
     experience: Any  # what the update learned from
     metrics: Sequence[dict[str, Any]]  # of the update, on the device
-    played_at: float  # when its rewards were there, by `time.monotonic`
+    played_at: float  # `time.monotonic()` when its rewards arrived
     traced: int  # programs traced so far
 
 
 class StepLog:
-    """Rows of steps, each written one step late; without a writer (no output directory) nothing is written.
+    """Rows of steps, each written one step late. Without a writer (no output directory) nothing is written.
 
-    A subclass says what is written of its kind of experience: `row`, `texts`, `fault`, `record` and `evaluation_row`.
+    Subclasses define what is written for their kind of experience: `row`, `texts`, `fault`, `record` and `evaluation_row`.
     """
 
     def __init__(self, team: Team, cfg: TrainConfig, writer: MetricsWriter | None):
         self.team, self.cfg, self.writer = team, cfg, writer
         self.failed_saves = 0
-        self.last_step: int | None = None  # of the newest row that this process has written
+        self.last_step: int | None = None  # number of the newest row that this process has written
         self.rewards: list[float] = []  # mean return of each update
         self.watch = NonFiniteWatch(cfg)
-        self.waiting: list[Step] = []  # steps whose rows are to be written
+        self.waiting: list[Step] = []  # steps whose rows are not written yet
         self._started = time.monotonic()
 
     def step(self, number: int, experience: Any, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
-        """Keep a step, and write the row of the one before."""
-        self.keep(Step(number, experience, metrics, played_at, sum(TRACES.values())))
+        """Queue the row of a step, and write the row of the one before."""
+        self.add(Step(number, experience, metrics, played_at, sum(TRACES.values())))
 
-    def keep(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
+        """Queue a step, and write all rows but the newest."""
         self.waiting.append(step)
         self.flush(leave=1)
 
     def flush(self, leave: int = 0) -> dict[str, float] | None:
-        """Write the rows of all steps but the newest `leave`, and return the last row; None if there is none to write. An
-        interruption loses no row: the next call writes it."""
+        """Write the rows of all queued steps but the newest `leave`. Returns the last row, or None if none was written.
+
+        A step stays in the queue until its row is written, so an interruption loses no row.
+        """
         row = None
         while len(self.waiting) > leave:
             step = self.waiting[0]
@@ -74,34 +77,35 @@ class StepLog:
         return row
 
     def after_row(self, step: Step, row: dict[str, float]) -> None:
-        """Write the texts of a step, and count updates that were not finite."""
+        """Write the texts of a step, and count updates that are not finite."""
         if self.writer is not None and step.number % self.cfg.run.log_every == 0:
             self.texts(step)
         self.watch.count(step.number, step.experience, row, self.fault(step.experience))
 
     def stop_if_not_finite(self) -> None:
-        """Raise `NonFiniteError` after too many updates in a row that were not finite; write the last of them to a file."""
+        """Raise `NonFiniteError` after too many updates in a row that were not finite, and write the last one to a file."""
         self.watch.stop(self.record)
 
     def evaluation(self, updates: int, result: Any, start: float) -> None:
-        """Write an evaluation after so many updates, with the row of the last of them, which a resumed run keeps. The time
-        since its start (by `time.monotonic`) does not count as training time."""
+        """Write an evaluation after a number of updates, unless the log of a resumed run has it. Its step is that of the last
+        update. start: `time.monotonic()` before the evaluation, which does not count as training time."""
         if self.writer is not None and not self.was_evaluated(updates):
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | self.evaluation_row(result))
             self.evaluation_texts(max(updates - 1, 0), result)
         self._started += time.monotonic() - start
 
     def was_evaluated(self, updates: int) -> bool:
-        """Whether the log of a resumed run has the evaluation after so many updates."""
+        """Return whether the log of a resumed run has the evaluation after this number of updates."""
         return self.writer is not None and updates in self.writer.evaluated
 
     def sync(self) -> None:
-        """Flush the rows to the disk, so that no checkpoint is ahead of them after a power cut."""
+        """Write all queued rows to the disk, so that no checkpoint is ahead of them after a power cut."""
+        self.flush()
         if self.writer is not None:
             self.writer.sync()
 
     def row(self, step: Step, seconds: float) -> dict[str, float]:
-        """Return the numbers of a step, which took `seconds`; waits for its update."""
+        """Return the metrics of a step, which took `seconds`; waits for its update."""
         raise NotImplementedError
 
     def fault(self, experience: Any) -> str:
@@ -109,14 +113,14 @@ class StepLog:
         return ""
 
     def record(self, experience: Any) -> tuple[Any, dict[str, Any]]:
-        """Return what an update learned from, on the host, and what a person reads of it."""
+        """Return an experience on the host, and a readable summary of it as JSON values."""
         raise NotImplementedError
 
     def texts(self, step: Step) -> None:
         """Write texts and histograms of a step."""
 
     def evaluation_row(self, result: Any) -> dict[str, float]:
-        """Return the numbers of an evaluation."""
+        """Return the metrics of an evaluation."""
         raise NotImplementedError
 
     def evaluation_texts(self, step: int, result: Any) -> None:
@@ -124,15 +128,17 @@ class StepLog:
 
 
 def update_metrics(team: Team, metrics: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return each agent's loss, gradient norm and so on (roles of shared weights have the same), and those of a central critic,
-    which come behind the metrics of the stacks."""
+    """Return the columns of an update: loss, gradient norm and so on of each agent, then those of a central critic.
+
+    metrics: of each stack, [A] each (roles of shared weights get equal values), followed by those of a central critic.
+    """
     row = {}
     for spec, stack_metrics in zip(team.stacks, metrics, strict=False):
         for a, roles in enumerate(spec.members):
-            if "held" in stack_metrics and stack_metrics["held"][a]:  # it made no update
+            if "held" in stack_metrics and stack_metrics["held"][a]:  # not updated in this step
                 row |= {f"agent_{agent}/held": 1.0 for agent in roles}
-                continue
-            row |= {f"agent_{agent}/{name}": float(values[a]) for agent in roles for name, values in stack_metrics.items()}
+            else:
+                row |= {f"agent_{agent}/{name}": float(values[a]) for agent in roles for name, values in stack_metrics.items()}
     for critic_metrics in metrics[len(team.stacks) :]:
         row |= {f"critic/{name}": float(values[0]) for name, values in critic_metrics.items()}
     return row

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from jmarl.team import Team
 from jmarl.training.files.manifest import describe_file
 from jmarl.training.loop import Source
 from jmarl.training.preferences.comparators import Candidates, Comparator, History, candidates_of, play_items
-from jmarl.training.preferences.data_source import batch_size, check_micro_batches, complete_batches, draw_examples, encode
+from jmarl.training.preferences.data_source import batch_size, check_micro_batches, draw_examples, encode
 from jmarl.training.preferences.encoding import Examples
 from jmarl.training.preferences.pairs import Pair, SampledTokens, replay_weights, row_of, select, select_against
 from jmarl.training.records import Drawn
@@ -202,7 +201,10 @@ def pair_source(setup: Setup, rounds: Rounds, eval_items: Sequence[dict] = ()) -
         experience = draw_examples(setup.team, rounds.draw(step), setup.algorithm)
         return experience._replace(notes=new.notes, preparation_s=preparation_s) if new else experience
 
-    return Source(draw, partial(complete_batches, setup), evaluation_of(setup.team, eval_items, rounds.env, setup.cfg))
+    def prepare(state: TeamState) -> None:
+        rounds.resume(int(state.step))
+
+    return Source(draw, partial(complete_batches, setup), evaluation_of(setup.team, eval_items, rounds.env, setup.cfg), prepare)
 
 
 def draw_evenly(count: int, n: int, rng: np.random.Generator) -> list[int]:

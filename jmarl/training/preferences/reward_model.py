@@ -274,7 +274,7 @@ def learned_source(
         cfg: settings of the run.
     """
     learned = LearnedRounds(rounds, agent, algorithm, cfg)
-    rollouts = rollout_source(setup, rounds.items, learned.env)
+    rollouts = rollout_source(setup, rounds.items, learned.env, eval_items)
 
     def play(step: int, state: TeamState) -> Played:
         start = time.monotonic()
@@ -282,7 +282,7 @@ def learned_source(
         preparation_s = time.monotonic() - start if notes else 0.0
         return rollouts.play(step, state)._replace(notes=notes, preparation_s=preparation_s)
 
-    return Source(play, rollouts.make_batches, evaluation_of(setup.team, eval_items, rounds.env, setup.cfg))
+    return rollouts._replace(play=play, evaluate=evaluation_of(setup.team, eval_items, rounds.env, setup.cfg))
 
 
 def reward_config(cfg: TrainConfig, algorithm: Algorithm, round_: int) -> TrainConfig:
