@@ -56,11 +56,11 @@ def bench(cfg: Turns) -> dict[str, Any]:
     settings = Sampling(cfg.max_new_tokens, cfg.max_new_tokens)  # full length, so that every run does the same work
     randomness = Randomness(seed=0, step=0)
     encoded, one = pad(team, [[first]] * cfg.agents), np.arange(1, dtype=np.uint32)
-    done = sample_team(team, params, SampleRequest(encoded, settings, randomness, cfg.group, one, keep=True))
+    done = sample_team(team, params, SampleRequest(encoded, settings, randomness, cfg.group, one, keep_cache=True))
     said = [[first + row for row in rows[0]] for rows in tokens_of(team, done, 1)]
     rows = [[row + new for row in of_agent] for of_agent in said]
     fresh = [[row[-1:] + new for row in of_agent] for of_agent in said]
-    past = Past((done[0].kept,), (np.tile(np.arange(cfg.group), (cfg.agents, 1, 1)),))
+    past = Past((done[0].cache,), (np.tile(np.arange(cfg.group), (cfg.agents, 1, 1)),))
     nodes = np.arange(cfg.group, dtype=np.uint32)
 
     def second(rows, past):

@@ -35,7 +35,7 @@ class Completions(NamedTuple):
     truncated_logprobs: jax.Array  # [A, P, G, T] float32, of the distribution really sampled from
     ended: jax.Array  # [A, P, G] bool: the agent ended the completion itself
     steps: jax.Array  # [A] int32: decode steps run before every row on the device had ended
-    kept: Any = None  # keys and values that a later turn can go on from, [A, ...], where they were asked for
+    cache: Any = None  # keys and values [A, ...] that a later turn can continue from, if requested
 
 
 Array = Any  # of a device, or of the host until an update takes it

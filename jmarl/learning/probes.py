@@ -32,7 +32,7 @@ from jmarl.learning.update import update_agents, update_keys
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import own_leaves
-from jmarl.sampling.sampler import row_keys, sample
+from jmarl.sampling.sampler import RowIds, SampleInputs, row_keys, sample
 from jmarl.types import Batch, Completions, StackState
 
 MARK, TARGET = 0, 1  # a mark around items, and the token that probes 2 and 5 ask for
@@ -151,9 +151,10 @@ def play(
     nodes, said, parts = jnp.arange(p), [], []
     for turn in range(probe.turns):
         group = g if turn == 0 else 1
-        keys = row_keys(cfg.run.seed, step, 0, jnp.arange(n), nodes, group, turn=turn)
+        ids = RowIds(cfg.run.seed, step, purpose=0, stack=0, agents=jnp.arange(n)[:, None], prompt_ids=nodes, turn=turn)
         prompts = jnp.stack([jnp.full_like(read, MARK), read, jnp.full_like(read, MARK)], -1)
-        done = sample(params, model, cfg.sampling, prompts, jnp.full(read.shape, 3), keys, jnp.array([STOP]))
+        inputs = SampleInputs(prompts, jnp.full(read.shape, 3), row_keys(ids, group), jnp.array([STOP]))
+        done = sample(params, model, cfg.sampling, inputs)
         said.append(jnp.moveaxis(done.tokens.reshape(n, p, g, -1), 0, 2))  # [P, G, N, T]
         parts.append((prompts, done))
         read = jnp.moveaxis(passed_on(said[-1]), -1, 0).reshape(n, p * g)

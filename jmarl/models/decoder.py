@@ -118,7 +118,7 @@ class Block(nn.Module):
 
     cfg: ModelConfig
 
-    def weight(self, name: str, *shape: int) -> jax.Array:
+    def weight(self, name: str, *shape: int) -> jax.Array | Panels:
         """A weight [D, F], or its panels (whose shape `self.param` would refuse)."""
         if self.is_initializing():
             return self.param(name, nn.initializers.normal(0.02), shape)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 Tokens = Float[Array, "*tokens"]
 BroadcastTokens = Float[Array, "*#tokens"]
+Pairs = Float[Array, " pair"]
 Result = tuple[Float[Array, ""], dict[str, Array]]  # the loss and its metrics
 
 
@@ -91,13 +92,7 @@ def clipped_surrogate(
 
 
 def cispo(
-    logprobs: Tokens,
-    old_logprobs: Tokens,
-    advantages: BroadcastTokens,
-    weights: Tokens,
-    *,
-    eps_low: float,
-    eps_high: float,
+    logprobs: Tokens, old_logprobs: Tokens, advantages: BroadcastTokens, weights: Tokens, *, eps_low: float, eps_high: float
 ) -> Result:
     """Return -sum w sg(clip(r, 1 - eps_low, 1 + eps_high)) A log pi (CISPO, arXiv 2506.13585), sg: stop gradient.
 
@@ -134,14 +129,7 @@ def value_loss(values: Tokens, targets: Tokens, old_values: Tokens, weights: Tok
     return jnp.sum(weights * jnp.where(mask, error, 0)), metrics
 
 
-def preference(
-    margins: Float[Array, " pair"],
-    weights: Float[Array, " pair"],
-    *,
-    kind: str = "sigmoid",
-    beta: float = 0.1,
-    smoothing: float = 0.0,
-) -> Result:
+def preference(margins: Pairs, weights: Pairs, *, kind: str = "sigmoid", beta: float = 0.1, smoothing: float = 0.0) -> Result:
     """Return sum w l(m), the loss of preferring the chosen completion of each pair to the rejected one.
 
     sigmoid: l = -(1 - s) log sigma(beta m) - s log sigma(-beta m). This is DPO (arXiv 2305.18290) if m is the log-ratio to the

@@ -96,14 +96,14 @@ def join_completions(team: Team, parts: Sequence[tuple[Completions, ...]]) -> tu
     """Concatenate completions along the nodes, without caches. A single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
-    joined = concatenate_nodes(team, [[done._replace(steps=None, kept=None) for done in part] for part in parts])
+    joined = concatenate_nodes(team, [[done._replace(steps=None, cache=None) for done in part] for part in parts])
     steps = [np.max([done.steps for done in stack], 0) for stack in zip(*parts, strict=True)]
     return tuple(done._replace(steps=n) for done, n in zip(joined, steps, strict=True))
 
 
 def take_completions(team: Team, completions: Sequence[Completions], nodes: np.ndarray | slice) -> tuple[Completions, ...]:
     """Return the completions of some nodes, without caches."""
-    rows = take_rows_of_nodes(team, [done._replace(steps=None, kept=None) for done in completions], nodes)
+    rows = take_rows_of_nodes(team, [done._replace(steps=None, cache=None) for done in completions], nodes)
     return tuple(row._replace(steps=done.steps) for row, done in zip(rows, completions, strict=True))
 
 

@@ -161,7 +161,9 @@ def as_one(requests: Sequence[SampleRequest], mesh: Mesh | None) -> SampleReques
     def alike(field: Callable[[SampleRequest], Any]) -> bool:
         return all(field(request) == field(first) for request in requests)
 
-    fixed = alike(lambda r: (r.settings, r.randomness._replace(seed=None), r.group, r.turn, r.keep, r.prompt_ids.tolist()))
+    fixed = alike(
+        lambda r: (r.settings, r.randomness._replace(seed=None), r.group, r.turn, r.keep_cache, r.prompt_ids.tolist())
+    )
     shapes = alike(lambda r: [lengths.shape for _, lengths in r.encoded])
     if not (fixed and shapes and alike(lambda r: jax.tree.map(jnp.shape, r.past))):
         return None

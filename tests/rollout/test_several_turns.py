@@ -287,7 +287,7 @@ def test_a_history_continues_from_cached_keys_and_values(brief, branching, chat)
         assert {False, True} == set(np.asarray(turn.completions[0].ended & ~turn.completions[0].action_mask[..., -1]).ravel())
     (batch,) = jax.device_get(to_batches(brief[0], got))
     same_logprobs(brief, batch)
-    assert all(done.kept is None for turn in got.turns for done in turn.completions)
+    assert all(done.cache is None for turn in got.turns for done in turn.completions)
     for before, after in zip(got.turns, got.turns[1:], strict=False):
         for agent in range(2):
             for node, parent in enumerate(after.parents):

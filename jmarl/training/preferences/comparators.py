@@ -26,7 +26,7 @@ from jmarl.models.sharding import mesh_of, place
 from jmarl.randomness import COMPARE, PROPOSE, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
-from jmarl.sampling.generate import Rows, read, sample_team, tokens_of
+from jmarl.sampling.generate import Rows, sample_team, tokenize_first_turn, tokens_of
 from jmarl.team import Team, make_team, to_agents
 from jmarl.training.preferences.encoding import encode_text, ending
 
@@ -50,7 +50,7 @@ def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
         raise ValueError(
             "pairs are made of what all agents write, and here not all of them act in the first turn: choose a row of rollouts"
         )
-    prompt_ids = read(team, turn.prompts, cfg.sampling, cfg.episodes)
+    prompt_ids = tokenize_first_turn(team, turn.prompts, cfg.sampling, cfg.episodes)
     ids = tokens_of(team, turn.completions, len(turn.items))
     return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)
 
@@ -164,7 +164,7 @@ class Comparator:
         return self._foreign(turn.prompts, turn.texts, ended_of(self.other, rollout), turn.rewards.mean(-1))
 
     def _foreign(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
-        prompt_ids = read(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
+        prompt_ids = tokenize_first_turn(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
         return Candidates(prompts, texts, rewards, prompt_ids, encoded(self.team, texts, ended, self.cfg))
 
     def _asked(self, items: Sequence[dict], env: Environment, number: int) -> Candidates:
