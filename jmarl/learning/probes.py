@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jmarl.algorithms import Algorithm, find_row, resolve
@@ -42,40 +43,43 @@ VOCAB = 11
 # scored: all-negative advantages, as of maremax, would then move all mass there, since no sample ever answers for it.
 STOP = VOCAB
 
+Tokens = jax.Array | np.ndarray  # the environment of the loop calls rewards with arrays of the host
+Reward = jax.Array | np.ndarray | np.floating
+
 
 class Probe(NamedTuple):
     """reward: tokens of each turn [..., N, T] and items [...] -> [...], in [0, 1]."""
 
-    reward: Callable[..., jax.Array]
+    reward: Callable[..., Any]
     turns: int = 1
     min_agents: int = 1
 
 
-def constant(turns: list, items) -> jax.Array:
+def constant(turns: list, items: Tokens) -> Reward:
     del items
     return jnp.ones(turns[0].shape[:-2])
 
 
-def emit(turns: list, items) -> jax.Array:
+def emit(turns: list, items: Tokens) -> Reward:
     del items
     return (turns[0] == TARGET).mean((-1, -2))
 
 
-def copy(turns: list, items) -> jax.Array:
+def copy(turns: list, items: Tokens) -> Reward:
     return (turns[0] == items[..., None, None]).mean((-1, -2))
 
 
-def agree(turns: list, items) -> jax.Array:
+def agree(turns: list, items: Tokens) -> Reward:
     del items
     return (turns[0] == turns[0][..., :1, :]).all(-2).mean(-1)
 
 
-def remember(turns: list, items) -> jax.Array:
+def remember(turns: list, items: Tokens) -> Reward:
     del items
     return 0.5 * (turns[0][..., 0] == TARGET).mean(-1) + 0.5 * (turns[1] == passed_on(turns[0])[..., None]).mean((-1, -2))
 
 
-def passed_on(tokens: jax.Array) -> jax.Array:
+def passed_on(tokens: Tokens) -> jax.Array:
     """What each agent reads in the next turn [..., N]: the first token of the next agent's [..., N, T]."""
     return jnp.roll(tokens[..., 0], -1, -1)
 

@@ -118,7 +118,7 @@ def sample_stack(
     return sampled if acting is None else _place_acting(sampled, empty, program.roles, acting)
 
 
-def _take_acting(params: Params, rows: tuple[Array, ...], num_roles: int, acting: Acting) -> tuple[Any, ...]:
+def _take_acting(params: Params, rows: tuple[Any, ...], num_roles: int, acting: Acting) -> tuple[Any, ...]:
     """Return the parameters of the acting sets, and of arrays [A, R * P, ...] the rows of the acting sets and roles."""
     sets, roles = acting
     if len(sets) < len(rows[0]):  # slices, because XLA for CPUs runs a gather element by element

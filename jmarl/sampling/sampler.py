@@ -242,7 +242,7 @@ def sample(
     return out._replace(cache=decoder.export(end.cache, out.action_mask)) if keep_cache else out
 
 
-def empty_completions(shape: tuple[int, int, int, int], stop: Int[Array, " stop"]) -> Completions:
+def empty_completions(shape: tuple[int, ...], stop: Int[Array, " stop"]) -> Completions:
     """Return completions of shape [A, P, G, T] that contain no token."""
     return Completions(
         tokens=jnp.full(shape, stop[0], jnp.int32),

@@ -8,7 +8,7 @@ gradient of a chunk while its logits are in memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +26,11 @@ CHUNK = 512  # tokens whose logits [CHUNK, V] are in memory together
 HostOrDevice = np.ndarray | Array
 Logits = Float[Array, "token vocab"]
 PerToken = Float[Array, " token"]
-Chunks = Float[Array, "chunk token"]
 HiddenChunks = Float[Array, "chunk token hidden"]
 TargetChunks = Int[Array, "chunk token"]
-TokenLoss = Callable[[Array, Array, Any], tuple[Array, dict[str, Array]]]  # see `score_loss`
+ScoreChunks = tuple[Float[Array, "chunk token"], Float[Array, "chunk token"]]
+LossAndMetrics = tuple[Float[Array, ""], dict[str, Array]]
+TokenLoss = Callable[[Array, Array, Any], LossAndMetrics]  # see `score_loss`
 
 
 class Scores(NamedTuple):
@@ -52,12 +53,7 @@ def _token_statistics(logits: Logits, targets: Int[Array, " token"], temperature
 
 
 def _logits_gradient(
-    logits: Logits,
-    targets: Int[Array, " token"],
-    entropy: PerToken,
-    normalizer: PerToken,
-    cotangents: tuple[PerToken, PerToken],
-    temperature: float,
+    logits: Logits, targets: Array, entropy: PerToken, normalizer: PerToken, cotangents: Sequence[PerToken], temperature: float
 ) -> Logits:
     """Return the gradient of a scalar with respect to the logits.
 
@@ -84,14 +80,12 @@ def _float32_zeros(head: Params) -> Params:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _score_chunks(head: Params, hidden: HiddenChunks, targets: TargetChunks, temperature: float) -> tuple[Chunks, Chunks]:
+def _score_chunks(head: Params, hidden: HiddenChunks, targets: TargetChunks, temperature: float) -> ScoreChunks:
     """Return log-probabilities and entropies of targets under hidden states, one chunk at a time."""
     return _score_chunks_forward(head, hidden, targets, temperature)[0]
 
 
-def _score_chunks_forward(
-    head: Params, hidden: HiddenChunks, targets: TargetChunks, temperature: float
-) -> tuple[tuple[Chunks, Chunks], Any]:
+def _score_chunks_forward(head: Params, hidden: Array, targets: Array, temperature: float) -> tuple[ScoreChunks, Any]:
     def score_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         return _token_statistics(decoder.logits(head, inputs[0]), inputs[1], temperature)
 
@@ -99,13 +93,13 @@ def _score_chunks_forward(
     return (logprobs, entropy), (head, hidden, targets, entropy, normalizer)
 
 
-def _score_chunks_backward(temperature: float, saved: Any, cotangents: tuple[Chunks, Chunks]) -> tuple[Params, Array, None]:
+def _score_chunks_backward(temperature: float, saved: Any, cotangents: ScoreChunks) -> tuple[Params, Array, None]:
     head, *saved = saved
 
     def chunk_gradient(d_head: Params, inputs: tuple[Any, ...]) -> tuple[Params, Array]:
         hidden, targets, entropy, normalizer, *cotangents = inputs
         logits, pull = jax.vjp(decoder.logits, head, hidden)
-        d_logits = _logits_gradient(logits, targets, entropy, normalizer, tuple(cotangents), temperature)
+        d_logits = _logits_gradient(logits, targets, entropy, normalizer, cotangents, temperature)
         d_chunk_head, d_hidden = pull(d_logits)
         return jax.tree.map(jnp.add, d_head, d_chunk_head), d_hidden
 
@@ -119,14 +113,14 @@ _score_chunks.defvjp(_score_chunks_forward, _score_chunks_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _sum_loss(
     head: Params, hidden: HiddenChunks, targets: TargetChunks, data: Any, loss: TokenLoss, temperature: float
-) -> tuple[Float[Array, ""], dict[str, Array]]:
+) -> LossAndMetrics:
     """Return the sums over chunks of the loss and of its metrics. data: leaves [C, M]. Otherwise as `_score_chunks`."""
     return _sum_loss_forward(head, hidden, targets, data, loss, temperature)[0]
 
 
 def _sum_loss_forward(
-    head: Params, hidden: HiddenChunks, targets: TargetChunks, data: Any, loss: TokenLoss, temperature: float
-) -> tuple[tuple[Array, dict[str, Array]], tuple[Params, Array]]:
+    head: Params, hidden: Array, targets: Array, data: Any, loss: TokenLoss, temperature: float
+) -> tuple[LossAndMetrics, Any]:
     """Compute the gradients too, while the logits are in memory; the backward pass only scales them (as Liger's fused
     cross-entropy, arXiv 2410.10989)."""
 
@@ -219,7 +213,7 @@ def score_loss(
     loss: TokenLoss,
     *,
     temperature: float = 1.0,
-) -> tuple[Float[Array, ""], dict[str, Array]]:
+) -> LossAndMetrics:
     """Return a loss that is a sum over tokens, and its metrics. Its gradient computes the logits once.
 
     Through `token_scores` they would be computed twice, which costs a fifteenth of an update at the size of SmolLM2-135M, and
@@ -240,5 +234,5 @@ def score_loss(
     """
     data = jax.tree.map(lambda x: _split_chunks(x.reshape(-1)), data)
     targets = _split_chunks(tokens.reshape(-1))
-    total, metrics = _sum_loss(decoder.head(params), _split_chunks(hidden), targets, data, loss, temperature)
-    return total, lax.stop_gradient(metrics)
+    result: Any = _sum_loss(decoder.head(params), _split_chunks(hidden), targets, data, loss, temperature)
+    return result[0], lax.stop_gradient(result[1])
