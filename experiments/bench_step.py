@@ -39,7 +39,8 @@ from jmarl.models.hub.tokenize import encode_prompts, stop_ids
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import stack_params
-from jmarl.sampling.generate import RowKeys, StackProgram, sample_stack
+from jmarl.sampling.generate import StackProgram, sample_stack
+from jmarl.sampling.sampler import RowIds
 from jmarl.training.precompile import compile_all, example_completions
 from jmarl.types import TRACES, Batch
 
@@ -152,7 +153,7 @@ class Step:
         """Return the result of `call` for the arguments of `sample_stack`."""
         self.number += 1
         agents, prompts = jnp.arange(self.options.agents)[:, None], jnp.arange(self.options.prompts)
-        keys = RowKeys(seed=0, step=self.number, purpose=0, stack=0, agents=agents, prompt_ids=prompts)
+        keys = RowIds(seed=0, step=self.number, purpose=0, stack=0, agents=agents, prompt_ids=prompts)
         platform = platform_of(self.state.params)
         program = StackProgram(self.model, self.sampling, 1, self.options.group, platform, mesh=self.mesh)
         return call(self.state.params, (self.prompts, self.lengths), keys, jnp.array(self.stop), program=program)

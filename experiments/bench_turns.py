@@ -57,7 +57,7 @@ def bench(options: Turns) -> dict[str, Any]:
     settings = Sampling(options.max_new_tokens, options.max_new_tokens)  # full length, so that all runs do the same work
     randomness = Randomness(seed=0, step=0)
     encoded, prompt_ids = pad(team, [[first]] * options.agents), np.arange(1, dtype=np.uint32)
-    turn = sample_team(team, params, SampleRequest(encoded, settings, randomness, options.group, prompt_ids, keep=True))
+    turn = sample_team(team, params, SampleRequest(encoded, settings, randomness, options.group, prompt_ids, keep_cache=True))
     conversations = [[first + completion for completion in prompts[0]] for prompts in tokens_of(team, turn, 1)]  # [N][G]
     all_tokens = [[row + new for row in rows] for rows in conversations]
     new_tokens = [[row[-1:] + new for row in rows] for rows in conversations]  # the last token has no keys and values yet

@@ -87,7 +87,7 @@ class TimedAnswer(NamedTuple):
     seconds: float
 
     @property
-    def count(self) -> int:
+    def num_actions(self) -> int:
         """The number of joint actions."""
         return len(self.answer.done)
 
@@ -125,7 +125,7 @@ def fuzz(env: TextEnvironment, count: int, seed: int) -> FuzzResult:
             result = turn.answer.result
             valid = result.rewards[~result.invalid]
             low, high = min(low, valid.min(initial=np.inf)), max(high, valid.max(initial=-np.inf))
-            num_actions += turn.count
+            num_actions += turn.num_actions
     return FuzzResult(num_actions, float(low), float(high))
 
 
@@ -134,7 +134,7 @@ def speed(env: TextEnvironment) -> float:
     tasks, seeds, steps, seconds = env.tasks("train", 100), itertools.count(), 0, 0.0
     while seconds < 1.0:
         for turn in play(env, tasks, lambda prompt: ORDINARY, lambda: next(seeds)):
-            steps, seconds = steps + turn.count, seconds + turn.seconds
+            steps, seconds = steps + turn.num_actions, seconds + turn.seconds
     return steps / seconds
 
 

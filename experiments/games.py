@@ -18,6 +18,7 @@ import dataclasses
 import itertools
 import multiprocessing
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -61,7 +62,7 @@ class CheckerAlone(TextEnvironment):
         step = self.game.step(state, [" ".join(digits), ""], rng)
         return step.state, [step.observations[1]]
 
-    def step(self, state: SudokuState, messages: list[str], rng: np.random.Generator) -> Step:
+    def step(self, state: SudokuState, messages: Sequence[str], rng: np.random.Generator) -> Step:
         after = self.game.step(state, ["", messages[0]], rng).state
         verdicts = [(i in after.open_blanks) != right for i, right in enumerate(after.right)]
         return Step(after, [""], sum(verdicts) / len(verdicts), True)

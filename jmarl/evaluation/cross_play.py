@@ -33,7 +33,7 @@ from jmarl.models.sharding import mesh_for, mesh_of, place
 from jmarl.models.stack import stack_params
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import joint_actions
-from jmarl.sampling.generate import RowKeys, StackProgram, pad, sample_stack, tokens_of
+from jmarl.sampling.generate import RowIds, StackProgram, pad, sample_stack, tokens_of
 from jmarl.team import StackSpec, Team, agents_by_model
 
 MAX_PAIRINGS = 1024
@@ -119,7 +119,7 @@ def sample_texts(
         params = place(stack_params([players[i].agent.params for i in indices]), devices)
         numbers = np.array([[players[i].number] for i in indices])  # [A, 1]
         stack = np.array([players[i].stack for i in indices])
-        keys = RowKeys(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
+        keys = RowIds(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
         program = StackProgram(spec.config, settings, 1, group, platform_of(params), mesh=mesh_of(params))
         done.append(sample_stack(params, encoded, keys, np.array(spec.stop, np.int32), program=program))
     tokens = tokens_of(team, done, len(prompts[0]))

@@ -107,7 +107,7 @@ def round_up_to_quarter(steps: int, completions: Completions) -> int:
 
 
 def make_batch(
-    encoded: tuple[np.ndarray, np.ndarray],
+    encoded: tuple[jax.Array | np.ndarray, jax.Array | np.ndarray],
     completions: Completions,
     returns: np.ndarray,
     groups: np.ndarray | None,

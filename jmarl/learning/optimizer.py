@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Num
@@ -77,7 +78,7 @@ def transformation(
     return optax.chain(optax.clip_by_global_norm(clip), optimizer)
 
 
-def steps_done(state: StackState) -> Int[Array, "*agent"]:
+def steps_done(state: StackState) -> Int[Array | np.ndarray, "*agent"]:
     """Return how many optimizer steps have changed the parameters of a stack, or of one agent: the learning rate's count."""
     return state.opt_state[1][-1].count
 

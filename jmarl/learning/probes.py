@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
@@ -33,7 +34,7 @@ from jmarl.learning.update import update_agents, update_keys
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.stack import own_leaves
-from jmarl.sampling.sampler import row_keys, sample
+from jmarl.sampling.sampler import RowIds, SampleInputs, row_keys, sample
 from jmarl.types import Batch, Completions, StackState
 
 MARK, TARGET = 0, 1  # a mark around items, and the token that probes 2 and 5 ask for
@@ -42,6 +43,9 @@ VOCAB = 11
 # No token of the model ends a completion. Forbidding one that it has (min_new_tokens) would leave it in the probabilities that
 # are scored, and all-negative advantages (maremax) would move all mass to it, because it is never sampled.
 STOP = VOCAB
+
+Tokens = jax.Array | np.ndarray  # the environment of the loop calls rewards with arrays of the host
+Reward = jax.Array | np.ndarray | np.floating
 
 
 TurnTokens = list[Int[Array, "*task agent token"]]  # of each turn so far
@@ -173,11 +177,12 @@ def play_probe(
     nodes, turn_tokens, turns = jnp.arange(p), [], []
     for turn in range(probe.turns):
         group = g if turn == 0 else 1
-        keys = row_keys(cfg.run.seed, step, 0, jnp.arange(agents), nodes, group, turn=turn)
+        numbers = jnp.arange(agents)[:, None]
+        ids = RowIds(cfg.run.seed, step, purpose=0, stack=0, agents=numbers, prompt_ids=nodes, turn=turn)
         marks = jnp.full_like(agent_items, MARK)
         prompts = jnp.stack([marks, agent_items, marks], -1)
-        lengths = jnp.full(agent_items.shape, 3)
-        completions = sample(params, model, cfg.sampling, prompts, lengths, keys, jnp.array([STOP]))
+        inputs = SampleInputs(prompts, jnp.full(agent_items.shape, 3), row_keys(ids, group), jnp.array([STOP]))
+        completions = sample(params, model, cfg.sampling, inputs)
         turn_tokens.append(jnp.moveaxis(completions.tokens.reshape(agents, p, g, -1), 0, 2))  # [P, G, N, T]
         turns.append((prompts, completions))
         agent_items = jnp.moveaxis(next_prompt(turn_tokens[-1]), -1, 0).reshape(agents, p * g)

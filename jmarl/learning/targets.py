@@ -140,7 +140,7 @@ def token_advantages(
 ) -> tuple[PerToken, Metrics]:
     """Return advantages by GAE over the tokens of each completion, and metrics."""
     valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
-    rewards = advantages.at_the_end(batch.rewards, valid) - penalty
+    rewards = advantages.terminal_rewards(batch.rewards, valid) - penalty
     advantage = advantages.gae(rewards, batch.values, valid, lam=algorithm.gae_lambda)
     scale = algorithm.loss.advantage_scale
     if scale == "running_std":
@@ -148,9 +148,9 @@ def token_advantages(
     elif scale == "batch_std":
         roles = jnp.zeros(mask.shape[:2], jnp.int32) if batch.roles is None else batch.roles
         roles = jnp.broadcast_to(roles[..., None], mask.shape)
-        std = advantages.role_spread(advantage, mask, roles, running.baseline.shape[0])
+        std = advantages.role_std(advantage, mask, roles, running.baseline.shape[0])
         advantage = advantages.divide(advantage, std)
-    return advantage, {"advantage_std": advantages.spread(advantage.reshape(-1), mask.reshape(-1))}
+    return advantage, {"advantage_std": advantages.group_std(advantage.reshape(-1), mask.reshape(-1))}
 
 
 def importance(
@@ -171,7 +171,7 @@ def make_value_targets(batch: Batch, algorithm: Algorithm) -> tuple[ValueTargets
     old = jnp.broadcast_to(batch.values, valid.shape)
     if algorithm.value_kind == "token":
         mask = valid
-        rewards = advantages.at_the_end(batch.rewards, mask)
+        rewards = advantages.terminal_rewards(batch.rewards, mask)
         rewards = rewards if batch.penalty is None else rewards - batch.penalty
         targets = old + advantages.gae(rewards, old, mask, lam=algorithm.gae_lambda)
     else:

@@ -1,4 +1,4 @@
-"""Advantages, returns and losses: pure functions of arrays.
+"""Advantages, returns and losses: pure functions of arrays, which know no model, tokenizer or configuration of a run.
 
-They see no model, tokenizer or configuration of a run. The room imports only `jmarl.types`. Open `losses.py` first.
+The room imports only `jmarl.types`. Open `losses.py` first.
 """

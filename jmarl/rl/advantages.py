@@ -1,10 +1,10 @@
 """Advantage estimators: return minus baseline.
 
-An estimator is a function of one group: `f(returns [G], valid [G]) -> advantages [G]`. Its result at rows that are not valid is
-ignored. A group is the set of rows that are compared with each other: the completions of a prompt or, in episodes that do not
-branch, what an agent wrote in one turn of all episodes of a task. `estimate` lifts an estimator to a batch.
+An estimator is a function of one group: `estimator(returns, valid) -> advantages`. Its result for invalid rows is ignored. A
+group is a set of rows that are compared with each other: the completions of one prompt or, in episodes that do not branch, the
+completions that one agent writes in the same turn of all episodes of a task. `estimate` lifts an estimator to a batch.
 
-Scaling is a separate step that only divides. Subtracting the mean there would make all estimators of a group the same.
+Scaling is a separate step that only divides. If it subtracted the mean as well, all estimators of a group would be the same.
 """
 
 from __future__ import annotations
@@ -14,156 +14,229 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from jmarl.rl import masked
 from jmarl.types import Running
 
-EPS = 1e-6  # a group with less spread than this carries no signal: its advantages are exactly 0
-ROWS_AT_ONCE = 256  # rows whose groups are compared at once, where groups are not prompts
+EPS = 1e-6  # returns with a smaller standard deviation count as equal: their scaled advantages are exactly 0
+ROWS_AT_ONCE = 256  # number of rows processed at once by `per_group` if the groups are not prompts
 
-Estimator = Callable[[jax.Array, jax.Array], jax.Array]
+Estimator = Callable[[Array, Array], Array]
 
 
-def best(returns: jax.Array, valid: jax.Array) -> jax.Array:
-    """Return the largest valid return [] of a group; 0 if none is valid."""
+def max_return(returns: Float[Array, " group"], valid: Bool[Array, " group"]) -> Float[Array, ""]:
+    """Return the largest valid return of a group; 0 if none is valid."""
     top = jnp.max(jnp.where(valid, returns, -jnp.inf))
     return jnp.where(jnp.isfinite(top), top, 0)
 
 
-def raw(returns: jax.Array, valid: jax.Array) -> jax.Array:
-    """A = R (REINFORCE, Williams 1992)."""
+def raw(returns: Float[Array, " group"], valid: Bool[Array, " group"]) -> Float[Array, " group"]:
+    """Return A = R, without a baseline (REINFORCE, Williams 1992)."""
     del valid
     return returns
 
 
-def group_mean(returns: jax.Array, valid: jax.Array) -> jax.Array:
-    """A = R - mean(R): MAGRPO (arXiv 2508.04652), and GRPO (arXiv 2402.03300) without its scaling.
+def group_mean(returns: Float[Array, " group"], valid: Bool[Array, " group"]) -> Float[Array, " group"]:
+    """Return A = R - mean(R).
 
-    Exactly 0 in a group of equal returns: the best is subtracted first, because in floating point the mean of equal numbers
-    need not be that number."""
-    shifted = returns - best(returns, valid)
+    The estimator of MAGRPO (arXiv 2508.04652), and of GRPO (arXiv 2402.03300) before scaling. The result is exactly 0 if all
+    returns are equal. Therefore the largest return is subtracted first: the floating-point mean of equal numbers may differ
+    from that number.
+
+    Args:
+        returns: return of each completion.
+        valid: completions whose return counts in the mean.
+
+    Returns:
+        The advantage of each completion.
+    """
+    shifted = returns - max_return(returns, valid)
     return shifted - masked.mean(shifted, valid)
 
 
-def leave_one_out(returns: jax.Array, valid: jax.Array) -> jax.Array:
-    """A = R - mean of the others = (R - mean R) G / (G - 1): RLOO (arXiv 2402.14740). A group of one gives 0."""
+def leave_one_out(returns: Float[Array, " group"], valid: Bool[Array, " group"]) -> Float[Array, " group"]:
+    """Return A_i = R_i - mean of the other returns = (R_i - mean(R)) G / (G - 1) (RLOO, arXiv 2402.14740).
+
+    A group with one valid return gives 0. Arguments as for `group_mean`.
+    """
     count = valid.sum()
     return group_mean(returns, valid) * (count / jnp.maximum(count - 1, 1))
 
 
-def max_baseline(returns: jax.Array, valid: jax.Array) -> jax.Array:
-    """A = R - max(R): the best of the group is the baseline (CoMLRL's MAReMax)."""
-    return returns - best(returns, valid)
+def max_baseline(returns: Float[Array, " group"], valid: Bool[Array, " group"]) -> Float[Array, " group"]:
+    """Return A = R - max(R) (MAReMax in CoMLRL). Arguments as for `group_mean`."""
+    return returns - max_return(returns, valid)
 
 
-def spread(x: jax.Array, valid: jax.Array) -> jax.Array:
-    """Return the population standard deviation [] (ddof 0) of the valid x [G]; 0 if fewer than two are valid."""
+def group_std(x: Float[Array, " group"], valid: Bool[Array, " group"]) -> Float[Array, ""]:
+    """Return the population standard deviation (ddof 0) of the valid entries; 0 if fewer than two are valid."""
     return jnp.sqrt(masked.mean(group_mean(x, valid) ** 2, valid))
 
 
-def per_group(f: Estimator, x: jax.Array, valid: jax.Array, groups: jax.Array | None) -> jax.Array:
-    """Apply a function of one group (x [G], valid [G]) -> [G] or [] to every group of x [P, G]; returns [P, G].
+def per_group(
+    f: Estimator,
+    x: Float[Array, "prompt group"],
+    valid: Bool[Array, "prompt group"],
+    groups: Int[Array, "prompt group"] | None,
+) -> Float[Array, "prompt group"]:
+    """Apply a function of one group to every group of a batch.
 
-    groups [P, G]: rows with equal numbers are a group; None: the completions of each prompt are. In the first case a row's
-    group is all rows with a mask, for some rows at a time: sums then have one order, unlike scattered ones, so that a step can
-    be repeated bit for bit, and memory stays linear in the number of rows."""
+    Args:
+        f: function (x [G], valid [G]) -> [G] or []. A scalar is repeated for all rows of its group.
+        x: values of all rows.
+        valid: rows that count.
+        groups: rows with equal numbers form a group. None: the completions of each prompt form a group.
+
+    Returns:
+        The result for each row.
+    """
     if groups is None:
         return jax.vmap(lambda x, valid: jnp.broadcast_to(f(x, valid), x.shape))(x, valid)
+    # Each row masks the whole batch by its group. Unlike a scatter, this sums in a fixed order, so that a step is reproducible
+    # bit for bit. Only some rows are processed at once, so memory is linear in the number of rows.
     flat, flat_valid, flat_groups = x.reshape(-1), valid.reshape(-1), groups.reshape(-1)
 
-    def one_row(row: jax.Array) -> jax.Array:
+    def one_row(row: Int[Array, ""]) -> Float[Array, ""]:
         result = f(flat, flat_valid & (flat_groups == flat_groups[row]))
         return jnp.broadcast_to(result, flat.shape)[row]
 
     return lax.map(one_row, jnp.arange(flat.size), batch_size=ROWS_AT_ONCE).reshape(x.shape)
 
 
-def role_spread(x: jax.Array, valid: jax.Array, roles: jax.Array, num_roles: int) -> jax.Array:
-    """Return, for each entry of x, the standard deviation of the valid entries of the same role. All arrays have one shape."""
+def role_std(
+    x: Float[Array, "*shape"], valid: Bool[Array, "*shape"], roles: Int[Array, "*shape"], num_roles: int
+) -> Float[Array, "*shape"]:
+    """Return for each entry the standard deviation of the valid entries of its role.
 
-    def one_role(role: jax.Array) -> jax.Array:
-        return spread(x.reshape(-1), (valid & (roles == role)).reshape(-1))
+    Args:
+        x: values of the whole batch.
+        valid: entries that count.
+        roles: role of each entry, in 0..num_roles - 1.
+        num_roles: number of roles.
+    """
+
+    def one_role(role: Int[Array, ""]) -> Float[Array, ""]:
+        return group_std(x.reshape(-1), (valid & (roles == role)).reshape(-1))
 
     return jax.vmap(one_role)(jnp.arange(num_roles))[roles]
 
 
-def divide(advantages: jax.Array, std: jax.Array) -> jax.Array:
-    """Divide advantages by a standard deviation. One below 1e-6 means equal returns: the result is 0."""
+def divide(advantages: Float[Array, "*shape"], std: Float[Array, "*#shape"]) -> Float[Array, "*shape"]:
+    """Divide advantages by a standard deviation; the result is 0 where it is below `EPS`, because the returns are equal."""
     return jnp.where(std > EPS, advantages / jnp.maximum(std, EPS), 0)
 
 
 def estimate(
     estimator: Estimator,
-    returns: jax.Array,
-    groups: jax.Array | None = None,
+    returns: Float[Array, "prompt group"],
+    groups: Int[Array, "prompt group"] | None = None,
     *,
     scale: str = "none",
-    roles: jax.Array | None = None,
+    roles: Int[Array, "prompt group"] | None = None,
     num_roles: int = 1,
-    running_std: jax.Array | float = 1.0,
-) -> jax.Array:
-    """Return advantages [P, G] of returns [P, G], from which a baseline from elsewhere may have been subtracted.
+    running_std: Float[Array, ""] | float = 1.0,
+) -> Float[Array, "prompt group"]:
+    """Return the advantages of a batch, scaled by a standard deviation.
 
-    A NaN return marks an invalid row: its advantage is 0 and it counts in no baseline.
+    Args:
+        estimator: advantages of one group.
+        returns: return of each completion, or return minus a baseline computed elsewhere. NaN marks an invalid row: its
+            advantage is 0 and it counts in no baseline.
+        groups: groups of rows, see `per_group`.
+        scale: divide by nothing (`none`), or by the population standard deviation of the returns of the group (`std`), of the
+            role within the batch (`batch_std`), or of all updates so far (`running_std`).
+        roles: role of each row, read by `batch_std`. None: a single role.
+        num_roles: number of roles.
+        running_std: standard deviation of all updates so far, see the function `running_std`.
 
-    groups: see `per_group`. scale: divide by nothing (`none`), or by the population std of the returns: of the group (`std`),
-    of the role in the batch (`batch_std`; roles [P, G] in 0..num_roles - 1), or of all updates so far (`running_std`, an
-    argument)."""
+    Returns:
+        The advantage of each completion.
+    """
     valid = jnp.isfinite(returns)
     returns = jnp.nan_to_num(returns, nan=0.0)
     advantages = per_group(estimator, returns, valid, groups)
     if scale == "std":
-        advantages = divide(advantages, per_group(spread, returns, valid, groups))
+        advantages = divide(advantages, per_group(group_std, returns, valid, groups))
     elif scale == "batch_std":
         roles = jnp.zeros(returns.shape, jnp.int32) if roles is None else roles
-        advantages = divide(advantages, role_spread(returns, valid, roles, num_roles))
+        advantages = divide(advantages, role_std(returns, valid, roles, num_roles))
     elif scale == "running_std":
         advantages = divide(advantages, jnp.asarray(running_std))
     return jnp.where(valid, advantages, 0)
 
 
 def gae(
-    rewards: jax.Array, values: jax.Array, mask: jax.Array, gamma: float = 1.0, lam: float = 1.0, after: jax.Array | float = 0.0
-) -> jax.Array:
-    """Return generalized advantages along the last axis (GAE, arXiv 1506.02438).
+    rewards: Float[Array, "*batch token"],
+    values: Float[Array, "*batch token"],
+    mask: Bool[Array, "*batch token"],
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    bootstrap: Float[Array, "*#batch"] | float = 0.0,
+) -> Float[Array, "*batch token"]:
+    """Return generalized advantages (GAE, arXiv 1506.02438).
 
-    A_t = delta_t + gamma lam A_(t+1) with delta_t = r_t + gamma V_(t+1) - V_t. All arrays are [..., T]; tokens outside mask are
-    skipped and have A = 0. lam = 1 gives return - value, lam = 0 the TD error.
+    A_t = delta_t + gamma lam A_(t+1) with delta_t = r_t + gamma V_(t+1) - V_t. lam = 1 gives return - value, lam = 0 the TD
+    error.
 
-    after [...]: the value after the last token. 0 where the episode ended there; the expected return of the remainder where it
-    was truncated."""
+    Args:
+        rewards: reward of each token.
+        values: value before each token.
+        mask: tokens that count. Other tokens are skipped and have advantage 0.
+        gamma: discount factor.
+        lam: weight of longer returns.
+        bootstrap: value after the last token: 0 if the episode ended there, the expected remaining return if it was truncated.
 
-    def step(carry, token):
-        value_next, advantage_next = carry
-        reward, value, here = token
-        advantage = reward + gamma * value_next - value + gamma * lam * advantage_next
-        carry = jnp.where(here, value, value_next), jnp.where(here, advantage, advantage_next)
-        return carry, jnp.where(here, advantage, 0)
+    Returns:
+        The advantage of each token.
+    """
 
-    start = jnp.broadcast_to(after, rewards.shape[:-1]).astype(rewards.dtype)
+    def step(carry: tuple[Array, Array], token: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        next_value, next_advantage = carry
+        reward, value, counts = token
+        advantage = reward + gamma * next_value - value + gamma * lam * next_advantage
+        carry = jnp.where(counts, value, next_value), jnp.where(counts, advantage, next_advantage)
+        return carry, jnp.where(counts, advantage, 0)
+
+    start = jnp.broadcast_to(bootstrap, rewards.shape[:-1]).astype(rewards.dtype)
     tokens = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), (rewards, values, mask))
     _, advantages = lax.scan(step, (start, jnp.zeros_like(start)), tokens, reverse=True)
     return jnp.moveaxis(advantages, 0, -1)
 
 
-def at_the_end(returns: jax.Array, mask: jax.Array) -> jax.Array:
-    """Return rewards [..., T] that place the return [...] at the last token of mask [..., T]."""
+def terminal_rewards(returns: Float[Array, "*batch"], mask: Bool[Array, "*batch token"]) -> Float[Array, "*batch token"]:
+    """Return token rewards that are the return at the last token of the mask, and 0 at all others. A NaN return counts as 0."""
     last = mask & (jnp.cumsum(mask, -1) == mask.sum(-1, keepdims=True))
     return jnp.where(last, jnp.nan_to_num(returns)[..., None], 0)
 
 
 def initial_running(agents: int, roles: int, kl_coef: float) -> Running:
-    """Return the statistics of agents [A, ...] before their first update."""
-    count, mean, squares = (jnp.zeros(agents) for _ in range(3))  # one array each, because they are donated
-    # An explicit dtype: a weak one would compile the update again once the coefficient has moved.
-    return Running(jnp.zeros((agents, roles)), count, mean, squares, jnp.full(agents, kl_coef, jnp.float32))
+    """Return the statistics [A, ...] of agents before their first update."""
+    return Running(
+        baseline=jnp.zeros((agents, roles)),
+        num_returns=jnp.zeros(agents),
+        mean=jnp.zeros(agents),
+        squares=jnp.zeros(agents),
+        # An explicit dtype: a weak one would compile the update again after the coefficient has changed.
+        kl_coef=jnp.full(agents, kl_coef, jnp.float32),
+    )
 
 
-def update_running(running: Running, returns: jax.Array, roles: jax.Array, decay: float) -> Running:
-    """Return an agent's statistics after returns [P, G] (NaN: invalid) of its roles [P, G].
+def update_running(
+    running: Running, returns: Float[Array, "prompt group"], roles: Int[Array, "prompt group"], decay: float
+) -> Running:
+    """Return one agent's statistics after another batch of returns.
 
-    Baseline of each role that played: b <- decay b + (1 - decay) mean R, from 0 on (RAE, arXiv 2506.24119, which updates it
-    after every episode; here the mean of a batch counts as one). Moments: those of the union (Chan et al., 1979)."""
+    The baseline of each role that played is b <- decay b + (1 - decay) mean(R), from b = 0 (RAE, arXiv 2506.24119, which
+    updates after every episode; here once per batch). Count, mean and sum of squared deviations are merged with those of the
+    batch (Chan et al., 1979).
+
+    Args:
+        running: the statistics so far.
+        returns: return of each completion; NaN if invalid.
+        roles: role of each completion.
+        decay: decay of the baseline.
+    """
     valid = jnp.isfinite(returns)
     role_mask = (roles == jnp.arange(running.baseline.shape[0])[:, None, None]) & valid  # [R, P, G]
     new_baseline = decay * running.baseline + (1 - decay) * masked.mean(returns, role_mask, (1, 2))
@@ -179,6 +252,6 @@ def update_running(running: Running, returns: jax.Array, roles: jax.Array, decay
     )
 
 
-def running_std(running: Running) -> jax.Array:
+def running_std(running: Running) -> Float[Array, "..."]:
     """Return the population standard deviation of all returns so far."""
     return jnp.sqrt(running.squares / jnp.maximum(running.num_returns, 1))

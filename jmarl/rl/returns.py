@@ -1,7 +1,7 @@
-"""From rewards of joint actions to the returns of completions, over the trees or chains of several turns (host world, no jax).
+"""Turn rewards of joint actions into returns of completions, for episodes of several turns (host code, no jax).
 
-Letters: N agents, P nodes of a turn (a node is what the agents read together: at the first turn an item), G completions an
-agent and node, J joint actions a node. A joint action may have a child: a node of the next turn.
+Letters: N agents, P nodes of a turn, G completions per agent and node, J joint actions per node. A node is the state in which
+all agents act together: in the first turn a task, later the child of a joint action of the turn before.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
+
+Returns = Float[np.ndarray, "node joint agent"]
 
 
-def joint_actions(mode: str, num_agents: int, group: int) -> np.ndarray:
-    """[J, N]: aligned (g, g, …), J = G; cross: all G^N tuples; counterfactual: (0, 0, …), and that with one agent's completion
-    exchanged for each of its others, J = 1 + N (G - 1)."""
+def joint_actions(mode: str, num_agents: int, group: int) -> Int[np.ndarray, "joint agent"]:
+    """Return the completion that each agent contributes to each joint action of a node.
+
+    Args:
+        mode: `aligned`: (g, g, ...), J = G. `cross`: all tuples, J = G^N. `counterfactual`: (0, 0, ...) and, for each agent,
+            the same with its completion replaced by each of its others, J = 1 + N (G - 1).
+        num_agents: N.
+        group: G.
+    """
     if mode == "aligned":
         return np.repeat(np.arange(group)[:, None], num_agents, 1)
     if mode == "counterfactual":
@@ -31,49 +40,72 @@ def discounted(
     values: Sequence[np.ndarray] | None = None,
     lam: float = 1.0,
 ) -> list[np.ndarray]:
-    """Returns of joint actions, each turn's [P, J, N] like its rewards: r + gamma times what follows, and r where there is no
-    child. What follows is the mean return of the child's joint actions; with a critic's values [P, N] of each turn's nodes it
-    is lam times that and 1 - lam times the child's value: lambda-returns (arXiv 1506.02438), with lam = 0 TD(0) targets. A
-    value that is NaN (of an agent that does not act there) is none, and lam is 1.
+    """Return the discounted returns of joint actions, an array [P, J, N] per turn like the rewards.
 
-    parents: of each turn [P], the joint action of the turn before that a node is the child of, as an index into [P * J] (not
-    read of the first). A reward that is NaN (invalid) counts nowhere; a child with nothing else makes its parent NaN too.
+    R_t = r_t + gamma ((1 - lam) V_(t+1) + lam mean R_(t+1)) if the joint action has a child, and R_t = r_t otherwise. The mean
+    is over the joint actions of the child. Without values lam is 1; with them these are lambda-returns (arXiv 1506.02438), and
+    TD(0) targets for lam = 0.
+
+    Args:
+        rewards: rewards [P, J, N] of each turn. NaN marks an invalid one, which counts in no mean. If all joint actions of the
+            child are invalid, the return of the parent is NaN too.
+        parents: for the nodes [P] of each turn, their joint action as an index into [P * J] of the turn before. Those of the
+            first turn are not read.
+        gamma: discount factor.
+        values: a critic's values [P, N] of the nodes of each turn. NaN: the agent does not act there, and lam is 1.
+        lam: weight of longer returns.
     """
     returns = [np.array(rewards[-1], float)]
     for t in range(len(rewards) - 2, -1, -1):
-        now, below = rewards[t], parents[t + 1]
         valid = np.isfinite(returns[0])
         count = valid.sum(1)
         total = np.where(valid, returns[0], 0).sum(1)
-        follows = np.where(count > 0, total / np.maximum(count, 1), np.nan) if gamma else np.zeros(total.shape)
+        following = np.where(count > 0, total / np.maximum(count, 1), np.nan) if gamma else np.zeros(total.shape)
         if values is not None:
             known = np.isfinite(values[t + 1])
-            follows = np.where(known, lam * follows + (1 - lam) * np.where(known, values[t + 1], 0), follows)
-        future = np.zeros((now.shape[0] * now.shape[1], now.shape[2]))
-        future[below] = follows
-        returns.insert(0, now + gamma * future.reshape(now.shape))
+            following = np.where(known, lam * following + (1 - lam) * np.where(known, values[t + 1], 0), following)
+        nodes, joint, agents = rewards[t].shape
+        future = np.zeros((nodes * joint, agents))
+        future[parents[t + 1]] = following
+        returns.insert(0, rewards[t] + gamma * future.reshape(nodes, joint, agents))
     return returns
 
 
-def credit(returns: np.ndarray, joint: np.ndarray, group: int, how: str = "mean") -> np.ndarray:
-    """Returns [N, P, G] of completions from those of joint actions [P, J, N]: of the joint actions that contain completion g of
-    agent a, the mean (or the sum, which grows with G^(N-1)); invalid ones (NaN) do not count, and where all are invalid the
-    result is NaN. how = counterfactual: of the one joint action in which all others wrote their completion 0."""
+def credit(
+    returns: Returns, joint: Int[np.ndarray, "joint agent"], group: int, rule: str = "mean"
+) -> Float[np.ndarray, "agent node group"]:
+    """Return the returns of completions from the returns of joint actions.
+
+    Args:
+        returns: return of each joint action; NaN if invalid.
+        joint: the completions in each joint action, see `joint_actions`.
+        group: G.
+        rule: `mean` or `sum` of the valid joint actions that contain the completion (the sum grows with G^(N - 1)), or
+            `counterfactual`: the joint action in which all other agents contribute their completion 0.
+
+    Returns:
+        The return of each completion; NaN if none of its joint actions is valid.
+    """
     member = joint[:, :, None] == np.arange(group)  # [J, N, G]
-    if how == "counterfactual":
-        others = (joint != 0).sum(1, keepdims=True) - (joint != 0)  # [J, N] agents beside this one that did not
-        member &= (others == 0)[:, :, None]
+    if rule == "counterfactual":
+        deviating_others = (joint != 0).sum(1, keepdims=True) - (joint != 0)  # [J, N]
+        member &= (deviating_others == 0)[:, :, None]
     valid = np.isfinite(returns)
     total = np.einsum("pjn,jng->npg", np.where(valid, returns, 0.0), member.astype(float))
     count = np.einsum("pjn,jng->npg", valid.astype(float), member.astype(float))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(count > 0, total if how == "sum" else total / count, np.nan)
+        return np.where(count > 0, total if rule == "sum" else total / count, np.nan)
 
 
-def pass_at_k(solved: np.ndarray, k: int) -> np.ndarray:
-    """Of each prompt [P] the chance that one of k of its samples [P, n] is solved, without bias: 1 - C(n - c, k) / C(n, k) for
-    c solved ones (arXiv 2107.03374). solved: 1, 0, or NaN where nobody knows, which does not count; NaN where fewer than k do.
+def pass_at_k(solved: Float[np.ndarray, "prompt sample"], k: int) -> Float[np.ndarray, " prompt"]:
+    """Return the unbiased estimate of pass@k, 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
+
+    Args:
+        solved: whether each sample solves its prompt: 1, 0, or NaN if unknown. n counts the known ones, c the solved ones.
+        k: number of samples of which one must be solved.
+
+    Returns:
+        pass@k of each prompt; NaN if fewer than k samples are known.
     """
-    count, right = np.isfinite(solved).sum(-1), np.nansum(solved, -1).astype(int)
-    each = [1 - math.comb(n - c, k) / math.comb(n, k) if n >= k else math.nan for n, c in zip(count, right, strict=True)]
-    return np.array(each)
+    counts = zip(np.isfinite(solved).sum(-1), np.nansum(solved, -1).astype(int), strict=True)
+    return np.array([1 - math.comb(n - c, k) / math.comb(n, k) if n >= k else math.nan for n, c in counts])

@@ -27,11 +27,11 @@ from jmarl.sampling.generate import (
     Sampler,
     SampleRequest,
     cut_long,
-    follow,
     on_host,
     pad,
     texts_of,
     tokenize,
+    tokenize_follow_ups,
     tokens_of,
     too_long,
 )
@@ -123,7 +123,7 @@ def first_nodes(game: Game, items: Sequence[dict]) -> Nodes:
     team, settings, episodes = game.team, game.settings, game.episodes
     states, prompts = game.env.reset(items, game.rng)
     check_number_of_agents(team, prompts)
-    rows = tokenize(team, prompts, settings, episodes.chat, whole=episodes.long_prompts == "truncate_left")
+    rows = tokenize(team, prompts, settings, episodes.chat, allow_long=episodes.long_prompts == "truncate_left")
     num_long = int(too_long(team, rows, settings).sum())
     rows = cut_long(team, rows, settings, episodes.chat) if num_long else rows
     numbers = np.arange(len(items))
@@ -229,7 +229,7 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
                 nodes.ids[padded[part]],
                 turn=t,
                 past=nodes.past and nodes.past.take(padded),
-                keep=keeps_caches(episodes, settings, t),
+                keep_cache=keeps_caches(episodes, settings, t),
                 acts=agents_to_sample(acts),
             )
             sampled.append(tuple(map(on_host, game.sample(request))))
@@ -344,19 +344,19 @@ def next_rows(
 ) -> tuple[Rows, Rows]:
     """Return the token ids [N][P] that the agents read after the joint actions `continuing`, and how much of them is history.
 
-    The history (prompt and completion so far) is empty with history=none. Rows that are too long are returned whole unless long
+    The history (prompt and completion so far) is empty with history=none. Rows that are too long are not shortened unless long
     prompts are an error.
     """
     team, settings, episodes = game.team, game.settings, game.episodes
-    whole = episodes.long_prompts != "error"
+    allow_long = episodes.long_prompts != "error"
     if episodes.history == "none":
-        return tokenize(team, prompts, settings, episodes.chat, whole), [[[]] * len(continuing)] * team.num_agents
+        return tokenize(team, prompts, settings, episodes.chat, allow_long), [[[]] * len(continuing)] * team.num_agents
     node, joint = np.divmod(continuing, len(played.turn.joint))
     history = [
         [nodes.rows[n][p] + played.tokens[n][p][g] for p, g in zip(node, played.turn.joint[joint, n], strict=True)]
         for n in range(team.num_agents)
     ]
-    return follow(team, history, prompts, settings, episodes.chat, whole), history
+    return tokenize_follow_ups(team, history, prompts, settings, episodes.chat, allow_long), history
 
 
 def cache_rows(team: Team, turn: Turn, node: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, ...]:

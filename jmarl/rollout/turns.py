@@ -84,7 +84,7 @@ def join_prompts(team: Team, parts: Sequence[Encoded]) -> Encoded:
     """Concatenate prompts along the nodes, padded to the widest of each stack."""
     widths = [max(ids.shape[-1] for ids, _ in stack) for stack in zip(*parts, strict=True)]
 
-    def pad(i: int, ids: np.ndarray) -> np.ndarray:
+    def pad(i: int, ids: jax.Array | np.ndarray) -> np.ndarray:
         missing = widths[i] - ids.shape[-1]
         return np.pad(ids, ((0, 0), (0, 0), (0, missing)), constant_values=team.stacks[i].stop[0])
 

@@ -1,4 +1,4 @@
-"""From prompts to completions of all agents, and the log-probabilities of given completions.
+"""Sample the completions of all agents, and compute the log-probabilities of given completions.
 
-The room imports `models`, `team` and what comes before them. Open `sampler.py` first.
+The room imports `models`, `team` and earlier rooms. Open `sampler.py` first.
 """

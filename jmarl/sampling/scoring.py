@@ -1,138 +1,185 @@
-"""Log-probabilities of given completions, with gradients: the same decoder and the same prefix sharing as the sampler.
+"""Log-probabilities of given completions, with gradients. Decoder and prefix sharing are those of the sampler.
 
-The prompt is computed once a group, also in the backward pass. Output logits exist for `CHUNK` tokens at a time, never for
-[row, token, vocabulary] at once. The backward pass of `score` computes a chunk's logits again instead of keeping them;
-`score_loss` takes the gradient of a chunk while it has them.
+Each prompt is computed once for its group, also in the backward pass. Output logits exist for `CHUNK` tokens at a time, never
+for all tokens. The backward pass of `score` recomputes the logits of a chunk instead of storing them; `score_loss` computes the
+gradient of a chunk while its logits are in memory.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jaxtyping import Array, Float, Int, Shaped
 
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
+from jmarl.models.decoder import Params
 
 CHUNK = 512  # tokens whose logits [CHUNK, V] are in memory together
 
+HostOrDevice = np.ndarray | Array
+Logits = Float[Array, "token vocab"]
+PerToken = Float[Array, " token"]
+HiddenChunks = Float[Array, "chunk token hidden"]
+TargetChunks = Int[Array, "chunk token"]
+ScoreChunks = tuple[Float[Array, "chunk token"], Float[Array, "chunk token"]]
+LossAndMetrics = tuple[Float[Array, ""], dict[str, Array]]
+TokenLoss = Callable[[Array, Array, Any], LossAndMetrics]  # see `score_loss`
+
 
 class Scores(NamedTuple):
-    """Of completions [P, G, T] of one agent, at the sampling temperature."""
+    """Scores of the completions of one agent at the sampling temperature."""
 
-    logprobs: jax.Array  # [P, G, T] float32
-    entropy: jax.Array  # [P, G, T] float32: of the whole next-token distribution, in nats
+    logprobs: Float[Array, "prompt group token"]
+    entropy: Float[Array, "prompt group token"]  # of the next-token distribution, in nats
 
 
-def _statistics(z: jax.Array, targets: jax.Array, temperature: float):
-    """Of logits [M, V]: log-probability and entropy [M] at the temperature, and the normaliser T log sum_j exp(z_j / T)."""
-    top = z.max(-1)
-    weights = jnp.exp((z - top[:, None]) / temperature)
+def _token_statistics(logits: Logits, targets: Int[Array, " token"], temperature: float) -> tuple[PerToken, PerToken, PerToken]:
+    """Return the log-probability of each target, the entropy of its distribution, and the normalizer T log sum_j exp(z_j / T)
+    of its logits z."""
+    top = logits.max(-1)
+    weights = jnp.exp((logits - top[:, None]) / temperature)
     total = weights.sum(-1)
-    normaliser = top + temperature * jnp.log(total)
-    picked = jnp.take_along_axis(z, targets[:, None], -1)[:, 0]
-    mean = jnp.sum(weights * (z - top[:, None]), -1) / total
-    return (picked - normaliser) / temperature, jnp.log(total) - mean / temperature, normaliser
+    normalizer = top + temperature * jnp.log(total)
+    target_logits = jnp.take_along_axis(logits, targets[:, None], -1)[:, 0]
+    mean = jnp.sum(weights * (logits - top[:, None]), -1) / total
+    return (target_logits - normalizer) / temperature, jnp.log(total) - mean / temperature, normalizer
 
 
-def _of_logits(z, targets, entropy, normaliser, of_logp, of_entropy, temperature: float) -> jax.Array:
-    """Gradient by the logits [M, V] of a scalar whose gradients by log-probability and entropy are given.
+def _logits_gradient(
+    logits: Logits, targets: Array, entropy: PerToken, normalizer: PerToken, cotangents: Sequence[PerToken], temperature: float
+) -> Logits:
+    """Return the gradient of a scalar with respect to the logits.
 
-    With p = softmax(z / T): d log p_y / dz_j = (1[j = y] - p_j) / T and dH / dz_j = -p_j (log p_j + H) / T. By hand, because
-    autodiff keeps or repeats the reductions of the forward pass; this is one pass.
+    With p = softmax(z / T): d log p_y / dz_j = (1[j = y] - p_j) / T and dH / dz_j = -p_j (log p_j + H) / T. Written by hand,
+    because autodiff stores or repeats the reductions of the forward pass; this is one pass.
+
+    Args:
+        logits: logits z.
+        targets: target y of each token.
+        entropy: entropy H of each distribution.
+        normalizer: see `_token_statistics`.
+        cotangents: gradient of the scalar with respect to log-probabilities and entropies.
+        temperature: T.
     """
-    logs = (z - normaliser[:, None]) / temperature
-    dz = -jnp.exp(logs) * (of_logp[:, None] + of_entropy[:, None] * (logs + entropy[:, None]))
-    return jnp.where(jnp.arange(z.shape[-1]) == targets[:, None], dz + of_logp[:, None], dz) / temperature
+    d_logprobs, d_entropy = cotangents
+    logs = (logits - normalizer[:, None]) / temperature
+    dz = -jnp.exp(logs) * (d_logprobs[:, None] + d_entropy[:, None] * (logs + entropy[:, None]))
+    return jnp.where(jnp.arange(logits.shape[-1]) == targets[:, None], dz + d_logprobs[:, None], dz) / temperature
 
 
-def _float32_zeros(head) -> Any:
-    return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), head)  # a sum of many chunks, also of bfloat16
+def _float32_zeros(head: Params) -> Params:
+    """Return zeros for the sum of the gradients of many chunks, in float32 also for bfloat16 parameters."""
+    return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), head)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _chunked(head, hidden: jax.Array, targets: jax.Array, temperature: float):
-    """Log-probability and entropy [C, M] of targets [C, M] under hidden states [C, M, D], one chunk at a time."""
-    return _chunked_forward(head, hidden, targets, temperature)[0]
+def _score_chunks(head: Params, hidden: HiddenChunks, targets: TargetChunks, temperature: float) -> ScoreChunks:
+    """Return log-probabilities and entropies of targets under hidden states, one chunk at a time."""
+    return _score_chunks_forward(head, hidden, targets, temperature)[0]
 
 
-def _chunked_forward(head, hidden, targets, temperature):
-    def chunk(inputs):
-        return _statistics(decoder.logits(head, inputs[0]), inputs[1], temperature)
+def _score_chunks_forward(head: Params, hidden: Array, targets: Array, temperature: float) -> tuple[ScoreChunks, Any]:
+    def score_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        return _token_statistics(decoder.logits(head, inputs[0]), inputs[1], temperature)
 
-    logp, entropy, normaliser = lax.map(chunk, (hidden, targets))
-    return (logp, entropy), (head, hidden, targets, entropy, normaliser)
+    logprobs, entropy, normalizer = lax.map(score_chunk, (hidden, targets))
+    return (logprobs, entropy), (head, hidden, targets, entropy, normalizer)
 
 
-def _chunked_backward(temperature, saved, cotangents):
+def _score_chunks_backward(temperature: float, saved: Any, cotangents: ScoreChunks) -> tuple[Params, Array, None]:
     head, *saved = saved
 
-    def chunk(of_head, inputs):
-        x, target, entropy, normaliser, of_logp, of_entropy = inputs
-        z, pull = jax.vjp(decoder.logits, head, x)
-        of_chunk, of_x = pull(_of_logits(z, target, entropy, normaliser, of_logp, of_entropy, temperature))
-        return jax.tree.map(jnp.add, of_head, of_chunk), of_x
+    def chunk_gradient(d_head: Params, inputs: tuple[Any, ...]) -> tuple[Params, Array]:
+        hidden, targets, entropy, normalizer, *cotangents = inputs
+        logits, pull = jax.vjp(decoder.logits, head, hidden)
+        d_logits = _logits_gradient(logits, targets, entropy, normalizer, cotangents, temperature)
+        d_chunk_head, d_hidden = pull(d_logits)
+        return jax.tree.map(jnp.add, d_head, d_chunk_head), d_hidden
 
-    of_head, of_hidden = lax.scan(chunk, _float32_zeros(head), (*saved, *cotangents))
-    return jax.tree.map(lambda g, w: g.astype(w.dtype), of_head, head), of_hidden, None
-
-
-_chunked.defvjp(_chunked_forward, _chunked_backward)
+    d_head, d_hidden = lax.scan(chunk_gradient, _float32_zeros(head), (*saved, *cotangents))
+    return jax.tree.map(lambda g, w: g.astype(w.dtype), d_head, head), d_hidden, None
 
 
-TokenLoss = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, dict]]
+_score_chunks.defvjp(_score_chunks_forward, _score_chunks_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _summed(head, hidden: jax.Array, targets: jax.Array, data: Any, loss: TokenLoss, temperature: float):
-    """Sum over chunks of `loss` and its metrics; data: leaves [C, M]. Arguments otherwise as for `_chunked`."""
-    return _summed_forward(head, hidden, targets, data, loss, temperature)[0]
+def _sum_loss(
+    head: Params, hidden: HiddenChunks, targets: TargetChunks, data: Any, loss: TokenLoss, temperature: float
+) -> LossAndMetrics:
+    """Return the sums over chunks of the loss and of its metrics. data: leaves [C, M]. Otherwise as `_score_chunks`."""
+    return _sum_loss_forward(head, hidden, targets, data, loss, temperature)[0]
 
 
-def _summed_forward(head, hidden, targets, data, loss, temperature):
-    """The gradients are made here, where the logits are at hand, and only scaled in the backward pass (as Liger's fused
-    cross-entropy does, arXiv 2410.10989)."""
+def _sum_loss_forward(
+    head: Params, hidden: Array, targets: Array, data: Any, loss: TokenLoss, temperature: float
+) -> tuple[LossAndMetrics, Any]:
+    """Compute the gradients too, while the logits are in memory; the backward pass only scales them (as Liger's fused
+    cross-entropy, arXiv 2410.10989)."""
 
-    def chunk(of_head, inputs):
-        x, target, data = inputs
-        z, pull = jax.vjp(decoder.logits, head, x)
-        logp, entropy, normaliser = _statistics(z, target, temperature)
-        out, (of_logp, of_entropy) = jax.value_and_grad(loss, (0, 1), has_aux=True)(logp, entropy, data)
-        of_chunk, of_x = pull(_of_logits(z, target, entropy, normaliser, of_logp, of_entropy, temperature))
-        return jax.tree.map(jnp.add, of_head, of_chunk), (out, of_x)
+    def chunk_loss(d_head: Params, inputs: tuple[Array, Array, Any]) -> tuple[Params, Any]:
+        hidden, targets, data = inputs
+        logits, pull = jax.vjp(decoder.logits, head, hidden)
+        logprobs, entropy, normalizer = _token_statistics(logits, targets, temperature)
+        result, cotangents = jax.value_and_grad(loss, (0, 1), has_aux=True)(logprobs, entropy, data)
+        d_logits = _logits_gradient(logits, targets, entropy, normalizer, cotangents, temperature)
+        d_chunk_head, d_hidden = pull(d_logits)
+        return jax.tree.map(jnp.add, d_head, d_chunk_head), (result, d_hidden)
 
-    of_head, (out, of_hidden) = lax.scan(chunk, _float32_zeros(head), (hidden, targets, data))
-    of_head = jax.tree.map(lambda g, w: g.astype(w.dtype), of_head, head)
-    return jax.tree.map(lambda x: x.sum(0), out), (of_head, of_hidden)
-
-
-def _summed_backward(loss, temperature, saved, cotangents):
-    of_head, of_hidden = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), saved)
-    return of_head, of_hidden, None, None
+    d_head, (results, d_hidden) = lax.scan(chunk_loss, _float32_zeros(head), (hidden, targets, data))
+    d_head = jax.tree.map(lambda g, w: g.astype(w.dtype), d_head, head)
+    return jax.tree.map(lambda x: x.sum(0), results), (d_head, d_hidden)
 
 
-_summed.defvjp(_summed_forward, _summed_backward)
+def _sum_loss_backward(loss: TokenLoss, temperature: float, saved: Any, cotangents: Any) -> tuple[Params, Array, None, None]:
+    d_head, d_hidden = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), saved)
+    return d_head, d_hidden, None, None
 
 
-def _chunks(x: jax.Array) -> jax.Array:
-    """x [M, ...] as [C, M / C, ...] with zeros behind; equal chunks, so that the padding is less than one token a chunk."""
+_sum_loss.defvjp(_sum_loss_forward, _sum_loss_backward)
+
+
+def _split_chunks(x: Shaped[Array, "token ..."]) -> Shaped[Array, "chunk chunk_token ..."]:
+    """Split an array into chunks of equal size, padded with zeros by less than one token per chunk."""
     m = x.shape[0]
     size = -(-m // -(-m // CHUNK))
     return jnp.pad(x, ((0, -m % size),) + ((0, 0),) * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
 
 
-def token_scores(params, hidden: jax.Array, targets: jax.Array, temperature: float):
-    """Log-probability and entropy [M] of targets [M] under the distribution of hidden states [M, D]."""
-    scores = _chunked(decoder.output_weight(params), _chunks(hidden), _chunks(targets), temperature)
+def token_scores(
+    params: Params, hidden: Float[Array, "token hidden"], targets: Int[Array, " token"], temperature: float
+) -> tuple[PerToken, PerToken]:
+    """Return the log-probability of each target, and the entropy of the distribution that its hidden state predicts."""
+    scores = _score_chunks(decoder.output_weight(params), _split_chunks(hidden), _split_chunks(targets), temperature)
     return jax.tree.map(lambda x: x.reshape(-1)[: targets.shape[0]], scores)
 
 
-def hidden_states(params, cfg: ModelConfig, prompts, lengths, tokens, remat: str) -> jax.Array:
-    """The final hidden states [P * G * T, D] from which tokens [P, G, T] are predicted."""
+def hidden_states(
+    params: Params,
+    cfg: ModelConfig,
+    prompts: Int[HostOrDevice, "prompt prompt_token"],
+    lengths: Int[HostOrDevice, " prompt"],
+    tokens: Int[HostOrDevice, "prompt group token"],
+    remat: str,
+) -> Float[Array, "prompt_group_token hidden"]:
+    """Return the final hidden states [P * G * T, D] from which the tokens of completions are predicted.
+
+    Args:
+        params: parameters of one agent in the compute dtype.
+        cfg: architecture.
+        prompts: token ids, padded on the right.
+        lengths: lengths of the prompts.
+        tokens: token ids of the completions.
+        remat: what the backward pass stores, see `decoder.REMAT`.
+    """
+    prompts, lengths, tokens = map(jnp.asarray, (prompts, lengths, tokens))
     p, g, t = tokens.shape
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)  # [P, 1]
     inputs = jnp.concatenate([jnp.broadcast_to(last[:, None], (p, g, 1)), tokens[..., :-1]], -1)
@@ -140,35 +187,52 @@ def hidden_states(params, cfg: ModelConfig, prompts, lengths, tokens, remat: str
 
 
 def score(
-    params,
+    params: Params,
     cfg: ModelConfig,
-    prompts: jax.Array,
-    lengths: jax.Array,
-    tokens: jax.Array,
+    prompts: Int[HostOrDevice, "prompt prompt_token"],
+    lengths: Int[HostOrDevice, " prompt"],
+    tokens: Int[HostOrDevice, "prompt group token"],
     *,
     temperature: float = 1.0,
     remat: str = "dots",
 ) -> Scores:
-    """Score completions of one agent. params: one agent's, in the compute dtype; prompts [P, S]; lengths [P]; tokens [P, G, T].
+    """Score the completions of one agent.
 
-    A temperature of 0 (greedy) is scored at temperature 1, as in the sampler."""
+    Arguments as for `hidden_states`. A temperature of 0 (greedy) counts as 1, as in the sampler.
+    """
     hidden = hidden_states(params, cfg, prompts, lengths, tokens, remat)
-    flat = token_scores(params, hidden, tokens.reshape(-1), temperature or 1.0)
+    flat = token_scores(params, hidden, jnp.asarray(tokens).reshape(-1), temperature or 1.0)
     return Scores(*(x.reshape(tokens.shape) for x in flat))
 
 
 def score_loss(
-    params, hidden: jax.Array, tokens: jax.Array, data: Any, loss: TokenLoss, *, temperature: float = 1.0
-) -> tuple[jax.Array, dict]:
-    """A loss that is a sum over tokens, and its metrics, from the scores of tokens [P, G, T] under their `hidden_states`. Its
-    gradient computes the logits once; through `token_scores` they are computed twice (a fifteenth of an update at SmolLM2's
-    size, more with larger vocabularies).
+    params: Params,
+    hidden: Float[Array, "prompt_group_token hidden"],
+    tokens: Int[Array, "prompt group token"],
+    data: Any,
+    loss: TokenLoss,
+    *,
+    temperature: float = 1.0,
+) -> LossAndMetrics:
+    """Return a loss that is a sum over tokens, and its metrics. Its gradient computes the logits once.
 
-    loss: log-probabilities [M], entropies [M] and data of M tokens -> their part of the loss and of each metric, scalars; must
-    not look from one token to another. data: pytree with leaves [P, G, T]. Padding is made of tokens whose data are all 0 or
-    false: their loss and metrics must be 0. Only the loss has a gradient, and only by hidden states and parameters.
+    Through `token_scores` they would be computed twice, which costs a fifteenth of an update at the size of SmolLM2-135M, and
+    more with larger vocabularies.
+
+    Args:
+        params: parameters of one agent in the compute dtype.
+        hidden: the `hidden_states` of the tokens.
+        tokens: token ids of the completions.
+        data: pytree with leaves [P, G, T] that the loss reads.
+        loss: function of log-probabilities [M], entropies [M] and data [M] of some tokens. Returns their part of the loss and
+            of each metric, scalars. Tokens must not depend on each other. Padding tokens have data 0 or false; their loss and
+            metrics must be 0.
+        temperature: the sampling temperature.
+
+    Returns:
+        The loss and its metrics. Only the loss has a gradient, and only with respect to parameters and hidden states.
     """
-    data = jax.tree.map(lambda x: _chunks(x.reshape(-1)), data)
-    targets = _chunks(tokens.reshape(-1))
-    summed: Any = _summed(decoder.output_weight(params), _chunks(hidden), targets, data, loss, temperature)
-    return summed[0], lax.stop_gradient(summed[1])
+    data = jax.tree.map(lambda x: _split_chunks(x.reshape(-1)), data)
+    targets = _split_chunks(tokens.reshape(-1))
+    result: Any = _sum_loss(decoder.output_weight(params), _split_chunks(hidden), targets, data, loss, temperature)
+    return result[0], lax.stop_gradient(result[1])

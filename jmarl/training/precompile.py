@@ -31,7 +31,7 @@ from jmarl.rollout.chunks import num_parts
 from jmarl.rollout.make_batches import explicit_groups
 from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
 from jmarl.rollout.turns import take_rows_of_nodes
-from jmarl.sampling.generate import Encoded, SampleRequest, pad, read, sample_stack, sample_team
+from jmarl.sampling.generate import Encoded, SampleRequest, pad, sample_stack, sample_team, tokenize_first_turn
 from jmarl.types import Batch, Completions, StackState, TeamState
 
 
@@ -58,11 +58,14 @@ def programs_of_run(
         randomness = Randomness(cfg.run.seed, 0, purpose)
         _, prompts = env.reset(items, randomness.environment_rng())
         check_number_of_agents(team, prompts)
-        encoded, ids = pad(team, read(team, prompts, settings, cfg.episodes)), np.arange(len(items), dtype=np.uint32)
+        encoded, ids = (
+            pad(team, tokenize_first_turn(team, prompts, settings, cfg.episodes)),
+            np.arange(len(items), dtype=np.uint32),
+        )
         keep, acts = keeps_caches(cfg.episodes, settings, turn=0), agents_to_sample(acting_mask(prompts))
         size = len(items) // num_parts(len(items), cfg.episodes)
         part = take_rows_of_nodes(team, encoded, slice(size))
-        request = SampleRequest(part, settings, randomness, group, ids[:size], keep=keep, acts=acts)
+        request = SampleRequest(part, settings, randomness, group, ids[:size], keep_cache=keep, acts=acts)
         return encoded, sample_team(team, params, request, sample_stack.lower)
 
     encoded, lowered = samplers(tasks, cfg.sampling, cfg.episodes.num_generations, TRAIN)

@@ -23,7 +23,7 @@ from jmarl.learning.critics import penalizes_tokens, reuses_values
 from jmarl.learning.setup import Setup
 from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
-from jmarl.models.stack import is_shared, map_own, to_host
+from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host, sample_team
 from jmarl.team import StackSpec, Team, map_stacks
@@ -78,7 +78,7 @@ def join_states(states: Sequence[TeamState], runs: Runs) -> TeamState:
 
 
 def _concatenate(*arrays: jax.Array) -> jax.Array:
-    """Concatenate arrays on axis 0 and free them at once, so that only one array is in memory twice. Waits, as `stack.take_agents`."""
+    """Concatenate arrays on axis 0 and free them at once, so that only one is in memory twice. Waits, as `take_agents`."""
     if len(arrays) == 1:
         return arrays[0]
     joined = jax.block_until_ready(jnp.concatenate(arrays))
@@ -157,7 +157,8 @@ def join_requests(requests: Sequence[SampleRequest], mesh: Mesh | None) -> Sampl
     def equal(field: Callable[[SampleRequest], Any]) -> bool:
         return all(field(request) == field(first) for request in requests)
 
-    settings = equal(lambda r: (r.settings, r.randomness._replace(seed=None), r.group, r.turn, r.keep, r.prompt_ids.tolist()))
+    settings = equal(lambda r: (r.settings, r.randomness._replace(seed=None), r.group, r.turn))
+    settings = settings and equal(lambda r: (r.keep_cache, r.prompt_ids.tolist()))
     shapes = equal(lambda r: ([lengths.shape for _, lengths in r.encoded], jax.tree.map(jnp.shape, r.past)))
     if not (settings and shapes):
         return None

@@ -18,7 +18,8 @@ from jmarl.models import decoder, lora
 from jmarl.models.hub.peft import merge
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.sampling import scoring
-from jmarl.sampling.generate import RowKeys, StackProgram, sample_stack
+from jmarl.sampling.generate import StackProgram, sample_stack
+from jmarl.sampling.sampler import RowIds, SampleInputs
 from jmarl.types import Batch
 
 A, P, G, T, S = 2, 2, 4, 6, 16
@@ -146,7 +147,7 @@ def test_an_adapter_changes_only_its_own_weight(llama, name):
 def sampled(params, agent, **settings):
     rng = np.random.default_rng(2)
     prompts = jnp.asarray(rng.integers(1, 320, (A, P, S)))
-    keys = RowKeys(seed=0, step=0, purpose=0, stack=0, agents=jnp.arange(A)[:, None], prompt_ids=jnp.arange(P))
+    keys = RowIds(seed=0, step=0, purpose=0, stack=0, agents=jnp.arange(A)[:, None], prompt_ids=jnp.arange(P))
     program = StackProgram(agent.config, Sampling(max_new_tokens=T, **settings), roles=1, group=G, platform="cpu")
     lengths = jnp.tile(LENGTHS, (A, 1))
     return jax.device_get(sample_stack(params, (prompts, lengths), keys, jnp.array([2]), program=program))
@@ -174,11 +175,12 @@ def test_the_sampler_reads_base_weights_cut_into_panels(llama):
     prompts, lengths = jnp.asarray(np.random.default_rng(2).integers(1, 320, (A, P, S))), jnp.tile(LENGTHS, (A, 1))
     keys = jax.random.split(jax.random.key(0), (A, P, G))
 
-    @functools.partial(jax.jit, static_argnames="cut")
-    def run(model, cut):
-        return sampling.sample(model, llama.config, Sampling(max_new_tokens=T), prompts, lengths, keys, jnp.array([2]), cut=cut)
+    @functools.partial(jax.jit, static_argnames="panels")
+    def run(model, panels):
+        inputs = SampleInputs(prompts, lengths, keys, jnp.array([2]))
+        return sampling.sample(model, llama.config, Sampling(max_new_tokens=T), inputs, panels=panels)
 
-    got, expected = (run(model, cut=cut) for cut in (True, False))
+    got, expected = (run(model, panels=panels) for panels in (True, False))
     np.testing.assert_array_equal(got.tokens, expected.tokens)
     np.testing.assert_allclose(got.logprobs, expected.logprobs, atol=1e-4)
 
@@ -298,7 +300,7 @@ def test_no_agent_has_a_copy_of_the_base(tiny_config, program):
         ones = functools.partial(jnp.ones, dtype=jnp.int32)
         prompts, lengths, shape = ones((agents, 1, S)), ones((agents, 1)), (agents, 1, 2)
         if program == "sample":
-            keys = RowKeys(0, 0, 0, 0, agents=jnp.arange(agents)[:, None], prompt_ids=jnp.arange(1))
+            keys = RowIds(0, 0, 0, 0, agents=jnp.arange(agents)[:, None], prompt_ids=jnp.arange(1))
             static = StackProgram(cfg, Sampling(max_new_tokens=T), roles=1, group=2, platform="cpu")
             lowered = sample_stack.lower(model, (prompts, lengths), keys, jnp.array([2]), program=static)
         else:

@@ -1,4 +1,4 @@
-"""Policy losses, how they average tokens, their clips and KL estimates, against numbers worked out by hand."""
+"""Losses, token weights, clipping and KL estimates against numbers computed by hand, and the table of algorithms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MASK = jnp.array([[[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]], bool)  # lengths 
 
 @pytest.fixture
 def arrays():
-    """Random log-probabilities [2, 3, 5], behaviour ones near them, advantages and a mask of different lengths."""
+    """Random log-probabilities [2, 3, 5] of a policy and a behavior policy near it, advantages, and a mask."""
     rng = np.random.default_rng(0)
     logp = jnp.asarray(-rng.exponential(size=(2, 3, 5)), jnp.float32)
     old = logp + jnp.asarray(0.3 * rng.normal(size=logp.shape), jnp.float32)
@@ -45,7 +45,7 @@ def arrays():
     return logp, old, advantages, mask
 
 
-# --- how tokens are averaged ---------------------------------------------------------------------------------------------
+# --- token weights -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ def arrays():
     ],
 )
 def test_token_weights_closed_form(aggregation, long, short):
-    """Completions of 4, 2 and 0 tokens, T = 4: the weight of a token of the long and of the short one."""
+    """Weights of the tokens of the long and of the short completion, for completions of 4, 2 and 0 tokens and T = 4."""
     expected = np.array([[[long] * 4, [short] * 2 + [0, 0], [0] * 4]])
     np.testing.assert_allclose(token_weights(MASK, aggregation), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"])
-def test_an_empty_mask_weighs_nothing(aggregation):
+def test_weights_of_an_empty_mask_are_zero(aggregation):
     assert (np.asarray(token_weights(jnp.zeros((2, 2, 3), bool), aggregation)) == 0).all()
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
 def test_padding_does_not_change_the_weights(aggregation):
-    """A longer token axis; only `constant` divides by it, on purpose."""
+    """Only `constant` depends on the length of the token axis."""
     longer = jnp.pad(MASK, ((0, 0), (0, 0), (0, 3)))
     np.testing.assert_allclose(token_weights(longer, aggregation)[..., :4], token_weights(MASK, aggregation))
 
@@ -79,13 +79,13 @@ def test_padding_does_not_change_the_weights(aggregation):
 
 
 def test_the_ending_token_is_trained_and_the_padding_is_not():
-    """One completion: two words, the end of sequence, three pads; advantage 1, log-probabilities -0.3, -0.4, -0.56 and -4
-    a pad. Right: (0.3 + 0.4 + 0.56) / 3 = 0.42. Wrong: with pads 2.21, without the ending token 0.35."""
+    """A completion of two words, the end of sequence and three pads, with log-probabilities -0.3, -0.4, -0.56 and -4 per pad,
+    has the loss (0.3 + 0.4 + 0.56) / 3 = 0.42. It would be 2.21 with pads and 0.35 without the ending token."""
     logp = jnp.array([[[-0.3, -0.4, -0.56, -4.0, -4.0, -4.0]]])
     advantage = jnp.ones((1, 1, 1))
 
     def loss(logp, trained):
-        return policy_gradient(logp, None, advantage, token_weights(jnp.arange(6)[None, None] < trained, "token_mean"))[0]
+        return policy_gradient(logp, logp, advantage, token_weights(jnp.arange(6)[None, None] < trained, "token_mean"))[0]
 
     assert float(loss(logp, 3)) == pytest.approx(0.42, abs=1e-6)
     assert float(loss(logp, 6)) == pytest.approx(13.26 / 6, abs=1e-6)
@@ -93,7 +93,7 @@ def test_the_ending_token_is_trained_and_the_padding_is_not():
     np.testing.assert_allclose(jax.grad(loss)(logp, 3)[0, 0], [-1 / 3, -1 / 3, -1 / 3, 0, 0, 0], rtol=1e-6)
 
 
-def test_policy_gradient_is_minus_advantage_times_weight(arrays):
+def test_policy_gradient_is_minus_weight_times_advantage(arrays):
     logp, old, advantages, mask = arrays
     for aggregation in CHOICES["loss_aggregation"]:
         weights = token_weights(mask, aggregation)
@@ -115,8 +115,8 @@ def test_zero_advantage_gives_exactly_zero_gradient(arrays, loss):
 
 @pytest.mark.parametrize("aggregation", CHOICES["loss_aggregation"])
 @pytest.mark.parametrize("level", ["token", "sequence", "turn"])
-def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient(arrays, aggregation, level):
-    """Token by token; with one ratio a sequence, averaged over the sequence's tokens."""
+def test_clipped_gradient_at_ratio_one_is_the_policy_gradient(arrays, aggregation, level):
+    """The gradients agree at every token, also with one ratio per sequence."""
     logp, _, advantages, mask = arrays
     weights = token_weights(mask, aggregation)
     clipped = jax.grad(lambda x: clipped_surrogate(x, logp, advantages, weights, level=level)[0])(logp)
@@ -137,7 +137,7 @@ def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient(arrays, aggreg
     ],
 )
 def test_clip_by_hand(ratio, advantage, gain, slope, clipped):
-    """eps_low 0.2, eps_high 0.28 (clip higher): the gain, its slope in log pi and what counts as clipped."""
+    """Gain, its slope in log pi and share of clipped tokens for eps_low 0.2 and eps_high 0.28."""
     logp, weights = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
 
     def loss(x):
@@ -153,7 +153,7 @@ def test_clip_by_hand(ratio, advantage, gain, slope, clipped):
     "ratio, advantage, gain, slope", [(9.0, -2.0, -6.0, 0.0), (2.0, -2.0, -4.0, -4.0), (9.0, 2.0, 2.4, 0.0)]
 )
 def test_dual_clip_by_hand(ratio, advantage, gain, slope):
-    """dual = 3: for A < 0 the gain is at least 3 A; a positive advantage is untouched."""
+    """With dual = 3 the gain is at least 3 A for A < 0; positive advantages are not affected."""
     logp, weights = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
     value, grad = jax.value_and_grad(
         lambda x: clipped_surrogate(x, logp - np.log(ratio), jnp.full((1, 1, 1), advantage), weights, dual=3.0)[0]
@@ -163,8 +163,8 @@ def test_dual_clip_by_hand(ratio, advantage, gain, slope):
 
 
 def test_sequence_ratio_is_the_geometric_mean():
-    """GSPO: log-ratios 0.3, -0.1, 0.1 over three trained tokens (a pad has 5): s = e^0.1 for every token, and each token's
-    gradient is s A / 3 / rows."""
+    """GSPO: log-ratios 0.3, -0.1, 0.1 of three trained tokens (and 5 of a pad) give s = e^0.1 for every token, and the gradient
+    s A / 3 / rows for each token."""
     old = jnp.full((1, 2, 4), -1.0)
     logp = old + jnp.array([[[0.3, -0.1, 0.1, 5.0], [0.0, 0.0, 0.0, 0.0]]])
     mask = jnp.array([[[1, 1, 1, 0], [1, 1, 1, 1]]], bool)
@@ -175,8 +175,8 @@ def test_sequence_ratio_is_the_geometric_mean():
     assert (np.asarray(grad[0, 1]) == 0).all()
 
 
-def test_padding_may_hold_anything(arrays):
-    """Log-probabilities of padding, however far from the behaviour policy's, change neither loss nor gradient."""
+def test_log_probabilities_of_padding_are_ignored(arrays):
+    """Extreme log-probabilities of padding change neither loss nor gradient."""
     logp, old, advantages, mask = arrays
     weights = token_weights(mask, "token_mean")
     wild = jnp.where(mask, logp, -300.0)
@@ -189,7 +189,7 @@ def test_padding_may_hold_anything(arrays):
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
 @pytest.mark.parametrize("ratio, weight", [(1.0, 1.0), (1.2, 1.2), (1.5, 1.28), (0.5, 0.7)])
 def test_cispo_by_hand(ratio, weight, advantage):
-    """eps_low 0.3, eps_high 0.28: the gradient is minus the clipped weight times the advantage, whatever its sign."""
+    """The gradient is minus the clipped weight times the advantage of either sign, for eps_low 0.3 and eps_high 0.28."""
     logp, ones = jnp.full((1, 1, 1), -1.0), jnp.ones((1, 1, 1))
 
     def loss(x):
@@ -206,13 +206,13 @@ def test_cispo_by_hand(ratio, weight, advantage):
 
 @pytest.mark.parametrize("kind, value", [("k1", -0.5), ("k2", 0.125), ("k3", np.exp(0.5) - 1.5)])
 def test_kl_estimates_by_hand(kind, value):
-    """Policy -1.5, reference -1, so d = 0.5."""
+    """Log-probabilities -1.5 of the policy and -1 of the reference give d = 0.5."""
     assert float(kl_estimate(jnp.float32(-1.5), jnp.float32(-1.0), kind)) == pytest.approx(value, rel=1e-6)
     assert float(kl_estimate(jnp.float32(-1.5), jnp.float32(-1.5), kind)) == 0
 
 
 def test_kl_estimates_in_expectation():
-    """Over all tokens of a distribution: k1 and k3 give the KL exactly, k2 nearly for close distributions."""
+    """The expectation of k1 and k3 is the KL divergence; that of k2 is close to it for close distributions."""
     logp, ref = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (2, 50)) * jnp.array([[1.0], [1.0]]))
     ref = jax.nn.log_softmax(logp + 0.1 * ref)
     kl = float(jnp.sum(jnp.exp(logp) * (logp - ref)))
@@ -221,10 +221,10 @@ def test_kl_estimates_in_expectation():
     assert means["k2"] == pytest.approx(kl, rel=0.1)
 
 
-def test_what_kl_estimates_do_to_a_policy():
-    """Expected gradients over all tokens of a distribution, in closed form. From the reward: k1 that of KL(policy || ref), k3
-    that less KL(ref || policy)'s. In the loss: k1 none, k2 that of KL(policy || ref), k3 that of KL(ref || policy). What is
-    used unless chosen: k1 in the reward, k3 in the loss."""
+def test_expected_gradients_of_kl_estimates():
+    """Closed forms over all tokens of a distribution. In the reward, k1 has the gradient of KL(policy || ref) and k3 that minus
+    the gradient of KL(ref || policy). In the loss, k1 has gradient 0, k2 that of KL(policy || ref) and k3 that of
+    KL(ref || policy). The defaults are k1 in the reward and k3 in the loss."""
     logits, ref = jax.random.normal(jax.random.key(0), (2, 20))
     ref = jax.nn.log_softmax(logits + 0.5 * ref)
 
@@ -256,7 +256,7 @@ def test_what_kl_estimates_do_to_a_policy():
 
 
 def test_rows_of_the_table():
-    """Spec section 4, and every row names settings that exist."""
+    """The parts of every row, and all settings that rows name exist."""
     online = {name: row for name, row in ALGORITHMS.items() if row.data == "rollouts"}
     parts = {name: (row.estimator, row.baseline, row.per_token, row.scale, row.loss) for name, row in online.items()}
     assert parts == {
@@ -294,14 +294,16 @@ def test_rows_of_the_table():
     }
     assert all(row.margin is None for row in online.values())
     settings = flat(TrainConfig())
-    assert {name for name in DEFAULTS if settings[name] is not None} == set(), "a row's default is not the config's"
+    assert {name for name in DEFAULTS if settings[name] is not None} == set(), (
+        "settings with defaults per row must be None in TrainConfig"
+    )
     for row in online.values():
         assert row.scale in CHOICES["advantage_scale"] and row.aggregation in CHOICES["loss_aggregation"]
         assert set(row.options.values()) <= set(CLIPPING.values()) and set(row.defaults) <= set(DEFAULTS)
 
 
-def test_settings_take_the_default_of_their_row():
-    """What the user set, else the row's default, else everyone's."""
+def test_settings_default_to_their_row():
+    """A setting has the user's value, else the row's default, else the default of the table."""
 
     def loss(**settings):
         return resolve(TrainConfig.of(**settings)).loss
@@ -312,7 +314,7 @@ def test_settings_take_the_default_of_their_row():
     assert loss(algorithm="dapo").mask_overlong is True and loss(algorithm="dapo", mask_overlong=False).mask_overlong is False
 
 
-def test_a_setting_that_the_row_does_not_use_is_refused():
+def test_settings_that_the_row_does_not_use_are_errors():
     settings = flat(TrainConfig.of(clip_eps_high=0.3))
     message = r"clip_eps_high=0.3 has no effect for algorithm='magrpo'; it is for grpo, dr_grpo"
     with pytest.raises(ValueError, match=message):
@@ -325,8 +327,8 @@ def test_a_setting_that_the_row_does_not_use_is_refused():
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_the_value_loss_in_double_precision(clip):
-    """Mean of (y - v)², or of max((y - v)², (y - v_clip)²), over the tokens in the mask; value by numpy, gradient by torch."""
+def test_value_loss_equals_torch(clip):
+    """Value and gradient of the mean of (y - v)², or of max((y - v)², (y - v_clip)²), over a mask, in double precision."""
     import torch
 
     rng = np.random.default_rng(0)
@@ -336,8 +338,8 @@ def test_the_value_loss_in_double_precision(clip):
     v = torch.tensor(values, requires_grad=True)
     error = (torch.tensor(targets) - v) ** 2
     if clip:
-        kept = torch.tensor(old) + (v - torch.tensor(old)).clamp(-clip, clip)
-        error = torch.maximum(error, (torch.tensor(targets) - kept) ** 2)
+        clipped = torch.tensor(old) + (v - torch.tensor(old)).clamp(-clip, clip)
+        error = torch.maximum(error, (torch.tensor(targets) - clipped) ** 2)
     expected = error[torch.tensor(mask)].mean()
     expected.backward()
     f = lambda v: value_loss(v, jnp.asarray(targets), jnp.asarray(old), jnp.asarray(weights), clip=clip)  # noqa: E731
@@ -348,15 +350,15 @@ def test_the_value_loss_in_double_precision(clip):
         np.testing.assert_array_equal(metrics["value_clip_share"], (np.abs(values - old) > clip) & mask)
 
 
-def test_an_unknown_algorithm_names_a_near_one_and_all():
+def test_the_error_for_an_unknown_algorithm_names_the_nearest_and_all():
     with pytest.raises(ValueError, match="'magrp' is unknown; did you mean 'magrpo'.*mareinforce.*grpo"):
         find_row("magrp")
     with pytest.raises(ValueError, match=r"'qmix' is unknown\. Known: mareinforce, .*grpo"):
         find_row("qmix")
 
 
-def test_a_padding_far_from_its_reference_adds_nothing():
-    """exp of a difference of 200 is infinite, and 0 times that no number."""
+def test_padding_far_from_the_reference_is_ignored():
+    """exp(200) is infinite, and 0 times infinity would be NaN."""
     one = jnp.ones(2)
     mask, ref_logprobs = jnp.array([True, False]), -one * jnp.array([1.5, 0])
     targets = PolicyTargets(mask, one, one.at[1].set(0), -one, ref_logprobs, one, jnp.array([0.1, 0]))

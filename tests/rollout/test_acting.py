@@ -18,7 +18,7 @@ from jmarl.randomness import Randomness
 from jmarl.rollout import make_batches
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
-from jmarl.sampling.generate import SampleRequest, encode, sample_team
+from jmarl.sampling.generate import SampleRequest, pad, sample_team, tokenize
 from jmarl.team import make_team
 from jmarl.training.stacked_seeds import join_requests
 from jmarl.training.train import train
@@ -82,7 +82,7 @@ def test_batches_of_any_number_of_rows_have_few_sizes(most):
 def test_inactive_agents_are_not_sampled(tiny_pair, shared):
     """The completions of the active agents are those that they write when all agents are sampled."""
     team, params = make_team(tiny_pair[:1] * 2, shared_weights=True) if shared else make_team(tiny_pair)
-    encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
+    encoded = pad(team, tokenize(team, [["you first", "or you"]] * 2, SETTINGS, chat=False))
     request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 2, np.arange(2))
     whole = sample_team(team, params, request)[0]
     for agent in range(2):
@@ -101,7 +101,7 @@ def test_inactive_agents_are_not_sampled(tiny_pair, shared):
 
 def test_a_joined_request_samples_every_agent_that_acts_in_any_run(tiny_pair):
     team, _ = make_team(tiny_pair)
-    encoded = encode(team, [["you first", "or you"]] * 2, SETTINGS, chat=False)
+    encoded = pad(team, tokenize(team, [["you first", "or you"]] * 2, SETTINGS, chat=False))
     request = SampleRequest(encoded, SETTINGS, Randomness(seed=1, step=0), 2, np.arange(2))
     writes = [None if acts is None else np.array(acts) for acts in ([True, False], [False, True], [True, False], None)]
     requests = [request._replace(acts=acts) for acts in writes]

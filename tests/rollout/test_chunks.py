@@ -1,4 +1,4 @@
-"""Turns that are sampled in parts, with the rewards of one part computed while the next is sampled, give the same numbers."""
+"""Sampling a turn in parts, with rewards computed while the next part is sampled, does not change the results."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def answer(agent_completions, num_agents, **_):
     return [f"and {agent_completions[1 - i]}" for i in range(num_agents)]
 
 
-def lengths(a, b, rng):
-    """Return rewards with a random part, some of them invalid."""
+def length_reward(a, b, rng):
+    """Return rewards with a random term; some are invalid."""
     return [len(x) - 2 * len(y) + rng.random() if len(x) % 7 else float("nan") for x, y in zip(a, b, strict=True)]
 
 
-def environment(reward=lengths, transition=None, **more):
-    return RewardEnvironment(make_reward(reward, num_agents=2, **more), [default_formatter] * 2, transition)
+def environment(reward=length_reward, transition=None):
+    return RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, transition)
 
 
-def played(pair, env, sample=None, **episodes):
+def play_turns(pair, env, sample=None, **episodes):
     team, params = pair
     options = 2, Randomness(seed=0, step=0)
     return play(sample or partial(sample_team, team, params), team, ITEMS, env, SETTINGS, Episodes(**episodes), *options)
 
 
-def same(first, second):
+def assert_equal_trees(first, second):
     left, right = jax.tree.leaves(first), jax.tree.leaves(second)
     assert len(left) == len(right)
     for x, y in zip(left, right, strict=True):
@@ -58,38 +58,38 @@ def same(first, second):
 @pytest.mark.parametrize("shared", [False, True], ids=["two models", "one model, two roles"])
 @pytest.mark.parametrize("branching", ["tree", "chain"])
 def test_parts_and_overlap_do_not_change_a_rollout(agents, shared, branching):
-    """A rollout of two turns, for two agents of a stack and for two roles of one parameter set.
+    """Rollouts of two turns, for two agents of a stack and for two roles of one parameter set, are equal.
 
-    In this size the sampler's rows do not depend on their number.
+    At this size the rounding of the sampler does not depend on the number of rows.
     """
     pair = make_team(agents[:1] * 2, shared_weights=True) if shared else make_team(agents)
     options = dict(num_turns=2, branching=branching)
     rollouts = [
-        played(pair, environment(transition=answer), **options, **parts)
+        play_turns(pair, environment(transition=answer), **options, **parts)
         for parts in ({}, dict(sample_parts=2), dict(sample_parts=2, overlap_rewards=False), dict(sample_parts=4))
     ]
-    same(rollouts[1], rollouts[2])  # with the overlap and without
+    assert_equal_trees(rollouts[1], rollouts[2])  # with and without overlap
     for rollout in rollouts[1:]:
         assert [turn.texts for turn in rollout.turns] == [turn.texts for turn in rollouts[0].turns]
         assert [turn.invalid for turn in rollout.turns] == [turn.invalid for turn in rollouts[0].turns]
-        same([turn.rewards for turn in rollout.turns], [turn.rewards for turn in rollouts[0].turns])
+        assert_equal_trees([turn.rewards for turn in rollout.turns], [turn.rewards for turn in rollouts[0].turns])
 
 
 @pytest.mark.filterwarnings("ignore:update")
 @pytest.mark.parametrize("algorithm", ["magrpo", "remax", "ippo"])
-def test_parameters_are_bit_equal_with_the_overlap_and_without(agents, algorithm):
+def test_parameters_are_bit_equal_with_and_without_overlap(agents, algorithm):
     cfg = dict(algorithm=algorithm, num_updates=3, num_prompts=2, num_generations=2, max_new_tokens=4, learning_rate=1e-2)
     states = []
     for overlap in (True, False):
-        env, pair = make_reward(lengths, num_agents=2), make_team(agents)
+        env, pair = make_reward(length_reward, num_agents=2), make_team(agents)
         settings = TrainConfig.of(**cfg, sample_parts=2, overlap_rewards=overlap, progress=False)
         states.append(train(pair[0], env, ITEMS, settings, params=pair[1]).state)
-    same(*states)
+    assert_equal_trees(*states)
     assert not np.array_equal(jax.tree.leaves(states[0].stacks[0].params)[0], jax.tree.leaves(make_team(agents)[1][0])[0])
 
 
 def test_rewards_are_computed_while_the_next_part_is_sampled(agents):
-    """The reward of the first part waits until the second part is requested; without overlap that would never be."""
+    """The reward of the first part waits until the second part is requested, so it would fail without overlap."""
     team, params = make_team(agents)
     second, requests = threading.Event(), []
 
@@ -102,38 +102,37 @@ def test_rewards_are_computed_while_the_next_part_is_sampled(agents):
     def reward(a, b):
         return [float(second.wait(20))] * len(a)
 
-    assert (played((team, params), environment(reward), sample, sample_parts=2).turns[0].rewards == 1).all()
+    assert (play_turns((team, params), environment(reward), sample, sample_parts=2).turns[0].rewards == 1).all()
     assert len(requests) == 2 and requests[0].encoded[0][0].shape[1] == 2
 
 
-def test_faults_of_later_parts_keep_their_place_and_errors_are_raised(agents):
+def test_faults_of_later_parts_have_the_right_index_and_errors_are_raised(agents):
     def broken(a, b, batch_items):
-        bad = [item["prompt"] == "two agents" for item in batch_items]
-        return [float("nan") if one else 1.0 for one in bad]
+        return [float("nan") if item["prompt"] == "two agents" else 1.0 for item in batch_items]
 
-    turn = played(make_team(agents), environment(broken), sample_parts=2).turns[0]
+    turn = play_turns(make_team(agents), environment(broken), sample_parts=2).turns[0]
     assert turn.invalid == 2 and "joint action" in turn.fault and np.isnan(turn.rewards[3]).all()
 
     def raises(a, b):
         raise ZeroDivisionError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
-        played(make_team(agents), environment(raises), sample_parts=2)
+        play_turns(make_team(agents), environment(raises), sample_parts=2)
 
 
 def test_the_sampler_of_parts_is_compiled_before_the_first_step(agents):
     cfg = TrainConfig.of(num_updates=2, num_prompts=4, num_generations=2, max_new_tokens=5, min_new_tokens=5, sample_parts=2)
-    before, seen = TRACES.copy(), []
+    before, traces = TRACES.copy(), []
 
     def reward(a, b):
-        seen.append((TRACES["sample"] - before["sample"], TRACES["update"] - before["update"]))
+        traces.append((TRACES["sample"] - before["sample"], TRACES["update"] - before["update"]))
         return [float(len(x)) for x in a]
 
     train(Team.of(agents), make_reward(reward, num_agents=2), ITEMS, cfg)
-    assert seen == [(1, 1)] * 4
+    assert traces == [(1, 1)] * 4
 
 
-def test_parts_divide_the_prompts_and_histories_have_one_part():
+def test_parts_divide_the_prompts_and_turns_with_history_have_one_part():
     assert [num_parts(count, Episodes(sample_parts=4)) for count in (1, 2, 3, 6, 8)] == [1, 2, 1, 2, 4]
     assert num_parts(8, Episodes(sample_parts=4, num_turns=2, history="append")) == 1
     with pytest.raises(ValueError, match="sample_parts=0"):

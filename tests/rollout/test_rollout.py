@@ -23,7 +23,7 @@ from jmarl.rl.returns import credit, joint_actions
 from jmarl.rollout.make_batches import to_batches
 from jmarl.rollout.play import play
 from jmarl.sampling import scoring
-from jmarl.sampling.generate import SampleRequest, bucket, encode, sample_team
+from jmarl.sampling.generate import SampleRequest, bucket, pad, sample_team, tokenize
 from jmarl.team import make_team
 from jmarl.types import TRACES
 
@@ -254,7 +254,7 @@ def test_the_number_of_compiles_is_bounded_by_the_buckets(pair):
     settings, before = Sampling(max_new_tokens=2), TRACES["sample"]
     widths = set()
     for n in range(1, 61, 4):
-        encoded = encode(team, [["a" * n], ["b" * n]], settings, chat=False)
+        encoded = pad(team, tokenize(team, [["a" * n], ["b" * n]], settings, chat=False))
         widths.add(encoded[0][0].shape[-1])
         request = SampleRequest(encoded, settings, Randomness(seed=n, step=n, purpose=n % 2), 1, np.arange(1))
         sample_team(team, params, request)
@@ -280,7 +280,7 @@ def test_a_prompt_beyond_the_context_is_an_error_before_anything_runs(pair):
 def test_the_longest_prompt_that_fits(pair):
     """122 tokens and 6 new ones fill the context of 128 exactly."""
     team, params = pair
-    encoded = encode(team, [["x" * 122], ["y"]], SETTINGS, chat=False)
+    encoded = pad(team, tokenize(team, [["x" * 122], ["y"]], SETTINGS, chat=False))
     assert encoded[0][0].shape == (2, 1, 128) and encoded[0][1].tolist() == [[122], [1]]
 
 

@@ -1,14 +1,15 @@
-"""Greedy continuations of the real SmolLM2 through the key-value cache sampler, against transformers."""
+"""Greedy completions of SmolLM2-135M-Instruct by the sampler equal those of transformers."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jmarl.config import Sampling
 from jmarl.models.hub.agents import save_pretrained
-from jmarl.sampling import sampler as sampling
+from jmarl.sampling import sampler
 
 PROMPTS = """The capital of France is|Once upon a time|def add(a, b):|The three laws of motion say that|Dear Sir or Madam,
 In the beginning|To make a cup of tea, first|The sum of 17 and 25 is|A haiku about rain:|She opened the door and
@@ -18,8 +19,8 @@ import numpy as np|The moon moves around the earth|If it rains tomorrow, we|The 
 
 @pytest.mark.slow
 def test_greedy_smollm2_equals_transformers(smollm2, tmp_path):
-    """20 prompts x 64 tokens through our cache and through `generate` on our export; the first difference is allowed only
-    where transformers' two best logits are closer than 1e-3."""
+    """Compare 20 prompts x 64 tokens with `generate` on an exported model. Completions may differ first where the two largest
+    logits of transformers are closer than 1e-3."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -28,12 +29,13 @@ def test_greedy_smollm2_equals_transformers(smollm2, tmp_path):
     width = max(map(len, ids))
     stop = tokenizer.eos_token_id
     prompts = jnp.array([[row + [0] * (width - len(row)) for row in ids]])
-    keys = sampling.row_keys(0, 0, 0, [0], range(len(ids)), 1)
+    rows = sampler.RowIds(seed=0, step=0, purpose=0, stack=0, agents=np.zeros((1, 1), int), prompt_ids=np.arange(len(ids)))
     settings = Sampling(max_new_tokens=new, temperature=0)
     params = jax.tree.map(lambda x: jnp.asarray(x)[None], smollm2.params)
     lengths = jnp.array([list(map(len, ids))])
-    sample = jax.jit(sampling.sample, static_argnums=(1, 2))
-    ours = jax.device_get(sample(params, smollm2.config, settings, prompts, lengths, keys, jnp.array([stop])))
+    sample = jax.jit(sampler.sample, static_argnums=(1, 2))
+    inputs = sampler.SampleInputs(prompts, lengths, sampler.row_keys(rows, 1), jnp.array([stop]))
+    ours = jax.device_get(sample(params, smollm2.config, settings, inputs))
     del params
     save_pretrained(tmp_path, smollm2.config, smollm2.params, tokenizer)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

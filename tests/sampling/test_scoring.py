@@ -1,4 +1,4 @@
-"""Scoring completions: values, entropies and gradients, without ever holding the logits of all tokens."""
+"""Log-probabilities and entropies of completions, their gradients, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def cfg(tiny_config):
 
 @pytest.fixture(scope="module")
 def params(cfg):
-    """One agent whose logits differ enough to matter."""
+    """One agent with weights larger than at initialization, so that its logits differ."""
     agent = decoder.init_params(cfg, jax.random.key(0))
     return jax.tree_util.tree_map_with_path(lambda path, x: x if "norm" in str(path[-1]) else 6 * x, agent)
 
 
 @pytest.fixture(scope="module")
 def batch():
-    """Prompts of two lengths, completions, and a random weight for every token's log-probability and entropy. No id is 0:
-    transformers gives the row of its padding id no gradient."""
+    """Prompts of two lengths, completions, and random weights for the log-probability and entropy of each token. No id is 0,
+    because transformers gives the embedding of its padding id no gradient."""
     rng = np.random.default_rng(0)
     prompts, tokens = rng.integers(1, 320, (P, S)), rng.integers(1, 320, (P, G, T))
     arrays = dict(prompts=prompts, lengths=np.array(LENGTHS), tokens=tokens)
@@ -42,7 +42,7 @@ def batch():
 
 
 def weighted(params, batch, cfg, **options):
-    """A scalar of all scores, and the scores."""
+    """Return a weighted sum of all scores, and the scores."""
     arrays, (of_logp, of_entropy) = batch
     scores = scoring.score(params, cfg, **arrays, **options)
     return jnp.sum(of_logp * scores.logprobs) + jnp.sum(of_entropy * scores.entropy), scores
@@ -54,18 +54,18 @@ def compiled(f, cfg, chunk, options):
 
 
 def value_and_grad(params, cfg, batch, f=weighted, **options):
-    """((scalar, scores), gradient of the scalar)."""
+    """Return ((scalar, scores), gradient of the scalar)."""
     return jax.device_get(compiled(f, cfg, scoring.CHUNK, tuple(options.items()))(params, batch))
 
 
 def assert_close_trees(got, expected, tolerance=1e-5):
-    """Every leaf within tolerance of its own norm."""
+    """Check that every leaf is within the tolerance, relative to its norm."""
     for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(expected), strict=True):
         assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b) + 1e-7, jax.tree_util.keystr(path)
 
 
 def without_sharing(params, batch, cfg):
-    """The same scalar from the plain logits of prompt and completion one after the other, row by row."""
+    """Return the same as `weighted`, from the logits of prompt and completion as one sequence per row."""
     arrays, (of_logp, of_entropy) = batch
     logp, entropy = np.zeros((2, P, G)).tolist()
     for p, n in enumerate(LENGTHS):
@@ -84,7 +84,7 @@ def scored(params, cfg, batch):
 
 
 def test_sharing_the_prompt_changes_neither_scores_nor_gradients(params, cfg, batch, scored):
-    """Against every completion behind its own copy of the prompt, prompts padded by different amounts."""
+    """Compare with completions that each follow their own copy of the prompt, for prompts of different lengths."""
     (value, scores), grads = scored
     (expected, plain), plain_grads = value_and_grad(params, cfg, batch, f=without_sharing)
     assert value == pytest.approx(expected, rel=1e-5)
@@ -93,8 +93,8 @@ def test_sharing_the_prompt_changes_neither_scores_nor_gradients(params, cfg, ba
     assert_close_trees(grads, plain_grads)
 
 
-def test_padding_of_the_prompt_does_not_matter(params, cfg, batch, scored):
-    """Other ids behind the prompts' ends give the same scores and gradients, to the bit."""
+def test_padding_of_the_prompt_is_ignored(params, cfg, batch, scored):
+    """Scores and gradients are bit-equal with other padding ids."""
     arrays, of = batch
     other = jnp.where(jnp.arange(S) < arrays["lengths"][:, None], arrays["prompts"], 7)
     again = value_and_grad(params, cfg, (arrays | {"prompts": other}, of))
@@ -102,7 +102,7 @@ def test_padding_of_the_prompt_does_not_matter(params, cfg, batch, scored):
 
 
 def test_chunking_does_not_change_values(params, cfg, batch, scored, monkeypatch):
-    """30 tokens in five chunks of 6, where the default holds them all."""
+    """30 tokens in five chunks of 6 give the same scores and gradients as one chunk."""
     monkeypatch.setattr(scoring, "CHUNK", 7)
     (value, scores), grads = value_and_grad(params, cfg, batch)
     (expected, whole), whole_grads = scored
@@ -114,7 +114,7 @@ def test_chunking_does_not_change_values(params, cfg, batch, scored, monkeypatch
 
 @pytest.mark.parametrize("chunk", [1, 7, 8, 29, 30, 512])
 def test_any_chunk_size_gives_the_same_scores(monkeypatch, chunk):
-    """30 tokens; sizes that divide it and sizes that do not."""
+    """Some sizes divide the 30 tokens and some do not."""
     rng = np.random.default_rng(0)
     args = {"embed": jnp.asarray(rng.normal(size=(60, 8)))}, jnp.asarray(rng.normal(size=(30, 8))), jnp.arange(30)
     whole = scoring.token_scores(*args, 1.0)
@@ -125,29 +125,28 @@ def test_any_chunk_size_gives_the_same_scores(monkeypatch, chunk):
 
 @pytest.mark.parametrize("chunk, holds", [(8, False), (1024, True)])
 def test_no_buffer_of_all_logits(tiny_config, monkeypatch, chunk, holds):
-    """The compiled forward and backward pass holds nothing as large as [tokens, V]; with one chunk for all tokens it does,
-    so the test would see it."""
+    """The compiled forward and backward pass has no buffer as large as [tokens, V], except with one chunk for all tokens."""
     cfg, (p, g, t) = tiny_config(vocab_size=2048), (2, 4, 8)
     monkeypatch.setattr(scoring, "CHUNK", chunk)
     params = decoder.init_params(cfg, jax.random.key(0))
     ones = jnp.ones((p, 16), jnp.int32), jnp.full(p, 9), jnp.ones((p, g, t), jnp.int32)
 
-    def of_scores(params):
+    def sum_of_scores(params):
         return sum(jnp.sum(x) for x in scoring.score(params, cfg, *ones))
 
-    def of_loss(params):
+    def sum_of_losses(params):
         summed = lambda logp, entropy, data: (jnp.sum(data * (logp + entropy)), {})  # noqa: E731
         hidden = scoring.hidden_states(params, cfg, *ones, "dots")
         return scoring.score_loss(params, hidden, ones[2], jnp.ones((p, g, t)), summed)[0]
 
-    for loss in (of_scores, of_loss):
+    for loss in (sum_of_scores, sum_of_losses):
         text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()
         largest = max(int(np.prod([int(n) for n in shape.split(",")])) for shape in re.findall(r"\w\d+\[([\d,]+)\]", text))
         assert (largest >= p * g * t * cfg.vocab_size) == holds
 
 
 def test_uniform_and_certain_distributions():
-    """Hidden 0: log-probability -log V, entropy log V. A logit far above the others: both 0."""
+    """Hidden state 0 gives log-probability -log V and entropy log V; a logit far above the others gives 0 for both."""
     embed = jnp.zeros((50, 4)).at[7, 0].set(1.0)
     hidden, targets = jnp.array([[0.0] * 4, [1000.0, 0, 0, 0]]), jnp.array([3, 7])
     logp, entropy = scoring.token_scores({"embed": embed}, hidden, targets, 1.0)
@@ -156,8 +155,8 @@ def test_uniform_and_certain_distributions():
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-def test_log_probabilities_and_entropies_in_double_precision(temperature):
-    """log p_y = z_y/T - log sum e^(z/T) and H = -sum p log p, for random logits, by numpy in float64."""
+def test_scores_equal_numpy_in_double_precision(temperature):
+    """log p_y = z_y/T - log sum e^(z/T) and H = -sum p log p for random logits."""
     rng = np.random.default_rng(0)
     embed, hidden, targets = rng.normal(size=(60, 8)), 2 * rng.normal(size=(9, 8)), rng.integers(0, 60, 9)
     z = hidden @ embed.T / temperature
@@ -168,7 +167,7 @@ def test_log_probabilities_and_entropies_in_double_precision(temperature):
     np.testing.assert_allclose(entropy, -(np.exp(logs) * logs).sum(-1), atol=1e-4)
 
 
-def test_greedy_is_scored_at_temperature_one(params, cfg, batch, scored):
+def test_temperature_zero_is_scored_as_one(params, cfg, batch, scored):
     scores = jax.jit(functools.partial(scoring.score, cfg=cfg, temperature=0.0))(params, **batch[0])
     np.testing.assert_allclose(scores.logprobs, scored[0][1].logprobs, atol=1e-5)
 
@@ -178,7 +177,7 @@ def test_greedy_is_scored_at_temperature_one(params, cfg, batch, scored):
     [("llama", 1.0, {}), ("qwen2", 0.7, {"tie_word_embeddings": False}), ("qwen3", 1.3, {})],
 )
 def test_gradients_equal_torch(tiny_dir, batch, family, temperature, flags):
-    """Log-probabilities, entropies and the gradient of every tensor against torch's autograd through transformers."""
+    """Compare the weighted sum of scores and the gradient of every tensor with transformers and torch's autograd."""
     import torch
     from transformers import AutoModelForCausalLM
 

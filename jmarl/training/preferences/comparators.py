@@ -27,7 +27,7 @@ from jmarl.models.sharding import mesh_of, place
 from jmarl.randomness import COMPARE, PROPOSE, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
-from jmarl.sampling.generate import Rows, read, sample_team, tokens_of
+from jmarl.sampling.generate import Rows, sample_team, tokenize_first_turn, tokens_of
 from jmarl.team import Team, make_team, to_agents
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.preferences.encoding import encode_text, end_token
@@ -61,7 +61,7 @@ def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
             "pairs need completions of all agents, and in this environment not all agents act in the first turn: choose an "
             "algorithm that learns from rollouts"
         )
-    prompt_ids = read(team, turn.prompts, cfg.sampling, cfg.episodes)
+    prompt_ids = tokenize_first_turn(team, turn.prompts, cfg.sampling, cfg.episodes)
     ids = tokens_of(team, turn.completions, len(turn.items))
     return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)
 
@@ -191,7 +191,7 @@ class Comparator:
 
     def _encode(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
         """Return texts [N][P][G] of another model as candidates."""
-        prompt_ids = read(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
+        prompt_ids = tokenize_first_turn(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
         return Candidates(prompts, texts, rewards, prompt_ids, encode_foreign(self.team, texts, ended, self.cfg))
 
 

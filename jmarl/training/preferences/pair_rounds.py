@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from jmarl.team import Team
 from jmarl.training.files.manifest import describe_file
 from jmarl.training.loop import Source
 from jmarl.training.preferences.comparators import Candidates, Comparator, History, candidates_of, play_items
-from jmarl.training.preferences.data_source import batch_size, check_micro_batches, draw_examples, encode
+from jmarl.training.preferences.data_source import batch_size, check_micro_batches, complete_batches, draw_examples, encode
 from jmarl.training.preferences.encoding import Examples
 from jmarl.training.preferences.pairs import Pair, SampledTokens, replay_weights, row_of, select, select_against
 from jmarl.training.records import Drawn
