@@ -467,9 +467,8 @@ def test_agents_learn_only_from_turns_in_which_they_act(tiny_pair, branching):
         LockStep(Relay()),
         SETTINGS,
         episodes,
-        seed=0,
-        step=0,
         group=2,
+        randomness=Randomness(seed=0, step=0),
     )
     first, second, third = rollout.turns
     assert first.acts.tolist() == [[True] * 2, [False] * 2] and third.acts.all()
@@ -543,9 +542,8 @@ def test_options_that_need_all_agents_to_act_are_refused(tiny_pair):
             LockStep(Relay()),
             SETTINGS,
             episodes,
-            seed=0,
-            step=0,
             group=2,
+            randomness=Randomness(seed=0, step=0),
         )
     with pytest.raises(ValueError, match="not all of them act in the first turn"):
         train(

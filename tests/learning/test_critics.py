@@ -571,7 +571,7 @@ def test_a_central_critic_learns_the_mean_of_the_agents_returns():
     np.testing.assert_allclose(
         critic_values.central_batch([text], [target], [np.zeros((2, 3))], [2]).rewards[0], target.mean(-1)
     )
-    turn = SimpleNamespace(joint=joint_actions("aligned", 2, 3), texts=[[["a"] * 3]])
+    turn = SimpleNamespace(joint=joint_actions("aligned", 2, 3), group_size=3)
     values, nodes = critic_values.values_of_agents(SimpleNamespace(turns=[turn]), [np.array([[1.0, 2.0, 6.0]])])
     assert nodes[0].tolist() == [[3], [3]] and values[0].tolist() == [[[1, 2, 6]]] * 2
 
