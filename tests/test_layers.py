@@ -221,17 +221,29 @@ def test_experiments_import_neither_tests_nor_notebooks():
 
 
 EMPTY_NAMES = {"found", "how", "each", "made", "kept", "told", "of_stack", "about"}
-# Rooms that are rewritten in plain English. The others follow, and then this list goes.
-PLAIN = ("config", "algorithms", "learning", "sandbox", "envs", "comlrl", "mrlm")
+SOURCES = [path.relative_to(ROOT) for folder in ("jmarl", "experiments") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.split(".")[0] in PLAIN])
-def test_names_say_what_things_are(module):
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_names_say_what_things_are(path):
     names = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
         match node:
             case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
                 names.add(name)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
     assert not {name for name in names if name.strip("_") in EMPTY_NAMES}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_all_parameters_are_annotated(path):
+    missing = []
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            a = node.args
+            parameters = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
+            missing += [
+                f"{node.name}({x.arg})" for x in parameters if x and x.annotation is None and x.arg not in ("self", "cls")
+            ]
+    assert not missing

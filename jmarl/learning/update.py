@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -290,9 +290,18 @@ def keep_held(before: StackState, after: StackState, metrics: Metrics, held: Age
     return after._replace(running=running, skipped=skipped), metrics | {"held": held}
 
 
+class UpdateProgram(NamedTuple):
+    """The static settings of the program that updates a stack."""
+
+    model: ModelConfig
+    algorithm: Algorithm
+    trains: str  # see `update_stack`
+    mesh: Mesh | None
+
+
 @functools.partial(
     jax.jit,
-    static_argnames=("model", "algorithm", "mesh", "trains"),
+    static_argnames="program",
     donate_argnames="state",
     keep_unused=True,  # the old gradients, whose memory the new ones take
     compiler_options=COMPILER_OPTIONS,
@@ -304,13 +313,10 @@ def _update(
     agents: PerAgent | None,
     base: Any,
     *,
-    model: ModelConfig,
-    algorithm: Algorithm,
-    mesh: Mesh | None,
-    trains: str,
+    program: UpdateProgram,
 ) -> tuple[StackState, Metrics, Values | None]:
     TRACES["update"] += 1
-    count = batch.tokens.shape[0]
+    (model, algorithm, trains, mesh), count = program, batch.tokens.shape[0]
     # On other meshes, to update one agent after the other would gather all of them from their devices.
     if mesh is not None and not splits_only_agents(mesh, count):
         algorithm = algorithm.with_optimizer(per_agent="vmap")
@@ -334,7 +340,7 @@ def update_stack(
     the agents, see `per_agent`. Returns the new state, metrics [A], and values [A, P, G, T] of critics whose batch had none.
     """
     arguments, mesh = _arguments(state, batch, agents)
-    updated, metrics, values = _update(*arguments, model=model, algorithm=algorithm, mesh=mesh, trains=trains)
+    updated, metrics, values = _update(*arguments, program=UpdateProgram(model, algorithm, trains, mesh))
     return updated._replace(reference=state.reference, base=state.base), metrics, values
 
 
@@ -349,7 +355,7 @@ def lower_update(
 ) -> Lowered:
     """Return the program of `update_stack` for such arguments; nothing is donated."""
     arguments, mesh = _arguments(state, batch, agents)
-    return _update.lower(*arguments, model=model, algorithm=algorithm, mesh=mesh, trains=trains)
+    return _update.lower(*arguments, program=UpdateProgram(model, algorithm, trains, mesh))
 
 
 def _arguments(state: StackState, batch: Data, agents: PerAgent | None) -> tuple[tuple, Mesh | None]:
