@@ -141,7 +141,7 @@ def value_stack(
     spec: StackSpec,
     prompts: Int[Array | np.ndarray, "agent prompt prompt_token"],
     lengths: Int[Array | np.ndarray, "agent prompt"],
-    tokens: Int[Array, "agent prompt group token"],
+    tokens: Int[Array | np.ndarray, "agent prompt group token"],
     algorithm: Algorithm,
 ) -> Float[Array, "agent prompt group token"]:
     """Return the values by a stack of critics before each of the tokens after the prompts."""

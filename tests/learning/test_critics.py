@@ -23,6 +23,7 @@ from jmarl.models import decoder
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
 from jmarl.randomness import Randomness
+from jmarl.rl.advantages import initial_running
 from jmarl.rl.returns import discounted, joint_actions
 from jmarl.rollout import critic_values
 from jmarl.rollout.play import play
@@ -74,7 +75,9 @@ def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weight
 
 
 def loss_inputs(running, batch, model, cfg, trains="policy"):
-    """Return what the loss of one agent's batch needs."""
+    """Return what the loss of one agent's batch needs. Statistics are only read by policies."""
+    running = initial_running(1, 1, 0.0) if running is None else running
+    running, batch = jax.tree.map(jnp.asarray, (running, batch))
     return make_loss_inputs(None, running, batch, None, model=model, algorithm=resolve(cfg), trains=trains)[0]
 
 
@@ -128,7 +131,7 @@ def test_the_advantage_is_the_return_minus_the_value(agents, row, critic_type, s
             np.testing.assert_allclose(values.targets[..., 0], rollout.returns[0][a], rtol=1e-6)
     if separate:
         critic = jax.tree.map(lambda x: x[0], critic_batches[0])
-        values = loss_inputs(before.stacks[0].running, critic, None, cfg, trains="values").targets
+        values = loss_inputs(before.stacks[0].running, critic, agents[0].config, cfg, trains="values").targets
         target = rollout.joint_returns[0].mean(-1) if row == "maac" else rollout.returns[0][0]
         mask = np.asarray(values.mask)
         assert mask.sum() == 6 and (mask.sum(-1) == 1).all()
@@ -157,7 +160,7 @@ def test_ippo_has_an_advantage_for_each_token(agents, separate):
         rollout, (batches, _), before, after, _ = one_step(agents, cfg, change=change)
         stack = (before.critics if separate else before.stacks)[0]
         for a in range(2):
-            params, mine = unstack(stack.params, a), unstack(batches[0], a)
+            params, mine = jax.tree.map(jnp.asarray, (unstack(stack.params, a), unstack(batches[0], a)))
             arrays = (mine.prompts, mine.prompt_lengths, mine.tokens)
             hidden = scoring.hidden_states(params, agents[a].config, *arrays, "full")
             values = np.asarray(values_of(params, hidden)).reshape(mine.tokens.shape)
@@ -187,7 +190,8 @@ def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
 
     cfg = BASE.replace(algorithm=row, critic_type="q")
     _, (_, critic_batches), before, *_ = one_step(agents, cfg, change=change)
-    params, batch, model = unstack(before.critics[0].params, 0), unstack(critic_batches[0], 0), agents[0].config
+    params = jax.tree.map(jnp.asarray, unstack(before.critics[0].params, 0))
+    batch, model = unstack(critic_batches[0], 0), agents[0].config
     targets = loss_inputs(None, batch, model, cfg, trains="values").targets
     for p, g in np.ndindex(2, 3):
         n = batch.action_mask[p, g].sum()

@@ -6,6 +6,7 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -81,17 +82,20 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     before, model = jax.device_get(state), agents[0].config
     make = functools.partial(make_loss_inputs, model=model)
     for a in range(2):
-        mine, stack = unstack(batches[0], a), before.stacks[0]
-        arrays = (mine.prompts, mine.prompt_lengths, mine.tokens)
+        mine, stack = unstack(batches[0], a), jax.tree.map(jnp.asarray, before.stacks[0])
+        arrays = tuple(map(jnp.asarray, (mine.prompts, mine.prompt_lengths, mine.tokens)))
         ref = np.asarray(scoring.score(unstack(stack.reference, a), model, *arrays).logprobs, np.float64)
-        critic = unstack((before.critics[0] if separate else stack).params, a)
+        critic = unstack(jax.tree.map(jnp.asarray, (before.critics[0] if separate else stack).params), a)
         values = np.asarray(values_of(critic, scoring.hidden_states(critic, model, *arrays, "full")))
         values = values.reshape(mine.tokens.shape).astype(np.float64)
         trains = "policy" if separate else "both"
-        inputs, _ = make(None, unstack(stack.running, a), mine, None, algorithm=setup.algorithm, trains=trains)
+        on_device = jax.tree.map(jnp.asarray, mine)
+        inputs, _ = make(None, unstack(stack.running, a), on_device, None, algorithm=setup.algorithm, trains=trains)
         if separate:
             policy, algorithm = inputs.targets, setup.critics.algorithm
-            targets = make(None, None, unstack(critic_batches[0], a), None, algorithm=algorithm, trains="values")[0].targets
+            batch = jax.tree.map(jnp.asarray, unstack(critic_batches[0], a))
+            running = unstack(stack.running, a)  # not read for values
+            targets = make(None, running, batch, None, algorithm=algorithm, trains="values")[0].targets
         else:
             policy, targets = inputs.targets
         assert np.asarray(policy.mask).any(-1).sum() == np.asarray(targets.mask).any(-1).sum() == 5
