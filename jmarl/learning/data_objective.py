@@ -16,10 +16,10 @@ from jmarl.types import PreferenceBatch, TextBatch
 
 
 class PairTargets(NamedTuple):
-    """What the preference loss needs of pairs."""
+    """What the preference loss needs of pairs; single completions are scored with an axis of 1."""
 
-    token_weights: Float[Array, "pair 2 token"]  # weight of a token's number in the number of its completion
-    reference: Float[Array, "pair 2"]  # subtracted from the number of a completion
+    token_weights: Float[Array, "pair completion token"]  # weight of a token's number in the number of its completion
+    reference: Float[Array, "pair completion"]  # subtracted from the number of a completion
     team_margin: Float[Array, " pair"]  # added to the margin: that of the other agents
     share: Float[Array, " pair"]  # 1 / valid pairs of the whole batch; 0: padding
 
@@ -55,7 +55,9 @@ def make_text_targets(batch: TextBatch) -> TextTargets:
     return TextTargets(*(mask / jnp.maximum(mask.sum(), 1) for mask in masks))
 
 
-def completion_numbers(token_numbers: Float[Array, "pair 2 token"], targets: PairTargets) -> Float[Array, "pair 2"]:
+def completion_numbers(
+    token_numbers: Float[Array, "pair completion token"], targets: PairTargets
+) -> Float[Array, "pair completion"]:
     """Return the numbers of completions from those of their tokens, less the reference's."""
     return masked.total(token_numbers * targets.token_weights, targets.token_weights != 0, -1) - targets.reference
 

@@ -11,6 +11,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -545,7 +547,7 @@ def test_options_that_need_all_agents_to_act_are_refused(tiny_pair):
             group=2,
             randomness=Randomness(seed=0, step=0),
         )
-    with pytest.raises(ValueError, match="not all of them act in the first turn"):
+    with pytest.raises(ValueError, match="not all agents act in the first turn"):
         train(
             team,
             Silent(),
@@ -661,7 +663,7 @@ def test_advantages_are_centered_per_agent(tiny_pair, estimator):
         partial(sample_team, team, params), team, [{}, {"more": 1}], lock, SETTINGS, Episodes(), 6, Randomness(seed=0, step=0)
     )
     assert (rollout.returns[0][0] <= 1).all() and np.abs(rollout.returns[0][1]).max() > 10
-    batch = to_batches(team, rollout)[0]
+    batch = jax.tree.map(jnp.asarray, to_batches(team, rollout)[0])
     plain, scaled = [], []
     for agent in range(2):
         groups = None if batch.groups is None else batch.groups[agent]

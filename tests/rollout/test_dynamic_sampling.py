@@ -6,6 +6,7 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -120,7 +121,7 @@ def test_equal_returns_give_zero_advantages(agents, algorithm):
     """The fact behind the method: zero variance in a group is an advantage of exactly 0 for its rows, and for no others."""
     cfg = BASE.replace(algorithm=algorithm)
     team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
-    batch = unstack(to_batches(team, played)[0], 0)
+    batch = jax.tree.map(jnp.asarray, unstack(to_batches(team, played)[0], 0))
     running = unstack(start(*make_team(agents), cfg, None)[1].stacks[0].running, 0)
     inputs, metrics = make_loss_inputs(None, running, batch, None, model=agents[0].config, algorithm=resolve(cfg))
     advantages = np.asarray(inputs.targets.advantages)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import Algorithm
@@ -100,8 +101,8 @@ def evaluate_on_data(team: Team, params: Sequence[Any], held_out: Examples, algo
     scores = example_scores(team, params, held_out, batch_size(algorithm), algorithm)
     margins = scores[..., 0] - scores[..., 1]  # [M, N]
     margins = margins.sum(1, keepdims=True) if algorithm.row.margin == "joint" else margins
-    weights = np.full(margins.size, 1 / margins.size, np.float32)
-    loss, metrics = jax.device_get(algorithm.row.loss(margins.ravel(), weights, **algorithm.options))
+    weights = jnp.full(margins.size, 1 / margins.size, jnp.float32)
+    loss, metrics = jax.device_get(algorithm.row.loss(jnp.asarray(margins.ravel()), weights, **algorithm.options))
     return {"loss": float(loss), "accuracy": float(metrics["accuracy"].mean()), "margin": float(margins.mean())}
 
 
