@@ -17,7 +17,7 @@ from jmarl.algorithms import ALGORITHMS, AlgorithmRow
 
 NONE = "–"
 MARGINS = {"own": "log-ratio to the reference", "joint": "log-ratio, summed over the team", "score": "score of a value head"}
-DIVISORS = {"none": NONE, "std": "std of the group", "batch_std": "std of the batch"}
+DIVISORS = {"none": NONE, "std": "std of the group", "batch_std": "std of the batch", "running_std": "running std"}
 HEAD = (
     "`--algorithm`", "learns from", "estimator", "baseline", "divided by", "critic", "loss", "tokens", "defaults", "paper",
 )  # fmt: skip

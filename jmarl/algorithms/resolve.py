@@ -17,6 +17,7 @@ from jmarl.algorithms.table import ALGORITHMS, DEFAULTS, ONLY_ROLLOUTS, REWARD_M
 from jmarl.config import Critic, LoRA, Loss, Optimizer, Preference, TrainConfig, flat
 
 NUMBERS = ("ema_decay", "gae_lambda", "value_coef", "value_clip", "bc_weight", "world_model_weight")  # fields of `Algorithm`
+COMMON_METRICS = {"loss", "entropy", "kl", "kl_moved", "ratio", "mismatch"}  # of `learning.objective.token_loss`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,8 @@ def resolve(cfg: TrainConfig) -> Algorithm:
     values = {
         field.name: getattr(section, field.name) for section in sections.values() for field in dataclasses.fields(section)
     }
+    if unknown := sorted(set(row.options.values()) - values.keys()):
+        raise ValueError(f"options of {cfg.algorithm!r} name {unknown[0]!r}, which is no setting of loss, critic or preference")
     constant = cfg.optimizer.lr_schedule == "constant"  # runs of any length then share one program
     return Algorithm(
         row=row,
@@ -200,6 +203,8 @@ def check_row(algorithm: Algorithm) -> None:
         raise ValueError(
             f"the loss of {name!r} must return a scalar (a sum over tokens) and a dict of metrics; it returned {result}"
         )
+    if taken := sorted(pair[1].keys() & COMMON_METRICS):
+        raise ValueError(f"the loss of {name!r} returns the metric {taken[0]!r}, which every loss has: choose another name")
 
 
 def _trace(name: str, part: str, f: Callable, *arguments: Any) -> Any:

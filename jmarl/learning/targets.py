@@ -166,7 +166,8 @@ def importance(
 def make_value_targets(batch: Batch, algorithm: Algorithm) -> tuple[ValueTargets, Metrics]:
     """Return the targets of a critic: lambda-returns where it gives a value for every token, else returns.
 
-    They are of the same rewards as the advantages: less the batch's penalty, if it has one."""
+    Critics of tokens learn the rewards less the batch's penalty, as the advantages do. Other critics learn the plain returns,
+    because the value of a prompt must not depend on the penalty (`critics.penalizes_tokens`)."""
     valid = batch.action_mask & jnp.isfinite(batch.rewards)[..., None]
     old = jnp.broadcast_to(batch.values, valid.shape)
     if algorithm.value_kind == "token":

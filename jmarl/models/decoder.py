@@ -17,8 +17,8 @@ Scoring (`hidden_states`), prefill and decoding (`models/decoding.py`) run the s
 argument, which is why sampled and rescored log-probabilities agree. Each prompt is computed once for all completions of its
 group. LoRA adapters are further parameters of the layers (`models/lora.py`).
 
-Left out: sliding windows, mixtures of experts, biases in the feed-forward layer; `jmarl.models.hub.agents` raises an error for
-such checkpoints.
+Left out: sliding windows, mixtures of experts, biases in the feed-forward layer; `jmarl.models.hub.hf_format` raises an
+error for such checkpoints.
 """
 
 from __future__ import annotations

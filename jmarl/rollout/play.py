@@ -1,8 +1,9 @@
 """Play the episodes of one step, turn by turn.
 
-All nodes of a turn, of all episodes, are sampled in one batch, and their joint actions are answered in one call of the
-environment. `play` holds no models: it requests the completions of each turn from the function `sample`. For one run that is
-`partial(sample_team, team, params)`; `training.lock_step` answers the requests of several runs together.
+A node is a state of an episode in which agents act. All nodes of a turn, of all episodes, are sampled in one batch, and their
+joint actions are answered in one call of the environment. `play` holds no models: it requests the completions of each turn from
+the function `sample`. For one run that is `partial(sample_team, team, params)`; `training.lock_step` answers the requests of
+several runs together.
 """
 
 from __future__ import annotations
@@ -298,7 +299,8 @@ def continued_actions(answer: Answer, rewards: np.ndarray, episodes: Episodes) -
     if episodes.forks:
         continuing &= np.arange(continuing.size) % rewards.shape[1] == 0
     if episodes.early_termination_threshold is not None:
-        above = np.where(valid, totals - episodes.early_termination_threshold, 0)  # so that equal ones are 0, not rounded
+        # Subtracted before the sum: a mean of totals that equal the threshold may round to a number above it.
+        above = np.where(valid, totals - episodes.early_termination_threshold, 0)
         above = above if episodes.branching == "chain" else np.broadcast_to(above.sum(1, keepdims=True), above.shape)
         continuing &= (above <= 0).reshape(-1)
     return np.flatnonzero(continuing)
@@ -342,10 +344,10 @@ def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndar
 def next_rows(
     game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndarray, prompts: Sequence[Sequence[Any]]
 ) -> tuple[Rows, Rows]:
-    """Return the token ids [N][P] that the agents read after the joint actions `continuing`, and how much of them is history.
+    """Return the token ids [N][P] that the agents read after the joint actions `continuing`, and their part that is history.
 
-    The history (prompt and completion so far) is empty with history=none. Rows that are too long are not shortened unless long
-    prompts are an error.
+    The history (prompt and completion so far) is empty with history=none. Rows that are too long raise an error with
+    long_prompts=error, and are returned uncut otherwise.
     """
     team, settings, episodes = game.team, game.settings, game.episodes
     allow_long = episodes.long_prompts != "error"

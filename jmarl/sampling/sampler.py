@@ -1,14 +1,14 @@
 """Sample completions for all agents of a stack in one program.
 
 Each prompt is prefilled once, and its group shares the keys and values. A `while_loop` decodes one token for every row of every
-agent and stops when all rows have ended. Each row has its own random key, so its completion depends neither on its neighbors,
-nor on the batch size, nor on its place in the batch. Logits are processed in the order of Hugging Face: repetition penalty,
-minimum length, temperature, top-k, top-p, min-p.
+agent and stops when all rows have ended. Each row has its own random key, so its random numbers depend neither on its
+neighbors, nor on the batch size, nor on its place in the batch. Logits are processed in the order of Hugging Face: repetition
+penalty, minimum length, temperature, top-k, top-p, min-p.
 
 A token is drawn with one uniform number and the inverse of the cumulative distribution. On a CPU this is twenty times faster
 than adding Gumbel noise to the whole vocabulary, and it needs no sort.
 
-Not implemented: beam search, contrastive and speculative decoding. None of them samples from the policy that is trained.
+Left out: beam and contrastive search, which do not sample from the policy that is trained, and speculative decoding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RowIds(NamedTuple):
     """The numbers that identify the rows of a stack. Random keys follow from them. They are traced, so that one program serves
     all seeds and steps."""
 
-    seed: Numbers  # [], or [A * R] if agents belong to several runs
+    seed: Numbers  # [], or [A * R] (R roles per parameter set) if agents belong to several runs
     step: Numbers  # []
     purpose: Numbers  # [], see `jmarl.randomness`
     stack: Numbers  # [] number of the stack in its team, or [A] (with R = 1) if agents belong to several teams
@@ -266,7 +266,7 @@ class _Decoder(NamedTuple):
     step: Callable[..., tuple[Array, Any]]  # (cache, tokens [A, P, G], t) -> logits [A, P, G, V] and the cache
     export: Callable[..., Any]  # (cache, action_mask [A, P, G, T]) -> the cache that later prompts can follow
     cache: Any  # empty
-    first_tokens: Int[Array, "agent prompt group"]  # the last of each prompt: then all logits come from `step`
+    first_tokens: Int[Array, "agent prompt group"]  # the prompts' last, which are not prefilled: `step` gives all logits
 
 
 def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool) -> _Decoder:
@@ -297,7 +297,7 @@ def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sampl
         return logits.reshape(a, p, g, -1), cache
 
     def export(cache: Any, action_mask: Array) -> Any:
-        counts = action_mask.sum(-1).reshape(a, p * g)  # includes the last token of the prompt, but not of the completion
+        counts = action_mask.sum(-1).reshape(a, p * g)  # cached: the prompt's last token and the completion's but its last
         out = over_agents(decoding.group_cache)(prefix, cache, drop_axis(counts))
         return jax.tree.map(lambda x: x[None], out) if a == 1 else out
 

@@ -3,11 +3,11 @@
     experience = source.play(step, state)                 host and device: play episodes, or draw given examples
     batches    = source.make_batches(state, experience)   host and device: returns, values of critics, arrays of each stack
     state      = update_team(setup, state, batches)       device: one jitted update per stack; the old state is donated
-    log                                                   host: write the row of the step before, so the device never waits
+    log                                                   host: write the row of the step before, while the device works
     save, evaluate                                        when due
 
 Runs on rollouts, given data, preference rounds and several seeds differ only in their `Source` and in the loss. A step depends
-only on `TeamState` and the step number, so a resumed run is bit-equal.
+on `TeamState`, the step number, settings and items (in rounds also on the stored pairs), so a resumed run is bit-equal.
 
 - The log holds the row of an update before a checkpoint holds the update: resuming neither loses nor repeats a row.
 - A checkpoint is written before an evaluation, so a failed evaluation loses nothing; resuming repeats it.
@@ -77,7 +77,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 if interrupted := signals.requested:
                     break
                 experience = source.play(step, state)
-                played_at = time.monotonic()  # the host may wait for the update, so the clock is read before it
+                played_at = time.monotonic()  # the next two calls may wait for the update before; a step ends with its rewards
                 batches = source.make_batches(state, experience)
                 state, metrics = update_team(setup, state, batches)
                 log.step(step, experience, metrics, played_at)

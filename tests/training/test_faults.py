@@ -252,7 +252,7 @@ def test_a_reward_model_is_retrained_if_its_pairs_have_changed(tmp_path, caplog)
     stopped = run("learned reward", reward=Judge(7), output_dir=str(tmp_path))
     assert stopped.interrupted and saved_steps(tmp_path / "reward_model_1" / "checkpoints") == [0]
     done = run("learned reward", reward=Judge(0), output_dir=str(tmp_path), resume=True)
-    assert len(done.rewards) == 5 and "the reward model of round 1 is trained anew" in caplog.text
+    assert len(done.rewards) == 5 and "the reward model of round 1 is trained from the beginning" in caplog.text
 
 
 def test_damaged_pairs_of_rounds_are_named_in_the_error(tmp_path):

@@ -327,6 +327,8 @@ def own_row(monkeypatch, **parts):
         (dict(loss=lambda logp: (logp.sum(), {})), "the loss of 'mine' cannot be computed: TypeError: .*4 were given"),
         (dict(loss=lambda logp, *_: (logp, {})), "the loss of 'mine' must return a scalar .*dict of metrics"),
         (dict(loss=lambda logp, *_: logp.sum()), "the loss of 'mine' must return a scalar .*dict of metrics"),
+        (dict(loss=lambda logp, *_: (logp.sum(), {"kl": logp})), "the loss of 'mine' returns the metric 'kl', which every"),
+        (dict(options={"bound": "my_bound"}), "options of 'mine' name 'my_bound', which is no setting of loss"),
     ],
 )
 def test_a_user_defined_row_is_checked_before_it_runs(pair, monkeypatch, parts, message):

@@ -76,7 +76,7 @@ class NonFiniteWatch:
             failed = FailedUpdate(step, cfg.run.seed, cfg.algorithm, data, self.reason)
             try:
                 path = write_failed_update(failed, summary, cfg.run.output_dir)
-                note = f" Its experience is in {path}; --replay-rollout {path} repeats that update alone."
+                note = f" Its experience is in {path}; --resume --replay-rollout {path} repeats that update alone."
             except Exception as error:  # a full disk, items that cannot be pickled: still report why the run stops
                 note = f" Its experience could not be written: {error!r}."
         raise NonFiniteError(

@@ -1,4 +1,4 @@
-"""Learn from pairs of the team's own completions: madpo, and madpo_iter in rounds. One round:
+"""Make pairs of the team's own completions: for madpo and marlhf once, for madpo_iter and marlhf_iter in rounds. One round:
 
     candidates = the team's completions of the round's items         sampled and rewarded as in `train`
     others     = the comparator's completions of these items         madpo_iter only, see `comparators`
@@ -141,7 +141,7 @@ class Rounds:
         if self.algorithm.row.rounds:
             return [(round_, [self.items[i] for i in tasks_of(round_, count, size, self.cfg.run.seed)])]
         parts = [range(i, min(i + size, count)) for i in range(0, count, size)]
-        return [(n, [self.items[i] for i in part]) for n, part in enumerate(parts)]  # a slice of a Dataset would be columns
+        return [(n, [self.items[i] for i in part]) for n, part in enumerate(parts)]  # slicing a Dataset gives a dict of columns
 
     def pairs_of_item(self, p: int, own: Candidates, other: Candidates | None, rng: np.random.Generator) -> list[Pair]:
         """Select the pairs of the p-th item: among the team's completions, or of the g-th ones of team and comparator."""
