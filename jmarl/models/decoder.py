@@ -13,9 +13,9 @@ Every weight is a plain matrix, because XLA copies or transposes weights with mo
 stacked: training and prefill scan over them, so compile time does not grow with depth. Decoding is unrolled; on CPUs with one
 core per agent it reads the weights cut into panels (`models/cpu.py`).
 
-Scoring (`hidden_states`), prefill and decoding (`models/decoding.py`) run the same `Block`. They differ only in its `attention`
-argument, which is why sampled and rescored log-probabilities agree. Each prompt is computed once for all completions of its
-group. LoRA adapters are further parameters of the layers (`models/lora.py`).
+Scoring (`completion_states`), prefill and decoding (`models/decoding.py`) run the same `Block`. They differ only in its
+`attention` argument, which is why sampled and rescored log-probabilities agree. Each prompt is computed once for all
+completions of its group. LoRA adapters are further parameters of the layers (`models/lora.py`).
 
 Left out: sliding windows, mixtures of experts, biases in the feed-forward layer; `jmarl.models.hub.hf_format` raises an
 error for such checkpoints.
@@ -262,7 +262,7 @@ def run_layers(
     return lax.scan(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False), x, (params["layers"], past))
 
 
-def hidden_states(
+def completion_states(
     params: Params,
     cfg: ModelConfig,
     prompts: Int[Array, "prompt position"],
@@ -291,7 +291,7 @@ def hidden_states(
 
 
 def _group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int) -> Attention:
-    """Return the attention of `hidden_states`, whose tokens are P times S prompt tokens and G rows of T."""
+    """Return the attention of `completion_states`, whose tokens are P times S prompt tokens and G rows of T."""
     prompt_mask, row_mask = causal_mask(s), causal_mask(t)
 
     def attend_group(q: Queries, k: Keys, v: Keys, length: Int[Array, ""]) -> Queries:

@@ -168,12 +168,15 @@ def sample_team(
         request: what to sample.
         call: `sample_stack`, or `sample_stack.lower`, which returns the program without running it.
     """
-    return tuple(_call_stack(team, i, params[i], request, call) for i in range(len(team.stacks)))
+    stacks = zip(team.stacks, params, request.encoded, strict=True)
+    return tuple(_call_stack(i, *stack, request, call) for i, stack in enumerate(stacks))
 
 
-def _call_stack(team: Team, i: int, weights: Any, request: SampleRequest, call: Callable[..., Any]) -> Any:
+def _call_stack(
+    i: int, spec: StackSpec, weights: Any, prompts: Prompts, request: SampleRequest, call: Callable[..., Any]
+) -> Any:
     """Sample stack `i` of a team. Arguments stay on the host: the call moves them to the device of the weights, once."""
-    spec, prompts, past, mesh = team.stacks[i], request.encoded[i], request.past, mesh_of(weights)
+    past, mesh = request.past, mesh_of(weights)
     agents, (seed, step, purpose, *_) = np.array(spec.members), request.randomness
     seed = np.repeat(seed, agents.size // np.size(seed)) if np.ndim(seed) else seed
     row_ids = RowIds(seed, step, purpose, i, agents, request.prompt_ids, request.turn)

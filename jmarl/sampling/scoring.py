@@ -183,7 +183,7 @@ def hidden_states(
     p, g, t = tokens.shape
     last = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)  # [P, 1]
     inputs = jnp.concatenate([jnp.broadcast_to(last[:, None], (p, g, 1)), tokens[..., :-1]], -1)
-    return decoder.hidden_states(params, cfg, prompts, lengths - 1, inputs, remat).reshape(p * g * t, -1)
+    return decoder.completion_states(params, cfg, prompts, lengths - 1, inputs, remat).reshape(p * g * t, -1)
 
 
 def score(

@@ -45,7 +45,7 @@ from jmarl.training.loop import LoopResult, Source, run_loop
 from jmarl.training.records import Played, TrainResult
 from jmarl.training.rollouts import check_valid, play_step, tasks_at
 from jmarl.training.stacked_seeds import Runs, batches_together, join_states, play_together, state_of_run
-from jmarl.training.start import identity_of, start
+from jmarl.training.start import run_identity, start
 from jmarl.types import Batches, TeamState
 
 
@@ -82,7 +82,7 @@ def train_seeds(
     params = common_params(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs[0], meshes[0])
     started = [start(team, [map_own(jnp.copy, stack) for stack in params], run_cfg, critic) for run_cfg in cfgs]
     runs = Runs(started[0][0], cfgs, *meshes)
-    identity = identity_of(runs.setup, items, env)
+    identity = run_identity(runs.setup, items, env)
     with contextlib.ExitStack() as opened, explain_memory():
         writer = None
         if cfg.run.output_dir:

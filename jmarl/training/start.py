@@ -57,7 +57,7 @@ def mesh_of_critics(algorithm: Algorithm, mesh: Mesh | None) -> Mesh | None:
     return mesh if algorithm.row.critic == "own" else sharding.mesh_of_one_model(mesh)
 
 
-def identity_of(setup: Setup, items: Sequence[dict], env: Environment) -> dict[str, Any]:
+def run_identity(setup: Setup, items: Sequence[dict], env: Environment) -> dict[str, Any]:
     """Return what must not change when a run on items resumes: team, critics, environment, data and reward, as JSON values."""
     return {
         "team": setup.team.describe(),

@@ -25,7 +25,7 @@ from jmarl.training.preferences.pair_rounds import Rounds, pair_source
 from jmarl.training.preferences.reward_model import learned_source, policy_config
 from jmarl.training.records import TrainResult
 from jmarl.training.rollouts import rollout_source
-from jmarl.training.start import copy_initial, first_agent, identity_of, initial_digests, start
+from jmarl.training.start import copy_initial, first_agent, initial_digests, run_identity, start
 
 
 def train(
@@ -79,7 +79,7 @@ def train(
         source = pair_source(setup, rounds, eval_items)
     else:
         source = learned_source(setup, rounds, judge, eval_items, algorithm, cfg)
-    identity = identity_of(setup, items, env) | {"initial": initial}
+    identity = run_identity(setup, items, env) | {"initial": initial}
     learns_from_rollouts = rounds is None or judge is not None
     if cfg.run.replay_rollout:
         state, experience = repeat_update(setup, state, source, identity, cfg)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jmarl.training.files import checkpoint
 from jmarl.training.files.checkpoint import Checkpointer, CheckpointError
 
 WRITER = """
@@ -130,6 +131,15 @@ def test_a_changed_agent_count_names_path_and_shapes(tmp_path):
     text = str(error.value)
     assert "checkpoint step 1" in text and "was the number of agents changed?" in text
     assert "stacks/0/params/w: checkpoint float32[2, 3, 4], this run float32[3, 3, 4]" in text
+
+
+def test_a_checkpoint_of_another_version_is_an_error_that_names_both(tmp_path, monkeypatch):
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"a": jnp.ones(3)}, {})
+        monkeypatch.setattr(checkpoint, "FORMAT", 7)
+        for read in (lambda: ckpt.restore({"a": jnp.ones(3)}), ckpt.read_meta):
+            with pytest.raises(CheckpointError, match="has format 2, and this version of jmarl reads format 7: resume it with"):
+                read()
 
 
 def test_a_changed_structure_or_dtype_is_named(tmp_path):

@@ -133,7 +133,7 @@ def test_one_prompt_is_repeated_for_all_agents():
         ({"chosen": "b", "rejected": "c"}, 1, "row 0 has no prompt"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, 1, "holds no pairs that differ: chosen and rejected are the same"),
         ({"prompt": "a", "chosen": "b", "rejected": ["c", "d"]}, 1, "rejected is a text"),
-        ({"prompt": "a", "chosen": ["b"], "rejected": ["c", "d"]}, 2, r"chosen is a list of 2 texts.*; got \['b'\]"),
+        ({"prompt": "a", "chosen": ["b"], "rejected": ["c", "d"]}, 2, "chosen has 1 texts for 2 agents"),
         ({"prompt": ["a"], "chosen": ["b", "b"], "rejected": ["c", "d"]}, 2, "prompt has 1 entries for 2 agents"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, 2, "chosen is a list of 2 texts"),
         ({"prompt": [], "chosen": "b", "rejected": "c"}, 1, "a prompt is a text or a list of messages"),

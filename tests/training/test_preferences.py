@@ -318,6 +318,8 @@ def test_a_pair_that_does_not_fit_is_an_error_that_names_it(team):
 def test_a_trajectory_that_does_not_fit_is_an_error_that_names_it(team, one):
     with pytest.raises(ValueError, match=r"trajectory 1 \('the'...\) has \d+ tokens, the context 128"):
         encode_trajectories(one[0], [TALK, Trajectory(("the",), ("xyz " * 60,))], False)
+    with pytest.raises(ValueError, match="trajectory 0 has 1 observations and 2 actions: give one observation before each"):
+        encode_trajectories(one[0], [Trajectory(("the",), ("a", "b"))], False)
     with pytest.raises(ValueError, match="trajectories are of one agent, the team has 2"):
         encode_trajectories(team[0], [TALK], False)
 

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 Spec = dict[str, list[Any]]  # path -> [shape, dtype name]
 MAX_PATHS = 8  # largest number of differing paths in an error message
 SAVING, DELETING, META = ".saving", ".deleting", "meta.json"
+FORMAT = 2  # version of the names of saved arrays; raised when fields of `TeamState` change
 
 
 class CheckpointError(RuntimeError):
@@ -100,7 +101,8 @@ class Checkpointer:
                 f"step {step} is older than step {saved[-1]} in {self.directory}: set the newer steps aside first (set_aside)"
             )
         arrays = _flatten(state)
-        content = {"meta": _require_json(meta), "spec": {name: _describe(leaf) for name, leaf in arrays.items()}}
+        spec = {name: _describe(leaf) for name, leaf in arrays.items()}
+        content = {"format": FORMAT, "meta": _require_json(meta), "spec": spec}
         folder, began = self._folder(step, SAVING), time.monotonic()
         try:
             folder.mkdir()
@@ -258,7 +260,13 @@ class Checkpointer:
             raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {saved}")
         if (problem := self.damage(step)) is not None:
             raise self._unreadable(step, problem)
-        return json.loads((self._folder(step) / META).read_text(encoding="utf-8")), step
+        content = json.loads((self._folder(step) / META).read_text(encoding="utf-8"))
+        if (version := content.get("format", 1)) != FORMAT:
+            raise CheckpointError(
+                f"checkpoint step {step} in {self.directory} has format {version}, and this version of jmarl reads format "
+                f"{FORMAT}: resume it with the version that wrote it, or start from its exported models"
+            )
+        return content, step
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
         """Remove the files of a failed save, and return its error."""

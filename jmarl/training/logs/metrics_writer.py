@@ -141,7 +141,7 @@ class MetricsWriter:
             self.log_errors += 1
             if name not in self._warned:
                 self._warned.add(name)
-                logger.warning("%s cannot be written: %s. Training goes on; further errors are only counted.", name, error)
+                logger.warning("%s cannot be written: %s. Training goes on; log_errors counts further errors.", name, error)
 
 
 class _Sink:

@@ -93,7 +93,16 @@ def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bo
 
 
 def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool, name: str) -> AgentTokens:
-    """Return the token ids of one trajectory. name: what errors call it."""
+    """Return the token ids of one trajectory. name: what errors call it.
+
+    Raises ValueError unless each action follows an observation; one more observation may answer the last action.
+    """
+    counts = len(trajectory.observations), len(trajectory.actions)
+    if counts[0] - counts[1] not in (0, 1):
+        raise ValueError(
+            f"{name} has {counts[0]} observations and {counts[1]} actions: give one observation before each action, and at "
+            "most one after the last"
+        )
     first, *later = trajectory.observations
     prompt, as_chat = encode_prompt(spec, first, chat, name), chat or not isinstance(first, str)
     end = end_token(spec, as_chat)

@@ -252,7 +252,9 @@ def load_round(folder: Path, round_: int) -> list[Pair]:
         raise ValueError(f"cannot resume: {path}, the pairs of round {round_}, is missing")
     digest = path.with_suffix(".json")
     if not digest.is_file() or json.loads(digest.read_text(encoding="utf-8")) != describe_file(path):
-        raise ValueError(f"cannot resume: {path}, the pairs of round {round_}, is damaged: its SHA-256 is not that of {digest}")
+        raise ValueError(
+            f"cannot resume: {path}, the pairs of round {round_}, is damaged: {digest} should hold its size and SHA-256"
+        )
     pairs = []
     for line in path.read_text(encoding="utf-8").split("\n")[:-1]:  # splitlines would also cut at other characters of a text
         row = json.loads(line)

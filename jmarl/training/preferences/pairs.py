@@ -168,9 +168,10 @@ def shared_beginning(chosen: Any, rejected: Any, number: int) -> Any:
 
 def team_texts(texts: Any, number: int, name: str, num_agents: int) -> tuple[str, ...]:
     """Return a column with one text per agent. Raises ValueError if it is something else."""
-    is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
-    if not is_list or len(texts) != num_agents or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"row {number}: {name} is a list of {num_agents} texts, one per agent; got {texts!r:.80}")
+    if len(texts) != num_agents:
+        raise ValueError(f"row {number}: {name} has {len(texts)} texts for {num_agents} agents: give one text per agent")
     return tuple(texts)
 
 
