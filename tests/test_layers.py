@@ -37,7 +37,9 @@ ORDER = [
     "training",
     "comlrl",
     "mrlm",
+    "cli",
     "",  # jmarl/__init__.py
+    "__main__",
 ]
 
 # Pure functions of arrays: no tokenizer, environment, file, clock or log. A name stands for a module or for a whole room.
