@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # for editors and type checkers; tests/test_import.py holds i
     from jmarl.envs import make as make
     from jmarl.envs.base import Step as Step
     from jmarl.envs.base import TextEnvironment as TextEnvironment
+    from jmarl.envs.reward_environment import RewardEnvironment as RewardEnvironment
+    from jmarl.envs.reward_environment import default_formatter as default_formatter
     from jmarl.envs.rewards import RewardFunction as RewardFunction
     from jmarl.envs.rewards import RewardProcessors as RewardProcessors
     from jmarl.envs.rewards import make_reward as make_reward
@@ -93,6 +95,10 @@ _MODULES = {  # module -> the public names that it defines
     "envs.base": (
         "Step",
         "TextEnvironment",
+    ),
+    "envs.reward_environment": (
+        "RewardEnvironment",
+        "default_formatter",
     ),
     "envs.rewards": (
         "RewardFunction",

@@ -55,6 +55,10 @@ class Team:
     stacks: tuple[StackSpec, ...]
     agents: tuple[Agent, ...] = dataclasses.field(default=(), compare=False, repr=False)
     """The loaded agents that training starts from, on the host; empty unless made by `Team.load` or `Team.of`."""
+    critic: Agent | None = dataclasses.field(default=None, compare=False, repr=False)
+    """Model that critics start from; None: each critic from its agent, a central one from the first agent."""
+    reward_model: Agent | None = dataclasses.field(default=None, compare=False, repr=False)
+    """Model that the reward model of marlhf and marlhf_iter starts from; None: the first agent."""
 
     @classmethod
     def load(cls, models: Sequence[str | Path], *, shared_weights: bool = False) -> Team:
@@ -68,9 +72,16 @@ class Team:
         return cls.of([loaded[str(model)] for model in models], shared_weights=shared_weights)
 
     @classmethod
-    def of(cls, agents: Sequence[Agent], *, shared_weights: bool = False) -> Team:
-        """Return a team of loaded agents; see `load`."""
-        return cls(sort_into_stacks(agents, shared_weights), tuple(agents))
+    def of(
+        cls,
+        agents: Sequence[Agent],
+        *,
+        shared_weights: bool = False,
+        critic: Agent | None = None,
+        reward_model: Agent | None = None,
+    ) -> Team:
+        """Return a team of loaded agents; see `load` and the fields of the class."""
+        return cls(sort_into_stacks(agents, shared_weights), tuple(agents), critic, reward_model)
 
     @property
     def num_agents(self) -> int:

@@ -1,8 +1,7 @@
 """An environment made of a reward function and formatters (host code, no jax).
 
 For tasks without a simulator: formatters write the prompts of an item, a reward function scores the completions, and
-`transition` writes the prompts of later turns. `train` builds one from its reward function, formatters and
-external_transition.
+`transition` writes the prompts of later turns. `train` makes one of a reward function whose items bring their prompts.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class RewardEnvironment:
     def _next_prompts(self, state: Dialogue) -> list[Any]:
         """Return the prompts [N] of the next turn of one episode."""
         if self.transition is None:
-            raise ValueError("several turns need external_transition, which writes the prompts of the next turn")
+            raise ValueError("several turns need a transition, which writes the prompts of the next turn")
         texts = self.transition(
             prompt=state.item.get("prompt", ""),
             agent_completions=[responses[-1] for responses in state.responses],
@@ -127,12 +126,10 @@ class RewardEnvironment:
         n = self.num_agents
         if isinstance(texts, str) or not isinstance(texts, Sequence) or len(texts) != n:
             returned = f"{len(texts)} texts" if isinstance(texts, list | tuple) else repr(texts)[:80]
-            raise ValueError(
-                f"external_transition returned {returned} for {n} agents: return a list of {n} texts, one per agent"
-            )
+            raise ValueError(f"the transition returned {returned} for {n} agents: return a list of {n} texts, one per agent")
         for agent, text in enumerate(texts):
             if not isinstance(text, str) and not (text is None and self.in_turns):
-                raise ValueError(f"external_transition returned {text!r:.80} for agent {agent}: return a text for each agent")
+                raise ValueError(f"the transition returned {text!r:.80} for agent {agent}: return a text for each agent")
         prompts = [
             None if text is None else formatter(dict(state.item), text)
             for formatter, text in zip(self._bound_formatters, texts, strict=True)

@@ -55,17 +55,15 @@ def critic_algorithm(algorithm: Algorithm) -> Algorithm:
     return dataclasses.replace(algorithm, loss=loss).with_optimizer(**settings)
 
 
-def make_critics(
-    team: Team, params: Sequence[Any], algorithm: Algorithm, model: Agent | None = None, seed: int = 0
-) -> tuple[Critics, list[Any]]:
+def make_critics(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: int = 0) -> tuple[Critics, list[Any]]:
     """Return the critics of an algorithm and the parameters [A, ...] of each stack of them, with new value heads.
 
-    They start from their agents, whose params are copied, or from `model`. With LoRA the adapters are copied and the base is
-    shared. seed: of new adapters over `model`."""
-    settings = critic_algorithm(algorithm)
+    They start from their agents, whose params are copied, or from the team's critic model. With LoRA the adapters are copied
+    and the base is shared. seed: of new adapters over the critic model."""
+    settings, model = critic_algorithm(algorithm), team.critic
     if algorithm.row.critic is None or algorithm.has_value_head:
         if model is not None:
-            raise ValueError(f"a critic model was given, but algorithm={algorithm.name!r} has no critic besides its agents")
+            raise ValueError(f"the team has a critic model, but algorithm={algorithm.name!r} has no critic besides its agents")
         return Critics((), settings), []
     if algorithm.row.critic == "central":
         first = team.stacks[0]

@@ -9,7 +9,7 @@ from jmarl.algorithms import ALGORITHMS, Algorithm, check_row, find_row, resolve
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
-from jmarl.envs.reward_environment import Formatter, RewardEnvironment, Transition, default_formatter
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import vectorize
 from jmarl.learning.per_agent import check_agents, check_central, check_stacks
@@ -88,40 +88,50 @@ def check_joint_mode(cfg: TrainConfig, algorithm: Algorithm) -> None:
 
 
 def check_team(team: Team, cfg: TrainConfig) -> None:
-    """Raise a ValueError for an algorithm that does not fit the size of the team, and for per-agent settings that do not."""
+    """Raise a ValueError for an algorithm, per-agent settings or other models of the team that do not fit it."""
+    check_other_models(team, cfg)
     if cfg.algorithm == "ppo" and team.num_agents > 1:
         raise ValueError(f"algorithm='ppo' is for a team of one, this one has {team.num_agents} agents: choose ippo or mappo")
     check_agents(cfg, team.num_agents)
     check_stacks(cfg, team)
 
 
+def check_other_models(team: Team, cfg: TrainConfig) -> None:
+    """Raise a ValueError if a team brings the model of a critic or reward model that the algorithm does not have."""
+    row = find_row(cfg.algorithm)
+    if team.reward_model is not None and not row.learned:
+        raise ValueError(
+            f"the team has a reward model, but algorithm={cfg.algorithm!r} has none: it is for marlhf and marlhf_iter"
+        )
+    if team.critic is not None and row.data != "rollouts" and not row.learned:
+        raise ValueError(f"the team has a critic, but algorithm={cfg.algorithm!r} has none: it is for iac, maac, ippo, mappo")
+
+
 def environment_of(
     team: Team,
     reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
-    formatters: Formatter | Sequence[Formatter] | None,
-    transition: Transition | None,
     cfg: TrainConfig,
 ) -> Environment:
     """Return the environment of a run, made of `reward` if that is a function (plain, or from `make_reward`).
 
     Raises:
         TypeError: reward is neither a function nor an environment.
-        ValueError: formatters, transition or num_turns do not fit it.
+        ValueError: the team or num_turns do not fit it.
     """
     env: Any = vectorize(reward, cfg.episodes.num_turns)
     missing = [name for name in ("reset", "step", "observe") if not callable(getattr(env, name, None))]
     if isinstance(env, type):
         raise TypeError(f"{env.__name__} is a class: give an environment, {env.__name__}(...)")
     if isinstance(env, RewardFunction) or (missing and callable(env)):
-        return reward_environment(team, env, formatters, transition, cfg.episodes.num_turns)
+        env, missing = RewardEnvironment(env, [default_formatter] * team.num_agents), []
     if missing:
         raise TypeError(
             f"reward is a {type(env).__name__} without {', '.join(missing)}: give make_reward(function, num_agents="
             f"{team.num_agents}) or an environment; one of a single episode is a TextEnvironment, or goes into "
             f"LockStep(env, {team.num_agents})"
         )
-    if formatters or transition:
-        raise ValueError("an environment writes its prompts itself: leave formatters and external_transition out")
+    if isinstance(env, RewardEnvironment):
+        check_reward_environment(env, team, cfg.episodes.num_turns)
     turns = getattr(env, "max_turns", 1)
     if cfg.episodes.num_turns < turns:
         raise ValueError(
@@ -130,21 +140,14 @@ def environment_of(
     return env
 
 
-def reward_environment(
-    team: Team,
-    reward: Callable | RewardFunction,
-    formatters: Formatter | Sequence[Formatter] | None,
-    transition: Transition | None,
-    num_turns: int,
-) -> RewardEnvironment:
-    """Return the environment of a reward function. formatters: one for all agents or one per agent; None: prompts of items."""
-    formatters = formatters or default_formatter
-    if callable(formatters):
-        formatters = [formatters] * team.num_agents
-    if len(formatters) != team.num_agents:
-        raise ValueError(f"{len(formatters)} formatters for {team.num_agents} agents: give one an agent")
-    if num_turns > 1 and transition is None:
-        raise ValueError(f"num_turns={num_turns} needs external_transition, which writes the prompts of the next turn")
-    if num_turns == 1 and transition is not None:
+def check_reward_environment(env: RewardEnvironment, team: Team, num_turns: int) -> None:
+    """Raise a ValueError for formatters that do not fit the team, and for a transition that does not fit the turns."""
+    if env.num_agents != team.num_agents:
+        raise ValueError(f"{env.num_agents} formatters for {team.num_agents} agents: give one per agent")
+    if num_turns > 1 and env.transition is None:
+        raise ValueError(
+            f"num_turns={num_turns} needs external_transition, which writes the prompts of the next turn; in Python it is "
+            "RewardEnvironment(reward, formatters, transition)"
+        )
+    if num_turns == 1 and env.transition is not None:
         raise ValueError("external_transition writes the prompts of later turns, and num_turns=1 has none: set num_turns")
-    return RewardEnvironment(reward, formatters, transition)

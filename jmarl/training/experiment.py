@@ -17,7 +17,7 @@ from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamCo
 from jmarl.envs import make
 from jmarl.envs.data import load_rows
 from jmarl.envs.mixture import Mixture
-from jmarl.envs.reward_environment import Formatter, Transition, bind_formatter, default_formatter
+from jmarl.envs.reward_environment import Formatter, RewardEnvironment, bind_formatter, default_formatter
 from jmarl.envs.vector import vectorize
 from jmarl.learning.per_agent import check_agents
 from jmarl.team import Team
@@ -34,11 +34,9 @@ NUM_TASKS = 1000  # default number of tasks of an environment
 class Task(NamedTuple):
     """The arguments of `train` that a `TaskConfig` describes."""
 
-    reward: Any  # an environment or a reward function
+    env: Any
     items: Sequence[dict]
     held_out: Sequence[dict]
-    formatters: list[Formatter] | None  # [N]; None: an environment writes the prompts
-    external_transition: Transition | None
 
 
 def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[TrainResult]:
@@ -73,12 +71,9 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     team = team_of(cfg.team)
-    arguments: dict[str, Any] = dict(
-        formatters=task.formatters, external_transition=task.external_transition, eval_items=task.held_out
-    )
     if cfg.seeds:
-        return train_seeds(team, task.reward, task.items, cfg.train, seeds=cfg.seeds, **arguments)
-    return train(team, task.reward, task.items, cfg.train, **arguments)
+        return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
+    return train(team, task.env, task.items, cfg.train, eval_items=task.held_out)
 
 
 def _fit(cfg: ExperimentConfig) -> FitResult:
@@ -113,13 +108,9 @@ def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int
     if task.data is None:
         return _environment_task(task, team, num_turns, seed)
     rows, held_out = split_held_out(read_rows(read_data(task)), task, read_rows)
-    return Task(
-        import_name("reward", str(task.reward)),
-        [dict(row) for row in rows],
-        [dict(row) for row in held_out],
-        formatters_of(task, team),
-        None if task.external_transition is None else import_name("external_transition", task.external_transition),
-    )
+    transition = None if task.external_transition is None else import_name("external_transition", task.external_transition)
+    env = RewardEnvironment(import_name("reward", str(task.reward)), formatters_of(task, team), transition)
+    return Task(env, [dict(row) for row in rows], [dict(row) for row in held_out])
 
 
 def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: int) -> Task:
@@ -149,7 +140,7 @@ def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: 
         held_out = [dict(row) for row in read_rows(read_held_out(task))]
     else:
         held_out = mixture(evaluated).tasks("eval", task.held_out, seed) if task.held_out else []
-    return Task(mixture(configs), items, held_out, None, None)
+    return Task(mixture(configs), items, held_out)
 
 
 def examples_of(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:

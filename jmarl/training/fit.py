@@ -18,6 +18,7 @@ from jmarl.learning.setup import Setup
 from jmarl.models import sharding
 from jmarl.models.heads import with_value_head
 from jmarl.team import Team, initial_params
+from jmarl.training.checks import check_other_models
 from jmarl.training.files import fingerprint
 from jmarl.training.files.run_directory import check_directory
 from jmarl.training.logs.data_log import DataLog
@@ -57,6 +58,7 @@ def fit(
         check_data(eval_data, cfg)
     check_agents(cfg, team.num_agents)
     check_stacks(cfg, team)
+    check_other_models(team, cfg)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = with_adapters(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, mesh)
     if algorithm.row.margin == "score":  # params of an earlier fit already have a head

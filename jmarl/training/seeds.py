@@ -24,12 +24,10 @@ from jax.sharding import Mesh
 from jmarl.algorithms import find_row
 from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Environment, TextEnvironment
-from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.evaluation.evaluate import Evaluation, play_held_out, summarize
 from jmarl.learning.per_agent import with_adapters
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
-from jmarl.models.hub.agents import Agent
 from jmarl.models.stack import map_own
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team, initial_params
@@ -57,9 +55,6 @@ def train_seeds(
     *,
     seeds: Sequence[int],
     params: Sequence[Any] | None = None,
-    formatters: Formatter | Sequence[Formatter] | None = None,
-    external_transition: Transition | None = None,
-    critic: Agent | None = None,
     eval_items: Sequence[dict] = (),
 ) -> list[TrainResult]:
     """Train a team once from each seed, all at once. Returns the result of `train` for each seed.
@@ -70,9 +65,9 @@ def train_seeds(
     Args:
         seeds: one per run, all different.
         params: best from `make_team(..., lora=True)`. Without LoRA each run has a copy of all weights. They are not donated.
-        team, reward, items, cfg, formatters, external_transition, critic, eval_items: see `train`.
+        team, reward, items, cfg, eval_items: see `train`.
     """
-    env = environment_of(team, reward, formatters, external_transition, cfg)
+    env = environment_of(team, reward, cfg)
     check_seeds(seeds, cfg)
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     check_run(items, cfgs[0], None)
@@ -80,7 +75,7 @@ def train_seeds(
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     meshes = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
     params = common_params(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs[0], meshes[0])
-    started = [start(team, [map_own(jnp.copy, stack) for stack in params], run_cfg, critic) for run_cfg in cfgs]
+    started = [start(team, [map_own(jnp.copy, stack) for stack in params], run_cfg) for run_cfg in cfgs]
     runs = Runs(started[0][0], cfgs, *meshes)
     identity = run_identity(runs.setup, items, env)
     with contextlib.ExitStack() as opened, explain_memory():

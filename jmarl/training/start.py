@@ -26,16 +26,14 @@ from jmarl.training.files import fingerprint
 from jmarl.types import TeamState
 
 
-def start(team: Team, params: Sequence[Any], cfg: TrainConfig, critic: Agent | None) -> tuple[Setup, TeamState]:
+def start(team: Team, params: Sequence[Any], cfg: TrainConfig) -> tuple[Setup, TeamState]:
     """Return the setup of a run and its state at step 0, on the devices where it trains.
 
-    Args:
-        params: parameters [A, ...] of each stack, which are donated.
-        critic: initial model of the critics; None: their agents.
+    params: parameters [A, ...] of each stack, which are donated.
     """
     algorithm, mesh = resolve(cfg), sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = with_adapters(team, params, cfg, mesh)
-    critics, critic_params = make_critics(team, params, algorithm, critic, cfg.run.seed)
+    critics, critic_params = make_critics(team, params, algorithm, cfg.run.seed)
     if algorithm.has_value_head:
         params = [with_value_head(stack) for stack in params]
     state, own = initial_state(team, params, algorithm, cfg.run, mesh), algorithm.row.critic == "own"

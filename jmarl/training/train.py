@@ -11,10 +11,8 @@ from typing import Any
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
-from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.learning.per_agent import with_adapters
 from jmarl.models import sharding
-from jmarl.models.hub.agents import Agent
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team, initial_params
 from jmarl.training.checks import check_run, check_team, environment_of
@@ -35,44 +33,34 @@ def train(
     cfg: TrainConfig,
     *,
     params: Sequence[Any] | None = None,
-    formatters: Formatter | Sequence[Formatter] | None = None,
-    external_transition: Transition | None = None,
-    critic: Agent | None = None,
-    reward_model: Agent | None = None,
     eval_items: Sequence[dict] = (),
     wandb_config: dict | None = None,
 ) -> TrainResult:
     """Train a team on items and return the result.
 
     Args:
-        team: from `Team.load` or `Team.of`, or from `make_team` together with params.
-        reward: a function of completions (one list per agent), the result of `make_reward`, or an environment.
-        items: dicts with a `prompt`, or with the keys that the formatters or the environment read.
+        team: from `Team.load` or `Team.of`, or from `make_team` together with params. It may bring the initial model of its
+            critics and reward model.
+        reward: a function of completions (one list per agent), the result of `make_reward`, or an environment. Formatters that
+            write prompts, and the prompts of later turns, are part of an environment: `RewardEnvironment`.
+        items: dicts with a `prompt`, or with the keys that the environment reads.
         params: parameters [A, ...] of each stack, instead of those of the team's agents. They are donated. The result of
             `policies` for an earlier state works too, and continues to train its adapters.
-        formatters: item -> prompt, one for all agents or one per agent; only with a reward function.
-        external_transition: writes the prompts of later turns, see `reward_environment.RewardEnvironment`.
-        critic: initial model of the critics; None: each critic starts from its agent, a central critic from the first agent.
-        reward_model: initial model of the reward model of marlhf and marlhf_iter; None: the first agent.
         eval_items: held-out items; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
-    env = environment_of(team, reward, formatters, external_transition, cfg)
+    env = environment_of(team, reward, cfg)
     algorithm = check_run(items, cfg, wandb_config)
     check_team(team, cfg)
     row = algorithm.row
-    if reward_model is not None and not row.learned:
-        raise ValueError(
-            f"a reward model was given, but algorithm={cfg.algorithm!r} has none: it is for marlhf and marlhf_iter"
-        )
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = with_adapters(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, mesh)
     # `start` donates the parameters, so digests and copies of them are made before.
     initial = initial_digests(params, algorithm)
     rounds = Rounds(team, copy_initial(params, algorithm, mesh), items, env, algorithm, cfg) if row.makes_pairs else None
-    judge = (reward_model or first_agent(team, params)) if row.learned else None
-    setup, state = start(team, params, policy_config(cfg) if row.learned else cfg, critic)
+    judge = (team.reward_model or first_agent(team, params)) if row.learned else None
+    setup, state = start(team, params, policy_config(cfg) if row.learned else cfg)
     if rounds is None:
         source = rollout_source(setup, items, env, eval_items)
     elif judge is None:

@@ -137,7 +137,7 @@ def test_max_turns_and_describe_come_from_the_environment():
     central = Centralized(LockStep(make("math_verifier", rounds=1)), 2)
     assert central.max_turns == 3 and describe(central) == {"centralized": 2} | describe(central.env) != {"centralized": 2}
     with pytest.raises(ValueError, match="num_turns=1, and an episode of this environment has up to 3"):
-        environment_of(Team(()), central, None, None, TrainConfig())
+        environment_of(Team(()), central, TrainConfig())
     assert Centralized(RewardEnvironment(make_reward(story_length_ratio, num_agents=2), FORMATTERS), 2).max_turns == 1
 
 

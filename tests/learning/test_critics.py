@@ -65,7 +65,7 @@ def environment(n, turns=1):
 def one_step(agents, cfg, critic=None, change=lambda state: state, shared_weights=False):
     """A step of training in its parts: what was rollout, the batches, and the state before and after."""
     team, params = make_team(agents, shared_weights)
-    setup, state = start(team, params, cfg, critic)
+    setup, state = start(dataclasses.replace(team, critic=critic), params, cfg)
     state = change(state)
     rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(len(agents), cfg.episodes.num_turns), 0)
     batches = jax.device_get(critic_values.batches_with_values(setup, state, rollout))

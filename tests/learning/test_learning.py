@@ -78,7 +78,7 @@ def test_a_team_learns_the_probe(tiny_config, tiny_tokenizer, make_tokenizer, ma
     untrained = jax.device_get(params)
     cfg = CONFIG.replace(seed=seed)
     reward = make_reward(both, num_agents=2)
-    result = train(team, reward, ITEMS, cfg, params=params, formatters=FORMATTERS, eval_items=HELD_OUT)
+    result = train(team, RewardEnvironment(reward, FORMATTERS), ITEMS, cfg, params=params, eval_items=HELD_OUT)
     before, after = result.before, result.after
     assert after.mean - after.interval > before.mean + before.interval
     assert np.mean(result.rewards[-5:]) > np.mean(result.rewards[:5])
@@ -94,7 +94,7 @@ def test_without_a_signal_a_team_learns_nothing(tiny_config, tiny_tokenizer, mak
     """The control: a constant reward leaves the completions on held-out prompts exactly as they were."""
     team, params = two_copies(tiny_config, tiny_tokenizer, make_tokenizer, 0)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
-    result = train(team, reward, ITEMS, CONFIG, params=params, formatters=FORMATTERS, eval_items=HELD_OUT)
+    result = train(team, RewardEnvironment(reward, FORMATTERS), ITEMS, CONFIG, params=params, eval_items=HELD_OUT)
     before, after = (evaluation.rollout.turns[0].texts for evaluation in (result.before, result.after))
     assert before == after
     keys = 8, Randomness(seed=0, step=0)

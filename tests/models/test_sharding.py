@@ -50,7 +50,7 @@ env = RewardEnvironment(reward, formatters, lambda **_: [" more", " or less"])
 def run(cfg):  # one step of training in its parts, over two turns
     cfg = cfg.replace(num_turns=2, history="append", branching="chain")
     team, params = make_team(agents)
-    setup, state = start(team, params, cfg, None)
+    setup, state = start(team, params, cfg)
     rollout = play_step(sampler_of(team, state), setup, items[:2], env, 0)
     state, metrics = update_team(setup, state, rollout_batches(setup, state, rollout))
     return jax.device_get([turn.completions[0] for turn in rollout.turns]), state.stacks[0], jax.device_get(metrics[0])
@@ -74,7 +74,7 @@ for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
         sizes[shard.device] += shard.data.nbytes
     shares[jax.tree_util.keystr(path)] = [leaf.nbytes, *sorted(set(sizes.values()))]
 
-results = [train.train(Team.of(agents), reward, items, cfg, formatters=formatters) for cfg in (meshed, one)]
+results = [train.train(Team.of(agents), RewardEnvironment(reward, formatters), items, cfg) for cfg in (meshed, one)]
 out["train"] = differ(results[0].state, results[1].state)
 out["rewards"] = differ(results[0].rewards, results[1].rewards)
 out["steps"] = int(results[0].state.step)
@@ -82,12 +82,12 @@ out["steps"] = int(results[0].state.step)
 with tempfile.TemporaryDirectory() as where:  # an update here, the next one there
     for cfg, changes in ((one, dict(num_updates=1)), (meshed, dict(resume=True))):
         cfg = cfg.replace(output_dir=where, save_every=1, **changes)
-        moved = train.train(Team.of(agents), reward, items, cfg, formatters=formatters)
+        moved = train.train(Team.of(agents), RewardEnvironment(reward, formatters), items, cfg)
 out["moved there"] = [int(moved.state.step), differ(moved.state, results[1].state)]
 
 team, params = make_team(agents)
 apart = one.replace(mesh="agent=2", algorithm="maac")
-_, state = start(team, place_params(team, params, "agent=2"), apart, None)
+_, state = start(team, place_params(team, params, "agent=2"), apart)
 out["central"] = sorted({len(x.sharding.device_set) for x in jax.tree.leaves(state.critics)})
 
 def flat(a, b, prompts):  # equal rewards, and no gradient, for items that begin with an a
@@ -101,7 +101,7 @@ for variant, changes in variants.items():
     states, meshes = {}, ("agent=2", sys.argv[1]) if variant == "own" else ("agent=2",)
     for name in ("agent=1", *meshes):
         cfg = one.replace(mesh=name, **changes)
-        result = train.train(Team.of(agents), make_reward(flat, num_agents=2), items, cfg, formatters=formatters)
+        result = train.train(Team.of(agents), RewardEnvironment(make_reward(flat, num_agents=2), formatters), items, cfg)
         states[name] = result.state.stacks[0].params
     out[variant] = [differ(states["agent=1"], states[name]) for name in meshes]
 

@@ -52,8 +52,9 @@ def refuses(a, b):
 
 def run(agents, items, reward=lengths, formatters=None, eval_items=(), transition=None, **changes):
     team, params = make_team(agents)
-    options = dict(formatters=formatters, eval_items=eval_items, external_transition=transition)
-    return train(team, reward, items, TrainConfig.of(**BASE | changes), params=params, **options)
+    if formatters or transition:
+        reward = RewardEnvironment(reward, formatters or [default_formatter] * len(agents), transition)
+    return train(team, reward, items, TrainConfig.of(**BASE | changes), params=params, eval_items=eval_items)
 
 
 def same(first, second):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import Episodes, Sampling, TrainConfig
-from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate
@@ -380,7 +380,8 @@ def test_training_over_two_turns(agents, tmp_path):
     options = dict(num_updates=2, num_generations=2, num_turns=2, max_new_tokens=3, eval_generations=2, progress=False)
     cfg = TrainConfig.of(output_dir=str(tmp_path), **options)
     reward = make_reward(lambda a, b: [1.0] * len(a), num_agents=2)
-    result = train(team, reward, ITEMS, cfg, params=params, external_transition=answer, eval_items=ITEMS)
+    env = RewardEnvironment(reward, [default_formatter] * 2, answer)
+    result = train(team, env, ITEMS, cfg, params=params, eval_items=ITEMS)
     assert result.rewards == [2.0, 2.0] and result.after.mean == 2.0
     assert len(result.after.rollout.turns[1].items) == 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get([s.params for s in result.state.stacks]), before)
@@ -399,7 +400,7 @@ def test_later_turns_do_not_compile_at_every_step(agents):
         counts.append(sum(TRACES.values()))
         return [len(x) for x in a]
 
-    train(team, make_reward(reward, num_agents=2), ITEMS[:1], cfg, params=params, external_transition=short)
+    train(team, RewardEnvironment(reward, [default_formatter] * 2, short), ITEMS[:1], cfg, params=params)
     assert counts[-1] == counts[3], "the second and the third update traced nothing new"
 
 
@@ -408,10 +409,10 @@ def test_several_turns_need_a_transition(pair):
     cfg = TrainConfig.of(num_turns=2, progress=False)
     with pytest.raises(ValueError, match="num_turns=2 needs external_transition"):
         train(team, make_reward(indices, num_agents=2), ITEMS, cfg, params=params)
-    with pytest.raises(ValueError, match="leave formatters and external_transition out"):
-        train(team, LockStep(Counting(), 2), ITEMS, cfg, params=params, external_transition=answer)
+    with pytest.raises(ValueError, match="3 formatters for 2 agents"):
+        train(team, RewardEnvironment(indices, [default_formatter] * 3, answer), ITEMS, cfg, params=params)
     with pytest.raises(ValueError, match="external_transition writes .* num_turns=1 has none"):
-        train(team, make_reward(indices, num_agents=2), ITEMS, TrainConfig(), params=params, external_transition=answer)
+        train(team, RewardEnvironment(indices, [default_formatter] * 2, answer), ITEMS, TrainConfig(), params=params)
     with pytest.raises(TypeError, match="reward is a Counting without observe: .* LockStep"):
         train(team, Counting(), ITEMS, cfg, params=params)
     with pytest.raises(ValueError, match="early_termination_threshold=1.0 is not allowed"):

@@ -169,7 +169,7 @@ def test_runs_in_lock_step_play_what_each_plays_alone(tiny_config, tiny_tokenize
     )  # fmt: skip
     cfgs = tuple(cfg.replace(seed=seed) for seed in SEEDS)
     env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, go_on)
-    started = [start(team, params, c, None) for c in cfgs]
+    started = [start(team, params, c) for c in cfgs]
     alone = [play_step(sampler_of(team, state), setup, ITEMS, env, 0) for setup, state in started]
     order.clear()
     meshes = [sharding.mesh_for("auto", [count]) for count in (2, 2 * len(SEEDS))]

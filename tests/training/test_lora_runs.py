@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from jmarl.algorithms import resolve
 from jmarl.config import LORA_TARGETS, LoRA, TrainConfig
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.learning.team_update import update_team
@@ -46,11 +48,10 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
     return random_agent(tiny_config(), tiny_tokenizer, 0)
 
 
-def run(agents, cfg, params=None, **arguments):
+def run(agents, cfg, params=None, reward=None):
     team, fresh = make_team(agents, lora=True)
-    return train(
-        team, make_reward(lengths, num_agents=len(agents)), ITEMS, cfg, params=fresh if params is None else params, **arguments
-    )
+    reward = reward or make_reward(lengths, num_agents=len(agents))
+    return train(team, reward, ITEMS, cfg, params=fresh if params is None else params)
 
 
 def moved(tree, other):
@@ -74,8 +75,8 @@ def test_a_team_of_adapters_learns_the_probe(agent):
 
     team, params = make_team([agent, agent], lora=True)
     cfg = CONFIG.replace(lora_rank=8, lora_alpha=16, learning_rate=3e-2, num_updates=40)
-    reward = make_reward(both, num_agents=2)
-    result = train(team, reward, PROMPTS, cfg, params=params, formatters=FORMATTERS, eval_items=HELD_OUT)
+    env = RewardEnvironment(make_reward(both, num_agents=2), FORMATTERS)
+    result = train(team, env, PROMPTS, cfg, params=params, eval_items=HELD_OUT)
     before, after = result.before, result.after
     assert after.mean - after.interval > before.mean + before.interval
     assert_equal_trees(unstack(params[0], 0), agent.params)
@@ -131,7 +132,7 @@ def test_own_critics_learn_adapters_over_the_agents_base(critics_run, agent):
     (stack,), (critic,) = critics_run[1].state.stacks, critics_run[1].state.critics
     pairs = zip(*map(jax.tree.leaves, (stack.base, critic.base)), strict=True)
     assert all(x.unsafe_buffer_pointer() == y.unsafe_buffer_pointer() for x, y in pairs)
-    begun = start(*make_team([agent, agent], lora=True), critics_run[0], None)[1].critics[0]
+    begun = start(*make_team([agent, agent], lora=True), critics_run[0])[1].critics[0]
     assert min(moved(critic.params["layers"], begun.params["layers"])) > 1e-4 and np.abs(critic.params["value"]).min() > 0
     assert set(critic.params) == {"layers", "value", "value_bias"} and critic.reference is None
     base = unstack(stack.base, 0)
@@ -144,7 +145,8 @@ def test_critics_may_have_another_base_than_the_agents(agent, random_agent):
     other = random_agent(agent.config, agent.tokenizer, 5)
     for algorithm, count in (("ippo", 2), ("maac", 1)):
         cfg = BASE.replace(algorithm=algorithm)
-        _, state = start(*make_team([agent, agent], lora=True), cfg, other)
+        team, params = make_team([agent, agent], lora=True)
+        _, state = start(dataclasses.replace(team, critic=other), params, cfg)
         (stack,), (critic,) = state.stacks, state.critics
         assert_equal_trees(critic.base["embed"].value, other.params["embed"])
         assert_equal_trees(stack.base["embed"].value, agent.params["embed"])
@@ -168,7 +170,7 @@ def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make
     """Two stacks have two bases. Joint actions continue in new groups. Agents have value heads."""
     changes = dict(algorithm="ippo", separate_critic=False, num_turns=2, num_generations=2)
     other = other_architecture(tiny_config, make_tokenizer, random_agent)
-    result = run([agent, other], BASE.replace(**changes), external_transition=answer)
+    result = run([agent, other], BASE.replace(**changes), reward=RewardEnvironment(lengths, [default_formatter] * 2, answer))
     for stack in result.state.stacks:
         assert np.abs(stack.params["value"]).max() > 0
         assert all(np.abs(pair["b"]).max() > 1e-4 for pair in stack.params["layers"].values())
@@ -179,7 +181,7 @@ def test_two_architectures_with_value_heads_over_a_tree(agent, tiny_config, make
 def test_a_central_critic_with_appended_history(agent):
     """The later turn continues from cached keys and values. The critic has adapters over the first agent's base."""
     changes = dict(algorithm="maac", num_turns=2, branching="chain", history="append", num_updates=2)
-    result = run([agent, agent], BASE.replace(**changes), external_transition=answer)
+    result = run([agent, agent], BASE.replace(**changes), reward=RewardEnvironment(lengths, [default_formatter] * 2, answer))
     (critic,) = result.state.critics
     assert critic.params["value"].shape == (1, 32) and np.abs(critic.params["value"]).max() > 0
     assert max(np.abs(critic.params["layers"]["down_proj"]["b"]).max(-1).max(-1).ravel()) > 1e-5
@@ -271,8 +273,6 @@ def test_dropout_is_in_the_update_only(agent):
 
 
 def environment():
-    from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
-
     return RewardEnvironment(make_reward(lengths, num_agents=2), [default_formatter] * 2, None)
 
 
@@ -409,7 +409,7 @@ def differ(a, b):
 def run(mesh):
     of_mesh = cfg.replace(mesh=mesh)
     team, params = make_team(agents, lora=True)
-    setup, state = start.start(team, params, of_mesh, None)
+    setup, state = start.start(team, params, of_mesh)
     kept = jax.device_get(state.stacks[0].base)
     for step in range(2):
         sample = rollouts.sampler_of(team, state)

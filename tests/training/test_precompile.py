@@ -48,8 +48,8 @@ def texts_of(agent, **changes):
     """The programs of a run's first step."""
     cfg = TrainConfig.of(num_generations=2, max_new_tokens=4, progress=False, **changes)
     team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
-    env = environment_of(team, lambda a, b: [0.0] * len(a), None, None, cfg)
-    setup, state = start(team, params, cfg, None)
+    env = environment_of(team, lambda a, b: [0.0] * len(a), cfg)
+    setup, state = start(team, params, cfg)
     items = [{"prompt": "apples"}]
     return [lowered.as_text() for lowered in programs.programs_of_run(setup, state, items, items, env)]
 

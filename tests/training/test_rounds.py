@@ -405,7 +405,8 @@ def test_settings_that_do_not_go_with_rounds_are_refused(agents, changes, messag
     with pytest.raises(ValueError, match=message):
         cfg = base.replace(**changes)
         transition = (lambda **_: ["a", "b"]) if cfg.episodes.num_turns > 1 else None
-        train(team, make_reward(both, num_agents=2), ITEMS, cfg, params=params, external_transition=transition)
+        env = RewardEnvironment(make_reward(both, num_agents=2), [default_formatter] * 2, transition)
+        train(team, env, ITEMS, cfg, params=params)
 
 
 @pytest.mark.parametrize(

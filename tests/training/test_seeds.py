@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jmarl.config import TrainConfig
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardError, make_reward
 from jmarl.team import make_team
 from jmarl.training.seeds import train_seeds
@@ -45,11 +46,11 @@ def agent(tiny_config, tiny_tokenizer, random_agent):
 def run(agent, cfg, seeds=None, items=ITEMS, reward=short):
     """Return the results of `train_seeds`, or for a single seed the result of `train`."""
     team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
-    more = dict(eval_items=ITEMS[:2], external_transition=go_on if cfg.episodes.num_turns > 1 else None)
-    arguments = (team, make_reward(reward, num_agents=2), items)
+    transition = go_on if cfg.episodes.num_turns > 1 else None
+    env = RewardEnvironment(make_reward(reward, num_agents=2), [default_formatter] * 2, transition)
     if isinstance(seeds, int):
-        return train(*arguments, cfg.replace(seed=seeds), params=params, **more)
-    return train_seeds(*arguments, cfg, params=params, seeds=seeds, **more)
+        return train(team, env, items, cfg.replace(seed=seeds), params=params, eval_items=ITEMS[:2])
+    return train_seeds(team, env, items, cfg, params=params, seeds=seeds, eval_items=ITEMS[:2])
 
 
 def assert_equal(one, other):
@@ -198,7 +199,7 @@ cfgs = [TrainConfig.of(seed=seed, num_generations=2, lora_rank=8, progress=False
 meshes = [sharding.mesh_for("auto", [agents]) for agents in (2, 8)]
 base = common_params(team, params, cfgs[0], meshes[0])
 for _ in range(40):
-    started = [start(team, [map_own(jnp.copy, of_stack) for of_stack in base], cfg, None) for cfg in cfgs]
+    started = [start(team, [map_own(jnp.copy, of_stack) for of_stack in base], cfg) for cfg in cfgs]
     runs = Runs(started[0][0], tuple(cfgs), *meshes)
     state = join_states([initial for _, initial in started], runs)
     jax.block_until_ready([state_of_run(state, run, runs) for run in range(4)])

@@ -22,6 +22,7 @@ import pytest
 
 from jmarl.algorithms import ALGORITHMS, AlgorithmRow, resolve
 from jmarl.config import Optimizer, TrainConfig
+from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardError, make_reward
 from jmarl.learning.optimizer import init_state, steps_done
 from jmarl.models.hub import agents as weights
@@ -275,12 +276,12 @@ def test_a_plain_function_is_a_reward(pair):
 @pytest.mark.parametrize(
     ("items", "formatters", "message"),
     [
-        ([{"text": "apples"}], None, r"an item has no prompt, but \['text'\]"),
-        (["apples"], None, "items are dicts, .* the first is 'apples'"),
-        ([{"prompt": 3}], None, "agent 0's prompt must be a text; got 3 of item 0, {'prompt': 3}"),
+        ([{"text": "apples"}], [default_formatter] * 2, r"an item has no prompt, but \['text'\]"),
+        (["apples"], [default_formatter] * 2, "items are dicts, .* the first is 'apples'"),
+        ([{"prompt": 3}], [default_formatter] * 2, "agent 0's prompt must be a text; got 3 of item 0, {'prompt': 3}"),
         (
             [{"prompt": "apples"}],
-            lambda item: None,
+            [lambda item: None] * 2,
             "agent 0's prompt is None .of item 0, {'prompt': 'apples'}.: give the row a prompt",
         ),
         ([{"prompt": "apples"}], [lambda item: "a", lambda item: b""], "agent 1's prompt must be a text; got b''"),
@@ -289,7 +290,7 @@ def test_a_plain_function_is_a_reward(pair):
 def test_invalid_prompts_are_refused(pair, items, formatters, message):
     cfg = TrainConfig.of(**BASE | dict(num_updates=1))
     with pytest.raises((ValueError, TypeError), match=message):
-        train(Team.of(pair), share_of_e, items, cfg, formatters=formatters)
+        train(Team.of(pair), RewardEnvironment(share_of_e, formatters), items, cfg)
 
 
 def test_a_team_of_names_is_refused(pair):
@@ -298,16 +299,14 @@ def test_a_team_of_names_is_refused(pair):
             make_team(agents)
 
 
-def test_one_formatter_is_for_all_agents(pair):
-    def loud(item):
-        return item["prompt"].upper()
-
+def test_true_is_a_reward_of_one(pair):
     def longer(a, b):
         return [len(x) > len(y) for x, y in zip(a, b, strict=True)]
 
-    cfg, items = TrainConfig.of(**BASE | dict(num_updates=1)), [{"prompt": "apples"}]
-    runs = [train(Team.of(pair), longer, items, cfg, formatters=formatters) for formatters in (loud, [loud, loud])]
-    assert runs[0].rewards == runs[1].rewards and 0 <= runs[0].rewards[0] <= 1, "True is a reward of 1"
+    cfg = TrainConfig.of(**BASE | dict(num_updates=1))
+    result = train(Team.of(pair), longer, [{"prompt": "apples"}], cfg)
+    plain = train(Team.of(pair), lambda a, b: [float(x) for x in longer(a, b)], [{"prompt": "apples"}], cfg)
+    assert result.rewards == plain.rewards and 0 <= result.rewards[0] <= 1
 
 
 def own_row(monkeypatch, **parts):

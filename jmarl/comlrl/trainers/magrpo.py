@@ -7,6 +7,7 @@ this room differ in the class of their configuration, and so in the algorithm. L
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from jmarl.comlrl.arguments import (
     read_items,
 )
 from jmarl.comlrl.config import TrainerConfig, trainer_config
-from jmarl.envs.reward_environment import Formatter, Transition
+from jmarl.envs.reward_environment import Formatter, RewardEnvironment, Transition
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.per_agent import check_agents
@@ -137,13 +138,14 @@ class MAGRPOTrainer:
         self.config = self.args.train_config(len(self.items))
         check_agents(self.config, team_size)
         self._check_other_models(critic_model, critics, reward_model)
-        self.critic = load_critic(critic_model, critics)
-        self.reward_model = None if reward_model is None else load_agents([reward_model], None, 1)[0]
+        critic = load_critic(critic_model, critics)
+        judge = None if reward_model is None else load_agents([reward_model], None, 1)[0]
         loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size)
         check_tokenizer(tokenizer, loaded)
         self._names = [agent.name for agent in loaded]
-        self.team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
-        self.env = environment_of(self.team, self.reward, formatters, external_transition, self.config)
+        team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
+        self.team = dataclasses.replace(team, critic=critic, reward_model=judge)
+        self.env = environment_of(self.team, RewardEnvironment(self.reward, formatters, external_transition), self.config)
         check_run(self.items, self.config, self.wandb_config)
         self._params = place_params(self.team, self._params, self.config.run.mesh)
 
@@ -173,8 +175,6 @@ class MAGRPOTrainer:
             self.items,
             self.config,
             params=self.params,
-            critic=self.critic,
-            reward_model=self.reward_model,
             eval_items=self.eval_items,
             wandb_config=self.wandb_config,
         )

@@ -74,7 +74,7 @@ class Trainer:
         self.team, params = make_team([policy.agent for policy in policy_envs], lora=self.config.lora.lora_rank > 0)
         check_settings(self.config)
         check_team(self.team, self.config)
-        environment_of(self.team, self.env, None, None, self.config)  # raises for an environment that does not fit
+        environment_of(self.team, self.env, self.config)  # raises for an environment that does not fit
         self._params = place_params(self.team, params, self.config.run.mesh)
 
     @property
