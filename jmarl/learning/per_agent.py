@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jmarl.algorithms import Algorithm
+from jmarl.algorithms import Algorithm, find_row
 from jmarl.config import ONLY_WITH, Run, TrainConfig
 from jmarl.learning.optimizer import init_state
 from jmarl.learning.update import lower_update, update_stack
@@ -171,6 +171,17 @@ def check_central(cfg: TrainConfig, algorithm: Algorithm) -> None:
         if isinstance(value, tuple) and len(set(value)) > 1 and not has_own:
             instead = "set critic_learning_rate" if name == "learning_rate" else f"give one {name} for all"
             raise ValueError(f"{name}={value} leaves open which the central critic of {cfg.algorithm!r} uses: {instead}")
+
+
+def check_other_models(team: Team, cfg: TrainConfig) -> None:
+    """Raise a ValueError if a team brings the model of a critic or reward model that the algorithm does not have."""
+    row = find_row(cfg.algorithm)
+    if team.reward_model is not None and not row.learned:
+        raise ValueError(
+            f"the team has a reward model, but algorithm={cfg.algorithm!r} has none: it is for marlhf and marlhf_iter"
+        )
+    if team.critic is not None and row.data != "rollouts" and not row.learned:
+        raise ValueError(f"the team has a critic, but algorithm={cfg.algorithm!r} has none: it is for iac, maac, ippo, mappo")
 
 
 def check_stacks(cfg: TrainConfig, team: Team) -> None:

@@ -12,7 +12,7 @@ from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import vectorize
-from jmarl.learning.per_agent import check_agents, check_central, check_stacks
+from jmarl.learning.per_agent import check_agents, check_central, check_other_models, check_stacks
 from jmarl.models import sharding
 from jmarl.team import Team
 from jmarl.training.files.run_directory import check_directory
@@ -94,17 +94,6 @@ def check_team(team: Team, cfg: TrainConfig) -> None:
         raise ValueError(f"algorithm='ppo' is for a team of one, this one has {team.num_agents} agents: choose ippo or mappo")
     check_agents(cfg, team.num_agents)
     check_stacks(cfg, team)
-
-
-def check_other_models(team: Team, cfg: TrainConfig) -> None:
-    """Raise a ValueError if a team brings the model of a critic or reward model that the algorithm does not have."""
-    row = find_row(cfg.algorithm)
-    if team.reward_model is not None and not row.learned:
-        raise ValueError(
-            f"the team has a reward model, but algorithm={cfg.algorithm!r} has none: it is for marlhf and marlhf_iter"
-        )
-    if team.critic is not None and row.data != "rollouts" and not row.learned:
-        raise ValueError(f"the team has a critic, but algorithm={cfg.algorithm!r} has none: it is for iac, maac, ippo, mappo")
 
 
 def environment_of(

@@ -13,12 +13,11 @@ from typing import Any
 from jmarl.algorithms import Algorithm, find_row, resolve
 from jmarl.config import Episodes, Sampling, TrainConfig, flat
 from jmarl.learning.critics import Critics
-from jmarl.learning.per_agent import check_agents, check_stacks, initial_state, with_adapters
+from jmarl.learning.per_agent import check_agents, check_other_models, check_stacks, initial_state, with_adapters
 from jmarl.learning.setup import Setup
 from jmarl.models import sharding
 from jmarl.models.heads import with_value_head
 from jmarl.team import Team, initial_params
-from jmarl.training.checks import check_other_models
 from jmarl.training.files import fingerprint
 from jmarl.training.files.run_directory import check_directory
 from jmarl.training.logs.data_log import DataLog
