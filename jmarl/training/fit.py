@@ -22,10 +22,11 @@ from jmarl.training.files import fingerprint
 from jmarl.training.files.run_directory import check_directory
 from jmarl.training.logs.data_log import DataLog
 from jmarl.training.loop import repeat_update, run_training
+from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.data_source import check_micro_batches, data_source, encode
 from jmarl.training.preferences.pairs import Pair, Trajectory
 from jmarl.training.records import FitResult
-from jmarl.training.start import initial_digests
+from jmarl.training.start import initial_digests, say_what_runs
 
 USED_BY_DATA = {"chat", "compute_dtype"}  # settings of episodes and sampling that also apply to given data
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
@@ -52,6 +53,7 @@ def fit(
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
     algorithm = check_fit(cfg, wandb_config)
+    keep_programs(cfg.run.progress)
     check_data(data, cfg)
     if eval_data:
         check_data(eval_data, cfg)
@@ -59,7 +61,9 @@ def fit(
     check_stacks(cfg, team)
     check_other_models(team, cfg)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
-    params = with_adapters(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, mesh)
+    params = initial_params(team, params, cfg.lora.lora_rank > 0)
+    say_what_runs(team, params, cfg)
+    params = with_adapters(team, params, cfg, mesh)
     if algorithm.row.margin == "score":  # params of an earlier fit already have a head
         params = [stack if "value" in stack else with_value_head(stack) for stack in params]
     params = [sharding.place(stack, mesh) for stack in params]

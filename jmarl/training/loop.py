@@ -34,8 +34,8 @@ from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.interrupt import Interrupted, interruptible
 from jmarl.training.files.run_directory import open_run, resume
 from jmarl.training.files.saving import Saves, write_models
-from jmarl.training.logs.metrics_writer import say
 from jmarl.training.logs.step_log import StepLog, update_metrics
+from jmarl.training.logs.terminal import say
 from jmarl.types import Batches, TeamState
 
 Log = TypeVar("Log", bound=StepLog)
@@ -67,7 +67,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     if source.prepare is not None:
         source.prepare(state)
     saves.check_room(state)
-    with interruptible() as signals:
+    with interruptible(bool(saves.savers)) as signals:
         try:
             if first == 0:
                 before = evaluate_if_due(source, state, 0, log, run)

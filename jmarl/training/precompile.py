@@ -8,12 +8,15 @@ host of a virtual machine (4 s of a first step of 25). Left out: other lengths o
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Lowered
 
 from jmarl.algorithms import Algorithm
@@ -32,14 +35,30 @@ from jmarl.rollout.make_batches import explicit_groups
 from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
 from jmarl.rollout.turns import take_rows_of_nodes
 from jmarl.sampling.generate import Encoded, SampleRequest, pad, sample_stack, sample_team, tokenize_first_turn
+from jmarl.training.logs.terminal import say
 from jmarl.types import Batch, Completions, StackState, TeamState
 
 
-def compile_all(programs: Iterable[Lowered]) -> None:
-    """Compile programs in threads, while the next ones are traced. jax caches them: the jitted functions do not compile again
-    for arguments of these shapes."""
+def keep_programs(progress: bool) -> None:
+    """Keep compiled programs in the user's cache directory, so that the next run need not compile them; say so the first time.
+
+    A no-op where JAX already has a cache (JAX_COMPILATION_CACHE_DIR) or none is wanted (JAX_ENABLE_COMPILATION_CACHE=false).
+    """
+    settings: Any = jax.config  # its type has no such attributes
+    if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
+        return
+    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jmarl" / "programs"
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    compilation_cache.reset_cache()  # JAX looks for a cache once, when it compiles its first program
+    if progress and not directory.exists():
+        say(f"compiled programs are kept in {directory}; JAX_ENABLE_COMPILATION_CACHE=false switches this off")
+
+
+def compile_all(programs: Iterable[Lowered]) -> int:
+    """Compile programs in threads, while the next ones are traced, and return their number. jax caches them: the jitted
+    functions do not compile again for arguments of these shapes."""
     with ThreadPoolExecutor() as threads:
-        list(threads.map(Lowered.compile, programs))
+        return len(list(threads.map(Lowered.compile, programs)))
 
 
 def programs_of_run(

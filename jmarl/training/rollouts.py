@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -21,6 +22,7 @@ from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
 from jmarl.sampling.generate import Sampler, sample_team
 from jmarl.team import Team
+from jmarl.training.logs.terminal import say
 from jmarl.training.loop import Source
 from jmarl.training.precompile import compile_all, programs_of_run
 from jmarl.training.records import Played
@@ -33,7 +35,10 @@ def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_i
 
     def prepare(state: TeamState) -> None:
         if (step := int(state.step)) < cfg.run.num_updates:
-            compile_all(programs_of_run(setup, state, tasks_at(items, cfg, step), eval_items, env))
+            begin = time.monotonic()
+            count = compile_all(programs_of_run(setup, state, tasks_at(items, cfg, step), eval_items, env))
+            if cfg.run.progress:
+                say(f"compiled {count} programs in {time.monotonic() - begin:.1f} s")
 
     def play_episodes(step: int, state: TeamState) -> Played:
         tasks = partial(tasks_at, items, cfg, step)

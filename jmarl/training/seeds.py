@@ -36,14 +36,15 @@ from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.lock import locked
 from jmarl.training.files.run_directory import checkpoints_of, open_run, open_writer, set_aside
 from jmarl.training.files.saving import Saves, write_models
-from jmarl.training.logs.metrics_writer import say
 from jmarl.training.logs.rollout_log import RolloutLog
 from jmarl.training.logs.seeds_log import SeedsLog
+from jmarl.training.logs.terminal import say
 from jmarl.training.loop import LoopResult, Source, run_loop
+from jmarl.training.precompile import keep_programs
 from jmarl.training.records import Played, TrainResult
 from jmarl.training.rollouts import check_valid, play_step, tasks_at
 from jmarl.training.stacked_seeds import Runs, batches_together, join_states, play_together, state_of_run
-from jmarl.training.start import run_identity, start
+from jmarl.training.start import run_identity, say_what_runs, start
 from jmarl.types import Batches, TeamState
 
 
@@ -71,10 +72,13 @@ def train_seeds(
     check_seeds(seeds, cfg)
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     check_run(items, cfgs[0], None)
+    keep_programs(cfg.run.progress)
     check_team(team, cfg)
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     meshes = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
-    params = common_params(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfgs[0], meshes[0])
+    params = initial_params(team, params, cfg.lora.lora_rank > 0)
+    say_what_runs(team, params, cfg)
+    params = common_params(team, params, cfgs[0], meshes[0])
     started = [start(team, [map_own(jnp.copy, stack) for stack in params], run_cfg) for run_cfg in cfgs]
     runs = Runs(started[0][0], cfgs, *meshes)
     identity = run_identity(runs.setup, items, env)
@@ -88,6 +92,8 @@ def train_seeds(
             say(f"resuming {cfg.run.output_dir} from step {int(state.step)} of {cfg.run.num_updates}")
         if cfg.run.output_dir:
             writer = opened.enter_context(open_writer(cfg, flat(cfg), int(state.step)))
+        elif cfg.run.progress:
+            writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
         log = SeedsLog(team, cfgs[0], logs, writer)
         saves = Saves(cfg.run, savers, lambda state, i: state_of_run(state, i, runs))
         result = run_loop(runs.joint_setup, state, seeds_source(runs, items, env, eval_items), log, saves)

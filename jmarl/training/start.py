@@ -23,6 +23,7 @@ from jmarl.models.hub.peft import merge
 from jmarl.models.stack import map_own, unstack
 from jmarl.team import Team
 from jmarl.training.files import fingerprint
+from jmarl.training.logs.terminal import say
 from jmarl.types import TeamState
 
 
@@ -48,6 +49,21 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig) -> tuple[Setup, T
         for spec, weights, critic_learns in zip(critics.specs, critic_params, learns, strict=False)
     )
     return Setup(team, critics, algorithm, cfg), state._replace(critics=critic_states)
+
+
+def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
+    """Show the line with which a run begins: who learns, where, how long, and where to. params: of each stack, [A, ...]."""
+    if not cfg.run.progress:
+        return
+    counts = [len(spec.members) for spec in team.stacks]
+    millions = [sum(x.size for x in jax.tree.leaves(stack)) / 1e6 for stack in params]
+    sizes = " + ".join(f"{count} x {size / count:,.1f} M" for count, size in zip(counts, millions, strict=True))
+    devices = jax.devices()
+    where = f"written to {cfg.run.output_dir}" if cfg.run.output_dir else "nothing is written (set output_dir)"
+    say(
+        f"{cfg.algorithm}: {team.num_agents} agents ({sizes} parameters) on {len(devices)} x {devices[0].device_kind}, "
+        f"{cfg.run.num_updates} updates, {where}"
+    )
 
 
 def mesh_of_critics(algorithm: Algorithm, mesh: Mesh | None) -> Mesh | None:

@@ -19,11 +19,12 @@ from jmarl.training.checks import check_run, check_team, environment_of
 from jmarl.training.logs.data_log import DataLog
 from jmarl.training.logs.rollout_log import RolloutLog, mean_return
 from jmarl.training.loop import repeat_update, run_training
+from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.pair_rounds import Rounds, pair_source
 from jmarl.training.preferences.reward_model import learned_source, policy_config
 from jmarl.training.records import TrainResult
 from jmarl.training.rollouts import rollout_source
-from jmarl.training.start import copy_initial, first_agent, initial_digests, run_identity, start
+from jmarl.training.start import copy_initial, first_agent, initial_digests, run_identity, say_what_runs, start
 
 
 def train(
@@ -51,11 +52,14 @@ def train(
     """
     env = environment_of(team, reward, cfg)
     algorithm = check_run(items, cfg, wandb_config)
+    keep_programs(cfg.run.progress)
     check_team(team, cfg)
     row = algorithm.row
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
-    params = with_adapters(team, initial_params(team, params, cfg.lora.lora_rank > 0), cfg, mesh)
+    params = initial_params(team, params, cfg.lora.lora_rank > 0)
+    say_what_runs(team, params, cfg)
+    params = with_adapters(team, params, cfg, mesh)
     # `start` donates the parameters, so digests and copies of them are made before.
     initial = initial_digests(params, algorithm)
     rounds = Rounds(team, copy_initial(params, algorithm, mesh), items, env, algorithm, cfg) if row.makes_pairs else None

@@ -329,14 +329,14 @@ def test_an_interruption_before_the_first_update_can_be_resumed(tmp_path):
 
 
 def test_ignored_signals_stay_ignored_and_a_second_one_raises():
-    with pytest.raises(KeyboardInterrupt), interruptible() as note:
+    with pytest.raises(KeyboardInterrupt), interruptible(True) as note:
         os.kill(os.getpid(), signal.SIGINT)
         assert note.by == "SIGINT"
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as nohup does with SIGHUP
     try:
-        with interruptible() as note:
+        with interruptible(True) as note:
             os.kill(os.getpid(), signal.SIGTERM)
             assert not note.requested
     finally:

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from jmarl.training.logs import terminal
 from jmarl.training.logs.metrics_writer import MetricsWriter, flatten, read_rows
 from jmarl.training.logs.tables import escape, joint_actions_table
 
@@ -245,7 +248,7 @@ sys.exit(40 + out.log_errors)
 
 @pytest.mark.parametrize(
     ("stdout", "errors"),
-    [("closed", 3), ("full", 3), ("pipe without reader", 1)],  # a pipe is given up after the first error
+    [("closed", 4), ("full", 4), ("pipe without reader", 1)],  # a pipe is given up after the first error
 )
 def test_stdout_that_cannot_be_written_does_not_stop_the_run(tmp_path, stdout, errors):
     reader, writer = os.pipe()
@@ -263,9 +266,7 @@ def test_stdout_that_cannot_be_written_does_not_stop_the_run(tmp_path, stdout, e
 @pytest.mark.parametrize("redirect", [">&-", "| true"])
 def test_a_line_printed_to_a_closed_stdout_is_no_error(redirect):
     """For example the message of a resumed run."""
-    child = (
-        "import time; from jmarl.training.logs.metrics_writer import say; time.sleep(0.2); [say('resuming') for _ in range(3)]"
-    )
+    child = "import time; from jmarl.training.logs.terminal import say; time.sleep(0.2); [say('resuming') for _ in range(3)]"
     command = ["bash", "-o", "pipefail", "-c", f'"$0" -c "$1" {redirect}', sys.executable, child]
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr
@@ -307,10 +308,35 @@ def test_plain_progress_lines_where_stdout_is_no_terminal(tmp_path, capsys):
             out.write(step, {"reward/mean": 1 / 3} | ({"tokens_per_s": 12345.6} if step < 24 else {}))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[:3] for line in lines] == [
+        ["step 11/25", "reward 0.333", "12,346 tokens/s"],
         ["step 20/25", "reward 0.333", "12,346 tokens/s"],
         ["step 25/25", "reward 0.333", "- tokens/s"],
     ]
-    assert "elapsed 0:00:00  left 0:00:00" in lines[1]
+    assert "elapsed 0:00:00  left 0:00:00" in lines[2]
+
+
+def test_evaluations_are_shown(capsys):
+    """Also where there is no directory to write to, in which case nothing else is done."""
+    with writer("", progress=True) as out:
+        out.write(0, {"eval/updates": 0, "eval/reward": 0.5, "eval/reward_ci95": 0.25})
+        out.write(0, {"eval/updates": 0, "eval/loss": 2})
+    assert capsys.readouterr().out.splitlines() == [
+        "held-out reward 0.500 ± 0.250 after 0 updates",
+        "held-out loss 2.000 after 0 updates",
+    ]
+
+
+def test_a_long_step_shows_that_the_run_is_alive(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "QUIET", 0.2)
+    with writer("", progress=True) as out:
+        out.write(0, {"loss": 1})
+        time.sleep(0.5)
+        out.write(1, {"loss": 1})  # not a tenth step, but nothing else was shown for a while
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step 1/10  loss 1.000")
+    assert lines[1:] and all(line.startswith(("after step 1/10: working, elapsed", "step 2/10")) for line in lines[1:])
+    assert lines[1].startswith("after step 1/10")
+    assert not [t for t in threading.enumerate() if "_show_life" in t.name], "the thread ends with the writer"
 
 
 def test_wandb_missing_names_the_extra(tmp_path, monkeypatch):

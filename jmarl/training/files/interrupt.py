@@ -51,8 +51,10 @@ def ending_at_second_signal() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """Yield the flag that the first SIGINT or SIGTERM sets. Nested loops share one flag."""
+def interruptible(saves: bool) -> Iterator[Interrupt]:
+    """Yield the flag that the first SIGINT or SIGTERM sets. Nested loops share one flag.
+
+    saves: whether the run writes a checkpoint when it ends early; only for the message."""
     global _active
     if threading.current_thread() is not threading.main_thread():
         yield Interrupt()
@@ -64,6 +66,7 @@ def interruptible() -> Iterator[Interrupt]:
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     flag = Interrupt()
+    then = " and saved" if saves else ", and nothing is saved because the run makes no checkpoints"
 
     def restore(end_at_once: bool = False) -> None:
         for number, handler in handlers.items():
@@ -72,7 +75,7 @@ def interruptible() -> Iterator[Interrupt]:
     def set_flag(number: int, _: object) -> None:
         restore(end_at_once=_second_ends)
         flag.by = signal.Signals(number).name
-        text = f"\n{flag.by}: the current update is finished and saved; a second signal ends the run at once\n"
+        text = f"\n{flag.by}: the current update is finished{then}; a second signal ends the run at once\n"
         with contextlib.suppress(OSError, ValueError):  # standard error may be closed
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
 

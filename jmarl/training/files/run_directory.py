@@ -18,7 +18,8 @@ from jmarl.team import base_digests, to_checkpoint
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.fingerprint import difference
 from jmarl.training.files.lock import check_unlocked, locked
-from jmarl.training.logs.metrics_writer import MetricsWriter, say
+from jmarl.training.logs.metrics_writer import MetricsWriter
+from jmarl.training.logs.terminal import say
 from jmarl.types import StackState, TeamState
 
 logger = logging.getLogger(__name__)
@@ -134,11 +135,14 @@ def open_run(
         if cfg.run.output_dir:
             hparams = meta["config"] | {"environment": meta.get("environment", {})}
             writer = opened.enter_context(open_writer(cfg, hparams, int(state.step), wandb_config))
+        elif cfg.run.progress:
+            writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
         yield OpenRun(state, savers, writer)
 
 
 def open_writer(cfg: TrainConfig, hparams: dict[str, Any], start_step: int, wandb_config: dict | None = None) -> MetricsWriter:
-    """Return the writer of a run's metrics, which drops rows from `start_step` on."""
+    """Return the writer of a run's metrics; it drops rows from `start_step` on. Without output_dir it only
+    shows progress."""
     return MetricsWriter(
         cfg.run.output_dir,
         hparams,

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from jmarl.config import Run
 from jmarl.team import Team, policies, save_team, to_checkpoint
 from jmarl.training.files.checkpoint import Checkpointer, CheckpointError, nbytes
-from jmarl.training.logs.metrics_writer import say
+from jmarl.training.logs.terminal import say
 from jmarl.types import TeamState
 
 MIN_INTERVAL = 20  # shortest interval between checkpoints by time, as a multiple of the time that one takes

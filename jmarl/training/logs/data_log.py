@@ -10,8 +10,9 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation
 from jmarl.team import Team
-from jmarl.training.logs.metrics_writer import LOSS_TAG, MetricsWriter
+from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.step_log import Step, StepLog, update_metrics
+from jmarl.training.logs.terminal import LOSS_TAG
 from jmarl.training.records import Drawn
 
 

@@ -18,7 +18,6 @@ Left out: texts and histograms in `metrics.jsonl`, texts in W&B, system metrics,
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import json
 import logging
@@ -26,25 +25,19 @@ import math
 import os
 import socket
 import struct
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jmarl.training.logs.log_file import LogFile
+from jmarl.training.logs.sink import Sink
 from jmarl.training.logs.tables import escape
+from jmarl.training.logs.terminal import REWARD_TAG, Terminal
 
 logger = logging.getLogger(__name__)
-
-REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
-LOSS_TAG = "loss"  # shown by the progress bar in runs without rewards
-SPEED_TAG = "tokens_per_s"
 
 
 class MetricsWriter:
@@ -52,6 +45,7 @@ class MetricsWriter:
 
     Args:
         run_dir: directory of `metrics.jsonl` and the TensorBoard event files; created if missing.
+            Empty: only progress is shown.
         hparams: the settings, a nested mapping; shown in TensorBoard (HPARAMS and TEXT) and W&B.
         total_steps: length of the progress bar.
         start_step: first step of this process; existing rows from it on are dropped. 0 drops all.
@@ -77,21 +71,33 @@ class MetricsWriter:
         print_every: int = 10,
         wandb_config: Mapping[str, Any] | None = None,
     ):
-        self.run_dir = Path(run_dir)
         self.log_errors = 0
         self._warned: set[str] = set()
         hparams = {valid(name): valid(x) if isinstance(x, str) else x for name, x in flatten(hparams)}
-        rows = _Jsonl(self.run_dir, start_step)
+        self.evaluated: frozenset[int] = frozenset()
+        self._sinks: dict[str, Sink] = {}
+        if run_dir:
+            self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config)
+        if progress:
+            with self._counting("progress", Terminal.errors):
+                self._sinks["progress"] = Terminal(total_steps, start_step, print_every)
+
+    def _open_files(
+        self,
+        run_dir: Path,
+        hparams: Mapping[str, Any],
+        start_step: int,
+        tensorboard: bool,
+        wandb_config: Mapping[str, Any] | None,
+    ) -> None:
+        rows = _Jsonl(run_dir, start_step)
         self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.earlier if "eval/updates" in row)
-        self._sinks: dict[str, _Sink] = {"metrics.jsonl": rows}
+        self._sinks["metrics.jsonl"] = rows
         if wandb_config is not None:
-            self._sinks["W&B"] = _Wandb(self.run_dir, hparams, wandb_config)
+            self._sinks["W&B"] = _Wandb(run_dir, hparams, wandb_config)
         if tensorboard:
             with self._counting("TensorBoard", _TensorBoard.errors):
-                self._sinks["TensorBoard"] = _TensorBoard(self.run_dir, hparams, start_step)
-        if progress:
-            with self._counting("progress", _Terminal.errors):
-                self._sinks["progress"] = _Terminal(total_steps, start_step, print_every)
+                self._sinks["TensorBoard"] = _TensorBoard(run_dir, hparams, start_step)
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Write one row. Its values are numbers or arrays of one element, its tags are names such as `agent_0/loss`."""
@@ -144,28 +150,7 @@ class MetricsWriter:
                 logger.warning("%s cannot be written: %s. Training goes on; log_errors counts further errors.", name, error)
 
 
-class _Sink:
-    """One log. Its `errors` are counted and do not stop the run."""
-
-    errors: tuple[type[BaseException], ...] = (OSError,)
-
-    def write(self, step: int, row: dict[str, float]) -> None:
-        raise NotImplementedError
-
-    def text(self, step: int, name: str, markdown: str) -> None:
-        pass
-
-    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _Jsonl(_Sink):
+class _Jsonl(Sink):
     """Rows as lines of a file. earlier: the rows before `start_step`."""
 
     def __init__(self, run_dir: Path, start_step: int):
@@ -188,7 +173,7 @@ class _Jsonl(_Sink):
         self.file.close()
 
 
-class _TensorBoard(_Sink):
+class _TensorBoard(Sink):
     """An event file in the run directory, whose name TensorBoard shows as the name of the run."""
 
     def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
@@ -236,7 +221,7 @@ class _TensorBoard(_Sink):
             self.file.close()
 
 
-class _Wandb(_Sink):
+class _Wandb(Sink):
     def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any]):
         try:
             self.wandb = importlib.import_module("wandb")
@@ -253,70 +238,6 @@ class _Wandb(_Sink):
 
     def close(self) -> None:
         self.run.finish()
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise  # rich would end the process
-
-
-class _Terminal(_Sink):
-    """A progress bar on a terminal, else a line every `print_every` steps and at the end, for rows with a reward or loss."""
-
-    errors = (OSError, ValueError)  # ValueError: stdout was closed
-
-    def __init__(self, total_steps: int, start_step: int, print_every: int):
-        self.total, self.first, self.print_every = total_steps, start_step, print_every
-        self.started = time.monotonic()
-        self.bar = self.task = None
-        console = _Console()
-        if sys.stdout is not None and console.is_terminal and not console.is_jupyter:
-            texts = map(TextColumn, ("{task.fields[reward]}", "{task.fields[speed]} tokens/s"))
-            columns = MofNCompleteColumn(), BarColumn(), *texts, TimeElapsedColumn(), TextColumn("left")
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False)
-            self.task = self.bar.add_task("", total=total_steps, completed=start_step, reward="", speed="-")
-            _to_stdout(self.bar.start)
-
-    def write(self, step: int, row: dict[str, float]) -> None:
-        tag = next((tag for tag in (REWARD_TAG, LOSS_TAG) if tag in row), None)
-        if tag is None:
-            return
-        reward = f"{tag.partition('/')[0]} {row[tag]:.3f}"
-        speed = f"{row[SPEED_TAG]:,.0f}" if SPEED_TAG in row else "-"
-        done = step + 1
-        if self.bar is not None and self.task is not None:
-            shown = dict(completed=done, reward=reward, speed=speed, refresh=True)
-            _to_stdout(partial(self.bar.update, self.task, **shown))
-        elif done % self.print_every == 0 or done == self.total:
-            elapsed = time.monotonic() - self.started
-            left = elapsed / max(done - self.first, 1) * (self.total - done)
-            times = f"elapsed {_clock(elapsed)}  left {_clock(left)}"
-            _to_stdout(partial(print, f"step {done}/{self.total}  {reward}  {speed} tokens/s  {times}", flush=True))
-
-    def close(self) -> None:
-        if self.bar is not None:
-            _to_stdout(self.bar.stop)
-
-
-def say(line: str) -> None:
-    """Print a line. Errors are ignored, because a closed stdout must not stop a run."""
-    with contextlib.suppress(*_Terminal.errors):
-        _to_stdout(partial(print, line, flush=True))
-
-
-def _to_stdout(show: Callable[[], Any]) -> None:
-    """Call a function that writes to stdout. If the pipe or terminal has closed, redirect stdout to the null device, so that
-    flushing its buffer at the exit of the process does not fail."""
-    if sys.stdout is None:
-        raise OSError("there is no stdout")
-    try:
-        show()
-    except OSError as error:
-        if error.errno in (errno.EPIPE, errno.EIO):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, sys.stdout.fileno())
-            os.close(null)
-        raise
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -371,8 +292,3 @@ def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, 
 def _jsonable(value: float) -> float | str:
     """Return a number that any JSON reader accepts, or the name of one that JSON does not have."""
     return value if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

@@ -1,0 +1,51 @@
+"""What a run shows before and while it trains, as a process whose stdout is a pipe."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import sys, jmarl
+team = jmarl.Team.load([sys.argv[1]] * 2)
+items = [{"prompt": "apples"}]
+cfg = jmarl.TrainConfig.of(num_updates=2, num_generations=2, max_new_tokens=2)
+jmarl.train(team, lambda a, b: [len(x) for x in a], items, cfg, eval_items=items)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_dir):
+    """Return what two runs of a script without output_dir print. The user's cache directory is empty before the first."""
+    cache = tmp_path_factory.mktemp("cache")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))}
+    env |= {"XDG_CACHE_HOME": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-c", SCRIPT, str(tiny_dir("llama"))]
+    outputs = []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.splitlines())
+    return outputs, cache / "jmarl" / "programs"
+
+
+def test_a_run_says_what_it_does(runs):
+    """Who learns, what was compiled, the result on held-out items before training, and the first step."""
+    (lines, _), directory = runs
+    assert lines[0].startswith(f"compiled programs are kept in {directory}")
+    assert lines[1].startswith("magrpo: 2 agents (2 x 0.0 M parameters) on 1 x cpu, 2 updates, nothing is written")
+    assert lines[2].startswith("compiled 3 programs in ")
+    assert lines[3].startswith("held-out reward") and lines[3].endswith("after 0 updates")
+    assert [line.split("  ")[0] for line in lines[4:6]] == ["step 1/2", "step 2/2"]
+    assert lines[6].endswith("after 2 updates") and len(lines) == 7
+
+
+def test_compiled_programs_are_kept_and_the_directory_is_named_once(runs):
+    (_, again), directory = runs
+    assert any(path.name.startswith("jit_sample_stack") for path in directory.iterdir())
+    assert again[0].startswith("magrpo: 2 agents")
