@@ -85,7 +85,7 @@ def test_the_reward_model_may_be_another_model(model, tiny_dir):
     other = str(tiny_dir("qwen2", max_position_embeddings=512, seed=2))
     args = MARLHFConfig(**FEW, reward_updates=2, output_dir="")
     trainer = MARLHFTrainer(model, reward_func=lengths, train_dataset=ITEMS, args=args, reward_model=other)
-    assert trainer.reward_model.config.family == "qwen2"
+    assert trainer.team.reward_model.config.family == "qwen2"
     trainer.train()
 
 

@@ -294,7 +294,7 @@ def test_values_of_the_pass_that_learns(agents, separate):
     results = []
     for before in (False, True):
         team, params = make_team(agents)
-        setup, state = start(team, params, cfg, None)
+        setup, state = start(team, params, cfg)
         state = shaped(state)
         rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(2), 0)
         batches = rollout_batches(setup, state, rollout)
