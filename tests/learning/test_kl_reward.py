@@ -75,7 +75,7 @@ def test_advantages_and_targets_are_of_the_same_penalised_rewards(agents, separa
     cfg = BASE.replace(separate_critic=separate, kl_estimator=kind, micro_batches=2)  # values before the update
     head, coef = np.random.default_rng(0).normal(size=agents[0].config.hidden_size), 0.7
     team, params = make_team(agents)
-    setup, state = start(team, params, cfg, None)
+    setup, state = start(team, params, cfg)
     state = moved_away(state, head, coef)
     rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
     batches, critic_batches = jax.device_get(critic_values.batches_with_values(setup, state, rollout))
@@ -120,7 +120,7 @@ def test_the_first_update_is_that_without_a_penalty(agents, separate):
     for changes in (dict(kl_estimator="k3"), dict(kl_coef=0.0)):
         cfg = BASE.replace(separate_critic=separate, **changes)
         team, params = make_team(agents)
-        setup, state = start(team, params, cfg, None)
+        setup, state = start(team, params, cfg)
         rollout = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
         results.append(jax.device_get(update_team(setup, state, rollout_batches(setup, state, rollout))))
     (with_it, metrics), (without, _) = results

@@ -221,7 +221,7 @@ def test_alternating_is_the_sequence_made_by_hand(request, team, changes):
     agents, every = request.getfixturevalue(team), changes.get("alternate_every", 1)
     got = run(agents, update_order="alternating", **changes)
     cfg = BASE.replace(**changes | {"alternate_every": 1})
-    setup, state = start(*make_team(agents), cfg, None)
+    setup, state = start(*make_team(agents), cfg)
     for step in range(4):
         turn = setup._replace(cfg=cfg.replace(frozen_agents=(1 - step // every % 2,)))
         tasks = [ITEMS[i] for i in tasks_of(step, len(ITEMS), BASE.episodes.num_prompts, BASE.run.seed)]

@@ -67,7 +67,7 @@ def rows_of(directory):
 def played_on(agents, tasks, further, shared_weights=False, reward=teaches, **changes):
     cfg = BASE.replace(**changes)
     team, params = make_team(agents, shared_weights)
-    setup, state = start(team, params, cfg, None)
+    setup, state = start(team, params, cfg)
     rollout = play_step(sampler_of(team, state), setup, tasks, environment(cfg, reward), 0, lambda draw: further[draw - 1])
     return team, params, rollout
 
@@ -122,7 +122,7 @@ def test_equal_returns_give_zero_advantages(agents, algorithm):
     cfg = BASE.replace(algorithm=algorithm)
     team, _, played = played_on(agents, ITEMS[:2], [], algorithm=algorithm)
     batch = jax.tree.map(jnp.asarray, unstack(to_batches(team, played)[0], 0))
-    running = unstack(start(*make_team(agents), cfg, None)[1].stacks[0].running, 0)
+    running = unstack(start(*make_team(agents), cfg)[1].stacks[0].running, 0)
     inputs, metrics = make_loss_inputs(None, running, batch, None, model=agents[0].config, algorithm=resolve(cfg))
     advantages = np.asarray(inputs.targets.advantages)
     assert (advantages[0] == 0).all() and np.abs(advantages[1]).max() > 0.1

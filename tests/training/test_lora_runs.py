@@ -256,7 +256,7 @@ def test_dropout_is_in_the_update_only(agent):
     team, params = make_team([agent, agent], lora=True)
 
     def one(cfg, step):
-        setup, state = start(team, params, cfg, None)
+        setup, state = start(team, params, cfg)
         played = play_step(sampler_of(team, state), setup, ITEMS, environment(), 0)
         state, _ = update_team(
             setup, state._replace(step=jnp.int32(step)), rollout_batches(setup, state._replace(step=jnp.int32(step)), played)
@@ -375,11 +375,11 @@ def test_a_model_with_adapters_of_the_settings_is_unchanged(agent):
 def test_adapters_that_do_not_fit_the_settings_are_refused(agent):
     team, params = make_team([agent, agent], lora=True)
     with pytest.raises(ValueError, match=r"the agents of stack 0 share one base, and lora_rank=0 trains all weights"):
-        start(team, params, BASE.replace(lora_rank=0, lora_targets=None), None)
+        start(team, params, BASE.replace(lora_rank=0, lora_targets=None))
     state = init_state(lora.init_models(params, [(agent.config, 2)], BASE.lora, 0), resolve(BASE))
     asked = BASE.replace(lora_rank=4, lora_targets="q_proj")
     with pytest.raises(ValueError, match=r"adapters of rank 2, alpha 2 for q_proj,.*ask for rank 4, alpha 4 for q_proj: set"):
-        start(team, policies(state), asked, None)
+        start(team, policies(state), asked)
     assert len(base_digests(state)) == 1
 
 
@@ -422,7 +422,7 @@ out = {}
 for mesh in ("agent=2", "agent=2,data=2,model=2"):
     samples, state, changed = run(mesh)
     stack, trained = state.stacks[0], lambda s: [s.stacks[0].params, s.stacks[0].opt_state]
-    _, judged = start.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"), None)
+    _, judged = start.start(*make_team(agents, lora=True), cfg.replace(mesh=mesh, algorithm="ippo"))
     where = [[s.data.unsafe_buffer_pointer() for x in jax.tree.leaves(of[0].base) for s in x.addressable_shards]
              for of in (judged.stacks, judged.critics)]
     shards = {n: x.value.addressable_shards[0].data.size / x.value.size for n, x in stack.base["layers"].items()}
