@@ -62,9 +62,12 @@ class TaskConfig(Section):
     """Environment to train in: a name of `jmarl.make`, or module:Class. None: see data and eval_envs."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     """Keyword arguments of the constructor of environment."""
+    train_envs: tuple[EnvironmentConfig, ...] = ()
+    """Several environments to train in instead of environment, a mixture with equal weights. Each is a name or a dict of name
+    and options."""
     eval_envs: tuple[EnvironmentConfig, ...] = ()
-    """Environments to evaluate in, and to train in if environment is None. Several are a mixture with equal weights. Each is a
-    name or a dict of name and options. Empty: the environment that is trained in."""
+    """Environments to evaluate in, and to train in if no other is given. Several are a mixture with equal weights. Each is a
+    name or a dict of name and options. Empty: the environments that are trained in."""
     data: str | None = None
     """Prompts, pairs or texts: a .json or .jsonl file, or the Hub id of a data set."""
     subset: str | None = None
@@ -88,19 +91,27 @@ class TaskConfig(Section):
     """Split of held_out if that is a data set of the Hub."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.eval_envs, list | tuple):
-            object.__setattr__(self, "eval_envs", tuple(map(_environment, self.eval_envs)))
+        for name in ("train_envs", "eval_envs"):
+            if isinstance(value := getattr(self, name), list | tuple):
+                object.__setattr__(self, name, tuple(map(_environment, value)))
         super().__post_init__()
 
     def check_together(self) -> None:
-        plays = self.environment is not None or bool(self.eval_envs)
+        trains = self.environment is not None or bool(self.train_envs)
+        plays = trains or bool(self.eval_envs)
+        check("train_envs", self.train_envs, not self.train_envs or self.environment is None, "() beside environment")
         check("data", self.data, (self.data is None) == plays, "set, or one of environment and eval_envs, but not both")
         for name, owner in ONLY_WITH_SETTING.items():
             off = {} if name == "options" else getattr(TaskConfig, name)  # the default
             fits = getattr(self, name) == off or getattr(self, owner) is not None
             check(name, getattr(self, name), fits, f"{off!r} without {owner}")
-        unused = bool(self.eval_envs) and self.environment is not None and self.held_out == 0
-        check("eval_envs", self.eval_envs, not unused, "() beside environment where held_out is 0: nothing is evaluated")
+        unused = bool(self.eval_envs) and trains and self.held_out == 0
+        check(
+            "eval_envs",
+            self.eval_envs,
+            not unused,
+            "() beside other environments where held_out is 0: nothing is evaluated",
+        )
         unused = self.held_out_split != "test" and not isinstance(self.held_out, str)
         check("held_out_split", self.held_out_split, not unused, "'test' where held_out is a number")
 
@@ -139,11 +150,19 @@ class ExperimentConfig:
     """How the team learns."""
     seeds: tuple[int, ...] = ()
     """Train once from each of these seeds, in one program (`train_seeds`); empty: once, from the seed of `train`."""
+    experiment_name: str = ""
+    """Name of the experiment; `jmarl train` writes to runs/<experiment_name> if there is no output_dir. W&B shows it."""
+    description: str = ""
+    """What the experiment is for; kept in the run's config.yaml, and shown by W&B."""
+    tags: tuple[str, ...] = ()
+    """Words to find the run by; kept in the run's config.yaml, and shown by W&B."""
+    wandb: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    """Keyword arguments of `wandb.init`, such as project and mode: offline; empty: no W&B."""
 
     def __post_init__(self) -> None:
         for name in PARTS:
             _check_part(name, getattr(self, name))
-        check_fields(self, ["seeds"])
+        check_fields(self, TOP_SETTINGS)
         roles, per_agent = self.team.roles, len(self.task.formatters) in (0, 1, self.team.size)
         check("roles", roles, not roles or self.task.reward is not None, "empty without data and a reward")
         check("formatters", self.task.formatters, per_agent, f"one for all agents, or one per agent, {self.team.size}")
@@ -182,6 +201,7 @@ class ExperimentConfig:
         return _plain(self)
 
 
+TOP_SETTINGS = ("seeds", "experiment_name", "description", "tags", "wandb")  # beside the parts
 PARTS: dict[str, type] = {"team": TeamConfig, "task": TaskConfig, "train": TrainConfig}
 PART_OF: dict[str, str] = {
     field.name: part for part in ("team", "task") for field in dataclasses.fields(PARTS[part])
@@ -189,17 +209,17 @@ PART_OF: dict[str, str] = {
 
 
 def _split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return what replaces whole parts (and seeds), and the settings of each part."""
+    """Return what replaces whole parts (and the settings beside them), and the settings of each part."""
     whole: dict[str, Any] = {}
     by_part: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
-        if name == "seeds" or (name in PARTS and not isinstance(value, Mapping)):
+        if name in TOP_SETTINGS or (name in PARTS and not isinstance(value, Mapping)):
             if name in PARTS:
                 _check_part(name, value)
             whole[name] = value
             continue
         if name not in PARTS and name not in PART_OF:
-            hint = did_you_mean(name, [*PARTS, "seeds", *PART_OF]) or "; help(jmarl.ExperimentConfig) lists its settings"
+            hint = did_you_mean(name, [*PARTS, *TOP_SETTINGS, *PART_OF]) or "; help(jmarl.ExperimentConfig) lists its settings"
             raise TypeError(f"ExperimentConfig has no setting {name!r}{hint}")
         part = name if name in PARTS else PART_OF[name]
         own = value if name in PARTS else {name: value}

@@ -25,8 +25,8 @@ class Run(Section):
     alternate_every: Count = 1
     """Updates of an agent's turn in alternating order."""
     mesh: str = "auto"
-    """Devices by axis, such as agent=2,data=2,model=2; agent=1 is one device; auto: agents spread over the available
-    devices."""
+    """Devices by axis, such as agent=2,data=2,model=2; agent=1 is one device; data=all: all devices; auto: agents spread over
+    the available devices."""
     log_every: Count = 10
     """Updates between text samples and histograms in TensorBoard."""
     eval_every: CountOrOff = 0
@@ -37,10 +37,14 @@ class Run(Section):
     """Temperature of evaluations, 0 is greedy; None: as in training."""
     progress: bool = True
     """Show a progress bar."""
+    tensorboard: bool = True
+    """Write event files of TensorBoard to output_dir."""
     output_dir: str = ""
     """Directory of metrics, checkpoints and final models; empty: nothing is written."""
     resume: bool = False
     """Continue from the newest checkpoint in output_dir."""
+    resume_step: Count | None = None
+    """Continue from the checkpoint after this many updates; None: the newest."""
     strict_checkpoints: bool = False
     """Refuse to resume if the newest checkpoint is damaged; otherwise it is set aside and the one before is used."""
     allow_changed: str | None = None
@@ -71,6 +75,7 @@ class Run(Section):
         check("alternate_every", self.alternate_every, fits, "1 where update_order is simultaneous")
         for name in ("resume", "save_every"):
             check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
+        check("resume_step", self.resume_step, self.resume_step is None or self.resume, "None without resume")
         unknown = [name for name in self.allowed_changes if name not in CHANGES]
         check("allow_changed", self.allow_changed, not unknown, f"some of {','.join(CHANGES)}")
 

@@ -51,8 +51,9 @@ def require_one_process() -> None:
 
 
 def make_mesh(text: str) -> Mesh:
-    """Return a mesh from text such as `agent=2,data=2,model=2`; axes left out have size 1."""
+    """Return a mesh from text such as `agent=2,data=2,model=2`, or `data=all`; axes left out have size 1."""
     sizes: dict[str, int] = dict.fromkeys(AXES, 1)
+    text = f"data={jax.device_count()}" if text == "data=all" else text
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name.strip() not in sizes or not size.strip().isdigit() or int(size) < 1:
@@ -73,9 +74,11 @@ def make_mesh(text: str) -> Mesh:
 def mesh_for(text: str, agents: Sequence[int]) -> Mesh | None:
     """Return the mesh of the setting `mesh`.
 
-    `auto` spreads agents over as many devices as divide the number of `agents` of each stack; None if that is one device. For
-    other text see `make_mesh`.
+    `auto` spreads agents over as many devices as divide the number of `agents` of each stack; None if that is one device, as
+    for `data=all`. For other text see `make_mesh`.
     """
+    if text == "data=all" and jax.device_count() == 1:
+        return None
     if text != "auto":
         return make_mesh(text)
     common = math.gcd(*agents)

@@ -1,64 +1,46 @@
-"""MRLM's configuration sections. Each setting sets the field of `TrainConfig` with the same meaning.
+"""MRLM's configuration sections. Their keys and what each sets here are in one table, `jmarl.config.mrlm_keys`.
 
-A setting that is None has the default of `TrainConfig` (one PPO epoch, learning rate 1e-5, …), not that of MRLM.
+A setting that is None has the default of `TrainConfig` (one PPO epoch, learning rate 1e-5, …), not that of MRLM. A key that
+cannot act here is refused with the reason when the trainer is made.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
-from jmarl.config import OTHER_NAMES, SECTION_OF, TrainConfig, did_you_mean
+from jmarl.algorithms import find_row
+from jmarl.config import SECTION_OF, TrainConfig, did_you_mean
+from jmarl.config.experiment import TOP_SETTINGS
+from jmarl.config.layers import Layers
 from jmarl.config.validation import with_known_names
+from jmarl.config.yaml_file import YamlFile
 
 SET_BY_TRAINERS = {"algorithm", "frozen_agents"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """Base of the sections. Names that are not in `own_names` mean the same in MRLM and in `config.aliases`."""
-
-    own_names: ClassVar[Mapping[str, str]] = {}
-
-    def fields(self) -> dict[str, Any]:
-        """Return the settings that are not None, by their names in `TrainConfig`."""
-        names: dict[str, str] = {}
-        settings: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if value is None:
-                continue
-            field = self.own_names.get(name) or OTHER_NAMES.get(name, name)
-            if field in names:
-                raise TypeError(f"{type(self).__name__}: {names[field]} and {name} are the same setting, give one of them")
-            names[field] = name
-            settings[field] = value
-        return settings
-
-    def __post_init__(self) -> None:
-        self.fields()  # raises for two names of one setting
-
-
 @with_known_names
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig(Section):
+class TrainingConfig:
     """Settings of all algorithms."""
 
-    own_names = {
-        "num_epochs": "num_updates",
-        "num_iterations": "num_updates",
-        "batch_size": "num_prompts",
-        "max_episode_length": "num_turns",
-    }
-
     algorithm: str | None = None
-    """ppo or grpo; must be that of the trainer."""
+    """ppo, grpo, dpo or sft; must be that of the trainer."""
     num_epochs: int | None = None
     """Updates."""
     num_iterations: int | None = None
     """Updates, as num_epochs."""
     batch_size: int | None = None
-    """Tasks of an update, which learns from all of their episodes."""
+    """Tasks of an update, which learns from all of their episodes; of dpo and sft the pairs or texts of an update."""
+    mini_batch_size: int | None = None
+    """Tasks of an optimizer step; None: all."""
+    num_rollouts_per_iteration: int | None = None
+    """Tasks of an update; batch_size is then that of an optimizer step."""
+    episodes_per_iteration: int | None = None
+    """As num_rollouts_per_iteration."""
+    gradient_accumulation_steps: int | None = None
+    """An optimizer step learns from this many times batch_size, in as many parts."""
     learning_rate: float | None = None
     optimizer: str | None = None
     weight_decay: float | None = None
@@ -70,15 +52,32 @@ class TrainingConfig(Section):
     warmup_steps: int | None = None
     max_episode_length: int | None = None
     """Turns of an episode at most."""
+    eval_every: int | None = None
+    """Updates between evaluations on held-out tasks."""
+    eval_episodes: int | None = None
+    """Held-out tasks of an evaluation, of which each is played once."""
     checkpoint_dir: str | None = None
     save_every: int | None = None
     save_total_limit: int | None = None
     log_every: int | None = None
+    log_dir: str | None = None
+    """Refused: logs are in checkpoint_dir."""
+    use_tensorboard: bool | None = None
+    use_wandb: bool | None = None
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_run_name: str | None = None
+    wandb_mode: str | None = None
+    use_bf16: bool | None = None
+    """Compute in bfloat16, with float32 master weights."""
+    use_fp16: bool | None = None
+    """As use_bf16, with a warning."""
+    seed: int | None = None
 
 
 @with_known_names
 @dataclasses.dataclass(frozen=True)
-class PPOConfig(Section):
+class PPOConfig:
     """Settings of PPO (arXiv 1707.06347)."""
 
     clip_range: float | None = None
@@ -87,13 +86,17 @@ class PPOConfig(Section):
     gae_lambda: float | None = None
     num_ppo_epochs: int | None = None
     value_loss_coef: float | None = None
+    """Weight of the value loss; the critic is then a head of the policy."""
     entropy_coef: float | None = None
     target_kl: float | None = None
+    normalize_advantages: bool | None = None
+    """Divide advantages by their std over the batch."""
+    kl_coef: float | None = None
 
 
 @with_known_names
 @dataclasses.dataclass(frozen=True)
-class GRPOConfig(Section):
+class GRPOConfig:
     """Settings of GRPO (arXiv 2402.03300)."""
 
     group_size: int | None = None
@@ -102,13 +105,72 @@ class GRPOConfig(Section):
     entropy_coef: float | None = None
     num_grpo_epochs: int | None = None
     target_kl: float | None = None
+    kl_coef: float | None = None
+    normalize_rewards: bool | None = None
+    """Divide advantages by their std."""
+    normalize_advantages: bool | None = None
+    """As normalize_rewards."""
+    reward_normalization: str | None = None
+    """Over what the std is taken: group, batch or running."""
+    temperature: float | None = None
+    gae_lambda: float | None = None
+    """Refused, as the next two: GRPO has no critic."""
+    value_loss_coef: float | None = None
+    value_clip_range: float | None = None
+
+
+@with_known_names
+@dataclasses.dataclass(frozen=True)
+class DPOConfig:
+    """Settings of DPO (arXiv 2305.18290)."""
+
+    beta: float | None = None
+    loss_type: str | None = None
+    """sigmoid, hinge or ipo."""
+    label_smoothing: float | None = None
+    reference_free: bool | None = None
+
+
+@with_known_names
+@dataclasses.dataclass(frozen=True)
+class SFTConfig:
+    """Settings of supervised training on trajectories."""
+
+    mode: str | None = None
+    """behavioral_cloning, world_model or combined."""
+    bc_weight: float | None = None
+    world_model_weight: float | None = None
+    filter_low_reward: bool | None = None
+    """Leave out trajectories whose sum of rewards is below min_reward_threshold."""
+    min_reward_threshold: float | None = None
+    max_trajectories: int | None = None
+    """Trajectories to train on at most."""
+    collect_every: int | None = None
+    """Refused: trajectories are given."""
+
+
+CLASSES: dict[str, type] = {
+    "training": TrainingConfig,
+    "ppo": PPOConfig,
+    "grpo": GRPOConfig,
+    "dpo": DPOConfig,
+    "sft": SFTConfig,
+}
+
+
+class Resolved(NamedTuple):
+    """The settings of a trainer."""
+
+    config: TrainConfig
+    other: dict[str, Any]  # given settings outside of `TrainConfig`: held_out, wandb, min_reward, num_tasks, tags, ...
 
 
 class ExperimentConfig:
     """The sections of an experiment.
 
     Args:
-        training, ppo, grpo: the sections; the section of another algorithm than the trainer's is an error.
+        training, ppo, grpo, dpo, sft: the sections; the section of another algorithm than the trainer's is an error.
+        experiment_name, description, tags: shown by W&B.
         **settings: any setting of `TrainConfig` by its own name, such as max_new_tokens=64; it wins over a section's.
     """
 
@@ -117,40 +179,48 @@ class ExperimentConfig:
         training: TrainingConfig | None = None,
         ppo: PPOConfig | None = None,
         grpo: GRPOConfig | None = None,
+        dpo: DPOConfig | None = None,
+        sft: SFTConfig | None = None,
         **settings: Any,
     ):
-        for name, value, cls in (
-            ("training", training, TrainingConfig),
-            ("ppo", ppo, PPOConfig),
-            ("grpo", grpo, GRPOConfig),
-        ):
-            if value is not None and not isinstance(value, cls):
-                raise TypeError(f"{name}= is a {cls.__name__}(...), got {type(value).__name__}")
-        known = {"algorithm", *SECTION_OF} - SET_BY_TRAINERS
+        self.sections: dict[str, Any] = {"training": training, "ppo": ppo, "grpo": grpo, "dpo": dpo, "sft": sft}
+        for name, value in self.sections.items():
+            if value is not None and not isinstance(value, CLASSES[name]):
+                raise TypeError(f"{name}= is a {CLASSES[name].__name__}(...), got {type(value).__name__}")
+        known = {"algorithm", *SECTION_OF, *TOP_SETTINGS} - SET_BY_TRAINERS - {"seeds"}
         for name in settings.keys() - known:
             if name in SET_BY_TRAINERS:
                 raise TypeError(f"ExperimentConfig: {name!r} is set by the trainer and its policies")
             hint = did_you_mean(name, known) or "; help(jmarl.TrainConfig) lists its settings"
             raise TypeError(f"ExperimentConfig has no setting {name!r}{hint}")
         self.training, self.settings = training or TrainingConfig(), settings
-        self.sections: dict[str, Section | None] = {"ppo": ppo, "grpo": grpo}
 
-    def train_config(self, section: str, defaults: Mapping[str, Any]) -> TrainConfig:
-        """Return the configuration of a trainer that reads `section`. defaults: by names in `TrainConfig`."""
+    def resolve(self, section: str, defaults: Mapping[str, Any]) -> Resolved:
+        """Return the settings of a trainer that reads `section`. defaults: by names in `TrainConfig`."""
         algorithm = self.training.algorithm or section
         if algorithm != section:
             raise ValueError(f"training has algorithm={algorithm!r}, but this is the trainer of {section!r}: use its trainer")
-        unused = [name for name, value in self.sections.items() if value is not None and name != section]
+        names = ("training", section)
+        unused = [name for name, value in self.sections.items() if value is not None and name not in names]
         if unused:
             raise ValueError(f"the section {unused[0]} has no effect for the trainer of {section!r}: remove it")
-        own = self.sections[section]
-        fields = {**defaults, **self.training.fields(), "algorithm": defaults["algorithm"], **(own.fields() if own else {})}
-        if "clip_range" in fields:
-            fields["clip_eps_low"] = fields["clip_eps_high"] = fields.pop("clip_range")
-        fields |= self.settings
-        if fields.get("num_turns", 1) > 1:
-            fields.setdefault("branching", "chain")
-        return TrainConfig.of(**fields)
+        layers = Layers()
+        layers.add(YamlFile("defaults", dict(defaults), {}))
+        for name in names:
+            given = {key: x for key, x in vars(self.sections[name] or CLASSES[name]()).items() if x is not None}
+            given.pop("algorithm", None)  # of a team it is another row, which the trainer chooses
+            layers.add(YamlFile(CLASSES[name].__name__, {name: given}, {}))
+        layers.add(YamlFile("ExperimentConfig", self.settings, {}))
+        values = {name: given.value for name, given in layers.settings(lambda name: find_row(name).data).items()}
+        if values.get("num_turns", 1) > 1:
+            values.setdefault("branching", "chain")
+        own = {"algorithm", *SECTION_OF}
+        config = TrainConfig.of(**{name: x for name, x in values.items() if name in own})
+        return Resolved(config, {name: x for name, x in values.items() if name not in own})
+
+    def train_config(self, section: str, defaults: Mapping[str, Any]) -> TrainConfig:
+        """Return the configuration of a trainer that reads `section`; see `resolve`."""
+        return self.resolve(section, defaults).config
 
     @property
     def num_turns(self) -> int | None:

@@ -115,7 +115,10 @@ def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int
 
 def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: int) -> Task:
     """Return the task of one environment, or of a mixture of several."""
-    trained = [EnvironmentConfig(task.environment, task.options)] if task.environment is not None else [*task.eval_envs]
+    if task.environment is not None:
+        trained = [EnvironmentConfig(task.environment, task.options)]
+    else:
+        trained = [*(task.train_envs or task.eval_envs)]
     evaluated = [*task.eval_envs] or trained
     configs = list(dict.fromkeys([*trained, *evaluated]))
     names = [config.name for config in configs]

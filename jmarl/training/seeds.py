@@ -172,6 +172,7 @@ def common_step(cfgs: Sequence[TrainConfig]) -> int:
     with contextlib.ExitStack() as opened:
         savers = [opened.enter_context(Checkpointer(checkpoints_of(cfg), read_only=True)) for cfg in cfgs]
         common = set.intersection(*(set(saver.steps()) for saver in savers))
+        common &= common if cfgs[0].run.resume_step is None else {cfgs[0].run.resume_step}
         for step in sorted(common, reverse=True):
             if all([saver.is_intact(step, cfgs[0].run.strict_checkpoints) for saver in savers]):
                 return step

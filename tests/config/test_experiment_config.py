@@ -9,6 +9,7 @@ import pytest
 
 from jmarl import ExperimentConfig, TaskConfig, TeamConfig, TrainConfig
 from jmarl.config import OTHER_NAMES, SECTION_OF, SECTIONS, EnvironmentConfig, Optimizer, flat
+from jmarl.config.experiment import TOP_SETTINGS
 from jmarl.config.flags import parse_flags
 
 PLAIN = dict(models=["a", "b"], environment="math_verifier", options={"max_turns": 3}, algorithm="ippo", learning_rate=1e-3)
@@ -49,7 +50,7 @@ def test_short_names_parts_and_dicts_give_the_same_configuration():
 def test_a_configuration_is_a_tree_of_plain_values(config):
     tree = json.loads(json.dumps(config.as_dict()))
     assert ExperimentConfig.of(**tree) == config
-    assert set(tree) == {"team", "task", "train", "seeds"} and set(tree["train"]) == {"algorithm", *SECTIONS}
+    assert set(tree) == {"team", "task", "train", *TOP_SETTINGS} and set(tree["train"]) == {"algorithm", *SECTIONS}
 
 
 def test_replace_changes_some_settings():
@@ -62,8 +63,8 @@ def test_replace_changes_some_settings():
 
 def test_short_names_are_unique_in_the_whole_tree():
     team, task = ({field.name for field in dataclasses.fields(cls)} for cls in (TeamConfig, TaskConfig))
-    assert not team & task and not (team | task | {"seeds"}) & {"algorithm", *SECTION_OF, *OTHER_NAMES, *SECTIONS}
-    assert set(flat(WHOLE)) == team | task | {"seeds", "algorithm", *SECTION_OF}
+    assert not team & task and not (team | task | {*TOP_SETTINGS}) & {"algorithm", *SECTION_OF, *OTHER_NAMES, *SECTIONS}
+    assert set(flat(WHOLE)) == team | task | {*TOP_SETTINGS, "algorithm", *SECTION_OF}
     assert flat(WHOLE)["learning_rate"] == 1e-3 and flat(WHOLE)["models"] == ("a", "b")
 
 
@@ -122,7 +123,7 @@ def test_a_part_without_its_setting_is_a_type_error(missing, message):
         (dict(environment=None, data="d.json", formatters=["m:f"]), r"formatters must be \(\) without reward"),
         (dict(environment=None, data="d.json", external_transition="m:f"), "external_transition must be None without reward"),
         (dict(environment=None, data="d.json", reward="m:f", formatters=["m:f"] * 3), "formatters must be one for all agents"),
-        (dict(eval_envs=["math"]), r"eval_envs must be \(\) beside environment where held_out is 0"),
+        (dict(eval_envs=["math"]), r"eval_envs must be \(\) beside other environments where held_out is 0"),
         (dict(held_out=-1), "held_out must be >= 0"),
         (dict(held_out_split="x"), "held_out_split must be 'test' where held_out is a number"),
         (dict(num_tasks=0), "num_tasks must be >= 1"),

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 # Settings that may differ when a run resumes; any other difference is an error. `mesh` puts the same weights on other devices,
 # `held_out` is a setting of experiments.
 MAY_CHANGE = {
-    "resume", "strict_checkpoints", "allow_changed", "num_updates", "learning_rate", "critic_learning_rate", "save_every",
+    "resume", "resume_step", "strict_checkpoints", "allow_changed", "num_updates", "learning_rate", "critic_learning_rate",
+    "tensorboard", "save_every",
     "save_minutes", "save_total_limit", "save_models", "stop_after_nonfinite", "replay_rollout", "log_every", "eval_every",
     "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "held_out", "output_dir", "progress",
 }  # fmt: skip
@@ -63,7 +64,11 @@ def check_contents(cfg: TrainConfig) -> None:
             raise CannotGoOn(
                 f"there is nothing to resume: no complete checkpoint in {directory}. Check output_dir, or start without resume"
             )
-        if cfg.run.num_updates < last:
+        if cfg.run.resume_step not in (None, *(steps := saved_steps(directory))):
+            raise CannotGoOn(
+                f"resume_step={cfg.run.resume_step} is not allowed: {directory} has checkpoints after {steps} updates"
+            )
+        if cfg.run.num_updates < (cfg.run.resume_step or last):
             raise CannotGoOn(
                 f"num_updates={cfg.run.num_updates} is not allowed: the run in {cfg.run.output_dir} has made {last} already"
             )
@@ -148,6 +153,7 @@ def open_writer(cfg: TrainConfig, hparams: dict[str, Any], start_step: int, wand
         hparams,
         total_steps=cfg.run.num_updates,
         start_step=start_step,
+        tensorboard=cfg.run.tensorboard,
         progress=cfg.run.progress,
         wandb_config=wandb_config,
     )
@@ -160,9 +166,10 @@ def resume(
 
     Args:
         meta: metadata that this run would write; `CannotGoOn` is raised if that of the checkpoint does not fit.
-        step: the checkpoint; None: the newest intact one.
+        step: the checkpoint; None: that of resume_step, or the newest intact one.
         read_only: leave checkpoints of later steps; otherwise they are set aside.
     """
+    step = cfg.run.resume_step if step is None else step
     with Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit, read_only=read_only) as saved:
         if step is None and (step := saved.newest_intact(cfg.run.strict_checkpoints)) is None:
             raise CannotGoOn(f"there is nothing to resume: all checkpoints in {saved.directory} are damaged")

@@ -1,0 +1,223 @@
+"""Join settings of several sources, each of which overrides the ones before: files, then flags.
+
+A source spells a setting in the tree of `ExperimentConfig` (`optimizer: {learning_rate: 1e-5}`), by its short name
+(`learning_rate: 1e-5`), by an alias, or as MRLM does (`training: {learning_rate: 1e-5}`). All become one setting, so that a
+flag in one spelling overrides a file in another one. Errors name the file and the line.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jmarl.config.aliases import OTHER_NAMES
+from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
+from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS, LISTS, TOP_REFUSED
+from jmarl.config.mrlm_rules import Refused, Rule, Weak
+from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
+from jmarl.config.validation import did_you_mean
+from jmarl.config.yaml_file import KeyPath, YamlFile
+
+TREES = ("options", "wandb", *LISTS)  # settings whose values are lists or mappings of any content
+OUTSIDE = ("device",)  # settings of the command line alone
+
+ALGORITHM_SECTIONS: dict[str, Callable[[str, str], bool]] = {  # section -> whether it is for an algorithm of a kind
+    "ppo": lambda algorithm, kind: algorithm in ("ppo", "ippo", "mappo"),
+    "grpo": lambda algorithm, kind: kind == "rollouts" and algorithm not in ("ppo", "ippo", "mappo"),
+    "dpo": lambda algorithm, kind: kind == "pairs",
+    "sft": lambda algorithm, kind: kind == "texts",
+}
+
+
+class Given(NamedTuple):
+    """A value and where it was given."""
+
+    value: Any
+    rank: int  # number of the source: higher ones override
+    place: str  # for messages
+
+
+class Layers:
+    """The settings of all sources so far.
+
+    `own` holds our settings by short name, `rules` the keys of MRLM that are read together by their rule, and `sections` the
+    sections of MRLM with their places.
+    """
+
+    def __init__(self) -> None:
+        self.own: dict[str, Given] = {}
+        self.rules: dict[Rule, dict[str, Given]] = {}
+        self.sections: dict[str, str] = {}
+        self.rank = 0
+
+    def add(self, source: YamlFile) -> None:
+        """Add a file, whose settings override those of earlier sources."""
+        self.rank += 1
+        for key, value in source.tree.items():
+            self._top(str(key), value, source, (key,))
+
+    def add_flag(self, path: str, value: Any) -> None:
+        """Add the value of `--set PATH=VALUE`. PATH goes into mappings by key and into lists by number."""
+        self.rank += 1
+        keys = path.split(".")
+        depth = next((i for i, key in enumerate(keys) if key in TREES), len(keys))
+        if depth < len(keys) - 1:
+            value = self._changed_tree(keys[depth], keys[depth + 1 :], value)
+            keys = keys[: depth + 1]
+        for key in reversed(keys[1:]):
+            value = {key: value}
+        self._top(keys[0], value, YamlFile(f"--set {path}", {}, {}), (keys[0],))
+
+    def settings(self, kind_of: Callable[[str], str]) -> dict[str, Given]:
+        """Return our settings by short name. kind_of: algorithm -> what it learns from: rollouts, pairs or texts."""
+        result, weak = dict(self.own), {}
+        algorithms = [name for name in ALGORITHM_SECTIONS if name in self.sections]
+        if "algorithm" not in result and len(algorithms) == 1:  # as in MRLM, the section names it
+            result["algorithm"] = Given(algorithms[0], 0, self.sections[algorithms[0]])
+        algorithm = result["algorithm"].value if "algorithm" in result else "magrpo"
+        kind = kind_of(algorithm)
+        for name in algorithms:
+            if not ALGORITHM_SECTIONS[name](algorithm, kind):
+                raise ValueError(
+                    f"{self.sections[name]}: the section {name} has no effect for algorithm={algorithm!r}: remove it"
+                )
+        for rule, keys in self.rules.items():
+            for name, value in self._apply(rule, keys, kind).items():
+                rank, place = max((given.rank, given.place) for given in keys.values())
+                if isinstance(value, Weak):
+                    weak.setdefault(name, Given(value.value, rank, place))
+                else:
+                    _put(result, name, Given(value, rank, place))
+        return weak | result
+
+    def _apply(self, rule: Rule, keys: Mapping[str, Given], kind: str) -> dict[str, Any]:
+        try:
+            return rule({key: given.value for key, given in keys.items()}, kind)
+        except ValueError as error:
+            places = " and ".join(dict.fromkeys(given.place for given in keys.values()))
+            raise ValueError(f"{places}: {error}") from None
+
+    # reading one source
+
+    def _top(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
+        """Read a key at the top of a source."""
+        place = self._place(source, path)
+        if key in TOP_REFUSED:
+            raise ValueError(f"{place}: {TOP_REFUSED[key].reason}")
+        if key in LISTS:
+            self._check_entries(key, value, source, path)
+            _put(self.rules.setdefault(LISTS[key], {}), key, Given(value, self.rank, place))
+        elif key in KEYS and (isinstance(value, Mapping) or value is None or key == "model"):
+            self.sections.setdefault(key, place)
+            for name, x in ({"model_name_or_path": value} if isinstance(value, str) else value or {}).items():
+                self._mrlm(key, name, x, source, (*path, name))
+        elif key in PARTS and isinstance(value, Mapping):
+            for name, x in value.items():
+                self._in_part(key, name, x, source, (*path, name))
+        elif key in (*TOP_SETTINGS, *OUTSIDE):
+            _put(self.own, key, Given(value, self.rank, place))
+        else:
+            self._in_part(PART_OF.get(key, ""), key, value, source, path)
+
+    def _in_part(self, part: str, name: str, value: Any, source: YamlFile, path: KeyPath) -> None:
+        """Read a setting of a part of `ExperimentConfig`, or of a section of its part train."""
+        if name in LISTS and part == "task":
+            return self._top(name, value, source, path)
+        if name in SECTIONS and isinstance(value, Mapping):
+            for field, x in value.items():
+                if SECTION_OF.get(OTHER_NAMES.get(field, str(field))) not in (name, None):
+                    raise self._unknown(field, name, [f for f, s in SECTION_OF.items() if s == name], source, (*path, field))
+                self._setting("train", field, x, source, (*path, field))
+            return None
+        return self._setting(part, name, value, source, path)
+
+    def _setting(self, part: str, name: str, value: Any, source: YamlFile, path: KeyPath) -> None:
+        if PART_OF.get(name) != part or not part:
+            known = [n for n, p in PART_OF.items() if not part or p == part]
+            raise self._unknown(name, part, known if part else [*known, *KEYS, *LISTS, *TOP_SETTINGS], source, path)
+        if part == "train" and name != "algorithm":
+            hashable = value if isinstance(value, str | int | float | bool) or value is None else tuple(value)
+            [(name, value)] = by_field({name: hashable}, {"algorithm"}, ExperimentConfig.__name__).items()
+        _put(self.own, name, Given(value, self.rank, self._place(source, path)))
+
+    def _mrlm(self, section: str, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
+        """Read a key of a section of MRLM. None stands for its default."""
+        if section == "model" and key == "generation" and isinstance(value, Mapping):
+            for name, x in value.items():
+                self._mrlm("generation", name, x, source, (*path, name))
+            return
+        if key not in KEYS[section]:
+            raise self._unknown(key, section, KEYS[section], source, path)
+        entry, place = KEYS[section][key], self._place(source, path)
+        if isinstance(entry, Refused):
+            raise ValueError(f"{place}: {entry.reason}")
+        if value is None:
+            return
+        if isinstance(entry, str):
+            value = [value] if entry == "models" and not isinstance(value, list) else value
+            _put(self.own, entry, Given(value, self.rank, place))
+        else:
+            _put(
+                self.rules.setdefault(entry, {}),
+                "eval_every" if key == "eval_interval" else key,
+                Given(value, self.rank, place),
+            )
+
+    def _check_entries(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
+        """Raise an error for unknown keys of agents, whose entries have no other keys than these."""
+        for i, entry in enumerate(value if isinstance(value, list) else []):
+            for name in entry if isinstance(entry, Mapping) and key == "agents" else ():
+                if name not in ENTRY_KEYS[key]:
+                    raise self._unknown(name, key, ENTRY_KEYS[key], source, (*path, i, name))
+
+    def _changed_tree(self, key: str, path: list[str], value: Any) -> Any:
+        """Return the value of a setting in `TREES` with one of its parts changed."""
+        given = self.own.get(key) or self.rules.get(LISTS.get(key, _no_rule), {}).get(key)
+        top: Any = copy.deepcopy(given.value) if given and given.value is not None else {}
+        part = top
+        for i, name in enumerate(path):
+            index: Any = int(name) if isinstance(part, list) and name.isdigit() else name
+            if not (isinstance(part, dict) or (isinstance(part, list) and index in range(len(part)))):
+                raise ValueError(f"--set {'.'.join([key, *path])}: there is no {'.'.join([key, *path[: i + 1]])} to set")
+            if i == len(path) - 1:
+                part[index] = value
+            else:
+                part = part.setdefault(index, {}) if isinstance(part, dict) else part[index]
+        return top
+
+    def _unknown(self, name: Any, where: str, known: Any, source: YamlFile, path: KeyPath) -> ValueError:
+        hint = did_you_mean(str(name), list(known))
+        if not hint and name in PART_OF:
+            hint = f"; {name} is a setting outside of {where}"
+        inside = f" in {where}" if where else ""
+        return ValueError(f"{self._place(source, path)}: unknown key{inside}{hint or '; it has no effect'}")
+
+    def _place(self, source: YamlFile, path: KeyPath) -> str:
+        """Return where a key is: of a file its line too."""
+        return f"{source.place(path)}: {'.'.join(map(str, path))}" if source.lines else source.name
+
+
+def _no_rule(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    return {}
+
+
+def _put(settings: dict[str, Given], name: str, given: Given) -> None:
+    """Set a value that overrides those of earlier sources. Raises ValueError for two different values of one source."""
+    old = settings.get(name)
+    if old is not None and old.rank == given.rank and old.value != given.value:
+        raise ValueError(f"{old.place} and {given.place} both set {name}: give one of them")
+    if old is None or old.rank <= given.rank:
+        settings[name] = given
+
+
+def experiment_config(settings: Mapping[str, Given]) -> ExperimentConfig:
+    """Return the configuration of settings by short name. Errors about a value say where it was given."""
+    values = {name: given.value for name, given in settings.items() if name not in OUTSIDE}
+    try:
+        return ExperimentConfig.of(**values)
+    except (ValueError, TypeError) as error:
+        name = str(error).partition("=")[0]
+        if name in settings:
+            raise type(error)(f"{settings[name].place}: {error}") from error
+        raise

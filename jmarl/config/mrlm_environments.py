@@ -1,0 +1,102 @@
+"""The entries of MRLM's lists of environments, as names and constructor arguments of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jmarl.config.mrlm_rules import LATER, NUM_EPISODES, Refused, Weak
+from jmarl.config.validation import did_you_mean
+
+TYPES = {"tool": "tools", "code_execution": "code", "math_reasoning": "math", "tool_use": "tools"}
+REWARD_KEYS = ("reward_scale", "reward_clip", "reward_bias")
+
+# key of an entry -> the constructor argument of the environment (see `OPTIONS` for those with another name), or what it is for
+ENVIRONMENT_KEYS: Mapping[str, str | Refused] = {
+    "env_type": "name",
+    "mode": "client, as all environments",
+    "max_turns": "max_turns",
+    "max_attempts": "max_turns",
+    "difficulty_range": "difficulty_range",
+    "dataset": "data",
+    "problems": "problems",
+    "timeout": "timeout",
+    **{name: name for name in REWARD_KEYS},
+    "remote": "false",
+    "server_address": Refused(LATER),
+    "custom_class": "name",
+    "custom_kwargs": "options",
+}
+
+# environment -> key -> its constructor argument, where that has another name than in `ENVIRONMENT_KEYS`
+OPTIONS: dict[str, dict[str, str]] = {"debate": {"max_turns": "speeches"}, "debate_scripted": {"max_turns": "speeches"}}
+
+
+def environments(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The environments to train in (train_envs, or eval_envs alone) and to evaluate in."""
+    settings: dict[str, Any] = {}
+    for key in ("eval_envs", "train_envs"):
+        if key in values:
+            entries = values[key] if isinstance(values[key], list) else [values[key]]
+            settings[key] = [environment(entry) for entry in entries]
+    if values.get("environment") is not None:
+        one = environment(values["environment"])
+        settings |= {"environment": one["name"]} | ({"options": one["options"]} if one["options"] else {})
+    if settings.get("eval_envs") and (settings.get("train_envs") or settings.get("environment")):
+        settings["held_out"] = Weak(NUM_EPISODES)
+    return settings
+
+
+def environment(entry: Any) -> dict[str, Any]:
+    """Return an entry as {"name": ..., "options": {...}}.
+
+    Keys that MRLM does not have are arguments of the constructor. Raises ValueError for a key that has no effect."""
+    if isinstance(entry, str):
+        return {"name": TYPES.get(entry, entry), "options": {}}
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{entry!r:.60} is no environment: give its name, or a mapping with env_type")
+    if "name" in entry:
+        if unknown := entry.keys() - {"name", "options"}:
+            raise ValueError(f"an environment with a name has options, and no {min(unknown)}")
+        return {"name": TYPES.get(entry["name"], entry["name"]), "options": dict(entry.get("options") or {})}
+    name = environment_name(entry)
+    options: dict[str, Any] = dict(entry.get("custom_kwargs") or {})
+    for key, value in entry.items():
+        if value is None or key in ("env_type", "custom_class", "custom_kwargs", "mode", "remote"):
+            continue
+        if isinstance(known := ENVIRONMENT_KEYS.get(key, key), Refused):
+            raise ValueError(f"{key}: {known.reason}")
+        if key not in ENVIRONMENT_KEYS and (meant := did_you_mean(key, ENVIRONMENT_KEYS)):
+            raise ValueError(f"{name} has no option {key!r}{meant}")
+        option = OPTIONS.get(name, {}).get(key, known)
+        if option in options:
+            raise ValueError(f"{key} and another key set {option} of {name}: give one of them")
+        options[option] = speeches(value) if option == "speeches" and key == "max_turns" else value
+    return {"name": name, "options": options}
+
+
+def environment_name(entry: Mapping[str, Any]) -> str:
+    """Return the name of an entry's environment. Raises ValueError for one in another process."""
+    if entry.get("remote"):
+        raise ValueError(f"remote: {LATER}")
+    if entry.get("mode", "client") != "client":
+        raise ValueError(f"mode={entry['mode']!r}: an environment is never trained, so its mode is client; agents have modes")
+    kind, custom = entry.get("env_type"), entry.get("custom_class")
+    if custom is None:
+        if kind is None or kind == "custom":
+            raise ValueError(
+                "an environment needs env_type (code, math, debate, tools, ...), or custom_class: pkg.module:Class"
+            )
+        if "custom_kwargs" in entry:
+            raise ValueError("custom_kwargs are for custom_class: options of the environment are keys beside env_type")
+        return TYPES.get(kind, str(kind))
+    if kind not in (None, "custom"):
+        raise ValueError(f"env_type={kind!r} and custom_class={custom!r} are two environments: give one of them")
+    return custom if ":" in custom else ":".join(custom.rsplit(".", 1))
+
+
+def speeches(max_turns: Any) -> int:
+    """Return the speeches of each side in a debate of so many turns."""
+    if not isinstance(max_turns, int) or max_turns < 2 or max_turns % 2:
+        raise ValueError(f"max_turns={max_turns!r}: both sides of a debate speak equally often, so give an even number")
+    return max_turns // 2

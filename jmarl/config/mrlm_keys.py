@@ -1,0 +1,208 @@
+"""The keys of MRLM's YAML files and configuration classes, and what they set here.
+
+`KEYS`: section -> key -> the setting that means the same, or a rule for keys that need one (keys with the same rule are read
+together), or the reason why the key is refused. `jmarl.mrlm.config` and the reader of YAML files (`layers`) use this one table.
+`ENTRY_KEYS` has the keys of the entries of lists: `agents`, `eval_envs` and `train_envs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jmarl.config import mrlm_rules as rules
+from jmarl.config.mrlm_environments import ENVIRONMENT_KEYS, environments
+from jmarl.config.mrlm_rules import Refused, Rule, only
+
+Entry = str | Rule | Refused
+
+NO_CRITIC = Refused("GRPO has no critic")
+SHARDED = Refused("weights are always fully sharded over the devices of `data`, and never moved to the host")
+GENERATION: dict[str, Entry] = {
+    "max_new_tokens": "max_new_tokens",
+    "min_new_tokens": "min_new_tokens",
+    "do_sample": rules.sampling,
+    "temperature": rules.sampling,
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "num_beams": only(1, "completions are sampled, never searched by beams"),
+    "length_penalty": only(1, "it is for beam search"),
+    "num_return_sequences": Refused("the group of a prompt is grpo.group_size, or num_generations"),
+}
+
+KEYS: dict[str, dict[str, Entry]] = {
+    "training": {
+        "algorithm": "algorithm",
+        "num_epochs": rules.number_of_updates,
+        "num_iterations": rules.number_of_updates,
+        "batch_size": rules.batches,
+        "mini_batch_size": rules.batches,
+        "num_rollouts_per_iteration": rules.batches,
+        "episodes_per_iteration": rules.batches,
+        "gradient_accumulation_steps": rules.batches,
+        "learning_rate": "learning_rate",
+        "optimizer": rules.optimizer,
+        "weight_decay": "weight_decay",
+        "max_grad_norm": "max_grad_norm",
+        "adam_beta1": "adam_b1",
+        "adam_beta2": "adam_b2",
+        "adam_epsilon": "adam_eps",
+        "lr_scheduler": rules.schedule,
+        "warmup_steps": "warmup_updates",
+        "max_episode_length": rules.turns,
+        "eval_every": rules.evaluation,
+        "eval_episodes": rules.evaluation,
+        "save_every": "save_every",
+        "save_total_limit": "save_total_limit",
+        "checkpoint_dir": "output_dir",
+        "log_every": "log_every",
+        "log_dir": Refused("logs are in the run's directory: set checkpoint_dir"),
+        "use_tensorboard": "tensorboard",
+        "use_wandb": rules.wandb,
+        "wandb_project": rules.wandb,
+        "wandb_entity": rules.wandb,
+        "wandb_run_name": rules.wandb,
+        "wandb_mode": rules.wandb,
+        "use_bf16": rules.precision,
+        "use_fp16": rules.precision,
+        "seed": "seed",
+    },
+    "ppo": {
+        "clip_range": rules.clip_range,
+        "clip_range_vf": "value_clip",
+        "gamma": "gamma",
+        "gae_lambda": "gae_lambda",
+        "num_ppo_epochs": "num_epochs",
+        "value_loss_coef": rules.value_loss,
+        "entropy_coef": "entropy_coef",
+        "target_kl": "target_kl",
+        "normalize_advantages": rules.token_advantages,
+        "kl_coef": "kl_coef",
+    },
+    "grpo": {
+        "group_size": "num_generations",
+        "clip_range": rules.clip_range,
+        "gamma": "gamma",
+        "entropy_coef": "entropy_coef",
+        "num_grpo_epochs": "num_epochs",
+        "target_kl": "target_kl",
+        "kl_coef": "kl_coef",
+        "normalize_rewards": rules.group_advantages,
+        "normalize_advantages": rules.group_advantages,
+        "reward_normalization": rules.group_advantages,
+        "temperature": "temperature",
+        "gae_lambda": NO_CRITIC,
+        "value_loss_coef": NO_CRITIC,
+        "value_clip_range": NO_CRITIC,
+    },
+    "dpo": {
+        "beta": "beta",
+        "loss_type": "preference_loss",
+        "label_smoothing": "label_smoothing",
+        "reference_free": "reference_free",
+    },
+    "sft": {
+        "mode": rules.imitation,
+        "bc_weight": rules.imitation,
+        "world_model_weight": rules.imitation,
+        "filter_low_reward": rules.low_rewards,
+        "min_reward_threshold": rules.low_rewards,
+        "max_trajectories": "num_tasks",
+        "collect_every": Refused("sft trains on given trajectories: write them with `jmarl collect`"),
+    },
+    "model": {
+        "model_name_or_path": "models",
+        "model_type": only("causal_lm", "models are decoders"),
+        "tokenizer_name_or_path": rules.tokenizer,
+        "torch_dtype": rules.precision,
+        "dtype": rules.precision,
+        "use_lora": rules.lora,
+        "lora_r": rules.lora,
+        "lora_alpha": rules.lora,
+        "lora_dropout": rules.lora,
+        "lora_target_modules": rules.lora,
+        "gradient_checkpointing": rules.checkpointing,
+        "device": "device",
+        "device_map": only("auto", "set mesh, such as mesh: agent=2,data=2"),
+        "trust_remote_code": only(False, "code of models is never run: Llama, Qwen2/2.5 and Qwen3 are built in"),
+        "use_flash_attention": only(False, "XLA compiles the attention of every platform"),
+        "load_in_8bit": only(False, "weights are not quantized; a .gguf file is read at full precision"),
+        "load_in_4bit": only(False, "weights are not quantized; a .gguf file is read at full precision"),
+        **GENERATION,
+    },
+    "generation": GENERATION,
+    "distributed": {
+        "enabled": rules.distributed,
+        "strategy": rules.distributed,
+        "num_gpus": rules.distributed,
+        "num_nodes": rules.distributed,
+        "node_rank": rules.distributed,
+        "nnodes": rules.distributed,
+        "nproc_per_node": rules.distributed,
+        "world_size": rules.distributed,
+        "backend": only("nccl", "the compiler chooses: NCCL between GPUs"),
+        "master_addr": Refused(rules.LATER),
+        "master_port": Refused(rules.LATER),
+        "gpu_ids": Refused("set the environment variable CUDA_VISIBLE_DEVICES"),
+        "fsdp_sharding_strategy": only("full_shard", SHARDED.reason),
+        "fsdp_cpu_offload": only(False, SHARDED.reason),
+        "deepspeed_config": Refused("there is no DeepSpeed here: choose strategy fsdp"),
+        "zero_stage": Refused("there is no DeepSpeed here: choose strategy fsdp"),
+    },
+    "dataset": {
+        "type": rules.dataset,
+        "path": rules.dataset,
+        "name": rules.dataset,
+        "subset": "subset",
+        "split": "split",
+        "eval_split": "held_out_split",
+        "max_samples": "num_tasks",
+    },
+    "output": {
+        "save_dir": "output_dir",
+        "log_interval": "log_every",
+        "eval_interval": rules.evaluation,
+        "save_interval": "save_every",
+    },
+}
+
+
+def agents(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """One model per role, in the order of the environment's roles."""
+    entries = values["agents"]
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("agents is a list with one model per role")
+    models, settings = [], {"frozen_agents": [], "roles": [], "learning_rate": []}
+    for i, entry in enumerate(entries):
+        entry = {"model_name_or_path": entry} if isinstance(entry, str) else entry
+        if entry.get("model_name_or_path") is None:
+            raise ValueError(f"agent {i} has no model_name_or_path")
+        models.append(entry["model_name_or_path"])
+        if entry.get("mode", "server") not in ("server", "client"):
+            raise ValueError(f"mode={entry['mode']!r} of agent {i}: choose server (trained) or client (frozen)")
+        if entry.get("mode") == "client":
+            settings["frozen_agents"].append(i)
+        for key, name in (("system_prompt", "roles"), ("learning_rate", "learning_rate")):
+            if key in entry:
+                settings[name].append(entry[key])
+    for name in ("roles", "learning_rate"):
+        if len(settings[name]) not in (0, len(entries)):
+            raise ValueError(f"{len(settings[name])} of {len(entries)} agents have a {name}: give all one, or none")
+    return {"models": models, **{name: value for name, value in settings.items() if value}}
+
+
+LISTS: dict[str, Rule] = {"agents": agents, "eval_envs": environments, "train_envs": environments, "environment": environments}
+ENTRY_KEYS: dict[str, Mapping[str, str | Refused]] = {
+    "agents": {
+        "model_name_or_path": "one of models",
+        "mode": "frozen_agents",
+        "system_prompt": "roles",
+        "learning_rate": "learning_rate",
+    },
+    "eval_envs": ENVIRONMENT_KEYS,
+    "train_envs": ENVIRONMENT_KEYS,
+    "environment": ENVIRONMENT_KEYS,
+}
+TOP_REFUSED = {"policy_env": Refused("the policy is the model: set model, or agents")}

@@ -1,0 +1,273 @@
+"""Rules for keys of MRLM that are not one setting of ours under another name.
+
+A rule takes the keys that belong to it, as far as they are given, and the kind of data that the algorithm learns from
+(rollouts, pairs or texts). It returns our settings; a `Weak` one gives way to any other source of the setting. A ValueError
+says why a value cannot act here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+Values = Mapping[str, Any]
+Rule = Callable[[Values, str], dict[str, Any]]
+
+NUM_EPISODES = 20  # held-out episodes where eval_every is given without eval_episodes
+LATER = "environments and trainers in other processes are not in this version: everything runs in one process"
+
+
+class Refused(NamedTuple):
+    """A key of MRLM that has no effect here."""
+
+    reason: str
+
+
+class Weak(NamedTuple):
+    """The value of a setting if nothing else sets it."""
+
+    value: Any
+
+
+def only(allowed: Any, reason: str) -> Rule:
+    """Return a rule for a key that may only have the one value which asks for nothing. reason: why there is no other."""
+
+    def rule(values: Values, kind: str) -> dict[str, Any]:
+        for name, value in values.items():
+            if value != allowed:
+                raise ValueError(f"{name} can only be {allowed!r}: {reason}")
+        return {}
+
+    return rule
+
+
+def choice(setting: str, names: Mapping[Any, Any]) -> Rule:
+    """Return a rule for a key whose values have other names here."""
+
+    def rule(values: Values, kind: str) -> dict[str, Any]:
+        [value] = values.values()
+        if value not in names:
+            raise ValueError(f"choose {', '.join(map(str, names))}")
+        return {setting: names[value]}
+
+    return rule
+
+
+# --- training
+
+
+def number_of_updates(values: Values, kind: str) -> dict[str, Any]:
+    """num_epochs, num_iterations: updates of the team, whatever it learns from."""
+    if len(values) > 1:
+        raise ValueError("num_epochs and num_iterations are the same setting, the number of updates: give one of them")
+    return {"num_updates": next(iter(values.values()))}
+
+
+def batches(values: Values, kind: str) -> dict[str, Any]:
+    """Episodes (pairs, texts) of an update and how they are split into optimizer steps.
+
+    num_rollouts_per_iteration episodes are played for an update, and each optimizer step learns from mini_batch_size of them,
+    or else from batch_size. Without it batch_size episodes are played. gradient_accumulation_steps makes a step that many
+    times larger and computes its gradient in as many parts.
+    """
+    values = {"num_rollouts_per_iteration" if name == "episodes_per_iteration" else name: x for name, x in values.items()}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number >= 1")
+    size, parts = values.get("batch_size"), values.get("gradient_accumulation_steps", 1)
+    settings = {"micro_batches": parts} if "gradient_accumulation_steps" in values else {}
+    if kind != "rollouts":
+        for name in ("mini_batch_size", "num_rollouts_per_iteration"):
+            if name in values:
+                raise ValueError(f"{name} has no effect on given {kind}, of which a step takes batch_size: remove it")
+        if size is None and parts > 1:
+            raise ValueError("gradient_accumulation_steps needs batch_size")
+        return settings | ({"batch_size": size * parts} if size else {})
+    rollouts, mini = values.get("num_rollouts_per_iteration"), values.get("mini_batch_size")
+    step = (mini or (size if rollouts else None) or 0) * parts
+    episodes = rollouts or (size and size * (1 if mini else parts))
+    if episodes is None:
+        if settings or mini:
+            raise ValueError("mini_batch_size and gradient_accumulation_steps need batch_size")
+        return settings
+    if step and episodes % step:
+        raise ValueError(f"an optimizer step on {step} episodes does not divide the {episodes} of an update evenly")
+    return settings | {"num_prompts": episodes} | ({"num_minibatches": episodes // step} if step else {})
+
+
+def optimizer(values: Values, kind: str) -> dict[str, Any]:
+    """Adam without weight decay is adamw with weight_decay 0, the default."""
+    return {"optimizer": {"adam": "adamw"}.get(values["optimizer"], values["optimizer"])}
+
+
+def schedule(values: Values, kind: str) -> dict[str, Any]:
+    """The learning rate schedule: constant, linear or cosine."""
+    name = values["lr_scheduler"]
+    return {"lr_schedule": {"constant_with_warmup": "constant", "none": "constant"}.get(name, name)}
+
+
+def turns(values: Values, kind: str) -> dict[str, Any]:
+    """Turns of an episode at most; several form a chain."""
+    count = values["max_episode_length"]
+    if kind != "rollouts":
+        raise ValueError(f"max_episode_length has no effect on given {kind}: remove it")
+    return {"num_turns": count} | ({"branching": Weak("chain")} if count != 1 else {})
+
+
+def evaluation(values: Values, kind: str) -> dict[str, Any]:
+    """Held-out tasks, of which each is played once per evaluation."""
+    settings: dict[str, Any] = {"eval_every": values["eval_every"]} if "eval_every" in values else {}
+    if "eval_episodes" in values:
+        settings["held_out"] = values["eval_episodes"]
+    elif values.get("eval_every"):
+        settings["held_out"] = Weak(NUM_EPISODES)
+    return settings | ({"eval_generations": Weak(1)} if kind == "rollouts" and "held_out" in settings else {})
+
+
+def precision(values: Values, kind: str) -> dict[str, Any]:
+    """The type of activations; master weights are float32."""
+    if values.get("use_bf16") and values.get("use_fp16"):
+        raise ValueError("use_bf16 and use_fp16 are two types: give one of them")
+    given = next((values[name] for name in ("torch_dtype", "dtype") if name in values), None)
+    given = None if given is None else str(given).removeprefix("torch.")
+    types = {"float32": "float32", "fp32": "float32", "auto": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+    if given is not None and given not in {**types, "float16": "", "fp16": "", "half": ""}:
+        raise ValueError(f"{given!r} is no type of weights: choose float32, bfloat16 or float16")
+    if values.get("use_fp16") or (given in ("float16", "fp16", "half") and not values.get("use_bf16")):
+        warnings.warn(
+            "float16 is computed as bfloat16 here, which needs no scaling of the loss; master weights stay float32",
+            stacklevel=2,
+        )
+        return {"compute_dtype": "bfloat16"}
+    return {"compute_dtype": "bfloat16" if values.get("use_bf16") else types.get(given or "float32", "float32")}
+
+
+def wandb(values: Values, kind: str) -> dict[str, Any]:
+    """Arguments of `wandb.init`; W&B is on if one of them is given. use_wandb: false switches it off."""
+    names = {"wandb_project": "project", "wandb_entity": "entity", "wandb_run_name": "name", "wandb_mode": "mode"}
+    if values.get("use_wandb") is False:
+        return {"wandb": {}}
+    given = {names[name]: value for name, value in values.items() if name in names}
+    return {"wandb": given or {"project": "jmarl"}}
+
+
+# --- algorithms
+
+
+def clip_range(values: Values, kind: str) -> dict[str, Any]:
+    """The ratio is clipped to the same distance below and above 1."""
+    return dict.fromkeys(("clip_eps_low", "clip_eps_high"), values["clip_range"])
+
+
+def value_loss(values: Values, kind: str) -> dict[str, Any]:
+    """The value loss has a weight where the critic is a head of the policy, as in MRLM."""
+    return {"value_coef": values["value_loss_coef"], "separate_critic": Weak(False)}
+
+
+def token_advantages(values: Values, kind: str) -> dict[str, Any]:
+    """Whether advantages are divided by their std over the batch."""
+    return {"advantage_scale": "batch_std" if values["normalize_advantages"] else "none"}
+
+
+def group_advantages(values: Values, kind: str) -> dict[str, Any]:
+    """What returns minus the mean of their group are divided by."""
+    scales = {"group": "std", "batch": "batch_std", "running": "running_std", "none": "none"}
+    over = values.get("reward_normalization", "group")
+    if over not in scales:
+        raise ValueError(f"choose {', '.join(scales)}")
+    on = all(values.get(name, True) for name in ("normalize_rewards", "normalize_advantages"))
+    return {"advantage_scale": scales[over] if on else "none"}
+
+
+def imitation(values: Values, kind: str) -> dict[str, Any]:
+    """What sft learns: the actions (behavior cloning), the environment's answers (a world model), or both."""
+    modes = {"behavioral_cloning": (1.0, 0.0), "bc": (1.0, 0.0), "world_model": (0.0, 1.0), "combined": (0.5, 0.5)}
+    mode = values.get("mode")
+    if mode is not None and mode not in modes:
+        raise ValueError(f"mode={mode!r} is not allowed: choose {', '.join(modes)}")
+    names = ("bc_weight", "world_model_weight")
+    if mode not in (None, "combined"):
+        off = names[modes[mode].index(0.0)]
+        if values.get(off):
+            raise ValueError(f"{off}={values[off]!r} has no effect with mode={mode!r}: remove it, or use mode: combined")
+        on = names[1 - names.index(off)]
+        return {on: values.get(on, 1.0), off: 0.0}
+    defaults = dict(zip(names, modes[mode], strict=True)) if mode else {}
+    return {name: values.get(name, defaults.get(name)) for name in names if name in values or name in defaults}
+
+
+def low_rewards(values: Values, kind: str) -> dict[str, Any]:
+    """Which trajectories are left out: those with a lower sum of rewards."""
+    threshold = values.get("min_reward_threshold", 0.0)
+    return {"min_reward": threshold} if values.get("filter_low_reward", "min_reward_threshold" in values) else {}
+
+
+# --- model
+
+
+def lora(values: Values, kind: str) -> dict[str, Any]:
+    """Adapters; use_lora: false switches them off whatever the other keys say."""
+    if not values.get("use_lora", "lora_r" in values):
+        return {"lora_rank": 0} if "use_lora" in values else {}
+    settings: dict[str, Any] = {"lora_rank": values.get("lora_r", 8)}
+    settings |= {name: values[name] for name in ("lora_alpha", "lora_dropout") if name in values}
+    if (targets := values.get("lora_target_modules")) is not None:
+        settings["lora_targets"] = targets if isinstance(targets, str) else ",".join(map(str, targets))
+    return settings
+
+
+def checkpointing(values: Values, kind: str) -> dict[str, Any]:
+    """Whether the backward pass computes activations again: of whole layers, or not at all."""
+    return {"remat": "full" if values["gradient_checkpointing"] else "none"}
+
+
+def sampling(values: Values, kind: str) -> dict[str, Any]:
+    """Sampling settings of MRLM's `generation` that need more than another name: do_sample and temperature belong together."""
+    if values.get("do_sample", True):
+        return {"temperature": values["temperature"]} if "temperature" in values else {}
+    return {"temperature": 0.0}
+
+
+def tokenizer(values: Values, kind: str) -> dict[str, Any]:
+    """The tokenizer is that of the model."""
+    raise ValueError("each model brings its own tokenizer: remove this key")
+
+
+def device(values: Values, kind: str) -> dict[str, Any]:
+    """The platform is chosen when Python starts; auto is what is there."""
+    if str(values["device"]) not in ("auto", "cuda", "gpu", "cpu", "tpu"):
+        raise ValueError("choose auto, cpu or cuda; CUDA_VISIBLE_DEVICES chooses among GPUs")
+    return {"device": {"cuda": "gpu"}.get(values["device"], values["device"])}
+
+
+# --- distributed, dataset
+
+
+def distributed(values: Values, kind: str) -> dict[str, Any]:
+    """Spread the weights and the rows of a batch over the devices of this process (fully sharded), if it has several."""
+    for name, one in (("num_nodes", 1), ("node_rank", 0), ("nnodes", 1), ("nproc_per_node", 1), ("world_size", 1)):
+        if values.get(name, one) != one:
+            raise ValueError(f"{name}={values[name]!r}: {LATER}, which uses all devices of one machine (num_gpus)")
+    if values.get("strategy", "ddp") not in ("ddp", "fsdp"):
+        raise ValueError(f"strategy={values['strategy']!r} is not allowed: choose ddp or fsdp")
+    if not values.get("enabled", False):
+        return {}
+    return {"mesh": f"data={values.get('num_gpus', 'all')}"}
+
+
+def dataset(values: Values, kind: str) -> dict[str, Any]:
+    """Given data, or prompts with a reward: a file, or a data set of the Hub."""
+    name, path, source = values.get("name"), values.get("path"), values.get("type")
+    if source not in (None, "json", "jsonl", "huggingface"):
+        raise ValueError(f"type={source!r} is not allowed: choose json or huggingface")
+    if source in ("json", "jsonl"):
+        if path is None or name is not None:
+            raise ValueError("a data set of type json has a path, a .json or .jsonl file, and no name")
+        return {"data": path}
+    if path is None and name is None:
+        raise ValueError("a data set needs a path (a file), or a name (of the Hub)")
+    settings = {"data": path if path is not None else name}
+    if path is not None and name is not None:
+        settings["subset"] = name
+    return settings

@@ -1,0 +1,97 @@
+"""Read a YAML file as plain values, with the line of every key for error messages (pyyaml's safe loader)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+KeyPath = tuple[str | int, ...]  # keys and indices from the top of a file to a value
+
+
+class YamlFile(NamedTuple):
+    """The values of a file and where they are."""
+
+    name: str
+    tree: dict[str, Any]
+    lines: dict[KeyPath, int]  # path of a key or list item -> its line, from 1
+
+    def place(self, path: KeyPath) -> str:
+        """Return "file, line N" of a key, or of the nearest key above it."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return f"{self.name}, line {self.lines.get(path, 1)}"
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which also reads 1e-5 as a number (YAML 1.1 wants 1.0e-5)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(path: str | Path) -> YamlFile:
+    """Return the contents of a YAML file, a mapping.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no YAML, no mapping, or a key occurs twice; with the line.
+    """
+    name = str(path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{name} does not exist: give a YAML file; `jmarl configs list` shows the shipped ones")
+    return parse_yaml(Path(path).read_text(encoding="utf-8"), name)
+
+
+def parse_yaml(text: str, name: str) -> YamlFile:
+    """Return the contents of a text. name: what errors call it. Raises as `read_yaml`."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        lines: dict[KeyPath, int] = {}
+        if node is not None:
+            _find_lines(node, (), lines, name)
+        tree = {} if node is None else loader.construct_document(node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # only some errors of the library have one
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{name}{line} is not YAML: {getattr(error, 'problem', None) or error}") from error
+    finally:
+        loader.dispose()
+    if not isinstance(tree, dict):
+        raise ValueError(f"{name} holds a {type(tree).__name__}: a configuration is a mapping of settings, such as `seed: 1`")
+    return YamlFile(name, tree, lines)
+
+
+def parse_value(text: str) -> Any:
+    """Return the value of a text as in a YAML file: a number, a list, true, null, or the text itself."""
+    return yaml.load(text, _Loader) if text.strip() else text
+
+
+def dump_yaml(tree: dict[str, Any]) -> str:
+    """Return a tree of plain values as YAML, in its order."""
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _find_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
+    """Write the line of every key and list item below a node to `lines`. Raises ValueError for a key that occurs twice."""
+    if isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            lines.setdefault((*path, i), item.start_mark.line + 1)
+            _find_lines(item, (*path, i), lines, name)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.tag == "tag:yaml.org,2002:merge":
+            _find_lines(value, path, lines, name)
+            continue
+        if key.value in seen:
+            raise ValueError(f"{name}, line {line}: {key.value} is set twice, before in line {seen[key.value]}: give it once")
+        seen[key.value] = lines[(*path, key.value)] = line
+        _find_lines(value, (*path, key.value), lines, name)

@@ -1,0 +1,140 @@
+"""YAML files: both spellings, errors with lines, and that every key of MRLM acts or is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from jmarl import ExperimentConfig
+from jmarl.algorithms import find_row
+from jmarl.config.layers import Layers, experiment_config
+from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS
+from jmarl.config.mrlm_rules import Refused
+from jmarl.config.yaml_file import dump_yaml, parse_value, parse_yaml
+
+EXAMPLE = """
+experiment_name: code_generation_ppo
+training:
+  algorithm: ppo
+  num_epochs: 100
+  batch_size: 16
+  learning_rate: 5.0e-6
+ppo:
+  clip_range: 0.2
+  gamma: 0.99
+  gae_lambda: 0.95
+model:
+  model_name_or_path: "Qwen/Qwen2.5-1.5B-Instruct"
+  torch_dtype: "bfloat16"
+eval_envs:
+  - env_type: code
+    mode: client
+    max_turns: 3
+distributed:
+  enabled: true
+  strategy: "fsdp"
+"""
+
+
+def read(text: str, *flags: str) -> ExperimentConfig:
+    layers = Layers()
+    layers.add(parse_yaml(text, "a.yaml"))
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        layers.add_flag(name, parse_value(value))
+    return experiment_config(layers.settings(lambda name: find_row(name).data))
+
+
+def test_the_example_of_mrlm_is_read():
+    cfg = read(EXAMPLE)
+    assert cfg == ExperimentConfig.of(
+        models=["Qwen/Qwen2.5-1.5B-Instruct"], eval_envs=[{"name": "code", "options": {"max_turns": 3}}], algorithm="ppo",
+        num_updates=100, num_prompts=16, learning_rate=5e-6, clip_eps_low=0.2, clip_eps_high=0.2, gamma=0.99,
+        gae_lambda=0.95, compute_dtype="bfloat16", mesh="data=all", experiment_name="code_generation_ppo",
+    )  # fmt: skip
+    assert read(dump_yaml(cfg.as_dict())) == cfg
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1E-5", "1.0e-5", "1.e-5", ".1e-4", "0.00001", "+1e-5"])
+def test_numbers_with_exponents_are_numbers(text):
+    assert parse_value(text) == 1e-5 == parse_yaml(f"a: {text}", "a").tree["a"]
+
+
+def test_other_texts_stay_texts():
+    assert [parse_value(x) for x in ("e5", "1e", "v1e-5", "agent=2", "", " ")] == ["e5", "1e", "v1e-5", "agent=2", "", " "]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("batch_size", "bach_size", "a.yaml, line 6: training.bach_size: unknown key in training; did you mean 'batch_size'"),
+        ("num_epochs: 100", "num_epochs: x", "a.yaml, line 5: training.num_epochs: num_updates='x' is not allowed"),
+        ("ppo:\n", "dpo: {}\nppo:\n", "a.yaml, line 8: dpo: the section dpo has no effect for algorithm='ppo'"),
+        ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: code has no option 'max_trns'; did you mean 'max_turns'"),
+        ("mode: client", "mode: server", "an environment is never trained"),
+        ("mode: client", "remote: true", "everything runs in one process"),
+        ("distributed:\n", "top_p: 2.0\ndistributed:\n", "a.yaml, line 19: top_p: top_p=2.0 is not allowed"),
+        ("distributed:\n", "learning_rate: 1.0\ndistributed:\n", "line 7: .* and a.yaml, line 19: .* both set learning_rate"),
+        (
+            "distributed:\n",
+            "lerning_rate: 1.0\ndistributed:\n",
+            "line 19: lerning_rate: unknown key; did you mean '.*learning_rate'",
+        ),
+        ("distributed:\n", "ppo: {}\ndistributed:\n", "line 19: ppo is set twice, before in line 8"),
+        ("enabled: true", "num_nodes: 2", "num_nodes=2: environments and trainers in other processes"),
+        ("distributed:\n", "x: [\ndistributed:\n", "a.yaml, line 21 is not YAML"),
+        ("batch_size: 16", "mini_batch_size: 3\n  batch_size: 16", "3 episodes does not divide the 16"),
+        ('torch_dtype: "bfloat16"', "load_in_4bit: true", "load_in_4bit can only be False: weights are not quantized"),
+    ],
+)
+def test_errors_name_the_line_and_what_to_do(old, new, message):
+    assert old in EXAMPLE
+    with pytest.raises((ValueError, TypeError), match=message):
+        read(EXAMPLE.replace(old, new, 1))
+
+
+def test_later_sources_override_in_any_spelling():
+    cfg = read(
+        EXAMPLE, "optimizer.learning_rate=1e-3", "num_prompts=2", "eval_envs.0.max_turns=5", "ppo.clip_range=0.3",
+        "model=other", "train.run.seed=4", "wandb.project=x",
+    )  # fmt: skip
+    assert (cfg.train.optimizer.learning_rate, cfg.train.episodes.num_prompts, cfg.train.run.seed) == (1e-3, 2, 4)
+    assert cfg.task.eval_envs[0].options == {"max_turns": 5} and cfg.train.loss.clip_eps_high == 0.3
+    assert cfg.team.models == ("other",) and cfg.wandb == {"project": "x"}
+    assert read("training: {learning_rate: 1e-3}\n" + "models: [a]\nenvironment: math", "learning_rate=2e-3") == read(
+        "learning_rate: 1e-3\nmodels: [a]\nenvironment: math", "training.learning_rate=2e-3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("batch_size: 8", dict(num_prompts=8)),
+        ("batch_size: 8\n  gradient_accumulation_steps: 2", dict(num_prompts=16, micro_batches=2)),
+        ("batch_size: 8\n  mini_batch_size: 4", dict(num_prompts=8, num_minibatches=2)),
+        ("batch_size: 8\n  num_rollouts_per_iteration: 32", dict(num_prompts=32, num_minibatches=4)),
+        ("eval_every: 5", dict(eval_every=5, held_out=20, eval_generations=1)),
+        ("eval_every: 5\n  eval_episodes: 3", dict(eval_every=5, held_out=3, eval_generations=1)),
+        ("use_bf16: true", dict(compute_dtype="bfloat16")),
+        ("max_episode_length: 3", dict(num_turns=3, branching="chain")),
+        ("use_tensorboard: false", dict(tensorboard=False)),
+        ("wandb_project: p\n  wandb_run_name: n", dict(wandb={"project": "p", "name": "n"})),
+        ("lr_scheduler: cosine\n  num_iterations: 7", dict(lr_schedule="cosine", num_updates=7)),
+    ],
+)
+def test_training_keys_that_need_a_rule(given, expected):
+    own = "models: [a]\nenvironment: math\n"
+    assert read(f"{own}training:\n  {given}") == ExperimentConfig.of(models=["a"], environment="math", **expected)
+
+
+def test_fp16_is_bf16_with_a_warning():
+    with pytest.warns(UserWarning, match="float16 is computed as bfloat16"):
+        cfg = read("models: [a]\nenvironment: math\ntraining: {use_fp16: true}")
+    assert cfg.train.sampling.compute_dtype == "bfloat16"
+
+
+def test_every_key_of_a_list_entry_or_section_has_a_meaning_or_a_reason():
+    for section, keys in (KEYS | ENTRY_KEYS).items():
+        for key, entry in keys.items():
+            assert callable(entry) or entry, f"{section}.{key}"
+            if isinstance(entry, Refused):
+                assert len(entry.reason) > 15
