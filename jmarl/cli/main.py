@@ -13,7 +13,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-COMMANDS: dict[str, str] = {}  # name of a subcommand and of its module in jmarl.cli -> one line of help
+COMMANDS: dict[str, str] = {
+    "train": "train a team as a YAML file says",
+    "configs": "list and show the YAML files that come with jmarl",
+}  # name of a subcommand and of its module in jmarl.cli -> one line of help
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
 USER_ERRORS = (ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 

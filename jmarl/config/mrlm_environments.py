@@ -8,7 +8,8 @@ from typing import Any
 from jmarl.config.mrlm_rules import LATER, NUM_EPISODES, Refused, Weak
 from jmarl.config.validation import did_you_mean
 
-TYPES = {"tool": "tools", "code_execution": "code", "math_reasoning": "math", "tool_use": "tools"}
+CODE = "jmarl.envs.code.by_name:Code"
+TYPES = {"tool": "tools", "code": CODE}
 REWARD_KEYS = ("reward_scale", "reward_clip", "reward_bias")
 
 # key of an entry -> the constructor argument of the environment (see `OPTIONS` for those with another name), or what it is for

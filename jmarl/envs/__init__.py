@@ -36,11 +36,16 @@ def make(name: str, **options: Any) -> Any:
 
     Args:
         name: see above.
-        **options: arguments of its constructor.
+        **options: arguments of its constructor, and those that all environments have (see `options`).
 
     Raises:
         ValueError: the name is unknown, the module cannot be imported, or the constructor does not take an option.
     """
+    from jmarl.config.validation import did_you_mean  # here, so that this package is imported at once
+    from jmarl.envs.base import TextEnvironment
+    from jmarl.envs.messages import SimulatedEnvironment
+    from jmarl.envs.options import GENERAL, WithOptions, split_options
+
     if name not in ENVIRONMENTS and ":" not in name:
         nearest = difflib.get_close_matches(name, ENVIRONMENTS, 1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
@@ -50,12 +55,18 @@ def make(name: str, **options: Any) -> Any:
         cls = getattr(importlib.import_module(module), class_name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    known = constructor_options(cls)
+    arguments, general = split_options(cls, options, known)
     try:
-        inspect.signature(cls).bind(**options)
+        inspect.signature(cls).bind(**arguments)
     except TypeError as error:
-        known = ", ".join(constructor_options(cls))
-        raise ValueError(f"environment {name!r}: {error}; its options are {known or 'none'}") from None
-    return cls(**options)
+        unknown = [option for option in arguments if option not in known]
+        hint = did_you_mean(unknown[0], [*known, *GENERAL]) if unknown else ""
+        raise ValueError(f"environment {name!r}: {error}; its options are {', '.join(known) or 'none'}{hint}") from None
+    env = cls(**arguments)
+    if general and not isinstance(env, TextEnvironment | SimulatedEnvironment):
+        raise ValueError(f"environment {name!r} has no option {next(iter(general))!r}; its options are {', '.join(known)}")
+    return WithOptions(env, general) if general else env
 
 
 def constructor_options(cls: type) -> list[str]:

@@ -22,6 +22,7 @@ from jmarl.envs.vector import vectorize
 from jmarl.learning.per_agent import check_agents
 from jmarl.team import Team
 from jmarl.training.checks import check_settings
+from jmarl.training.files.config_file import write_config
 from jmarl.training.fit import check_data, check_fit, fit
 from jmarl.training.preferences.pairs import load_pairs, load_trajectories, read_rows
 from jmarl.training.records import FitResult, TrainResult
@@ -39,13 +40,9 @@ class Task(NamedTuple):
     held_out: Sequence[dict]
 
 
-def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[TrainResult]:
-    """Run an experiment, and return the result of `train`, of `fit` for given pairs or texts, or of `train_seeds` with seeds.
-
-    Raises:
-        ValueError: settings do not fit each other, the data, this machine or the output directory.
-        FileNotFoundError: a file of data does not exist.
-    """
+def learns_from_completions(cfg: ExperimentConfig) -> bool:
+    """Return whether the team learns from its own completions; else from given pairs or texts. Raises ValueError if the
+    algorithm, the task and the team do not fit."""
     row = find_row(cfg.train.algorithm)
     plays = cfg.task.data is None or cfg.task.reward is not None
     if not plays and row.data == "rollouts":
@@ -58,6 +55,19 @@ def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[Trai
             f"algorithm={cfg.train.algorithm!r} learns from given {row.data}: set data, and no reward or environment"
         )
     check_agents(cfg.train, cfg.team.size)
+    return plays
+
+
+def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[TrainResult]:
+    """Run an experiment, and return the result of `train`, of `fit` for given pairs or texts, or of `train_seeds` with seeds.
+
+    With an output directory, all settings are written to its config.yaml.
+
+    Raises:
+        ValueError: settings do not fit each other, the data, this machine or the output directory.
+        FileNotFoundError: a file of data does not exist.
+    """
+    plays = learns_from_completions(cfg)
     return _train(cfg) if plays else _fit(cfg)
 
 
@@ -67,13 +77,18 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
         raise ValueError(f"min_reward={cfg.task.min_reward} has no effect on prompts: it is for algorithm=sft")
     if cfg.seeds:
         check_seeds(cfg.seeds, cfg.train)
+        if cfg.wandb:
+            raise ValueError(f"wandb={cfg.wandb} is not for several seeds in one program: remove it, or train them one by one")
     else:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     team = team_of(cfg.team)
+    write_config(cfg)
     if cfg.seeds:
         return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
-    return train(team, task.env, task.items, cfg.train, eval_items=task.held_out)
+    return train(
+        team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(cfg)
+    )
 
 
 def _fit(cfg: ExperimentConfig) -> FitResult:
@@ -87,7 +102,15 @@ def _fit(cfg: ExperimentConfig) -> FitResult:
     check_fit(cfg.train, None)
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
-    return fit(team_of(cfg.team), data, cfg.train, eval_data=held_out)
+    team = team_of(cfg.team)
+    write_config(cfg)
+    return fit(team, data, cfg.train, eval_data=held_out, wandb_config=wandb_config(cfg))
+
+
+def wandb_config(cfg: ExperimentConfig) -> dict[str, Any] | None:
+    """Return the keyword arguments of `wandb.init`; None: no W&B."""
+    described = {"name": cfg.experiment_name, "notes": cfg.description, "tags": list(cfg.tags)}
+    return {name: value for name, value in described.items() if value} | cfg.wandb if cfg.wandb else None
 
 
 def team_of(team: TeamConfig) -> Team:

@@ -7,6 +7,7 @@ import pytest
 from jmarl import ExperimentConfig
 from jmarl.algorithms import find_row
 from jmarl.config.layers import Layers, experiment_config
+from jmarl.config.mrlm_environments import CODE
 from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS
 from jmarl.config.mrlm_rules import Refused
 from jmarl.config.yaml_file import dump_yaml, parse_value, parse_yaml
@@ -47,7 +48,7 @@ def read(text: str, *flags: str) -> ExperimentConfig:
 def test_the_example_of_mrlm_is_read():
     cfg = read(EXAMPLE)
     assert cfg == ExperimentConfig.of(
-        models=["Qwen/Qwen2.5-1.5B-Instruct"], eval_envs=[{"name": "code", "options": {"max_turns": 3}}], algorithm="ppo",
+        models=["Qwen/Qwen2.5-1.5B-Instruct"], eval_envs=[{"name": CODE, "options": {"max_turns": 3}}], algorithm="ppo",
         num_updates=100, num_prompts=16, learning_rate=5e-6, clip_eps_low=0.2, clip_eps_high=0.2, gamma=0.99,
         gae_lambda=0.95, compute_dtype="bfloat16", mesh="data=all", experiment_name="code_generation_ppo",
     )  # fmt: skip
@@ -69,7 +70,7 @@ def test_other_texts_stay_texts():
         ("batch_size", "bach_size", "a.yaml, line 6: training.bach_size: unknown key in training; did you mean 'batch_size'"),
         ("num_epochs: 100", "num_epochs: x", "a.yaml, line 5: training.num_epochs: num_updates='x' is not allowed"),
         ("ppo:\n", "dpo: {}\nppo:\n", "a.yaml, line 8: dpo: the section dpo has no effect for algorithm='ppo'"),
-        ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: code has no option 'max_trns'; did you mean 'max_turns'"),
+        ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: .*Code has no option 'max_trns'; did you mean 'max_turns'"),
         ("mode: client", "mode: server", "an environment is never trained"),
         ("mode: client", "remote: true", "everything runs in one process"),
         ("distributed:\n", "top_p: 2.0\ndistributed:\n", "a.yaml, line 19: top_p: top_p=2.0 is not allowed"),

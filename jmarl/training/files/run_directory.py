@@ -88,12 +88,12 @@ def is_finished(checkpoints: Path, step: int) -> bool:
         return False
 
 
-def set_aside(directory: str) -> None:
+def set_aside(directory: str, *more: str) -> None:
     """Move the files of an earlier run (metrics, TensorBoard events, checkpoints, models, pairs, reward models) into the folder
-    `earlier_1`, `earlier_2`, ... of its directory."""
+    `earlier_1`, `earlier_2`, ... of its directory. more: patterns of further files."""
     root = Path(directory)
     patterns = ("checkpoints", "metrics.jsonl", "events*", "models", "pairs", "history", "reward_model*", "failed_update*")
-    paths = [path for pattern in patterns for path in sorted(root.glob(pattern))]
+    paths = [path for pattern in (*patterns, *more) for path in sorted(root.glob(pattern))]
     if not paths:
         return
     target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())

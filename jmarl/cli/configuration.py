@@ -1,0 +1,142 @@
+"""Read the configuration of a command from files and flags, and complete it by what its environments say."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
+from jmarl.config.layers import Given, Layers, experiment_config
+from jmarl.config.mrlm_environments import CODE
+from jmarl.config.yaml_file import YamlFile, parse_value, read_yaml
+
+
+class Configuration(NamedTuple):
+    """What files and flags say."""
+
+    experiment: ExperimentConfig
+    device: str  # platform to run on
+    sweep: YamlFile | None  # the section sweep of the last file that has one
+    notes: list[str]  # what was chosen because nobody said it
+
+
+def read_configuration(args: argparse.Namespace) -> Configuration:
+    """Return the configuration of the arguments of `jmarl train`: files, then --set, then the other flags."""
+    if os.getcwd() not in sys.path:  # module:function of the user
+        sys.path.insert(0, os.getcwd())
+    layers, sweep = Layers(), None
+    names = [name.strip() for name in args.config.split(",") if name.strip()]
+    for name in names:
+        file = read_yaml(shipped(name))
+        if "sweep" in file.tree:
+            sweep = file._replace(tree={"sweep": file.tree["sweep"]})
+        layers.add(file._replace(tree={key: value for key, value in file.tree.items() if key != "sweep"}))
+    for text in args.set or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set {text} is not allowed: write --set name=value, such as --set learning_rate=1e-5")
+        layers.add_flag(name, parse_value(value))
+    layers.add(YamlFile("flags", flags_of(args), {}))
+    settings = all_settings(layers)
+    cfg, notes = complete(experiment_config(settings), settings)
+    cfg, more = with_directory(cfg, Path(names[0]).stem)
+    return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more)
+
+
+def all_settings(layers: Layers) -> dict[str, Given]:
+    """Return the settings of all sources."""
+    from jmarl.algorithms import find_row  # imports jax
+
+    return layers.settings(lambda name: find_row(name).data)
+
+
+def shipped(name: str) -> str:
+    """Return the path of a configuration: the file itself, or the shipped one of this name."""
+    from jmarl.cli.configs import find_config
+
+    return name if Path(name).is_file() or Path(name).suffix in (".yaml", ".yml") else str(find_config(name))
+
+
+def flags_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the flags with names of their own."""
+    settings: dict[str, Any] = {"seed": args.seed, "device": args.device, "output_dir": args.output}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if args.resume is None:
+        return settings
+    settings["resume"] = True
+    if args.resume == "latest":
+        return settings
+    if args.resume.isdecimal():
+        return settings | {"resume_step": int(args.resume)}
+    path = Path(args.resume)
+    if not path.is_dir():
+        raise FileNotFoundError(f"--resume {args.resume}: give latest, the number of a checkpoint, or the directory of a run")
+    if path.name.isdecimal() and path.parent.name == "checkpoints":
+        settings["resume_step"], path = int(path.name), path.parent.parent
+    elif path.name == "checkpoints":
+        path = path.parent
+    return {"output_dir": str(path)} | settings
+
+
+def complete(cfg: ExperimentConfig, given: Mapping[str, Given]) -> tuple[ExperimentConfig, list[str]]:
+    """Return a configuration that fits its environments where nothing else was given, and lines that say what was chosen."""
+    notes: list[str] = []
+    names = {config.name for config in environments_of(cfg)}
+    if names == {"debate"} and cfg.team.size == 1:
+        cfg = self_play(cfg)
+        notes.append("debate with one model: self-play, both sides share its weights and every motion is played from both")
+    if cfg.train.algorithm == "ppo" and cfg.team.size > 1:
+        cfg = cfg.replace(algorithm="ippo")
+        notes.append(f"ppo for {cfg.team.size} agents is ippo")
+    turns = max((turns_of(config, given) for config in environments_of(cfg)), default=1)
+    if "num_turns" not in given and turns > cfg.train.episodes.num_turns:
+        chain = "branching" not in given and cfg.train.episodes.joint_mode != "cross"
+        cfg = cfg.replace(num_turns=turns, **({"branching": "chain"} if chain else {}))
+        notes.append(f"num_turns={turns}, the longest episode" + ", in chains" * chain)
+    return cfg, notes
+
+
+def environments_of(cfg: ExperimentConfig) -> list[EnvironmentConfig]:
+    """Return all environments of an experiment."""
+    one = [] if cfg.task.environment is None else [EnvironmentConfig(cfg.task.environment, cfg.task.options)]
+    return [*one, *cfg.task.train_envs, *cfg.task.eval_envs]
+
+
+def self_play(cfg: ExperimentConfig) -> ExperimentConfig:
+    """Return a debate of one model with itself."""
+
+    def swapped(configs: Sequence[EnvironmentConfig]) -> tuple[EnvironmentConfig, ...]:
+        return tuple(dataclasses.replace(config, options={"swap": True, **config.options}) for config in configs)
+
+    task = dataclasses.replace(cfg.task, train_envs=swapped(cfg.task.train_envs), eval_envs=swapped(cfg.task.eval_envs))
+    if task.environment is not None:
+        task = dataclasses.replace(task, options={"swap": True, **task.options})
+    return cfg.replace(task=task, num_agents=2, shared_weights=True)
+
+
+def turns_of(config: EnvironmentConfig, given: Mapping[str, Given]) -> int:
+    """Return the longest episode of an environment, which is made to see that it can be."""
+    from jmarl.envs import make
+    from jmarl.envs.vector import vectorize
+
+    try:
+        return vectorize(make(config.name, **config.options)).max_turns
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        places = [given[name].place for name in ("environment", "train_envs", "eval_envs") if name in given]
+        raise type(error)(f"{' and '.join(dict.fromkeys(places))}: {str(error).replace(CODE, 'code')}") from error
+
+
+def with_directory(cfg: ExperimentConfig, stem: str) -> tuple[ExperimentConfig, list[str]]:
+    """Return a configuration with an output directory, runs/<experiment_name> if none is given. stem: of the first file."""
+    if not cfg.experiment_name:
+        cfg = cfg.replace(experiment_name=stem)
+    if cfg.train.run.output_dir:
+        return cfg, []
+    directory = "runs/" + re.sub(r"[^\w.-]+", "_", cfg.experiment_name)
+    return cfg.replace(output_dir=directory), [f"no output directory was given: writing to {directory}"]

@@ -1,0 +1,133 @@
+"""`jmarl train`: run the experiment of a YAML file, with any algorithm.
+
+Settings come from the files, later ones override; then from --set, which takes any setting in any spelling; then from the other
+flags. `config.yaml` in the run's directory has them all, and `jmarl train --config RUN/config.yaml` repeats the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import warnings
+from typing import Any
+
+EPILOG = """examples:
+  jmarl configs list                                          the shipped files
+  jmarl train --config story                                  one of them by name
+  jmarl train --config my.yaml --set learning_rate=2e-5 --set num_prompts=4
+  jmarl train --config base.yaml,big.yaml --output runs/big   big.yaml overrides base.yaml
+  jmarl train --config my.yaml --resume                       continue from the newest checkpoint
+  jmarl train --config runs/big/config.yaml --output runs/again
+
+exit codes: 0 done; 1 failed, or a checkpoint or model could not be written; 2 wrong settings; 75 interrupted and saved;
+130 interrupted and nothing is saved. `jmarl configs settings` lists all settings."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--config", required=True, metavar="FILE[,FILE...]", help="YAML files, or names of shipped ones")
+    what.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="any setting, overrides the files")
+    what.add_argument("--seed", type=int, metavar="N", help="as --set seed=N")
+    where = parser.add_argument_group("where")
+    where.add_argument("--output", metavar="DIR", help="directory of the run; default: runs/<experiment_name>")
+    where.add_argument("--device", choices=("auto", "cpu", "gpu", "tpu"), help="platform; default: what JAX finds")
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--resume",
+        nargs="?",
+        const="latest",
+        metavar="latest|STEP|PATH",
+        help="continue from the newest checkpoint, from that of a step, or from that of a run's directory",
+    )
+    how.add_argument("--dry-run", action="store_true", help="check everything, show settings, prompts and data, and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    from jmarl.cli.configuration import read_configuration
+
+    with warnings.catch_warnings():
+        warnings.showwarning = _one_line
+        configuration = read_configuration(args)
+        choose_device(configuration.device)
+        for note in configuration.notes:
+            print(note, flush=True)
+        if configuration.experiment.train.run.mesh == "data=all":
+            print(devices_line(), flush=True)
+        if configuration.sweep is not None:
+            from jmarl.cli.sweep import run_sweep
+
+            return run_sweep(configuration.experiment, configuration.sweep, dry_run=args.dry_run)
+        if args.dry_run:
+            from jmarl.cli.dry_run import show_run
+
+            show_run(configuration.experiment)
+            return 0
+        return train(configuration.experiment)[0]
+
+
+def train(cfg: Any) -> tuple[int, Any]:
+    """Run an experiment. Returns the exit code, and its result or None."""
+    from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
+    from jmarl.training.experiment import run_experiment
+    from jmarl.training.files.interrupt import Interrupted, ending_at_second_signal
+
+    directory = cfg.train.run.output_dir
+    try:
+        with ending_at_second_signal():
+            result = run_experiment(cfg)
+    except Interrupted as reason:
+        print(f"interrupted {reason}: --resume continues in {directory}", flush=True)
+        return (INTERRUPTED if has_checkpoint(directory) else KILLED), None
+    results = result if isinstance(result, list) else [result]
+    for one in results:
+        print(f"{one!r} in {directory}", flush=True)
+    if unsaved := [one.unsaved for one in results if one.unsaved]:
+        print(f"jmarl: not everything is saved: {unsaved[0]}", file=sys.stderr)
+        return FAILED, result
+    if any(one.interrupted for one in results):
+        return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
+    return DONE, result
+
+
+def has_checkpoint(directory: str) -> bool:
+    """Return whether a run, or one of its seeds, has a checkpoint to resume from."""
+    from pathlib import Path
+
+    from jmarl.training.files.checkpoint import saved_steps
+
+    return any(saved_steps(path) for path in (Path(directory) / "checkpoints", *Path(directory).glob("seed_*/checkpoints")))
+
+
+def choose_device(name: str) -> None:
+    """Choose the platform of JAX. Raises ValueError if this machine does not have it."""
+    if name == "auto":
+        return
+    import jax
+
+    if name not in ("cpu", "gpu", "tpu"):
+        raise ValueError(f"device={name!r} is not allowed: choose auto, cpu, gpu or tpu")
+    jax.config.update("jax_platforms", {"gpu": "cuda"}.get(name, name))
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        hint = "; pip install 'jmarl[cuda12]'" if name == "gpu" and not importlib.util.find_spec("jax_cuda12_plugin") else ""
+        raise ValueError(f"device={name!r} is not on this machine: {error}{hint}") from error
+
+
+def devices_line() -> str:
+    """Return what `distributed` does with the devices of this process."""
+    import jax
+
+    count = jax.device_count()
+    if count == 1:
+        return "distributed: there is one device, so nothing is spread over others"
+    return f"distributed: weights and batches are spread over {count} devices of this process"
+
+
+def _one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+    """Show a warning as one line on standard error."""
+    print(f"jmarl: warning: {' '.join(str(message).split())}", file=sys.stderr)
