@@ -1,0 +1,135 @@
+"""What `jmarl train --dry-run` shows: everything that a run checks before its first step, settings, prompts and data.
+
+It loads the models and prepares the initial state, so that it takes as long and as much memory as the start of the run. Left
+out: compiling and sampling, and what only happens later, such as the prompts of later turns.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jmarl.algorithms import find_row
+from jmarl.config import ExperimentConfig, TrainConfig
+from jmarl.config.yaml_file import dump_yaml
+from jmarl.envs.base import describe
+from jmarl.learning.per_agent import check_stacks, initial_state, with_adapters
+from jmarl.models import sharding
+from jmarl.models.heads import with_value_head
+from jmarl.models.hub.tokenize import encode_prompts, prompt_text
+from jmarl.randomness import TRAIN, Randomness
+from jmarl.rollout.prompt_check import items_that_fit
+from jmarl.sampling.generate import NO_LIMIT
+from jmarl.team import Team, initial_params, to_checkpoint
+from jmarl.training.checks import check_settings, check_team, environment_of
+from jmarl.training.experiment import examples_of, learns_from_completions, task_of, team_of
+from jmarl.training.files.checkpoint import nbytes
+from jmarl.training.fit import check_data, check_fit
+from jmarl.training.preferences.encoding import AgentTokens, encode_pairs, encode_trajectories
+from jmarl.training.preferences.reward_model import policy_config
+from jmarl.training.seeds import check_seeds
+from jmarl.training.start import start
+
+SHOWN = 3  # prompts and examples
+
+
+def show_run(cfg: ExperimentConfig) -> None:
+    """Check a run and print what it would do. Raises what the run would raise before its first step."""
+    print(dump_yaml(cfg.as_dict()), flush=True)
+    size = show_prompts(cfg) if learns_from_completions(cfg) else show_data(cfg)
+    print(disk_line(cfg, size))
+    print("dry run: all checks passed, nothing was trained")
+
+
+def show_prompts(cfg: ExperimentConfig) -> int:
+    """Check a run on completions, and print its first prompts. Returns the bytes of a checkpoint."""
+    if cfg.seeds:
+        check_seeds(cfg.seeds, cfg.train)
+    else:
+        check_settings(cfg.train)
+    task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
+    team = team_of(cfg.team)
+    env = environment_of(team, task.reward, task.formatters, task.external_transition, cfg.train)
+    check_team(team, cfg.train)
+    items, held_out = items_that_fit(team, env, task.items, task.held_out, cfg.train)
+    print(f"{len(items)} tasks to train on, {len(held_out)} held out; {agents_line(team)}")
+    if "sandbox" in (described := describe(env)):
+        print(f"sandbox level {described['sandbox']}")
+    _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
+    for number in range(min(SHOWN, len(items))):
+        for agent, spec in enumerate(team.agent_specs):
+            if (prompt := prompts[agent][number]) is None:
+                print(f"--- task {number}, agent {agent}: does not act in the first turn")
+                continue
+            chat = cfg.train.episodes.chat
+            count = len(encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat)[0])
+            print(f"--- task {number}, agent {agent}: {count} tokens\n{prompt_text(spec.tokenizer, prompt, chat)[0]}")
+    return checkpoint_bytes(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
+
+
+def show_data(cfg: ExperimentConfig) -> int:
+    """Check a run on given data, and print its first examples. Returns the bytes of a checkpoint."""
+    algorithm = check_fit(cfg.train, None)
+    data, held_out = examples_of(cfg)
+    check_data(data, cfg.train)
+    team = team_of(cfg.team)
+    check_stacks(cfg.train, team)
+    texts = algorithm.row.data == "texts"
+    encode, kind = (encode_trajectories, "texts") if texts else (encode_pairs, "pairs")
+    tokens = encode(team, data, cfg.train.episodes.chat)
+    encode(team, held_out, cfg.train.episodes.chat)
+    print(f"{len(data)} {kind} to train on, {len(held_out)} held out; {agents_line(team)}")
+    print("trained tokens are in ⟦ ⟧, separated by |")
+    weights = {1: algorithm.bc_weight, 2: algorithm.world_model_weight} if texts else {}
+    for number, example in enumerate(tokens[:SHOWN]):
+        for agent, part in enumerate(example):
+            print(f"--- {kind[:-1]} {number}, agent {agent}: {len(part.prompt)} + {sum(map(len, part.rows))} tokens")
+            print("\n".join(marked(team.agent_specs[agent].tokenizer, part, weights)))
+    params = with_adapters(team, initial_params(team, None, cfg.train.lora.lora_rank > 0), cfg.train, None)
+    params = [with_value_head(stack) for stack in params] if algorithm.row.margin == "score" else params
+    return nbytes(to_checkpoint(initial_state(team, params, algorithm, cfg.train.run, None)))
+
+
+def marked(tokenizer: Any, part: AgentTokens, weights: dict[int, float]) -> list[str]:
+    """Return the prompt and the rows of an example, with trained tokens marked. weights: of the kinds of tokens of a text."""
+    lines = [tokenizer.decode(part.prompt)]
+    names = ("chosen", "rejected") if len(part.rows) == 2 else ("",)
+    for name, row in zip(names, part.rows, strict=True):
+        kinds = part.kinds or [1] * len(row)
+        trained = [not weights or weights[kind] > 0 for kind in kinds]
+        runs: list[tuple[bool, list[int]]] = []
+        for token, is_trained in zip(row, trained, strict=True):
+            if not runs or runs[-1][0] != is_trained:
+                runs.append((is_trained, []))
+            runs[-1][1].append(token)
+        texts = [f"⟦{'|'.join(tokenizer.convert_ids_to_tokens(ids))}⟧" if on else tokenizer.decode(ids) for on, ids in runs]
+        lines.append(f"{name}: {''.join(texts)}" if name else "".join(texts))
+    return lines
+
+
+def agents_line(team: Team) -> str:
+    """Return a line about the agents and their contexts."""
+    contexts = sorted({spec.config.max_positions for spec in team.stacks})
+    return f"{team.num_agents} agent{'s' * (team.num_agents > 1)}, context of {' or '.join(map(str, contexts))} tokens"
+
+
+def checkpoint_bytes(team: Team, cfg: TrainConfig) -> int:
+    """Return the size of a checkpoint of a run on completions."""
+    mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
+    params = with_adapters(team, initial_params(team, None, cfg.lora.lora_rank > 0), cfg, mesh)
+    return nbytes(to_checkpoint(start(team, params, cfg, None)[1]))
+
+
+def disk_line(cfg: ExperimentConfig, size: int) -> str:
+    """Return a line about the room for checkpoints. Raises ValueError if two do not fit."""
+    run, count = cfg.train.run, max(len(cfg.seeds), 1)
+    directory = Path(run.output_dir).absolute()
+    existing: Sequence[Path] = [path for path in (directory, *directory.parents) if path.is_dir()]
+    free = shutil.disk_usage(existing[0]).free
+    unit, name = (2**30, "GiB") if size * count >= 2**30 else (2**20, "MiB")
+    text = f"a checkpoint takes {size * count / unit:.3g} {name}, {free / 2**30:.3g} GiB are free in {existing[0]}"
+    if run.saves and free < 2 * size * count:
+        raise ValueError(f"{text}: two of them do not fit; free some space, choose another --output, or set save_every=0")
+    return text
