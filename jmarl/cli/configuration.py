@@ -22,27 +22,33 @@ class Configuration(NamedTuple):
 
     experiment: ExperimentConfig
     device: str  # platform to run on
-    sweep: YamlFile | None  # the section sweep of the last file that has one
+    sweep: dict[str, Any] | None  # the section sweep
     notes: list[str]  # what was chosen because nobody said it
 
 
-def read_configuration(args: argparse.Namespace) -> Configuration:
-    """Return the configuration of the arguments of `jmarl train`: files, then --set, then the other flags."""
+def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None = None) -> Configuration:
+    """Return the configuration of the arguments of `jmarl train`: files, then --set, then the other flags.
+
+    point: settings of one run of a sweep, which override all others."""
     if os.getcwd() not in sys.path:  # module:function of the user
         sys.path.insert(0, os.getcwd())
     layers, sweep = Layers(), None
     names = [name.strip() for name in args.config.split(",") if name.strip()]
     for name in names:
         file = read_yaml(shipped(name))
-        if "sweep" in file.tree:
-            sweep = file._replace(tree={"sweep": file.tree["sweep"]})
+        sweep = file.tree.get("sweep", sweep)
         layers.add(file._replace(tree={key: value for key, value in file.tree.items() if key != "sweep"}))
     for text in args.set or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ValueError(f"--set {text} is not allowed: write --set name=value, such as --set learning_rate=1e-5")
-        layers.add_flag(name, parse_value(value))
+        if name.startswith("sweep."):
+            sweep = (sweep or {}) | {name.removeprefix("sweep."): parse_value(value)}
+        else:
+            layers.add_flag(name, parse_value(value))
     layers.add(YamlFile("flags", flags_of(args), {}))
+    for name, value in (point or {}).items():
+        layers.add_flag(name, value)
     settings = all_settings(layers)
     cfg, notes = complete(experiment_config(settings), settings)
     cfg, more = with_directory(cfg, Path(names[0]).stem)

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         if configuration.sweep is not None:
             from jmarl.cli.sweep import run_sweep
 
-            return run_sweep(configuration.experiment, configuration.sweep, dry_run=args.dry_run)
+            return run_sweep(args, configuration)
         if args.dry_run:
             from jmarl.cli.dry_run import show_run
 

@@ -1,0 +1,187 @@
+"""The section `sweep` of a YAML file: train once for each combination of values, and compare the runs in one table.
+
+    sweep:
+      learning_rate: [1e-5, 1e-4]
+      grpo.group_size: [4, 8]
+      seeds: [0, 1, 2]
+
+The runs are made one after the other, each in its own directory below the output directory; the seeds of a combination are
+trained in one program where the algorithm can (`train_seeds`). The same command again skips the runs that are finished and
+continues the one that is not. Left out: several runs at once, and the choice of the next values from the results so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jmarl.algorithms import find_row
+from jmarl.cli.configuration import Configuration, read_configuration
+from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
+from jmarl.cli.train import has_checkpoint, train
+from jmarl.config import ExperimentConfig
+from jmarl.config.yaml_file import read_yaml
+from jmarl.training.files.config_file import CONFIG_FILE, plain_config
+from jmarl.training.files.failed_update import NonFiniteError
+from jmarl.training.logs.metrics_writer import LOSS_TAG, REWARD_TAG, read_rows
+
+LAST = 10  # updates of the final reward
+
+
+class Point(NamedTuple):
+    """One run of a sweep, or several seeds in one program."""
+
+    values: dict[str, Any]  # what is varied
+    cfg: ExperimentConfig
+    seeds: tuple[int, ...]
+    together: bool  # whether all seeds are one run
+
+    @property
+    def directories(self) -> list[Path]:
+        """The directory of each seed."""
+        root = Path(self.cfg.train.run.output_dir)
+        return [root / f"seed_{seed}" for seed in self.seeds] if self.together else [root]
+
+
+def run_sweep(args: argparse.Namespace, configuration: Configuration) -> int:
+    """Run a sweep and write results.md and results.json. Returns the exit code."""
+    points = points_of(args, configuration)
+    root = Path(configuration.experiment.train.run.output_dir)
+    print(f"sweep: {len(points)} runs in {root}", flush=True)
+    if args.dry_run:
+        from jmarl.cli.dry_run import show_run
+
+        for point in points:
+            show_run(point.cfg)
+        return DONE
+    code, failed = DONE, {}
+    for number, point in enumerate(points):
+        name = point.cfg.train.run.output_dir
+        if is_finished(point):
+            print(f"sweep {number + 1}/{len(points)}: {name} is finished", flush=True)
+            continue
+        print(f"sweep {number + 1}/{len(points)}: {name}", flush=True)
+        try:
+            code = max(code, train(point.cfg.replace(resume=has_checkpoint(name)))[0])
+        except NonFiniteError as error:  # of one learning rate; the others go on
+            print(f"sweep: {name} failed: {error}", flush=True)
+            code, failed[name] = FAILED, str(error)
+        write_results(root, points, failed)
+        if code in (INTERRUPTED, KILLED):
+            return code
+    print((root / "results.md").read_text() if write_results(root, points, failed) else "", end="")
+    return code
+
+
+def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Point]:
+    """Return the runs of a sweep; all are checked before the first one starts."""
+    lists = dict(configuration.sweep or {})
+    for name, values in lists.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"sweep: {name}: {values!r:.60} is no list of values: write {name}: [first, second]")
+    seeds = tuple(lists.pop("seeds", ()) or ())
+    root, points = configuration.experiment.train.run.output_dir, []
+    for values in itertools.product(*lists.values()):
+        point = dict(zip(lists, values, strict=True))
+        directory = f"{root}/{name_of(point)}" if point else root
+        cfg = read_configuration(args, point | {"output_dir": directory, "resume": False, "resume_step": None}).experiment
+        row = find_row(cfg.train.algorithm)
+        if len(seeds) > 1 and row.data == "rollouts" and not row.learned and not cfg.wandb:
+            points.append(Point(point, cfg.replace(seeds=seeds), seeds, True))
+            continue
+        for seed in seeds or (cfg.train.run.seed,):
+            own = cfg.replace(seed=seed, output_dir=f"{directory}/seed_{seed}")
+            points.append(Point(point, own, (seed,), False))
+    return points
+
+
+def name_of(point: Mapping[str, Any]) -> str:
+    """Return the name of a run's directory, such as learning_rate=1e-05,group_size=4."""
+    text = ",".join(f"{name.rpartition('.')[2]}={value}" for name, value in point.items())
+    return re.sub(r"[^\w.=,+-]+", "_", text)[:150]
+
+
+def is_finished(point: Point) -> bool:
+    """Return whether a run has made all its updates. Raises ValueError if its directory holds one with other settings."""
+    file = Path(point.cfg.train.run.output_dir) / CONFIG_FILE
+    if not file.is_file():
+        return False
+    old, new = read_yaml(file).tree, json.loads(json.dumps(plain_config(point.cfg)))
+    if old != new:
+        names = sorted(name for name in {**flat(old), **flat(new)} if flat(old).get(name) != flat(new).get(name))
+        raise ValueError(f"{file} was written with other settings ({', '.join(names)}): choose another --output")
+    run = point.cfg.train.run
+    saved = all(not run.save_models or (directory / "models").is_dir() for directory in point.directories)
+    return saved and all(last_step(directory) == run.num_updates - 1 for directory in point.directories)
+
+
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a tree by their last key."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves |= flat(value) if isinstance(value, Mapping) else {name: value}
+    return leaves
+
+
+def last_step(directory: Path) -> int:
+    """Return the last step with metrics; -1 without any."""
+    file = directory / "metrics.jsonl"
+    return max((row["step"] for row in read_rows(file)), default=-1) if file.is_file() else -1
+
+
+def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]) -> bool:
+    """Write the table of all runs that have metrics. Returns whether there are any."""
+    rows = [
+        result_row(point, seed, directory, failed)
+        for point in points
+        for seed, directory in zip(point.seeds, point.directories, strict=True)
+        if last_step(directory) >= 0
+    ]
+    if not rows:
+        return False
+    rows += means(rows)
+    (root / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, ["---"] * len(columns), *([shown(row.get(name)) for name in columns] for row in rows)]
+    (root / "results.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
+    return True
+
+
+def result_row(point: Point, seed: int, directory: Path, failed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the results of one run: its last reward (or loss) and its first and last evaluation."""
+    rows = read_rows(directory / "metrics.jsonl")
+    tag = REWARD_TAG if any(REWARD_TAG in row for row in rows) else LOSS_TAG
+    held_out = "eval/reward" if tag == REWARD_TAG else "eval/loss"
+    values = [row[tag] for row in rows if tag in row]
+    evaluations = [row[held_out] for row in rows if held_out in row]
+    row: dict[str, Any] = {**point.values, "seed": seed, "updates": len(values)}
+    row[f"{tag.partition('/')[0]} of the last {LAST}"] = statistics.fmean(values[-LAST:])
+    if evaluations:
+        row |= {"held out before": evaluations[0], "held out after": evaluations[-1]}
+    return row | ({"failed": failed[point.cfg.train.run.output_dir]} if point.cfg.train.run.output_dir in failed else {})
+
+
+def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row with the mean over seeds for each combination that has several."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        varied = itertools.takewhile(lambda item: item[0] != "seed", row.items())
+        groups.setdefault(json.dumps(dict(varied)), []).append(row)
+    result = []
+    for key, group in groups.items():
+        if len(group) > 1:
+            names = [name for name in group[0] if name not in json.loads(key) and name not in ("seed", "failed")]
+            mean = {name: statistics.fmean(row[name] for row in group if name in row) for name in names}
+            result.append({**json.loads(key), "seed": "mean", **mean})
+    return result
+
+
+def shown(value: Any) -> str:
+    """Return a value as a cell of a table."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
