@@ -50,8 +50,8 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     for name, value in (point or {}).items():
         layers.add_flag(name, value)
     settings = all_settings(layers)
-    cfg, notes = complete(experiment_config(settings), settings)
-    cfg, more = with_directory(cfg, Path(names[0]).stem)
+    notes = choose_directory(settings, Path(names[0]).stem)
+    cfg, more = complete(experiment_config(settings), settings)
     return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more)
 
 
@@ -138,11 +138,14 @@ def turns_of(config: EnvironmentConfig, given: Mapping[str, Given]) -> int:
         raise type(error)(f"{' and '.join(dict.fromkeys(places))}: {str(error).replace(CODE, 'code')}") from error
 
 
-def with_directory(cfg: ExperimentConfig, stem: str) -> tuple[ExperimentConfig, list[str]]:
-    """Return a configuration with an output directory, runs/<experiment_name> if none is given. stem: of the first file."""
-    if not cfg.experiment_name:
-        cfg = cfg.replace(experiment_name=stem)
-    if cfg.train.run.output_dir:
-        return cfg, []
-    directory = "runs/" + re.sub(r"[^\w.-]+", "_", cfg.experiment_name)
-    return cfg.replace(output_dir=directory), [f"no output directory was given: writing to {directory}"]
+def choose_directory(settings: dict[str, Given], stem: str) -> list[str]:
+    """Set the output directory to runs/<experiment_name> if none is given. Returns a line that says so.
+
+    stem: of the first file, the name of an experiment without one."""
+    if "experiment_name" not in settings or not settings["experiment_name"].value:
+        settings["experiment_name"] = Given(stem, 0, "the name of the file")
+    if "output_dir" in settings and settings["output_dir"].value:
+        return []
+    directory = "runs/" + re.sub(r"[^\w.-]+", "_", str(settings["experiment_name"].value))
+    settings["output_dir"] = Given(directory, 0, "the default")
+    return [f"no output directory was given: writing to {directory}"]

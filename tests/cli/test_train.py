@@ -1,0 +1,232 @@
+"""`jmarl train`: a run of a YAML file, its repetition, interruption and resuming, the dry run, errors and sweeps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jmarl import ExperimentConfig
+from jmarl.cli.configuration import read_configuration
+from jmarl.cli.main import main
+from jmarl.config.yaml_file import read_yaml
+
+MODULE = """
+import pathlib, signal
+from jmarl import Step, TextEnvironment
+
+def letters(texts):
+    return [float(text.count("e") + len(text) % 3) for text in texts]
+
+def interrupting(texts):
+    calls = pathlib.Path("calls")
+    calls.write_text(calls.read_text() + "." if calls.exists() else ".")
+    if len(calls.read_text()) == 2:
+        signal.raise_signal(signal.SIGINT)
+    return letters(texts)
+
+class Words(TextEnvironment):
+    def __init__(self, word="apples"):
+        self.word = word
+    def tasks(self, split="train", count=100, seed=0):
+        return [{"text": f"{self.word} {split} {i}"} for i in range(count)]
+    def reset(self, task, rng):
+        return None, [task["text"]]
+    def step(self, state, messages, rng):
+        return Step(state, [None], float(len(messages[0])), True)
+"""
+SMALL = dict(
+    algorithm="grpo", num_updates=3, num_generations=2, max_new_tokens=4, learning_rate=1e-2, progress=False, tensorboard=False
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, tiny_dir):
+    """A directory with a module of rewards, data and the files run.yaml and pairs.yaml."""
+    root = tmp_path_factory.mktemp("train")
+    (root / "own_rewards_of_tests.py").write_text(MODULE)
+    (root / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Item {i} is"}) + "\n" for i in range(6)))
+    pair = {"prompt": "What is", "chosen": "the answer", "rejected": "a farmer"}
+    (root / "pairs.jsonl").write_text((json.dumps(pair) + "\n") * 4)
+    model = str(tiny_dir("llama"))
+    own = SMALL | dict(models=[model], data="prompts.jsonl", reward="own_rewards_of_tests:letters", held_out=2, save_every=1)
+    (root / "run.yaml").write_text(json.dumps(own, indent=1))
+    pairs = dict(
+        training=dict(algorithm="dpo", num_epochs=1, batch_size=2), model=model, dataset=dict(type="json", path="pairs.jsonl")
+    )
+    (root / "pairs.yaml").write_text(json.dumps(pairs, indent=1))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def in_root(root, monkeypatch):
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(sys, "path", [str(root), *sys.path])
+
+
+@pytest.fixture(scope="module")
+def whole(root):
+    """The metrics of an uninterrupted run of run.yaml in out/whole."""
+    before = os.getcwd(), sys.path
+    try:
+        os.chdir(root)
+        sys.path = [str(root), *sys.path]
+        assert main(["train", "--config", "run.yaml", "--output", "out/whole"]) == 0
+    finally:
+        os.chdir(before[0])
+        sys.path = before[1]
+    return metrics(root / "out/whole")
+
+
+def metrics(directory: Path | str) -> list[dict]:
+    """The rows of a run, without what depends on time and on compiled programs."""
+    rows = [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: x for k, x in row.items() if "time" not in k and k not in ("tokens_per_s", "compiles")} for row in rows]
+
+
+def read(*flags: str) -> ExperimentConfig:
+    parser = argparse.ArgumentParser()
+    from jmarl.cli.train import add_arguments
+
+    add_arguments(parser)
+    return read_configuration(parser.parse_args(flags)).experiment
+
+
+def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
+    cfg = ExperimentConfig.of(**read_yaml("out/whole/config.yaml").tree)
+    assert cfg == read("--config", "run.yaml", "--output", "out/whole")
+    assert main(["train", "--config", "out/whole/config.yaml", "--output", "out/again"]) == 0
+    assert metrics("out/again") == whole and len(whole) == 5  # three updates and two evaluations
+    assert "in out/again" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, capsys):
+    Path("calls").unlink(missing_ok=True)
+    flags = ["train", "--config", "run.yaml", "--output", "out/cut", "--set", "held_out=2"]
+    assert main([*flags, "reward=own_rewards_of_tests:interrupting"]) == 75
+    assert 0 < len(metrics("out/cut")) < len(whole)
+    assert main([*flags, "allow_changed=reward", "--resume"]) == 0
+    resumed = [{k.replace("interrupting", "letters"): x for k, x in row.items()} for row in metrics("out/cut")]
+    assert resumed == whole
+    assert not ExperimentConfig.of(**read_yaml("out/cut/config.yaml").tree).train.run.resume
+
+
+def test_a_run_resumes_from_a_step_or_a_path(whole):
+    assert main(["train", "--config", "run.yaml", "--output", "out/steps"]) == 0
+    assert main(["train", "--config", "run.yaml", "--resume", "out/steps/checkpoints/2"]) == 0
+    assert metrics("out/steps") == whole
+    cfg = read("--config", "run.yaml", "--resume", "2", "--output", "x")
+    assert (cfg.train.run.resume, cfg.train.run.resume_step, cfg.train.run.output_dir) == (True, 2, "x")
+    cfg = read("--config", "run.yaml", "--resume", "out/steps")
+    assert (cfg.train.run.resume, cfg.train.run.resume_step, cfg.train.run.output_dir) == (True, None, "out/steps")
+
+
+def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
+    assert main(["train", "--config", "run.yaml", "--output", "out/dry", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "learning_rate: 0.01\n" in out and "4 tasks to train on, 2 held out" in out and "all checks passed" in out
+    assert "--- task 2, agent 0: " in out and "Item 2 is" in out and "--- task 3" not in out
+    assert not Path("out/dry").exists()
+
+
+def test_the_dry_run_of_data_marks_the_trained_tokens(capsys):
+    assert main(["train", "--config", "pairs.yaml", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "chosen: ⟦" in out and "answer|<|im_end|>⟧" in out and "--- pair 2, agent 0" in out
+
+
+def test_later_files_override_and_the_default_directory_is_said(capsys):
+    Path("more.yaml").write_text("training: {learning_rate: 5e-3}\nexperiment_name: my experiment\n")
+    cfg = read("--config", "run.yaml,more.yaml", "--seed", "3")
+    assert (cfg.train.optimizer.learning_rate, cfg.train.run.seed, cfg.train.run.output_dir) == (5e-3, 3, "runs/my_experiment")
+    assert read("--config", "more.yaml,run.yaml").train.optimizer.learning_rate == 1e-2
+    assert read("--config", "run.yaml").train.run.output_dir == "runs/run"
+
+
+def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
+    text = "model: no/such-model\neval_envs: [{custom_class: own_rewards_of_tests.Words, custom_kwargs: {%s: pears}}]\n"
+    Path("env.yaml").write_text(text % "word")
+    [env] = read("--config", "env.yaml").task.eval_envs
+    assert (env.name, env.options) == ("own_rewards_of_tests:Words", {"word": "pears"})
+    Path("env.yaml").write_text(text % "wrd")
+    assert main(["train", "--config", "env.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jmarl: env.yaml, line 2: eval_envs: environment 'own_rewards_of_tests:Words': ")
+    assert "its options are word" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--set", "reward=own_rewards_of_tests:nothing", "models=[no/such-model]"],
+            "reward='own_rewards_of_tests:nothing' cannot",
+        ),
+        (["--set", "top_p=2"], "--set top_p: top_p=2 is not allowed"),
+        (["--set", "tpo_p=2"], "unknown key; did you mean 'top_p'"),
+        (["--set", "top_p"], "write --set name=value"),
+        (["--resume", "--output", "out/nothing"], "there is nothing to resume"),
+        (["--resume", "nowhere"], "give latest, the number of a checkpoint, or the directory of a run"),
+        (["--set", "algorithm=dpo"], "learns from given pairs"),
+        (["--set", "data=missing.jsonl"], "missing.jsonl does not exist"),
+        (["--set", "sweep.learning_rate=3"], "is no list of values"),
+    ],
+)
+def test_what_the_user_wrote_wrong_is_one_line_and_code_2(flags, message, capsys):
+    assert main(["train", "--config", "run.yaml", *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_missing_file_names_the_nearest_shipped_configuration(capsys):
+    assert main(["train", "--config", "magrp"]) == 2
+    assert "did you mean 'magrpo'" in capsys.readouterr().err
+
+
+def test_what_nobody_said_follows_from_the_environment(capsys):
+    Path("debate.yaml").write_text("model: m\ntraining: {algorithm: ppo}\neval_envs: [{env_type: debate, max_turns: 4}]\n")
+    cfg = read("--config", "debate.yaml")
+    assert (cfg.team.size, cfg.team.shared_weights, cfg.train.algorithm) == (2, True, "ippo")
+    assert cfg.task.eval_envs[0].options == {"swap": True, "speeches": 2}
+    assert (cfg.train.episodes.num_turns, cfg.train.episodes.branching) == (4, "chain")
+    assert read("--config", "debate.yaml", "--set", "num_turns=5").train.episodes.branching == "tree"
+
+
+def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
+    command = [
+        "train",
+        "--config",
+        "pairs.yaml",
+        "--output",
+        "out/sweep",
+        "--set",
+        "sweep.dpo.beta=[0.1, 0.5]",
+        "sweep.seeds=[0, 1]",
+    ]
+    command += ["held_out=1", "progress=false", "save_every=0"]
+    assert main(command) == 0
+    rows = json.loads(Path("out/sweep/results.json").read_text())
+    assert [(row["dpo.beta"], row["seed"]) for row in rows] == [
+        (0.1, 0), (0.1, 1), (0.5, 0), (0.5, 1), (0.1, "mean"), (0.5, "mean"),
+    ]  # fmt: skip
+    assert rows[4]["held out after"] == pytest.approx((rows[0]["held out after"] + rows[1]["held out after"]) / 2)
+    table = Path("out/sweep/results.md").read_text()
+    assert table.count("\n") == 8 and table in capsys.readouterr().out
+    old = {path: path.stat().st_mtime_ns for path in Path("out/sweep").glob("*/*/metrics.jsonl")}
+    assert main(command) == 0 and len(old) == 4
+    assert {path: path.stat().st_mtime_ns for path in old} == old and "is finished" in capsys.readouterr().out
+    assert main([*command, "learning_rate=1e-3"]) == 2
+    assert "written with other settings (learning_rate)" in capsys.readouterr().err
+
+
+def test_help_answers_at_once_and_fits_a_screen():
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "jmarl", "train", "--help"], capture_output=True, text=True, check=True)
+    assert time.monotonic() - start < 2 and len(done.stdout.splitlines()) <= 50
+    assert all(name in done.stdout for name in ("--config", "--set", "--output", "--resume", "--seed", "--device", "--dry-run"))
