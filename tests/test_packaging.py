@@ -39,6 +39,7 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_wheel_contains_all_modules_and_nothing_else(wheel):
     files = set(zipfile.ZipFile(wheel).namelist())
     library = {path.relative_to(ROOT).as_posix() for kind in ("*.py", "*.json") for path in (ROOT / "jmarl").rglob(kind)}
+    library |= {f"jmarl/cli/configs/{path.name}" for path in (ROOT / "experiments" / "configs").glob("*.yaml")}
     assert library <= files
     assert {name.split("/")[0] for name in files} == {"jmarl", "jmarl-0.1.0.dist-info"}
     assert "jmarl-0.1.0.dist-info/licenses/LICENSE" in files
