@@ -34,15 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where")
     where.add_argument("--output", metavar="DIR", help="directory of the run; default: runs/<experiment_name>")
     where.add_argument("--device", choices=("auto", "cpu", "gpu", "tpu"), help="platform; default: what JAX finds")
-    how = parser.add_argument_group("how")
-    how.add_argument(
+    how_to = parser.add_argument_group("how")
+    how_to.add_argument(
         "--resume",
         nargs="?",
         const="latest",
         metavar="latest|STEP|PATH",
         help="continue from the newest checkpoint, from that of a step, or from that of a run's directory",
     )
-    how.add_argument("--dry-run", action="store_true", help="check everything, show settings, prompts and data, and end")
+    how_to.add_argument("--dry-run", action="store_true", help="check everything, show settings, prompts and data, and end")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,40 +66,9 @@ def run(args: argparse.Namespace) -> int:
 
             show_run(configuration.experiment)
             return 0
+        from jmarl.cli.one_run import train
+
         return train(configuration.experiment)[0]
-
-
-def train(cfg: Any) -> tuple[int, Any]:
-    """Run an experiment. Returns the exit code, and its result or None."""
-    from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
-    from jmarl.training.experiment import run_experiment
-    from jmarl.training.files.interrupt import Interrupted, ending_at_second_signal
-
-    directory = cfg.train.run.output_dir
-    try:
-        with ending_at_second_signal():
-            result = run_experiment(cfg)
-    except Interrupted as reason:
-        print(f"interrupted {reason}: --resume continues in {directory}", flush=True)
-        return (INTERRUPTED if has_checkpoint(directory) else KILLED), None
-    results = result if isinstance(result, list) else [result]
-    for one in results:
-        print(f"{one!r} in {directory}", flush=True)
-    if unsaved := [one.unsaved for one in results if one.unsaved]:
-        print(f"jmarl: not everything is saved: {unsaved[0]}", file=sys.stderr)
-        return FAILED, result
-    if any(one.interrupted for one in results):
-        return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
-    return DONE, result
-
-
-def has_checkpoint(directory: str) -> bool:
-    """Return whether a run, or one of its seeds, has a checkpoint to resume from."""
-    from pathlib import Path
-
-    from jmarl.training.files.checkpoint import saved_steps
-
-    return any(saved_steps(path) for path in (Path(directory) / "checkpoints", *Path(directory).glob("seed_*/checkpoints")))
 
 
 def choose_device(name: str) -> None:

@@ -1,0 +1,38 @@
+"""Run one experiment for a command: its exit code, and what it prints at the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
+from jmarl.config import ExperimentConfig
+from jmarl.training.experiment import run_experiment
+from jmarl.training.files.checkpoint import saved_steps
+from jmarl.training.files.interrupt import Interrupted, ending_at_second_signal
+
+
+def train(cfg: ExperimentConfig) -> tuple[int, Any]:
+    """Run an experiment. Returns the exit code, and its result or None."""
+    directory = cfg.train.run.output_dir
+    try:
+        with ending_at_second_signal():
+            result = run_experiment(cfg)
+    except Interrupted as reason:
+        print(f"interrupted {reason}: --resume continues in {directory}", flush=True)
+        return (INTERRUPTED if has_checkpoint(directory) else KILLED), None
+    results = result if isinstance(result, list) else [result]
+    for one in results:
+        print(f"{one!r} in {directory}", flush=True)
+    if unsaved := [one.unsaved for one in results if one.unsaved]:
+        print(f"jmarl: not everything is saved: {unsaved[0]}", file=sys.stderr)
+        return FAILED, result
+    if any(one.interrupted for one in results):
+        return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
+    return DONE, result
+
+
+def has_checkpoint(directory: str) -> bool:
+    """Return whether a run, or one of its seeds, has a checkpoint to resume from."""
+    return any(saved_steps(path) for path in (Path(directory) / "checkpoints", *Path(directory).glob("seed_*/checkpoints")))
