@@ -51,7 +51,7 @@ def show_prompts(cfg: ExperimentConfig) -> int:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     team = team_of(cfg.team)
-    env = environment_of(team, task.reward, task.formatters, task.external_transition, cfg.train)
+    env = environment_of(team, task.env, cfg.train)
     check_team(team, cfg.train)
     items, held_out = items_that_fit(team, env, task.items, task.held_out, cfg.train)
     print(f"{len(items)} tasks to train on, {len(held_out)} held out; {agents_line(team)}")
@@ -119,7 +119,7 @@ def checkpoint_bytes(team: Team, cfg: TrainConfig) -> int:
     """Return the size of a checkpoint of a run on completions."""
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = with_adapters(team, initial_params(team, None, cfg.lora.lora_rank > 0), cfg, mesh)
-    return nbytes(to_checkpoint(start(team, params, cfg, None)[1]))
+    return nbytes(to_checkpoint(start(team, params, cfg)[1]))
 
 
 def disk_line(cfg: ExperimentConfig, size: int) -> str:

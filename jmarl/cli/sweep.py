@@ -29,7 +29,8 @@ from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import read_yaml
 from jmarl.training.files.config_file import CONFIG_FILE, plain_config
 from jmarl.training.files.failed_update import NonFiniteError
-from jmarl.training.logs.metrics_writer import LOSS_TAG, REWARD_TAG, read_rows
+from jmarl.training.logs.metrics_writer import read_rows
+from jmarl.training.logs.terminal import LOSS_TAG, REWARD_TAG
 
 LAST = 10  # updates of the final reward
 

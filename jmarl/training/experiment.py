@@ -86,9 +86,7 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
     write_config(cfg)
     if cfg.seeds:
         return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
-    return train(
-        team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(cfg)
-    )
+    return train(team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(cfg))
 
 
 def _fit(cfg: ExperimentConfig) -> FitResult:
