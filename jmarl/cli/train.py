@@ -14,7 +14,7 @@ from typing import Any
 
 EPILOG = """examples:
   jmarl configs list                                          the shipped files
-  jmarl train --config story                                  one of them by name
+  jmarl train --config magrpo                                 one of them by name
   jmarl train --config my.yaml --set learning_rate=2e-5 --set num_prompts=4
   jmarl train --config base.yaml,big.yaml --output runs/big   big.yaml overrides base.yaml
   jmarl train --config my.yaml --resume                       continue from the newest checkpoint

@@ -24,13 +24,18 @@ class TeamConfig(Section):
     """Who plays: the agents of the team."""
 
     models: tuple[str, ...]
-    """Model of each agent: a name, a directory, a .gguf file or a Hub id. With num_agents, one model for all agents."""
+    """Model of each agent: a name, a directory, a .gguf file or a Hub id. One, also as a plain text, is for all num_agents."""
     num_agents: Count | None = None
     """Agents of the team, which all start from the one model; None: one per model."""
     roles: tuple[str, ...] = ()
     """Text in front of each prompt, one per agent; empty: none. For data: an environment writes its agents' prompts itself."""
     shared_weights: bool = False
     """All agents are roles of one set of parameters; else each agent has its own."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.models, str):
+            object.__setattr__(self, "models", (self.models,))
+        super().__post_init__()
 
     def check_together(self) -> None:
         check("models", self.models, bool(self.models), "one name, path or Hub id per agent, or one for all agents")
