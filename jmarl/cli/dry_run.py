@@ -55,8 +55,8 @@ def show_prompts(cfg: ExperimentConfig) -> int:
     check_team(team, cfg.train)
     items, held_out = items_that_fit(team, env, task.items, task.held_out, cfg.train)
     print(f"{len(items)} tasks to train on, {len(held_out)} held out; {agents_line(team)}")
-    if "sandbox" in (described := describe(env)):
-        print(f"sandbox level {described['sandbox']}")
+    if level := sandbox_level(describe(env)):
+        print(f"sandbox level {level}")
     _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
     for number in range(min(SHOWN, len(items))):
         for agent, spec in enumerate(team.agent_specs):
@@ -107,6 +107,12 @@ def marked(tokenizer: Any, part: AgentTokens, weights: dict[int, float]) -> list
         texts = [f"⟦{'|'.join(tokenizer.convert_ids_to_tokens(ids))}⟧" if on else tokenizer.decode(ids) for on, ids in runs]
         lines.append(f"{name}: {''.join(texts)}" if name else "".join(texts))
     return lines
+
+
+def sandbox_level(described: dict[str, Any]) -> str | None:
+    """Return the level of the sandbox that an environment, or one of a mixture, describes; None without one."""
+    levels = [sandbox_level(value) for value in described.values() if isinstance(value, dict)]
+    return described.get("sandbox") or next(filter(None, levels), None)
 
 
 def agents_line(team: Team) -> str:

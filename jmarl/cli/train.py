@@ -82,9 +82,9 @@ def choose_device(name: str) -> None:
     jax.config.update("jax_platforms", {"gpu": "cuda"}.get(name, name))
     try:
         jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # jax asserts that the platform has a plugin
         hint = "; pip install 'jmarl[cuda12]'" if name == "gpu" and not importlib.util.find_spec("jax_cuda12_plugin") else ""
-        raise ValueError(f"device={name!r} is not on this machine: {error}{hint}") from error
+        raise ValueError(f"device={name!r} is not on this machine{f': {error}' if str(error) else ''}{hint}") from error
 
 
 def devices_line() -> str:

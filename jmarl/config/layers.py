@@ -214,6 +214,10 @@ def _put(settings: dict[str, Given], name: str, given: Given) -> None:
 def experiment_config(settings: Mapping[str, Given]) -> ExperimentConfig:
     """Return the configuration of settings by short name. Errors about a value say where it was given."""
     values = {name: given.value for name, given in settings.items() if name not in OUTSIDE}
+    if not values.get("models"):
+        raise ValueError("no model is given: set model, or a list of models (or agents), one per role")
+    if not any(values.get(name) for name in ("environment", "train_envs", "eval_envs", "data")):
+        raise ValueError("nothing to learn from is given: set environment, train_envs, eval_envs or data (dataset)")
     try:
         return ExperimentConfig.of(**values)
     except (ValueError, TypeError) as error:

@@ -176,6 +176,9 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
         (["--set", "algorithm=dpo"], "learns from given pairs"),
         (["--set", "data=missing.jsonl"], "missing.jsonl does not exist"),
         (["--set", "sweep.learning_rate=3"], "is no list of values"),
+        (["--set", "algorithm=grpoo"], "did you mean 'grpo'"),
+        (["--set", "models=null"], "no model is given"),
+        (["--set", "distributed.enabled=true", "distributed.num_gpus=64"], "needs 64 devices"),
     ],
 )
 def test_what_the_user_wrote_wrong_is_one_line_and_code_2(flags, message, capsys):
@@ -223,6 +226,18 @@ def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     assert {path: path.stat().st_mtime_ns for path in old} == old and "is finished" in capsys.readouterr().out
     assert main([*command, "learning_rate=1e-3"]) == 2
     assert "written with other settings (learning_rate)" in capsys.readouterr().err
+
+
+def test_a_distributed_run_on_one_device_says_so(capsys):
+    flags = ["--output", "out/dry", "--dry-run", "--set", "distributed.enabled=true", "distributed.strategy=fsdp"]
+    assert main(["train", "--config", "run.yaml", *flags]) == 0
+    assert "distributed: " in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_device_that_is_not_there_is_an_error(root):
+    command = [sys.executable, "-m", "jmarl", "train", "--config", "run.yaml", "--device", "tpu"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    assert done.returncode == 2 and done.stderr.startswith("jmarl: device='tpu' is not on this machine")
 
 
 def test_help_answers_at_once_and_fits_a_screen():
