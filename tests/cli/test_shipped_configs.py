@@ -29,7 +29,7 @@ MORE = {  # settings that make a run smaller
     "mixture": ["train_envs.0.max_turns=1", "train_envs.1.max_turns=1", "held_out=2"],
 }  # fmt: skip
 ON_DATA = ("dpo", "madpo", "sft")
-QUICK = ("grpo", "dpo", "madpo", "sft", "madpo_iter", "lora", "data", "tools", "code")  # the others take too long together
+QUICK = ("grpo", "dpo", "madpo", "sft", "madpo_iter", "lora", "data", "code")  # the others take too long together
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_shipped_configuration_runs(name, directory, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(arguments(name, model)) == 0, capsys.readouterr().err
     files = [*Path("out", name).glob("**/metrics.jsonl")]
-    assert files and all(sum('"tokens":' in line for line in file.read_text().splitlines()) == 2 for file in files)
+    assert files and all(sum("eval/updates" not in line for line in file.read_text().splitlines()) == 2 for file in files)
 
 
 def test_configurations_are_listed_and_shown(capsys):
