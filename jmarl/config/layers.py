@@ -29,6 +29,8 @@ ALGORITHM_SECTIONS: dict[str, Callable[[str, str], bool]] = {  # section -> whet
     "sft": lambda algorithm, kind: kind == "texts",
 }
 
+GROUP_SIZES = {"ppo": 1, "ippo": 1, "mappo": 1, "grpo": 4}  # completions of a task in MRLM, where batch_size counts tasks
+
 
 class Given(NamedTuple):
     """A value and where it was given."""
@@ -71,7 +73,7 @@ class Layers:
 
     def settings(self, kind_of: Callable[[str], str]) -> dict[str, Given]:
         """Return our settings by short name. kind_of: algorithm -> what it learns from: rollouts, pairs or texts."""
-        result, weak = dict(self.own), {}
+        result, weak = dict(self.own), dict[str, Given]()
         algorithms = [name for name in ALGORITHM_SECTIONS if name in self.sections]
         if "algorithm" not in result and len(algorithms) == 1:  # as in MRLM, the section names it
             result["algorithm"] = Given(algorithms[0], 0, self.sections[algorithms[0]])
@@ -82,6 +84,8 @@ class Layers:
                 raise ValueError(
                     f"{self.sections[name]}: the section {name} has no effect for algorithm={algorithm!r}: remove it"
                 )
+        if "training" in self.sections and algorithm in GROUP_SIZES:
+            weak["num_generations"] = Given(GROUP_SIZES[algorithm], 0, self.sections["training"])
         for rule, keys in self.rules.items():
             for name, value in self._apply(rule, keys, kind).items():
                 rank, place = max((given.rank, given.place) for given in keys.values())

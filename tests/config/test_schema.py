@@ -30,7 +30,9 @@ def settings(tree: dict[str, Any], flags: dict[str, Any] | None = None) -> dict[
     layers.add(parse_yaml(json.dumps(tree), "a.yaml"))
     for name, value in (flags or {}).items():
         layers.add_flag(name, value)
-    return {name: given.value for name, given in layers.settings(lambda name: find_row(name).data).items()}
+    result = {name: given.value for name, given in layers.settings(lambda name: find_row(name).data).items()}
+    assert set(result) <= {*OWN, "algorithm", *SECTION_OF, *TOP_SETTINGS, "device"}  # no key sets what does not exist
+    return result
 
 
 def spellings(name: str) -> list[list[str]]:

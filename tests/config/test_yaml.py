@@ -50,7 +50,7 @@ def test_the_example_of_mrlm_is_read():
     assert cfg == ExperimentConfig.of(
         models=["Qwen/Qwen2.5-1.5B-Instruct"], eval_envs=[{"name": CODE, "options": {"max_turns": 3}}], algorithm="ppo",
         num_updates=100, num_prompts=16, learning_rate=5e-6, clip_eps_low=0.2, clip_eps_high=0.2, gamma=0.99,
-        gae_lambda=0.95, compute_dtype="bfloat16", mesh="data=all", experiment_name="code_generation_ppo",
+        gae_lambda=0.95, num_generations=1, compute_dtype="bfloat16", mesh="data=all", experiment_name="code_generation_ppo",
     )  # fmt: skip
     assert read(dump_yaml(cfg.as_dict())) == cfg
 
@@ -91,6 +91,12 @@ def test_errors_name_the_line_and_what_to_do(old, new, message):
     assert old in EXAMPLE
     with pytest.raises((ValueError, TypeError), match=message):
         read(EXAMPLE.replace(old, new, 1))
+
+
+def test_a_group_has_the_size_of_mrlm_unless_another_is_given():
+    assert read(EXAMPLE.replace("ppo", "grpo").replace("  gae_lambda: 0.95\n", "")).train.episodes.num_generations == 4
+    assert read(EXAMPLE, "num_generations=3").train.episodes.num_generations == 3
+    assert read("algorithm: ppo\nmodels: [a]\nenvironment: math").train.episodes.num_generations == 8
 
 
 def test_later_sources_override_in_any_spelling():

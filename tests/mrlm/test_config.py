@@ -30,7 +30,8 @@ def test_rollouts_are_split_into_steps_and_evaluated():
     ppo = PPOConfig(value_loss_coef=0.7, normalize_advantages=False, clip_range=0.1)
     config, other = ExperimentConfig(training, ppo, tags=["x"], max_new_tokens=5).resolve("ppo", {"algorithm": "ippo"})
     assert config == TrainConfig.of(
-        algorithm="ippo", num_prompts=8, num_minibatches=4, compute_dtype="bfloat16", eval_every=5, eval_generations=1,
+        algorithm="ippo", num_generations=1, num_prompts=8, num_minibatches=4, compute_dtype="bfloat16", eval_every=5,
+        eval_generations=1,
         value_coef=0.7, separate_critic=False, advantage_scale="none", clip_eps_low=0.1, clip_eps_high=0.1, max_new_tokens=5,
     )  # fmt: skip
     assert other == {"held_out": 20, "wandb": {"project": "p"}, "tags": ["x"]}
