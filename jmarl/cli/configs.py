@@ -76,4 +76,22 @@ def settings_lines(word: str = "") -> list[str]:
             if section or field.name in TOP_SETTINGS:
                 default = "" if field.default is dataclasses.MISSING else f" ({field.default!r})"
                 lines.append(f"{section + '.' if section else ''}{field.name}{default}: {texts.get(field.name, '')}")
-    return [line for line in lines if word.lower() in line.lower()]
+    return [line for line in [*lines, *mrlm_lines()] if word.lower() in line.lower()]
+
+
+def mrlm_lines() -> list[str]:
+    """Return a line for each key of MRLM with what it sets, or why it is refused."""
+    from jmarl.config.mrlm_keys import KEYS
+    from jmarl.config.mrlm_rules import Refused
+
+    lines = []
+    for section, keys in KEYS.items():
+        for key, entry in keys.items():
+            if isinstance(entry, Refused):
+                text = f"refused: {entry.reason}"
+            elif isinstance(entry, str):
+                text = f"as {entry}"
+            else:
+                text = " ".join((entry.__doc__ or "").split("\n\n")[0].split())
+            lines.append(f"{section}.{key} (MRLM): {text}")
+    return lines

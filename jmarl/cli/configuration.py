@@ -63,9 +63,11 @@ def all_settings(layers: Layers) -> dict[str, Given]:
 
 
 def shipped(name: str) -> str:
-    """Return the path of a configuration: the file itself, or the shipped one of this name."""
+    """Return the path of a configuration: the file itself, that of a run's directory, or the shipped one of this name."""
     from jmarl.cli.configs import find_config
 
+    if (Path(name) / "config.yaml").is_file():
+        return str(Path(name) / "config.yaml")
     return name if Path(name).is_file() or Path(name).suffix in (".yaml", ".yml") else str(find_config(name))
 
 

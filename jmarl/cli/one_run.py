@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
 from jmarl.config import ExperimentConfig
 from jmarl.training.experiment import run_experiment
 from jmarl.training.files.checkpoint import saved_steps
+from jmarl.training.files.config_file import CONFIG_FILE
 from jmarl.training.files.interrupt import Interrupted, ending_at_second_signal
 
 
@@ -20,7 +22,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         with ending_at_second_signal():
             result = run_experiment(cfg)
     except Interrupted as reason:
-        print(f"interrupted {reason}: --resume continues in {directory}", flush=True)
+        print(f"interrupted {reason}\n{resume_line(directory)}", flush=True)
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), None
     results = result if isinstance(result, list) else [result]
     for one in results:
@@ -29,8 +31,16 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         print(f"jmarl: not everything is saved: {unsaved[0]}", file=sys.stderr)
         return FAILED, result
     if any(one.interrupted for one in results):
+        print(resume_line(directory), flush=True)
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
     return DONE, result
+
+
+def resume_line(directory: str) -> str:
+    """Return a line with the command that continues an interrupted run."""
+    if not has_checkpoint(directory):
+        return "no checkpoint was written: the same command starts again from the beginning"
+    return f"to resume: jmarl train --config {shlex.quote(f'{directory}/{CONFIG_FILE}')} --resume"
 
 
 def has_checkpoint(directory: str) -> bool:

@@ -39,18 +39,7 @@ def only(allowed: Any, reason: str) -> Rule:
                 raise ValueError(f"{name} can only be {allowed!r}: {reason}")
         return {}
 
-    return rule
-
-
-def choice(setting: str, names: Mapping[Any, Any]) -> Rule:
-    """Return a rule for a key whose values have other names here."""
-
-    def rule(values: Values, kind: str) -> dict[str, Any]:
-        [value] = values.values()
-        if value not in names:
-            raise ValueError(f"choose {', '.join(map(str, names))}")
-        return {setting: names[value]}
-
+    rule.__doc__ = f"Only {allowed!r}: {reason}."
     return rule
 
 
@@ -223,7 +212,7 @@ def checkpointing(values: Values, kind: str) -> dict[str, Any]:
 
 
 def sampling(values: Values, kind: str) -> dict[str, Any]:
-    """Sampling settings of MRLM's `generation` that need more than another name: do_sample and temperature belong together."""
+    """The temperature; do_sample: false is temperature 0."""
     if values.get("do_sample", True):
         return {"temperature": values["temperature"]} if "temperature" in values else {}
     return {"temperature": 0.0}

@@ -66,7 +66,8 @@ def test_configurations_are_listed_and_shown(capsys):
     assert main(["configs", "show", "pppo"]) == 2
     assert "did you mean 'ppo'" in capsys.readouterr().err
     assert main(["configs", "settings", "kl_coef"]) == 0
-    assert "loss.kl_coef (0.0): Weight of the KL term" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "loss.kl_coef (0.0): Weight of the KL term" in out and "ppo.kl_coef (MRLM): as kl_coef" in out
 
 
 def test_shipped_configurations_are_short_and_cover_all_families():

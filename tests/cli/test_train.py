@@ -101,6 +101,7 @@ def read(*flags: str) -> ExperimentConfig:
 def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     cfg = ExperimentConfig.of(**read_yaml("out/whole/config.yaml").tree)
     assert cfg == read("--config", "run.yaml", "--output", "out/whole")
+    assert read("--config", "out/whole") == cfg
     assert main(["train", "--config", "out/whole/config.yaml", "--output", "out/again"]) == 0
     assert metrics("out/again") == whole and len(whole) == 5  # three updates and two evaluations
     assert "in out/again" in capsys.readouterr().out
@@ -108,10 +109,11 @@ def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
 
 def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, capsys):
     Path("calls").unlink(missing_ok=True)
-    flags = ["train", "--config", "run.yaml", "--output", "out/cut", "--set", "held_out=2"]
-    assert main([*flags, "reward=own_rewards_of_tests:interrupting"]) == 75
+    flags = ["--output", "out/cut", "--set", "reward=own_rewards_of_tests:interrupting"]
+    assert main(["train", "--config", "run.yaml", *flags]) == 75
     assert 0 < len(metrics("out/cut")) < len(whole)
-    assert main([*flags, "allow_changed=reward", "--resume"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to resume: jmarl ")]
+    assert main(line.removeprefix("to resume: jmarl ").split()) == 0
     resumed = [{k.replace("interrupting", "letters"): x for k, x in row.items()} for row in metrics("out/cut")]
     assert resumed == whole
     assert not ExperimentConfig.of(**read_yaml("out/cut/config.yaml").tree).train.run.resume
