@@ -16,6 +16,7 @@ from jmarl import ExperimentConfig
 from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
+from jmarl.training.experiment import wandb_config
 
 MODULE = """
 import pathlib, signal
@@ -105,6 +106,9 @@ def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     assert main(["train", "--config", "out/whole/config.yaml", "--output", "out/again"]) == 0
     assert metrics("out/again") == whole and len(whole) == 5  # three updates and two evaluations
     assert "in out/again" in capsys.readouterr().out
+    assert main(["train", "--config", "out/again", "--seed", "1"]) == 0  # in the same directory: the run before is kept
+    old, new = (read_yaml(f"out/again/{folder}config.yaml").tree["train"]["run"]["seed"] for folder in ("earlier_1/", ""))
+    assert (old, new) == (0, 1) and metrics("out/again/earlier_1") == whole
 
 
 def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, capsys):
@@ -228,6 +232,13 @@ def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     assert {path: path.stat().st_mtime_ns for path in old} == old and "is finished" in capsys.readouterr().out
     assert main([*command, "learning_rate=1e-3"]) == 2
     assert "written with other settings (learning_rate)" in capsys.readouterr().err
+
+
+def test_the_name_the_description_and_the_tags_go_to_wandb():
+    cfg = read("--config", "run.yaml", "--set", "wandb.project=p", "tags=[a, b]", "description=d", "experiment_name=n")
+    assert wandb_config(cfg) == {"project": "p", "name": "n", "notes": "d", "tags": ["a", "b"]}
+    assert wandb_config(read("--config", "run.yaml")) is None
+    assert wandb_config(read("--config", "run.yaml", "--set", "training.wandb_run_name=r"))["name"] == "r"
 
 
 def test_a_distributed_run_on_one_device_says_so(capsys):
