@@ -15,6 +15,11 @@ from collections.abc import Sequence
 
 COMMANDS: dict[str, str] = {
     "train": "train a team as a YAML file says",
+    "eval": "play without learning: mean return, success rate, parts of the reward",
+    "collect": "play without learning, and write what was written as trajectories and pairs",
+    "play": "print one episode turn by turn",
+    "info": "show devices, versions, environments and algorithms, and whether they work",
+    "export": "write the agents of a run for transformers, vLLM and peft",
     "configs": "list and show the YAML files that come with jmarl",
 }  # name of a subcommand and of its module in jmarl.cli -> one line of help
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130

@@ -30,18 +30,30 @@ class Evaluation(NamedTuple):
         return f"Evaluation(mean={self.mean:.4g}, interval={self.interval:.2g})"
 
 
-def evaluate(team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Evaluation:
+def evaluate(
+    team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, *, part: int = 0
+) -> Evaluation:
     """Return the mean return on items, of `eval_generations` completions each at `eval_temperature`.
 
     Episodes do not branch. The random keys do not depend on the training step, so two evaluations differ only by what was
-    learned. params: parameters [A, ...] of each stack.
+    learned.
+
+    Args:
+        team: the team.
+        params: parameters [A, ...] of each stack.
+        items: what the episodes are about.
+        env: writes the prompts and rewards joint actions.
+        cfg: the settings.
+        part: number of the items' part, if they are evaluated in several calls, which differ in their random numbers.
     """
-    return summarize(play_held_out(partial(sample_team, team, params), team, items, env, cfg))
+    return summarize(play_held_out(partial(sample_team, team, params), team, items, env, cfg, part=part))
 
 
-def play_held_out(sample: Sampler, team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig) -> Rollout:
-    """Play episodes on held-out items with the settings of evaluations; see `play` for `sample`."""
-    settings, episodes, randomness = cfg.eval_sampling(), cfg.eval_episodes(), Randomness(cfg.run.seed, 0, EVAL)
+def play_held_out(
+    sample: Sampler, team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, *, part: int = 0
+) -> Rollout:
+    """Play episodes on held-out items with the settings of evaluations; see `play` for `sample`, `evaluate` for `part`."""
+    settings, episodes, randomness = cfg.eval_sampling(), cfg.eval_episodes(), Randomness(cfg.run.seed, part, EVAL)
     return play(sample, team, items, env, settings, episodes, cfg.run.eval_generations, randomness)
 
 
@@ -61,6 +73,17 @@ def in_last_turn(rollout: Rollout, values: Sequence[np.ndarray]) -> np.ndarray:
     return last[0].reshape(rollout.turns[0].rewards.shape[:2])
 
 
+def last_parts(rollout: Rollout) -> dict[str, np.ndarray]:
+    """Return each part of the reward in the last turn of each episode [P, J]; NaN where it has no value."""
+    names = dict.fromkeys(name for turn in rollout.turns for name in turn.parts)
+    return {name: in_last_turn(rollout, [turn.part(name) for turn in rollout.turns]) for name in names}
+
+
+def is_success(name: str, values: np.ndarray) -> bool:
+    """Return whether a part of the reward says if episodes succeeded: it is called `solved` and is 0 or 1."""
+    return name.split("/")[-1] == "solved" and set(values[np.isfinite(values)]) <= {0.0, 1.0}  # `math/solved` of a mixture too
+
+
 def numbers(result: Evaluation) -> dict[str, float]:
     """Return what is logged of an evaluation.
 
@@ -68,11 +91,9 @@ def numbers(result: Evaluation) -> dict[str, float]:
     pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over prompts.
     """
     row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
-    turns = result.rollout.turns
-    for name in dict.fromkeys(name for turn in turns for name in turn.parts):
-        last = in_last_turn(result.rollout, [turn.part(name) for turn in turns])
+    for name, last in last_parts(result.rollout).items():
         row[f"eval/reward/{name}"] = float(valid_mean(last.reshape(-1)))
-        if name.split("/")[-1] == "solved" and set(last[np.isfinite(last)]) <= {0.0, 1.0}:  # `math/solved` of a mixture too
+        if is_success(name, last):
             prefix = name.removesuffix("solved")
             samples = last.shape[1]
             for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):

@@ -198,6 +198,13 @@ class Checkpointer:
         leaves = [arrays[n] if _sharding(leaf) else jnp.array(np.asarray(arrays[n])) for n, leaf in wanted.items()]
         return jax.tree.unflatten(jax.tree.structure(state_like), leaves), content["meta"], step
 
+    def read_arrays(self, step: int | None = None) -> tuple[dict[str, Any], dict[str, Any], int]:
+        """Return `(path -> array, meta, step)` of a step, for callers that have no state of its structure."""
+        content, step = self._read_meta(step)
+        spec = content["spec"].items()
+        like = {name: jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for name, (shape, dtype) in spec}
+        return self.restore(like, step)
+
     def read_meta(self, step: int | None = None) -> tuple[dict[str, Any], int]:
         """Return `(meta, step)` without the arrays, to compare settings before a state is built."""
         content, step = self._read_meta(step)

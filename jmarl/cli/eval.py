@@ -1,0 +1,165 @@
+"""`jmarl eval`: play a team in an environment without learning, and print its mean return, success rate and parts of the reward.
+
+The 95 % intervals are by Student's t over tasks: episodes of one task, of one or of several seeds, count as one number, their
+mean. The success rate is the mean of the part of the reward called `solved`, which must be 0 or 1, in the last turns of the
+episodes; an environment that has none has no success rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jmarl.cli.loading import Match, add_play_arguments, number_of_tasks, open_match, say, split_batches, tasks_for
+
+EPILOG = """examples:
+  jmarl eval --model runs/mine --num-episodes 50
+  jmarl eval --model smollm2-135m-instruct --environment math --option difficulty_range=[1,2] --seeds 0,1
+  jmarl eval --model runs/mine/models/agent_0 another/model --environment math_verifier --output result.json"""
+
+
+class Scores(NamedTuple):
+    """The results of the episodes of one seed, [P, K] by task and episode of the task."""
+
+    keys: list[str]  # [P] of the tasks: equal tasks have equal ones
+    returns: Any  # return, mean over agents; NaN where invalid
+    parts: dict[str, Any]  # parts of the reward in the last turn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
+    add_play_arguments(parser, "eval")
+    amount = parser.add_argument_group("what is counted")
+    amount.add_argument("-n", "--num-episodes", type=int, default=100, metavar="N", help="of each seed; default: 100")
+    amount.add_argument("--num-generations", type=int, default=1, metavar="K", help="episodes of a task; default: 1")
+    amount.add_argument("--seeds", default="0", metavar="S,S", help="of tasks and sampling, separated by commas; default: 0")
+    amount.add_argument("--batch-size", type=int, default=16, metavar="N", help="tasks sampled at once; default: 16")
+    amount.add_argument("-o", "--output", metavar="FILE", help="write the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    seeds = seeds_of(args.seeds)
+    count = number_of_tasks(args.num_episodes, args.num_generations)
+    if args.batch_size < 1:
+        raise ValueError(f"--batch-size {args.batch_size} must be at least 1")
+    if args.output and not Path(args.output).resolve().parent.is_dir():
+        raise FileNotFoundError(f"--output {args.output}: its directory does not exist")
+    start = time.monotonic()
+    match = open_match(args, seeds[0], args.num_generations)
+    scores = [play_seed(match, args, seed, count) for seed in seeds]
+    result = {**match.settings, "num_episodes": args.num_episodes, "num_generations": args.num_generations, "seeds": seeds}
+    result |= summary(scores) | {"per_seed": [{"seed": s, **summary([one])} for s, one in zip(seeds, scores, strict=True)]}
+    result["seconds"] = round(time.monotonic() - start, 1)
+    print(table(result))
+    if args.output:
+        text = json.dumps(json_value(result), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+        Path(args.output).write_text(text, encoding="utf-8", errors="backslashreplace")
+        say(f"written to {args.output}")
+    return 0
+
+
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds in a text such as "0,1"."""
+    try:
+        seeds = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds {text} is not allowed: give whole numbers separated by commas, such as 0,1") from None
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds {text} names a seed twice")
+    return seeds
+
+
+def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> Scores:
+    """Play the tasks of one seed in batches, with a line of progress after each."""
+    import numpy as np
+
+    from jmarl.evaluation.evaluate import evaluate, last_parts
+    from jmarl.evaluation.statistics import valid_mean
+
+    cfg, tasks = match.cfg.replace(seed=seed), tasks_for(match, args, count, seed)
+    returns: list[Any] = []
+    parts: list[dict[str, Any]] = []
+    start, batches = time.monotonic(), split_batches(tasks, args.batch_size)
+    say(f"seed {seed}: {args.num_episodes} episodes in {len(batches)} batches; the first one waits for the compiler")
+    for part, batch in enumerate(batches):
+        rollout = evaluate(match.team, match.params, batch, match.env, cfg, part=part).rollout
+        returns.append(rollout.joint_returns[0].mean(-1))
+        parts.append(last_parts(rollout))
+        mean, played = valid_mean(np.concatenate(returns).reshape(-1)), sum(x.size for x in returns)
+        say(f"seed {seed}: {played}/{args.num_episodes} episodes, mean return {mean:.4g}, {time.monotonic() - start:.0f} s")
+    names = dict.fromkeys(name for one in parts for name in one)
+    joined = {
+        name: np.concatenate([one.get(name, np.full_like(r, np.nan)) for one, r in zip(parts, returns, strict=True)])
+        for name in names
+    }
+    keys = [json.dumps(task, sort_keys=True, default=str) for task in tasks]
+    return Scores(keys, np.concatenate(returns), joined)
+
+
+def summary(scores: Sequence[Scores]) -> dict[str, Any]:
+    """Return the means and 95 % intervals of the episodes of some seeds."""
+    import numpy as np
+
+    from jmarl.evaluation.evaluate import is_success
+
+    keys = [key for one in scores for key in one.keys]
+    returns = np.concatenate([one.returns for one in scores])
+    mean, interval = by_task(keys, returns)
+    row: dict[str, Any] = {"mean": mean, "ci95": interval, "invalid_episodes": int(np.isnan(returns).sum())}
+    parts = {}
+    for name in dict.fromkeys(name for one in scores for name in one.parts):
+        values = np.concatenate([one.parts.get(name, np.full_like(one.returns, np.nan)) for one in scores])
+        parts[name] = dict(zip(("mean", "ci95"), by_task(keys, values), strict=True))
+        if is_success(name, values):
+            rate = "success_rate" if name in ("solved", "reward/solved") else f"success_rate/{name}"
+            row |= {rate: parts[name]["mean"], f"{rate}_ci95": parts[name]["ci95"]}
+    return row | {"parts": parts}
+
+
+def by_task(keys: Sequence[str], values: Any) -> tuple[float, float]:
+    """Return the mean of values [P, K] and its 95 % interval over different tasks. keys: of the tasks [P]."""
+    import numpy as np
+
+    from jmarl.evaluation.statistics import mean_and_interval, valid_mean
+
+    rows: dict[str, list[Any]] = {}
+    for key, row in zip(keys, values, strict=True):
+        rows.setdefault(key, []).append(row)
+    mean, interval = mean_and_interval(np.array([valid_mean(np.concatenate(group)) for group in rows.values()]))
+    return float(mean), float(interval)
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return a result as a table to read."""
+    rows = [("mean return", result["mean"], result["ci95"])]
+    rows += [
+        (name.replace("_", " "), value, result[f"{name}_ci95"])
+        for name, value in result.items()
+        if name.startswith("success_rate") and not name.endswith("_ci95")
+    ]
+    rows += [(f"  {name}", part["mean"], part["ci95"]) for name, part in result["parts"].items()]
+    if len(result["seeds"]) > 1:
+        rows += [(f"seed {one['seed']}", one["mean"], one["ci95"]) for one in result["per_seed"]]
+    width = max(len(name) for name, _, _ in rows)
+    lines = [f"{name:<{width}}  {value:>9.4g}" + (f"  ± {ci:.2g}" if math.isfinite(ci) else "") for name, value, ci in rows]
+    if not any(name.startswith("success_rate") for name in result):
+        lines.append("no success rate: no part of the reward is called solved")
+    if result["invalid_episodes"]:
+        lines.append(f"{result['invalid_episodes']} episodes had no valid reward and are not counted")
+    return "\n".join([*lines, "± is the 95 % interval over tasks; parts of the reward are those of the last turns"])
+
+
+def json_value(value: Any) -> Any:
+    """Return a value with null in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: json_value(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
