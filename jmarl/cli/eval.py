@@ -1,4 +1,4 @@
-"""`jmarl eval`: play a team in an environment without learning, and print its mean return, success rate and parts of the reward.
+"""`jmarl eval`: play without learning, and print the mean return, the success rate and the parts of the reward.
 
 The 95 % intervals are by Student's t over tasks: episodes of one task, of one or of several seeds, count as one number, their
 mean. The success rate is the mean of the part of the reward called `solved`, which must be 0 or 1, in the last turns of the

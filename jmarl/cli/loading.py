@@ -233,8 +233,8 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     agents = source.agents * len(env.roles) if len(source.agents) == 1 else source.agents
     if len(agents) != len(env.roles):
         raise ValueError(
-            f"environment {name!r} has {len(env.roles)} roles ({', '.join(env.roles)}), and --model gives {len(agents)} agents: "
-            "give one model for all roles, or one per role"
+            f"environment {name!r} has {len(env.roles)} roles ({', '.join(env.roles)}), and --model gives {len(agents)} "
+            "agents: give one model for all roles, or one per role"
         )
     cfg = play_config(args, source, name, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
