@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig, TrainConfig
-    from jmarl.envs.vector import LockStep
     from jmarl.models.hub.agents import Agent
     from jmarl.team import Team
 
@@ -40,7 +39,7 @@ class Match(NamedTuple):
 
     team: Team
     params: list[Any]  # [A, ...] of each stack
-    env: LockStep
+    env: Any  # a `LockStep`, or another `Environment` with roles, tasks and max_turns
     cfg: TrainConfig
     settings: dict[str, Any]  # JSON values that say what is played
 
@@ -247,12 +246,12 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     return Match(team, params, env, cfg, settings)
 
 
-def make_environment(name: str, texts: Sequence[str]) -> tuple[LockStep, str, dict[str, Any]]:
+def make_environment(name: str, texts: Sequence[str]) -> tuple[Any, str, dict[str, Any]]:
     """Return an environment, its name and its options. texts: KEY=VALUE."""
     return built(name, options_of(texts))
 
 
-def environment_of_run(source: Source, args: argparse.Namespace) -> tuple[LockStep, str, dict[str, Any]]:
+def environment_of_run(source: Source, args: argparse.Namespace) -> tuple[Any, str, dict[str, Any]]:
     """Return the environment that a run learned in, its name and its options."""
     task = source.experiment.task if source.experiment else None
     if task is None or (task.environment is None and len(task.eval_envs) != 1):
@@ -262,15 +261,16 @@ def environment_of_run(source: Source, args: argparse.Namespace) -> tuple[LockSt
     return built(task.eval_envs[0].name, task.eval_envs[0].options | options_of(args.option))
 
 
-def built(name: str, options: dict[str, Any]) -> tuple[LockStep, str, dict[str, Any]]:
-    """Return an environment, its name and its options. Raises ValueError if it is not one of single episodes."""
+def built(name: str, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]:
+    """Return an environment, its name and its options. Raises ValueError if a class of the user lacks what is needed here."""
     from jmarl.config.mrlm_environments import TYPES
     from jmarl.envs import make
-    from jmarl.envs.vector import LockStep, vectorize
+    from jmarl.envs.vector import vectorize
 
     env = vectorize(make(TYPES.get(name, name), **options))
-    if not isinstance(env, LockStep):
-        raise ValueError(f"environment {name!r} is no TextEnvironment, so it has no roles and tasks: see jmarl/envs/base.py")
+    missing = [attribute for attribute in ("roles", "tasks", "max_turns") if not hasattr(env, attribute)]
+    if missing:
+        raise ValueError(f"environment {name!r} has no {', '.join(missing)}: make it a TextEnvironment (jmarl/envs/base.py)")
     return env, name, options
 
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from jmarl.config.validation import did_you_mean
 
 COMMANDS: dict[str, str] = {
     "train": "train a team as a YAML file says",
@@ -24,26 +28,69 @@ COMMANDS: dict[str, str] = {
 }  # name of a subcommand and of its module in jmarl.cli -> one line of help
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
 USER_ERRORS = (ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+SHELLS = ("bash", "zsh")
+PATHS = ("FILE", "FILE[,FILE...]", "DIR", "M", "RUN")  # metavars of paths, for completion
+EPILOG = (
+    "`jmarl COMMAND --help` explains the flags of a command. Exit codes: 0 done, 1 failed, 2 wrong input, 75 stopped and saved, "
+    "130 stopped."
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the nearest name for an unknown flag. Flags are not abbreviated."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, allow_abbrev=False, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, after unknown flags are refused: argparse would complain of missing ones first."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        unknown = [text.split("=")[0] for text in args or () if text.startswith("--") and text.split("=")[0] not in flags]
+        if unknown and self._subparsers is None:
+            self.error(f"there is no flag {unknown[0]}{did_you_mean(unknown[0], flags)}")
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print a line and exit."""
+        self.exit(WRONG_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. arguments: default: those of the process."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    args = parser_for(arguments).parse_args(arguments)
+    verbose = "-v" in arguments or "--verbose" in arguments
     try:
-        return args.run(args)
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
-        return _fail("stopped", args.verbose, KILLED)
+        return _fail("stopped", verbose, KILLED)
+    except BrokenPipeError:  # such as `jmarl play | head`: nobody reads the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except USER_ERRORS as error:
-        return _fail(str(error), args.verbose, WRONG_INPUT)
+        return _fail(str(error), verbose, WRONG_INPUT)
     except Exception as error:
-        return _fail(f"{type(error).__name__}: {error}", args.verbose, FAILED)
+        return _fail(f"{type(error).__name__}: {error}", verbose, FAILED)
 
 
-def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser, with the flags of the subcommand in `arguments` only: its module is imported, no other."""
-    parser = argparse.ArgumentParser(prog="jmarl", description="Train teams of language models to work together.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+def run(arguments: Sequence[str]) -> int:
+    """Parse the arguments, run the subcommand and return its exit code. Errors are raised; those of parsing exit."""
+    if arguments[:1] == ["--print-completion"]:
+        return print_completion(arguments[1:])
+    parser = parser_for(arguments)
+    if unknown := unknown_command(arguments):
+        parser.error(f"there is no command {unknown!r}{did_you_mean(unknown, COMMANDS)}; choose {', '.join(COMMANDS)}")
+    args = parser.parse_args(arguments)
+    return args.run(args)
+
+
+def parser_for(arguments: Sequence[str]) -> Parser:
+    """Return the parser, with the flags of the subcommands in `arguments` only: their modules are imported, no other."""
+    parser = Parser(prog="jmarl", description="Train teams of language models to work together.", epilog=EPILOG)
+    text = "print what completes commands and flags in a shell: put it where the shell reads it"
+    parser.add_argument("--print-completion", choices=SHELLS, help=text)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands", parser_class=Parser)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
@@ -52,6 +99,33 @@ def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser
+
+
+def commands_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Return the parsers of the commands of a parser, and of commands below them."""
+    below = [x for action in parser._actions if isinstance(action, argparse._SubParsersAction) for x in action.choices.values()]
+    return [*below, *(deeper for one in below for deeper in commands_of(one))]
+
+
+def unknown_command(arguments: Sequence[str]) -> str:
+    """Return the first argument if it stands in the place of a command and is none; else an empty text."""
+    first = arguments[0] if arguments else ""
+    return "" if first.startswith("-") or first in COMMANDS else first
+
+
+def print_completion(arguments: Sequence[str]) -> int:
+    """Print the script that completes commands, flags and choices in a shell."""
+    import shtab
+
+    parser = parser_for(list(COMMANDS))
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        parser.error(f"--print-completion {' '.join(arguments)}: choose {' or '.join(SHELLS)}")
+    for command in commands_of(parser):
+        for action in command._actions:  # no public list, shtab reads this one too
+            if action.metavar in PATHS:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, arguments[0]))
+    return DONE
 
 
 def _fail(message: str, verbose: bool, code: int) -> int:
