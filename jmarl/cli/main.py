@@ -31,8 +31,8 @@ USER_ERRORS = (ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotA
 SHELLS = ("bash", "zsh")
 PATHS = ("FILE", "FILE[,FILE...]", "DIR", "M", "RUN")  # metavars of paths, for completion
 EPILOG = (
-    "`jmarl COMMAND --help` explains the flags of a command. Exit codes: 0 done, 1 failed, 2 wrong input, 75 stopped and saved, "
-    "130 stopped."
+    "`jmarl COMMAND --help` explains the flags of a command. Exit codes: 0 done, 1 failed, 2 wrong input, 75 stopped and "
+    "saved, 130 stopped."
 )
 
 
