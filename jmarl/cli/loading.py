@@ -70,6 +70,8 @@ def add_play_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     chat = "put prompts into the chat template"
     sampling.add_argument("--chat", action=argparse.BooleanOptionalAction, default=None, help=chat)
     sampling.add_argument("--history", choices=("none", "append"), help="what agents read in later turns")
+    text = "what to do with prompts that leave no room in the context"
+    sampling.add_argument("--long-prompts", choices=("error", "truncate_left", "drop"), help=text)
     sampling.add_argument("--num-turns", type=int, metavar="N", help="longest episode")
 
 
@@ -291,7 +293,7 @@ def play_config(args: argparse.Namespace, source: Source, environment: str, max_
     episodes = Episodes(
         chat=run.episodes.chat if args.chat is None else args.chat,
         history=args.history or run.episodes.history,
-        long_prompts=run.episodes.long_prompts,
+        long_prompts=args.long_prompts or run.episodes.long_prompts,
         num_turns=turns,
         branching="chain",
         early_termination_threshold=run.episodes.early_termination_threshold if turns > 1 else None,
@@ -307,8 +309,8 @@ def sampling_settings(cfg: TrainConfig) -> dict[str, Any]:
     sampling, episodes = cfg.eval_sampling(), cfg.episodes
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "compute_dtype")
     return {name: getattr(sampling, name) for name in names} | {
-        "chat": episodes.chat, "history": episodes.history, "num_turns": episodes.num_turns
-    }  # fmt: skip
+        name: getattr(episodes, name) for name in ("chat", "history", "long_prompts", "num_turns")
+    }
 
 
 def tasks_for(match: Match, args: argparse.Namespace, count: int, seed: int) -> list[dict]:

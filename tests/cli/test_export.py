@@ -1,0 +1,109 @@
+"""`jmarl export`: transformers and peft load what it writes, and compute what our decoder computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl import ExperimentConfig, load_agent, run_experiment, save_pretrained
+from jmarl.cli.main import main
+from jmarl.models import decoder
+
+TOKENS = [1, 40, 71, 9, 200, 17]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def directory(tmp_path_factory, tiny_config, tiny_tokenizer, random_agent):
+    """The current directory, with a model and a run with LoRA on it, whose adapters matter."""
+    root, before = tmp_path_factory.mktemp("export"), os.getcwd()
+    os.chdir(root)
+    agent = random_agent(tiny_config(), tiny_tokenizer, 0)
+    save_pretrained("m0", agent.config, agent.params, tiny_tokenizer)
+    Path("texts.jsonl").write_text(json.dumps({"prompt": "What is", "completion": "the answer"}) + "\n")
+    settings = dict(algorithm="sft", data="texts.jsonl", batch_size=1, num_updates=3, progress=False, learning_rate=0.05)
+    run_experiment(ExperimentConfig.of(models=["m0"], output_dir="lora", lora_rank=2, save_every=1, **settings))
+    shutil.copytree("lora", "checkpoint")
+    shutil.rmtree("checkpoint/models")
+    yield root
+    os.chdir(before)
+
+
+def logits_of(model) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return model.eval()(torch.as_tensor(np.array(TOKENS))[None]).logits[0].float().numpy()
+
+
+def our_logits(path) -> np.ndarray:
+    agent = load_agent(path)
+    return np.asarray(decoder.forward(agent.params, agent.config, jnp.asarray(TOKENS)))
+
+
+@pytest.mark.parametrize("run", ["lora", "checkpoint"])
+def test_transformers_loads_a_merged_model(run, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert main(["export", "--model", run, "--output", str(tmp_path / "out"), "--merge"]) == 0
+    path = tmp_path / "out" / "agent_0"
+    expected = our_logits("lora/models/agent_0")
+    np.testing.assert_allclose(logits_of(AutoModelForCausalLM.from_pretrained(path)), expected, atol=1e-4)
+    assert np.abs(expected - our_logits("m0")).max() > 0.1
+    assert AutoTokenizer.from_pretrained(path).decode(TOKENS) == load_agent("m0").tokenizer.decode(TOKENS)
+    assert [x.name for x in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of peft itself
+@pytest.mark.parametrize("run", ["lora", "checkpoint"])
+def test_peft_loads_the_adapters_onto_their_base(run, tmp_path):
+    from peft import AutoPeftModelForCausalLM
+
+    assert main(["export", "--model", run, "--output", str(tmp_path / "out")]) == 0
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out" / "agent_0")
+    np.testing.assert_allclose(logits_of(model), our_logits("lora/models/agent_0"), atol=1e-4)
+
+
+def test_adapters_of_models_and_of_the_checkpoint_are_the_same_and_name_their_base(tmp_path):
+    for run in ("lora", "checkpoint"):
+        assert main(["export", "--model", run, "--output", str(tmp_path / run), "--dtype", "bfloat16"]) == 0
+    paths = [tmp_path / run / "agent_0" for run in ("lora", "checkpoint")]
+    weights, settings = (
+        [(path / name).read_bytes() for path in paths] for name in ("adapter_model.safetensors", "adapter_config.json")
+    )
+    assert weights[0] == weights[1] and settings[0] == settings[1]
+    assert json.loads(settings[0])["base_model_name_or_path"] == str(Path("m0").resolve())
+    assert len(weights[0]) < 0.7 * Path("lora/models/agent_0/adapter/adapter_model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(("dtype", "step"), [("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_weights_are_rounded_to_the_type(dtype, step, tmp_path):
+    assert main(["export", "--model", "m0", "--output", str(tmp_path / "out"), "--dtype", dtype]) == 0
+    path = tmp_path / "out" / "agent_0"
+    assert json.loads((path / "config.json").read_text())["torch_dtype"] == dtype
+    before, after = (load_agent(x).params["embed"] for x in ("m0", path))
+    assert 0 < np.abs(after / before - 1).max() <= step
+
+
+def test_the_card_has_the_settings_and_the_curve(tmp_path):
+    assert main(["export", "--model", "lora", "--output", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "agent_0" / "README.md").read_text()
+    rows = [json.loads(line) for line in Path("lora/metrics.jsonl").read_text().splitlines()]
+    lines = [f"| {row['step'] + 1} | {row['loss']:.4g} |" for row in rows if "loss" in row]
+    expected = ["library_name: peft", "| algorithm | sft |", "| lora_rank | 2 |", "| learning_rate | 0.05 |", *lines]
+    assert len(lines) == 3 and [text for text in expected if text not in card] == []
+    assert str(Path.cwd()) not in card
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path, capsys):
+    assert main(["export", "--model", "m0", "--output", str(tmp_path / "out"), "--merge"]) == 2
+    assert "--merge is for runs with LoRA, and m0 has no adapters" in capsys.readouterr().err
+    assert main(["export", "--model", "m0", "--output", "lora"]) == 2
+    assert "lora exists and is not empty" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.saving").exists()

@@ -1,0 +1,293 @@
+"""`jmarl eval`, `collect` and `play`: what they print and write is what was played, of every kind of model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jmarl import ExperimentConfig, Team, load_pairs, load_trajectories, run_experiment, save_pretrained
+from jmarl.cli.loading import load_source, split_batches
+from jmarl.cli.main import main
+from jmarl.config import Sampling
+from jmarl.sampling.generate import tokenize
+from jmarl.training.preferences.encoding import encode_trajectory
+from jmarl.training.preferences.pairs import read_rows
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+WORDS, UNSCORED, STOPS = (f"cli_environments:{name}" for name in ("Words", "Unscored", "StopsOnce"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def directory(tmp_path_factory, tiny_config, tiny_tokenizer, random_agent):
+    """The current directory, with two models, a run with both and a run with LoRA on the first."""
+    root, before = tmp_path_factory.mktemp("cli"), os.getcwd()
+    os.chdir(root)
+    for seed in (0, 1):
+        agent = random_agent(tiny_config(), tiny_tokenizer, seed)
+        save_pretrained(f"m{seed}", agent.config, agent.params, tiny_tokenizer)
+    common = dict(
+        environment=WORDS, options={"word": "pears"}, num_updates=2, num_generations=2, max_new_tokens=5, save_every=1,
+        progress=False, learning_rate=1e-2, held_out=2,
+    )  # fmt: skip
+    run_experiment(ExperimentConfig.of(models=["m0", "m1"], output_dir="full", **common))
+    run_experiment(ExperimentConfig.of(models=["m0"], num_agents=2, lora_rank=2, output_dir="lora", **common))
+    for name in ("full", "lora"):
+        shutil.copytree(name, f"{name}_checkpoint")
+        shutil.rmtree(f"{name}_checkpoint/models")
+    yield root
+    os.chdir(before)
+
+
+def same_agents(a, b) -> bool:
+    import jax
+
+    leaves = [jax.tree.leaves([agent.params for agent in agents]) for agents in (a, b)]
+    return all(np.array_equal(x, y) for x, y in zip(*leaves, strict=True))
+
+
+def command(*arguments: object) -> int:
+    return main([str(x) for x in arguments])
+
+
+def play(name: str, output: object, *more: object, model: str = "m0", environment: str = WORDS) -> int:
+    common = ("--model", model, "--environment", environment, "--max-new-tokens", 5, "--batch-size", 4)
+    return command(name, *common, "-o", output, *more)
+
+
+def read(path: object) -> dict:
+    return json.loads(Path(str(path)).read_text())
+
+
+# --- models ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["full", "lora"])
+def test_a_checkpoint_gives_the_agents_that_the_run_saved(run):
+    finished, checkpoint = load_source([run]), load_source([f"{run}_checkpoint"])
+    assert same_agents(finished.agents, checkpoint.agents) and not same_agents(finished.agents, load_source(["m0"] * 2).agents)
+    assert checkpoint.text == f"the checkpoint of step 2 in {run}_checkpoint" and checkpoint.cfg == finished.cfg
+
+
+def test_the_newest_weights_of_a_run_that_goes_on_are_those_of_its_checkpoint(tmp_path):
+    """It has the models of an earlier end."""
+    shutil.copytree("full", tmp_path / "run")
+    meta = tmp_path / "run" / "checkpoints" / "2" / "meta.json"
+    meta.write_text(meta.read_text().replace('"num_updates": 2', '"num_updates": 9'))
+    (meta.parent / "manifest.json").write_text("damaged")
+    assert load_source([str(tmp_path / "run")]).text.startswith("the checkpoint of step 1")
+
+
+def test_a_run_without_config_yaml_needs_its_base_models(tmp_path, capsys):
+    shutil.copytree("lora_checkpoint", tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").unlink()
+    with pytest.raises(ValueError, match="name them with --base-model"):
+        load_source([str(tmp_path / "run")])
+    assert same_agents(load_source([str(tmp_path / "run")], ["m0"]).agents, load_source(["lora"]).agents)
+    with pytest.raises(ValueError, match="the models differ from those that the adapters were trained on"):
+        load_source([str(tmp_path / "run")], ["m1"])
+
+
+def test_models_that_do_not_fit_are_errors_that_say_why(capsys):
+    for models, message in {
+        ("m0", "m0", "m1"): "has 2 roles (first, second), and --model gives 3 agents",
+        ("full", "m0"): "full is a team: give it alone, or its agent_0",
+        ("nothing",): "'nothing' does not exist here and is no hub id",
+    }.items():
+        assert command("play", "--environment", WORDS, "--model", *models) == 2
+        assert message in capsys.readouterr().err
+    assert command("play", "--model", "m0") == 2
+    assert "--environment is needed: m0 does not name one" in capsys.readouterr().err
+
+
+# --- eval --------------------------------------------------------------------------------------------------------------
+
+
+def test_eval_and_collect_play_the_same_episodes(tmp_path, capsys):
+    """The mean of eval is that of the trajectories, with the run's own settings; its checkpoint gives the same."""
+    assert command("eval", "--model", "full", "-n", 6, "--batch-size", 4, "-o", tmp_path / "e.json") == 0
+    out, err = capsys.readouterr()
+    command("eval", "--model", "full_checkpoint", "-n", 6, "--batch-size", 4, "-o", tmp_path / "c.json")
+    command("collect", "--model", "full", "--split", "eval", "-n", 6, "--batch-size", 4, "-o", tmp_path / "t.json")
+    result, rows = read(tmp_path / "e.json"), read(tmp_path / "t.json")["trajectories"]
+    returns = np.array([row["metadata"]["return"] for row in rows if row["metadata"]["agent"] == 0])
+    assert len(returns) == 6 and result["mean"] == pytest.approx(returns.mean())
+    assert result["ci95"] == pytest.approx(2.5706 * returns.std(ddof=1) / 6**0.5, rel=1e-4)
+    solved = [row["rewards"][0]["components"]["solved"] for row in rows if row["metadata"]["agent"] == 0]
+    assert result["success_rate"] == result["parts"]["solved"]["mean"] == np.mean(solved)
+    assert result["max_new_tokens"] == 5 and "pears eval 0 5" in rows[-1]["observations"][0]
+    assert {**read(tmp_path / "c.json"), "seconds": 0, "model": ""} == {**result, "seconds": 0, "model": ""}
+    assert "mean return" in out and "success rate" in out and "seed 0: 3/6 episodes" in err
+
+
+def test_episodes_of_one_task_are_one_number_of_the_interval(tmp_path):
+    """There are 6 tasks: two episodes of each give the interval of 6 means."""
+    assert play("eval", tmp_path / "e.json", "-n", 12, "--num-generations", 2, "--seeds", "3,4") == 0
+    result = read(tmp_path / "e.json")
+    assert [one["seed"] for one in result["per_seed"]] == [3, 4]
+    assert result["mean"] == pytest.approx(np.mean([one["mean"] for one in result["per_seed"]]))
+    assert result["per_seed"][0]["mean"] != result["per_seed"][1]["mean"]
+    assert play("collect", tmp_path / "t.jsonl", "-n", 12, "--num-generations", 2, "--seed", 3, "--split", "eval") == 0
+    rows = [row["metadata"] for row in read_rows(tmp_path / "t.jsonl") if row["metadata"]["agent"] == 0]
+    means = np.array([[r["return"] for r in rows if r["task_number"] == i] for i in range(6)]).mean(1)
+    assert result["per_seed"][0]["ci95"] == pytest.approx(2.5706 * means.std(ddof=1) / 6**0.5, rel=1e-4)
+
+
+def test_an_environment_without_solved_has_no_success_rate(tmp_path, capsys):
+    assert play("eval", tmp_path / "e.json", "-n", 6, environment=UNSCORED) == 0
+    result, out = read(tmp_path / "e.json"), capsys.readouterr().out
+    assert "success_rate" not in result and "no part of the reward is called solved" in out
+    assert 0 < result["invalid_episodes"] < 6 and f"{result['invalid_episodes']} episodes had no valid reward" in out
+
+
+def test_batches_are_as_equal_as_they_can_be():
+    assert [len(x) for x in split_batches(range(10), 4)] == [4, 4, 2] and [len(x) for x in split_batches(range(6), 4)] == [3, 3]
+
+
+# --- collect -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_training_reads_the_prompts_that_were_sampled_from(chat, tmp_path, tiny_tokenizer):
+    """What sft encodes of a row begins with the token ids of the prompt that was played."""
+    flag = "--chat" if chat else "--no-chat"
+    assert play("collect", tmp_path / "t.json", "-n", 2, flag) == 0
+    team = Team.load(["m0"])
+    for row, trajectory in zip(read_rows(tmp_path / "t.json"), load_trajectories(tmp_path / "t.json"), strict=True):
+        text = row["metadata"]["task"]["text"] if row["metadata"]["agent"] == 0 else f"the {row['metadata']['task']['text']}"
+        prompt = tokenize(team, [[text]], Sampling(max_new_tokens=1), chat)[0][0]
+        encoded = encode_trajectory(team.stacks[0], trajectory, chat, "a row")
+        assert encoded.prompt == prompt
+        assert trajectory.actions == (row["actions"][0]["content"],)
+        assert trajectory.reward == row["rewards"][0]["value"]
+
+
+def test_a_file_has_all_turns_and_agents(tmp_path):
+    """With history append an agent's episode is one row, with history none each turn is."""
+    option = ("--option", "turns=2")
+    assert play("collect", tmp_path / "a.json", "-n", 3, "--history", "append", *option) == 0
+    assert play("collect", tmp_path / "n.json", "-n", 3, "--history", "none", *option, "--agents", 1) == 0
+    rows = read(tmp_path / "a.json")["trajectories"]
+    assert [(row["metadata"]["episode"], row["metadata"]["role"]) for row in rows] == [
+        (i, role) for i in range(3) for role in ("first", "second")
+    ]
+    for row in rows:
+        assert [text.split()[0] for text in row["observations"]][1] == "again" and len(row["actions"]) == 2
+        assert row["metadata"]["turns"] == [0, 1] and len(row["metadata"]["ended"]) == 2
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        values = [[reward["value"] for reward in row["rewards"]] for row in (first, second)]
+        assert first["metadata"]["return"] == pytest.approx(np.sum(values) / 2)
+        letters = [sum(c.isalpha() for c in action["content"]) / 10 for action in first["actions"]]
+        assert values[0] == letters == [reward["components"]["first_letters"] for reward in first["rewards"]]
+    turns = [(row["metadata"]["turns"], row["metadata"]["agent"]) for row in read(tmp_path / "n.json")["trajectories"]]
+    assert turns == [([0], 1), ([1], 1)] * 3
+
+
+def test_a_filter_leaves_out_episodes_and_a_row_without_a_valid_reward_says_so(tmp_path):
+    assert play("collect", tmp_path / "all.jsonl", "-n", 6, environment=UNSCORED) == 0
+    rows = read_rows(tmp_path / "all.jsonl")
+    invalid = [row for row in rows if "rewards" not in row]
+    assert invalid and all(row["metadata"]["invalid_rewards"][0]["value"] is None for row in invalid)
+    returns = sorted(row["metadata"]["return"] for row in rows if "rewards" in row and row["metadata"]["agent"] == 0)
+    assert play("collect", tmp_path / "best.jsonl", "-n", 6, "--filter-reward", returns[-1], environment=UNSCORED) == 0
+    assert read_rows(tmp_path / "best.jsonl") == [row for row in rows if row["metadata"]["return"] == returns[-1]]
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl"])
+def test_a_collection_that_was_stopped_continues_with_the_same_result(name, tmp_path, capsys):
+    """The last batch is stopped by Ctrl+C, after which a part of a row is in the file, as after a kill."""
+    option = ("-n", 6, "--batch-size", 2, "--option", f"file={tmp_path / 'stop'}")
+    assert play("collect", tmp_path / "whole.jsonl", *option, environment=STOPS) == 0
+    (tmp_path / "stop").touch()
+    assert play("collect", tmp_path / name, *option, environment=STOPS) == 75
+    assert "interrupted: the same command continues" in capsys.readouterr().err
+    path = tmp_path / name
+    assert len(read_rows(path)) == 8  # two batches of two episodes of two agents
+    with open(path, "ab") as file:
+        file.write(b'{"observations": [')
+    assert play("collect", path, *option, "--seed", 1, environment=STOPS) == 2
+    assert "was begun with other settings (seed: 0 -> 1)" in capsys.readouterr().err
+    assert play("collect", path, *option, environment=STOPS) == 0
+    assert "continuing after 2 of 3 batches" in capsys.readouterr().err
+    assert read_rows(path) == read_rows(tmp_path / "whole.jsonl")
+    if name == "t.json":
+        assert read(path)["num_trajectories"] == 12
+    assert not path.with_name(f"{name}.progress").exists()
+    assert play("collect", path, *option, environment=STOPS) == 2
+    assert "exists and is complete" in capsys.readouterr().err
+
+
+def test_what_was_collected_is_learned_from(tmp_path):
+    """By sft and, from several completions of a prompt, by dpo."""
+    pairs, rows = tmp_path / "p.jsonl", tmp_path / "t.jsonl"
+    assert play("collect", rows, "-n", 12, "--num-generations", 4, "--pairs", pairs) == 0
+    by_task: dict = {}
+    for row in read_rows(rows):
+        by_task.setdefault(row["metadata"]["task"]["text"], {})[row["metadata"]["episode"]] = row["metadata"]["return"]
+    for pair in load_pairs(pairs, num_agents=2):
+        returns = by_task[pair.prompts[0]].values()
+        assert pair.rewards == (max(returns), min(returns)) and pair.prompts[1] == f"the {pair.prompts[0]}"
+    assert len(load_pairs(pairs, 2)) == 3
+    common = dict(num_updates=1, batch_size=2, progress=False)
+    sft = run_experiment(ExperimentConfig.of(models=["m0"], data=str(rows), algorithm="sft", **common))
+    dpo = run_experiment(ExperimentConfig.of(models=["m0"], num_agents=2, data=str(pairs), algorithm="madpo", **common))
+    assert np.isfinite(sft.losses + dpo.losses).all()
+
+
+def test_flags_that_do_not_fit_are_refused(tmp_path, capsys):
+    for more, message in {
+        ("-n", 5, "--num-generations", 2): "--num-episodes 5 is no multiple of --num-generations 2: give 6",
+        ("-n", 4, "--pairs", "p.jsonl"): "--pairs needs several completions of each prompt",
+        ("-n", 4, "--agents", "2"): "--agents 2 is not allowed: choose some of 0 (first), 1 (second)",
+        ("-n", 4, "--option", "wrd=x"): "its options are turns, word, wait, fails",
+        ("-n", 4, "--num-generations", 2, "--pairs", "p", "--option", "turns=2"): "--pairs is for episodes of one turn",
+    }.items():
+        assert play("collect", tmp_path / "t.json", *more) == 2
+        assert message in capsys.readouterr().err
+    assert play("collect", tmp_path / "t.csv", "-n", 4) == 2 and "must end in .json or .jsonl" in capsys.readouterr().err
+
+
+# --- play --------------------------------------------------------------------------------------------------------------
+
+
+def test_play_prints_what_every_agent_reads_and_writes_and_the_rewards(tmp_path, capsys):
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text(json.dumps([{"text": "no"}, {"text": "a long text " * 9 + "\x1b[31m"}]))
+    arguments = ("--tasks", tasks, "--task", 1, "--option", "turns=2", "--max-new-tokens", 5)
+    assert command("play", "--model", "m0", "m1", "--environment", WORDS, *arguments) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100 and "\x1b" not in out and "\\x1b[31m" in out
+    words = ("turn 1", "agent 0 (first) reads:", "agent 1 (second) writes", "again a long", "first_letters", "return ")
+    assert [word for word in words if word not in out] == [] and out.count(" reads:") == 4
+
+
+# --- exit codes of real processes --------------------------------------------------------------------------------------
+
+
+def test_a_process_that_is_terminated_exits_with_75_and_one_that_fails_with_1(tmp_path):
+    """The same command continues: what it wrote is the beginning of the whole."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
+
+    def start(*more: str) -> subprocess.Popen:
+        flags = ["--model", "m0", "--environment", WORDS, "--max-new-tokens", "5", "--batch-size", "1", "-n", "6", *more]
+        line = [sys.executable, "-m", "jmarl", "collect", *flags]
+        return subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment)
+
+    slow = start("-o", str(tmp_path / "t.jsonl"), "--option", "wait=1")
+    assert slow.stderr is not None
+    while "1/6 episodes" not in (line := slow.stderr.readline()):
+        assert line, "the command ended"
+    slow.send_signal(signal.SIGTERM)
+    assert "interrupted: the same command continues" in slow.communicate()[1] and slow.returncode == 75
+    assert 2 <= len(read_rows(tmp_path / "t.jsonl")) < 12
+    failing = start("-o", str(tmp_path / "f.jsonl"), "--option", "fails=true")
+    last = failing.communicate()[1].splitlines()[-1]
+    assert failing.returncode == 1 and last == "jmarl: RuntimeError: the judge is broken"
