@@ -29,6 +29,9 @@ class Run(Section):
     the available devices."""
     log_every: Count = 10
     """Updates between text samples and histograms in TensorBoard."""
+    max_completions_mb: CountOrOff = 100
+    """Largest size in MB of completions.jsonl.gz in output_dir, which has the completions and rewards of every step; when it is
+    full, every second step is dropped. 0: it is not written."""
     eval_every: CountOrOff = 0
     """Updates between evaluations on held-out items; 0: only before and after training, if there are held-out items."""
     eval_generations: Count = 4

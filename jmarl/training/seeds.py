@@ -91,7 +91,7 @@ def train_seeds(
         if cfg.run.resume and cfg.run.progress:
             say(f"resuming {cfg.run.output_dir} from step {int(state.step)} of {cfg.run.num_updates}")
         if cfg.run.output_dir:
-            writer = opened.enter_context(open_writer(cfg, flat(cfg), int(state.step)))
+            writer = opened.enter_context(open_writer(cfg.replace(max_completions_mb=0), flat(cfg), int(state.step)))
         elif cfg.run.progress:
             writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
         log = SeedsLog(team, cfgs[0], logs, writer)

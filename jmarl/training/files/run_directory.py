@@ -15,11 +15,12 @@ import jax
 
 from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
 from jmarl.team import base_digests, to_checkpoint
+from jmarl.training.files.attempt import attempt
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.fingerprint import difference
 from jmarl.training.files.lock import check_unlocked, locked
 from jmarl.training.logs.metrics_writer import MetricsWriter
-from jmarl.training.logs.terminal import say
+from jmarl.training.logs.terminal import console, say
 from jmarl.types import StackState, TeamState
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ MAY_CHANGE = {
     "resume", "resume_step", "strict_checkpoints", "allow_changed", "num_updates", "learning_rate", "critic_learning_rate",
     "tensorboard", "save_every",
     "save_minutes", "save_total_limit", "save_models", "stop_after_nonfinite", "replay_rollout", "log_every", "eval_every",
-    "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "held_out", "output_dir", "progress",
+    "max_completions_mb", "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "held_out", "output_dir",
+    "progress",
 }  # fmt: skip
 
 
@@ -89,11 +91,11 @@ def is_finished(checkpoints: Path, step: int) -> bool:
 
 
 def set_aside(directory: str, *more: str) -> None:
-    """Move the files of an earlier run (metrics, TensorBoard events, checkpoints, models, pairs, reward models) into the folder
-    `earlier_1`, `earlier_2`, ... of its directory. more: patterns of further files."""
+    """Move the files of an earlier run (metrics, completions, attempts, TensorBoard events, checkpoints, models, pairs, reward
+    models) into the folder `earlier_1`, `earlier_2`, ... of its directory. more: patterns of further files."""
     root = Path(directory)
-    patterns = ("checkpoints", "metrics.jsonl", "events*", "models", "pairs", "history", "reward_model*", "failed_update*")
-    paths = [path for pattern in (*patterns, *more) for path in sorted(root.glob(pattern))]
+    patterns = "checkpoints metrics.jsonl completions* attempts events* models pairs history reward_model* failed_update*"
+    paths = [path for pattern in (*patterns.split(), *more) for path in sorted(root.glob(pattern))]
     if not paths:
         return
     target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())
@@ -131,13 +133,16 @@ def open_run(
             check_contents(cfg)  # again, because another process may have written before the lock was taken
         if cfg.run.saves or cfg.run.resume:
             meta["bases"] = base_digests(state)
+        if cfg.run.output_dir:
+            if not cfg.run.resume:
+                set_aside(cfg.run.output_dir)
+            opened.enter_context(attempt(cfg.run.output_dir, meta))
         if cfg.run.resume:
             state = resume(cfg, state, meta, step)
-        elif cfg.run.output_dir:
-            set_aside(cfg.run.output_dir)
         if cfg.run.saves:
             savers = [(opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit)), meta)]
         if cfg.run.output_dir:
+            console.info("the first step is %d", int(state.step))
             hparams = meta["config"] | {"environment": meta.get("environment", {})}
             writer = opened.enter_context(open_writer(cfg, hparams, int(state.step), wandb_config))
         elif cfg.run.progress:
@@ -156,6 +161,7 @@ def open_writer(cfg: TrainConfig, hparams: dict[str, Any], start_step: int, wand
         tensorboard=cfg.run.tensorboard,
         progress=cfg.run.progress,
         wandb_config=wandb_config,
+        max_completions_mb=cfg.run.max_completions_mb,
     )
 
 

@@ -9,33 +9,26 @@ Errors of logs do not stop training. Rows that do not fit on a full disk wait in
 fits (`log_file`); nothing more is shown on a terminal that has closed. Each failed write is counted in `log_errors`, and the
 first of each log is reported. Only a run directory that cannot be written at the start is an error.
 
-TensorBoard events are written here, not by tensorboardX's `SummaryWriter`: if its background thread dies on a full disk, its
-queue fills up and the next call blocks forever; and its record writer leaves partial records.
-
 Left out: texts and histograms in `metrics.jsonl`, texts in W&B, system metrics, averages (values are written unchanged).
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import math
 import os
-import socket
-import struct
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jmarl.training.logs import completions_file
 from jmarl.training.logs.log_file import LogFile
-from jmarl.training.logs.sink import Sink
-from jmarl.training.logs.tables import escape
-from jmarl.training.logs.terminal import REWARD_TAG, Terminal
+from jmarl.training.logs.sinks import Sink, TensorBoard, Wandb
+from jmarl.training.logs.terminal import Terminal
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +46,7 @@ class MetricsWriter:
         progress: whether to show a progress bar, or lines if stdout is no terminal.
         print_every: steps between such lines.
         wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
+        max_completions_mb: largest size of `completions.jsonl.gz`; 0: it is not written.
 
     Attributes:
         log_errors: number of failed writes.
@@ -70,6 +64,7 @@ class MetricsWriter:
         progress: bool = True,
         print_every: int = 10,
         wandb_config: Mapping[str, Any] | None = None,
+        max_completions_mb: int = 0,
     ):
         self.log_errors = 0
         self._warned: set[str] = set()
@@ -77,7 +72,7 @@ class MetricsWriter:
         self.evaluated: frozenset[int] = frozenset()
         self._sinks: dict[str, Sink] = {}
         if run_dir:
-            self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config)
+            self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config, max_completions_mb)
         if progress:
             with self._counting("progress", Terminal.errors):
                 self._sinks["progress"] = Terminal(total_steps, start_step, print_every)
@@ -89,15 +84,18 @@ class MetricsWriter:
         start_step: int,
         tensorboard: bool,
         wandb_config: Mapping[str, Any] | None,
+        max_completions_mb: int,
     ) -> None:
         rows = _Jsonl(run_dir, start_step)
         self.evaluated = frozenset(int(row["eval/updates"]) for row in rows.earlier if "eval/updates" in row)
         self._sinks["metrics.jsonl"] = rows
+        if max_completions_mb:
+            self._sinks[completions_file.NAME] = _Completions(run_dir, start_step, max_completions_mb)
         if wandb_config is not None:
-            self._sinks["W&B"] = _Wandb(run_dir, hparams, wandb_config)
+            self._sinks["W&B"] = Wandb(run_dir, hparams, wandb_config)
         if tensorboard:
-            with self._counting("TensorBoard", _TensorBoard.errors):
-                self._sinks["TensorBoard"] = _TensorBoard(run_dir, hparams, start_step)
+            with self._counting("TensorBoard", TensorBoard.errors):
+                self._sinks["TensorBoard"] = TensorBoard(run_dir, hparams, start_step)
 
     def write(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Write one row. Its values are numbers or arrays of one element, its tags are names such as `agent_0/loss`."""
@@ -110,6 +108,10 @@ class MetricsWriter:
     def text(self, step: int, name: str, markdown: str) -> None:
         """Write a Markdown text to TensorBoard."""
         self._call("text", step, valid(name), valid(markdown))
+
+    def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
+        """Write the completions of a step or an evaluation to `completions.jsonl.gz`, see `completions_file`."""
+        self._call("completions", step, kind, record)
 
     def histogram(self, step: int, name: str, values: Any) -> None:
         """Write the distribution of the finite values to TensorBoard and W&B, if there are any."""
@@ -173,71 +175,13 @@ class _Jsonl(Sink):
         self.file.close()
 
 
-class _TensorBoard(Sink):
-    """An event file in the run directory, whose name TensorBoard shows as the name of the run."""
-
-    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
-        # Imported here, because tensorboardX imports torch (two seconds) if it is installed.
-        from tensorboardX import summary
-        from tensorboardX.proto import event_pb2, summary_pb2
-        from tensorboardX.record_writer import masked_crc32c
-
-        event: Any = event_pb2  # generated modules, whose classes a type checker does not see
-        protos: Any = summary_pb2
-        self.summary, self.protos, self.event, self.checksum = summary, protos, event.Event, masked_crc32c
-        # TensorBoard reads the files of a run in the order of their names; nanoseconds separate two of the same second.
-        now = time.time_ns()
-        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}.{os.getpid()}"
-        self.file = LogFile(run_dir / name)
-        self._add(file_version="brain.Event:2")
-        restart = event.SessionLog(status=event.SessionLog.START)
-        self._add(step=start_step, session_log=restart)  # TensorBoard hides earlier events from this step on
-        experiment, start, self.end = summary.hparams(dict(hparams), {REWARD_TAG: 0.0})
-        rows = "\n".join(f"| {escape(name)} | {escape(str(value))} |" for name, value in hparams.items())
-        for item in (experiment, start, summary.text("hparams", f"| name | value |\n| --- | --- |\n{rows}")):
-            self._add(step=start_step, summary=item)
-
-    def _add(self, **fields: Any) -> None:
-        """Append an event as a record of the TFRecord format: length, its checksum, data, their checksum."""
-        data = self.event(wall_time=time.time(), **fields).SerializeToString()
-        length = struct.pack("<Q", len(data))
-        sums = (struct.pack("<I", self.checksum(part)) for part in (length, data))
-        self.file.write(b"".join((length, next(sums), data, next(sums))))
+class _Completions(Sink):
+    def __init__(self, run_dir: Path, start_step: int, max_mb: int):
+        self.file = completions_file.CompletionsFile(run_dir / completions_file.NAME, start_step, max_mb * 10**6)
+        self.completions, self.sync, self.close = self.file.write, self.file.sync, self.file.close
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        values = [self.protos.Summary.Value(tag=tag, simple_value=value) for tag, value in row.items()]
-        self._add(step=step, summary=self.protos.Summary(value=values))
-
-    def text(self, step: int, name: str, markdown: str) -> None:
-        self._add(step=step, summary=self.summary.text(name, markdown))
-
-    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
-        self._add(step=step, summary=self.summary.histogram(name, values, bins="auto", max_bins=64))
-
-    def close(self) -> None:
-        try:
-            self._add(summary=self.end)
-        finally:
-            self.file.close()
-
-
-class _Wandb(Sink):
-    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any]):
-        try:
-            self.wandb = importlib.import_module("wandb")
-        except ImportError as error:
-            raise ImportError("wandb_config was given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
-        self.errors = (OSError, self.wandb.Error)
-        self.run = self.wandb.init(**{"dir": str(run_dir), "config": dict(hparams)} | dict(config))
-
-    def write(self, step: int, row: dict[str, float]) -> None:
-        self.run.log(row, step=step)
-
-    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
-        self.run.log({name: self.wandb.Histogram(values)}, step=step)
-
-    def close(self) -> None:
-        self.run.finish()
+        """Do nothing: numbers are in `metrics.jsonl`."""
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

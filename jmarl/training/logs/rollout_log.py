@@ -11,6 +11,7 @@ from jmarl.evaluation.evaluate import Evaluation, numbers
 from jmarl.models.stack import to_host
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_agents
+from jmarl.training.logs.completions_file import EVAL, TRAIN, finite
 from jmarl.training.logs.step_log import Step, StepLog, update_metrics
 from jmarl.training.logs.tables import joint_actions_table
 from jmarl.training.records import Played
@@ -46,6 +47,14 @@ class RolloutLog(StepLog):
         ]
         return experience, {"items": list(experience.tasks), "turns": turns}
 
+    def after_row(self, step: Step, row: dict[str, float]) -> None:
+        if self.writer is not None and self.cfg.run.max_completions_mb:
+            experience = step.experience
+            replaced = experience.rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
+            tasks = [] if replaced else list(experience.tasks)
+            self.writer.completions(step.number, TRAIN, {"tasks": finite(tasks), "turns": turn_records(experience.rollout)})
+        super().after_row(step, row)
+
     def texts(self, step: Step) -> None:
         assert self.writer is not None
         for name, turn in named_turns(step.experience.rollout):
@@ -58,10 +67,13 @@ class RolloutLog(StepLog):
     def evaluation_row(self, result: Evaluation) -> dict[str, float]:
         return numbers(result)
 
-    def evaluation_texts(self, step: int, result: Evaluation) -> None:
+    def evaluation_texts(self, updates: int, result: Evaluation) -> None:
         assert self.writer is not None
+        step = max(updates - 1, 0)
         for name, turn in named_turns(result.rollout):
             self.writer.text(step, f"eval/{name}joint_actions", self.table(step, turn))
+        if self.cfg.run.max_completions_mb:
+            self.writer.completions(step, EVAL, {"updates": updates, "tasks": [], "turns": turn_records(result.rollout)})
 
     def table(self, step: int, turn: Turn) -> str:
         """Return the best, the worst and random joint actions of a turn as Markdown."""
@@ -75,6 +87,26 @@ class RolloutLog(StepLog):
 def named_turns(rollout: Rollout) -> list[tuple[str, Turn]]:
     """Return the turns with the prefixes of their columns. The prefix is empty in runs of one turn."""
     return [(f"turn_{t}/" if rollout.num_turns > 1 else "", turn) for t, turn in enumerate(rollout.turns)]
+
+
+def turn_records(rollout: Rollout) -> list[dict[str, Any]]:
+    """Return the turns of a rollout as JSON values, see `completions_file`."""
+    return [
+        {
+            "prompts": turn.prompts,
+            "acts": turn.acts.tolist(),
+            "completions": turn.texts,
+            "joint": turn.joint.tolist(),
+            "rewards": finite(np.round(np.asarray(turn.rewards, float), 6).tolist()),
+            "parts": {
+                name: finite(np.round(np.asarray(x, float), 6).reshape(len(turn.items), -1).tolist())
+                for name, x in turn.parts.items()
+            },
+            "parents": turn.parents.tolist(),
+            "items": turn.items.tolist(),
+        }
+        for turn in rollout.turns
+    ]
 
 
 def mean_return(rollout: Rollout) -> float:

@@ -91,7 +91,7 @@ class StepLog:
         update. start: `time.monotonic()` before the evaluation, which does not count as training time."""
         if self.writer is not None and not self.was_evaluated(updates):
             self.writer.write(max(updates - 1, 0), {"eval/updates": updates} | self.evaluation_row(result))
-            self.evaluation_texts(max(updates - 1, 0), result)
+            self.evaluation_texts(updates, result)
         self._started += time.monotonic() - start
 
     def was_evaluated(self, updates: int) -> bool:
@@ -123,8 +123,8 @@ class StepLog:
         """Return the metrics of an evaluation."""
         raise NotImplementedError
 
-    def evaluation_texts(self, step: int, result: Any) -> None:
-        """Write texts of an evaluation."""
+    def evaluation_texts(self, updates: int, result: Any) -> None:
+        """Write texts of an evaluation after a number of updates."""
 
 
 def update_metrics(team: Team, metrics: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sys
 import threading
@@ -15,12 +16,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jmarl.training.logs.sink import Sink
+from jmarl.training.logs.sinks import REWARD_TAG, Sink
 
-REWARD_TAG = "reward/mean"  # also of TensorBoard's HPARAMS tab
 LOSS_TAG = "loss"  # in runs without rewards
 SPEED_TAG = "tokens_per_s"
 QUIET = 30.0  # seconds after which a line is shown, whatever a step does
+
+console = logging.getLogger("jmarl.console")  # the lines that are printed, for the log of an attempt
+console.setLevel(logging.INFO)
+console.propagate = False
+console.addHandler(logging.NullHandler())
 
 
 class _Console(Console):
@@ -39,13 +44,13 @@ class Terminal(Sink):
         self.done = start_step
         self.started = self.shown = time.monotonic()  # shown: when the last line was
         self.bar = self.task = None
-        console = _Console()
+        screen = _Console()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._show_life, daemon=True)
-        if sys.stdout is not None and console.is_terminal and not console.is_jupyter:
+        if sys.stdout is not None and screen.is_terminal and not screen.is_jupyter:
             texts = map(TextColumn, ("{task.fields[reward]}", "{task.fields[speed]} tokens/s"))
             columns = MofNCompleteColumn(), BarColumn(), *texts, TimeElapsedColumn(), TextColumn("left")
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False)
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=screen, auto_refresh=False)
             self.task = self.bar.add_task("", total=total_steps, completed=start_step, reward="", speed="-")
             _to_stdout(self.bar.start)
         else:
@@ -84,6 +89,7 @@ class Terminal(Sink):
 
     def _line(self, text: str) -> None:
         self.shown = time.monotonic()
+        console.info(text)
         _to_stdout(partial(self.bar.console.print, text) if self.bar is not None else partial(print, text, flush=True))
 
     def _quiet_for(self) -> float:
@@ -101,6 +107,7 @@ class Terminal(Sink):
 
 def say(line: str) -> None:
     """Print a line. Errors are ignored, because a closed stdout must not stop a run."""
+    console.info(line)
     with contextlib.suppress(*Terminal.errors):
         _to_stdout(partial(print, line, flush=True))
 

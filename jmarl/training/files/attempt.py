@@ -1,0 +1,81 @@
+"""Record each start of a run in `attempts/N/` of its directory, so that a run of several resumes can be understood.
+
+`start.json` has the command line, the host, versions, devices, the time and the settings. `log.txt` has the first step, the
+lines that the run printed, warnings of jmarl's loggers, and how the attempt ended; a killed process leaves no last line.
+
+Left out: tables of a terminal's progress bar (`metrics.jsonl` has their numbers), and what rewards and environments print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jmarl.training.logs.terminal import console
+
+PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
+LOGGERS = (logging.getLogger("jmarl"), console)
+
+
+@contextlib.contextmanager
+def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Path]:
+    """Write `attempts/N/start.json`, and `log.txt` until the context ends. Yields the folder.
+
+    directory: of the run, which is locked; settings: what the run consists of, as JSON values.
+    """
+    folder = _next_folder(Path(directory) / "attempts")
+    content = {
+        "command": [sys.executable, *sys.argv],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "directory": os.getcwd(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "devices": [str(device) for device in jax.devices()],
+        "settings": settings,
+    }
+    (folder / "start.json").write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="replace")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    for logger in LOGGERS:
+        logger.addHandler(handler)
+    try:
+        yield folder
+        console.info("the attempt ended")
+    except BaseException as error:
+        console.info("the attempt ended with %s: %s", type(error).__name__, error)
+        raise
+    finally:
+        for logger in LOGGERS:
+            logger.removeHandler(handler)
+        handler.close()
+
+
+def _next_folder(attempts: Path) -> Path:
+    """Make and return the folder of the next attempt; numbers begin at 1."""
+    numbers = [int(path.name) for path in attempts.glob("*") if path.name.isdigit()] if attempts.exists() else []
+    folder = attempts / str(max(numbers, default=0) + 1)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _version(name: str) -> str:
+    """Return the version of a package; empty if it is not installed as one."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

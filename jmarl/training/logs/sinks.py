@@ -1,0 +1,116 @@
+"""The logs that `metrics_writer` writes to: their common base, TensorBoard, and Weights & Biases.
+
+TensorBoard events are written here, not by tensorboardX's `SummaryWriter`: if its background thread dies on a full disk, its
+queue fills up and the next call blocks forever; and its record writer leaves partial records.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jmarl.training.logs.log_file import LogFile
+from jmarl.training.logs.tables import escape
+
+REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
+
+
+class Sink(abc.ABC):
+    """One log. Its `errors` are counted and do not stop the run."""
+
+    errors: tuple[type[BaseException], ...] = (OSError,)
+
+    @abc.abstractmethod
+    def write(self, step: int, row: dict[str, float]) -> None:
+        """Write a row of metrics by their tags."""
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        return None
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        return None
+
+    def completions(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
+        return None
+
+    def sync(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class TensorBoard(Sink):
+    """An event file in the run directory, whose name TensorBoard shows as the name of the run."""
+
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], start_step: int):
+        # Imported here, because tensorboardX imports torch (two seconds) if it is installed.
+        from tensorboardX import summary
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import masked_crc32c
+
+        event: Any = event_pb2  # generated modules, whose classes a type checker does not see
+        protos: Any = summary_pb2
+        self.summary, self.protos, self.event, self.checksum = summary, protos, event.Event, masked_crc32c
+        # TensorBoard reads the files of a run in the order of their names; nanoseconds separate two of the same second.
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}.{os.getpid()}"
+        self.file = LogFile(run_dir / name)
+        self._add(file_version="brain.Event:2")
+        restart = event.SessionLog(status=event.SessionLog.START)
+        self._add(step=start_step, session_log=restart)  # TensorBoard hides earlier events from this step on
+        experiment, start, self.end = summary.hparams(dict(hparams), {REWARD_TAG: 0.0})
+        rows = "\n".join(f"| {escape(name)} | {escape(str(value))} |" for name, value in hparams.items())
+        for item in (experiment, start, summary.text("hparams", f"| name | value |\n| --- | --- |\n{rows}")):
+            self._add(step=start_step, summary=item)
+
+    def _add(self, **fields: Any) -> None:
+        """Append an event as a record of the TFRecord format: length, its checksum, data, their checksum."""
+        data = self.event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        sums = (struct.pack("<I", self.checksum(part)) for part in (length, data))
+        self.file.write(b"".join((length, next(sums), data, next(sums))))
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        values = [self.protos.Summary.Value(tag=tag, simple_value=value) for tag, value in row.items()]
+        self._add(step=step, summary=self.protos.Summary(value=values))
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        self._add(step=step, summary=self.summary.text(name, markdown))
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        self._add(step=step, summary=self.summary.histogram(name, values, bins="auto", max_bins=64))
+
+    def close(self) -> None:
+        try:
+            self._add(summary=self.end)
+        finally:
+            self.file.close()
+
+
+class Wandb(Sink):
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any]):
+        try:
+            self.wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise ImportError("wandb_config was given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
+        self.errors = (OSError, self.wandb.Error)
+        self.run = self.wandb.init(**{"dir": str(run_dir), "config": dict(hparams)} | dict(config))
+
+    def write(self, step: int, row: dict[str, float]) -> None:
+        self.run.log(row, step=step)
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        self.run.log({name: self.wandb.Histogram(values)}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()

@@ -1,0 +1,167 @@
+"""completions.jsonl.gz: complete records after a kill, none repeated after a resume, a bounded size; attempts/N."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import time
+
+import pytest
+
+from jmarl.config import TrainConfig
+from jmarl.envs.rewards import make_reward
+from jmarl.team import make_team
+from jmarl.training.logs.completions_file import CompletionsFile, finite, read_completions, steps_of
+from jmarl.training.seeds import train_seeds
+from jmarl.training.train import train
+
+ITEMS = [{"prompt": text, "answer": 3} for text in ("apples", "pears", "question", "The answer")]
+
+
+def turns(step: int, size: int = 400) -> dict:
+    rng = random.Random(step)
+    return {"turns": ["".join(chr(rng.randint(97, 122)) for _ in range(size))]}
+
+
+def fill(path, steps, start_step=0, max_bytes=10**6):
+    file = CompletionsFile(path, start_step, max_bytes)
+    for step in steps:
+        file.write(step, "train", turns(step))
+    file.close()
+
+
+def test_a_resumed_file_equals_one_that_was_never_stopped(tmp_path):
+    fill(tmp_path / "whole", range(10))
+    fill(tmp_path / "resumed", range(7))
+    fill(tmp_path / "resumed", range(4, 10), start_step=4)
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "resumed").read_bytes()
+    lines = gzip.decompress((tmp_path / "whole").read_bytes()).decode().splitlines()
+    assert [json.loads(line) for line in lines] == list(read_completions(tmp_path / "whole"))
+
+
+def test_a_kill_damages_at_most_the_last_record(tmp_path, caplog):
+    fill(tmp_path / "file", range(3))
+    data = (tmp_path / "file").read_bytes()
+    (tmp_path / "file").write_bytes(data[:-5])
+    assert [record["step"] for record in read_completions(tmp_path / "file")] == [0, 1]
+    assert "record 3 is damaged" in caplog.text
+    fill(tmp_path / "file", [2], start_step=2)
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_a_full_file_keeps_steps_of_the_whole_run_and_held_out_ones(tmp_path, caplog):
+    path = tmp_path / "file"
+    file = CompletionsFile(path, 0, 4000)
+    file.write(0, "eval", turns(0))
+    for step in range(50):
+        file.write(step, "train", turns(step))
+        assert path.stat().st_size <= 4000
+    file.close()
+    assert [(step, kind) for step, kind, _ in steps_of(path)] == [(0, "eval"), *((s, "train") for s in range(0, 50, 8))]
+    assert caplog.text.count("max_completions_mb") == 1
+    fill(path, range(40, 60), start_step=40, max_bytes=4000)  # a resumed run goes on with the same steps
+    assert [step for step, kind, _ in steps_of(path) if kind == "train"] == [*range(0, 60, 8)]
+
+
+def test_a_record_larger_than_the_file_may_be_is_left_out(tmp_path):
+    file = CompletionsFile(tmp_path / "file", 0, 100)
+    file.write(0, "train", turns(0))
+    file.write(1, "train", turns(1))
+    file.close()
+    assert steps_of(tmp_path / "file") == []
+
+
+def test_a_step_of_the_size_of_a_real_one_is_written_in_milliseconds(tmp_path):
+    words = [*"abcdefgh", "story", "city", "clouds", "agents", "apples", "because", "together"]
+    rng = random.Random(0)
+    texts = [[[" ".join(rng.choices(words, k=90)) for _ in range(64)]] for _ in range(2)]
+    file = CompletionsFile(tmp_path / "file", 0, 10**8)
+    start = time.monotonic()
+    file.write(0, "train", {"turns": [{"completions": texts}]})
+    assert time.monotonic() - start < 0.2  # 64 completions of 2 agents: about 10 ms
+    file.close()
+
+
+def test_numbers_that_are_not_finite_are_null():
+    assert finite({"a": [float("nan"), 1.0], 2: "x"}) == {"a": [None, 1.0], "2": "x"}
+
+
+def overlap(a, b):
+    return [float(len(set(x) & set(y))) for x, y in zip(a, b, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def team(random_agent, tiny_config, tiny_tokenizer):
+    return [random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)]
+
+
+def settings(directory, **changes) -> TrainConfig:
+    sizes = dict(num_prompts=2, num_generations=3, max_new_tokens=4, num_updates=2, progress=False)
+    return TrainConfig.of(**sizes | dict(output_dir=str(directory)) | changes)
+
+
+def play(agents, cfg):
+    team, params = make_team(agents)
+    train(team, make_reward([overlap], num_agents=2), ITEMS, cfg, params=params, eval_items=ITEMS[:1])
+
+
+@pytest.fixture(scope="module")
+def directory(team, tmp_path_factory):
+    """A run of two updates that was resumed for a third one."""
+    directory = tmp_path_factory.mktemp("run")
+    play(team, settings(directory))
+    play(team, settings(directory, num_updates=3, resume=True, progress=True))
+    return directory
+
+
+def test_a_run_keeps_all_that_was_written_and_how_it_was_rewarded(directory):
+    records = list(read_completions(directory / "completions.jsonl.gz"))
+    kinds = [(r["kind"], r["step"], r.get("updates")) for r in records]
+    train_steps = [("train", step, None) for step in range(3)]
+    assert sorted(kinds, key=str) == sorted([("eval", 0, 0), ("eval", 1, 2), ("eval", 2, 3), *train_steps], key=str)
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    for record in (r for r in records if r["kind"] == "train"):
+        turn = record["turns"][0]
+        assert [task["prompt"] for task in record["tasks"]] == turn["prompts"][0] == turn["prompts"][1]
+        (first, second), joint = turn["completions"], turn["joint"]
+        values = [[overlap([first[p][a]], [second[p][b]])[0] for a, b in joint] for p in range(2)]
+        assert turn["parts"] == {"overlap": values} and turn["rewards"] == [[[x, x] for x in row] for row in values]
+        row = next(row for row in rows if row["step"] == record["step"] and "reward/mean" in row)
+        assert row["reward/mean"] == pytest.approx(sum(map(sum, values)) / 6)
+
+
+def test_each_start_of_a_run_is_recorded(directory):
+    first, second = (json.loads((directory / f"attempts/{n}/start.json").read_text()) for n in (1, 2))
+    assert first["settings"]["config"]["num_updates"] == 2 and second["settings"]["config"]["num_updates"] == 3
+    assert first["command"] and first["host"] and first["versions"]["jax"] and first["devices"] and first["time"]
+    log = (directory / "attempts/2/log.txt").read_text()
+    assert "from step 2 of 3" in log and "step 3/3  reward" in log and log.strip().endswith("the attempt ended")
+    assert "reward" not in (directory / "attempts/1/log.txt").read_text(), "the first one printed no progress"
+
+
+def test_an_attempt_that_fails_says_why(team, tmp_path):
+    with pytest.raises(ValueError, match="valid reward"):
+        train(
+            make_team(team)[0],
+            make_reward([lambda a, b: [float("nan")] * len(a)], num_agents=2),
+            ITEMS,
+            settings(tmp_path),
+            params=make_team(team)[1],
+        )
+    assert "the attempt ended with ValueError" in (tmp_path / "attempts/1/log.txt").read_text()
+
+
+def test_no_completions_are_kept_where_they_are_switched_off(team, tmp_path):
+    play(team, settings(tmp_path, max_completions_mb=0, num_updates=1))
+    assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "completions.jsonl.gz").exists()
+
+
+def test_each_of_several_seeds_keeps_its_own(team, tmp_path):
+    team, params = make_team(team)
+    train_seeds(
+        team, make_reward([overlap], num_agents=2), ITEMS, settings(tmp_path, num_updates=1), seeds=[0, 1], params=params
+    )
+    runs = [list(read_completions(tmp_path / f"seed_{seed}" / "completions.jsonl.gz")) for seed in (0, 1)]
+    assert [len(run) for run in runs] == [1, 1] and runs[0] != runs[1]
+    assert not (tmp_path / "completions.jsonl.gz").exists()
