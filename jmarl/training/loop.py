@@ -34,6 +34,7 @@ from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.interrupt import Interrupted, interruptible
 from jmarl.training.files.run_directory import open_run, resume
 from jmarl.training.files.saving import Saves, write_models
+from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.step_log import StepLog, update_metrics
 from jmarl.training.logs.terminal import say
 from jmarl.types import Batches, TeamState
@@ -64,8 +65,10 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     """Train from `state`, which is donated, to the last update or until a signal."""
     run, first = setup.cfg.run, int(state.step)
     interrupted, before, after = False, None, None
+    CLOCK.start()
     if source.prepare is not None:
-        source.prepare(state)
+        with CLOCK.phase("compiling"):
+            source.prepare(state)
     saves.check_room(state)
     with interruptible(bool(saves.savers)) as signals:
         try:
@@ -76,16 +79,19 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
             for step in range(first, run.num_updates):
                 if interrupted := signals.requested:
                     break
-                experience = source.play(step, state)
+                with CLOCK.phase("rewards"):
+                    experience = source.play(step, state)
                 played_at = time.monotonic()  # the next two calls may wait for the update before; a step ends with its rewards
-                batches = source.make_batches(state, experience)
-                state, metrics = update_team(setup, state, batches)
+                with CLOCK.phase("update"):
+                    batches = source.make_batches(state, experience)
+                    state, metrics = update_team(setup, state, batches)
                 log.step(step, experience, metrics, played_at)
                 del experience, batches  # free their memory; the log keeps what it needs
                 log.failed_saves = saves.check()
                 if saves.is_due(step + 1):
                     log.sync()
-                    saves.save(step + 1, state)
+                    with CLOCK.phase("checkpoint"):
+                        saves.save(step + 1, state)
                 log.stop_if_not_finite()
                 if interrupted := signals.requested:
                     break
@@ -115,7 +121,8 @@ def evaluate_if_due(source: Source, state: TeamState, updates: int, log: StepLog
         return None
     log.flush()  # the row of the last update comes first; waiting for that update is training time
     start = time.monotonic()
-    result = source.evaluate(state)
+    with CLOCK.phase("evaluation"):
+        result = source.evaluate(state)
     log.evaluation(updates, result, start)
     return result
 

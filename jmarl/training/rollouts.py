@@ -20,8 +20,9 @@ from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, refill
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
-from jmarl.sampling.generate import Sampler, sample_team
+from jmarl.sampling.generate import Sampler
 from jmarl.team import Team
+from jmarl.training.logs.goodput import timed_sampler
 from jmarl.training.logs.terminal import say
 from jmarl.training.loop import Source
 from jmarl.training.precompile import compile_all, programs_of_run
@@ -71,7 +72,7 @@ def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) 
 
 def sampler_of(team: Team, state: TeamState) -> Sampler:
     """Return a function that samples completions from the policies of a state."""
-    return partial(sample_team, team, [lora.model_of(stack) for stack in state.stacks])
+    return timed_sampler(team, [lora.model_of(stack) for stack in state.stacks])
 
 
 def play_step(

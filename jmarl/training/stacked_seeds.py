@@ -25,9 +25,10 @@ from jmarl.models import lora, sharding
 from jmarl.models.sharding import mesh_of, put
 from jmarl.models.stack import is_shared, map_own, take_agents, to_host
 from jmarl.rollout.turns import Rollout
-from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host, sample_team
+from jmarl.sampling.generate import Past, Sampler, SampleRequest, on_host
 from jmarl.team import StackSpec, Team, map_stacks
 from jmarl.training.lock_step import run_in_lock_step
+from jmarl.training.logs.goodput import timed_sampler
 from jmarl.training.rollouts import rollout_batches
 from jmarl.training.start import mesh_of_critics
 from jmarl.types import Batch, Batches, Completions, StackState, TeamState
@@ -136,13 +137,13 @@ def sample_together(
     """
     count = len(runs.cfgs)
     if len(requests) == count and (joint := join_requests(list(requests.values()), runs.mesh)) is not None:
-        completions = [on_host(stack) for stack in sample_team(runs.joint_setup.team, params, joint)]
+        completions = [on_host(stack) for stack in timed_sampler(runs.joint_setup.team, params)(joint)]
         return {run: tuple(agents_of_run(stack, run, count) for stack in completions) for run in requests}
     completions_of = {}
     for run, request in requests.items():
         own = [stack_of_run(stack, run, count, runs.mesh_of_run) for stack in params]
         past = request.past and request.past._replace(caches=_put_caches(request.past.caches, runs.mesh_of_run))
-        completions_of[run] = sample_team(runs.team, own, request._replace(past=past))
+        completions_of[run] = timed_sampler(runs.team, own)(request._replace(past=past))
     return completions_of
 
 

@@ -12,6 +12,7 @@ from jmarl.models.stack import to_host
 from jmarl.rollout.turns import Rollout, Turn
 from jmarl.team import Team, to_agents
 from jmarl.training.logs.completions_file import EVAL, TRAIN, finite
+from jmarl.training.logs.diversity import diversity
 from jmarl.training.logs.step_log import Step, StepLog, update_metrics
 from jmarl.training.logs.tables import joint_actions_table
 from jmarl.training.records import Played
@@ -155,6 +156,8 @@ def turn_metrics(team: Team, turn: Turn, returns: np.ndarray) -> dict[str, float
         if acts.any():
             row[f"agent_{agent}/length"] = mean_of(counts[agent][acts])
             row[f"agent_{agent}/ended"] = mean_of(ended[agent][: len(turn.items)][acts])
+            groups = [turn.texts[agent][p] for p in np.flatnonzero(acts)]
+            row |= {f"agent_{agent}/{name}": x for name, x in diversity(groups).items()}
             row[f"agent_{agent}/return"] = mean_of(returns[agent][np.isfinite(returns[agent])])
     row["tokens"] = sum(c.sum() for c in counts)
     return row

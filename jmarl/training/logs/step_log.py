@@ -8,12 +8,15 @@ one update and one sampling. The first row contains compilation instead of an up
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import jax
 
 from jmarl.config import TrainConfig
 from jmarl.team import Team
 from jmarl.training.files.failed_update import NonFiniteWatch
+from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.types import TRACES
 
@@ -26,6 +29,7 @@ class Step(NamedTuple):
     metrics: Sequence[dict[str, Any]]  # of the update, on the device
     played_at: float  # `time.monotonic()` when its rewards arrived
     traced: int  # programs traced so far
+    seconds: Mapping[str, float] = {}  # of each phase since the step before, see `goodput`
 
 
 class StepLog:
@@ -45,7 +49,7 @@ class StepLog:
 
     def step(self, number: int, experience: Any, metrics: Sequence[dict[str, Any]], played_at: float) -> None:
         """Queue the row of a step, and write the row of the one before."""
-        self.add(Step(number, experience, metrics, played_at, sum(TRACES.values())))
+        self.add(Step(number, experience, metrics, played_at, sum(TRACES.values()), CLOCK.take()))
 
     def add(self, step: Step) -> None:
         """Queue a step, and write all rows but the newest."""
@@ -60,6 +64,8 @@ class StepLog:
         row = None
         while len(self.waiting) > leave:
             step = self.waiting[0]
+            with CLOCK.phase("update"):
+                jax.block_until_ready(step.metrics)
             row = self.write(step)
             self.last_step = step.number
             self.waiting.pop(0)
@@ -70,6 +76,7 @@ class StepLog:
         """Write and return the row of a step; waits for its update."""
         seconds = step.played_at - self._started - step.experience.preparation_s
         row = self.row(step, seconds) | step.experience.notes
+        row |= {f"time/{phase}": x for phase, x in step.seconds.items()}
         row |= {"time/step_s": seconds, "compiles": step.traced, "failed_saves": self.failed_saves}
         if self.writer is not None:
             self.writer.write(step.number, row)

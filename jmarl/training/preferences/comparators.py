@@ -27,9 +27,10 @@ from jmarl.models.sharding import mesh_of, place
 from jmarl.randomness import COMPARE, PROPOSE, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
-from jmarl.sampling.generate import Rows, sample_team, tokenize_first_turn, tokens_of
+from jmarl.sampling.generate import Rows, tokenize_first_turn, tokens_of
 from jmarl.team import Team, make_team, to_agents
 from jmarl.training.files.checkpoint import saved_steps
+from jmarl.training.logs.goodput import timed_sampler
 from jmarl.training.preferences.encoding import encode_text, end_token
 
 KEY = "COMPARATOR_API_KEY"  # environment variable
@@ -49,8 +50,9 @@ def play_items(
     team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, randomness: Randomness
 ) -> Rollout:
     """Return a rollout in which a team writes `num_generations` completions per item."""
-    sample = partial(sample_team, team, params)
-    return play(sample, team, items, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness)
+    return play(
+        timed_sampler(team, params), team, items, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness
+    )
 
 
 def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:

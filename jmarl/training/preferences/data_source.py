@@ -16,6 +16,7 @@ from jmarl.learning.setup import Setup
 from jmarl.learning.update import update_keys
 from jmarl.models import lora
 from jmarl.team import Team
+from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.loop import Source
 from jmarl.training.preferences.encoding import (
     Examples,
@@ -37,8 +38,9 @@ def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
     team, algorithm, cfg = setup.team, setup.algorithm, setup.cfg
 
     def draw(step: int, state: TeamState) -> Drawn:
-        numbers = examples_at(step, len(examples.tokens), batch_size(algorithm), cfg.run.seed)
-        return draw_examples(team, examples.take(numbers), algorithm)
+        with CLOCK.phase("data"):
+            numbers = examples_at(step, len(examples.tokens), batch_size(algorithm), cfg.run.seed)
+            return draw_examples(team, examples.take(numbers), algorithm)
 
     def evaluate(state: TeamState) -> dict[str, float]:
         return evaluate_on_data(team, [lora.model_of(stack) for stack in state.stacks], held_out, algorithm)

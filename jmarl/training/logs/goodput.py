@@ -1,0 +1,95 @@
+"""Goodput: the share of wall time that a run spends in sampling, rewards, updates, checkpoints, evaluations and compiling.
+
+`CLOCK` measures the thread of the training loop; each second counts for one phase only, the innermost one. The device works
+asynchronously, so what counts is where the host waits:
+
+    sampling    from the call of the sampler until its completions are there; weights that are not ready are waited for before
+    rewards     the rest of playing: environments, reward functions, tokenization. A reward that runs in a thread beside the
+                sampler counts only as long as the sampler has nothing to do
+    data        drawing given pairs and texts, in place of sampling and rewards
+    update      making batches, starting the update, and waiting for it, which happens before the next sampling or row; what the
+                host does meanwhile (logs, tokenization) counts for its own phase, although the device updates
+    checkpoint  copying the state to the host and starting to write it; the rest is written in the background
+    evaluation  held-out evaluations, their sampling and rewards included
+    compiling   lowering and compiling programs, whichever phase needed them; tracing counts for that phase
+    idle        the host is in none of these: it writes logs, or the loop itself runs
+
+The columns `time/…` of a step have the seconds since the row of the step before. So the update and the checkpoint of a step are
+in the row of the next one, and what follows the last step (its evaluation and checkpoint) is in no row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
+from jmarl.team import Team
+from jmarl.types import Completions
+
+PHASES = ("sampling", "rewards", "update", "checkpoint", "evaluation", "compiling", "idle")
+COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
+
+
+class Clock:
+    """Attributes the time of one thread to nested phases."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Start to measure the calling thread, which is idle."""
+        self.thread, self.current, self.since = threading.get_ident(), "idle", time.monotonic()
+        self.seconds: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Attribute the time in the context to a phase; nothing happens in other threads."""
+        if threading.get_ident() != self.thread:
+            yield
+            return
+        outer = self.current
+        self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each phase since the last call or `start`."""
+        self._switch(self.current)
+        seconds, self.seconds = self.seconds, Counter()
+        return {name: seconds[name] for name in dict.fromkeys((*PHASES, *seconds))}
+
+    def compiled(self, event: str, seconds: float, **_: Any) -> None:
+        """Move seconds of compilation from the current phase to `compiling`. A listener of `jax.monitoring`."""
+        if event in COMPILING and threading.get_ident() == self.thread:
+            self.seconds.update({self.current: -seconds})
+            self.seconds.update({"compiling": seconds})
+
+    def _switch(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[self.current] += now - self.since
+        self.current, self.since = name, now
+
+
+CLOCK = Clock()
+jax.monitoring.register_event_duration_secs_listener(CLOCK.compiled)
+
+
+def timed_sampler(team: Team, params: Sequence[Any]) -> Sampler:
+    """Return a function that samples completions and counts the time as sampling. params: parameters [A, ...] of each stack."""
+
+    def sample(request: SampleRequest) -> tuple[Completions, ...]:
+        with CLOCK.phase("update"):
+            jax.block_until_ready(params)
+        with CLOCK.phase("sampling"):
+            return jax.block_until_ready(sample_team(team, params, request))
+
+    return sample

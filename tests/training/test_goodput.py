@@ -1,0 +1,101 @@
+"""The meters of a step: diversity of completions, and the seconds of each phase."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jmarl.training.logs.diversity import diversity
+from jmarl.training.logs.goodput import CLOCK, PHASES, Clock
+from jmarl.training.logs.metrics_writer import read_rows
+
+
+def test_diversity_of_groups_in_closed_form():
+    # words a b a c: 3 of 4 differ; pairs ab, ac: both; second group: 1 of 3 words, no pairs, 2 of 3 texts are repeats
+    assert diversity([["a b", "a c"], ["x", "x", "x"]]) == {
+        "distinct_1": pytest.approx((3 / 4 + 1 / 3) / 2),
+        "distinct_2": 1.0,
+        "repeated": pytest.approx((0 + 2 / 3) / 2),
+    }
+
+
+def test_groups_without_words_have_no_distinct_ones():
+    assert diversity([["", ""]]) == {"repeated": 0.5}
+
+
+def test_every_second_counts_once_for_the_innermost_phase():
+    clock = Clock()
+    start = time.monotonic()
+    with clock.phase("rewards"):
+        time.sleep(0.02)
+        with clock.phase("sampling"):
+            time.sleep(0.04)
+        time.sleep(0.02)
+    time.sleep(0.03)
+    seconds, wall = clock.take(), time.monotonic() - start
+    assert sum(seconds.values()) == pytest.approx(wall, abs=0.005)
+    assert seconds["sampling"] >= 0.04 and 0.04 <= seconds["rewards"] < 0.07 and seconds["idle"] >= 0.03
+    assert sum(clock.take().values()) < 0.01, "what was taken does not count again"
+
+
+def test_a_phase_in_another_thread_does_not_count():
+    clock = Clock()
+
+    def work():
+        with clock.phase("rewards"):
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    seconds = clock.take()
+    assert seconds["rewards"] == 0 and seconds["idle"] >= 0.02
+
+
+def test_compilation_is_moved_out_of_the_phase_that_needed_it():
+    CLOCK.start()
+    start = time.monotonic()
+    with CLOCK.phase("update"):
+        jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x).T + start)(jnp.ones((3, 5)))
+    seconds, wall = CLOCK.take(), time.monotonic() - start
+    assert seconds["compiling"] > 0 and seconds["update"] > 0
+    assert sum(seconds.values()) == pytest.approx(wall, abs=0.01)
+
+
+def test_an_error_ends_its_phase():
+    clock = Clock()
+    with pytest.raises(KeyError), clock.phase("rewards"):
+        raise KeyError
+    time.sleep(0.01)
+    assert clock.take()["idle"] >= 0.01
+
+
+def slow(a, b):
+    time.sleep(0.05)
+    return [float(len(x) > len(y)) for x, y in zip(a, b, strict=True)]
+
+
+def test_the_seconds_of_a_slow_reward_are_in_its_column(random_agent, tiny_config, tiny_tokenizer, tmp_path):
+    from jmarl.config import TrainConfig
+    from jmarl.envs.rewards import make_reward
+    from jmarl.team import make_team
+    from jmarl.training.train import train
+
+    team, params = make_team([random_agent(tiny_config(), tiny_tokenizer, seed) for seed in (0, 1)])
+    cfg = TrainConfig.of(
+        num_updates=3, num_prompts=1, num_generations=3, max_new_tokens=4, progress=False, output_dir=str(tmp_path),
+        save_every=1, log_every=1,
+    )  # fmt: skip
+    start = time.monotonic()
+    train(team, make_reward([slow], num_agents=2), [{"prompt": "apples"}], cfg, params=params)
+    wall = time.monotonic() - start
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert all(f"time/{phase}" in row for row in rows for phase in PHASES)
+    assert all(0.05 <= row["time/rewards"] < 0.05 + wall / 10 for row in rows)
+    assert rows[0]["time/compiling"] > rows[2]["time/compiling"] and rows[1]["time/update"] > 0
+    assert rows[1]["time/checkpoint"] > 0 and rows[1]["time/sampling"] > 0 and rows[1]["time/evaluation"] == 0
+    assert sum(row[f"time/{phase}"] for row in rows for phase in PHASES) <= wall
