@@ -35,6 +35,7 @@ ORDER = [
     "rollout",
     "evaluation",
     "training",
+    "report",
     "comlrl",
     "mrlm",
     "cli",
@@ -58,8 +59,8 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 HOST = {
     "models.hub", "envs", "sandbox", "rl.returns", "rollout.counterfactual", "evaluation.statistics", "evaluation.zero_shot",
     "training.preferences.pairs", "training.logs.metrics_writer", "training.logs.log_file", "training.logs.tables",
-    "training.logs.sink", "training.logs.terminal", "training.files.manifest", "training.files.lock",
-    "training.files.interrupt", "training.files.fingerprint",
+    "training.logs.sinks", "training.logs.terminal", "training.logs.completions_file", "training.logs.diversity", "report",
+    "training.files.manifest", "training.files.lock", "training.files.interrupt", "training.files.fingerprint",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"randomness", "config", "models.config"}

@@ -22,9 +22,10 @@ COMMANDS: dict[str, str] = {
     "eval": "play without learning: mean return, success rate, parts of the reward",
     "collect": "play without learning, and write what was written as trajectories and pairs",
     "play": "print one episode turn by turn",
-    "info": "show devices, versions, environments and algorithms, and whether they work",
+    "report": "write one HTML file with curves, settings, held-out results and completions of runs",
     "export": "write the agents of a run for transformers, vLLM and peft",
     "configs": "list and show the YAML files that come with jmarl",
+    "info": "show devices, versions, environments and algorithms, and whether they work",
 }  # name of a subcommand and of its module in jmarl.cli -> one line of help
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
 USER_ERRORS = (ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)

@@ -1,0 +1,4 @@
+"""The report of runs: one HTML file with curves, settings, held-out results, goodput and all completions.
+
+Reads run directories and imports no jax. Open `page.py` first; `page.html`, `*.css` and `*.js` are what the file consists of.
+"""

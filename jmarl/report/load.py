@@ -1,0 +1,110 @@
+"""Read what a report shows from run directories: rows, settings, attempts. Completions are read by `completions.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jmarl.training.logs.metrics_writer import read_rows
+
+METRICS = "metrics.jsonl"
+# Settings in which runs of one group may differ: they change neither what is learned nor how fast.
+NOT_COMPARED = {"seed", "output_dir", "resume", "progress", "allow_changed", "save_every", "save_minutes", "save_total_limit"}
+
+
+class Run(NamedTuple):
+    """What one run directory has."""
+
+    name: str
+    path: Path
+    rows: list[dict[str, float]]  # one per step
+    evaluations: list[dict[str, float]]  # rows with `eval/updates`
+    settings: dict[str, Any]  # of the newest attempt, flat; empty if the run recorded none
+    attempts: list[dict[str, Any]]  # `start.json` of each start, with the text of its log
+
+
+class Group(NamedTuple):
+    """Runs that differ in the seed only."""
+
+    name: str
+    runs: list[Run]
+
+
+def load_groups(paths: Sequence[Path]) -> list[Group]:
+    """Return the runs in directories, those with equal settings together.
+
+    paths: run directories, or directories of several seeds.
+    """
+    directories = [directory for path in paths for directory in run_directories(path)]
+    names = names_of(list(dict.fromkeys(directories)))
+    groups: dict[str, list[Run]] = {}
+    for directory, name in names.items():
+        run = load_run(directory, name)
+        compared = {key: value for key, value in run.settings.items() if key not in NOT_COMPARED}
+        key = json.dumps(compared, sort_keys=True) if compared else str(directory)
+        groups.setdefault(key, []).append(run)
+    return [Group(group_name(runs), runs) for runs in groups.values()]
+
+
+def run_directories(path: Path) -> list[Path]:
+    """Return the run directories that a path stands for: those of its seeds if it has any, or itself."""
+    seeds = sorted(path.glob(f"seed_*/{METRICS}"), key=lambda file: (len(file.parent.name), file.parent.name))
+    if seeds:
+        return [file.parent for file in seeds]
+    if (path / METRICS).is_file():
+        return [path]
+    others = ", ".join(str(file.parent) for file in sorted(path.glob(f"*/{METRICS}"))[:5])
+    hint = f"these are run directories: {others}" if others else f"give the output_dir of a run, which has a {METRICS}"
+    raise FileNotFoundError(f"{path} is no run directory: {hint}")
+
+
+def names_of(directories: Sequence[Path]) -> dict[Path, str]:
+    """Return a short, unique name of each directory: its path without what all of them have in common."""
+    if len(directories) == 1:
+        return {directories[0]: directories[0].resolve().name}
+    common = os.path.commonpath([path.resolve() for path in directories])
+    return {path: os.path.relpath(path.resolve(), common) for path in directories}
+
+
+def group_name(runs: Sequence[Run]) -> str:
+    """Return the name of a run, or the common beginning of the names of several."""
+    if len(runs) == 1:
+        return runs[0].name
+    prefix = os.path.commonprefix([run.name for run in runs]).removesuffix("seed_").rstrip("-_/. ")
+    return f"{prefix or runs[0].path.resolve().parent.name} ({len(runs)} seeds)"
+
+
+def load_run(directory: Path, name: str) -> Run:
+    """Return what a run directory has, without its completions."""
+    rows = read_rows(directory / METRICS)
+    attempts = load_attempts(directory / "attempts")
+    recorded = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
+    return Run(
+        name,
+        directory,
+        [row for row in rows if "eval/updates" not in row],
+        [row for row in rows if "eval/updates" in row],
+        flat_settings(recorded),
+        attempts,
+    )
+
+
+def flat_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by name. What identifies team, environment, data and reward is one entry each."""
+    identity = {name: value for name, value in recorded.items() if name != "config" and value}
+    return {**recorded.get("config", {}), **identity}
+
+
+def load_attempts(directory: Path) -> list[dict[str, Any]]:
+    """Return the starts of a run in order, each with its number and log."""
+    numbered = sorted((int(path.name), path) for path in directory.glob("*") if path.name.isdigit())
+    attempts = []
+    for number, path in numbered:
+        start, log = path / "start.json", path / "log.txt"
+        content = json.loads(start.read_text(encoding="utf-8")) if start.is_file() else {}
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        attempts.append({"number": number, **content, "log": text})
+    return attempts

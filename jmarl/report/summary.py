@@ -1,0 +1,100 @@
+"""Turn the rows of runs into what a report draws: curves, a table of held-out results, goodput, settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jmarl.config import TrainConfig, flat
+from jmarl.evaluation.statistics import mean_and_interval
+from jmarl.report.load import Group, Run
+
+MAX_POINTS = 400  # of a curve: more cannot be seen
+NOT_DRAWN = {"step", "eval/updates"}
+INTERVAL = "_ci95"
+
+
+def curves(group: Group) -> dict[str, dict[str, list[float | None]]]:
+    """Return each column as a curve: `x`, numbers of updates; `mean` over the runs; `interval`, half of the 95 % interval.
+
+    With one run the interval is the one that its row has (held-out results), or null.
+    """
+    columns: dict[str, None] = {}
+    for run in group.runs:
+        for row in (*run.rows, *run.evaluations):
+            columns.update(dict.fromkeys(row))
+    drawn = [name for name in columns if name not in NOT_DRAWN and not name.endswith(INTERVAL)]
+    return {name: curve([points(run, name) for run in group.runs], [points(run, name + INTERVAL) for run in group.runs])
+            for name in drawn}  # fmt: skip
+
+
+def points(run: Run, name: str) -> dict[float, float]:
+    """Return the values of a column by the number of updates."""
+    rows = run.evaluations if name.startswith("eval/") else run.rows
+    return {row.get("eval/updates", row["step"] + 1): row[name] for row in rows if name in row}
+
+
+def curve(values: Sequence[dict[float, float]], own: Sequence[dict[float, float]]) -> dict[str, list[float | None]]:
+    """Return the curve of values of several runs. own: the intervals that their rows have."""
+    x = sorted(set().union(*values))
+    table = np.array([[run.get(updates, math.nan) for run in values] for updates in x])
+    mean, interval = mean_and_interval(table)
+    if len(values) == 1:
+        interval = np.array([own[0].get(updates, math.nan) for updates in x])
+    arrays = [thin(array) for array in (np.array(x), mean, interval)]
+    return dict(zip(("x", "mean", "interval"), (plain(array) for array in arrays), strict=True))
+
+
+def thin(values: np.ndarray) -> np.ndarray:
+    """Return at most `MAX_POINTS` values: means of neighbors."""
+    size = -(-len(values) // MAX_POINTS)
+    if size == 1:
+        return values
+    return np.array(
+        [np.nanmean(part) if np.isfinite(part).any() else math.nan for part in np.split(values, range(size, len(values), size))]
+    )
+
+
+def plain(values: np.ndarray) -> list[float | None]:
+    """Return numbers for JSON, with six digits; null where they are not finite."""
+    return [float(f"{x:.6g}") if math.isfinite(x) else None for x in values.tolist()]
+
+
+def held_out(group: Group) -> dict[str, list[list[float | None]]]:
+    """Return each held-out column before training and at the end: mean and half of its 95 % interval (over runs, or with one
+    run over prompts)."""
+    table = {}
+    for name, drawn in curves(group).items():
+        if name.startswith("eval/") and drawn["x"]:
+            ends = [(drawn["x"][i], drawn["mean"][i], drawn["interval"][i]) for i in (0, -1)]
+            table[name.removeprefix("eval/")] = [list(end) for end in ends]
+    return table
+
+
+def goodput(group: Group) -> dict[str, float]:
+    """Return the seconds of each phase, summed over rows and runs, see `training.logs.goodput`."""
+    seconds: dict[str, float] = {}
+    for row in (row for run in group.runs for row in run.rows):
+        for name, value in row.items():
+            if name.startswith("time/") and name != "time/step_s" and math.isfinite(value):
+                seconds[name.removeprefix("time/")] = seconds.get(name.removeprefix("time/"), 0.0) + value
+    return seconds
+
+
+def settings_table(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return each setting with its value in each group, whether it differs, and whether any value is not the default."""
+    defaults = json.loads(json.dumps(flat(TrainConfig())))  # as in start.json, where tuples are lists
+    by_group = [group.runs[0].settings for group in groups]
+    table = []
+    for name in dict.fromkeys(name for settings in by_group for name in settings):
+        values = [settings.get(name) for settings in by_group]
+        if name == "seed":
+            values = [", ".join(str(run.settings.get("seed", "")) for run in group.runs) for group in groups]
+        texts = [str(value) for value in values]
+        default = name in defaults and all(text == str(defaults[name]) for text in texts)
+        table.append({"name": name, "values": texts, "differs": len(set(texts)) > 1, "default": default})
+    return table
