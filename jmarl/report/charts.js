@@ -66,16 +66,17 @@ function band(curve, toX, toY) {
   return used.length > 1 ? `M${[...used.map((i) => edge(i, 1)), ...used.reverse().map((i) => edge(i, -1))].join("L")}Z` : "";
 }
 
-/** Return the smallest and largest value that a chart shows. */
+/** Return the smallest and largest value that a chart shows. Intervals that are much wider than the curves are cut. */
 function range(series) {
-  const values = [];
-  for (const { curve } of series) {
-    curve.mean.forEach((mean, i) => {
-      if (mean !== null) values.push(mean - (curve.interval[i] || 0), mean + (curve.interval[i] || 0));
-    });
-  }
-  let low = values.reduce((a, b) => Math.min(a, b), Infinity), high = values.reduce((a, b) => Math.max(a, b), -Infinity);
-  if (!values.length) [low, high] = [0, 1];
+  const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+  const largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+  const used = series.flatMap(({ curve }) => curve.mean.map((mean, i) => [mean, curve.interval[i] || 0])).filter(([mean]) => mean !== null);
+  if (!used.length) return [0, 1];
+  const means = used.map(([mean]) => mean);
+  let [low, high] = [smallest(means), largest(means)];
+  const room = 0.6 * (high - low) || Infinity;
+  low = Math.max(low - room, smallest(used.map(([mean, half]) => mean - half)));
+  high = Math.min(high + room, largest(used.map(([mean, half]) => mean + half)));
   if (low === high) [low, high] = [low - (Math.abs(low) / 10 || 0.5), high + (Math.abs(high) / 10 || 0.5)];
   const margin = (high - low) * 0.04;
   return [low - margin, high + margin];
@@ -110,7 +111,8 @@ function chart(title, series) {
   const [first, last] = [all.reduce((a, b) => Math.min(a, b), Infinity), all.reduce((a, b) => Math.max(a, b), 1)];
   const [low, high] = range(series);
   const toX = (x) => left + ((x - first) / (last - first || 1)) * (width - left - right);
-  const toY = (y) => height - bottom - ((y - low) / (high - low)) * (height - top - bottom);
+  const inside = (y) => Math.min(Math.max(y, low), high);
+  const toY = (y) => height - bottom - ((inside(y) - low) / (high - low)) * (height - top - bottom);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   for (const y of ticks(low, high)) {
     svg.append(shape("line", { x1: left, x2: width - right, y1: toY(y), y2: toY(y), class: "grid" }));
@@ -124,7 +126,7 @@ function chart(title, series) {
   svg.append(cursor);
   const values = make("div", { class: "values" });
   const latest = () => series.map(({ label, curve }) => `${label} ${number(curve.mean[curve.mean.length - 1])}`);
-  const show = (head, texts) => { values.textContent = head + (texts.length > 4 ? [...texts.slice(0, 4), "…"] : texts).join("  "); };
+  const show = (head, texts) => { values.textContent = head + (texts.length > 4 ? [...texts.slice(0, 4), "…"] : texts).join(" · "); };
   show("last: ", latest());
   svg.addEventListener("mousemove", (event) => {
     const box = svg.getBoundingClientRect();

@@ -9,7 +9,8 @@ const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 
 async function readData() {
   if (typeof DecompressionStream === "undefined") throw new Error("this page needs a browser of 2023 or newer");
-  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent.trim()), (c) => c.charCodeAt(0));
+  const text = atob(document.getElementById("data").textContent.trim()), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i += 1) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 }
@@ -106,7 +107,8 @@ function fillSettings(section, data) {
     section.append(make("h3", {}, "Differences between the runs"),
       differing.length ? table(differing) : make("p", { class: "note" }, "None."));
   }
-  section.append(make("h3", {}, "Not the default"), table(rest.filter((row) => !row.default)),
+  const changed = rest.filter((row) => !row.default);
+  section.append(make("h3", {}, "Not the default"), changed.length ? table(changed) : make("p", { class: "note" }, "None."),
     make("details", {}, make("summary", {}, "Defaults"), table(rest.filter((row) => row.default))));
 }
 

@@ -1,0 +1,200 @@
+"""`jmarl report`: what the page has in it, opened in Chromium where it is installed, and that it needs no network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from jmarl.cli.main import main
+from jmarl.report.completions import chosen
+from jmarl.report.load import load_groups
+from jmarl.report.page import write_report
+from jmarl.report.summary import curves, goodput, held_out, settings_table, thin
+from jmarl.training.logs.completions_file import CompletionsFile
+
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--virtual-time-budget=8000",
+]  # fmt: skip
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+
+
+def write_run(directory: Path, seed: int = 0, learning_rate: float = 1e-3, steps: int = 4, turns: int = 1, words: int = 6):
+    """Write what a run of two agents, two prompts and three completions leaves behind."""
+    rng = random.Random(seed)
+    directory.mkdir(parents=True)
+    file = CompletionsFile(directory / "completions.jsonl.gz", 0, 10**8)
+    rows = [{"step": 0, "eval/updates": 0, "eval/reward": 0.25, "eval/reward_ci95": 0.125}]
+    for step in range(steps):
+        file.write(step, "train", {"tasks": [{"prompt": "x"}] * 2, "turns": [turn(step, t, rng, words) for t in range(turns)]})
+        rows.append({"step": step, "reward/mean": step / 8 + seed, "agent_0/length": 4.0, "agent_1/length": 5.0 + step})
+        rows[-1] |= {"time/sampling": 3.0, "time/update": 1.0, "time/step_s": 4.5}
+    rows.append({"step": steps - 1, "eval/updates": steps, "eval/reward": 0.75 + seed, "eval/reward_ci95": 0.0625})
+    file.write(steps - 1, "eval", {"updates": steps, "tasks": [], "turns": [turn(99, 0, rng, words)]})
+    file.close()
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    attempt = directory / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    settings = {"config": {"seed": seed, "learning_rate": learning_rate, "algorithm": "magrpo"}, "data": {"items": 2}}
+    (attempt / "start.json").write_text(json.dumps({"command": ["python", "mine.py"], "host": "here", "settings": settings}))
+    (attempt / "log.txt").write_text("step 4/4  reward 0.4\n")
+    return directory
+
+
+def turn(step: int, t: int, rng: random.Random, words: int) -> dict:
+    def text(agent: int, p: int, g: int) -> str:
+        drawn = " ".join(str(rng.randrange(10**6)) for _ in range(words))
+        return f"<i>step {step} turn {t} agent {agent} prompt {p} completion {g}</i> & {drawn}"
+
+    rewards = [[[0.5 - g / 4, 0.5 - g / 4] for g in range(3)], [[None, None], [1.0, 0.0], [0.125, 0.125]]]
+    return {
+        "prompts": [["Name a <b>fruit</b>:", "Name a city:"]] * 2,
+        "acts": [[True, True], [True, t == 0]],
+        "completions": [[[text(agent, p, g) for g in range(3)] for p in range(2)] for agent in range(2)],
+        "joint": [[g, g] for g in range(3)],
+        "rewards": rewards,
+        "parts": {"solved": [[1.0, 0.0, None], [0.0, 0.5, 1.0]]},
+        "parents": [0, 1],
+        "items": [0, 1],
+    }
+
+
+def dom(page: Path, profile: Path, *flags: str) -> str:
+    """Return the HTML of a page after its scripts ran."""
+    command = [str(CHROMIUM), *FLAGS, *flags, f"--user-data-dir={profile}", "--dump-dom", page.resolve().as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def content(page: Path) -> dict:
+    """Return the data in a page."""
+    packed = re.search(r'<script id="data" type="text/plain">([^<]*)</script>', page.read_text())
+    assert packed
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
+
+
+@needs_chromium
+def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsys):
+    run = write_run(tmp_path / "run", turns=2)
+    assert main(["report", str(run), "-o", str(tmp_path / "out" / "r.html")]) == 0
+    assert "1 run, completions of 4 steps" in capsys.readouterr().out
+    page = dom(tmp_path / "out" / "r.html", tmp_path / "profile")
+    assert page.count('class="curve"') == 3, "the reward, and the lengths of two agents"
+    assert page.count('class="point"') == 2 and "0.25 ± 0.125" in page and "0.75 ± 0.0625" in page
+    for agent in (0, 1):
+        assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion 2&lt;/i&gt; &amp;" in page, (
+            "the worst of the last step"
+        )
+    assert "&lt;b&gt;fruit&lt;/b&gt;" in page and "step 3 (4 recorded)" in page
+    assert "1 | 0" in page and "solved 0.5" in page and "does not act" in page and "after joint action 2" in page
+    assert "75.0 %" in page and "learning_rate" in page and "python mine.py" in page and "step 4/4  reward 0.4" in page
+
+
+@needs_chromium
+def test_the_page_of_several_seeds_has_bands_and_names_the_differences(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "a" / f"seed_{seed}", seed)
+    write_run(tmp_path / "b", learning_rate=2e-3)
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "r.html")
+    page = dom(tmp_path / "r.html", tmp_path / "profile")
+    assert page.count('class="band"') == 3, "reward and two lengths of the two seeds; one run has no band"
+    assert "a (2 seeds)" in page and re.search(r'class="differs"><td[^>]*>learning_rate', page)
+
+
+def test_curves_of_seeds_are_their_mean_and_interval(tmp_path):
+    for seed in (0, 1, 2):
+        write_run(tmp_path / f"seed_{seed}", seed)
+    (group,) = load_groups([tmp_path])
+    reward = curves(group)["reward/mean"]
+    assert reward["x"] == [1, 2, 3, 4] and reward["mean"] == [1, 1.125, 1.25, 1.375]
+    assert reward["interval"][0] == pytest.approx(4.302653 / 3**0.5, rel=1e-5)  # t(2) times the std of 0, 1, 2 over sqrt(3)
+    assert held_out(group)["reward"][1][:2] == [4, 1.75]
+    assert goodput(group) == {"sampling": 36.0, "update": 12.0}
+
+
+def test_runs_of_equal_settings_are_a_group_and_others_differ(tmp_path):
+    paths = [write_run(tmp_path / "x-0", 0), write_run(tmp_path / "x-1", 1), write_run(tmp_path / "y", 0, 5e-4)]
+    groups = load_groups(paths)
+    assert [group.name for group in groups] == ["x (2 seeds)", "y"]
+    table = {row["name"]: row for row in settings_table(groups)}
+    assert table["learning_rate"]["differs"] and table["learning_rate"]["values"] == ["0.001", "0.0005"]
+    assert not table["algorithm"]["differs"] and table["seed"]["values"] == ["0, 1", "0"]
+
+
+def test_a_directory_without_runs_is_an_error_that_names_those_inside(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "one")
+    assert main(["report", str(tmp_path / "runs")]) == 2
+    assert f"these are run directories: {tmp_path}/runs/one" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "metrics.jsonl" in capsys.readouterr().err
+
+
+def test_a_run_without_completions_and_attempts_has_a_report(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.5, "agent_0/loss": "NaN"}\n')
+    write_report([tmp_path], tmp_path / "r.html")
+    shown = content(tmp_path / "r.html")
+    assert shown["completions"] == [] and shown["groups"][0]["curves"]["loss"]["mean"] == [1.5]
+    assert shown["groups"][0]["curves"]["agent_0/loss"]["mean"] == [None]
+
+
+def test_the_page_asks_nothing_of_the_network(tmp_path):
+    write_run(tmp_path / "run")
+    write_report([tmp_path / "run"], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "default-src 'none'" in text
+    addresses = set(re.findall(r"""(?:src|href)\s*=\s*["']([^"'#][^"']*)|(https?://[^"'\s<]+)""", text))
+    assert addresses == {("data:,", ""), ("", "http://www.w3.org/2000/svg")}
+
+
+def test_a_small_file_has_fewer_steps_but_the_first_the_last_and_held_out_ones(tmp_path):
+    run = write_run(tmp_path / "run", steps=32, words=400)
+    whole = write_report([run], tmp_path / "whole.html")
+    assert "completions of 32 steps, " in whole
+    small = write_report([run], tmp_path / "small.html", max_mb=0.2)
+    assert (tmp_path / "small.html").stat().st_size < 240_000, "the scripts are not counted"
+    shown = content(tmp_path / "small.html")
+    steps = [record["step"] for record in shown["completions"] if record["kind"] == "train"]
+    assert steps[0] == 0 and steps[-1] == 31 and shown["every"] > 1 and f"of every {shown['every']} steps" in small
+    assert [record["kind"] for record in shown["completions"]].count("eval") == 1
+    assert [index for index, _ in chosen([(s, "train", 1) for s in range(5)], 2)] == [0, 2, 4]
+
+
+def test_a_long_curve_is_thinned_to_means(tmp_path):
+    import numpy as np
+
+    assert len(thin(np.arange(10_000.0))) <= 400
+    assert thin(np.arange(801.0))[0] == 1.0  # of 0, 1, 2
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_report_of_a_long_run_is_small_and_opens_in_three_seconds(tmp_path):
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(2, 10))) for _ in range(3000)]
+    run = write_run(tmp_path / "run", steps=1)
+    file = CompletionsFile(run / "completions.jsonl.gz", 0, 10**8)
+    for step in range(200):  # 64 completions of 2 agents, about 90 words each
+        record = turn(step, 0, rng, 0) | {"joint": [[g, g] for g in range(32)]}
+        record["completions"] = [[[" ".join(rng.choices(words, k=90)) for _ in range(32)] for _ in range(2)] for _ in range(2)]
+        record["rewards"], record["parts"] = [[[rng.random()] * 2 for _ in range(32)] for _ in range(2)], {}
+        file.write(step, "train", {"tasks": [], "turns": [record]})
+    file.close()
+    write_report([run], tmp_path / "r.html")
+    assert (tmp_path / "r.html").stat().st_size < 30e6
+    (tmp_path / "empty.html").write_text("<p>")
+    seconds = {}
+    for name in ("empty", "r"):
+        start = time.monotonic()
+        page = dom(tmp_path / f"{name}.html", tmp_path / name)
+        seconds[name] = time.monotonic() - start
+    assert "step 199 (200 recorded)" in page
+    assert seconds["r"] - seconds["empty"] < 3
