@@ -9,7 +9,8 @@ const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 
 async function readData() {
   if (typeof DecompressionStream === "undefined") throw new Error("this page needs a browser of 2023 or newer");
-  const text = atob(document.getElementById("data").textContent.trim()), bytes = new Uint8Array(text.length);
+  const element = document.getElementById("data"), text = atob(element.textContent.trim()), bytes = new Uint8Array(text.length);
+  element.remove();
   for (let i = 0; i < text.length; i += 1) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());

@@ -191,10 +191,11 @@ def test_the_report_of_a_long_run_is_small_and_opens_in_three_seconds(tmp_path):
     write_report([run], tmp_path / "r.html")
     assert (tmp_path / "r.html").stat().st_size < 30e6
     (tmp_path / "empty.html").write_text("<p>")
-    seconds = {}
-    for name in ("empty", "r"):
-        start = time.monotonic()
-        page = dom(tmp_path / f"{name}.html", tmp_path / name)
-        seconds[name] = time.monotonic() - start
+    seconds = {"empty": [], "r": []}
+    for n in range(2):
+        for name in seconds:
+            start = time.monotonic()
+            page = dom(tmp_path / f"{name}.html", tmp_path / f"{name}{n}")
+            seconds[name].append(time.monotonic() - start)
     assert "step 199 (200 recorded)" in page
-    assert seconds["r"] - seconds["empty"] < 3
+    assert min(seconds["r"]) - min(seconds["empty"]) < 3
