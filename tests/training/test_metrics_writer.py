@@ -345,6 +345,19 @@ def test_wandb_missing_names_the_extra(tmp_path, monkeypatch):
         writer(tmp_path, wandb_config={"mode": "offline"})
 
 
+@pytest.mark.filterwarnings("default")  # W&B's own
+def test_wandb_offline_keeps_rows_without_a_network(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="pip install 'jmarl[wandb]'")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with writer(tmp_path, tensorboard=False, wandb_config={"project": "p", "mode": "offline"}) as out:
+        out.write(0, {"reward/mean": 0.4375})
+        out.histogram(0, "lengths", [1, 2, 2])
+        assert out.log_errors == 0
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    data = file.read_bytes()
+    assert b"reward/mean" in data and b"0.4375" in data and b"lengths" in data
+
+
 def test_wandb_receives_rows_and_its_failures_are_counted(tmp_path, monkeypatch):
     class Error(Exception):
         pass
