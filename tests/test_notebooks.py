@@ -22,6 +22,7 @@ NAMES = [
     "04_programs_in_the_sandbox",
     "05_preferences_and_imitation",
     "06_looking_at_a_run",
+    "07_yaml_and_report",
 ]
 # What the first cell of every notebook reads. The tiny model learns each task at this rate within so many updates.
 SETTINGS = {"UPDATES": "24", "TOKENS": "8", "LEARNING_RATE": "1e-2"}
@@ -70,7 +71,7 @@ def execute(tiny_dir, tmp_path, monkeypatch) -> Callable[[str, str], Any]:
     return run
 
 
-def test_the_notebooks_are_the_six_guides():
+def test_the_notebooks_are_the_seven_guides():
     assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
@@ -179,3 +180,15 @@ def test_run_is_resumed_read_and_cross_played(execute, tmp_path):
     assert evaluated == logged, "a saved team gets the number that its run logged"
     assert self_play > zero_shot + 0.2, "the two seeds agreed on different words"
     assert (tmp_path / "runs/seed_1/models/agent_0/model.safetensors").is_file()
+
+
+@runs_a_kernel
+def test_two_seeds_are_trained_from_yaml_and_reported(execute, tmp_path):
+    rewards, directories = execute(
+        "07_yaml_and_report", "[[[row['reward/mean'] for row in lines] for lines in rows], [str(run) for run in runs]]"
+    )
+    assert len(rewards) == 2 and all(len(run) == 24 for run in rewards)
+    assert risen(np.mean(rewards, 0)) > 0.1
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" not in page and 'id="data"' in page and len(page) > 50_000
+    assert all((tmp_path / directory / "completions.jsonl.gz").is_file() for directory in directories)

@@ -50,15 +50,14 @@ def load_groups(paths: Sequence[Path]) -> list[Group]:
 
 
 def run_directories(path: Path) -> list[Path]:
-    """Return the run directories that a path stands for: those of its seeds if it has any, or itself."""
-    seeds = sorted(path.glob(f"seed_*/{METRICS}"), key=lambda file: (len(file.parent.name), file.parent.name))
-    if seeds:
-        return [file.parent for file in seeds]
-    if (path / METRICS).is_file():
-        return [path]
-    others = ", ".join(str(file.parent) for file in sorted(path.glob(f"*/{METRICS}"))[:5])
-    hint = f"these are run directories: {others}" if others else f"give the output_dir of a run, which has a {METRICS}"
-    raise FileNotFoundError(f"{path} is no run directory: {hint}")
+    """Return the run directories that a path stands for: itself, those of its seeds, or all below it (as of a sweep). Earlier
+    runs that were moved aside are left out."""
+    below = [file.parent.relative_to(path) for file in sorted(path.rglob(METRICS))]
+    runs = [run for run in below if not any(part.startswith("earlier_") for part in run.parts)]
+    of_seeds = {run.parent for run in runs if run.name.startswith("seed_")}  # their metrics are means over the seeds
+    if not runs:
+        raise FileNotFoundError(f"there is no run in {path}: give the output_dir of a run, which has a {METRICS}")
+    return [path / run for run in runs if run not in of_seeds]
 
 
 def names_of(directories: Sequence[Path]) -> dict[Path, str]:

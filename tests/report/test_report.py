@@ -130,10 +130,16 @@ def test_runs_of_equal_settings_are_a_group_and_others_differ(tmp_path):
     assert not table["algorithm"]["differs"] and table["seed"]["values"] == ["0, 1", "0"]
 
 
-def test_a_directory_without_runs_is_an_error_that_names_those_inside(tmp_path, capsys):
-    write_run(tmp_path / "runs" / "one")
-    assert main(["report", str(tmp_path / "runs")]) == 2
-    assert f"these are run directories: {tmp_path}/runs/one" in capsys.readouterr().err
+def test_a_directory_stands_for_all_runs_in_it(tmp_path):
+    for name in ("sweep/lr=1/seed_0", "sweep/lr=1/seed_1", "sweep/lr=2", "sweep/lr=2/earlier_1"):
+        write_run(tmp_path / name, seed=int(name[-1]), learning_rate=float("lr=2" in name))
+    (tmp_path / "sweep/lr=1/metrics.jsonl").write_text('{"step": 0, "reward/mean": 1.0}\n')  # over the seeds
+    assert [group.name for group in load_groups([tmp_path / "sweep"])] == ["lr=1 (2 seeds)", "lr=2"]
+
+
+def test_a_directory_without_runs_is_an_error(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"there is no run in {tmp_path}" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "metrics.jsonl" in capsys.readouterr().err
 
