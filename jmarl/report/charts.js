@@ -24,7 +24,7 @@ function shape(tag, attributes, text) {
 function number(x) {
   if (x === null || x === undefined) return "–";
   const size = Math.abs(x);
-  if (size >= 1e6 || (size > 0 && size < 1e-3)) return x.toExponential(2);
+  if (size >= 1e6 || (size > 0 && size < 1e-3)) return Number(x.toPrecision(3)).toExponential();
   return String(Number(x.toPrecision(4)));
 }
 

@@ -8,11 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from jmarl.training.logs.metrics_writer import read_rows
 
-METRICS = "metrics.jsonl"
+METRICS, CONFIG = "metrics.jsonl", "config.yaml"
 # Settings in which runs of one group may differ: they change neither what is learned nor how fast.
-NOT_COMPARED = {"seed", "output_dir", "resume", "progress", "allow_changed", "save_every", "save_minutes", "save_total_limit"}
+NOT_COMPARED = {
+    "seed", "seeds", "output_dir", "resume", "resume_step", "progress", "allow_changed", "save_every", "save_minutes",
+    "save_total_limit", "experiment_name", "description", "tags",
+}  # fmt: skip
+
+
+DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
 
 
 class Run(NamedTuple):
@@ -81,20 +89,33 @@ def load_run(directory: Path, name: str) -> Run:
     rows = read_rows(directory / METRICS)
     attempts = load_attempts(directory / "attempts")
     recorded = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
+    written = next((file for file in (directory / CONFIG, directory.parent / CONFIG) if file.is_file()), None)
+    tree = yaml.safe_load(written.read_text(encoding="utf-8")) if written else {}
     return Run(
         name,
         directory,
         [row for row in rows if "eval/updates" not in row],
         [row for row in rows if "eval/updates" in row],
-        flat_settings(recorded),
+        flat_settings(recorded, tree),
         attempts,
     )
 
 
-def flat_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by name. What identifies team, environment, data and reward is one entry each."""
-    identity = {name: value for name, value in recorded.items() if name != "config" and value}
-    return {**recorded.get("config", {}), **identity}
+def flat_settings(recorded: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their short names, and what identifies team, environment, data and reward as one entry each.
+
+    recorded: settings of an attempt; tree: config.yaml, which not every run has.
+    """
+    identity = {f"identity/{name}": value for name, value in recorded.items() if name != "config" and value}
+    return {**leaves(tree), **recorded.get("config", {}), **identity}
+
+
+def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of the parts and sections of a config.yaml by their names."""
+    named: dict[str, Any] = {}
+    for name, value in tree.items():
+        named |= leaves(value) if isinstance(value, dict) and name not in DICTIONARIES else {name: value}
+    return named
 
 
 def load_attempts(directory: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.config import TrainConfig, flat
+from jmarl.config import ExperimentConfig, TaskConfig, TeamConfig, TrainConfig, flat
 from jmarl.evaluation.statistics import mean_and_interval
 from jmarl.report.load import Group, Run
 
@@ -87,7 +88,10 @@ def goodput(group: Group) -> dict[str, float]:
 
 def settings_table(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return each setting with its value in each group, whether it differs, and whether any value is not the default."""
-    defaults = json.loads(json.dumps(flat(TrainConfig())))  # as in start.json, where tuples are lists
+    own = {f.name: f.default for cls in (TeamConfig, TaskConfig, ExperimentConfig) for f in dataclasses.fields(cls)}
+    plain_own = {name: value for name, value in own.items() if isinstance(value, bool | int | str | tuple | None)}
+    plain_own |= {"options": {}, "wandb": {}}
+    defaults = json.loads(json.dumps(plain_own | flat(TrainConfig())))  # as in start.json, where tuples are lists
     by_group = [group.runs[0].settings for group in groups]
     table = []
     for name in dict.fromkeys(name for settings in by_group for name in settings):

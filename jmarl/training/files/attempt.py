@@ -17,7 +17,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ LOGGERS = (logging.getLogger("jmarl"), console)
 
 
 @contextlib.contextmanager
-def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Path]:
-    """Write `attempts/N/start.json`, and `log.txt` until the context ends. Yields the folder.
+def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Callable[[str], None]]:
+    """Write `attempts/N/start.json`, and `log.txt` until the context ends. Yields a function that writes a line to this
+    log only.
 
     directory: of the run, which is locked; settings: what the run consists of, as JSON values.
     """
@@ -53,11 +54,15 @@ def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Path]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     for logger in LOGGERS:
         logger.addHandler(handler)
+
+    def note(line: str) -> None:
+        handler.handle(logging.makeLogRecord({"msg": line}))
+
     try:
-        yield folder
-        console.info("the attempt ended")
+        yield note
+        note("the attempt ended")
     except BaseException as error:
-        console.info("the attempt ended with %s: %s", type(error).__name__, error)
+        note(f"the attempt ended with {type(error).__name__}: {error}")
         raise
     finally:
         for logger in LOGGERS:

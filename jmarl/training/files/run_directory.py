@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.fingerprint import difference
 from jmarl.training.files.lock import check_unlocked, locked
 from jmarl.training.logs.metrics_writer import MetricsWriter
-from jmarl.training.logs.terminal import console, say
+from jmarl.training.logs.terminal import say
 from jmarl.types import StackState, TeamState
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ def open_run(
         step: the checkpoint to resume from; None: the newest intact one.
     """
     meta, savers, writer = {"config": flat(cfg), **identity}, [], None
+    note: Callable[[str], None] = logger.debug  # without a directory there is no log of the attempt
     with contextlib.ExitStack() as opened:
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))
@@ -136,13 +137,13 @@ def open_run(
         if cfg.run.output_dir:
             if not cfg.run.resume:
                 set_aside(cfg.run.output_dir)
-            opened.enter_context(attempt(cfg.run.output_dir, meta))
+            note = opened.enter_context(attempt(cfg.run.output_dir, meta))
         if cfg.run.resume:
             state = resume(cfg, state, meta, step)
         if cfg.run.saves:
             savers = [(opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit)), meta)]
         if cfg.run.output_dir:
-            console.info("the first step is %d", int(state.step))
+            note(f"the first step is {int(state.step)}")
             hparams = meta["config"] | {"environment": meta.get("environment", {})}
             writer = opened.enter_context(open_writer(cfg, hparams, int(state.step), wandb_config))
         elif cfg.run.progress:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -46,7 +46,7 @@ class Clock:
     def start(self) -> None:
         """Start to measure the calling thread, which is idle."""
         self.thread, self.current, self.since = threading.get_ident(), "idle", time.monotonic()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -64,14 +64,15 @@ class Clock:
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call or `start`."""
         self._switch(self.current)
-        seconds, self.seconds = self.seconds, Counter()
+        seconds, self.seconds = self.seconds, defaultdict(float)
         return {name: seconds[name] for name in dict.fromkeys((*PHASES, *seconds))}
 
-    def compiled(self, event: str, seconds: float, **_: Any) -> None:
-        """Move seconds of compilation from the current phase to `compiling`. A listener of `jax.monitoring`."""
+    def compiled(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        """Move the seconds of a compilation from the current phase to `compiling`. A listener of `jax.monitoring`."""
+        del kwargs
         if event in COMPILING and threading.get_ident() == self.thread:
-            self.seconds.update({self.current: -seconds})
-            self.seconds.update({"compiling": seconds})
+            self.seconds[self.current] -= duration_secs
+            self.seconds["compiling"] += duration_secs
 
     def _switch(self, name: str) -> None:
         now = time.monotonic()
