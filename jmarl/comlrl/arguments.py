@@ -12,8 +12,15 @@ import jax
 from jmarl.comlrl.config import TrainerConfig
 from jmarl.envs.reward_environment import Formatter, bind_formatter, default_formatter
 from jmarl.models.hub.agents import Agent, load_agent
+from jmarl.models.hub.transformers_model import (
+    TransformersModel,
+    agent_from_transformers,
+    check_fast,
+    is_peft_model,
+)
 
-Model = str | os.PathLike | Agent  # a name, a directory, a .gguf file, a Hub id, or a loaded agent
+# A name, a directory, a .gguf file, a Hub id, a loaded agent, or a loaded model of transformers.
+Model = str | os.PathLike | Agent | TransformersModel
 
 
 def one_of(**arguments: Any) -> Any:
@@ -24,29 +31,73 @@ def one_of(**arguments: Any) -> Any:
     return next(iter(values.values()), None)
 
 
-def load_agents(agents: Sequence[Model] | None, model: Model | None, num_agents: int) -> list[Agent]:
-    """Return the loaded agents: of `agents`, or `num_agents` of one `model`. Each name is loaded once."""
+def load_agents(agents: Sequence[Model] | None, model: Model | None, num_agents: int, tokenizer: Any = None) -> list[Agent]:
+    """Return the loaded agents: of `agents`, or `num_agents` of one `model`. Each name and each model object is read once.
+
+    tokenizer: one for all agents or a list of one per agent, which the agents then use; None: those of the models. Raises
+    ValueError for a tokenizer whose vocabulary differs from that of its model.
+    """
     if (agents is None) == (model is None):
         raise TypeError("give either agents= (a list) or model= (what all agents start from)")
     sources = [model] * num_agents if agents is None else list(agents)
-    by_name: dict[str, Agent] = {}
+    tokenizers = tokenizer_per_agent(tokenizer, len(sources))
+    by_source: dict[Any, Agent] = {}
     loaded = []
-    for i, source in enumerate(sources):
-        if not isinstance(source, str | os.PathLike | Agent):
-            raise TypeError(f"agent {i} is a {type(source).__name__}: load it with jmarl.load_agent, or give its name")
+    for i, (source, own) in enumerate(zip(sources, tokenizers, strict=True)):
         if isinstance(source, Agent):
-            loaded.append(source)
-            continue
-        name = os.fspath(source)
-        if name not in by_name:
-            by_name[name] = load_agent(source)
-        loaded.append(by_name[name])
+            agent = source
+        else:
+            key = os.fspath(source) if isinstance(source, str | os.PathLike) else (id(source), id(own))
+            if key not in by_source:
+                by_source[key] = _load(source, own, i)
+            agent = by_source[key]
+        loaded.append(agent if own is None or own is agent.tokenizer else _with_tokenizer(agent, own, i))
     return loaded
 
 
-def load_critic(critic_model: Model | None, critics: Sequence[Model] | None) -> Agent | None:
-    """Return the model that critics start from; None: they start from their agents."""
-    if critics is not None and (isinstance(critics, str | os.PathLike | Agent) or not len(critics)):
+def _load(source: Any, tokenizer: Any, index: int) -> Agent:
+    """Load one agent by its name, or take over a model of `transformers`. index: of the agent, for errors."""
+    if isinstance(source, str | os.PathLike):
+        return load_agent(source)
+    if is_peft_model(source):
+        raise TypeError(
+            f"agent {index} is a {type(source).__name__}: give model.merge_and_unload(), and set lora_rank to train adapters"
+        )
+    if isinstance(source, TransformersModel):
+        return agent_from_transformers(source, tokenizer)
+    raise TypeError(
+        f"agent {index} is a {type(source).__name__}: load it with jmarl.load_agent or AutoModelForCausalLM, or give its name"
+    )
+
+
+def _with_tokenizer(agent: Agent, tokenizer: Any, index: int) -> Agent:
+    """Return the agent with another tokenizer. Raises ValueError if its vocabulary differs. index: of the agent."""
+    check_fast(tokenizer)
+    vocabulary, own = tokenizer.get_vocab(), agent.tokenizer.get_vocab()
+    if vocabulary != own:
+        raise ValueError(
+            f"tokenizer= has another vocabulary ({len(vocabulary)} tokens) than agent {index}, {agent.name!r} ({len(own)} "
+            "tokens): leave it out, each agent has its own tokenizer"
+        )
+    return agent._replace(tokenizer=tokenizer)
+
+
+def tokenizer_per_agent(tokenizer: Any, num_agents: int) -> list[Any]:
+    """Return one tokenizer (or None) per agent. Raises ValueError for a list of another length."""
+    tokenizers = list(tokenizer) if isinstance(tokenizer, list | tuple) else [tokenizer] * num_agents
+    if len(tokenizers) != num_agents:
+        raise ValueError(
+            f"{len(tokenizers)} tokenizers for {num_agents} agents: leave tokenizer= out, each agent has its own tokenizer"
+        )
+    return tokenizers
+
+
+def load_critic(critic_model: Model | None, critics: Sequence[Model] | None, tokenizer: Any = None) -> Agent | None:
+    """Return the model that critics start from; None: they start from their agents.
+
+    tokenizer: of a model of transformers, which brings none.
+    """
+    if critics is not None and (not isinstance(critics, list | tuple) or isinstance(critics, Agent) or not critics):
         raise TypeError("critics= is a list of models or names; one is critic_model=")
     if critics is not None:
         different = [critic for critic in critics if critic is not critics[0] and critic != critics[0]]
@@ -55,7 +106,10 @@ def load_critic(critic_model: Model | None, critics: Sequence[Model] | None) -> 
                 f"critics= names {1 + len(different)} different models: all critics start from one, give critic_model="
             )
     model = one_of(critic_model=critic_model, critics=None if critics is None else critics[0])
-    return None if model is None else load_agents([model], None, 1)[0]
+    if model is None:
+        return None
+    one_tokenizer = isinstance(model, TransformersModel) and not isinstance(tokenizer, list | tuple)
+    return load_agents([model], None, 1, tokenizer if one_tokenizer else None)[0]
 
 
 def read_items(argument: str, dataset: Iterable[Mapping] | None) -> Sequence[Any]:
@@ -111,24 +165,6 @@ def check_args(args: Any, config_class: type[TrainerConfig], trainer: str) -> No
     """Raise a TypeError unless `args` is a configuration of the trainer's class."""
     if not isinstance(args, config_class):
         raise TypeError(f"{trainer} takes args={config_class.__name__}(...), got {type(args).__name__}")
-
-
-def check_tokenizer(tokenizer: Any, agents: Sequence[Agent]) -> None:
-    """Raise a ValueError for a tokenizer (or a list of one per agent) whose vocabulary differs from that of its agent."""
-    if tokenizer is None:
-        return
-    tokenizers = list(tokenizer) if isinstance(tokenizer, list | tuple) else [tokenizer] * len(agents)
-    if len(tokenizers) != len(agents):
-        raise ValueError(
-            f"{len(tokenizers)} tokenizers for {len(agents)} agents: leave tokenizer= out, each agent has its own tokenizer"
-        )
-    for i, (checked, agent) in enumerate(zip(tokenizers, agents, strict=True)):
-        vocabulary, own = checked.get_vocab(), agent.tokenizer.get_vocab()
-        if vocabulary != own:
-            raise ValueError(
-                f"tokenizer= has another vocabulary ({len(vocabulary)} tokens) than agent {i}, {agent.name!r} ({len(own)} "
-                "tokens): leave it out, each agent has its own tokenizer"
-            )
 
 
 def check_wandb(wandb_config: Mapping[str, Any] | None, args: TrainerConfig) -> None:

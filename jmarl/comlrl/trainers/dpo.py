@@ -48,11 +48,12 @@ class DPOTrainer:
     """Trains agents on given preferences.
 
     Args:
-        model: a name, path or loaded agent, for a team of one.
+        model: a name, path, loaded agent or loaded model of `transformers`, for a team of one.
         agents: a list of them, in place of a model, for a team.
         args: the settings, of this trainer's configuration class.
         train_dataset, eval_dataset: a file, a `datasets.Dataset` or a list of dicts; see
             `jmarl.training.preferences.pairs`.
+        tokenizer: as in `MAGRPOTrainer`.
         wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
     """
 
@@ -66,6 +67,7 @@ class DPOTrainer:
         args: DPOConfig | None = None,
         train_dataset: Any,
         eval_dataset: Any = None,
+        tokenizer: Any = None,
         wandb_config: Mapping[str, Any] | None = None,
     ):
         self.args = self.config_class() if args is None else args
@@ -82,7 +84,7 @@ class DPOTrainer:
         self.config = self.args.train_config(len(self.data))
         self.algorithm = check_fit(self.config, self.wandb_config)
         check_data(self.data, self.config)
-        self.team, params = make_team(load_agents(agents, model, size), lora=self.args.lora_rank > 0)
+        self.team, params = make_team(load_agents(agents, model, size, tokenizer), lora=self.args.lora_rank > 0)
         self._params = place_params(self.team, params, self.config.run.mesh)
         self._result: FitResult | None = None
 

@@ -18,7 +18,6 @@ from jmarl.comlrl.arguments import (
     Model,
     check_args,
     check_not_deleted,
-    check_tokenizer,
     check_wandb,
     count_agents,
     load_agents,
@@ -57,11 +56,11 @@ class MAGRPOTrainer:
     """Multi-agent GRPO (arXiv 2508.04652): trains a team of language models on a joint reward.
 
     Args:
-        model, agent_model: a name, path or loaded agent that all `num_agents` agents start from (two names of one
-            argument).
+        model, agent_model: a name, path, loaded agent or loaded model of `transformers` that all `num_agents` agents start
+            from (two names of one argument).
         num_agents: the number of agents; default: as in `args`, else 2.
-        agents: the agents themselves, in place of a model: loaded ones (`jmarl.load_agent`), names or paths, of one
-            model or of different ones.
+        agents: the agents themselves, in place of a model: loaded ones (`jmarl.load_agent`, or models of `transformers`, whose
+            weights are copied), names or paths, of one model or of different ones.
         critic_model, critics: what critics start from, in algorithms that have them: a name, path or loaded agent, or a
             list of equal ones. Default: their agents.
         reward_model: what the reward model starts from, in marlhf and marlhf_iter. Default: the first agent.
@@ -75,7 +74,8 @@ class MAGRPOTrainer:
         formatters: item -> prompt, one for all agents or a list with one per agent; default: the item's "prompt".
         args: the settings, of this trainer's configuration class.
         train_dataset, eval_dataset: a `datasets.Dataset`, a list or any other series of dicts.
-        tokenizer: accepted and checked. Each agent has its own; this must have the same vocabulary.
+        tokenizer: what the agents use, one for all or a list with one per agent; it must have the vocabulary of the model.
+            Default: those of the models.
         external_transition: writes the prompts of later turns; see `jmarl.envs.reward_environment.RewardEnvironment`.
         wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
         model_config, eval_logger, eval_aggregator: refused; the error says what to use instead.
@@ -138,10 +138,9 @@ class MAGRPOTrainer:
         self.config = self.args.train_config(len(self.items))
         check_agents(self.config, team_size)
         self._check_other_models(critic_model, critics, reward_model)
-        critic = load_critic(critic_model, critics)
+        critic = load_critic(critic_model, critics, tokenizer)
         judge = None if reward_model is None else load_agents([reward_model], None, 1)[0]
-        loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size)
-        check_tokenizer(tokenizer, loaded)
+        loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size, tokenizer)
         self._names = [agent.name for agent in loaded]
         team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
         self.team = dataclasses.replace(team, critic=critic, reward_model=judge)

@@ -77,7 +77,7 @@ def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: A
     from safetensors.numpy import save_file
 
     if tokenizer is not None:
-        _check_vocabulary(config, tokenizer, os.fspath(directory))
+        check_vocabulary(config, tokenizer, os.fspath(directory))
     hf, tensors = config_to_hf(config, tokenizer), tensors_from_params(config, params)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def _save_tokenizer(directory: Path, tokenizer: Any) -> None:
 def _load_directory(name: str, directory: Path) -> Agent:
     config = config_from_hf(_read_json(directory / "config.json"))
     tokenizer = load_tokenizer(directory)
-    _check_vocabulary(config, tokenizer, str(directory))
+    check_vocabulary(config, tokenizer, str(directory))
     return Agent(name, config, params_from_tensors(config, _open_tensors(directory), str(directory)), tokenizer)
 
 
@@ -168,7 +168,8 @@ def load_tokenizer(directory: Path) -> Any:
     return PreTrainedTokenizerFast.from_pretrained(directory)
 
 
-def _check_vocabulary(config: ModelConfig, tokenizer: Any, where: str) -> None:
+def check_vocabulary(config: ModelConfig, tokenizer: Any, where: str) -> None:
+    """Raise a ValueError if the tokenizer has more tokens than the model. where: begins the message."""
     size = max(tokenizer.get_vocab().values()) + 1
     if size > config.vocab_size:
         raise ValueError(f"{where}: the tokenizer has {size} tokens but the model's vocabulary only {config.vocab_size}")
@@ -181,7 +182,7 @@ def _load_gguf(name: str, path: Path) -> Agent:
     from jmarl.models.hub.gguf import load_gguf
 
     config, params, tokenizer = load_gguf(path)
-    _check_vocabulary(config, tokenizer, str(path))
+    check_vocabulary(config, tokenizer, str(path))
     return Agent(name, config, params, tokenizer)
 
 

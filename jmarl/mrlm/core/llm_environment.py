@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jmarl.comlrl.arguments import Model, check_tokenizer, load_agents
+from jmarl.comlrl.arguments import Model, load_agents
 from jmarl.envs.messages import EnvironmentMode
 
 
@@ -18,5 +18,4 @@ class LLMEnvironment:
     """
 
     def __init__(self, model: Model, tokenizer: Any = None, mode: EnvironmentMode = EnvironmentMode.SERVER):
-        self.agent, self.mode = load_agents(None, model, 1)[0], EnvironmentMode(mode)
-        check_tokenizer(tokenizer, [self.agent])
+        self.agent, self.mode = load_agents(None, model, 1, tokenizer)[0], EnvironmentMode(mode)

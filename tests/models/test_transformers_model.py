@@ -1,0 +1,115 @@
+"""A loaded model of transformers becomes an agent: the same weights and logits as of its directory, without a file."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.comlrl.arguments import load_agents
+from jmarl.models import decoder
+from jmarl.models.hub.agents import load_agent
+from jmarl.models.hub.transformers_model import agent_from_transformers
+
+TOKENS = np.random.default_rng(0).integers(0, 320, 24)
+
+
+def load(directory, dtype="float32"):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_dir):
+    return load(tiny_dir("qwen2"))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "options"),
+    [
+        ("llama", "float32", {}),
+        ("llama", "float32", {"tie_word_embeddings": False}),
+        ("qwen2", "bfloat16", {}),
+        ("qwen3", "float16", {"attention_bias": True}),
+    ],
+)
+def test_logits_equal_those_of_transformers(tiny_dir, tiny_tokenizer, family, dtype, options):
+    import torch
+
+    model = load(tiny_dir(family, dtype, **options), dtype)
+    agent = agent_from_transformers(model, tiny_tokenizer)
+    assert {x.dtype for x in jax.tree.leaves(agent.params)} == {np.dtype(np.float32)}
+    with torch.no_grad():
+        expected = model.float()(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
+    ours = jax.jit(decoder.forward, static_argnums=1)(agent.params, agent.config, jnp.asarray(TOKENS))
+    np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_the_agent_equals_that_of_the_directory(tiny_dir, model):
+    ours, read = agent_from_transformers(model), load_agent(tiny_dir("qwen2"))
+    assert ours.config == read.config and ours.tokenizer.get_vocab() == read.tokenizer.get_vocab()
+    jax.tree.map(np.testing.assert_array_equal, ours.params, read.params)
+
+
+def test_training_weights_are_a_copy(tiny_dir, tiny_tokenizer):
+    model = load(tiny_dir("qwen2"))
+    agent = agent_from_transformers(model, tiny_tokenizer)
+    before = agent.params["embed"].copy()
+    model.get_input_embeddings().weight.data.zero_()
+    np.testing.assert_array_equal(agent.params["embed"], before)
+
+
+def test_each_model_is_read_once_and_keeps_its_weights(model, tiny_dir, tiny_tokenizer):
+    other = load(tiny_dir("qwen2", seed=1))
+    first, again, second = load_agents([model, model, other], None, 3, tiny_tokenizer)
+    assert again is first and first.config == second.config
+    assert (first.params["embed"] != second.params["embed"]).any()
+    assert first.tokenizer is second.tokenizer is tiny_tokenizer
+
+
+def test_the_given_tokenizer_is_used(tiny_dir, make_tokenizer):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ 'mine' }}"
+    (agent,) = load_agents([str(tiny_dir("qwen2"))], None, 1, tokenizer)
+    assert agent.tokenizer is tokenizer
+
+
+def test_what_cannot_be_taken_over_raises(model, tiny_dir, tiny_tokenizer):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    nameless = AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
+    nameless.config.name_or_path = ""
+    with pytest.raises(ValueError, match="brings no tokenizer: give tokenizer="):
+        agent_from_transformers(nameless)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(model.config)
+    with pytest.raises(ValueError, match="has no values here"):
+        agent_from_transformers(empty, tiny_tokenizer)
+    gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_layer=1, n_embd=8, n_head=1, vocab_size=320))
+    with pytest.raises(ValueError, match="unknown architecture 'gpt2'"):
+        agent_from_transformers(gpt2, tiny_tokenizer)
+    with pytest.raises(TypeError, match="agent 0 is a Linear: load it with"):
+        load_agents([torch.nn.Linear(1, 1)], None, 1)
+    with pytest.raises(TypeError, match="tokenizer= is a str: give a fast tokenizer"):
+        load_agents([model], None, 1, "a name")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_peft_model_says_to_merge(model):
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(load(model.config.name_or_path), peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(TypeError, match=r"give model.merge_and_unload\(\)"):
+        load_agents([adapted], None, 1)
+
+
+def test_the_front_ends_do_not_import_torch():
+    program = "import sys, jmarl.mrlm.core, jmarl.comlrl.trainers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
