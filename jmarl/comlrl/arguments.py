@@ -142,7 +142,10 @@ def read_formatters(formatters: Formatter | Sequence[Formatter] | None, num_agen
     for i, formatter in enumerate(per_agent):
         prompt = bind_formatter(formatter)(dict(item), None)
         if not isinstance(prompt, str):
-            raise TypeError(f"formatter {i} returned a {type(prompt).__name__} for the first item; a prompt is a string")
+            raise TypeError(
+                f"formatter {i} returned a {type(prompt).__name__} for the first item; a prompt is a string or a list of "
+                "chat messages"
+            )
     return per_agent
 
 

@@ -50,7 +50,8 @@ import numpy as np
 
 from jmarl.envs.reward_values import RewardResult
 
-Observations = Sequence[str | None]  # [N] what each agent reads; None: the agent does not act in the coming step
+# [N] what each agent reads, a text or a list of chat messages; None: the agent does not act in the coming step.
+Observations = Sequence[Any]
 Texts = Sequence[Sequence[str]]  # [N][B] one text per agent and episode
 
 

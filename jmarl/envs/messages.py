@@ -29,7 +29,9 @@ import numpy as np
 
 from jmarl.envs.base import Observations, Step, TextEnvironment
 from jmarl.envs.data import check_split
+from jmarl.models.hub.tokenize import ChatPrompt
 
+ROLES = ("system", "user", "assistant")
 MAX_TURNS = 16  # of an episode if neither the environment nor the run sets a limit
 
 
@@ -124,11 +126,12 @@ class SimulatedEnvironment:
 class SimulatedAdapter(TextEnvironment):
     """A `SimulatedEnvironment` as a `TextEnvironment` whose states are copies of it.
 
-    max_turns: the limit if the environment declares none.
+    max_turns: the limit if the environment declares none. chat: whether agents read an observation as chat messages; otherwise
+    as one text.
     """
 
-    def __init__(self, env: SimulatedEnvironment, max_turns: int = MAX_TURNS):
-        self.simulated = env
+    def __init__(self, env: SimulatedEnvironment, max_turns: int = MAX_TURNS, chat: bool = False):
+        self.simulated, self._read = env, chat_of if chat else text_of
         self.roles, self.reward_range = env.roles, env.reward_range
         self.max_turns = max_turns if env.max_turns is None else env.max_turns
         if env.max_turns is not None and env.max_turns < 1:
@@ -148,7 +151,7 @@ class SimulatedAdapter(TextEnvironment):
         env = copy.deepcopy(self.simulated)
         seed = zlib.crc32(json.dumps(task, sort_keys=True, default=str).encode())
         env.task, env.rng, env._num_steps = task, np.random.default_rng(seed), 0
-        return env, [_text(observation) for observation in self._by_agent(env.reset())]
+        return env, [self._read(observation) for observation in self._by_agent(env.reset())]
 
     def step(self, state: SimulatedEnvironment, messages: Sequence[str], rng: np.random.Generator) -> Step:
         actions = [Message("assistant", text) for text in messages]
@@ -159,7 +162,7 @@ class SimulatedAdapter(TextEnvironment):
         done = any(observation is not None and observation.done for observation in observations)
         state._num_steps += 1
         truncated = not done and state._num_steps >= self.max_turns
-        texts = [_text(observation) for observation in observations]
+        texts = [None if done else self._read(observation) for observation in observations]
         return Step(state, texts, reward.value, done or truncated, reward.components, truncated)
 
     def solve(self, state: SimulatedEnvironment) -> Sequence[str | None]:
@@ -179,13 +182,21 @@ class SimulatedAdapter(TextEnvironment):
         return list(observations)
 
 
-def _text(observation: Observation | None) -> str | None:
+def text_of(observation: Observation | None) -> str | None:
+    """Return what an agent reads as one text."""
     return None if observation is None else observation.text
 
 
-def as_text_environment(env: Any, max_turns: int = MAX_TURNS) -> Any:
+def chat_of(observation: Observation | None) -> ChatPrompt | None:
+    """Return what an agent reads as chat messages. Roles that chat templates do not know are the user's."""
+    if observation is None:
+        return None
+    return ChatPrompt({"role": m.role if m.role in ROLES else "user", "content": m.content} for m in observation.messages)
+
+
+def as_text_environment(env: Any, max_turns: int = MAX_TURNS, chat: bool = False) -> Any:
     """Return a `SimulatedEnvironment` as a `TextEnvironment`, and anything else as it is.
 
-    max_turns: the limit for an environment that declares none.
+    max_turns: the limit for an environment that declares none. chat: see `SimulatedAdapter`.
     """
-    return SimulatedAdapter(env, max_turns) if isinstance(env, SimulatedEnvironment) else env
+    return SimulatedAdapter(env, max_turns, chat) if isinstance(env, SimulatedEnvironment) else env

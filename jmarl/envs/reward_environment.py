@@ -14,19 +14,20 @@ import numpy as np
 
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.rewards import RewardFunction
+from jmarl.models.hub.tokenize import as_prompt
 
-Formatter = Callable[..., str]  # (item) or (item, external_prompts) -> prompt
+Formatter = Callable[..., Any]  # (item) or (item, external_prompts) -> prompt: a text or a list of chat messages
 Transition = Callable[..., Sequence[str]]  # see `RewardEnvironment`
 
 
-def default_formatter(item: dict) -> str:
-    """Return the item's prompt: the formatter of agents that have none."""
+def default_formatter(item: dict) -> Any:
+    """Return the item's prompt, a text or a list of chat messages: the formatter of agents that have none."""
     if "prompt" not in item:
         raise ValueError(f"an item has no prompt, but {list(item)}: add a prompt, or pass formatters that write prompts")
     return item["prompt"]
 
 
-def bind_formatter(formatter: Formatter) -> Callable[[dict, str | None], Any]:
+def bind_formatter(formatter: Formatter) -> Callable[[dict, Any], Any]:
     """Return a function of (item, external_prompts) that calls a formatter with the arguments that it takes.
 
     external_prompts is None in the first turn, and the agent's text of the transition later. A formatter without that parameter
@@ -38,10 +39,10 @@ def bind_formatter(formatter: Formatter) -> Callable[[dict, str | None], Any]:
         parameter = None
     required = parameter is not None and parameter.default is parameter.empty
 
-    def prompt(item: dict, external_prompts: str | None = None) -> Any:
+    def prompt(item: dict, external_prompts: Any = None) -> Any:
         if external_prompts is None and not required:
-            return formatter(item)
-        return external_prompts if parameter is None else formatter(item, external_prompts=external_prompts)
+            return as_prompt(formatter(item))
+        return as_prompt(external_prompts if parameter is None else formatter(item, external_prompts=external_prompts))
 
     return prompt
 
@@ -128,7 +129,7 @@ class RewardEnvironment:
             returned = f"{len(texts)} texts" if isinstance(texts, list | tuple) else repr(texts)[:80]
             raise ValueError(f"the transition returned {returned} for {n} agents: return a list of {n} texts, one per agent")
         for agent, text in enumerate(texts):
-            if not isinstance(text, str) and not (text is None and self.in_turns):
+            if not isinstance(as_prompt(text), str) and not (text is None and self.in_turns):
                 raise ValueError(f"the transition returned {text!r:.80} for agent {agent}: return a text for each agent")
         prompts = [
             None if text is None else formatter(dict(state.item), text)
@@ -147,7 +148,9 @@ class RewardEnvironment:
                     "transition, in_turns=True)"
                 )
             if not isinstance(text, str | None):
-                raise TypeError(f"agent {agent}'s prompt must be a text; got {text!r:.60} of {where}")
+                raise TypeError(
+                    f"agent {agent}'s prompt must be a text or a list of chat messages; got {text!r:.60} of {where}"
+                )
         if all(text is None for text in prompts):
             raise ValueError(f"no agent acts in a turn: all prompts are None (of {where})")
 

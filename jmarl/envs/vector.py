@@ -26,6 +26,7 @@ from jmarl.envs.reward_values import (
     reward_values,
     with_text_length,
 )
+from jmarl.models.hub.tokenize import as_prompt
 
 RANGE_TOLERANCE = 1e-9  # by which a reward may exceed reward_range
 
@@ -125,14 +126,15 @@ def _result_or_fault(call: Callable[[], Any], where: str) -> Any:
 
 
 def _checked_observations(env: Any, texts: Any) -> list[str | None]:
-    """Return observations as a list; raise if one is no text, or if no agent acts."""
-    if not isinstance(texts, list | tuple) or not all(text is None or isinstance(text, str) for text in texts):
+    """Return observations as a list; raise if one is no prompt, or if no agent acts."""
+    texts = [as_prompt(text) for text in texts] if isinstance(texts, list | tuple) else texts
+    if not isinstance(texts, list) or not all(text is None or isinstance(text, str) for text in texts):
         raise TypeError(
             f"{class_name(env)} returned the observations {texts!r:.80}: return a list with a text (or None) for each agent"
         )
     if all(text is None for text in texts):
         raise ValueError(f"in {class_name(env)} no agent acts in the next step, and the episode is not over: return done=True")
-    return list(texts)
+    return texts
 
 
 def vectorize(env: Any, max_turns: int = MAX_TURNS) -> Any:

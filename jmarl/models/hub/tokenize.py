@@ -7,7 +7,7 @@ encoded again. A prompt that does not fit raises an error, since a cut prompt is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,43 @@ import numpy as np
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
 MARKER = "\u241e"  # a character that no chat template writes
+
+
+class ChatPrompt(str):
+    """Chat messages as a prompt, encoded with the chat template whatever the setting `chat`.
+
+    As a text, for logs, keys of dicts and critics, it is each message after its role: "[user] Hello".
+
+    Args:
+        messages: dicts with role and content.
+    """
+
+    messages: tuple[dict[str, str], ...]
+
+    def __new__(cls, messages: Iterable[Mapping[str, Any]]) -> ChatPrompt:
+        own = tuple({"role": m["role"], "content": m["content"]} for m in messages)
+        prompt = super().__new__(cls, "\n".join(f"[{m['role']}] {m['content']}" for m in own))
+        prompt.messages = own
+        return prompt
+
+    def __getnewargs__(self) -> tuple[Any]:  # pickled and copied with its messages
+        return (self.messages,)
+
+
+def as_prompt(value: Any) -> Any:
+    """Return a list of chat messages (dicts with role and content) as a `ChatPrompt`, and any other value as it is.
+
+    Raises ValueError for an empty list, and for messages without the two texts.
+    """
+    if not isinstance(value, list | tuple):
+        return value
+    if not value or not all(isinstance(m, Mapping) and _is_message(m) for m in value):
+        raise ValueError(f"a prompt is a text or a list of messages, dicts with the texts role and content; got {value!r:.80}")
+    return ChatPrompt(value)
+
+
+def _is_message(message: Mapping) -> bool:
+    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 
 
 def by_agent(texts: Iterable[str]) -> str:
@@ -25,7 +62,10 @@ def by_agent(texts: Iterable[str]) -> str:
 def chat_messages(tokenizer: Any, messages: Sequence[Any]) -> str:
     """Apply the chat template to messages (dicts of role and content), up to the beginning of the assistant's answer."""
     if tokenizer.chat_template is None:
-        raise ValueError("this tokenizer has no chat template (a base model?): use chat=False, or set tokenizer.chat_template")
+        raise ValueError(
+            "this tokenizer has no chat template (a base model?): use chat=False and prompts that are texts, or set "
+            "tokenizer.chat_template"
+        )
     return tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True)
 
 
@@ -45,13 +85,16 @@ def prompt_text(tokenizer: Any, prompt: str, chat: bool = False, system: str | N
 
     It should not if the text has them: from the chat template, or because it starts with the beginning-of-sequence token.
     """
+    if isinstance(prompt, ChatPrompt):
+        first = [] if system is None else [{"role": "system", "content": system}]
+        return encodable(chat_messages(tokenizer, [*first, *prompt.messages])), False
     text = encodable(chat_prompt(tokenizer, prompt, system) if chat else prompt)
     return text, not (chat or (tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)))
 
 
 def encode_prompts(
     tokenizer: Any,
-    prompts: Sequence[str],
+    prompts: Sequence[Any],
     max_context: int,
     max_new_tokens: int = 0,
     chat: bool = False,
@@ -61,6 +104,7 @@ def encode_prompts(
     """Return the token ids of each prompt. Raises ValueError if one is empty or leaves no room for `max_new_tokens`.
 
     Args:
+      prompts: texts, or lists of chat messages.
       chat: whether prompts are users' messages, to which the chat template is applied. Otherwise a prompt that starts with the
         beginning-of-sequence token, as a template may have written it, gets no second one.
       system: a system message before each prompt.
@@ -72,6 +116,7 @@ def encode_prompts(
         raise ValueError("system= needs chat=True: without a chat template there is no system message")
     rows = []
     for i, prompt in enumerate(prompts):
+        prompt = as_prompt(prompt)
         text, special = prompt_text(tokenizer, prompt, chat, system)
         row = tokenizer.encode(text, add_special_tokens=special, verbose=False)
         if not row:
@@ -89,7 +134,7 @@ def encode_prompts(
 def follow_ups(
     tokenizer: Any,
     histories: Sequence[Sequence[int]],
-    texts: Sequence[str],
+    texts: Sequence[Any],
     max_context: int,
     max_new_tokens: int = 0,
     chat: bool = False,
@@ -97,13 +142,16 @@ def follow_ups(
 ) -> list[list[int]]:
     """Append a new text to the tokens of each conversation (a prompt and its completion), which stay unchanged.
 
-    With `chat` the text is the user's next message. Raises ValueError as `encode_prompts` does.
+    With `chat` the text is the user's next message; a list of chat messages is always appended as messages. Raises ValueError
+    as `encode_prompts` does.
     """
     rows = []
     for i, (history, text) in enumerate(zip(histories, texts, strict=True)):
-        text = encodable(text)
-        new = tokenizer.encode(chat_follow_up(tokenizer, text) if chat else text, add_special_tokens=False, verbose=False)
-        new = new[1:] if chat and new[:1] == list(history[-1:]) else new  # the completion already has the end of its message
+        text = as_prompt(text)
+        as_chat = chat or isinstance(text, ChatPrompt)
+        added = encodable(chat_follow_up(tokenizer, text) if as_chat else text)
+        new = tokenizer.encode(added, add_special_tokens=False, verbose=False)
+        new = new[1:] if as_chat and new[:1] == list(history[-1:]) else new  # the completion already has the end of its message
         if not new:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         row = [*history, *new]
@@ -120,9 +168,11 @@ def follow_ups(
 def chat_follow_up(tokenizer: Any, text: str) -> str:
     """Return the chat template's text after an assistant's message to which the user answers `text`.
 
-    It is the end of the assistant's message, the user's, and the beginning of the assistant's next message.
+    It is the end of the assistant's message, the user's (or those of a `ChatPrompt`), and the beginning of the assistant's next
+    message.
     """
-    messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}, {"role": "user", "content": text}]
+    answer = text.messages if isinstance(text, ChatPrompt) else [{"role": "user", "content": text}]
+    messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}, *answer]
     return chat_messages(tokenizer, messages).partition(MARKER)[2]
 
 

@@ -20,7 +20,7 @@ from jmarl.learning.data_objective import PairTargets, completion_numbers, pair_
 from jmarl.learning.objective import pair_numbers
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.tokenize import chat_follow_up, chat_messages, encode_prompts
+from jmarl.models.hub.tokenize import ChatPrompt, chat_follow_up, chat_messages, encode_prompts
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
 from jmarl.models.stack import per_agent
@@ -70,7 +70,7 @@ def encode_pairs(team: Team, pairs: Sequence[Pair], chat: bool) -> list[list[Age
             name, prompt = f"pair {i} of agent {n}", pair.prompts[n]
             if pair.tokens is None:
                 texts = (pair.chosen[n], pair.rejected[n])
-                parts.append(encode_completions(spec, prompt, texts, chat, end(chat or not isinstance(prompt, str)), name))
+                parts.append(encode_completions(spec, prompt, texts, chat, end(chat or is_chat_prompt(prompt)), name))
             else:
                 ids, *rows = map(list, pair.tokens[n])
                 parts.append(check_length(spec, AgentTokens(ids, tuple(rows)), prompt, name))
@@ -104,7 +104,7 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool, name:
             "most one after the last"
         )
     first, *later = trajectory.observations
-    prompt, as_chat = encode_prompt(spec, first, chat, name), chat or not isinstance(first, str)
+    prompt, as_chat = encode_prompt(spec, first, chat, name), chat or is_chat_prompt(first)
     end = end_token(spec, as_chat)
     row: list[int] = []
     kinds: list[int] = []
@@ -124,6 +124,11 @@ def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool, name: str) -> lis
     if isinstance(prompt, str):
         return encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, named=f"the prompt of {name}")[0]
     return spec.tokenizer.encode(chat_messages(spec.tokenizer, prompt), add_special_tokens=False, verbose=False)
+
+
+def is_chat_prompt(prompt: Prompt) -> bool:
+    """Return whether a prompt consists of chat messages."""
+    return isinstance(prompt, ChatPrompt) or not isinstance(prompt, str)
 
 
 def encode_text(spec: StackSpec, text: str) -> list[int]:

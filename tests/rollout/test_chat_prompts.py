@@ -1,0 +1,100 @@
+"""A prompt may be a list of chat messages, wherever a prompt may be a text."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from jmarl import Step, Team, TextEnvironment, TrainConfig, train
+from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
+from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, chat_prompt, encode_prompts, follow_ups
+
+TEXTS = ["Where is the farmer?", "Count the apples."]
+MESSAGES = [[{"role": "user", "content": text}] for text in TEXTS]
+
+
+def length(completions):
+    return [float(len(text)) for text in completions]
+
+
+def settings(**changes) -> TrainConfig:
+    return TrainConfig.of(
+        algorithm="grpo", num_updates=1, num_prompts=2, num_generations=2, max_new_tokens=4, progress=False, **changes
+    )
+
+
+@pytest.fixture(scope="module")
+def agent(random_agent, tiny_config, tiny_tokenizer):
+    return random_agent(tiny_config(max_positions=256), tiny_tokenizer, 0)
+
+
+def test_messages_are_encoded_like_a_users_text_in_the_template(tiny_tokenizer):
+    chat = encode_prompts(tiny_tokenizer, TEXTS, 200, chat=True)
+    assert encode_prompts(tiny_tokenizer, MESSAGES, 200) == chat == encode_prompts(tiny_tokenizer, MESSAGES, 200, chat=True)
+    (row,) = encode_prompts(tiny_tokenizer, [[{"role": "system", "content": "Be kind."}, *MESSAGES[0]]], 200)
+    assert tiny_tokenizer.decode(row) == chat_prompt(tiny_tokenizer, TEXTS[0], "Be kind.")
+
+
+def test_messages_continue_a_conversation(tiny_tokenizer):
+    history = encode_prompts(tiny_tokenizer, TEXTS[:1], 200, chat=True)
+    assert follow_ups(tiny_tokenizer, history, MESSAGES[1:], 200) == follow_ups(
+        tiny_tokenizer, history, TEXTS[1:], 200, chat=True
+    )
+
+
+def test_a_chat_prompt_is_a_text_with_its_messages():
+    prompt = as_prompt([{"role": "system", "content": "Be kind."}, *MESSAGES[0]])
+    assert prompt == "[system] Be kind.\n[user] Where is the farmer?" == json.loads(json.dumps(prompt))
+    for copied in (pickle.loads(pickle.dumps(prompt)), copy.deepcopy(prompt)):
+        assert isinstance(copied, ChatPrompt) and copied.messages == prompt.messages
+    assert as_prompt("text") == "text" and as_prompt(None) is None
+
+
+@pytest.mark.parametrize("wrong", [[], [{"role": "user"}], ["text"], [{"role": "user", "content": 3}]])
+def test_malformed_messages_raise(wrong):
+    with pytest.raises(ValueError, match="a prompt is a text or a list of messages"):
+        as_prompt(wrong)
+
+
+def test_items_with_messages_train_like_texts_with_chat(agent):
+    team = Team.of([agent])
+    texts = train(team, length, [{"prompt": text} for text in TEXTS], settings(chat=True))
+    messages = train(team, length, [{"prompt": chat} for chat in MESSAGES], settings())
+    assert texts.rewards == messages.rewards
+
+
+class Greeting(TextEnvironment):
+    """Two turns of messages; the reward is the length."""
+
+    max_turns = 2
+
+    def reset(self, task, rng):
+        return 0, [[{"role": "system", "content": "Greet."}, {"role": "user", "content": "Hi"}]]
+
+    def step(self, state, messages, rng):
+        return Step(state + 1, [[{"role": "user", "content": "Go on"}]], float(len(messages[0])), state == 1)
+
+
+@pytest.mark.parametrize("history", ["none", "append"])
+def test_environments_may_return_messages(agent, history):
+    result = train(Team.of([agent]), Greeting(), [{}, {}], settings(num_turns=2, branching="chain", history=history))
+    assert np.isfinite(result.rewards).all()
+
+
+def test_observations_of_a_simulated_environment_become_messages_or_a_text():
+    class Greet(SimulatedEnvironment):
+        def reset(self):
+            return Observation([Message("system", "Greet."), Message("environment", "Hi")])
+
+        def step(self, action):
+            return Observation([], done=True), Reward(1.0)
+
+    rng = np.random.default_rng(0)
+    (text,) = SimulatedAdapter(Greet()).reset({}, rng)[1]
+    (chat,) = SimulatedAdapter(Greet(), chat=True).reset({}, rng)[1]
+    assert text == "Greet.\n\nHi" and not isinstance(text, ChatPrompt)
+    assert [m["role"] for m in chat.messages] == ["system", "user"]
