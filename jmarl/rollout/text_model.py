@@ -18,15 +18,15 @@ from jmarl.team import make_team
 class AgentModel:
     """model(prompts, num_samples, seed) -> texts [P][num_samples]. Equal seeds give equal texts.
 
-    chat: prompts are messages of a user in the tokenizer's chat template. A prompt too long for the agent's context raises
-    `Unavailable`. The model may be called from another thread than the one that trains; the device then runs one after the
-    other. It holds arrays of the device and cannot be sent to another process: play an environment that it judges for with
-    `LockStep(env)`, not in a `Pool`.
+    chat: prompts are messages of a user in the tokenizer's chat template. sampling: other settings of `Sampling`. A prompt too
+    long for the agent's context raises `Unavailable`. The model may be called from another thread than the one that trains; the
+    device then runs one after the other. It holds arrays of the device and cannot be sent to another process: play an
+    environment that it judges for with `LockStep(env)`, not in a `Pool`.
     """
 
-    def __init__(self, agent: Agent, max_new_tokens: int = 64, temperature: float = 0.7, chat: bool = True):
-        self.name, self.chat = agent.name, chat
-        self.settings = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
+    def __init__(self, agent: Agent, max_new_tokens: int = 64, temperature: float = 0.7, chat: bool = True, **sampling: Any):
+        self.name, self.agent, self.chat = agent.name, agent, chat
+        self.settings = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, **sampling)
         self.team, self.params = make_team([agent])
 
     def __call__(self, prompts: Sequence[str], num_samples: int, seed: int) -> list[list[str]]:
@@ -41,7 +41,8 @@ class AgentModel:
 
     def describe(self) -> dict[str, Any]:
         """Return JSON of what must not change when a run is resumed."""
-        settings = {"max_new_tokens": self.settings.max_new_tokens, "temperature": self.settings.temperature}
+        settings = {name: x for name, x in vars(self.settings).items() if x != getattr(Sampling, name)}
+        settings |= {"max_new_tokens": self.settings.max_new_tokens, "temperature": self.settings.temperature}
         return {"agent": self.name, "team": self.team.describe(), **settings, "chat": self.chat}
 
     def __deepcopy__(self, memo: dict) -> AgentModel:

@@ -31,9 +31,15 @@ from jmarl.training.preferences.pairs import Trajectory
 
 
 def demonstrate(
-    env: TextEnvironment | SimulatedEnvironment, tasks: Sequence[dict], slips: float = 0.0, seed: int = 0
+    env: TextEnvironment | SimulatedEnvironment,
+    tasks: Sequence[dict],
+    slips: float = 0.0,
+    seed: int = 0,
+    answers: bool = False,
 ) -> list[list[Trajectory]]:
     """Play tasks with `env.solve`, and return the demonstrations of each agent [N]: a trajectory per message.
+
+    The reward of a trajectory is the sum of the team's rewards in its episode.
 
     Args:
         env: the environment of one episode.
@@ -42,33 +48,56 @@ def demonstrate(
             demonstration still contains the right message, so that agents learn to answer mistakes of the others (noise
             injection: DART, arXiv 1703.09327).
         seed: of the slips and the environment.
+        answers: also return the environment's answer to each message, which a world model predicts: what the agent reads next,
+            or at the end of the episode "Done. Reward: 1". Not with slips, whose answers are to other messages.
 
     Raises:
         NotImplementedError: the environment has no solver.
     """
     if not 0 <= slips <= 1:
         raise ValueError(f"slips={slips} is not allowed: give a probability from 0 to 1")
+    if slips and answers:
+        raise ValueError(f"slips={slips} does not go with answers: they would answer messages that are not in the trajectory")
     env = as_text_environment(env)
     if not isinstance(env, TextEnvironment):
         raise TypeError(f"{env!r:.80} cannot be demonstrated: give the environment of one episode, a TextEnvironment")
     demonstrations: list[list[Trajectory]] = [[] for _ in range(env.num_agents)]
     rng, earlier = np.random.default_rng(seed), dict[tuple[int, int], str]()  # (turn, agent) -> message for the task before
     for task in tasks:
-        state, prompts = _check_fault(reset_once(env, task, int(rng.integers(2**63))))
-        for turn in range(env.max_turns):
-            solution = _check_fault(solve_once(env, state))
-            messages = [text or "" for text in solution]
-            for n, (prompt, text) in enumerate(zip(prompts, solution, strict=True)):
-                if prompt is not None and text is not None:
-                    demonstrations[n].append(Trajectory((prompt,), (text,)))
-                    slip = earlier.get((turn, n), text)
-                    earlier[turn, n] = text
-                    messages[n] = slip if rng.random() < slips else text
-            step = _check_fault(step_once(env, state, messages, int(rng.integers(2**63))))
-            if step.done:
-                break
-            state, prompts = step.state, step.observations
+        messages, total = _play_solution(env, task, slips, rng, earlier)
+        for n, prompt, text, answer in messages:
+            observations = (prompt, answer) if answers and answer is not None else (prompt,)
+            demonstrations[n].append(Trajectory(observations, (text,), total))
     return demonstrations
+
+
+def _play_solution(
+    env: TextEnvironment, task: dict, slips: float, rng: np.random.Generator, earlier: dict[tuple[int, int], str]
+) -> tuple[list[tuple[int, Any, str, Any]], float]:
+    """Play one task as `demonstrate` says. Return (agent, prompt, message, answer) of all messages, and the sum of rewards.
+
+    earlier: messages for the task before, which are replaced.
+    """
+    written: list[tuple[int, Any, str, Any]] = []
+    total = 0.0
+    state, prompts = _check_fault(reset_once(env, task, int(rng.integers(2**63))))
+    for turn in range(env.max_turns):
+        solution = _check_fault(solve_once(env, state))
+        messages = [text or "" for text in solution]
+        acting = [n for n, text in enumerate(solution) if prompts[n] is not None and text is not None]
+        for n in acting:
+            text = messages[n]
+            slip = earlier.get((turn, n), text)
+            earlier[turn, n] = text
+            messages[n] = slip if rng.random() < slips else text
+        step = _check_fault(step_once(env, state, messages, int(rng.integers(2**63))))
+        total += float(np.mean(step.reward))
+        end = f"Done. Reward: {float(np.mean(step.reward)):g}"
+        written += [(n, prompts[n], solution[n], end if step.done else step.observations[n]) for n in acting]
+        if step.done:
+            break
+        state, prompts = step.state, step.observations
+    return written, total
 
 
 def _check_fault(answer: Any) -> Any:

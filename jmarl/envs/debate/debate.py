@@ -28,6 +28,7 @@ Left out: more than two sides, votes of an audience before and after, and speech
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -85,6 +86,12 @@ class Debate(TextEnvironment):
         self.max_turns = speeches if simultaneous else 2 * speeches
         self.reward_range = (-1.0, 1.0) if zero_sum else (0.0, 1.0)
         self.motions = load_motions(data)
+
+    def swapped_sides(self) -> Debate:
+        """Return this debate with `swap`, for self-play."""
+        swapped = copy.copy(self)
+        swapped.swap, swapped.roles = True, ("debater_0", "debater_1")
+        return swapped
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         """Return up to `count` tasks of a split in random order, the same for the same seed."""

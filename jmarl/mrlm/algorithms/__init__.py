@@ -9,5 +9,7 @@
 Open `trainer.py` first.
 """
 
+from jmarl.mrlm.algorithms.dpo import DPOTrainer as DPOTrainer
 from jmarl.mrlm.algorithms.grpo import GRPOTrainer as GRPOTrainer
 from jmarl.mrlm.algorithms.ppo import PPOTrainer as PPOTrainer
+from jmarl.mrlm.algorithms.sft import SFTTrainer as SFTTrainer

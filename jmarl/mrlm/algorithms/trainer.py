@@ -1,13 +1,15 @@
-"""What MRLM's trainers of rollouts share: policies and environments in, `training.train` called.
+"""What MRLM's trainers share: policies and settings in, `training.train` or `training.fit` called.
 
-A policy in mode SERVER learns, one in mode CLIENT is frozen; a list of policies is a team. As in MRLM, the policies are trained
-in `eval_envs`; `evaluate` plays held-out tasks (split `eval`) of the same environments. Equal environments are merged into one,
-because episodes are played side by side anyway; different ones become a mixture with equal weights. An episode ends when it is
-done, at the latest after the `max_turns` of its environment; if that is None, after `max_episode_length`, else 16 turns.
-Several turns form a chain: each completion continues with a single one.
+A policy in mode SERVER learns, one in mode CLIENT is frozen; a list of policies is a team. One policy in an environment for
+several agents plays all roles against itself, with one set of weights; in a debate the sides are swapped too. Prompts are
+messages in the chat template if all policies have one, and begin with the system prompt of their policy.
 
-Left out: mini-batches by tokens, mixed precision by GradScaler, and trainers of DPO and SFT (`jmarl.comlrl.trainers.DPOTrainer`
-and `SFTTrainer` train on data sets).
+As in MRLM, the policies are trained in `eval_envs`; `evaluate` plays held-out tasks (split `eval`) of the same environments.
+Equal environments are merged into one, because episodes are played side by side anyway; different ones become a mixture with
+equal weights. An episode ends when it is done, at the latest after the `max_turns` of its environment; if that is None, after
+`max_episode_length`, else 16 turns. Several turns form a chain: each completion continues with a single one.
+
+After training each policy has its new weights. Left out: mini-batches by tokens, mixed precision by GradScaler.
 """
 
 from __future__ import annotations
@@ -19,30 +21,31 @@ from pathlib import Path
 from typing import Any
 
 from jmarl.comlrl.arguments import check_not_deleted
+from jmarl.config import TrainConfig
+from jmarl.envs.debate.debate import Debate
 from jmarl.envs.messages import MAX_TURNS, EnvironmentMode, as_text_environment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
-from jmarl.team import make_team, place_params, policies, save_team
+from jmarl.mrlm.core.system_prompts import WithSystemPrompts
+from jmarl.team import agents_of, make_team, place_params, policies, save_team
 from jmarl.training.checks import check_settings, check_team, environment_of
 from jmarl.training.records import TrainResult
 from jmarl.training.train import train
+from jmarl.types import TeamState
 
 NUM_TASKS, NUM_EPISODES = 1000, 20  # of training and of an evaluation
 
 
-class Trainer:
-    """Trains policies in environments.
+class Policies:
+    """The policies of a trainer, their team and parameters: what all four trainers share.
 
-    Args:
-        policy_env: an `LLMEnvironment`, or a list with one per role.
-        eval_envs: an environment or a list of them.
-        config: the settings.
-
-    Subclasses set the section of `ExperimentConfig` that they read, the algorithms of one policy and of a team, and defaults by
-    the names of `TrainConfig`.
+    Attributes:
+        section: of `ExperimentConfig` that the trainer reads.
+        algorithm, team_algorithm: the rows of the table of algorithms for one policy and for a team.
+        defaults: by the names of `TrainConfig`.
     """
 
     section: str
@@ -50,37 +53,88 @@ class Trainer:
     team_algorithm: str
     defaults: Mapping[str, Any] = {}
 
+    def __init__(self, policy_env: LLMEnvironment | Sequence[LLMEnvironment], config: ExperimentConfig | None):
+        self.policy_envs = [policy_env] if isinstance(policy_env, LLMEnvironment) else list(policy_env)
+        for i, policy in enumerate(self.policy_envs):
+            if not isinstance(policy, LLMEnvironment):
+                raise TypeError(f"policy {i} is a {type(policy).__name__}: give an LLMEnvironment(model, mode=...)")
+        if config is not None and not isinstance(config, ExperimentConfig):
+            raise TypeError(f"config= is an ExperimentConfig(...), got {type(config).__name__}")
+        self.experiment = config or ExperimentConfig()
+        self.chat = all(policy.chat for policy in self.policy_envs)
+
+    def _resolve(self, num_roles: int, **defaults: Any) -> TrainConfig:
+        """Return the settings. Sets those outside of `TrainConfig`: `num_tasks`, `num_held_out`, `min_reward`, `wandb`."""
+        frozen = tuple(i for i, policy in enumerate(self.policy_envs) if policy.mode is EnvironmentMode.CLIENT)
+        if len(frozen) == len(self.policy_envs):
+            raise ValueError("no policy is trained: all are in mode CLIENT; give one mode=EnvironmentMode.SERVER")
+        algorithm = self.algorithm if num_roles == 1 else self.team_algorithm
+        every = {"algorithm": algorithm, "chat": self.chat, "frozen_agents": frozen}
+        config, other = self.experiment.resolve(self.section, {**self.defaults, **every, **defaults})
+        self.num_tasks, self.num_held_out = other.get("num_tasks") or NUM_TASKS, other.get("held_out")
+        self.min_reward, self.wandb = other.get("min_reward"), self._wandb(other)
+        return config
+
+    def _wandb(self, other: Mapping[str, Any]) -> dict | None:
+        """Return the arguments of `wandb.init`, with the name, description and tags of the experiment; None: no W&B."""
+        if not other.get("wandb"):
+            return None
+        shown = {"name": other.get("experiment_name"), "notes": other.get("description"), "tags": other.get("tags")}
+        return {name: x for name, x in shown.items() if x} | dict(other["wandb"])
+
+    def _make_team(self, num_roles: int, cfg: TrainConfig) -> None:
+        """Make the team of the policies; one policy plays all roles."""
+        agents = [policy.agent for policy in self.policy_envs]
+        shared = len(agents) == 1 and num_roles > 1
+        self.team, params = make_team(agents * num_roles if shared else agents, shared, lora=cfg.lora.lora_rank > 0)
+        self._params = place_params(self.team, params, cfg.run.mesh)
+
+    @property
+    def params(self) -> list[Any]:
+        """The current parameters [A, ...] of each stack."""
+        return check_not_deleted(self._params)
+
+    def _learned(self, state: TeamState) -> None:
+        """Take the weights of a finished training, and give them to the policies."""
+        self._params = policies(state)
+        agents = agents_of(self.team, self._params)
+        for policy, agent in zip(self.policy_envs, agents, strict=False):  # one policy may play several roles
+            policy.agent = agent._replace(name=policy.agent.name)
+
+    def save_model(self, output_dir: str | os.PathLike) -> None:
+        """Write the policy of each role as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
+        save_team(Path(output_dir), self.team, self.params)
+
+
+class Trainer(Policies):
+    """Trains policies in environments.
+
+    Args:
+        policy_env: an `LLMEnvironment`, or a list with one per role.
+        eval_envs: an environment or a list of them.
+        config: the settings.
+    """
+
     def __init__(
         self,
         policy_env: LLMEnvironment | Sequence[LLMEnvironment],
         eval_envs: Any,
         config: ExperimentConfig | None = None,
     ):
-        policy_envs = [policy_env] if isinstance(policy_env, LLMEnvironment) else list(policy_env)
-        for i, policy in enumerate(policy_envs):
-            if not isinstance(policy, LLMEnvironment):
-                raise TypeError(f"policy {i} is a {type(policy).__name__}: give an LLMEnvironment(model, mode=...)")
-        config = config or ExperimentConfig()
-        self.env = merge_environments(eval_envs, config.num_turns or MAX_TURNS)
-        self.config = config.train_config(
-            self.section,
-            {
-                **self.defaults,
-                "num_turns": getattr(self.env, "max_turns", 1),
-                "algorithm": self.algorithm if len(policy_envs) == 1 else self.team_algorithm,
-                "frozen_agents": tuple(i for i, policy in enumerate(policy_envs) if policy.mode is EnvironmentMode.CLIENT),
-            },
-        )
-        self.team, params = make_team([policy.agent for policy in policy_envs], lora=self.config.lora.lora_rank > 0)
+        super().__init__(policy_env, config)
+        env = self._merge(eval_envs)
+        # One policy plays all roles; an `Environment` of the user may not say how many.
+        num_roles = getattr(env, "num_agents", 1) if len(self.policy_envs) == 1 else len(self.policy_envs)
+        turns = getattr(env, "max_turns", 1)
+        self.config = self._resolve(num_roles, num_turns=turns, **sampling_of(self.policy_envs))
+        self.env = with_system_prompts(env, self.policy_envs, self.config)
         check_settings(self.config)
+        self._make_team(num_roles, self.config)
         check_team(self.team, self.config)
         environment_of(self.team, self.env, self.config)  # raises for an environment that does not fit
-        self._params = place_params(self.team, params, self.config.run.mesh)
 
-    @property
-    def params(self) -> list[Any]:
-        """The current parameters [A, ...] of each stack."""
-        return check_not_deleted(self._params)
+    def _merge(self, envs: Any) -> Any:
+        return merge_environments(envs, self.experiment.num_turns or MAX_TURNS, self.chat, len(self.policy_envs) == 1)
 
     def train(self, num_iterations: int | None = None) -> TrainResult:
         """Make `num_iterations` updates (default: as in the settings). Afterwards the trainer holds the trained weights.
@@ -89,33 +143,56 @@ class Trainer:
         schedule, on the same tasks, and moves the files of the first run to `earlier_1`. After an interruption it is refused.
         """
         cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
-        held_out = self.env.tasks("eval", NUM_EPISODES, cfg.run.seed) if cfg.run.eval_every else ()
-        tasks = self.env.tasks("train", NUM_TASKS, cfg.run.seed)
-        result = train(self.team, self.env, tasks, cfg, params=self.params, eval_items=held_out)
-        self._params = policies(result.state)
+        held_out = self.env.tasks("eval", self.num_held_out or NUM_EPISODES, cfg.run.seed) if cfg.run.eval_every else ()
+        tasks = self.env.tasks("train", self.num_tasks, cfg.run.seed)
+        result = train(self.team, self.env, tasks, cfg, params=self.params, eval_items=held_out, wandb_config=self.wandb)
+        self._learned(result.state)
         return result
 
-    def evaluate(self, num_episodes: int = NUM_EPISODES) -> dict[str, float]:
-        """Return the mean return over held-out tasks with its 95 % interval, and the parts of the reward."""
-        tasks = self.env.tasks("eval", num_episodes, self.config.run.seed)
+    def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
+        """Return the mean return over held-out tasks (default: eval_episodes of them, else 20) with its 95 % interval, and the
+        parts of the reward."""
+        tasks = self.env.tasks("eval", num_episodes or self.num_held_out or NUM_EPISODES, self.config.run.seed)
         return numbers(evaluate(self.team, self.params, tasks, self.env, self.config))
 
-    def save_model(self, output_dir: str | os.PathLike) -> None:
-        """Write each policy as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
-        save_team(Path(output_dir), self.team, self.params)
+
+def sampling_of(policy_envs: Sequence[LLMEnvironment]) -> dict[str, Any]:
+    """Return the sampling settings of the policies. Raises ValueError unless they agree."""
+    first = policy_envs[0].sampling
+    for i, policy in enumerate(policy_envs):
+        if policy.sampling != first:
+            raise ValueError(
+                f"policies 0 and {i} have the generation settings {first} and {policy.sampling}: all policies sample alike"
+            )
+    return first
 
 
-def merge_environments(envs: Any, max_turns: int = MAX_TURNS) -> Any:
-    """Return one environment, or a mixture of several. max_turns: the limit of those of MRLM's kind that set none."""
+def with_system_prompts(env: Any, policy_envs: Sequence[LLMEnvironment], cfg: TrainConfig) -> Any:
+    """Return an environment whose prompts begin with the system prompts of the policies, if there are any."""
+    prompts = [None if policy.system_prompt is None else (policy.system_prompt, cfg.episodes.chat) for policy in policy_envs]
+    if not any(prompts):
+        return env
+    return WithSystemPrompts(env, prompts * (env.num_agents // len(prompts)), cfg.episodes.history == "append")
+
+
+def merge_environments(envs: Any, max_turns: int = MAX_TURNS, chat: bool = False, self_play: bool = False) -> Any:
+    """Return one environment, or a mixture of several.
+
+    max_turns: the limit of those of MRLM's kind that set none. chat: whether agents read their observations as chat messages.
+    self_play: whether one policy plays all roles; the sides of a debate are then swapped.
+    """
     unmerged = list(envs) if isinstance(envs, list | tuple) else [envs]
     if not unmerged:
         raise ValueError("eval_envs has no environment")
     if len(unmerged) > 1:
         unmerged = list({identity_of(env): env for env in unmerged}.values())
+    if self_play:
+        unmerged = [env.swapped_sides() if isinstance(env, Debate) and env.num_agents > 1 else env for env in unmerged]
     names = [type(env).__name__ for env in unmerged]
     numbered = [f"{name}_{names[:i].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
     vectorized = [
-        env if callable(getattr(env, "observe", None)) else LockStep(as_text_environment(env, max_turns)) for env in unmerged
+        env if callable(getattr(env, "observe", None)) else LockStep(as_text_environment(env, max_turns, chat))
+        for env in unmerged
     ]
     return Mixture(dict(zip(numbered, vectorized, strict=True))) if len(vectorized) > 1 else vectorized[0]
 

@@ -111,7 +111,7 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool, name:
     for action, observation in zip(trajectory.actions, [*later, None], strict=False):
         written, answer = [*encode_text(spec, action), end], []
         if observation is not None:
-            text = text_of(observation)
+            text = text_of(observation)  # a ChatPrompt stays one
             answer = encode_text(spec, chat_follow_up(spec.tokenizer, text) if as_chat else text)
             answer = answer[1:] if answer[:1] == [end] else answer  # the action has this token already
         row += [*written, *answer]

@@ -1,0 +1,70 @@
+"""DPO on given preferences (arXiv 2305.18290)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jmarl.algorithms import resolve
+from jmarl.mrlm.algorithms.trainer import Policies
+from jmarl.mrlm.config import ExperimentConfig
+from jmarl.mrlm.core.llm_environment import LLMEnvironment
+from jmarl.mrlm.core.system_prompts import prefixed
+from jmarl.training.fit import check_data, check_fit, fit
+from jmarl.training.preferences.data_source import encode, evaluate_on_data
+from jmarl.training.preferences.pairs import Pair, load_pairs
+from jmarl.training.records import FitResult
+
+
+class DPOTrainer(Policies):
+    """Trains policies on preference pairs: each policy alone (`dpo`), a team on joint pairs (`madpo`).
+
+    Args:
+        policy_env: an `LLMEnvironment`, or a list with one per role.
+        preference_dataset: a file, a `datasets.Dataset` or a list of dicts with prompt, chosen and rejected (texts or chat
+            messages); see `jmarl.training.preferences.pairs.load_pairs`.
+        config: the settings.
+        eval_dataset: held-out pairs for `evaluate`; None: the pairs that are trained on.
+    """
+
+    section, algorithm, team_algorithm = "dpo", "dpo", "madpo"
+
+    def __init__(
+        self,
+        policy_env: LLMEnvironment | Sequence[LLMEnvironment],
+        preference_dataset: Any,
+        config: ExperimentConfig | None = None,
+        eval_dataset: Any = None,
+    ):
+        super().__init__(policy_env, config)
+        size = len(self.policy_envs)
+        self.config = self._resolve(size)
+        self.data = self._read(preference_dataset)
+        self.eval_data = None if eval_dataset is None else self._read(eval_dataset)
+        check_fit(self.config, self.wandb)
+        check_data(self.data, self.config)
+        self._make_team(size, self.config)
+        # The reference is what training starts from, so an evaluation has to know it afterwards, too.
+        self._encoded = encode(self.team, self.params, self.eval_data or self.data, resolve(self.config), self.config)
+
+    def _read(self, dataset: Any) -> list[Pair]:
+        """Return the pairs of a data set, with the system prompts of the policies."""
+        systems = [
+            None if policy.system_prompt is None else (policy.system_prompt, self.config.episodes.chat)
+            for policy in self.policy_envs
+        ]
+        pairs = load_pairs(dataset, len(self.policy_envs))
+        return [pair._replace(prompts=tuple(prefixed(*x) for x in zip(systems, pair.prompts, strict=True))) for pair in pairs]
+
+    def train(self, num_iterations: int | None = None) -> FitResult:
+        """Make `num_iterations` updates (default: as in the settings), each on `batch_size` pairs."""
+        cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
+        held_out = (self.eval_data or ()) if cfg.run.eval_every else ()
+        result = fit(self.team, self.data, cfg, params=self.params, eval_data=held_out, wandb_config=self.wandb)
+        self._learned(result.state)
+        return result
+
+    def evaluate(self) -> dict[str, float]:
+        """Return loss, margin and accuracy (the share of pairs ranked as in the data) of the current weights."""
+        row = evaluate_on_data(self.team, self.params, self._encoded, resolve(self.config))
+        return {f"eval/{name}": value for name, value in row.items()}

@@ -1,0 +1,108 @@
+"""SFT in MRLM's sense: behavior cloning and a world model, on trajectories of environments.
+
+`bc_weight` is the weight of the tokens that the policy writes, `world_model_weight` that of the environment's answers. Where no
+trajectories are given, the environments' own solvers play their tasks. Each message is a trajectory: what the policy read, what
+was written, and what it read next, at the end of an episode "Done. Reward: 1".
+
+Left out: trajectories of the policy itself in the midst of training (`collect_every`), since a policy that rarely succeeds
+copies its failures; `jmarl collect` writes its trajectories to a file, which can be given here. World models of wrong messages
+need such files too, because solvers make no mistakes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jmarl.config import TrainConfig
+from jmarl.envs.mixture import Mixture
+from jmarl.evaluation.evaluate import evaluate, numbers
+from jmarl.mrlm.algorithms.trainer import NUM_EPISODES, Policies, merge_environments, sampling_of, with_system_prompts
+from jmarl.mrlm.config import ExperimentConfig
+from jmarl.mrlm.core.llm_environment import LLMEnvironment
+from jmarl.mrlm.core.system_prompts import prefixed
+from jmarl.team import Team, sort_into_stacks
+from jmarl.training.fit import check_data, check_fit, fit
+from jmarl.training.imitation import demonstrate
+from jmarl.training.preferences.pairs import Trajectory, load_trajectories
+from jmarl.training.records import FitResult
+
+NUM_DEMONSTRATIONS = 256  # tasks that solvers play
+
+
+class SFTTrainer(Policies):
+    """Trains one policy on trajectories.
+
+    Args:
+        policy_env: an `LLMEnvironment`; in environments of several roles it imitates all of them.
+        eval_envs: an environment or a list of them: whose solvers play, unless trajectories are given, and where `evaluate`
+            plays. It may be empty if trajectories are given.
+        config: the settings.
+        trajectory_dataset: a file, a `datasets.Dataset` or a list of dicts; see
+            `jmarl.training.preferences.pairs.load_trajectories`.
+    """
+
+    section, algorithm, team_algorithm = "sft", "sft", "sft"
+
+    def __init__(
+        self,
+        policy_env: LLMEnvironment,
+        eval_envs: Any,
+        config: ExperimentConfig | None = None,
+        trajectory_dataset: Any = None,
+    ):
+        super().__init__(policy_env, config)
+        if len(self.policy_envs) > 1:
+            raise ValueError(f"SFTTrainer trains one policy, got {len(self.policy_envs)}: make a trainer for each")
+        self.config = self._resolve(1)
+        check_fit(self.config, self.wandb)
+        self.env = None
+        if eval_envs or trajectory_dataset is None:
+            self.env = merge_environments(eval_envs, chat=self.chat, self_play=True)
+        self.data = self._collect() if trajectory_dataset is None else load_trajectories(trajectory_dataset, self.min_reward)
+        self.data = [self._with_system_prompt(trajectory) for trajectory in self.data]
+        check_data(self.data, self.config)
+        self._make_team(1, self.config)
+
+    def _collect(self) -> list[Trajectory]:
+        """Return what the environments' solvers write. Raises ValueError if min_reward leaves none."""
+        members = list(self.env.environments.values()) if isinstance(self.env, Mixture) else [self.env]
+        count, seed = min(self.num_tasks, NUM_DEMONSTRATIONS), self.config.run.seed
+        collected = []
+        for member in members:
+            tasks = member.tasks("train", -(-count // len(members)), seed)
+            by_agent = demonstrate(member.env, tasks, seed=seed, answers=bool(self.config.loss.world_model_weight))
+            collected += [trajectory for trajectories in by_agent for trajectory in trajectories]
+        kept_out = self.min_reward is not None and [t for t in collected if t.reward < self.min_reward]
+        if kept_out and len(kept_out) == len(collected):
+            best = max(t.reward for t in collected)
+            raise ValueError(f"min_reward_threshold={self.min_reward} leaves no trajectory: the best has {best:g}")
+        return [t for t in collected if self.min_reward is None or t.reward >= self.min_reward]
+
+    def _with_system_prompt(self, trajectory: Trajectory) -> Trajectory:
+        system = self.policy_envs[0].system_prompt
+        first, *rest = trajectory.observations
+        prompt = prefixed(None if system is None else (system, self.config.episodes.chat), first)
+        return trajectory._replace(observations=(prompt, *rest))
+
+    def train(self, num_iterations: int | None = None) -> FitResult:
+        """Make `num_iterations` updates (default: as in the settings), each on `batch_size` trajectories."""
+        cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
+        result = fit(self.team, self.data, cfg, params=self.params, wandb_config=self.wandb)
+        self._learned(result.state)
+        return result
+
+    def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
+        """Return the mean return of the current weights over held-out tasks with its 95 % interval, as PPO's trainer does."""
+        if self.env is None:
+            raise ValueError("there is no environment to evaluate in: give eval_envs to the trainer")
+        cfg = TrainConfig.of(
+            num_turns=self.env.max_turns,
+            branching="chain" if self.env.max_turns > 1 else "tree",
+            chat=self.config.episodes.chat,
+            seed=self.config.run.seed,
+            **sampling_of(self.policy_envs),
+        )
+        env = with_system_prompts(self.env, self.policy_envs, cfg)
+        tasks = env.tasks("eval", num_episodes or self.num_held_out or NUM_EPISODES, cfg.run.seed)
+        roles = Team(sort_into_stacks([self.policy_envs[0].agent] * env.num_agents, shared_weights=True))
+        return numbers(evaluate(roles, self.params, tasks, env, cfg))
