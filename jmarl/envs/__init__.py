@@ -29,10 +29,12 @@ ENVIRONMENTS: dict[str, str] = {  # name -> module:class; the tests of all envir
     "tools_sandbox": "jmarl.envs.tools.tool_use:ToolSandbox",
     "tools_team": "jmarl.envs.tools.tool_use:ToolTeam",
 }
+# Other names for `make`. `code` plays all episodes in one call of the sandbox: the tests of one episode do not cover it.
+OTHER_NAMES = {"code": "jmarl.envs.code.by_name:Code", "tool": ENVIRONMENTS["tools"]}
 
 
 def make(name: str, **options: Any) -> Any:
-    """Return an environment by its name in ENVIRONMENTS, or of a class of your own by "module:Class".
+    """Return an environment by its name in ENVIRONMENTS or OTHER_NAMES, or of a class of your own by "module:Class".
 
     Args:
         name: see above.
@@ -46,11 +48,12 @@ def make(name: str, **options: Any) -> Any:
     from jmarl.envs.messages import SimulatedEnvironment
     from jmarl.envs.options import GENERAL, WithOptions, split_options
 
-    if name not in ENVIRONMENTS and ":" not in name:
-        nearest = difflib.get_close_matches(name, ENVIRONMENTS, 1)
+    names = ENVIRONMENTS | OTHER_NAMES
+    if name not in names and ":" not in name:
+        nearest = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ValueError(f"unknown environment {name!r}: {hint}choose {', '.join(ENVIRONMENTS)}, or a class as 'module:Class'")
-    module, _, class_name = ENVIRONMENTS.get(name, name).partition(":")
+        raise ValueError(f"unknown environment {name!r}: {hint}choose {', '.join(names)}, or a class as 'module:Class'")
+    module, _, class_name = names.get(name, name).partition(":")
     try:
         cls = getattr(importlib.import_module(module), class_name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jmarl.envs import make
 from jmarl.envs.code.execution import CodeExecution
 from jmarl.envs.code.generation import CodeGeneration
 from jmarl.envs.code.problems import CodeProblem, generate_problems, generate_repairs
@@ -114,6 +115,10 @@ def test_mrlm_rewards_equal_those_computed_by_hand(name):
     states, prompts = env.reset([ITEM], np.random.default_rng(0))
     answer = env.step(states, [[text]], np.random.default_rng(0))
     assert answer.result.total == pytest.approx([expected]) and len(prompts) == 1
+    unreadable = name in ("no function", "a syntax error", "empty", "all raise")  # the last one returns nothing
+    penalties = [answer.result.parts[part][0] for part in ("syntax_error", "runtime_error")]
+    errs = unreadable or "raise" in name or name.startswith(("an assertion", "an endless", "an early"))
+    assert penalties == ([-0.5, 0] if unreadable else [0, -0.5 * errs])  # syntax apart from what the tests say
     assert env.reward_range == (-0.5, 2.0) and answer.result.parts["solved"] == [float(expected == 2)]
 
 
@@ -127,3 +132,10 @@ def test_a_helper_with_a_wrapper_earns_the_maximum_without_the_bonus_for_more():
     for env, best in ((CodeExecution(2), 2.0), (CodeGeneration(2), 3.0)):
         states, _ = env.reset(items, np.random.default_rng(0))
         assert env.step(states, texts, np.random.default_rng(0)).result.total == pytest.approx(best)
+
+
+def test_make_knows_the_names_of_mrlm():
+    assert type(make("tool")) is type(make("tools"))
+    assert make("code", difficulty_range=(1, 1), max_turns=3).max_turns == 3
+    with pytest.raises(ValueError, match="unknown environment 'cod': did you mean 'code'"):
+        make("cod")

@@ -1,13 +1,15 @@
 """Code execution: problems with test cases, under MRLM's simple reward.
 
 Task, roles, prompts, turns and feedback are those of `generation.py`; the problems are best generated (`problems.py`).
-Reward of a joint action, the same for all agents, from -0.5 to 2:
+Reward of a joint action, the same for all agents, from -0.5 to 2, in parts for syntax and functionality:
 
-    (tests passed) / (tests)  + 1 if all tests passed  - 0.5 if any test raised an exception
+    syntax_error   - 0.5 if the answer is no Python or lacks a function that returns something; nothing is run then
+    passed         (tests passed) / (tests)
+    all_passed     + 1 if all tests passed
+    runtime_error  - 0.5 if any test raised an exception, or if the program was stopped at a limit before its last test
 
-An answer without the function, or one that is no Python, counts as raising: -0.5. So does a program that is stopped at a limit
-before its last test. Metrics: the three terms (`reward/passed`, `reward/all_passed`, `reward/raised`), `reward/solved`,
-`reward/limited`. Left out: levels for the form of the code and a bonus for cooperation, which `generation.py` has.
+Metrics: the four terms (`reward/syntax_error`, ...), `reward/solved`, `reward/limited`. Left out: levels for the form of the
+code and a bonus for cooperation, which `generation.py` has.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from jmarl.sandbox.inside.judge import RAISED as RAISED_PREFIX
 ALL_PASSED, RAISED = 1.0, -0.5
 
 
-def any_test_raised(result: ExecutionResult | None) -> bool:
+def any_test_raised(result: ExecutionResult) -> bool:
     """Return whether any test ended in something else than its own comparison, or did not run at all."""
-    if result is None or not result.tests or len(result.tests) < result.total:
+    if not result.tests or len(result.tests) < result.total:
         return True
     return any(test.message.startswith(RAISED_PREFIX) for test in result.tests)
 
@@ -61,7 +63,9 @@ class CodeExecution(CodeGeneration):
     def score(self, codes: Sequence[str], item: dict, form: FormScore, result: ExecutionResult | None) -> CodeScore:
         """Return the reward in its parts. result: of the hidden tests; None if they were not run."""
         score = CodeScore({"passed": passed_share(result)}, add_test_problem(form.problems, result), result)
-        score.parts.update(all_passed=ALL_PASSED * score.solved, raised=RAISED * any_test_raised(result))
+        raised = result is not None and any_test_raised(result)
+        score.parts.update(all_passed=ALL_PASSED * score.solved, runtime_error=RAISED * raised)
+        score.parts["syntax_error"] = RAISED * (result is None)
         return score
 
 
