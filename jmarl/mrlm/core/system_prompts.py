@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs.base import Answer, Texts, describe
-from jmarl.models.hub.tokenize import ChatPrompt
+from jmarl.models.hub.tokenize import ChatPrompt, as_prompt
 
 SystemPrompt = tuple[str, bool]  # the text, and whether it is a message of a chat
 
@@ -50,6 +50,7 @@ class WithSystemPrompts:
 
 def prefixed(system: SystemPrompt | None, prompt: Any) -> Any:
     """Return a prompt after a system prompt. A prompt that is None, of an agent that does not act, stays None."""
+    prompt = as_prompt(prompt)
     if system is None or prompt is None:
         return prompt
     text, chat = system

@@ -1,0 +1,219 @@
+"""MRLM's policies and the trainers beside PPO: conversations, system prompts, self-play, DPO and SFT in its sense."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jmarl.mrlm.algorithms import DPOTrainer, GRPOTrainer, PPOTrainer, SFTTrainer
+from jmarl.mrlm.config import DPOConfig, ExperimentConfig, PPOConfig, SFTConfig, TrainingConfig
+from jmarl.mrlm.core import EnvironmentMode, LLMEnvironment, SimulatedEnvironment
+from jmarl.mrlm.core.types import Message, Observation, Reward
+from jmarl.mrlm.environments.debate import DebateEnvironment, RuleBasedJudge
+
+
+class Copy(SimulatedEnvironment):
+    """Two turns: write the digit that was shown. Knows the answer."""
+
+    reward_range = (0.0, 1.0)
+    max_turns = 2
+
+    def reset(self):
+        self.turn, self.digit = 0, int(self.rng.integers(10))
+        return Observation([Message("user", f"Write {self.digit}.")])
+
+    def step(self, action):
+        self.turn += 1
+        right = float(action.content.strip() == str(self.digit))
+        return Observation([Message("user", "Again.")], done=self.turn == 2), Reward(right / 2, {"right": right})
+
+    def solve(self):
+        return str(self.digit)
+
+
+@pytest.fixture(scope="module")
+def agents(tiny_config, tiny_tokenizer, random_agent):
+    return [random_agent(tiny_config(max_positions=1024), tiny_tokenizer, seed) for seed in range(2)]
+
+
+def policy(agent, **options) -> LLMEnvironment:
+    return LLMEnvironment(agent, generation_config={"max_new_tokens": 3}, **options)
+
+
+def config(algorithm: str, section=None, **training) -> ExperimentConfig:
+    settings = TrainingConfig(algorithm=algorithm, **{"batch_size": 4, "learning_rate": 1e-2, **training})
+    return ExperimentConfig(settings, **({} if section is None else {algorithm: section}), progress=False)
+
+
+# --- policies -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_has_all_messages_and_rewards(agents):
+    env = policy(agents[0], system_prompt="Be brief.", reward_fn=lambda messages: float(len(messages)))
+    assert [m.role for m in env.reset().messages] == ["system"]
+    first, reward = env.step(Message("user", "Hello"))
+    assert [m.role for m in first.messages] == ["system", "user", "assistant"] and reward.value == 3.0
+    env.set_reward_function(lambda messages: Reward(0.5, {"half": 0.5}))
+    second, reward = env.step(Message("user", "More"))
+    assert len(second.messages) == 5 and reward.components == {"half": 0.5}
+    assert env.get_conversation() == list(second.messages)
+    env.reset()
+    assert env.step(Message("user", "Hello"))[0] == first  # equal conversations are equal
+    env.set_reward_function(None)
+    assert env.step(Message("user", "More"))[1].value == 0.0
+
+
+def test_answers_follow_the_generation_config(agents):
+    import transformers
+
+    long = LLMEnvironment(agents[0], generation_config=transformers.GenerationConfig(max_new_tokens=40, do_sample=False))
+    assert long.sampling == {"max_new_tokens": 40, "temperature": 0.0}
+    answers = {policy(agents[0], seed=seed).step(Message("user", "Hello"))[0].messages[-1].content for seed in range(4)}
+    assert len(answers) > 1 and len(long.step(Message("user", "Hello"))[0].messages[-1].content) > max(map(len, answers))
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"max_new_token": 3}, "generation_config has no setting 'max_new_token'; did you mean 'max_new_tokens'"),
+        ({"num_beams": 4}, "num_beams can only be 1: completions are sampled, never searched by beams"),
+        ({"num_return_sequences": 2}, "num_return_sequences has no effect here: the group"),
+    ],
+)
+def test_generation_settings_that_cannot_act_raise(agents, generation, message):
+    with pytest.raises(ValueError, match=message):
+        LLMEnvironment(agents[0], generation_config=generation)
+
+
+def test_a_step_takes_a_message(agents):
+    with pytest.raises(TypeError, match="step takes a message"):
+        policy(agents[0]).step("Hello")
+
+
+# --- rollouts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trained_policy_has_the_new_weights_and_talks_with_them(agents):
+    env = policy(agents[0])
+    trainer = GRPOTrainer(env, Copy(), config("grpo", max_grad_norm=1.0))
+    assert trainer.config.episodes.chat and trainer.config.sampling.max_new_tokens == 3
+    trainer.train(1)
+    np.testing.assert_array_equal(env.agent.params["embed"], np.asarray(trainer.params[0]["embed"])[0])
+    assert env.agent.name == agents[0].name
+    env.step(Message("user", "Hello"))
+
+
+def test_prompts_begin_with_the_system_prompt_in_the_template(agents):
+    trainer = GRPOTrainer(policy(agents[0], system_prompt="Be brief."), Copy(), config("grpo"))
+    states, [[prompt]] = trainer.env.reset(trainer.env.tasks("train", 1), np.random.default_rng(0))
+    assert [m["role"] for m in prompt.messages] == ["system", "user"] and prompt.messages[0]["content"] == "Be brief."
+    answer = trainer.env.step(states, [["4"]], np.random.default_rng(0))
+    [[later]] = trainer.env.observe(answer.after)[1]
+    assert later.messages[0] == prompt.messages[0]
+    assert "eval/reward" in trainer.evaluate(2)
+
+
+def test_without_a_template_the_system_prompt_is_text(agents, make_tokenizer):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    trainer = GRPOTrainer(policy(agents[0], tokenizer=tokenizer, system_prompt="Be brief."), Copy(), config("grpo"))
+    _, [[prompt]] = trainer.env.reset(trainer.env.tasks("train", 1), np.random.default_rng(0))
+    assert prompt.startswith("Be brief.\n\nWrite ") and not trainer.config.episodes.chat
+
+
+def test_one_policy_debates_against_itself_on_both_sides(agents):
+    env = policy(agents[0])
+    trainer = PPOTrainer(env, DebateEnvironment(1, judge=RuleBasedJudge()), config("ppo", PPOConfig(gamma=0.9)))
+    assert trainer.config.algorithm == "ippo" and trainer.team.num_agents == 2
+    assert trainer.team.stacks[0].members == ((0, 1),)  # one set of weights
+    tasks = trainer.env.tasks("train", 4)
+    assert [task["swapped"] for task in tasks] == [False, True] * 2 and tasks[0]["motion"] == tasks[1]["motion"]
+    assert len(trainer.train(1).rewards) == 1
+
+
+def test_policies_in_one_team_sample_alike(agents):
+    other = LLMEnvironment(agents[1], generation_config={"max_new_tokens": 4})
+    with pytest.raises(ValueError, match="policies 0 and 1 have the generation settings"):
+        GRPOTrainer([policy(agents[0]), other], DebateEnvironment(1), config("grpo"))
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, DPOTrainer, SFTTrainer])
+def test_a_frozen_policy_alone_cannot_be_trained(agents, cls):
+    data = [{"prompt": "a", "chosen": "b", "rejected": "c"}] if cls is DPOTrainer else Copy()
+    with pytest.raises(ValueError, match="no policy is trained"):
+        cls(policy(agents[0], mode=EnvironmentMode.CLIENT), data, None)
+
+
+# --- given data ---------------------------------------------------------------------------------------------------------
+
+
+def test_dpo_prefers_the_chosen_completions(agents):
+    pairs = [{"prompt": [{"role": "user", "content": f"{n} plus 1"}], "chosen": str(n + 1), "rejected": "no"} for n in range(4)]
+    trainer = DPOTrainer(policy(agents[0], system_prompt="Count."), pairs, config("dpo", DPOConfig(beta=0.2)))
+    assert trainer.config.preference.beta == 0.2 and trainer.data[0].prompts[0].messages[0]["content"] == "Count."
+    before = trainer.evaluate()
+    assert before["eval/margin"] == pytest.approx(0, abs=1e-4)  # the policy is the reference
+    trainer.train(num_iterations=4)
+    after = trainer.evaluate()
+    assert after["eval/loss"] < before["eval/loss"] and after["eval/accuracy"] == 1.0
+
+
+def test_dpo_of_a_team_learns_from_joint_pairs(agents, tmp_path):
+    pairs = [{"prompt": "a", "chosen": ["b", "c"], "rejected": ["d", "e"]}] * 4
+    trainer = DPOTrainer([policy(agent) for agent in agents], pairs, config("dpo"))
+    assert trainer.config.algorithm == "madpo" and len(trainer.train(1).losses) == 1
+    trainer.save_model(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent_0", "agent_1"]
+
+
+def test_sft_imitates_the_solver_and_models_the_world(agents):
+    env = policy(agents[0])
+    trainer = SFTTrainer(env, [Copy()], config("sft", SFTConfig(mode="combined", max_trajectories=4)))
+    assert (trainer.config.loss.bc_weight, trainer.config.loss.world_model_weight) == (0.5, 0.5)
+    assert len(trainer.data) == 8 and {t.reward for t in trainer.data} == {1.0}
+    first, second = trainer.data[:2]
+    assert first.observations[1].messages[0]["content"] == "Again." and second.observations[1] == "Done. Reward: 0.5"
+    losses = trainer.train(num_iterations=8).losses
+    assert losses[-1] < losses[0]
+    assert 0 <= trainer.evaluate(4)["eval/reward"] <= 1
+    np.testing.assert_array_equal(env.agent.params["embed"], np.asarray(trainer.params[0]["embed"])[0])
+
+
+def test_behavioral_cloning_sees_no_answers(agents):
+    trainer = SFTTrainer(policy(agents[0]), Copy(), config("sft", SFTConfig(mode="behavioral_cloning", max_trajectories=2)))
+    assert {len(t.observations) for t in trainer.data} == {1}
+
+
+def test_low_rewards_are_left_out(agents):
+    given = [{"prompt": "a", "completion": "b", "reward": reward} for reward in (0.1, 0.9)]
+    keep = SFTConfig(filter_low_reward=True, min_reward_threshold=0.5)
+    trainer = SFTTrainer(policy(agents[0]), [], config("sft", keep), trajectory_dataset=given)
+    assert [t.reward for t in trainer.data] == [0.9]
+    with pytest.raises(ValueError, match="no environment to evaluate in"):
+        trainer.evaluate()
+    with pytest.raises(ValueError, match="min_reward_threshold=1.5 leaves no trajectory: the best has 1"):
+        SFTTrainer(policy(agents[0]), Copy(), config("sft", SFTConfig(filter_low_reward=True, min_reward_threshold=1.5)))
+
+
+def test_sft_imitates_both_sides_of_an_environment_for_two(agents):
+    class Pair(Copy):
+        roles = ("a", "b")
+
+        def reset(self):
+            return [super().reset()] * 2
+
+        def step(self, action):
+            observation, reward = super().step(action[0])
+            return [observation] * 2, reward
+
+        def solve(self):
+            return [str(self.digit)] * 2
+
+    trainer = SFTTrainer(policy(agents[0]), Pair(), config("sft", max_grad_norm=1.0))
+    assert trainer.team.num_agents == 1 and len(trainer.data) == 2 * 2 * 256
+    assert "eval/reward" in trainer.evaluate(2)
+
+
+def test_sft_takes_one_policy(agents):
+    with pytest.raises(ValueError, match="SFTTrainer trains one policy, got 2"):
+        SFTTrainer([policy(agent) for agent in agents], Copy())
