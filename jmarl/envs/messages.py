@@ -131,7 +131,7 @@ class SimulatedAdapter(TextEnvironment):
     """
 
     def __init__(self, env: SimulatedEnvironment, max_turns: int = MAX_TURNS, chat: bool = False):
-        self.simulated, self._read = env, chat_of if chat else text_of
+        self.simulated, self.chat = env, chat
         self.roles, self.reward_range = env.roles, env.reward_range
         self.max_turns = max_turns if env.max_turns is None else env.max_turns
         if env.max_turns is not None and env.max_turns < 1:
@@ -151,7 +151,7 @@ class SimulatedAdapter(TextEnvironment):
         env = copy.deepcopy(self.simulated)
         seed = zlib.crc32(json.dumps(task, sort_keys=True, default=str).encode())
         env.task, env.rng, env._num_steps = task, np.random.default_rng(seed), 0
-        return env, [self._read(observation) for observation in self._by_agent(env.reset())]
+        return env, [self._prompt(observation) for observation in self._by_agent(env.reset())]
 
     def step(self, state: SimulatedEnvironment, messages: Sequence[str], rng: np.random.Generator) -> Step:
         actions = [Message("assistant", text) for text in messages]
@@ -162,12 +162,18 @@ class SimulatedAdapter(TextEnvironment):
         done = any(observation is not None and observation.done for observation in observations)
         state._num_steps += 1
         truncated = not done and state._num_steps >= self.max_turns
-        texts = [None if done else self._read(observation) for observation in observations]
+        texts = [None if done else self._prompt(observation) for observation in observations]
         return Step(state, texts, reward.value, done or truncated, reward.components, truncated)
 
     def solve(self, state: SimulatedEnvironment) -> Sequence[str | None]:
         solution = state.solve()
         return [solution] if isinstance(solution, str) and len(self.roles) == 1 else solution
+
+    def _prompt(self, observation: Observation | None) -> str | None:
+        """Return what an agent reads; None if it does not act."""
+        if observation is None:
+            return None
+        return chat_of(observation) if self.chat else observation.text
 
     def _by_agent(self, observed: Any) -> list[Observation | None]:
         """Return observations as a list with one (or None) per agent; raise if they are anything else."""
@@ -182,15 +188,8 @@ class SimulatedAdapter(TextEnvironment):
         return list(observations)
 
 
-def text_of(observation: Observation | None) -> str | None:
-    """Return what an agent reads as one text."""
-    return None if observation is None else observation.text
-
-
-def chat_of(observation: Observation | None) -> ChatPrompt | None:
+def chat_of(observation: Observation) -> ChatPrompt:
     """Return what an agent reads as chat messages. Roles that chat templates do not know are the user's."""
-    if observation is None:
-        return None
     return ChatPrompt({"role": m.role if m.role in ROLES else "user", "content": m.content} for m in observation.messages)
 
 

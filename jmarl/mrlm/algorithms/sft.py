@@ -55,11 +55,10 @@ class SFTTrainer(Policies):
             raise ValueError(f"SFTTrainer trains one policy, got {len(self.policy_envs)}: make a trainer for each")
         self.config = self._resolve(1)
         check_fit(self.config, self.wandb)
-        self.env = None
-        if eval_envs or trajectory_dataset is None:
-            self.env = merge_environments(eval_envs, chat=self.chat, self_play=True)
-        self.data = self._collect() if trajectory_dataset is None else load_trajectories(trajectory_dataset, self.min_reward)
-        self.data = [self._with_system_prompt(trajectory) for trajectory in self.data]
+        given = trajectory_dataset is not None
+        self.env: Any = None if given and not eval_envs else merge_environments(eval_envs, chat=self.chat, self_play=True)
+        data = load_trajectories(trajectory_dataset, self.min_reward) if given else self._collect()
+        self.data = [self._with_system_prompt(trajectory) for trajectory in data]
         check_data(self.data, self.config)
         self._make_team(1, self.config)
 

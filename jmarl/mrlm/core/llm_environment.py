@@ -91,7 +91,8 @@ class LLMEnvironment:
         if not isinstance(action, Message):
             raise TypeError(f'step takes a message, such as Message("user", "Hello"); got {action!r:.60}')
         self._conversation.append(action)
-        prompt = chat_of(Observation(self._conversation)) if self.chat else Observation(self._conversation).text
+        conversation = Observation(self._conversation)
+        prompt = chat_of(conversation) if self.chat else conversation.text
         answer = self._text_model()([prompt], 1, self.seed + len(self._conversation))[0][0]
         self._conversation.append(Message("assistant", answer))
         observation = Observation(self.get_conversation(), info={"response_length": len(answer)})
