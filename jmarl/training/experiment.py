@@ -20,6 +20,7 @@ from jmarl.envs.mixture import Mixture
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, bind_formatter, default_formatter
 from jmarl.envs.vector import vectorize
 from jmarl.learning.per_agent import check_agents
+from jmarl.models.hub.tokenize import with_instruction
 from jmarl.team import Team
 from jmarl.training.checks import check_settings
 from jmarl.training.files.config_file import write_config
@@ -230,7 +231,7 @@ def with_role(formatter: Formatter, role: str) -> Formatter:
     write = bind_formatter(formatter)
 
     def prompt(item: dict, external_prompts: str | None = None) -> str:
-        return f"{role}\n\n{write(item, external_prompts)}"
+        return with_instruction(role, write(item, external_prompts))
 
     return prompt
 

@@ -12,6 +12,7 @@ import pytest
 from jmarl import Step, Team, TextEnvironment, TrainConfig, train
 from jmarl.envs.messages import Message, Observation, Reward, SimulatedAdapter, SimulatedEnvironment
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, chat_prompt, encode_prompts, follow_ups
+from jmarl.training.experiment import with_role
 
 TEXTS = ["Where is the farmer?", "Count the apples."]
 MESSAGES = [[{"role": "user", "content": text}] for text in TEXTS]
@@ -98,3 +99,9 @@ def test_observations_of_a_simulated_environment_become_messages_or_a_text():
     (chat,) = SimulatedAdapter(Greet(), chat=True).reset({}, rng)[1]
     assert text == "Greet.\n\nHi" and not isinstance(text, ChatPrompt)
     assert [m["role"] for m in chat.messages] == ["system", "user"]
+
+
+def test_a_role_is_a_system_message_before_messages_and_text_before_a_text():
+    write = with_role(lambda item: item["prompt"], "Be kind.")
+    assert write({"prompt": "Hi"}) == "Be kind.\n\nHi"
+    assert [m["role"] for m in write({"prompt": MESSAGES[0]}).messages] == ["system", "user"]

@@ -50,6 +50,13 @@ def as_prompt(value: Any) -> Any:
     return ChatPrompt(value)
 
 
+def with_instruction(text: str, prompt: str) -> str:
+    """Return a prompt after an instruction: its first message of role system in a `ChatPrompt`, else its first lines."""
+    if isinstance(prompt, ChatPrompt):
+        return ChatPrompt([{"role": "system", "content": text}, *prompt.messages])
+    return f"{text}\n\n{prompt}"
+
+
 def _is_message(message: Mapping) -> bool:
     return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 

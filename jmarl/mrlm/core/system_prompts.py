@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs.base import Answer, Texts, describe
-from jmarl.models.hub.tokenize import ChatPrompt, as_prompt
+from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, with_instruction
 
 SystemPrompt = tuple[str, bool]  # the text, and whether it is a message of a chat
 
@@ -54,7 +54,6 @@ def prefixed(system: SystemPrompt | None, prompt: Any) -> Any:
     if system is None or prompt is None:
         return prompt
     text, chat = system
-    if not chat:
-        return f"{text}\n\n{prompt}"
-    messages = prompt.messages if isinstance(prompt, ChatPrompt) else ({"role": "user", "content": prompt},)
-    return ChatPrompt([{"role": "system", "content": text}, *messages])
+    if chat and not isinstance(prompt, ChatPrompt):
+        prompt = ChatPrompt([{"role": "user", "content": prompt}])
+    return with_instruction(text, prompt)
