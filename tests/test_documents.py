@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jmarl.cli.main import main
+
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("JMARL_DATA") or ROOT.parent / "shared" / "data")
 SEEDS = Path(os.environ.get("JMARL_SEEDS") or DATA.parent / "seeds")
@@ -36,6 +38,7 @@ USAGE = "test_the_usage_of_the_readme_runs"
 EXAMPLE = "test_the_30_second_example_runs"
 TRAINERS = "test_the_four_trainers_train"
 ENVIRONMENTS = "test_the_environments_are_built"
+YAML = "test_the_yaml_file_trains"
 CUSTOM = "test_the_custom_environment_trains"
 
 DEMO_SIZE = {"num_train_epochs=3": "num_train_epochs=0.2", "num_generations=8": "num_generations=2", "=128": "=4"}
@@ -195,8 +198,15 @@ TABLE = [
     Block("004", "# Single node, 4 GPUs with FSDP", LATER, "torchrun --nproc_per_node=4 train.py --strategy fsdp"),
     Block("004", "# Multi-node, 2 nodes Γ— 4 GPUs", LATER, "    --master_addr=<node0_ip> --master_port=12355 train.py"),
     Block("004", "# Node 1:", LATER, "    --master_addr=<node0_ip> --master_port=12355 train.py"),
-    Block("004", "# configs/my_experiment.yaml", CLI, '  strategy: "fsdp"'),
-    Block("004", "mrlm train --config configs/my_experiment.yaml", CLI),
+    Block(
+        "004",
+        "# configs/my_experiment.yaml",
+        YAML,
+        '  strategy: "fsdp"',
+        model=True,
+        size={"num_epochs: 100": "num_epochs: 1", "batch_size: 16": "batch_size: 2"},
+    ),
+    Block("004", "mrlm train --config configs/my_experiment.yaml", YAML, size={"mrlm": "jmarl --set max_new_tokens=8"}),
     Block("004", "mrlm train --config CONFIG [--output DIR] [--resume CHECKPOINT]", CLI),
     Block("004", "mrlm serve --environments ENV1,ENV2,... [--port PORT] [--host HOST]", LATER),
     Block("004", "mrlm eval --model MODEL --environment ENV [--num-episodes N] [--output FILE]", CLI),
@@ -440,6 +450,18 @@ def test_the_custom_environment_trains(model, tmp_path):
     config = ExperimentConfig(TrainingConfig(batch_size=2), max_new_tokens=4, progress=False)
     result = GRPOTrainer(LLMEnvironment(model), names["MyEnvironment"](), config).train(1)
     assert result.rewards[0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:float16 is computed as bfloat16")
+def test_the_yaml_file_trains(model, tmp_path, box):
+    (file, text), (command, [line]) = [pair for pair in located("004")[0] if pair[0].test == YAML]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "my_experiment.yaml").write_text(prepared(file, text, model))
+    _, *flags, subcommand, option, path = prepared(command, [line], model).split()
+    assert main([subcommand, option, path, *flags]) == 0
+    config = Path("runs/code_generation_ppo/config.yaml").read_text()
+    assert "clip_eps_low: 0.2" in config and "max_new_tokens: 8" in config and len(rewards("runs/code_generation_ppo")) == 1
 
 
 if __name__ == "__main__":
