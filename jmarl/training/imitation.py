@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jmarl.config import TrainConfig
-from jmarl.envs.base import TextEnvironment
+from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
 from jmarl.envs.vector import Fault, reset_once, solve_once, step_once
 from jmarl.models.hub.agents import Agent
@@ -98,6 +98,35 @@ def _play_solution(
             break
         state, prompts = step.state, step.observations
     return written, total
+
+
+def demonstrate_in_lock_step(
+    env: Environment, tasks: Sequence[dict], seed: int = 0, answers: bool = False
+) -> list[list[Trajectory]]:
+    """Return the demonstrations of an environment that plays many episodes at once, in their first turns.
+
+    env: an `Environment` with `solve(state)`, as that of `TextEnvironment`. Other arguments and the result as in `demonstrate`.
+    """
+    if not callable(getattr(env, "solve", None)):
+        raise NotImplementedError(
+            f"{type(env).__name__} has no solver of its own: add solve(state) -> one text (or None) per agent"
+        )
+    rng = np.random.default_rng(seed)
+    states, prompts = env.reset(tasks, rng)
+    solutions = [env.solve(state) for state in states]  # type: ignore[attr-defined]
+    actions = [[text or "" for text in column] for column in zip(*solutions, strict=True)]
+    answer = env.step(states, actions, rng)
+    continuing = np.flatnonzero(~answer.done)
+    later = dict(zip(continuing, zip(*env.observe([answer.after[i] for i in continuing])[1], strict=True), strict=True))
+    demonstrations: list[list[Trajectory]] = [[] for _ in actions]
+    for i, solution in enumerate(solutions):
+        reward = float(answer.result.total[i])
+        for n, text in enumerate(solution):
+            if text is None:
+                continue
+            following = (later[i][n] if i in later else f"Done. Reward: {reward:g}",) if answers else ()
+            demonstrations[n].append(Trajectory((prompts[n][i], *following), (text,), reward))
+    return demonstrations
 
 
 def _check_fault(answer: Any) -> Any:

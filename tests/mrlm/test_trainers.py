@@ -9,6 +9,7 @@ from jmarl.mrlm.algorithms import DPOTrainer, GRPOTrainer, PPOTrainer, SFTTraine
 from jmarl.mrlm.config import DPOConfig, ExperimentConfig, PPOConfig, SFTConfig, TrainingConfig
 from jmarl.mrlm.core import EnvironmentMode, LLMEnvironment, SimulatedEnvironment
 from jmarl.mrlm.core.types import Message, Observation, Reward
+from jmarl.mrlm.environments.code import CodeExecutionEnvironment, CodeProblemGenerator
 from jmarl.mrlm.environments.debate import DebateEnvironment, RuleBasedJudge
 
 
@@ -217,3 +218,18 @@ def test_sft_imitates_both_sides_of_an_environment_for_two(agents):
 def test_sft_takes_one_policy(agents):
     with pytest.raises(ValueError, match="SFTTrainer trains one policy, got 2"):
         SFTTrainer([policy(agent) for agent in agents], Copy())
+
+
+def test_sft_imitates_solutions_of_programming_problems(agents, box):
+    env = CodeExecutionEnvironment(CodeProblemGenerator(difficulty_range=(1, 1)), sandbox=box)
+    trainer = SFTTrainer(policy(agents[0]), env, config("sft", SFTConfig(mode="combined", max_trajectories=3)))
+    assert len(trainer.data) == 3 and {t.reward for t in trainer.data} == {2.0}
+    assert all(t.actions[0].startswith("```python\ndef ") and len(t.observations) == 2 for t in trainer.data)
+
+
+def test_an_environment_without_a_solver_says_so(agents):
+    class NoSolver(Copy):
+        solve = SimulatedEnvironment.solve
+
+    with pytest.raises(NotImplementedError, match="NoSolver has no solver of its own"):
+        SFTTrainer(policy(agents[0]), NoSolver(), config("sft"))

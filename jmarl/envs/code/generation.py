@@ -154,6 +154,13 @@ class CodeGeneration:
         """Return the states [B] and the prompts [N][B] of the next turn."""
         return list(after), _by_agent([self.later_prompts(state) for state in after])
 
+    def solve(self, state: CodeEpisode) -> list[str | None]:
+        """Return the reference solution as the message of the last agent, which needs no helpers [N]."""
+        solution = state.item.get("solution")
+        if not isinstance(solution, str):
+            raise NotImplementedError(f"problem {state.item.get('task_id', state.item)!r:.80} has no solution")
+        return [*[None] * (self.num_agents - 1), f"```python\n{solution.strip()}\n```"]
+
     # What subclasses override
 
     def tests(self, item: dict) -> Tests:

@@ -15,6 +15,7 @@ from typing import Any
 
 from jmarl.config import TrainConfig
 from jmarl.envs.mixture import Mixture
+from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.mrlm.algorithms.trainer import NUM_EPISODES, Policies, merge_environments, sampling_of, with_system_prompts
 from jmarl.mrlm.config import ExperimentConfig
@@ -22,7 +23,7 @@ from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
 from jmarl.team import Team, sort_into_stacks
 from jmarl.training.fit import check_data, check_fit, fit
-from jmarl.training.imitation import demonstrate
+from jmarl.training.imitation import demonstrate, demonstrate_in_lock_step
 from jmarl.training.preferences.pairs import Trajectory, load_trajectories
 from jmarl.training.records import FitResult
 
@@ -69,7 +70,11 @@ class SFTTrainer(Policies):
         collected = []
         for member in members:
             tasks = member.tasks("train", -(-count // len(members)), seed)
-            by_agent = demonstrate(member.env, tasks, seed=seed, answers=bool(self.config.loss.world_model_weight))
+            answers = bool(self.config.loss.world_model_weight)
+            if isinstance(member, LockStep):
+                by_agent = demonstrate(member.env, tasks, seed=seed, answers=answers)
+            else:
+                by_agent = demonstrate_in_lock_step(member, tasks, seed, answers)
             collected += [trajectory for trajectories in by_agent for trajectory in trajectories]
         kept_out = self.min_reward is not None and [t for t in collected if t.reward < self.min_reward]
         if kept_out and len(kept_out) == len(collected):
