@@ -116,7 +116,7 @@ def demonstrate_in_lock_step(
     solutions = [env.solve(state) for state in states]  # type: ignore[attr-defined]
     actions = [[text or "" for text in column] for column in zip(*solutions, strict=True)]
     answer = env.step(states, actions, rng)
-    continuing = np.flatnonzero(~answer.done)
+    continuing = np.flatnonzero(~answer.done).tolist()
     later = dict(zip(continuing, zip(*env.observe([answer.after[i] for i in continuing])[1], strict=True), strict=True))
     demonstrations: list[list[Trajectory]] = [[] for _ in actions]
     for i, solution in enumerate(solutions):

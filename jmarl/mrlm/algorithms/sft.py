@@ -66,15 +66,18 @@ class SFTTrainer(Policies):
     def _collect(self) -> list[Trajectory]:
         """Return what the environments' solvers write. Raises ValueError if min_reward leaves none."""
         members = list(self.env.environments.values()) if isinstance(self.env, Mixture) else [self.env]
+        answers = bool(self.config.loss.world_model_weight)
         count, seed = min(self.num_tasks, NUM_DEMONSTRATIONS), self.config.run.seed
         collected = []
         for member in members:
             tasks = member.tasks("train", -(-count // len(members)), seed)
-            answers = bool(self.config.loss.world_model_weight)
-            if isinstance(member, LockStep):
-                by_agent = demonstrate(member.env, tasks, seed=seed, answers=answers)
-            else:
-                by_agent = demonstrate_in_lock_step(member, tasks, seed, answers)
+            try:
+                if isinstance(member, LockStep):
+                    by_agent = demonstrate(member.env, tasks, seed=seed, answers=answers)
+                else:
+                    by_agent = demonstrate_in_lock_step(member, tasks, seed, answers)
+            except NotImplementedError as error:
+                raise NotImplementedError(f"{error}; or give trajectory_dataset=, which `jmarl collect` writes") from error
             collected += [trajectory for trajectories in by_agent for trajectory in trajectories]
         kept_out = self.min_reward is not None and [t for t in collected if t.reward < self.min_reward]
         if kept_out and len(kept_out) == len(collected):

@@ -22,8 +22,9 @@ from typing import Any
 
 from jmarl.comlrl.arguments import check_not_deleted
 from jmarl.config import TrainConfig
+from jmarl.envs.base import TextEnvironment
 from jmarl.envs.debate.debate import Debate
-from jmarl.envs.messages import MAX_TURNS, EnvironmentMode, as_text_environment
+from jmarl.envs.messages import MAX_TURNS, EnvironmentMode, SimulatedEnvironment, as_text_environment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
@@ -184,6 +185,11 @@ def merge_environments(envs: Any, max_turns: int = MAX_TURNS, chat: bool = False
     unmerged = list(envs) if isinstance(envs, list | tuple) else [envs]
     if not unmerged:
         raise ValueError("eval_envs has no environment")
+    for i, env in enumerate(unmerged):
+        known = isinstance(env, TextEnvironment | SimulatedEnvironment) or callable(getattr(env, "observe", None))
+        if isinstance(env, type) or not known:
+            kind = f"the class {env.__name__}" if isinstance(env, type) else f"a {type(env).__name__}"
+            raise TypeError(f"environment {i} of eval_envs is {kind}: give an environment, such as MathReasoningEnvironment()")
     if len(unmerged) > 1:
         unmerged = list({identity_of(env): env for env in unmerged}.values())
     if self_play:
