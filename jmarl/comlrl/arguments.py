@@ -106,8 +106,11 @@ def load_critic(critic_model: Model | None, critics: Sequence[Model] | None, tok
                 f"critics= names {1 + len(different)} different models: all critics start from one, give critic_model="
             )
     model = one_of(critic_model=critic_model, critics=None if critics is None else critics[0])
-    if model is None:
-        return None
+    return None if model is None else load_single(model, tokenizer)
+
+
+def load_single(model: Model, tokenizer: Any = None) -> Agent:
+    """Load a critic or reward model. tokenizer: of the agents; a model of transformers, which brings none, uses it."""
     one_tokenizer = isinstance(model, TransformersModel) and not isinstance(tokenizer, list | tuple)
     return load_agents([model], None, 1, tokenizer if one_tokenizer else None)[0]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.comlrl.arguments import load_agents
+from jmarl.comlrl.arguments import load_agents, load_critic, load_single
 from jmarl.models import decoder
 from jmarl.models.hub.agents import load_agent
 from jmarl.models.hub.transformers_model import agent_from_transformers
@@ -113,3 +113,9 @@ def test_a_peft_model_says_to_merge(model):
 def test_the_front_ends_do_not_import_torch():
     program = "import sys, jmarl.mrlm.core, jmarl.comlrl.trainers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_critics_and_reward_models_use_the_given_tokenizer(model, tiny_tokenizer):
+    assert load_critic(model, None, tiny_tokenizer).tokenizer is tiny_tokenizer
+    assert load_critic(None, [model, model], [tiny_tokenizer] * 2).tokenizer is not tiny_tokenizer  # that of its directory
+    assert load_single(model, tiny_tokenizer).tokenizer is tiny_tokenizer

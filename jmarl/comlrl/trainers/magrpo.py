@@ -22,6 +22,7 @@ from jmarl.comlrl.arguments import (
     count_agents,
     load_agents,
     load_critic,
+    load_single,
     one_of,
     read_formatters,
     read_items,
@@ -139,7 +140,7 @@ class MAGRPOTrainer:
         check_agents(self.config, team_size)
         self._check_other_models(critic_model, critics, reward_model)
         critic = load_critic(critic_model, critics, tokenizer)
-        judge = None if reward_model is None else load_agents([reward_model], None, 1)[0]
+        judge = None if reward_model is None else load_single(reward_model, tokenizer)
         loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size, tokenizer)
         self._names = [agent.name for agent in loaded]
         team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
