@@ -20,7 +20,7 @@ def main(quick: bool) -> None:
     count = 2 if quick else jax.device_count()
     if jax.device_count() < 2:
         raise SystemExit("this example needs 2 devices: on a CPU set JAX_NUM_CPU_DEVICES=2 before Python starts")
-    settings = config(quick, "ppo", PPOConfig(clip_range=0.2), updates=100, batch_size=16, mesh=f"data={count}")
+    settings = config(quick, "ppo", PPOConfig(clip_range=0.2), updates=100, batch_size=8 * count, mesh=f"data={count}")
     trainer = PPOTrainer(policy(quick, 96), env, settings)
     devices = {device for x in jax.tree.leaves(trainer.params) for device in x.devices()}
     print(f"{count} of {jax.device_count()} devices: weights on {len(devices)}")
