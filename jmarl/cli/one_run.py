@@ -18,6 +18,7 @@ from jmarl.training.files.interrupt import Interrupted, ending_at_second_signal
 def train(cfg: ExperimentConfig) -> tuple[int, Any]:
     """Run an experiment. Returns the exit code, and its result or None."""
     directory = cfg.train.run.output_dir
+    print(first_line(cfg), flush=True)
     try:
         with ending_at_second_signal():
             result = run_experiment(cfg)
@@ -34,6 +35,15 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         print(resume_line(directory), flush=True)
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
     return DONE, result
+
+
+def first_line(cfg: ExperimentConfig) -> str:
+    """Return a line that says what is run; it comes before models are loaded."""
+    agents = f"{cfg.team.size} agent{'s' * (cfg.team.size > 1)} of {', '.join(dict.fromkeys(cfg.team.models))}"
+    runs = f" from {len(cfg.seeds)} seeds" if cfg.seeds else ""
+    run = cfg.train.run
+    name = cfg.experiment_name or "experiment"
+    return f"{name}: {cfg.train.algorithm}, {agents}, {run.num_updates} updates{runs}, in {run.output_dir}"
 
 
 def resume_line(directory: str) -> str:
