@@ -51,7 +51,7 @@ def bench(options: Bench) -> dict[str, float]:
     length = options.max_new_tokens
     cfg = train_config(options, num_generations=options.group, min_new_tokens=length, learning_rate=1e-4, progress=False)
     team, params = load_team(options.model, options.agents, cfg)
-    setup, state = start(team, params, cfg, None)
+    setup, state = start(team, params, cfg)
     del params  # else the peak would count them twice
     rng, seconds = np.random.default_rng(0), 0.0
     reward = make_reward(lambda *texts: rng.normal(size=len(texts[0])).tolist(), num_agents=options.agents)

@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, allow_abbrev=False, **settings)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse, after unknown flags are refused: argparse would complain of missing ones first."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         unknown = [text.split("=")[0] for text in args or () if text.startswith("--") and text.split("=")[0] not in flags]
