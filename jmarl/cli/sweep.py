@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.algorithms import find_row
-from jmarl.cli.configuration import Configuration, read_configuration
+from jmarl.cli.configuration import Configuration, has_checkpoint, read_configuration, train
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
-from jmarl.cli.one_run import has_checkpoint, train
 from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import read_yaml
 from jmarl.training.files.config_file import CONFIG_FILE, plain_config

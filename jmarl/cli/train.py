@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from jmarl.cli.configuration import read_configuration
+    from jmarl.cli.configuration import read_configuration, train
 
     with warnings.catch_warnings():
         warnings.showwarning = _one_line
@@ -66,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
             show_run(configuration.experiment)
             return 0
-        from jmarl.cli.one_run import train
-
         return train(configuration.experiment)[0]
 
 
