@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.loading import Match, add_play_arguments, number_of_tasks, open_match, say, split_batches, tasks_for
+from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, say, split_batches, tasks_for
 
 if TYPE_CHECKING:
     from jmarl.rollout.turns import Rollout

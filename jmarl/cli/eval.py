@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jmarl.cli.loading import Match, add_play_arguments, number_of_tasks, open_match, say, split_batches, tasks_for
+from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, say, split_batches, tasks_for
 
 EPILOG = """examples:
   jmarl eval --model runs/mine --num-episodes 50

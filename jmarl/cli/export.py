@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.loading import Source, add_model_argument, load_source, say
+from jmarl.cli.teams.match import add_model_argument, say
+from jmarl.cli.teams.sources import Source, load_source
 
 if TYPE_CHECKING:
     from jmarl.config import ExperimentConfig, TrainConfig

@@ -111,7 +111,7 @@ def environment(name: str, has_sandbox: bool) -> dict[str, Any]:
     """Return the roles of an environment and its longest episode, or why it cannot be made or reset."""
     import numpy as np
 
-    from jmarl.cli.loading import built
+    from jmarl.cli.teams.match import built
     from jmarl.sandbox import SandboxUnavailable
 
     try:

@@ -38,18 +38,10 @@ EPILOG = (
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with the nearest name for an unknown flag. Flags are not abbreviated."""
+    """A parser whose errors are one line. Flags are not abbreviated."""
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, allow_abbrev=False, **settings)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse, after unknown flags are refused: argparse would complain of missing ones first."""
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        unknown = [text.split("=")[0] for text in args or () if text.startswith("--") and text.split("=")[0] not in flags]
-        if unknown and self._subparsers is None:
-            self.error(f"there is no flag {unknown[0]}{did_you_mean(unknown[0], flags)}")
-        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print a line and exit."""
@@ -82,6 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = parser_for(arguments)
     if unknown := unknown_command(arguments):
         parser.error(f"there is no command {unknown!r}{did_you_mean(unknown, COMMANDS)}; choose {', '.join(COMMANDS)}")
+    check_flags(parser, arguments)
     args = parser.parse_args(arguments)
     return args.run(args)
 
@@ -102,10 +95,20 @@ def parser_for(arguments: Sequence[str]) -> Parser:
     return parser
 
 
-def commands_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """Return the parsers of the commands of a parser, and of commands below them."""
-    below = [x for action in parser._actions if isinstance(action, argparse._SubParsersAction) for x in action.choices.values()]
-    return [*below, *(deeper for one in below for deeper in commands_of(one))]
+def below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of the commands of a parser, by name."""
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]  # no public list
+    return {name: command for action in actions for name, command in action.choices.items()}
+
+
+def check_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Refuse unknown flags with the nearest known one; argparse itself would first complain of missing ones."""
+    for text in arguments:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        flag = text.split("=")[0]
+        if flag.startswith("--") and flag not in flags:
+            parser.error(f"there is no flag {flag}{did_you_mean(flag, flags)}")
+        parser = below(parser).get(text, parser)
 
 
 def unknown_command(arguments: Sequence[str]) -> str:
@@ -121,8 +124,8 @@ def print_completion(arguments: Sequence[str]) -> int:
     parser = parser_for(list(COMMANDS))
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         parser.error(f"--print-completion {' '.join(arguments)}: choose {' or '.join(SHELLS)}")
-    for command in commands_of(parser):
-        for action in command._actions:  # no public list, shtab reads this one too
+    for command in below(parser).values():
+        for action in command._actions:
             if action.metavar in PATHS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, arguments[0]))

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.loading import Match, add_play_arguments, open_match, say, tasks_for
+from jmarl.cli.teams.match import Match, add_play_arguments, open_match, say, tasks_for
 
 if TYPE_CHECKING:
     from jmarl.rollout.turns import Rollout
@@ -51,7 +51,8 @@ def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> lis
     from jmarl.cli.collect import ended_of, number
 
     ended, roles = ended_of(match.team, rollout), match.env.roles
-    lines = [rule(f"{match.settings['environment']}, task", width), *block(repr(task), width)]
+    lines = [rule(f"{match.settings['environment']}, task", width)]
+    lines += [line for name, value in task.items() for line in block(f"{name}: {value}", width)]
     for t, turn in enumerate(rollout.turns):
         lines += ["", rule(f"turn {t + 1}", width, "=")]
         for agent, role in enumerate(roles):
@@ -92,4 +93,4 @@ def block(text: str, width: int) -> list[str]:
     """Return a text as indented lines of up to `width` columns, without control characters."""
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
     wrap = textwrap.TextWrapper(width - 4, replace_whitespace=False)
-    return [f"    {part}" for line in shown.split("\n") for part in wrap.wrap(line) or [""]]
+    return [f"    {part}".rstrip() for line in shown.split("\n") for part in wrap.wrap(line) or [""]]

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from jmarl import ExperimentConfig, Team, load_pairs, load_trajectories, run_experiment, save_pretrained
-from jmarl.cli.loading import load_source, split_batches
 from jmarl.cli.main import main
+from jmarl.cli.teams.match import split_batches
+from jmarl.cli.teams.sources import load_source
 from jmarl.config import Sampling
 from jmarl.sampling.generate import tokenize
 from jmarl.training.preferences.encoding import encode_trajectory
@@ -139,6 +140,23 @@ def test_episodes_of_one_task_are_one_number_of_the_interval(tmp_path):
     rows = [row["metadata"] for row in read_rows(tmp_path / "t.jsonl") if row["metadata"]["agent"] == 0]
     means = np.array([[r["return"] for r in rows if r["task_number"] == i] for i in range(6)]).mean(1)
     assert result["per_seed"][0]["ci95"] == pytest.approx(2.5706 * means.std(ddof=1) / 6**0.5, rel=1e-4)
+
+
+def test_a_run_on_prompts_with_a_reward_is_evaluated_on_its_held_out_rows(tmp_path, capsys):
+    """Its prompts are those of the run, with the texts of its roles."""
+    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"Item {i} is"}) + "\n" for i in range(6)))
+    settings = dict(
+        models=["m0", "m1"], data="rows.jsonl", reward="jmarl.envs.rewards:story_length_ratio", roles=["Be brief.", "Be long."],
+        held_out=2, num_updates=1, num_generations=2, max_new_tokens=5, progress=False,
+    )  # fmt: skip
+    run_experiment(ExperimentConfig.of(output_dir=str(tmp_path / "run"), **settings))
+    assert command("collect", "--model", tmp_path / "run", "-n", 2, "--split", "eval", "-o", tmp_path / "t.json") == 0
+    rows = read(tmp_path / "t.json")["trajectories"]
+    assert [row["observations"][0] for row in rows[:2]] == ["Be brief.\n\nItem 4 is", "Be long.\n\nItem 4 is"]
+    assert command("eval", "--model", tmp_path / "run", "-n", 2, "-o", tmp_path / "e.json") == 0
+    assert read(tmp_path / "e.json")["mean"] == pytest.approx(np.mean([row["metadata"]["return"] for row in rows]))
+    assert command("eval", "--model", tmp_path / "run", "--option", "x=1") == 2
+    assert "--option x is for one environment" in capsys.readouterr().err
 
 
 def test_an_environment_without_solved_has_no_success_rate(tmp_path, capsys):

@@ -1,37 +1,24 @@
-"""What the commands `eval`, `collect`, `play` and `export` share: `--model` becomes agents, `--environment` an environment.
+"""A team in an environment, for commands that play: flags, `open_match`, tasks and batches.
 
-`--model` is the directory of a run, a directory of agents (`agent_0/`, ...), one model for all roles of the environment, or one
-model per role. Of a run the newest weights are taken: those in `models/`, or the newest checkpoint if the run has not ended.
 Settings of sampling are those of the run, else the defaults of `TrainConfig`, where no flag says otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jmarl.cli.teams.sources import Source, load_source
+
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
-    from jmarl.config import ExperimentConfig, TrainConfig
+    from jmarl.config import ExperimentConfig, TaskConfig, TrainConfig
     from jmarl.models.hub.agents import Agent
     from jmarl.team import Team
 
 MODEL_HELP = "a run's directory, a directory of agents (agent_0/, ...), one model for all roles, or one per role"
-
-
-class Source(NamedTuple):
-    """The agents that `--model` names."""
-
-    agents: list[Agent]  # on the host, with merged adapters
-    text: str  # where their weights come from
-    cfg: TrainConfig | None = None  # settings of their run
-    experiment: ExperimentConfig | None = None  # all of its config.yaml
-    directory: Path | None = None  # of the run
-    adapters: list[Any] | None = None  # models with separate adapters, if they come from a checkpoint of a run with LoRA
 
 
 class Match(NamedTuple):
@@ -88,133 +75,6 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-# --- models ------------------------------------------------------------------------------------------------------------
-
-
-def load_source(models: Sequence[str], base_models: Sequence[str] | None = None) -> Source:
-    """Return the agents of `--model`. Raises FileNotFoundError or ValueError if there are none, with what is there instead."""
-    from jmarl.models.hub.agents import load_agent
-
-    paths = [Path(model).expanduser() for model in models]
-    if len(models) == 1 and is_run(paths[0]):
-        return load_run(paths[0], base_models)
-    if base_models:
-        raise ValueError(f"--base-model is for the directory of a run, and --model {' '.join(models)} is none")
-    if len(models) == 1 and (paths[0] / "agent_0").is_dir():
-        return Source(load_directory(paths[0]), f"the agents in {models[0]}")
-    for model, path in zip(models, paths, strict=True):
-        if seeds := sorted(x.name for x in path.glob("seed_*") if is_run(x)):
-            raise ValueError(f"{model} holds the runs of several seeds: give one of them, such as {path / seeds[0]}")
-        if len(models) > 1 and (is_run(path) or (path / "agent_0").is_dir()):
-            raise ValueError(f"with several models each is one agent, and {model} is a team: give it alone, or its agent_0")
-    loaded = {model: load_agent(model) for model in models}  # equal models are read once
-    return Source([loaded[model] for model in models], ", ".join(models))
-
-
-def is_run(path: Path) -> bool:
-    """Return whether a path is the directory of a run."""
-    return (path / "checkpoints").is_dir() or (path / "models" / "agent_0").is_dir()
-
-
-def load_directory(path: Path) -> list[Agent]:
-    """Return the agents in a directory of them."""
-    from jmarl.evaluation.cross_play import agents_in
-    from jmarl.models.hub.agents import load_agent
-
-    return [load_agent(agent) for agent in agents_in(path)]
-
-
-def load_run(path: Path, base_models: Sequence[str] | None = None) -> Source:
-    """Return the newest agents of a run."""
-    from jmarl.config import ExperimentConfig
-    from jmarl.config.yaml_file import read_yaml
-    from jmarl.training.files.checkpoint import saved_steps
-    from jmarl.training.files.config_file import CONFIG_FILE
-    from jmarl.training.files.run_directory import is_finished
-
-    file, checkpoints = path / CONFIG_FILE, path / "checkpoints"
-    experiment = ExperimentConfig.of(**read_yaml(file).tree) if file.is_file() else None
-    step = max(saved_steps(checkpoints), default=None)
-    if (path / "models" / "agent_0").is_dir() and (step is None or is_finished(checkpoints, step)):
-        cfg = experiment.train if experiment else None if step is None else config_of(checkpoints, step)
-        return Source(load_directory(path), f"the models of {path}", cfg, experiment, path)
-    if step is None:
-        raise FileNotFoundError(f"{path} has neither models nor a complete checkpoint yet: wait for the first one")
-    models = list(base_models or (experiment.team.models if experiment else ()))
-    if not models:
-        raise ValueError(
-            f"{path} has checkpoints and no {CONFIG_FILE}, so the models that it started from are unknown: name them with "
-            "--base-model"
-        )
-    return load_checkpoint(path, models, experiment)
-
-
-def config_of(checkpoints: Path, step: int) -> TrainConfig:
-    """Return the settings in a checkpoint."""
-    from jmarl.training.files.checkpoint import META
-
-    return train_config(json.loads((checkpoints / str(step) / META).read_text(encoding="utf-8"))["meta"])
-
-
-def train_config(meta: dict[str, Any]) -> TrainConfig:
-    """Return the settings in the metadata of a checkpoint, which may have fields of an experiment too."""
-    from jmarl.config import SECTION_OF, TrainConfig
-
-    known = {name: value for name, value in meta["config"].items() if name in SECTION_OF or name == "algorithm"}
-    return TrainConfig.of(**known)
-
-
-def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentConfig | None) -> Source:
-    """Return the agents in the newest intact checkpoint of a run. models: those that the run started from."""
-    from jmarl.models.heads import without_value_head
-    from jmarl.models.lora import describe
-    from jmarl.team import Team, agents_of
-    from jmarl.training.files.checkpoint import Checkpointer
-
-    with Checkpointer(path / "checkpoints", read_only=True) as saved:
-        arrays, meta, step = saved.read_arrays()
-    roles = [len(members) for stack in meta["team"] for members in stack["members"]]
-    models = list(models) * sum(roles) if len(models) == 1 else models
-    team = Team.load(models, shared_weights=max(roles) > 1)
-    if team.describe() != meta["team"]:
-        raise ValueError(f"the run in {path} started from other models than {', '.join(dict.fromkeys(models))}")
-    params = [without_value_head(x) for x in stacks_in(arrays, team, train_config(meta), meta["bases"])]
-    adapters = params if describe(params[0]).rank else None
-    cfg = experiment.train if experiment else train_config(meta)
-    text = f"the checkpoint of step {step} in {path}"
-    return Source(agents_of(team, params), text, cfg, experiment, path, adapters)
-
-
-def stacks_in(arrays: dict[str, Any], team: Team, cfg: TrainConfig, bases: Sequence[str]) -> list[Any]:
-    """Return the parameters [A, ...] of each stack from the arrays of a checkpoint, which lack the base of LoRA.
-
-    bases: digests of the bases that the adapters were trained on."""
-    from jmarl.learning.per_agent import with_adapters
-    from jmarl.models import lora
-    from jmarl.team import initial_params
-
-    stacks = [nested(arrays, f"stacks/{i}/params/") for i in range(len(team.stacks))]
-    if not cfg.lora.lora_rank:
-        return stacks
-    adapted = [lora.split(stack)[0] for stack in with_adapters(team, initial_params(team, None, True), cfg, None)]
-    if [lora.digest(base) for base in adapted] != list(bases[: len(adapted)]):
-        raise ValueError("the models differ from those that the adapters were trained on: give the run's own with --base-model")
-    return [lora.join(base, trained) for base, trained in zip(adapted, stacks, strict=True)]
-
-
-def nested(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the arrays whose paths begin with a prefix as nested dicts."""
-    tree: dict[str, Any] = {}
-    for name, array in arrays.items():
-        if name.startswith(prefix):
-            *above, last = name.removeprefix(prefix).split("/")
-            node = tree
-            for key in above:
-                node = node.setdefault(key, {})
-            node[last] = array
-    return tree
-
-
 # --- a team in an environment ------------------------------------------------------------------------------------------
 
 
@@ -226,18 +86,19 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
 
     if os.getcwd() not in sys.path:  # module:Class of the user
         sys.path.insert(0, os.getcwd())
-    env, name, options = (None, "", {}) if args.environment is None else make_environment(args.environment, args.option)
+    options = options_of(args.option)
+    env, name, options = (None, "", options) if args.environment is None else built(args.environment, options)
     say(f"reading {' '.join(args.model)} ...")
     source = load_source(args.model, args.base_model)
     if env is None:
-        env, name, options = environment_of_run(source, args)
+        env, name, options = environment_of_run(source, options)
     agents = source.agents * len(env.roles) if len(source.agents) == 1 else source.agents
     if len(agents) != len(env.roles):
         raise ValueError(
             f"environment {name!r} has {len(env.roles)} roles ({', '.join(env.roles)}), and --model gives {len(agents)} "
             "agents: give one model for all roles, or one per role"
         )
-    cfg = play_config(args, source, name, env.max_turns).replace(seed=seed, eval_generations=generations)
+    cfg = play_config(args, source, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
     team = Team.of(agents, shared_weights=shared)
     params = place_params(team, stack_agents(team.stacks, team.agents), cfg.run.mesh)
@@ -248,19 +109,50 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
     return Match(team, params, env, cfg, settings)
 
 
-def make_environment(name: str, texts: Sequence[str]) -> tuple[Any, str, dict[str, Any]]:
-    """Return an environment, its name and its options. texts: KEY=VALUE."""
-    return built(name, options_of(texts))
+def environment_of_run(source: Source, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]:
+    """Return what a run learned in: its environment, a mixture, or its prompts with a reward; its name and its options.
 
-
-def environment_of_run(source: Source, args: argparse.Namespace) -> tuple[Any, str, dict[str, Any]]:
-    """Return the environment that a run learned in, its name and its options."""
-    task = source.experiment.task if source.experiment else None
-    if task is None or (task.environment is None and len(task.eval_envs) != 1):
+    options: override those of the run."""
+    if source.experiment is None or not plays(source.experiment.task):
         raise ValueError(f"--environment is needed: {source.text} does not name one; `jmarl info` lists them")
+    task = source.experiment.task
+    entries = task.train_envs or task.eval_envs
     if task.environment is not None:
-        return built(task.environment, task.options | options_of(args.option))
-    return built(task.eval_envs[0].name, task.eval_envs[0].options | options_of(args.option))
+        return built(task.environment, task.options | options)
+    if task.data is None and len(entries) == 1:
+        return built(entries[0].name, entries[0].options | options)
+    if options:
+        raise ValueError(f"--option {min(options)} is for one environment, and the run learned in several or from data")
+    name = ", ".join(entry.name for entry in entries) or f"{task.data} with {task.reward}"
+    return RunTask(source.agents, source.experiment), name, {}
+
+
+def plays(task: TaskConfig) -> bool:
+    """Return whether a run learned from completions, so that its task can be played."""
+    return task.data is None or task.reward is not None
+
+
+class RunTask:
+    """The prompts and the reward of a run, or its mixture of environments, with the interface of an environment."""
+
+    def __init__(self, agents: Sequence[Agent], cfg: ExperimentConfig):
+        from jmarl.team import Team
+        from jmarl.training.checks import environment_of
+        from jmarl.training.experiment import task_of
+
+        self.max_turns = cfg.train.episodes.num_turns
+        task = task_of(cfg.task, cfg.team, num_turns=self.max_turns, seed=cfg.train.run.seed)
+        team = Team.of(agents, shared_weights=cfg.team.shared_weights)
+        env: Any = environment_of(team, task.reward, task.formatters, task.external_transition, cfg.train)
+        self.roles = env.roles if cfg.task.reward is None else tuple(f"agent {i}" for i in range(team.num_agents))
+        self.reset, self.step, self.observe = env.reset, env.step, env.observe
+        self._tasks = {"train": task.items, "eval": task.held_out}
+
+    def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
+        """Return up to `count` tasks of a split, the same for all seeds."""
+        if not self._tasks[split]:
+            raise ValueError("the run has no held-out tasks: play those that it learned from with --split train")
+        return list(self._tasks[split][:count])
 
 
 def built(name: str, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]:
@@ -276,7 +168,7 @@ def built(name: str, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]
     return env, name, options
 
 
-def play_config(args: argparse.Namespace, source: Source, environment: str, max_turns: int) -> TrainConfig:
+def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> TrainConfig:
     """Return the settings to play with: flags, then those of the run, then the defaults."""
     import dataclasses
 
@@ -284,7 +176,7 @@ def play_config(args: argparse.Namespace, source: Source, environment: str, max_
     from jmarl.config.sections import Episodes
 
     run = source.cfg or TrainConfig()
-    own = source.experiment is not None and environment == source.experiment.task.environment
+    own = source.experiment is not None and args.environment in (None, source.experiment.task.environment)
     turns = args.num_turns or (run.episodes.num_turns if own else max_turns)
     given = {"max_new_tokens": args.max_new_tokens, "compute_dtype": args.compute_dtype}
     sampling = {name: value for name, value in given.items() if value is not None}
