@@ -68,12 +68,12 @@ def run(args: argparse.Namespace) -> int:
     settings = match.settings | {name: getattr(args, name) for name in names}
     try:
         with interrupted_by_sigterm():
-            kept = collect(match, args, tasks_for(match, args, count, args.seed), settings)
+            selected = collect(match, args, tasks_for(match, args, count, args.seed), settings)
     except KeyboardInterrupt:
         say(f"interrupted: the same command continues; the finished batches are in {args.output}")
         return INTERRUPTED
     left_out = "" if args.filter_reward is None else f", those with a return of at least {args.filter_reward:g}"
-    say(f"{kept} of {args.num_episodes} episodes are in {args.output}{left_out}")
+    say(f"{selected} of {args.num_episodes} episodes are in {args.output}{left_out}")
     if args.pairs:
         from jmarl.training.preferences.pairs import read_rows, save_pairs
 
@@ -134,8 +134,8 @@ def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], setti
         rollout = evaluate(match.team, match.params, batches[part], match.env, match.cfg, part=part).rollout
         first = sum(map(len, batches[:part]))
         episodes = episodes_of(rollout, match, batches[part], first)
-        kept = [rows for value, rows in episodes if args.filter_reward is None or value >= lowest]
-        file.append([row for rows in kept for row in rows if row["metadata"]["agent"] in agents], len(kept))
+        selected = [rows for value, rows in episodes if args.filter_reward is None or value >= lowest]
+        file.append([row for rows in selected for row in rows if row["metadata"]["agent"] in agents], len(selected))
         played = len(episodes) + first * args.num_generations
         say(f"{played}/{args.num_episodes} episodes, {file.num_episodes} written, {time.monotonic() - start:.0f} s")
     file.finish()
@@ -234,7 +234,7 @@ def episodes_of(rollout: Rollout, match: Match, tasks: Sequence[dict], first_tas
         for j in range(num_joint):
             path = path_of(rollout, p, j)
             returns = rollout.joint_returns[0][p, j]
-            about = {
+            shared = {
                 "episode": (first_task + p) * num_joint + j,
                 "task_number": first_task + p,
                 "task": tasks[p],
@@ -244,7 +244,7 @@ def episodes_of(rollout: Rollout, match: Match, tasks: Sequence[dict], first_tas
             rows = []
             for agent, role in enumerate(match.env.roles):
                 for row in rows_of(rollout, path, agent, match.cfg.episodes, ended):
-                    rows.append(row | {"metadata": about | {"agent": agent, "role": role} | row["metadata"]})
+                    rows.append(row | {"metadata": shared | {"agent": agent, "role": role} | row["metadata"]})
             episodes.append((float(returns.mean()), rows))
     return episodes
 
