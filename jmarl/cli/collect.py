@@ -9,7 +9,8 @@ return of the episode. A turn without a valid reward has none in the file.
 
 After each batch the file is complete JSON, and `FILE.progress` says how much of it is done. The same command continues a
 collection that was stopped, with the same result; the batch in which it was stopped is played again. `--pairs` writes the best
-and the worst of the completions of each prompt as preferences.
+and the worst of the completions of each prompt as preferences. sft trains one agent: `--agents 0`
+writes its trajectories alone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   jmarl collect --model runs/mine -n 200 -o data.jsonl --filter-reward 0.5
+  jmarl collect --model runs/mine -n 200 -o first.jsonl --agents 0        of one agent of the team, for sft
   jmarl collect --model M --environment math -n 400 --num-generations 4 -o data.json --pairs pairs.jsonl
   jmarl train --config sft --set data=data.jsonl          what was collected is learned from"""
 
@@ -68,18 +70,19 @@ def run(args: argparse.Namespace) -> int:
     settings = match.settings | {name: getattr(args, name) for name in names}
     try:
         with interrupted_by_sigterm():
-            selected = collect(match, args, tasks_for(match, args, count, args.seed), settings)
+            file = collect(match, args, tasks_for(match, args, count, args.seed), settings)
     except KeyboardInterrupt:
         say(f"interrupted: the same command continues; the finished batches are in {args.output}")
         return INTERRUPTED
     left_out = "" if args.filter_reward is None else f", those with a return of at least {args.filter_reward:g}"
-    say(f"{selected} of {args.num_episodes} episodes are in {args.output}{left_out}")
+    say(f"{file.num_episodes} of {args.num_episodes} episodes are in {args.output}{left_out}")
     if args.pairs:
         from jmarl.training.preferences.pairs import read_rows, save_pairs
 
         pairs = pairs_of(read_rows(args.output))
         save_pairs(args.pairs, pairs)
         say(f"{len(pairs)} pairs are in {args.pairs}; the other prompts have no two completions with different rewards")
+    file.finish()
     return 0
 
 
@@ -88,16 +91,18 @@ def check_arguments(args: argparse.Namespace) -> None:
     output = Path(args.output)
     if output.suffix not in (".json", ".jsonl"):
         raise ValueError(f"--output {output} must end in .json or .jsonl")
-    if not output.resolve().parent.is_dir():
-        raise FileNotFoundError(f"--output {output}: its directory does not exist")
     if args.batch_size < 1:
         raise ValueError(f"--batch-size {args.batch_size} must be at least 1")
     if args.pairs and args.num_generations < 2:
         raise ValueError("--pairs needs several completions of each prompt: set --num-generations to 2 or more")
     if args.pairs and (args.filter_reward is not None or args.agents is not None):
         raise ValueError("--pairs needs all completions of all agents: remove --filter-reward and --agents")
-    if output.exists() and not TrajectoryFile(output).progress_path.exists():
-        raise ValueError(f"{output} exists and is complete: choose another --output, or remove it")
+    if not TrajectoryFile(output).progress_path.exists():
+        for flag, path in (("--output", output), ("--pairs", Path(args.pairs or ""))):
+            if path.is_file():
+                raise ValueError(f"{path} exists and is complete: choose another {flag}, or remove it")
+    for path in filter(None, (args.output, args.pairs)):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager
@@ -117,8 +122,8 @@ def interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], settings: dict[str, Any]) -> int:
-    """Play the tasks in batches, append what was written, and return the number of episodes in the file."""
+def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], settings: dict[str, Any]) -> TrajectoryFile:
+    """Play the tasks in batches, append what was written, and return the file."""
     from jmarl.evaluation.evaluate import evaluate
 
     agents = numbers_of(args.agents, match.env.roles)
@@ -138,8 +143,7 @@ def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], setti
         file.append([row for rows in selected for row in rows if row["metadata"]["agent"] in agents], len(selected))
         played = len(episodes) + first * args.num_generations
         say(f"{played}/{args.num_episodes} episodes, {file.num_episodes} written, {time.monotonic() - start:.0f} s")
-    file.finish()
-    return file.num_episodes
+    return file
 
 
 def numbers_of(text: str | None, roles: Sequence[str]) -> list[int]:

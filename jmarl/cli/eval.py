@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     count = number_of_tasks(args.num_episodes, args.num_generations)
     if args.batch_size < 1:
         raise ValueError(f"--batch-size {args.batch_size} must be at least 1")
-    if args.output and not Path(args.output).resolve().parent.is_dir():
-        raise FileNotFoundError(f"--output {args.output}: its directory does not exist")
+    if args.output:
+        Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     match = open_match(args, seeds[0], args.num_generations)
     scores = [play_seed(match, args, seed, count) for seed in seeds]

@@ -230,7 +230,7 @@ def test_a_collection_that_was_stopped_continues_with_the_same_result(name, tmp_
     path = tmp_path / name
     assert len(read_rows(path)) == 8  # two batches of two episodes of two agents
     with open(path, "ab") as file:
-        file.write(b'{"observations": [')
+        file.write(b'{"observations": ["' + 9999 * b"x")
     assert play("collect", path, *option, "--seed", 1, environment=STOPS) == 2
     assert "was begun with other settings (seed: 0 -> 1)" in capsys.readouterr().err
     assert play("collect", path, *option, environment=STOPS) == 0
@@ -254,6 +254,7 @@ def test_what_was_collected_is_learned_from(tmp_path):
         returns = by_task[pair.prompts[0]].values()
         assert pair.rewards == (max(returns), min(returns)) and pair.prompts[1] == f"the {pair.prompts[0]}"
     assert len(load_pairs(pairs, 2)) == 3
+    assert play("collect", tmp_path / "more.jsonl", "-n", 12, "--num-generations", 4, "--pairs", pairs) == 2
     common = dict(num_updates=1, batch_size=2, progress=False)
     sft = run_experiment(ExperimentConfig.of(models=["m0"], data=str(rows), algorithm="sft", **common))
     dpo = run_experiment(ExperimentConfig.of(models=["m0"], num_agents=2, data=str(pairs), algorithm="madpo", **common))
