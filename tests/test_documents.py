@@ -404,7 +404,7 @@ def test_the_trainer_guide_runs(model, tmp_path, offline_wandb):
     assert Path("my_experiment/final_models/agent_1/model.safetensors").is_file()
 
 
-def test_the_usage_of_the_readme_runs(model, tmp_path):
+def test_the_usage_of_the_readme_runs(model, tmp_path, data_dir):
     (names,) = run_blocks(USAGE, model, tmp_path)
     assert len(rewards("runs/magrpo")) == 1 and names["trainer"].num_agents == 2
 
