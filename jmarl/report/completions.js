@@ -15,7 +15,7 @@ function jointActions(record, t, p) {
     record, t, p, j,
     rewards: turn.rewards[p][j],
     reward: meanOf(turn.rewards[p][j]),
-    parts: names.map((name) => [name, turn.parts[name][p][j]]),
+    parts: names.map((name) => [name, turn.parts[name][p][j]]).filter(([, value]) => value !== null),
     texts: turn.completions.map((agent, n) => (turn.acts[n][p] ? agent[p][chosen[n]] : null)),
   }));
   return actions.sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));

@@ -61,7 +61,7 @@ def turn(step: int, t: int, rng: random.Random, words: int) -> dict:
         "prompts": [["Name a <b>fruit</b>:", "Name a city:"]] * 2,
         "acts": [[True, True], [True, t == 0]],
         "completions": [[[text(agent, p, g) for g in range(3)] for p in range(2)] for agent in range(2)],
-        "joint": [[g, g] for g in range(3)],
+        "joint": [[g, 2 - g] for g in range(3)],
         "rewards": rewards,
         "parts": {"solved": [[1.0, 0.0, None], [0.0, 0.5, 1.0]]},
         "parents": [0, 1],
@@ -70,9 +70,10 @@ def turn(step: int, t: int, rng: random.Random, words: int) -> dict:
 
 
 def dom(page: Path, profile: Path, *flags: str) -> str:
-    """Return the HTML of a page after its scripts ran."""
+    """Return the HTML of a page after its scripts ran, without the scripts."""
     command = [str(CHROMIUM), *FLAGS, *flags, f"--user-data-dir={profile}", "--dump-dom", page.resolve().as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
 
 
 def content(page: Path) -> dict:
@@ -90,10 +91,9 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     page = dom(tmp_path / "out" / "r.html", tmp_path / "profile")
     assert page.count('class="curve"') == 3, "the reward, and the lengths of two agents"
     assert page.count('class="point"') == 2 and "0.25 ± 0.125" in page and "0.75 ± 0.0625" in page
+    worst = next(line for line in page.split('class="joint"') if ">worst<" in line)  # of the first prompt of the last step
     for agent in (0, 1):
-        assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion 2&lt;/i&gt; &amp;" in page, (
-            "the worst of the last step"
-        )
+        assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion {2 - 2 * agent}&lt;/i&gt; &amp;" in worst
     assert "&lt;b&gt;fruit&lt;/b&gt;" in page and "step 3 (4 recorded)" in page
     assert "1 | 0" in page and "solved 0.5" in page and "does not act" in page and "after joint action 2" in page
     assert "75.0 %" in page and "learning_rate" in page and "python mine.py" in page and "step 4/4  reward 0.4" in page
