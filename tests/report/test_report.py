@@ -91,7 +91,9 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     page = dom(tmp_path / "out" / "r.html", tmp_path / "profile")
     assert page.count('class="curve"') == 3, "the reward, and the lengths of two agents"
     assert page.count('class="point"') == 2 and "0.25 ± 0.125" in page and "0.75 ± 0.0625" in page
-    worst = next(line for line in page.split('class="joint"') if ">worst<" in line)  # of the first prompt of the last step
+    worst = next(
+        line for line in page.split('class="joint"') if 'class="tag">worst<' in line
+    )  # of the first prompt of the last step
     for agent in (0, 1):
         assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion {2 - 2 * agent}&lt;/i&gt; &amp;" in worst
     assert "&lt;b&gt;fruit&lt;/b&gt;" in page and "step 3 (4 recorded)" in page
