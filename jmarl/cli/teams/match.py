@@ -143,7 +143,7 @@ class RunTask:
         self.max_turns = cfg.train.episodes.num_turns
         task = task_of(cfg.task, cfg.team, num_turns=self.max_turns, seed=cfg.train.run.seed)
         team = Team.of(agents, shared_weights=cfg.team.shared_weights)
-        env: Any = environment_of(team, task.reward, task.formatters, task.external_transition, cfg.train)
+        env: Any = environment_of(team, task.env, cfg.train)
         self.roles = env.roles if cfg.task.reward is None else tuple(f"agent {i}" for i in range(team.num_agents))
         self.reset, self.step, self.observe = env.reset, env.step, env.observe
         self._tasks = {"train": task.items, "eval": task.held_out}
