@@ -12,7 +12,9 @@ import pytest
 from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
+from jmarl.training.files.attempt import attempt
 from jmarl.training.logs.completions_file import CompletionsFile, finite, read_completions, steps_of
+from jmarl.training.logs.metrics_writer import say
 from jmarl.training.seeds import train_seeds
 from jmarl.training.train import train
 
@@ -150,6 +152,14 @@ def test_an_attempt_that_fails_says_why(team, tmp_path):
             params=make_team(team)[1],
         )
     assert "the attempt ended with ValueError" in (tmp_path / "attempts/1/log.txt").read_text()
+
+
+def test_a_full_disk_stops_neither_the_attempt_nor_its_end(tmp_path, full_disk):
+    with attempt(str(tmp_path), {}), full_disk(100):
+        for number in range(4):
+            say(f"{number} {'x' * 40}")
+    lines = (tmp_path / "attempts/1/log.txt").read_text().splitlines()
+    assert [line.split()[2] for line in lines] == ["0", "1", "2", "3", "the"], "they waited until there was room"
 
 
 def test_no_completions_are_kept_where_they_are_switched_off(team, tmp_path):

@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 
+from jmarl.training.logs.log_file import LogFile
 from jmarl.training.logs.terminal import console
 
 PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
@@ -50,7 +51,7 @@ def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Callable[[s
         "settings": settings,
     }
     (folder / "start.json").write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="replace")
+    handler = _Handler(folder / "log.txt")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     for logger in LOGGERS:
         logger.addHandler(handler)
@@ -68,6 +69,26 @@ def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Callable[[s
         for logger in LOGGERS:
             logger.removeHandler(handler)
         handler.close()
+
+
+class _Handler(logging.Handler):
+    """Writes lines to a file. On a full disk they wait in memory for the next one; no error stops the run."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.file, self.is_open = LogFile(path), True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # the line waits in the LogFile
+            self.file.write(f"{self.format(record)}\n".encode("utf-8", "replace"))
+
+    def close(self) -> None:
+        if not self.is_open:  # `logging` closes all handlers once more at the exit of the process
+            return
+        self.is_open = False
+        with contextlib.suppress(OSError):  # the LogFile says how many lines are lost
+            self.file.close()
+        super().close()
 
 
 def _next_folder(attempts: Path) -> Path:
