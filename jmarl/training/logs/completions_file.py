@@ -73,7 +73,7 @@ class CompletionsFile:
 
     def _thin(self, room: int) -> None:
         """Drop steps until there is room for a member, or no step but the first is left."""
-        self.file.close()
+        self.file.flush()
         members, first = list(_members(self.path)), self.every == 1
         last = max((member.step for member in members), default=0)
         while sum(len(member.data) for member in members) + room > self.max_bytes and self.every <= last:
@@ -82,7 +82,8 @@ class CompletionsFile:
         if first:
             size = self.max_bytes / 1e6
             logger.warning("%s has %g MB (max_completions_mb): only some steps are kept from now on", self.path, size)
-        self._replace(members)
+        self._replace(members)  # if the disk is full, the old file stays open
+        self.file.close()
         self.file = LogFile(self.path)
 
     def _replace(self, members: list[_Member]) -> None:
