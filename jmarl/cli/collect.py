@@ -133,7 +133,7 @@ def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], setti
     if done:
         say(f"continuing after {done} of {len(batches)} batches")
     else:
-        say(f"{len(batches)} batches; the first one waits for the compiler")
+        say(f"{len(batches[0]) * args.num_generations} episodes at a time; the first ones wait for the compiler")
     start = time.monotonic()
     for part in range(done, len(batches)):
         rollout = evaluate(match.team, match.params, batches[part], match.env, match.cfg, part=part).rollout

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     match = open_match(args, seeds[0], args.num_generations)
+    say("playing; the first episodes wait for the compiler")
     scores = [play_seed(match, args, seed, count) for seed in seeds]
     result = {**match.settings, "num_episodes": args.num_episodes, "num_generations": args.num_generations, "seeds": seeds}
     result |= summary(scores) | {"per_seed": [{"seed": s, **summary([one])} for s, one in zip(seeds, scores, strict=True)]}
@@ -87,7 +88,7 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
     returns: list[Any] = []
     parts: list[dict[str, Any]] = []
     start, batches = time.monotonic(), split_batches(tasks, args.batch_size)
-    say(f"seed {seed}: {args.num_episodes} episodes in {len(batches)} batches; the first one waits for the compiler")
+    say(f"seed {seed}: {args.num_episodes} episodes, {len(batches[0]) * args.num_generations} at a time")
     for part, batch in enumerate(batches):
         rollout = evaluate(match.team, match.params, batch, match.env, cfg, part=part).rollout
         returns.append(rollout.joint_returns[0].mean(-1))
@@ -148,7 +149,8 @@ def table(result: dict[str, Any]) -> str:
     if len(result["seeds"]) > 1:
         rows += [(f"seed {one['seed']}", one["mean"], one["ci95"]) for one in result["per_seed"]]
     width = max(len(name) for name, _, _ in rows)
-    lines = [f"{name:<{width}}  {value:>9.4g}" + (f"  ± {ci:.2g}" if math.isfinite(ci) else "") for name, value, ci in rows]
+    shown = [(name, value, f"  ± {ci if ci > 1e-12 else 0:.2g}" if math.isfinite(ci) else "") for name, value, ci in rows]
+    lines = [f"{name:<{width}}  {value:>9.4g}{interval}" for name, value, interval in shown]
     if not any(name.startswith("success_rate") for name in result):
         lines.append("no success rate: no part of the reward is called solved")
     if result["invalid_episodes"]:

@@ -106,7 +106,7 @@ def test_models_that_do_not_fit_are_errors_that_say_why(capsys):
         assert command("play", "--environment", WORDS, "--model", *models) == 2
         assert message in capsys.readouterr().err
     assert command("play", "--model", "m0") == 2
-    assert "--environment is needed: m0 does not name one" in capsys.readouterr().err
+    assert "--environment is needed, none is known of m0" in capsys.readouterr().err
 
 
 # --- eval --------------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def environment_of_run(source: Source, options: dict[str, Any]) -> tuple[Any, st
 
     options: override those of the run."""
     if source.experiment is None or not plays(source.experiment.task):
-        raise ValueError(f"--environment is needed: {source.text} does not name one; `jmarl info` lists them")
+        raise ValueError(f"--environment is needed, none is known of {source.text}: `jmarl info` lists them")
     task = source.experiment.task
     entries = task.train_envs or task.eval_envs
     if task.environment is not None:
