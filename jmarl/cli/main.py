@@ -13,7 +13,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jmarl.config.validation import did_you_mean
@@ -28,7 +27,6 @@ COMMANDS: dict[str, str] = {
     "configs": "list and show the YAML files that come with jmarl",
     "info": "show devices, versions, environments and algorithms, and whether they work",
 }  # name of a subcommand and of its module in jmarl.cli -> one line of help
-COMPILING = ("train", "eval", "collect", "play")  # commands whose compiled programs are kept on disk
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
 USER_ERRORS = (ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 SHELLS = ("bash", "zsh")
@@ -78,8 +76,6 @@ def run(arguments: Sequence[str]) -> int:
         parser.error(f"there is no command {unknown!r}{did_you_mean(unknown, COMMANDS)}; choose {', '.join(COMMANDS)}")
     check_flags(parser, arguments)
     args = parser.parse_args(arguments)
-    if arguments[0] in COMPILING:
-        keep_programs()
     return args.run(args)
 
 
@@ -97,17 +93,6 @@ def parser_for(arguments: Sequence[str]) -> Parser:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser
-
-
-def keep_programs() -> None:
-    """Let JAX keep compiled programs in the user's cache directory, unless its own settings say otherwise; said once."""
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
-    directory = Path(os.environ.get("JMARL_CACHE") or "~/.cache/jmarl").expanduser() / "programs"
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(directory)  # read when jax is imported
-    if not directory.exists():
-        text = "next time they need no compiling (JAX_ENABLE_COMPILATION_CACHE=false switches this off)"
-        print(f"jmarl: compiled programs are kept in {directory}; {text}", file=sys.stderr)
 
 
 def below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
@@ -61,21 +60,6 @@ def test_a_reader_that_leaves_is_no_error_message():
     line = f"{sys.executable} -m jmarl configs settings | head -1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
     assert done.stdout and not done.stderr
-
-
-def test_commands_that_compile_keep_their_programs_and_say_so_once(tmp_path, monkeypatch, capsys):
-    """Unless JAX's own setting names a directory, as in all other tests."""
-    before, wrong = os.environ["JAX_COMPILATION_CACHE_DIR"], ["eval", "--model", "no_such_model", "--environment", "story"]
-    assert main(wrong) == 2 and os.environ["JAX_COMPILATION_CACHE_DIR"] == before
-    assert "programs" not in capsys.readouterr().err
-    monkeypatch.setenv("JMARL_CACHE", str(tmp_path))
-    for said in (True, False):
-        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-        assert main(wrong) == 2
-        assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "programs")
-        assert ("compiled programs are kept in" in capsys.readouterr().err) == said
-        (tmp_path / "programs").mkdir(exist_ok=True)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", before)
 
 
 def test_bash_completes_commands_flags_choices_and_files(capsys, tmp_path, monkeypatch):

@@ -83,6 +83,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
 
     The environment is made before models are read. generations: completions of each task."""
     from jmarl.team import Team, place_params, stack_agents
+    from jmarl.training.precompile import keep_programs
 
     if os.getcwd() not in sys.path:  # module:Class of the user
         sys.path.insert(0, os.getcwd())
@@ -100,6 +101,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
         )
     cfg = play_config(args, source, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
+    keep_programs(progress=True)
     team = Team.of(agents, shared_weights=shared)
     params = place_params(team, stack_agents(team.stacks, team.agents), cfg.run.mesh)
     settings = {"model": source.text, "environment": name, "options": options, "tasks": args.tasks or args.split}
