@@ -47,7 +47,7 @@ COMMANDS: dict[str, Any] = {
         "test_experiments.py::test_offline_trains_on_a_file_of_preferences"
     ),
     "python -m experiments.plot_runs runs/* --out runs.png": ["-m", "experiments.plot_runs", "runs/mine", "--out", "runs.png"],
-    "python -m experiments.probes --rows NAME": ["-m", "experiments.probes", "--rows", "mareinforce", "--updates", "2"],
+    "python -m experiments.probes --rows NAME": ["-m", "experiments.probes", "--rows", "mareinforce", "--probes", "emit", "--seeds", "0"],
     "python -m experiments.story_length --help": ["-m", "experiments.story_length", "--help"],
     "tensorboard --logdir runs": ["-m", "tensorboard.main", "--inspect", "--logdir", "runs"],
     "pip install -e '.[gguf,dev]' && pre-commit install": NETWORK,
@@ -57,7 +57,7 @@ COMMANDS: dict[str, Any] = {
     "pdoc jmarl": ["-W", "error", "-m", "pdoc", "jmarl", "-o", "reference"],
     "jmarl configs settings": ["-m", "jmarl", "configs", "settings"],
     "jmarl report runs/first runs/second": ["-m", "jmarl", "report", "runs/mine", "runs/mine"],
-    "jmarl train ...": "cli/test_train_command.py::test_",
+    "jmarl train ...": "cli/test_train_command.py::test_a_run_writes_its_settings_and_they_repeat_it",
 }  # command -> its short form as arguments of Python, or the test that covers it
 
 
