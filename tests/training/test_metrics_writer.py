@@ -238,7 +238,7 @@ def test_lone_surrogates_reach_every_log_as_replacement_characters(tmp_path):
 CHILD = """
 import sys
 from jmarl.training.logs.metrics_writer import MetricsWriter
-out = MetricsWriter(sys.argv[1], {}, total_steps=30, tensorboard=False, print_every=10)
+out = MetricsWriter(sys.argv[1], {}, total_steps=30, tensorboard=False)
 for step in range(30):
     out.write(step, {"reward/mean": 1 / 3})
 out.close()

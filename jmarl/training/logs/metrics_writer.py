@@ -44,7 +44,6 @@ class MetricsWriter:
         start_step: first step of this process; existing rows from it on are dropped. 0 drops all.
         tensorboard: whether to write TensorBoard events.
         progress: whether to show a progress bar, or lines if stdout is no terminal.
-        print_every: steps between such lines.
         wandb_config: keyword arguments of `wandb.init` (`project`, `mode="offline"`, ...); None: no W&B.
         max_completions_mb: largest size of `completions.jsonl.gz`; 0: it is not written.
 
@@ -62,7 +61,6 @@ class MetricsWriter:
         start_step: int = 0,
         tensorboard: bool = True,
         progress: bool = True,
-        print_every: int = 10,
         wandb_config: Mapping[str, Any] | None = None,
         max_completions_mb: int = 0,
     ):
@@ -75,7 +73,7 @@ class MetricsWriter:
             self._open_files(Path(run_dir), hparams, start_step, tensorboard, wandb_config, max_completions_mb)
         if progress:
             with self._counting("progress", Terminal.errors):
-                self._sinks["progress"] = Terminal(total_steps, start_step, print_every)
+                self._sinks["progress"] = Terminal(total_steps, start_step)
 
     def _open_files(
         self,

@@ -20,6 +20,7 @@ from jmarl.training.logs.sinks import REWARD_TAG, Sink
 
 LOSS_TAG = "loss"  # in runs without rewards
 SPEED_TAG = "tokens_per_s"
+STEPS_PER_LINE = 10
 QUIET = 30.0  # seconds after which a line is shown, whatever a step does
 
 console = logging.getLogger("jmarl.console")  # the lines that are printed, for the log of an attempt
@@ -34,13 +35,13 @@ class _Console(Console):
 
 
 class Terminal(Sink):
-    """A progress bar on a terminal, else lines: for the first step, every `print_every` steps, the last one, evaluations, and
+    """A progress bar on a terminal, else lines: for the first step, every tenth step, the last one, evaluations, and
     whatever a step does at least every `QUIET` seconds. Rows need a reward or a loss."""
 
     errors = (OSError, ValueError)  # ValueError: stdout was closed
 
-    def __init__(self, total_steps: int, start_step: int, print_every: int):
-        self.total, self.first, self.print_every = total_steps, start_step, print_every
+    def __init__(self, total_steps: int, start_step: int):
+        self.total, self.first = total_steps, start_step
         self.done = start_step
         self.started = self.shown = time.monotonic()  # shown: when the last line was
         self.bar = self.task = None
@@ -68,7 +69,7 @@ class Terminal(Sink):
         if self.bar is not None and self.task is not None:
             shown = dict(completed=done, reward=reward, speed=speed, refresh=True)
             _to_stdout(partial(self.bar.update, self.task, **shown))
-        elif done % self.print_every == 0 or done in (self.first + 1, self.total) or self._quiet_for() >= QUIET:
+        elif done % STEPS_PER_LINE == 0 or done in (self.first + 1, self.total) or self._quiet_for() >= QUIET:
             elapsed = time.monotonic() - self.started
             left = elapsed / max(done - self.first, 1) * (self.total - done)
             self._line(f"step {done}/{self.total}  {reward}  {speed} tokens/s  elapsed {_clock(elapsed)}  left {_clock(left)}")
