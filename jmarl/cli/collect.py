@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, say, split_batches, tasks_for
+from jmarl.models.hub.tokenize import ChatPrompt
 
 if TYPE_CHECKING:
     from jmarl.rollout.turns import Rollout
@@ -288,10 +289,14 @@ def rows_of(
         g = turn.joint[j, agent]
         prompt = turn.prompts[agent][p]
         k = p * len(turn.joint) + j
+        observation: Any = prompt
+        if episodes.chat or isinstance(prompt, ChatPrompt):
+            messages = prompt.messages if isinstance(prompt, ChatPrompt) else ({"role": "user", "content": prompt},)
+            observation = {"messages": [dict(message) for message in messages], "done": False}
         components = {name: number(values[k]) for name, values in turn.parts.items() if math.isfinite(values[k])}
         steps.append(
             {
-                "observation": {"messages": [{"role": "user", "content": prompt}], "done": False} if episodes.chat else prompt,
+                "observation": observation,
                 "action": {"role": "assistant", "content": turn.texts[agent][p][g]},
                 "reward": {"value": number(turn.rewards[p, j, agent]), "components": components},
                 "turn": t,

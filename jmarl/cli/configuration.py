@@ -169,8 +169,9 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         print(f"interrupted {reason}\n{resume_line(directory)}", flush=True)
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), None
     results = result if isinstance(result, list) else [result]
-    for one in results:
-        print(f"{one!r} in {directory}", flush=True)
+    directories = [f"{directory}/seed_{seed}" for seed in cfg.seeds] or [directory]
+    for one, place in zip(results, directories, strict=True):
+        print(f"{one!r} in {place}", flush=True)
     if unsaved := [one.unsaved for one in results if one.unsaved]:
         print(f"jmarl: not everything is saved: {unsaved[0]}", file=sys.stderr)
         return FAILED, result
@@ -181,12 +182,8 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
 
 
 def first_line(cfg: ExperimentConfig) -> str:
-    """Return a line that says what is run; it comes before models are loaded."""
-    agents = f"{cfg.team.size} agent{'s' * (cfg.team.size > 1)} of {', '.join(dict.fromkeys(cfg.team.models))}"
-    runs = f" from {len(cfg.seeds)} seeds" if cfg.seeds else ""
-    run = cfg.train.run
-    name = cfg.experiment_name or "experiment"
-    return f"{name}: {cfg.train.algorithm}, {agents}, {run.num_updates} updates{runs}, in {run.output_dir}"
+    """Return the line that comes before models are loaded; `train` itself says the rest."""
+    return f"{cfg.experiment_name or 'experiment'}: loading {', '.join(dict.fromkeys(cfg.team.models))}"
 
 
 def resume_line(directory: str) -> str:

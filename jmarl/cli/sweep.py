@@ -130,9 +130,10 @@ def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_step(directory: Path) -> int:
-    """Return the last step with metrics; -1 without any."""
+    """Return the last step with the metrics of an update; -1 without any."""
     file = directory / "metrics.jsonl"
-    return max((row["step"] for row in read_rows(file)), default=-1) if file.is_file() else -1
+    rows = read_rows(file) if file.is_file() else []
+    return max((row["step"] for row in rows if "eval/updates" not in row), default=-1)
 
 
 def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]) -> bool:

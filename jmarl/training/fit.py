@@ -21,6 +21,7 @@ from jmarl.team import Team, initial_params
 from jmarl.training.files import fingerprint
 from jmarl.training.files.run_directory import check_directory
 from jmarl.training.logs.data_log import DataLog
+from jmarl.training.logs.terminal import say
 from jmarl.training.loop import repeat_update, run_training
 from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.data_source import check_micro_batches, data_source, encode
@@ -53,7 +54,7 @@ def fit(
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
     algorithm = check_fit(cfg, wandb_config)
-    keep_programs(cfg.run.progress)
+    keep_programs(say if cfg.run.progress else None)
     check_data(data, cfg)
     if eval_data:
         check_data(eval_data, cfg)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,11 @@ from jmarl.rollout.make_batches import explicit_groups
 from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
 from jmarl.rollout.turns import take_rows_of_nodes
 from jmarl.sampling.generate import Encoded, SampleRequest, pad, sample_stack, sample_team, tokenize_first_turn
-from jmarl.training.logs.terminal import say
 from jmarl.types import Batch, Completions, StackState, TeamState
 
 
-def keep_programs(progress: bool) -> None:
-    """Keep compiled programs in the user's cache directory, so that the next run need not compile them; say so the first time.
+def keep_programs(show: Callable[[str], None] | None) -> None:
+    """Keep compiled programs in the user's cache directory, so that the next run need not compile them; show it the first time.
 
     A no-op where JAX already has a cache (JAX_COMPILATION_CACHE_DIR) or none is wanted (JAX_ENABLE_COMPILATION_CACHE=false).
     """
@@ -50,8 +49,8 @@ def keep_programs(progress: bool) -> None:
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jmarl" / "programs"
     jax.config.update("jax_compilation_cache_dir", str(directory))
     compilation_cache.reset_cache()  # JAX looks for a cache once, when it compiles its first program
-    if progress and not directory.exists():
-        say(f"compiled programs are kept in {directory}; JAX_ENABLE_COMPILATION_CACHE=false switches this off")
+    if show is not None and not directory.exists():
+        show(f"compiled programs are kept in {directory}; JAX_ENABLE_COMPILATION_CACHE=false switches this off")
 
 
 def compile_all(programs: Iterable[Lowered]) -> int:

@@ -72,7 +72,7 @@ def train_seeds(
     check_seeds(seeds, cfg)
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     check_run(items, cfgs[0], None)
-    keep_programs(cfg.run.progress)
+    keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
     meshes = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]

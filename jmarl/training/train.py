@@ -18,6 +18,7 @@ from jmarl.team import Team, initial_params
 from jmarl.training.checks import check_run, check_team, environment_of
 from jmarl.training.logs.data_log import DataLog
 from jmarl.training.logs.rollout_log import RolloutLog, mean_return
+from jmarl.training.logs.terminal import say
 from jmarl.training.loop import repeat_update, run_training
 from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.pair_rounds import Rounds, pair_source
@@ -52,7 +53,7 @@ def train(
     """
     env = environment_of(team, reward, cfg)
     algorithm = check_run(items, cfg, wandb_config)
-    keep_programs(cfg.run.progress)
+    keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)
     row = algorithm.row
     items, eval_items = items_that_fit(team, env, items, eval_items, cfg)

@@ -144,7 +144,8 @@ def test_episodes_of_one_task_are_one_number_of_the_interval(tmp_path):
 
 def test_a_run_on_prompts_with_a_reward_is_evaluated_on_its_held_out_rows(tmp_path, capsys):
     """Its prompts are those of the run, with the texts of its roles."""
-    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"Item {i} is"}) + "\n" for i in range(6)))
+    items = [{"prompt": f"Item {i} is"} for i in range(5)] + [{"prompt": [{"role": "user", "content": "Item 5 is"}]}]
+    Path("rows.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     settings = dict(
         models=["m0", "m1"], data="rows.jsonl", reward="jmarl.envs.rewards:story_length_ratio", roles=["Be brief.", "Be long."],
         held_out=2, num_updates=1, num_generations=2, max_new_tokens=5, progress=False,
@@ -153,6 +154,8 @@ def test_a_run_on_prompts_with_a_reward_is_evaluated_on_its_held_out_rows(tmp_pa
     assert command("collect", "--model", tmp_path / "run", "-n", 2, "--split", "eval", "-o", tmp_path / "t.json") == 0
     rows = read(tmp_path / "t.json")["trajectories"]
     assert [row["observations"][0] for row in rows[:2]] == ["Be brief.\n\nItem 4 is", "Be long.\n\nItem 4 is"]
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Item 5 is"}]
+    assert rows[2]["observations"][0]["messages"] == chat, "chat messages stay what they are"
     assert command("eval", "--model", tmp_path / "run", "-n", 2, "-o", tmp_path / "e.json") == 0
     assert read(tmp_path / "e.json")["mean"] == pytest.approx(np.mean([row["metadata"]["return"] for row in rows]))
     assert command("eval", "--model", tmp_path / "run", "--option", "x=1") == 2

@@ -105,7 +105,7 @@ def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     assert read("--config", "out/whole") == cfg
     assert main(["train", "--config", "out/whole/config.yaml", "--output", "out/again"]) == 0
     assert metrics("out/again") == whole and len(whole) == 5  # three updates and two evaluations
-    assert capsys.readouterr().out.startswith("run: grpo, 1 agent of ")
+    assert capsys.readouterr().out.startswith("run: loading ")
     assert main(["train", "--config", "out/again", "--seed", "1"]) == 0  # in the same directory: the run before is kept
     old, new = (read_yaml(f"out/again/{folder}config.yaml").tree["train"]["run"]["seed"] for folder in ("earlier_1/", ""))
     assert (old, new) == (0, 1) and metrics("out/again/earlier_1") == whole

@@ -127,7 +127,7 @@ def test_eval_envs_alone_are_a_mixture_that_is_trained_in(model):
     assert words == {"t": ["pears"] * 2 + ["plums"] * 2, "e": ["pears"] * 2 + ["plums"] * 2}
     assert {text.split()[0] for text in prompts(run_experiment(cfg))} == {"pears", "plums"}
     same = configure(model, eval_envs=[name(Words), name(Words)])
-    assert type(task_of(same.task, same.team).reward).__name__ == "LockStep"
+    assert type(task_of(same.task, same.team).env).__name__ == "LockStep"
 
 
 def test_eval_envs_beside_an_environment_are_only_evaluated_in(model):

@@ -278,13 +278,21 @@ def test_a_plain_function_is_a_reward(pair):
     [
         ([{"text": "apples"}], [default_formatter] * 2, r"an item has no prompt, but \['text'\]"),
         (["apples"], [default_formatter] * 2, "items are dicts, .* the first is 'apples'"),
-        ([{"prompt": 3}], [default_formatter] * 2, "agent 0's prompt must be a text; got 3 of item 0, {'prompt': 3}"),
+        (
+            [{"prompt": 3}],
+            [default_formatter] * 2,
+            "agent 0's prompt must be a text .*; got 3 of item 0, {'prompt': 3}",
+        ),
         (
             [{"prompt": "apples"}],
             [lambda item: None] * 2,
             "agent 0's prompt is None .of item 0, {'prompt': 'apples'}.: give the row a prompt",
         ),
-        ([{"prompt": "apples"}], [lambda item: "a", lambda item: b""], "agent 1's prompt must be a text; got b''"),
+        (
+            [{"prompt": "apples"}],
+            [lambda item: "a", lambda item: b""],
+            "agent 1's prompt must be a text .*; got b''",
+        ),
     ],
 )
 def test_invalid_prompts_are_refused(pair, items, formatters, message):

@@ -101,7 +101,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
         )
     cfg = play_config(args, source, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
-    keep_programs(progress=True)
+    keep_programs(say)
     team = Team.of(agents, shared_weights=shared)
     params = place_params(team, stack_agents(team.stacks, team.agents), cfg.run.mesh)
     settings = {"model": source.text, "environment": name, "options": options, "tasks": args.tasks or args.split}
@@ -178,8 +178,8 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
     from jmarl.config.sections import Episodes
 
     run = source.cfg or TrainConfig()
-    own = source.experiment is not None and args.environment in (None, source.experiment.task.environment)
-    turns = args.num_turns or (run.episodes.num_turns if own else max_turns)
+    own = not args.option and source.experiment is not None and args.environment in (None, source.experiment.task.environment)
+    turns = (run.episodes.num_turns if own else max_turns) if args.num_turns is None else args.num_turns
     given = {"max_new_tokens": args.max_new_tokens, "compute_dtype": args.compute_dtype}
     sampling = {name: value for name, value in given.items() if value is not None}
     if (longest := sampling.get("max_new_tokens", run.sampling.min_new_tokens)) < run.sampling.min_new_tokens:
