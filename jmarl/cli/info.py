@@ -129,7 +129,9 @@ def environment(name: str, has_sandbox: bool) -> dict[str, Any]:
 def start_imports() -> dict[str, subprocess.Popen]:
     """Start to import the optional packages that are installed, each in a process of its own."""
     return {
-        package: subprocess.Popen([sys.executable, "-c", f"import {module}"], stderr=subprocess.PIPE, text=True)
+        package: subprocess.Popen(
+            [sys.executable, "-c", f"import {module}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         for package, (module, _) in OPTIONAL.items()
         if version_of(package)
     }
