@@ -8,6 +8,7 @@ flag in one spelling overrides a file in another one. Errors name the file and t
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -87,18 +88,44 @@ class Layers:
         if "training" in self.sections and algorithm in GROUP_SIZES:
             weak["num_generations"] = Given(GROUP_SIZES[algorithm], 0, self.sections["training"])
         for rule, keys in self.rules.items():
-            for name, value in self._apply(rule, keys, kind).items():
-                rank, place = max((given.rank, given.place) for given in keys.values())
-                if isinstance(value, Weak):
-                    weak.setdefault(name, Given(value.value, rank, place))
+            for name, given in self._outputs(rule, keys, kind).items():
+                if isinstance(given.value, Weak):
+                    weak.setdefault(name, given._replace(value=given.value.value))
                 else:
-                    _put(result, name, Given(value, rank, place))
+                    _put(result, name, given)
         return weak | result
 
-    def _apply(self, rule: Rule, keys: Mapping[str, Given], kind: str) -> dict[str, Any]:
+    def _outputs(self, rule: Rule, keys: Mapping[str, Given], kind: str) -> dict[str, Given]:
+        """Return what a rule sets. Each setting has the rank of the newest source that sets or changes it.
+
+        So a key of a new source does not lift settings that come from keys of older ones."""
+        values: dict[str, Any] = {}
+        origin: dict[str, tuple[int, str]] = {}
+        for rank in (ranks := sorted({given.rank for given in keys.values()})):
+            last = rank == ranks[-1]
+            newest = {key: given for key, given in keys.items() if given.rank == rank}
+            new = self._apply(rule, {key: given for key, given in keys.items() if given.rank <= rank}, kind, strict=last)
+            if new is None:  # the older keys need the newer ones
+                continue
+            alone = self._apply(rule, newest, kind, strict=False) or {}
+            place = max(given.place for given in newest.values())
+            for name, value in new.items():
+                again = name in alone and alone[name] == value and not isinstance(value, Weak)
+                if name not in values or values[name] != value or again:
+                    origin[name] = (rank, place)
+            values = new
+        return {name: Given(value, *origin[name]) for name, value in values.items()}
+
+    def _apply(self, rule: Rule, keys: Mapping[str, Given], kind: str, strict: bool) -> dict[str, Any] | None:
+        """Return the values of a rule. strict: raise its errors and show its warnings; otherwise None for an error."""
         try:
-            return rule({key: given.value for key, given in keys.items()}, kind)
+            with warnings.catch_warnings():
+                if not strict:
+                    warnings.simplefilter("ignore")
+                return rule({key: given.value for key, given in keys.items()}, kind)
         except ValueError as error:
+            if not strict:
+                return None
             places = " and ".join(dict.fromkeys(given.place for given in keys.values()))
             raise ValueError(f"{places}: {error}") from None
 

@@ -6,6 +6,7 @@ import pytest
 
 from jmarl import ExperimentConfig
 from jmarl.algorithms import find_row
+from jmarl.config import flat
 from jmarl.config.layers import Layers, experiment_config
 from jmarl.config.mrlm_environments import CODE
 from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS
@@ -112,6 +113,32 @@ def test_later_sources_override_in_any_spelling():
     )
 
 
+OWN = "models: [a]\nenvironment: math\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        (
+            "training: {eval_every: 5, eval_episodes: 10}",
+            ["held_out=50", "training.eval_every=2"],
+            dict(held_out=50, eval_every=2),
+        ),
+        ("training: {eval_every: 5, eval_episodes: 10}", ["held_out=50", "training.eval_episodes=10"], dict(held_out=10)),
+        (
+            "model: {use_lora: true, lora_r: 8, lora_alpha: 16}",
+            ["lora_alpha=32", "model.lora_r=16"],
+            dict(lora_alpha=32, lora_rank=16),
+        ),
+        ("model: {use_lora: true}", ["lora_rank=4", "model.lora_r=8"], dict(lora_rank=8)),
+        ("training: {mini_batch_size: 4}", ["training.batch_size=8"], dict(num_prompts=8, num_minibatches=2)),
+    ],
+)
+def test_a_flag_is_not_overridden_by_what_a_rule_takes_from_a_file(text, flags, expected):
+    cfg = flat(read(OWN + text, *flags))
+    assert {name: cfg[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -129,8 +156,7 @@ def test_later_sources_override_in_any_spelling():
     ],
 )
 def test_training_keys_that_need_a_rule(given, expected):
-    own = "models: [a]\nenvironment: math\n"
-    assert read(f"{own}training:\n  {given}") == ExperimentConfig.of(models=["a"], environment="math", **expected)
+    assert read(f"{OWN}training:\n  {given}") == ExperimentConfig.of(models=["a"], environment="math", **expected)
 
 
 def test_fp16_is_bf16_with_a_warning():
