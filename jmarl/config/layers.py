@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
 from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS, LISTS, TOP_REFUSED
-from jmarl.config.mrlm_rules import Refused, Rule, Weak
+from jmarl.config.mrlm_rules import Refused, Rule, Weak, precedence
 from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import KeyPath, YamlFile
@@ -28,6 +28,13 @@ ALGORITHM_SECTIONS: dict[str, Callable[[str, str], bool]] = {  # section -> whet
     "grpo": lambda algorithm, kind: kind == "rollouts" and algorithm not in ("ppo", "ippo", "mappo"),
     "dpo": lambda algorithm, kind: kind == "pairs",
     "sft": lambda algorithm, kind: kind == "texts",
+}
+
+ONE_NAME = {  # keys of MRLM for one thing, of which the newest counts
+    "eval_interval": "eval_every",
+    "num_iterations": "num_epochs",
+    "episodes_per_iteration": "num_rollouts_per_iteration",
+    "torch_dtype": "dtype",
 }
 
 GROUP_SIZES = {"ppo": 1, "ippo": 1, "mappo": 1, "grpo": 4}  # completions of a task in MRLM, where batch_size counts tasks
@@ -122,7 +129,8 @@ class Layers:
             with warnings.catch_warnings():
                 if not strict:
                     warnings.simplefilter("ignore")
-                return rule({key: given.value for key, given in keys.items()}, kind)
+                order = sorted(keys.items(), key=lambda item: (-item[1].rank, precedence(item[0], item[1].value)))
+                return rule({key: given.value for key, given in order}, kind)
         except ValueError as error:
             if not strict:
                 return None
@@ -189,11 +197,7 @@ class Layers:
             value = [value] if entry == "models" and not isinstance(value, list) else value
             _put(self.own, entry, Given(value, self.rank, place))
         else:
-            _put(
-                self.rules.setdefault(entry, {}),
-                "eval_every" if key == "eval_interval" else key,
-                Given(value, self.rank, place),
-            )
+            _put(self.rules.setdefault(entry, {}), ONE_NAME.get(key, key), Given(value, self.rank, place))
 
     def _check_entries(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         """Raise an error for unknown keys of agents, whose entries have no other keys than these."""

@@ -124,7 +124,7 @@ KEYS: dict[str, dict[str, Entry]] = {
         "lora_dropout": rules.lora,
         "lora_target_modules": rules.lora,
         "gradient_checkpointing": rules.checkpointing,
-        "device": "device",
+        "device": rules.device,
         "device_map": only("auto", "set mesh, such as mesh: agent=2,data=2"),
         "trust_remote_code": only(False, "code of models is never run: Llama, Qwen2/2.5 and Qwen3 are built in"),
         "use_flash_attention": only(False, "XLA compiles the attention of every platform"),

@@ -1,8 +1,10 @@
 """Rules for keys of MRLM that are not one setting of ours under another name.
 
 A rule takes the keys that belong to it, as far as they are given, and the kind of data that the algorithm learns from
-(rollouts, pairs or texts). It returns our settings; a `Weak` one gives way to any other source of the setting. A ValueError
-says why a value cannot act here.
+(rollouts, pairs or texts). The keys are in order: those of newer sources come first, and those of one source as `precedence`
+says, so that where several keys decide one thing the first one counts. Two keys of `layers.ONE_NAME` come under one name. A
+rule returns our settings; a `Weak` one gives way to any other source of the setting. A ValueError says why a value cannot act
+here.
 """
 
 from __future__ import annotations
@@ -30,6 +32,15 @@ class Weak(NamedTuple):
     value: Any
 
 
+def precedence(key: str, value: Any) -> int:
+    """Return where a key comes among those of its source: lower ones first."""
+    if key in ("use_bf16", "use_fp16"):  # on, each counts more than the type of the weights; off, it counts less
+        return 0 if value else 2
+    if key == "do_sample" or (key in ("normalize_rewards", "normalize_advantages") and not value):
+        return 0
+    return 1
+
+
 def only(allowed: Any, reason: str) -> Rule:
     """Return a rule for a key that may only have the one value which asks for nothing. reason: why there is no other."""
 
@@ -48,9 +59,7 @@ def only(allowed: Any, reason: str) -> Rule:
 
 def number_of_updates(values: Values, kind: str) -> dict[str, Any]:
     """num_epochs, num_iterations: updates of the team, whatever it learns from."""
-    if len(values) > 1:
-        raise ValueError("num_epochs and num_iterations are the same setting, the number of updates: give one of them")
-    return {"num_updates": next(iter(values.values()))}
+    return {"num_updates": values["num_epochs"]}
 
 
 def batches(values: Values, kind: str) -> dict[str, Any]:
@@ -60,7 +69,6 @@ def batches(values: Values, kind: str) -> dict[str, Any]:
     or else from batch_size. Without it batch_size episodes are played. gradient_accumulation_steps makes a step that many
     times larger and computes its gradient in as many parts.
     """
-    values = {"num_rollouts_per_iteration" if name == "episodes_per_iteration" else name: x for name, x in values.items()}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number >= 1")
@@ -118,18 +126,26 @@ def precision(values: Values, kind: str) -> dict[str, Any]:
     """The type of activations; master weights are float32."""
     if values.get("use_bf16") and values.get("use_fp16"):
         raise ValueError("use_bf16 and use_fp16 are two types: give one of them")
-    given = next((values[name] for name in ("torch_dtype", "dtype") if name in values), None)
-    given = None if given is None else str(given).removeprefix("torch.")
-    types = {"float32": "float32", "fp32": "float32", "auto": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
-    if given is not None and given not in {**types, "float16": "", "fp16": "", "half": ""}:
+    names = {"float32": ("float32", "fp32", "auto"), "bfloat16": ("bfloat16", "bf16"), "float16": ("float16", "fp16", "half")}
+    types = {name: width for width, others in names.items() for name in others}
+    given = str(values.get("dtype", "auto")).removeprefix("torch.")
+    if given not in types:
         raise ValueError(f"{given!r} is no type of weights: choose float32, bfloat16 or float16")
-    if values.get("use_fp16") or (given in ("float16", "fp16", "half") and not values.get("use_bf16")):
+    chosen, off = "float32", set()
+    for name, value in values.items():
+        meant = {"use_bf16": "bfloat16", "use_fp16": "float16"}.get(name, types[given])
+        if name != "dtype" and not value:
+            off.add(meant)
+        elif meant not in off:
+            chosen = meant
+            break
+    if chosen == "float16":
         warnings.warn(
             "float16 is computed as bfloat16 here, which needs no scaling of the loss; master weights stay float32",
             stacklevel=2,
         )
-        return {"compute_dtype": "bfloat16"}
-    return {"compute_dtype": "bfloat16" if values.get("use_bf16") else types.get(given or "float32", "float32")}
+        chosen = "bfloat16"
+    return {"compute_dtype": chosen}
 
 
 def wandb(values: Values, kind: str) -> dict[str, Any]:
@@ -165,7 +181,8 @@ def group_advantages(values: Values, kind: str) -> dict[str, Any]:
     over = values.get("reward_normalization", "group")
     if over not in scales:
         raise ValueError(f"choose {', '.join(scales)}")
-    on = all(values.get(name, True) for name in ("normalize_rewards", "normalize_advantages"))
+    name, value = next(iter(values.items()))
+    on = name == "reward_normalization" or value
     return {"advantage_scale": scales[over] if on else "none"}
 
 
@@ -213,9 +230,10 @@ def checkpointing(values: Values, kind: str) -> dict[str, Any]:
 
 def sampling(values: Values, kind: str) -> dict[str, Any]:
     """The temperature; do_sample: false is temperature 0."""
-    if values.get("do_sample", True):
-        return {"temperature": values["temperature"]} if "temperature" in values else {}
-    return {"temperature": 0.0}
+    name, value = next(iter(values.items()))
+    if name == "do_sample" and not value:
+        return {"temperature": 0.0}
+    return {"temperature": values["temperature"]} if "temperature" in values else {}
 
 
 def tokenizer(values: Values, kind: str) -> dict[str, Any]:

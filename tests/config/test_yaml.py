@@ -11,7 +11,7 @@ from jmarl.config.layers import Layers, experiment_config
 from jmarl.config.mrlm_environments import CODE
 from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS
 from jmarl.config.mrlm_rules import Refused
-from jmarl.config.yaml_file import dump_yaml, parse_value, parse_yaml
+from jmarl.config.yaml_file import YamlFile, dump_yaml, parse_value, parse_yaml
 
 EXAMPLE = """
 experiment_name: code_generation_ppo
@@ -137,6 +137,51 @@ OWN = "models: [a]\nenvironment: math\n"
 def test_a_flag_is_not_overridden_by_what_a_rule_takes_from_a_file(text, flags, expected):
     cfg = flat(read(OWN + text, *flags))
     assert {name: cfg[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("model: {torch_dtype: bfloat16}", ["model.dtype=float32"], dict(compute_dtype="float32")),
+        ("model: {dtype: float32}", ["model.torch_dtype=bfloat16"], dict(compute_dtype="bfloat16")),
+        ("training: {use_bf16: true}", ["model.torch_dtype=float32"], dict(compute_dtype="float32")),
+        ("model: {torch_dtype: bfloat16}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
+        ("model: {torch_dtype: bfloat16}", ["training.use_fp16=false"], dict(compute_dtype="bfloat16")),
+        ("model: {torch_dtype: float16}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
+        ("{training: {use_bf16: false}, model: {dtype: bfloat16}}", [], dict(compute_dtype="bfloat16")),
+        ("{model: {dtype: float32}, training: {use_bf16: true}}", [], dict(compute_dtype="bfloat16")),
+        ("generation: {do_sample: false}", ["generation.temperature=0.7"], dict(temperature=0.7)),
+        ("generation: {temperature: 0.7}", ["generation.do_sample=false"], dict(temperature=0.0)),
+        ("generation: {temperature: 0.7, do_sample: false}", [], dict(temperature=0.0)),
+        ("generation: {temperature: 0.7, do_sample: false}", ["generation.do_sample=true"], dict(temperature=0.7)),
+        ("training: {num_epochs: 100}", ["training.num_iterations=5"], dict(num_updates=5)),
+        (
+            "training: {batch_size: 2, num_rollouts_per_iteration: 8}",
+            ["training.episodes_per_iteration=4"],
+            dict(num_prompts=4, num_minibatches=2),
+        ),
+        ("grpo: {normalize_rewards: false}", ["grpo.normalize_advantages=true"], dict(advantage_scale="std")),
+        ("grpo: {reward_normalization: batch, normalize_rewards: false}", [], dict(advantage_scale="none")),
+    ],
+)
+def test_of_several_keys_for_one_thing_the_newest_counts(text, flags, expected):
+    tree = parse_yaml(text, "a.yaml").tree | parse_yaml(OWN, "a.yaml").tree
+    cfg = flat(read(dump_yaml(tree), *flags))
+    assert {name: cfg[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("section", ["training: {num_epochs: 1, num_iterations: 2}", "model: {dtype: bf16, torch_dtype: fp32}"])
+def test_two_keys_for_one_thing_in_one_file_are_an_error(section):
+    with pytest.raises(ValueError, match="a.yaml, line 3: .* and a.yaml, line 3: .* both set .*: give one of them"):
+        read(OWN + section)
+
+
+def test_cuda_is_the_platform_gpu():
+    layers = Layers()
+    layers.add(parse_yaml("model: {device: cuda}", "a.yaml"))
+    assert layers.settings(lambda name: "rollouts")["device"].value == "gpu"
+    layers.add(YamlFile("flags", {"device": "cpu"}, {}))
+    assert layers.settings(lambda name: "rollouts")["device"].value == "cpu"
 
 
 @pytest.mark.parametrize(
