@@ -51,21 +51,24 @@ class Given(NamedTuple):
 class Layers:
     """The settings of all sources so far.
 
-    `own` holds our settings by short name, `rules` the keys of MRLM that are read together by their rule, and `sections` the
-    sections of MRLM with their places.
+    `own` holds our settings by short name, `rules` the keys of MRLM that are read together by their rule, `sections` the
+    sections of MRLM with their places, and `opened` those of them that a file has: a flag sets its key and nothing else.
     """
 
     def __init__(self) -> None:
         self.own: dict[str, Given] = {}
         self.rules: dict[Rule, dict[str, Given]] = {}
         self.sections: dict[str, str] = {}
+        self.opened: set[str] = set()
         self.rank = 0
 
     def add(self, source: YamlFile) -> None:
         """Add a file, whose settings override those of earlier sources."""
         self.rank += 1
+        of_flags = self.sections.keys() - self.opened
         for key, value in source.tree.items():
             self._top(str(key), value, source, (key,))
+        self.opened |= self.sections.keys() - of_flags
 
     def add_flag(self, path: str, value: Any) -> None:
         """Add the value of `--set PATH=VALUE`. PATH goes into mappings by key and into lists by number."""
@@ -83,8 +86,9 @@ class Layers:
         """Return our settings by short name. kind_of: algorithm -> what it learns from: rollouts, pairs or texts."""
         result, weak = dict(self.own), dict[str, Given]()
         algorithms = [name for name in ALGORITHM_SECTIONS if name in self.sections]
-        if "algorithm" not in result and len(algorithms) == 1:  # as in MRLM, the section names it
-            result["algorithm"] = Given(algorithms[0], 0, self.sections[algorithms[0]])
+        naming = [name for name in algorithms if name in self.opened]
+        if "algorithm" not in result and len(naming) == 1:  # as in MRLM, the section names it
+            result["algorithm"] = Given(naming[0], 0, self.sections[naming[0]])
         algorithm = result["algorithm"].value if "algorithm" in result else "magrpo"
         kind = kind_of(algorithm)
         for name in algorithms:
@@ -92,7 +96,7 @@ class Layers:
                 raise ValueError(
                     f"{self.sections[name]}: the section {name} has no effect for algorithm={algorithm!r}: remove it"
                 )
-        if "training" in self.sections and algorithm in GROUP_SIZES:
+        if "training" in self.opened and algorithm in GROUP_SIZES:
             weak["num_generations"] = Given(GROUP_SIZES[algorithm], 0, self.sections["training"])
         for rule, keys in self.rules.items():
             for name, given in self._outputs(rule, keys, kind).items():

@@ -176,6 +176,15 @@ def test_two_keys_for_one_thing_in_one_file_are_an_error(section):
         read(OWN + section)
 
 
+def test_only_a_file_opens_a_section():
+    text = "algorithm: mappo\nnum_agents: 2\n" + OWN
+    assert read(text, "training.learning_rate=1e-5") == read(text, "learning_rate=1e-5")
+    assert read(text + "training: {}").train.episodes.num_generations == 1
+    assert read(OWN, "grpo.group_size=2").train.algorithm == "magrpo"
+    with pytest.raises(ValueError, match="--set dpo.beta: the section dpo has no effect for algorithm='mappo'"):
+        read(text, "dpo.beta=0.1")
+
+
 def test_cuda_is_the_platform_gpu():
     layers = Layers()
     layers.add(parse_yaml("model: {device: cuda}", "a.yaml"))
