@@ -153,7 +153,11 @@ class Layers:
             _put(self.rules.setdefault(LISTS[key], {}), key, Given(value, self.rank, place))
         elif key in KEYS and (isinstance(value, Mapping) or value is None or key == "model"):
             self.sections.setdefault(key, place)
-            for name, x in ({"model_name_or_path": value} if isinstance(value, str) else value or {}).items():
+            if isinstance(value, str | list):
+                value = {"model_name_or_path": value}
+            if not isinstance(value, Mapping | None):
+                raise ValueError(f"{place}: {value!r:.60} is no model: give a name, a list with one per role, or a mapping")
+            for name, x in (value or {}).items():
                 self._mrlm(key, name, x, source, (*path, name))
         elif key in PARTS and isinstance(value, Mapping):
             for name, x in value.items():

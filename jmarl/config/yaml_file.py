@@ -29,9 +29,14 @@ class _Loader(yaml.SafeLoader):
     """The safe loader, which also reads 1e-5 as a number (YAML 1.1 wants 1.0e-5)."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which puts quotes around the texts that `_Loader` would read as numbers."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
 
 
 def read_yaml(path: str | Path) -> YamlFile:
@@ -68,13 +73,19 @@ def parse_yaml(text: str, name: str) -> YamlFile:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of a text as in a YAML file: a number, a list, true, null, or the text itself."""
-    return yaml.load(text, _Loader) if text.strip() else text
+    """Return the value of a text as in a YAML file: a number, a list, true, null, or the text itself.
+
+    Raises ValueError for a text that is no YAML."""
+    try:
+        return yaml.load(text, _Loader) if text.strip() else text
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or error  # only some errors of the library have one
+        raise ValueError(f"{text!r} is not YAML: {problem}; put quotes around a text with such signs") from error
 
 
 def dump_yaml(tree: dict[str, Any]) -> str:
     """Return a tree of plain values as YAML, in its order."""
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _find_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:

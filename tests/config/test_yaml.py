@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jmarl import ExperimentConfig
@@ -59,6 +61,26 @@ def test_the_example_of_mrlm_is_read():
 @pytest.mark.parametrize("text", ["1e-5", "1E-5", "1.0e-5", "1.e-5", ".1e-4", "0.00001", "+1e-5"])
 def test_numbers_with_exponents_are_numbers(text):
     assert parse_value(text) == 1e-5 == parse_yaml(f"a: {text}", "a").tree["a"]
+
+
+@pytest.mark.parametrize("text", ["1e5", "1E-5", "1.5", "true", "null", "x", "+1e-5", ""])
+def test_texts_and_numbers_are_written_as_what_they_are(text):
+    tree = {"a": text, "b": 1e-5, "c": 1e20}
+    assert parse_yaml(dump_yaml(tree), "a").tree == tree
+
+
+@pytest.mark.parametrize("text", ["[a", "a: b: c", "!!python/object:x {}", "{a"])
+def test_a_value_that_is_no_yaml_is_a_value_error(text):
+    with pytest.raises(ValueError, match=f"^{re.escape(repr(text))} is not YAML: .{{10}}"):
+        parse_value(text)
+
+
+def test_a_model_is_a_text_a_list_or_a_section():
+    assert read("model: [a, b]\nenvironment: math").team.models == ("a", "b")
+    assert read("model: {model_name_or_path: [a, b]}\nenvironment: math", "model=c").team.models == ("c",)
+    assert read(OWN, "model=[c, d]").team.models == ("c", "d")
+    with pytest.raises(ValueError, match="a.yaml, line 1: model: 3 is no model: give a name, a list"):
+        read("model: 3\nenvironment: math")
 
 
 def test_other_texts_stay_texts():
