@@ -23,7 +23,7 @@ from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.tokenize import with_instruction
 from jmarl.team import Team
 from jmarl.training.checks import check_settings
-from jmarl.training.files.config_file import write_config
+from jmarl.training.files.config_file import written_config
 from jmarl.training.fit import check_data, check_fit, fit
 from jmarl.training.preferences.pairs import load_pairs, load_trajectories, read_rows
 from jmarl.training.records import FitResult, TrainResult
@@ -84,10 +84,10 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
     team = team_of(cfg.team)
-    write_config(cfg)
-    if cfg.seeds:
-        return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
-    return train(team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(cfg))
+    with written_config(cfg):
+        if cfg.seeds:
+            return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
+        return train(team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(cfg))
 
 
 def _fit(cfg: ExperimentConfig) -> FitResult:
@@ -102,8 +102,8 @@ def _fit(cfg: ExperimentConfig) -> FitResult:
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
     team = team_of(cfg.team)
-    write_config(cfg)
-    return fit(team, data, cfg.train, eval_data=held_out, wandb_config=wandb_config(cfg))
+    with written_config(cfg):
+        return fit(team, data, cfg.train, eval_data=held_out, wandb_config=wandb_config(cfg))
 
 
 def wandb_config(cfg: ExperimentConfig) -> dict[str, Any] | None:

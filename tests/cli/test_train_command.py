@@ -131,6 +131,10 @@ def test_a_run_resumes_from_a_step_or_a_path(whole):
     assert (cfg.train.run.resume, cfg.train.run.resume_step, cfg.train.run.output_dir) == (True, 2, "x")
     cfg = read("--config", "run.yaml", "--resume", "out/steps")
     assert (cfg.train.run.resume, cfg.train.run.resume_step, cfg.train.run.output_dir) == (True, None, "out/steps")
+    file = Path("out/steps/config.yaml")
+    settings = file.read_bytes()
+    assert main(["train", "--config", str(file), "--set", "temperature=0.5", "--resume"]) == 2
+    assert file.read_bytes() == settings, "a refused resume changes no settings"
 
 
 def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import dump_yaml
-from jmarl.training.files.run_directory import set_aside
+from jmarl.training.files.lock import check_unlocked
+from jmarl.training.files.run_directory import CannotGoOn, set_aside
 
 CONFIG_FILE = "config.yaml"
 
@@ -17,15 +20,28 @@ def plain_config(cfg: ExperimentConfig) -> dict[str, Any]:
     return cfg.replace(resume=False, resume_step=None, allow_changed=None).as_dict()
 
 
-def write_config(cfg: ExperimentConfig) -> None:
-    """Write the settings of a run into its directory, after the files of an earlier run there have been set aside."""
+@contextlib.contextmanager
+def written_config(cfg: ExperimentConfig) -> Iterator[None]:
+    """Write the settings of the run in the context into its directory, after the files of an earlier run are set aside.
+
+    A resume that is refused leaves the old file. Raises `DirectoryInUse` if another process runs in the directory.
+    """
     run = cfg.train.run
     if not run.output_dir or run.replay_rollout:
+        yield
         return
+    check_unlocked(run.output_dir)
     if not run.resume:
         set_aside(run.output_dir, CONFIG_FILE)
-    directory = Path(run.output_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f"{CONFIG_FILE}.tmp"
+    file = Path(run.output_dir) / CONFIG_FILE
+    old = file.read_bytes() if file.is_file() else None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f"{CONFIG_FILE}.tmp")
     temporary.write_text(dump_yaml(plain_config(cfg)), encoding="utf-8")
-    temporary.replace(directory / CONFIG_FILE)
+    temporary.replace(file)
+    try:
+        yield
+    except CannotGoOn:
+        if old is not None:
+            file.write_bytes(old)
+        raise
