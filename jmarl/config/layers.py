@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
 from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS, LISTS, TOP_REFUSED
-from jmarl.config.mrlm_rules import Refused, Rule, Weak, precedence
+from jmarl.config.mrlm_rules import Refused, Rule, Weak, precedence, wandb
 from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import KeyPath, YamlFile
 
 TREES = ("options", "wandb", *LISTS)  # settings whose values are lists or mappings of any content
+MADE_BY: dict[str, Rule] = {"options": LISTS["environment"], "wandb": wandb}  # trees that keys of MRLM set too
 OUTSIDE = ("device",)  # settings of the command line alone
 
 ALGORITHM_SECTIONS: dict[str, Callable[[str, str], bool]] = {  # section -> whether it is for an algorithm of a kind
@@ -102,9 +103,17 @@ class Layers:
             for name, given in self._outputs(rule, keys, kind).items():
                 if isinstance(given.value, Weak):
                     weak.setdefault(name, given._replace(value=given.value.value))
+                elif name == "wandb" and name in result and result[name].value and result[name].rank < given.rank:
+                    result[name] = given._replace(value=self._more_wandb(result[name], keys))
                 else:
                     _put(result, name, given)
         return weak | result
+
+    def _more_wandb(self, older: Given, keys: Mapping[str, Given]) -> dict[str, Any]:
+        """Return arguments of `wandb.init` with those of newer keys of MRLM, each of which sets one of them."""
+        newer = {key: given.value for key, given in keys.items() if given.rank > older.rank}
+        on = newer.pop("use_wandb", True)
+        return {**older.value, **(wandb(newer, "rollouts")["wandb"] if newer else {})} if on else {}
 
     def _outputs(self, rule: Rule, keys: Mapping[str, Given], kind: str) -> dict[str, Given]:
         """Return what a rule sets. Each setting has the rank of the newest source that sets or changes it.
@@ -217,6 +226,13 @@ class Layers:
     def _changed_tree(self, key: str, path: list[str], value: Any) -> Any:
         """Return the value of a setting in `TREES` with one of its parts changed."""
         given = self.own.get(key) or self.rules.get(LISTS.get(key, _no_rule), {}).get(key)
+        if key in MADE_BY:
+            made = self._outputs(MADE_BY[key], self.rules.get(MADE_BY[key], {}), "rollouts").get(key)
+            given = max((x for x in (given, made) if x is not None), key=lambda x: x.rank, default=None)
+        options = self.own.get("options")
+        if key == "environment" and (given is None or isinstance(given.value, str) or (options and options.rank > given.rank)):
+            name = ".".join(["options", *path])
+            raise ValueError(f"--set {'.'.join([key, *path])}: the environment's options are not in environment: set {name}")
         top: Any = copy.deepcopy(given.value) if given and given.value is not None else {}
         part = top
         for i, name in enumerate(path):

@@ -198,6 +198,49 @@ def test_two_keys_for_one_thing_in_one_file_are_an_error(section):
         read(OWN + section)
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        (
+            "environment: {env_type: math, max_turns: 2}",
+            ["options.difficulty_range=[1,2]"],
+            dict(environment="math", options={"max_turns": 2, "difficulty_range": [1, 2]}),
+        ),
+        ("environment: {env_type: math, max_turns: 2}", ["options.max_turns=3"], dict(options={"max_turns": 3})),
+        ("environment: {env_type: math, max_turns: 2}", ["options={}"], dict(options={})),
+        (
+            "training: {wandb_project: a, wandb_mode: offline}",
+            ["wandb.project=b"],
+            dict(wandb={"project": "b", "mode": "offline"}),
+        ),
+        (
+            "wandb: {project: a, tags: [x]}",
+            ["training.wandb_project=b", "training.wandb_mode=offline"],
+            dict(wandb={"project": "b", "tags": ["x"], "mode": "offline"}),
+        ),
+        ("wandb: {project: a}", ["training.use_wandb=true"], dict(wandb={"project": "a"})),
+        ("wandb: {project: a}", ["training.use_wandb=false"], dict(wandb={})),
+        ("training: {wandb_project: a, wandb_mode: offline}", ["wandb={project: b}"], dict(wandb={"project": "b"})),
+    ],
+)
+def test_a_flag_for_a_part_keeps_the_other_parts(text, flags, expected):
+    tree = parse_yaml(OWN, "a.yaml").tree | parse_yaml(text, "a.yaml").tree
+    cfg = flat(read(dump_yaml(tree), *flags))
+    assert {name: cfg[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("environment: math", ["environment.max_turns=3"]),
+        ("environment: {env_type: math, max_turns: 2}", ["options.difficulty_range=[1,2]", "environment.max_turns=3"]),
+    ],
+)
+def test_an_option_that_would_replace_others_is_refused(text, flags):
+    with pytest.raises(ValueError, match=r"--set environment.max_turns: .*: set options.max_turns"):
+        read("models: [a]\n" + text, *flags)
+
+
 def test_only_a_file_opens_a_section():
     text = "algorithm: mappo\nnum_agents: 2\n" + OWN
     assert read(text, "training.learning_rate=1e-5") == read(text, "learning_rate=1e-5")
