@@ -14,7 +14,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
 from jmarl.training.files.attempt import attempt
 from jmarl.training.logs.completions_file import CompletionsFile, finite, read_completions, steps_of
-from jmarl.training.logs.metrics_writer import say
+from jmarl.training.logs.terminal import say
 from jmarl.training.seeds import train_seeds
 from jmarl.training.train import train
 
