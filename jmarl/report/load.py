@@ -61,7 +61,7 @@ def run_directories(path: Path) -> list[Path]:
     """Return the run directories that a path stands for: itself, those of its seeds, or all below it (as of a sweep). Earlier
     runs that were moved aside are left out."""
     below = [file.parent.relative_to(path) for file in sorted(path.rglob(METRICS))]
-    runs = [run for run in below if not any(part.startswith("earlier_") for part in run.parts)]
+    runs = [run for run in below if not any(part.startswith(("earlier_", "reward_model")) for part in run.parts)]
     of_seeds = {run.parent for run in runs if run.name.startswith("seed_")}  # their metrics are means over the seeds
     if not runs:
         raise FileNotFoundError(f"there is no run in {path}: give the output_dir of a run, which has a {METRICS}")

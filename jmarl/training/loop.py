@@ -65,7 +65,6 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
     """Train from `state`, which is donated, to the last update or until a signal."""
     run, first = setup.cfg.run, int(state.step)
     interrupted, before, after = False, None, None
-    CLOCK.start()
     if source.prepare is not None:
         with CLOCK.phase("compiling"):
             source.prepare(state)
@@ -159,7 +158,7 @@ def run_training(
         log_class: `RolloutLog` or `DataLog`.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
-    with open_run(cfg, state, identity, wandb_config) as opened, explain_memory():
+    with open_run(cfg, state, identity, wandb_config) as opened, explain_memory(), CLOCK.running():
         log = log_class(setup.team, cfg, opened.writer)
         result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers))
         # Models with a score head are not written, because their directories would not hold the head.

@@ -36,6 +36,7 @@ from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.lock import locked
 from jmarl.training.files.run_directory import checkpoints_of, open_run, open_writer, set_aside
 from jmarl.training.files.saving import Saves, write_models
+from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.rollout_log import RolloutLog
 from jmarl.training.logs.seeds_log import SeedsLog
 from jmarl.training.logs.terminal import say
@@ -82,7 +83,7 @@ def train_seeds(
     started = [start(team, [map_own(jnp.copy, stack) for stack in params], run_cfg) for run_cfg in cfgs]
     runs = Runs(started[0][0], cfgs, *meshes)
     identity = run_identity(runs.setup, items, env)
-    with contextlib.ExitStack() as opened, explain_memory():
+    with contextlib.ExitStack() as opened, explain_memory(), CLOCK.running():
         writer = None
         if cfg.run.output_dir:
             opened.enter_context(locked(cfg.run.output_dir))

@@ -151,7 +151,8 @@ def test_an_attempt_that_fails_says_why(team, tmp_path):
             settings(tmp_path),
             params=make_team(team)[1],
         )
-    assert "the attempt ended with ValueError" in (tmp_path / "attempts/1/log.txt").read_text()
+    log = (tmp_path / "attempts/1/log.txt").read_text()
+    assert "the attempt ended with ValueError" in log and "Traceback (most recent call last)" in log
 
 
 def test_a_full_disk_stops_neither_the_attempt_nor_its_end(tmp_path, full_disk):

@@ -99,3 +99,16 @@ def test_the_seconds_of_a_slow_reward_are_in_its_column(random_agent, tiny_confi
     assert rows[0]["time/compiling"] > rows[2]["time/compiling"] and rows[1]["time/update"] > 0
     assert rows[1]["time/checkpoint"] > 0 and rows[1]["time/sampling"] > 0 and rows[1]["time/evaluation"] == 0
     assert sum(row[f"time/{phase}"] for row in rows for phase in PHASES) <= wall
+
+
+def test_a_run_inside_another_one_counts_for_the_phase_of_the_outer_one():
+    clock = Clock()
+    with clock.running():
+        with clock.phase("update"):
+            time.sleep(0.02)
+        with clock.phase("rewards"):
+            with clock.running(), clock.phase("sampling"):
+                time.sleep(0.05)
+            time.sleep(0.02)
+        seconds = clock.take()
+    assert seconds["rewards"] > 0.06 and seconds["update"] > 0.01 and seconds["sampling"] == 0

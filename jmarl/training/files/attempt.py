@@ -17,6 +17,7 @@ import platform
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Callable[[s
         "devices": [str(device) for device in jax.devices()],
         "settings": settings,
     }
-    (folder / "start.json").write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    temporary = folder / "start.json.tmp"  # a kill leaves no half of the file
+    temporary.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    temporary.replace(folder / "start.json")
     handler = _Handler(folder / "log.txt")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     for logger in LOGGERS:
@@ -63,7 +66,8 @@ def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Callable[[s
         yield note
         note("the attempt ended")
     except BaseException as error:
-        note(f"the attempt ended with {type(error).__name__}: {error}")
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        note(f"the attempt ended with {type(error).__name__}: {error}\n{trace}")
         raise
     finally:
         for logger in LOGGERS:

@@ -49,6 +49,17 @@ class Clock:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Measure a run in the calling thread. A run inside another one, such as of a reward model, counts for the phase of the
+        outer one."""
+        outer = self.thread, self.current, self.since, self.seconds
+        self.start()
+        try:
+            yield
+        finally:
+            self.thread, self.current, self.since, self.seconds = outer
+
+    @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Attribute the time in the context to a phase; nothing happens in other threads."""
         if threading.get_ident() != self.thread:
