@@ -227,8 +227,8 @@ class Layers:
         """Return the value of a setting in `TREES` with one of its parts changed."""
         given = self.own.get(key) or self.rules.get(LISTS.get(key, _no_rule), {}).get(key)
         if key in MADE_BY:
-            made = self._outputs(MADE_BY[key], self.rules.get(MADE_BY[key], {}), "rollouts").get(key)
-            given = max((x for x in (given, made) if x is not None), key=lambda x: x.rank, default=None)
+            of_rule = self._outputs(MADE_BY[key], self.rules.get(MADE_BY[key], {}), "rollouts").get(key)
+            given = max((x for x in (given, of_rule) if x is not None), key=lambda x: x.rank, default=None)
         options = self.own.get("options")
         if key == "environment" and (given is None or isinstance(given.value, str) or (options and options.rank > given.rank)):
             name = ".".join(["options", *path])

@@ -213,10 +213,12 @@ def low_rewards(values: Values, kind: str) -> dict[str, Any]:
 
 
 def lora(values: Values, kind: str) -> dict[str, Any]:
-    """Adapters; use_lora: false switches them off whatever the other keys say."""
-    if not values.get("use_lora", "lora_r" in values):
-        return {"lora_rank": 0} if "use_lora" in values else {}
-    settings: dict[str, Any] = {"lora_rank": values.get("lora_r", 8)}
+    """Adapters; use_lora: false switches them off whatever the other keys say.
+
+    Without use_lora and lora_r there are none, unless lora_rank is set elsewhere: then the other keys are an error there."""
+    if not values.get("use_lora", True):
+        return {"lora_rank": 0}
+    settings: dict[str, Any] = {"lora_rank": values.get("lora_r", 8)} if {"use_lora", "lora_r"} & values.keys() else {}
     settings |= {name: values[name] for name in ("lora_alpha", "lora_dropout") if name in values}
     if (targets := values.get("lora_target_modules")) is not None:
         settings["lora_targets"] = targets if isinstance(targets, str) else ",".join(map(str, targets))
@@ -258,6 +260,9 @@ def distributed(values: Values, kind: str) -> dict[str, Any]:
             raise ValueError(f"{name}={values[name]!r}: {LATER}, which uses all devices of one machine (num_gpus)")
     if values.get("strategy", "ddp") not in ("ddp", "fsdp"):
         raise ValueError(f"strategy={values['strategy']!r} is not allowed: choose ddp or fsdp")
+    given = [name for name in ("num_gpus", "strategy") if name in values]
+    if given and "enabled" not in values:
+        raise ValueError(f"{given[0]} has no effect without enabled: set distributed.enabled to true, or remove {given[0]}")
     if not values.get("enabled", False):
         return {}
     return {"mesh": f"data={values.get('num_gpus', 'all')}"}

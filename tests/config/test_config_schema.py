@@ -124,7 +124,7 @@ VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "lora_target_modules": ({"lora_r": 4}, ["q_proj"], ["v_proj", "k_proj"]),
     "gradient_checkpointing": ({}, True, False),
     "do_sample": ({"temperature": 0.5}, True, False),
-    "enabled": ({"strategy": "fsdp"}, True, False),
+    "enabled": ({}, True, False),
     "strategy": ({"enabled": True}, "ddp", "zero"),
     "num_gpus": ({"enabled": True}, 1, 2),
     "type": ({"path": "a.json"}, "json", "parquet"),

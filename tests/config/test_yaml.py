@@ -241,6 +241,30 @@ def test_an_option_that_would_replace_others_is_refused(text, flags):
         read("models: [a]\n" + text, *flags)
 
 
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("model: {lora_alpha: 32}", "a.yaml, line 3: model.lora_alpha: lora_alpha=32 .*lora_rank=0, which has no adapters"),
+        (
+            "distributed: {num_gpus: 4}",
+            "a.yaml, line 3: distributed.num_gpus: .* no effect without enabled: set dist",
+        ),
+        ("distributed: {strategy: fsdp}", "a.yaml, line 3: distributed.strategy: .* no effect without enabled"),
+    ],
+)
+def test_keys_of_a_part_that_is_off_are_refused(section, message):
+    with pytest.raises(ValueError, match=message):
+        read(OWN + section)
+
+
+def test_keys_of_a_part_that_is_on_or_switched_off_are_read():
+    assert read(OWN + "model: {lora_alpha: 32}", "lora_rank=4").train.lora.lora_alpha == 32
+    assert read(OWN + "model: {lora_alpha: 32}", "model.use_lora=true").train.lora.lora_rank == 8
+    assert read(OWN + "model: {lora_alpha: 32, use_lora: false}").train.lora.lora_rank == 0
+    assert read(OWN + "distributed: {num_gpus: 4}", "distributed.enabled=true").train.run.mesh == "data=4"
+    assert read(OWN + "distributed: {num_gpus: 4, enabled: false}").train.run.mesh == "auto"
+
+
 def test_only_a_file_opens_a_section():
     text = "algorithm: mappo\nnum_agents: 2\n" + OWN
     assert read(text, "training.learning_rate=1e-5") == read(text, "learning_rate=1e-5")
