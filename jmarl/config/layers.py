@@ -214,7 +214,11 @@ class Layers:
             value = [value] if entry == "models" and not isinstance(value, list) else value
             _put(self.own, entry, Given(value, self.rank, place))
         else:
-            _put(self.rules.setdefault(entry, {}), ONE_NAME.get(key, key), Given(value, self.rank, place))
+            name, given = ONE_NAME.get(key, key), self.rules.setdefault(entry, {})
+            twin = next((other for other in KEYS[section] if other != key and ONE_NAME.get(other, other) == name), None)
+            if twin and name in given and given[name].rank == self.rank:
+                raise ValueError(f"{place}: {twin} and {key} are the same setting: give one of them")
+            _put(given, name, Given(value, self.rank, place))
 
     def _check_entries(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         """Raise an error for unknown keys of agents, whose entries have no other keys than these."""
