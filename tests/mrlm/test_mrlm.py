@@ -215,7 +215,7 @@ def test_different_environments_are_mixed_and_equal_ones_merged(agents):
         (lambda p: TrainingConfig(zebra=True), r"has no setting 'zebra'; help\(TrainingConfig\) lists its settings"),
         (
             lambda p: PPOTrainer(p, Letters(), ExperimentConfig(TrainingConfig(num_epochs=3, num_iterations=4))),
-            "both set num_epochs: give one of them",
+            "num_epochs and num_iterations are the same setting",
         ),
         (lambda p: ExperimentConfig(training=PPOConfig()), r"training= is a TrainingConfig\(...\), got PPOConfig"),
         (
