@@ -13,7 +13,7 @@ from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
 from jmarl.training.files.attempt import attempt
-from jmarl.training.logs.completions_file import CompletionsFile, finite, read_completions, steps_of
+from jmarl.training.logs.completions_file import TRAIN, CompletionsFile, finite, read_completions, steps_of
 from jmarl.training.logs.terminal import say
 from jmarl.training.seeds import train_seeds
 from jmarl.training.train import train
@@ -176,3 +176,14 @@ def test_each_of_several_seeds_keeps_its_own(team, tmp_path):
     runs = [list(read_completions(tmp_path / f"seed_{seed}" / "completions.jsonl.gz")) for seed in (0, 1)]
     assert [len(run) for run in runs] == [1, 1] and runs[0] != runs[1]
     assert not (tmp_path / "completions.jsonl.gz").exists()
+
+
+def test_a_record_that_never_fits_does_not_rewrite_the_file_at_each_step(tmp_path, caplog):
+    """Only the first step fits: later ones are left out with one warning, and ever fewer of them are tried."""
+    record = {"text": "".join(map(str, range(500)))}
+    file = CompletionsFile(tmp_path / "completions.jsonl.gz", 0, 900)
+    for step in range(9):
+        file.write(step, TRAIN, record)
+    file.close()
+    assert [step for step, _, _ in steps_of(tmp_path / "completions.jsonl.gz")] == [0]
+    assert file.every > 8 and len(caplog.records) == 1

@@ -66,16 +66,16 @@ class CompletionsFile:
         line = json.dumps({"step": int(step), "kind": kind, **record}, default=str, ensure_ascii=False) + "\n"
         member = gzip.compress(line.encode("utf-8", "replace"), 6, mtime=0)
         if self.file.end + len(member) > self.max_bytes:
-            self._thin(len(member))
+            self._thin(step, len(member))
             if (kind == TRAIN and step % self.every) or self.file.end + len(member) > self.max_bytes:
                 return
         self.file.write(member)
 
-    def _thin(self, room: int) -> None:
-        """Drop steps until there is room for a member, or no step but the first is left."""
+    def _thin(self, step: int, room: int) -> None:
+        """Drop steps until there is room for the member of a step, or no step but the first is left."""
         self.file.flush()
         members, first = list(_members(self.path)), self.every == 1
-        last = max((member.step for member in members), default=0)
+        last = max([step, *(member.step for member in members)])
         while sum(len(member.data) for member in members) + room > self.max_bytes and self.every <= last:
             self.every *= 2
             members = [member for member in members if member.kind != TRAIN or member.step % self.every == 0]

@@ -49,7 +49,7 @@ class RolloutLog(StepLog):
         return experience, {"items": list(experience.tasks), "turns": turns}
 
     def after_row(self, step: Step, row: dict[str, float]) -> None:
-        if self.writer is not None and self.cfg.run.max_completions_mb:
+        if self.writer is not None and self.cfg.run.output_dir and self.cfg.run.max_completions_mb:
             experience = step.experience
             replaced = experience.rollout.notes.get("dynamic/replaced")  # by other tasks, which are not at hand
             tasks = [] if replaced else list(experience.tasks)
@@ -73,7 +73,7 @@ class RolloutLog(StepLog):
         step = max(updates - 1, 0)
         for name, turn in named_turns(result.rollout):
             self.writer.text(step, f"eval/{name}joint_actions", self.table(step, turn))
-        if self.cfg.run.max_completions_mb:
+        if self.cfg.run.output_dir and self.cfg.run.max_completions_mb:
             self.writer.completions(step, EVAL, {"updates": updates, "tasks": [], "turns": turn_records(result.rollout)})
 
     def table(self, step: int, turn: Turn) -> str:
