@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     result["seconds"] = round(time.monotonic() - start, 1)
     print(table(result))
     if args.output:
-        text = json.dumps(json_value(result), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+        from jmarl.training.logs.completions_file import finite
+
+        text = json.dumps(finite(result), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
         Path(args.output).write_text(text, encoding="utf-8", errors="backslashreplace")
         say(f"written to {args.output}")
     return 0
@@ -156,12 +158,3 @@ def table(result: dict[str, Any]) -> str:
     if result["invalid_episodes"]:
         lines.append(f"{result['invalid_episodes']} episodes had no valid reward and are not counted")
     return "\n".join([*lines, "± is the 95 % interval over tasks; parts of the reward are those of the last turns"])
-
-
-def json_value(value: Any) -> Any:
-    """Return a value with null in place of numbers that are not finite."""
-    if isinstance(value, dict):
-        return {name: json_value(x) for name, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
