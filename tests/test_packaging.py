@@ -59,3 +59,11 @@ def test_the_installed_wheel_imports_without_heavy_packages(wheel, tmp_path):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     run(*pip, "--target", target, str(wheel), cwd=tmp_path)
     run(sys.executable, "-c", IMPORT, target, cwd=tmp_path)
+
+
+def test_an_editable_install_puts_no_copy_of_the_package_beside_the_checkout(tmp_path):
+    """Such a copy would be older than the checkout at once, and programs in the sandbox could import it."""
+    target = str(tmp_path / "site")
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, "-e", str(ROOT), cwd=tmp_path)
+    assert not (tmp_path / "site" / "jmarl").exists()
+    assert any((tmp_path / "site").glob("jmarl-*.dist-info"))

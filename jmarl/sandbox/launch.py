@@ -2,7 +2,8 @@
 
 S4  namespaces (bubblewrap outside, more inside) and a control group that caps memory and processes of all programs together
 S3  namespaces, as root and as an ordinary user
-S2  Landlock (ABI 4), seccomp and limits: no network, no new processes, one directory; the host's processes stay visible
+S2  Landlock (ABI 4), seccomp and limits: no network, no new processes, one directory; the host's processes stay visible,
+    and installed libraries readable, jmarl among them
 S1  limits and an empty environment only; never chosen automatically (`unsafe-process`)
 """
 

@@ -85,7 +85,7 @@ READS = {
     "passwords": tries("return any(open(p).read() for p in ('/etc/passwd', '/etc/shadow', '/etc/hostname'))", "import getpass"),
     "other processes": tries("import os\nreturn len([p for p in os.listdir('/proc') if p.isdigit()]) > 0", "import os; os.getppid()", needs_namespaces=True),
     "the command line of the helper": tries("return bool(open('/proc/1/cmdline').read() or open('/proc/self/cmdline').read())", "import sys; sys.argv", needs_namespaces=True),
-    "the project as a package": tries("import jmarl\nreturn True", "import json"),
+    "the project as a package": tries("import jmarl\nreturn jmarl.__file__ is not None", "import json"),
 }  # fmt: skip
 
 REACHES = {

@@ -610,17 +610,21 @@ def test_there_is_one_default_sandbox() -> None:
 def test_libraries_can_be_imported_wherever_they_are_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: str
 ) -> None:
-    """Virtual environments are often in /tmp, where programs see a directory of their own."""
+    """Virtual environments are often in /tmp, where programs see a directory of their own. Of jmarl, namespaces leave its name."""
     tmp_path.chmod(0o755)
     (tmp_path / "installed_there.py").write_text("def three():\n    return 3\n")
+    (tmp_path / "jmarl").mkdir()
+    (tmp_path / "jmarl" / "__init__.py").write_text("SECRET = 1\n")
     monkeypatch.setattr(launch, "libraries", lambda: [str(tmp_path)])
     try:
         with Sandbox(level) as fresh:
             assert str(tmp_path).startswith("/tmp/")
             result = fresh.run("import installed_there\ndef f(): return installed_there.three()", asserts("assert f() == 3"))
+            reads = fresh.run("import jmarl\ndef f(): return jmarl.SECRET", asserts("assert f() == 1"))
     except SandboxUnavailable as error:
         pytest.skip(f"level {level}: {error}")
     assert result.outcome == "passed", result
+    assert level == "S2" or reads.outcome == "failed", reads
 
 
 def test_levels_reports_every_level(box: Sandbox) -> None:
