@@ -35,6 +35,7 @@ ORDER = [
     "rollout",
     "evaluation",
     "training",
+    "plan",
     "report",
     "comlrl",
     "mrlm",

@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "collect": "play without learning, and write what was written as trajectories and pairs",
     "play": "print one episode turn by turn",
     "report": "write one HTML file with curves, settings, held-out results and completions of runs",
+    "plan": "say whether a run fits on a GPU that is not here, and how long it takes at best",
     "export": "write the agents of a run for transformers, vLLM and peft",
     "configs": "list and show the YAML files that come with jmarl",
     "info": "show devices, versions, environments and algorithms, and whether they work",

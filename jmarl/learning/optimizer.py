@@ -18,6 +18,7 @@ from jmarl.config import Optimizer
 from jmarl.models import lora
 from jmarl.models.platforms import gradient_memory, optimizer_step, platform_of
 from jmarl.models.sharding import constrain, mesh_of, place
+from jmarl.models.stack import is_placed
 from jmarl.rl import advantages
 from jmarl.types import PerAgent, StackState, TeamState
 
@@ -146,7 +147,7 @@ def init_state(
     algorithm: one for all stacks, or one per stack; roles: that each parameter set of a stack plays (None: one); learns: which
     stacks learn (None: all). Raises ValueError for parameters that an earlier run has consumed."""
     for i, tree in enumerate(params):
-        if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(tree)):
+        if any(is_placed(x) and x.is_deleted() for x in jax.tree.leaves(tree)):
             raise ValueError(
                 f"the parameters of stack {i} were consumed by an earlier run (training updates them in place): "
                 "make them again with make_team"

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -89,8 +90,10 @@ def with_adapters(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mes
     params = lora.init_models(params, shapes, cfg.lora, cfg.run.seed)
     if not cfg.lora.lora_rank:
         return params
+    dtype = jnp.dtype(cfg.sampling.compute_dtype)
+    split = [(lora.cast_base(base, dtype), trained) for base, trained in map(lora.split, params)]
     # On the mesh at once, so that agents and their critics share one base there.
-    return [lora.join(place(base, mesh), trained) for base, trained in map(lora.split, params)]
+    return [lora.join(place(base, mesh), trained) for base, trained in split]
 
 
 def initial_state(team: Team, params: Sequence[Any], algorithm: Algorithm, run: Run, mesh: Mesh | None) -> TeamState:

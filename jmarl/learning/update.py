@@ -22,9 +22,10 @@ from jmarl.learning.optimizer import apply_gradients, steps_done
 from jmarl.learning.targets import ActorCriticTargets, PerToken, PolicyTargets, ValueTargets
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
+from jmarl.models.heads import cast_all_but_value_head
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import batch_shardings, constrain, mesh_of, over_agents, splits_only_agents
-from jmarl.models.stack import per_agent
+from jmarl.models.stack import in_turn, per_agent
 from jmarl.rl import advantages, masked
 from jmarl.types import TRACES, Batch, Data, PerAgent, Running, StackState
 
@@ -41,21 +42,23 @@ def gradients(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, al
     """Return the gradients of `loss_of_inputs` and its metrics, accumulated over micro-batches: equal to those of one big
     batch."""
     loss = functools.partial(loss_of_inputs, model=model, algorithm=algorithm)
+    # Cast once, not once per micro-batch: float32 weights then need not stay in memory beside those of the compute dtype.
+    weights, base = (x and cast_all_but_value_head(x, algorithm.compute_dtype) for x in (params, base))
 
     def grad(inputs: LossInputs) -> tuple[Any, AgentMetrics]:
-        grads, (metrics, _) = jax.grad(loss, has_aux=True)(params, inputs, base)
+        grads, (metrics, _) = jax.grad(loss, has_aux=True)(weights, inputs, base)
         return grads, metrics
 
+    def add(total: tuple[Any, AgentMetrics], part: tuple[Any, AgentMetrics]) -> tuple[Any, AgentMetrics]:
+        return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, part)
+
     if algorithm.optimizer.micro_batches == 1:
-        return grad(inputs)
+        grads, metrics = grad(inputs)
+        return jax.tree.map(lambda x, y: x.astype(y.dtype), grads, params), metrics
+    shapes = params, jax.eval_shape(grad, inputs)[1]  # gradients are added up in float32
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     parts = split_inputs(inputs, algorithm.optimizer.micro_batches)
-    first = jax.tree.map(lambda x: x[0], parts)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad, first))
-
-    def accumulate(total: tuple[Any, AgentMetrics], part: LossInputs) -> tuple[tuple[Any, AgentMetrics], None]:
-        return jax.tree.map(jnp.add, total, grad(part)), None
-
-    return lax.scan(accumulate, zeros, parts)[0]
+    return lax.scan(lambda total, part: (add(total, grad(part)), None), zeros, parts)[0]
 
 
 def agent_gradients(
@@ -88,17 +91,24 @@ def agent_gradients(
     return grads, metrics | batch_metrics, None
 
 
-def unless_held(f: Callable, held: AgentMask | None, mode: str) -> Callable:
-    """Lift f of one agent to stacks [A, ...]. Held agents get zeros; in mode `map` their computation is skipped."""
+def skip_if_held(f: Callable, held: Bool[Array, ""] | None) -> Callable:
+    """Return f of one agent, whose computation is skipped where the agent is held: it then gives zeros."""
     if held is None:
-        return per_agent(f, mode)
+        return f
 
-    def one_agent(held: Bool[Array, ""], *arguments: Any) -> Any:
+    def f_or_zeros(*arguments: Any) -> Any:
         shapes = jax.eval_shape(f, *arguments)
         zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
         return lax.cond(held, zeros, lambda: f(*arguments))
 
-    return functools.partial(per_agent(one_agent, mode), held)
+    return f_or_zeros
+
+
+def unless_held(f: Callable, held: AgentMask | None, mode: str) -> Callable:
+    """Lift f of one agent to stacks [A, ...]. Held agents get zeros; in mode `map` their computation is skipped."""
+    if held is None:
+        return per_agent(f, mode)
+    return functools.partial(per_agent(lambda held, *arguments: skip_if_held(f, held)(*arguments), mode), held)
 
 
 def one_step(
@@ -112,13 +122,31 @@ def one_step(
     algorithm: Algorithm,
     trains: str,
 ) -> tuple[StackState, Metrics, Values | None]:
-    """Make one optimizer step of a stack [A, ...] on a whole batch."""
+    """Make one optimizer step of a stack [A, ...] on a whole batch.
+
+    Where gradients have no memory of their own (`models.platforms.gradient_memory`) and agents are not computed together, one
+    agent makes its step after the other, so that only one agent's gradients are in memory.
+    """
     one_agent = functools.partial(agent_gradients, model=model, algorithm=algorithm, trains=trains)
+    still = without_rows(batch, algorithm, trains)
+    still = still if agents.held is None else agents.held | still
+    if algorithm.optimizer.per_agent == "map" and state.grads is None:
+
+        def compute(state: StackState, still: Bool[Array, ""], agents: PerAgent, *data: Any) -> Any:
+            return skip_if_held(one_agent, agents.held)(state.params, data[0], state.running, *data[1:])
+
+        def change(
+            state: StackState, computed: Any, still: Bool[Array, ""], agents: PerAgent, *_: Any
+        ) -> tuple[StackState, Any]:
+            grads, metrics, values = computed
+            state, step_metrics = apply_gradients(state, grads, metrics["loss"], still, agents, algorithm=algorithm)
+            return state, (metrics | step_metrics, values)
+
+        state, (metrics, values) = in_turn(compute, change, state, still, agents, reference, batch, base)
+        return state, metrics, values
     lifted = unless_held(one_agent, agents.held, algorithm.optimizer.per_agent)
     grads, metrics, values = lifted(state.params, reference, state.running, batch, base)
     apply = jax.vmap(functools.partial(apply_gradients, algorithm=algorithm))
-    still = without_rows(batch, algorithm, trains)
-    still = still if agents.held is None else agents.held | still
     state, step_metrics = apply(state, grads, metrics["loss"], still, agents)
     return state, metrics | step_metrics, values
 

@@ -26,36 +26,33 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jmarl.models.attention import (
+    Attention,
+    KeyValues,
+    Queries,
+    causal_attention,
+    einsum_float32,
+    group_attention,
+    matmul_precision,
+)
 from jmarl.models.config import ModelConfig
 from jmarl.models.cpu import Panels, panel_product
+from jmarl.models.platforms import sum_by_token
 
 Params = dict[str, Any]
-MASKED = -1e30  # finite: a query that may see no key gives a finite result (masked later), not NaN
-
-
-class KeyValues(NamedTuple):
-    """Keys and values in the layouts that attention reads, behind any leading axes."""
-
-    keys: Array  # [..., h, S]
-    values: Array  # [..., S, h]
 
 
 Hidden = Float[Array, "token dim"]
 Angles = Float[Array, "token half_head_dim"]  # cosines or sines
-Queries = Float[Array, "token kv_head query head_dim"]  # also the heads that attention returns
-Keys = Float[Array, "token kv_head head_dim"]  # also values
-
-# From rotated queries, rotated keys and values to heads, and a pytree that the layer returns too, such as its keys and values.
-Attention = Callable[[Queries, Keys, Keys], tuple[Queries, Any]]
 
 
 def rope_frequencies(cfg: ModelConfig) -> Float[Array, " half_head_dim"]:
@@ -90,60 +87,6 @@ def rms_norm(x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], eps: fl
     y = x.astype(jnp.float32)
     y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
     return scale * y.astype(x.dtype)
-
-
-def matmul_precision(x: Float[Array, "..."]) -> lax.Precision | None:
-    """Return the precision of matrix products with x: full for float32 arrays, on GPUs too.
-
-    By default jax would round float32 to 10 bits there (TF32), and the learner's probabilities would differ from the sampler's.
-    JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32 overrides this.
-    """
-    if x.dtype != jnp.float32 or jax.default_matmul_precision.value is not None:
-        return None
-    return lax.Precision.HIGHEST
-
-
-def einsum_float32(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return the einsum of two arrays, accumulated and returned in float32."""
-    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32, precision=matmul_precision(x))
-
-
-def attend(
-    q: Float[Array, "kv_head query token head_dim"],
-    keys: Float[Array, "kv_head head_dim key"],
-    values: Float[Array, "kv_head key head_dim"],
-    mask: Bool[Array, "token key"],
-) -> Float[Array, "kv_head query token head_dim"]:
-    """Return softmax attention, with the softmax in float32. mask: whether a token may see a key."""
-    scores = einsum_float32("kqth,khs->kqts", q, keys) / math.sqrt(q.shape[-1])
-    scores = jnp.where(mask, scores, MASKED)
-    weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
-    out = einsum_float32("kqts,ksh->kqth", weights.astype(q.dtype), values)
-    return (out / weights.sum(-1, keepdims=True)).astype(q.dtype)
-
-
-def attend_stream(
-    q: Queries, k: Keys, v: Keys, past: KeyValues | None, mask: Bool[Array, "token key"]
-) -> tuple[Queries, KeyValues]:
-    """Return the attention of one token stream to `past` and to itself, and the keys and values of both.
-
-    mask: which keys a token may see, those of `past` first.
-    """
-    keys, values = jnp.einsum("tkh->kht", k), jnp.einsum("tkh->kth", v)
-    if past is not None:
-        keys, values = jnp.concatenate([past.keys, keys], -1), jnp.concatenate([past.values, values], -2)
-    heads = attend(jnp.einsum("tkqh->kqth", q), keys, values, mask)
-    return jnp.einsum("kqth->tkqh", heads), KeyValues(keys, values)
-
-
-def causal_mask(num_tokens: int) -> Bool[Array, "token token"]:
-    """Return the mask by which a token sees itself and all tokens before it."""
-    return jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
-
-
-def causal_attention(num_tokens: int) -> Attention:
-    """Return causal attention within one stream."""
-    return functools.partial(attend_stream, past=None, mask=causal_mask(num_tokens))
 
 
 def product(x: Float[Array, "token d"], w: Float[Array, "d f"] | Panels) -> Float[Array, "token f"]:
@@ -234,7 +177,7 @@ def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
 
 REMAT = {  # what is saved for the backward pass: everything | the large weight products | only each layer's input
     "none": jax.checkpoint_policies.everything_saveable,
-    "dots": jax.checkpoint_policies.save_only_these_names("weight_product"),
+    "dots": jax.checkpoint_policies.save_only_these_names("weight_product", "attention"),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -245,12 +188,15 @@ def run_layers(
     x: Hidden,
     positions: Int[Array, " token"],
     attention: Callable[..., tuple[Queries, Any]],
-    remat: str = "full",
+    remat: str | None = "full",
     past: KeyValues | None = None,
 ) -> tuple[Hidden, Any]:
     """Scan over all layers. Return hidden states, and what `attention` returned beside the heads, stacked [L, ...].
 
-    attention: an `Attention`; with `past`, stacked [L, ...], it gets each layer's part as an argument of that name.
+    Args:
+      attention: an `Attention`; with `past`, stacked [L, ...], it gets each layer's part as an argument of that name.
+      remat: a key of `REMAT`. None: no gradient is taken. Layers are then read by their number, because for several agents XLA
+        would transpose what a scan reads, and copy all weights.
     """
     cos, sin = rope(cfg, positions)
 
@@ -259,7 +205,29 @@ def run_layers(
         layer_attention = attention if past is None else functools.partial(attention, past=past)
         return Block(cfg).apply({"params": cast(w, x.dtype)}, x, cos, sin, layer_attention)  # casts one layer at a time
 
-    return lax.scan(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False), x, (params["layers"], past))
+    inputs = params["layers"], past
+    if remat is None:
+        take = functools.partial(lax.dynamic_index_in_dim, axis=0, keepdims=False)
+        return lax.scan(lambda x, i: layer(x, jax.tree.map(lambda w: take(w, i), inputs)), x, jnp.arange(cfg.num_layers))
+    return lax.scan(jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=False), x, inputs)
+
+
+@jax.custom_vjp
+def embed(table: Float[Array, "vocabulary dim"], tokens: Int[Array, " token"]) -> Hidden:
+    """Return the embeddings of tokens. In the gradient, rows of equal tokens are added in float32."""
+    return table[tokens]
+
+
+def _embed_forward(table: Array, tokens: Array) -> tuple[Hidden, tuple[Array, Array]]:
+    return table[tokens], (table, tokens)
+
+
+def _embed_backward(saved: tuple[Array, Array], d_out: Hidden) -> tuple[Array, None]:
+    table, tokens = saved
+    return sum_by_token(tokens, d_out, table.shape[0]).astype(table.dtype), None
+
+
+embed.defvjp(_embed_forward, _embed_backward)
 
 
 def completion_states(
@@ -284,32 +252,12 @@ def completion_states(
     flat = jnp.concatenate([prompts, tokens.reshape(p, g * t)], 1)
     row_positions = jnp.broadcast_to((lengths[:, None] + jnp.arange(t))[:, None], (p, g, t)).reshape(p, g * t)
     positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(s), (p, s)), row_positions], 1)
-    attention = _group_attention(lengths, s, g, t)
-    x, _ = run_layers(params, cfg, params["embed"][flat.reshape(-1)], positions.reshape(-1), attention, remat)
+    attention = group_attention(lengths, s, g, t)
+    x, _ = run_layers(
+        params, cfg, embed(jnp.asarray(params["embed"]), flat.reshape(-1)), positions.reshape(-1), attention, remat
+    )
     x = x.reshape(p, s + g * t, -1)[:, s:].reshape(p, g, t, -1)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
-
-
-def _group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int) -> Attention:
-    """Return the attention of `completion_states`, whose tokens are P times S prompt tokens and G rows of T."""
-    prompt_mask, row_mask = causal_mask(s), causal_mask(t)
-
-    def attend_group(q: Queries, k: Keys, v: Keys, length: Int[Array, ""]) -> Queries:
-        mask = jnp.concatenate([jnp.broadcast_to(jnp.arange(s) < length, (t, s)), row_mask], 1)
-        heads, past = attend_stream(q[:s], k[:s], v[:s], None, prompt_mask)
-
-        def attend_row(q: Queries, k: Keys, v: Keys) -> Queries:
-            return attend_stream(q, k, v, past, mask)[0]
-
-        row_heads = jax.vmap(attend_row)(*(x[s:].reshape(g, t, *x.shape[1:]) for x in (q, k, v)))
-        return jnp.concatenate([heads, row_heads.reshape(g * t, *heads.shape[1:])])
-
-    def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, None]:
-        shape, groups = q.shape, (lengths.shape[0], s + g * t)
-        q, k, v = (x.reshape(*groups, *x.shape[1:]) for x in (q, k, v))
-        return jax.vmap(attend_group)(q, k, v, lengths).reshape(shape), None
-
-    return attention
 
 
 def output_weight(params: Params) -> Params:
@@ -323,6 +271,21 @@ def logits(params: Params, hidden: Float[Array, "*batch dim"]) -> Float[Array, "
     if "lm_head" in params:
         return einsum_float32("...d,dv->...v", hidden, params["lm_head"])
     return einsum_float32("...d,vd->...v", hidden, params["embed"])
+
+
+def logits_gradients(
+    params: Params, hidden: Float[Array, "token dim"], d_logits: Float[Array, "token vocabulary"]
+) -> tuple[Params, Float[Array, "token dim"]]:
+    """Return the gradients of `logits` with respect to its weight, in float32, and to the hidden states.
+
+    Both products read the compute dtype; autodiff would convert the weight to float32 instead.
+    """
+    d_logits = d_logits.astype(hidden.dtype)
+    (name,) = output_weight(params)
+    weight_axes = "dv" if name == "lm_head" else "vd"
+    d_weight = einsum_float32(f"nd,nv->{weight_axes}", hidden, d_logits)
+    d_hidden = einsum_float32(f"nv,{weight_axes}->nd", d_logits, params[name])
+    return {name: d_weight}, d_hidden.astype(hidden.dtype)
 
 
 def forward(params: Params, cfg: ModelConfig, tokens: Int[Array, " token"]) -> Float[Array, "token vocabulary"]:

@@ -15,22 +15,24 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jmarl.models.attention import (
+    MASKED,
+    Attention,
+    Keys,
+    KeyValues,
+    Queries,
+    attend_stream,
+    causal_mask,
+    einsum_float32,
+)
 from jmarl.models.config import ModelConfig
 from jmarl.models.cpu import Panels, cut_panels, split_panels
 from jmarl.models.decoder import (
-    MASKED,
     Angles,
-    Attention,
     Block,
     Hidden,
-    Keys,
-    KeyValues,
     Params,
-    Queries,
-    attend_stream,
     cast,
-    causal_mask,
-    einsum_float32,
     logits,
     product,
     rms_norm,
@@ -94,7 +96,7 @@ def prefill(
 
     positions = (before_mask.sum(-1)[:, None] + jnp.arange(s)).reshape(-1)
     past = None if before is None else before.cache
-    _, cache = run_layers(params, cfg, params["embed"][prompts.reshape(-1)], positions, attention, past=past)
+    _, cache = run_layers(params, cfg, params["embed"][prompts.reshape(-1)], positions, attention, None, past)
     return Prefix(cache, jnp.concatenate([before_mask, jnp.arange(s) < lengths[:, None]], 1))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jmarl.models.decoder import Params, matmul_precision
+from jmarl.models.attention import matmul_precision
+from jmarl.models.decoder import Params, cast
 from jmarl.models.stack import own_leaves
 
 
@@ -18,6 +20,11 @@ def with_value_head(params: Params) -> Params:
 def without_value_head(params: Params) -> Params:
     """Remove the value head, if there is one."""
     return {name: w for name, w in params.items() if name not in ("value", "value_bias")}
+
+
+def cast_all_but_value_head(params: Params, dtype: jax.typing.DTypeLike) -> Params:
+    """Cast parameters, or some of them, to the compute dtype; a value head stays in float32."""
+    return cast(params, dtype) | {name: w for name, w in params.items() if name in ("value", "value_bias")}
 
 
 def values_of(params: Params, hidden: Float[Array, "*batch dim"]) -> Float[Array, "*batch"]:

@@ -170,10 +170,21 @@ def init_models(
     return list(params)
 
 
+def cast_base(base: Any, dtype: jax.typing.DTypeLike) -> Any:
+    """Return a base in the compute dtype, in which alone it is read; alpha stays as it is."""
+
+    def cast(path: tuple[Any, ...], x: Shared) -> Shared:
+        if path[-1].key == ALPHA or x.value.dtype == dtype:
+            return x
+        return Shared(x.value.astype(dtype))
+
+    return jax.tree_util.tree_map_with_path(cast, base, is_leaf=is_shared)
+
+
 @jax.jit
 def _checksums(base: Any) -> UInt32[Array, " leaf"]:
     def checksum(x: Array) -> UInt32[Array, ""]:
-        bits = jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(-1)
+        bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32).reshape(-1)
         return jnp.sum(bits * (2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)  # odd: no bit is lost
 
     return jnp.stack([checksum(x) for x in jax.tree.leaves(base)])

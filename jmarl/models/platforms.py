@@ -2,7 +2,7 @@
 
 Choices inside a program are made when it is lowered (`jax.lax.platform_dependent`). Choices that change its arguments are made
 before, by the argument `platform`: a name as in `jax.Device.platform`, such as cpu or gpu. So programs can also be compiled for
-platforms that are not present. The optimizations for CPUs are in `cpu.py`.
+platforms that are not present. The optimizations are in `cpu.py` and `gpu.py`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int
 
-from jmarl.models import cpu
+from jmarl.models import cpu, gpu
+from jmarl.models.stack import is_placed
 
 # Options for all platforms; each compiler reads those with its own prefix.
-COMPILER_OPTIONS: dict[str, Any] = cpu.COMPILER_OPTIONS
+COMPILER_OPTIONS: dict[str, Any] = cpu.COMPILER_OPTIONS | gpu.COMPILER_OPTIONS
 
 
 def platform_of(tree: Any) -> str:
-    """Return the platform of a pytree of arrays or `jax.ShapeDtypeStruct` with shardings; for host arrays, jax's default."""
+    """Return the platform of a pytree of arrays or `jax.ShapeDtypeStruct` with shardings; for host arrays, and while a function
+    is traced, jax's default."""
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and leaf.sharding is not None:
+        if (is_placed(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)) and leaf.sharding is not None:
             return next(iter(leaf.sharding.device_set)).platform
     return jax.default_backend()
 
@@ -68,3 +71,67 @@ def optimizer_step(update: Callable, grads: Any, opt_state: Any, params: Any, ok
 def _step(update: Callable, grads: Any, opt_state: Any, params: Any, ok: Bool[Array, ""]) -> tuple[Any, Any]:
     changes, new_state = update(grads, opt_state, params)
     return cpu.select(ok, optax.apply_updates(params, changes), params), cpu.select(ok, new_state, opt_state)
+
+
+GroupAttention = Callable[..., Array]  # (q, k, v, lengths) -> heads, of P prompts, see `gpu.attend_rows`
+
+
+def attend_groups(plain: GroupAttention, sizes: gpu.Sizes, q: Array, k: Array, v: Array, lengths: Array) -> Array:
+    """Return the attention of P prompts and their completions by `plain`, or by cuDNN's kernel where there is one.
+
+    Arguments as for `gpu.attend_rows`.
+    """
+    if not gpu.fuses_attention(q.dtype, q.shape[-1]):
+        return plain(q, k, v, lengths)
+    return _attend_groups(plain, sizes, q, k, v, lengths)
+
+
+def _attention_of_platform(plain: GroupAttention, sizes: gpu.Sizes, *arrays: Array) -> Array:
+    """Choose when the program is lowered. Forward and backward choose apart: one choice would keep what both forms save."""
+    forward = functools.partial(lax.platform_dependent, cuda=functools.partial(gpu.attend_rows, sizes), default=plain)
+    return checkpoint_name(merge_agents(forward)(*arrays), "attention")
+
+
+_attend_groups = jax.custom_vjp(_attention_of_platform, nondiff_argnums=(0, 1))
+
+
+def _attend_groups_forward(plain: GroupAttention, sizes: gpu.Sizes, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
+    return _attention_of_platform(plain, sizes, *arrays), arrays
+
+
+def _attend_groups_backward(plain: GroupAttention, sizes: gpu.Sizes, saved: tuple[Array, ...], d_out: Array) -> tuple[Any, ...]:
+    def plain_backward(q: Array, k: Array, v: Array, lengths: Array, d_out: Array) -> tuple[Array, ...]:
+        return jax.vjp(lambda *x: plain(*x, lengths), q, k, v)[1](d_out)
+
+    fused = functools.partial(gpu.attend_rows_backward, sizes)
+    backward = functools.partial(lax.platform_dependent, cuda=fused, default=plain_backward)
+    return *merge_agents(backward)(*saved, d_out), None
+
+
+_attend_groups.defvjp(_attend_groups_forward, _attend_groups_backward)
+
+
+def sum_by_token(tokens: Int[Array, " token"], x: Float[Array, "token dim"], vocab: int) -> Float[Array, "{vocab} dim"]:
+    """Return the float32 sums of the rows of each token id."""
+
+    def scatter(tokens: Array, x: Array) -> Array:
+        return jnp.zeros((vocab, x.shape[-1]), jnp.float32).at[tokens].add(x.astype(jnp.float32))
+
+    return lax.platform_dependent(tokens, x, cuda=functools.partial(gpu.sum_by_token, vocab=vocab), default=scatter)
+
+
+def merge_agents(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return f, a function of arrays [P, ...], such that vmap over agents calls it once with arrays [A * P, ...].
+
+    jax 0.10.2 cannot map the gradient of cuDNN's attention.
+    """
+    merged = jax.custom_batching.custom_vmap(f)
+
+    @merged.def_vmap
+    def for_agents(num_agents: int, batched: list[bool], *arrays: Array) -> tuple[Any, Any]:
+        arrays = tuple(x if is_own else jnp.repeat(x[None], num_agents, 0) for x, is_own in zip(arrays, batched, strict=True))
+        out = merge_agents(f)(*(x.reshape(-1, *x.shape[2:]) for x in arrays))
+        out = jax.tree.map(lambda x: x.reshape(num_agents, -1, *x.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return merged

@@ -23,7 +23,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jmarl.models.stack import is_shared
+from jmarl.models.stack import is_placed, is_shared
 from jmarl.types import Shared
 
 AXES = ("agent", "data", "model")
@@ -87,9 +87,9 @@ def mesh_for(text: str, agents: Sequence[int]) -> Mesh | None:
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """Return the mesh that a pytree of arrays is placed on, or None."""
+    """Return the mesh that a pytree of arrays is placed on; None without one, and while a function is traced."""
     leaf = jax.tree.leaves(tree)[0]
-    mesh = leaf.sharding.mesh if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) else None
+    mesh = leaf.sharding.mesh if is_placed(leaf) and isinstance(leaf.sharding, NamedSharding) else None
     return mesh if isinstance(mesh, Mesh) else None
 
 

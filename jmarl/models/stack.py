@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+from jaxtyping import Array
 
 from jmarl.types import Shared
 
@@ -57,6 +58,29 @@ def per_agent(f: Callable, mode: str) -> Callable:
     return lifted
 
 
+def in_turn(compute: Callable, change: Callable, state: Any, *stacked: Any) -> tuple[Any, Any]:
+    """Change the state of one agent after the other; each new state takes the place of the old one in memory.
+
+    Args:
+      compute: a function of one agent's state and arrays. Returns what `change` needs.
+      change: a function of one agent's state, the result of `compute` and the arrays. Returns the new state, and anything else.
+    """
+    own, with_shared = own_leaves(stacked)
+
+    def take(state: Any, i: Array | int) -> Any:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, False), state)
+
+    def one_agent(state: Any, inputs: tuple[Array, list[Array]]) -> tuple[Any, Any]:
+        i, own = inputs
+        computed = compute(take(state, i), *with_shared(own))
+        # Taken again behind a barrier: otherwise XLA would copy the agent's whole state before it computes.
+        state, computed = lax.optimization_barrier((state, computed))
+        new, out = change(take(state, i), computed, *with_shared(own))
+        return jax.tree.map(lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0), state, new), out
+
+    return lax.scan(one_agent, state, (jnp.arange(own[0].shape[0]), own))
+
+
 def is_shared(x: Any) -> bool:
     """Return whether x is a `Shared` leaf."""
     return isinstance(x, Shared)
@@ -79,12 +103,17 @@ def map_own(f: Callable, tree: Any) -> Any:
     return jax.tree.map(lambda x: x if is_shared(x) else f(x), tree, is_leaf=is_shared)
 
 
+def is_placed(x: Any) -> bool:
+    """Return whether x is an array on a device: not one of numpy, and no tracer."""
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer)
+
+
 def take_agents(x: Any, index: int | slice) -> Any:
     """Return x[index] of an array [A, ...] that may lie on several devices, and wait for it.
 
     With many programs in flight that move data between devices, XLA for CPUs can deadlock (1 of 30 starts of four seeds did).
     """
-    return x[index] if isinstance(x, np.ndarray) else jax.block_until_ready(x[index])
+    return jax.block_until_ready(x[index]) if is_placed(x) else x[index]
 
 
 def unstack(tree: Any, agent: int) -> Any:

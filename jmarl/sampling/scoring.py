@@ -21,7 +21,8 @@ from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 
-CHUNK = 512  # tokens whose logits [CHUNK, V] are in memory together
+CHUNK = {"float32": 512, "bfloat16": 1024}  # tokens whose logits [CHUNK, V] are in memory together, by compute dtype: each
+# chunk adds to a gradient [V, D] in float32, which on a GPU, where bfloat16 is used, takes longer than to compute it
 
 HostOrDevice = np.ndarray | Array
 Logits = Float[Array, "token vocab"]
@@ -98,9 +99,9 @@ def _score_chunks_backward(temperature: float, saved: Any, cotangents: ScoreChun
 
     def chunk_gradient(d_head: Params, inputs: tuple[Any, ...]) -> tuple[Params, Array]:
         hidden, targets, entropy, normalizer, *cotangents = inputs
-        logits, pull = jax.vjp(decoder.logits, head, hidden)
+        logits = decoder.logits(head, hidden)
         d_logits = _logits_gradient(logits, targets, entropy, normalizer, cotangents, temperature)
-        d_chunk_head, d_hidden = pull(d_logits)
+        d_chunk_head, d_hidden = decoder.logits_gradients(head, hidden, d_logits)
         return jax.tree.map(jnp.add, d_head, d_chunk_head), d_hidden
 
     d_head, d_hidden = lax.scan(chunk_gradient, _float32_zeros(head), (*saved, *cotangents))
@@ -126,11 +127,11 @@ def _sum_loss_forward(
 
     def chunk_loss(d_head: Params, inputs: tuple[Array, Array, Any]) -> tuple[Params, Any]:
         hidden, targets, data = inputs
-        logits, pull = jax.vjp(decoder.logits, head, hidden)
+        logits = decoder.logits(head, hidden)
         logprobs, entropy, normalizer = _token_statistics(logits, targets, temperature)
         result, cotangents = jax.value_and_grad(loss, (0, 1), has_aux=True)(logprobs, entropy, data)
         d_logits = _logits_gradient(logits, targets, entropy, normalizer, cotangents, temperature)
-        d_chunk_head, d_hidden = pull(d_logits)
+        d_chunk_head, d_hidden = decoder.logits_gradients(head, hidden, d_logits)
         return jax.tree.map(jnp.add, d_head, d_chunk_head), (result, d_hidden)
 
     d_head, (results, d_hidden) = lax.scan(chunk_loss, _float32_zeros(head), (hidden, targets, data))
@@ -146,10 +147,10 @@ def _sum_loss_backward(loss: TokenLoss, temperature: float, saved: Any, cotangen
 _sum_loss.defvjp(_sum_loss_forward, _sum_loss_backward)
 
 
-def _split_chunks(x: Shaped[Array, "token ..."]) -> Shaped[Array, "chunk chunk_token ..."]:
-    """Split an array into chunks of equal size, padded with zeros by less than one token per chunk."""
+def _split_chunks(x: Shaped[Array, "token ..."], chunk: int) -> Shaped[Array, "chunk chunk_token ..."]:
+    """Split an array into chunks of equal size of at most `chunk`, padded with zeros by less than one token per chunk."""
     m = x.shape[0]
-    size = -(-m // -(-m // CHUNK))
+    size = -(-m // -(-m // chunk))
     return jnp.pad(x, ((0, -m % size),) + ((0, 0),) * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
 
 
@@ -157,7 +158,9 @@ def token_scores(
     params: Params, hidden: Float[Array, "token hidden"], targets: Int[Array, " token"], temperature: float
 ) -> tuple[PerToken, PerToken]:
     """Return the log-probability of each target, and the entropy of the distribution that its hidden state predicts."""
-    scores = _score_chunks(decoder.output_weight(params), _split_chunks(hidden), _split_chunks(targets), temperature)
+    chunk = CHUNK[hidden.dtype.name]
+    chunks = _split_chunks(hidden, chunk), _split_chunks(targets, chunk)
+    scores = _score_chunks(decoder.output_weight(params), *chunks, temperature)
     return jax.tree.map(lambda x: x.reshape(-1)[: targets.shape[0]], scores)
 
 
@@ -232,7 +235,8 @@ def score_loss(
     Returns:
         The loss and its metrics. Only the loss has a gradient, and only with respect to parameters and hidden states.
     """
-    data = jax.tree.map(lambda x: _split_chunks(x.reshape(-1)), data)
-    targets = _split_chunks(tokens.reshape(-1))
-    result: Any = _sum_loss(decoder.output_weight(params), _split_chunks(hidden), targets, data, loss, temperature)
+    chunk = CHUNK[hidden.dtype.name]
+    data = jax.tree.map(lambda x: _split_chunks(x.reshape(-1), chunk), data)
+    chunks = _split_chunks(hidden, chunk), _split_chunks(tokens.reshape(-1), chunk)
+    result: Any = _sum_loss(decoder.output_weight(params), *chunks, data, loss, temperature)
     return result[0], lax.stop_gradient(result[1])

@@ -19,7 +19,7 @@ from jmarl.learning import critics
 from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
 from jmarl.learning.optimizer import steps_done
 from jmarl.learning.team_update import update_team
-from jmarl.models import decoder
+from jmarl.models import attention, decoder
 from jmarl.models.heads import values_of
 from jmarl.models.stack import unstack
 from jmarl.randomness import Randomness
@@ -197,7 +197,7 @@ def test_a_critic_of_type_q_reads_up_to_the_last_token(agents, row):
         n = batch.action_mask[p, g].sum()
         assert np.flatnonzero(targets.mask[p, g]).tolist() == [n]
         sequence = np.concatenate([batch.prompts[p, : batch.prompt_lengths[p]], batch.tokens[p, g, :n]])
-        plain = decoder.causal_attention(len(sequence))
+        plain = attention.causal_attention(len(sequence))
         x, _ = decoder.run_layers(params, model, params["embed"][sequence], jnp.arange(len(sequence)), plain)
         last = decoder.rms_norm(x, params["final_norm"], model.rms_eps)[-1]
         assert batch.values[p, g, 0] == pytest.approx(float(values_of(params, last)), rel=1e-4, abs=1e-4)

@@ -105,11 +105,12 @@ def updated(params, batch, model):
 
 
 def test_gradients_are_kept_for_their_memory_alone(updated, params, batch, model):
-    """Without them, as on GPUs, an update is the same and keeps none."""
+    """Without them, as on GPUs, an update is the same but for rounding, and keeps none: agents take their step in turn."""
     state, after, metrics = updated
     alone, same = step(state._replace(grads=None), batch, model)
     assert alone.grads is None and after.grads is not None
-    assert_equal_trees((alone, same), (after._replace(grads=None), metrics))
+    for got, want in zip(jax.tree.leaves((alone, same)), jax.tree.leaves((after._replace(grads=None), metrics)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 # --- the whole step, against torch ---------------------------------------------------------------------------------------
@@ -400,7 +401,7 @@ def test_the_loss_of_chunks_is_the_loss_of_all_tokens(tiny_config, batch, monkey
     inputs, _ = jax.jit(lambda batch: make(reference, fresh(cfg), batch, None))(unstack(batch, 0))
     (plain, plain_metrics), plain_grads = loss_and_gradients(params, inputs, model, algorithm, loss_through_scores)
     for chunk in (512, 7):
-        monkeypatch.setattr(scoring, "CHUNK", chunk)
+        monkeypatch.setattr(scoring, "CHUNK", dict.fromkeys(scoring.CHUNK, chunk))
         (loss, metrics), grads = loss_and_gradients(params, inputs, model, algorithm)
         assert loss == pytest.approx(plain, rel=tolerance)
         assert metrics.keys() == plain_metrics.keys()

@@ -55,7 +55,7 @@ def compiled(f, cfg, chunk, options):
 
 def value_and_grad(params, cfg, batch, f=weighted, **options):
     """Return ((scalar, scores), gradient of the scalar)."""
-    return jax.device_get(compiled(f, cfg, scoring.CHUNK, tuple(options.items()))(params, batch))
+    return jax.device_get(compiled(f, cfg, tuple(scoring.CHUNK.items()), tuple(options.items()))(params, batch))
 
 
 def assert_close_trees(got, expected, tolerance=1e-5):
@@ -103,7 +103,7 @@ def test_padding_of_the_prompt_is_ignored(params, cfg, batch, scored):
 
 def test_chunking_does_not_change_values(params, cfg, batch, scored, monkeypatch):
     """30 tokens in five chunks of 6 give the same scores and gradients as one chunk."""
-    monkeypatch.setattr(scoring, "CHUNK", 7)
+    monkeypatch.setattr(scoring, "CHUNK", dict.fromkeys(scoring.CHUNK, 7))
     (value, scores), grads = value_and_grad(params, cfg, batch)
     (expected, whole), whole_grads = scored
     assert value == pytest.approx(expected, rel=1e-5)
@@ -118,7 +118,7 @@ def test_any_chunk_size_gives_the_same_scores(monkeypatch, chunk):
     rng = np.random.default_rng(0)
     args = {"embed": jnp.asarray(rng.normal(size=(60, 8)))}, jnp.asarray(rng.normal(size=(30, 8))), jnp.arange(30)
     whole = scoring.token_scores(*args, 1.0)
-    monkeypatch.setattr(scoring, "CHUNK", chunk)
+    monkeypatch.setattr(scoring, "CHUNK", dict.fromkeys(scoring.CHUNK, chunk))
     for a, b in zip(scoring.token_scores(*args, 1.0), whole, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -127,7 +127,7 @@ def test_any_chunk_size_gives_the_same_scores(monkeypatch, chunk):
 def test_no_buffer_of_all_logits(tiny_config, monkeypatch, chunk, holds):
     """The compiled forward and backward pass has no buffer as large as [tokens, V], except with one chunk for all tokens."""
     cfg, (p, g, t) = tiny_config(vocab_size=2048), (2, 4, 8)
-    monkeypatch.setattr(scoring, "CHUNK", chunk)
+    monkeypatch.setattr(scoring, "CHUNK", dict.fromkeys(scoring.CHUNK, chunk))
     params = decoder.init_params(cfg, jax.random.key(0))
     ones = jnp.ones((p, 16), jnp.int32), jnp.full(p, 9), jnp.ones((p, g, t), jnp.int32)
 

@@ -610,7 +610,7 @@ def test_there_is_one_default_sandbox() -> None:
 def test_libraries_can_be_imported_wherever_they_are_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: str
 ) -> None:
-    """Virtual environments are often in /tmp, where programs see a directory of their own. Of jmarl, namespaces leave its name."""
+    """Virtual environments are often in /tmp, where programs see a directory of their own. Namespaces hide jmarl."""
     tmp_path.chmod(0o755)
     (tmp_path / "installed_there.py").write_text("def three():\n    return 3\n")
     (tmp_path / "jmarl").mkdir()

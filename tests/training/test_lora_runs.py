@@ -22,7 +22,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.learning.team_update import update_team
 from jmarl.learning.update import update_keys
-from jmarl.models import decoder, lora
+from jmarl.models import attention, decoder, lora
 from jmarl.models.hub import agents as weights
 from jmarl.models.stack import share_params, unstack
 from jmarl.team import base_digests, make_team, policies, save_team, to_checkpoint
@@ -241,7 +241,7 @@ def test_dropout_keeps_the_mean(agent):
 
     def last(params):
         x = params["embed"][jnp.arange(5)]
-        return decoder.run_layers(params, agent.config, x, jnp.arange(5), decoder.causal_attention(5))[0]
+        return decoder.run_layers(params, agent.config, x, jnp.arange(5), attention.causal_attention(5))[0]
 
     n = 2000
     many = jax.jit(jax.vmap(lambda key: last(lora.with_dropout(model, key, 0.4))))(jax.random.split(jax.random.key(2), n))

@@ -67,6 +67,22 @@ def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None =
     return _load_directory(name, _download(name, revision))
 
 
+def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelConfig, Any]:
+    """Return the architecture and the tokenizer of a model without reading its weights; names as for `load_agent`.
+
+    A directory may hold config.json alone; its tokenizer is then None.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    if path.is_file():
+        agent = load_agent(path)
+        return agent.config, agent.tokenizer
+    if not path.is_dir():
+        path = _smollm2_directory() if name == SMOLLM2 else _download(name, None, [x for x in HUB_FILES if "model*" not in x])
+    tokenizer = load_tokenizer(path) if (path / "tokenizer.json").is_file() else None
+    return config_from_hf(_read_json(path / "config.json")), tokenizer
+
+
 def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: Any, tokenizer: Any = None) -> None:
     """Write one agent as a Hugging Face directory: ``config.json``, ``model.safetensors`` (float32), tokenizer files.
 
@@ -186,8 +202,8 @@ def _load_gguf(name: str, path: Path) -> Agent:
     return Agent(name, config, params, tokenizer)
 
 
-def _download(name: str, revision: str | None) -> Path:
-    """Return the directory of a hub repository's snapshot in huggingface_hub's own cache."""
+def _download(name: str, revision: str | None, files: list[str] = HUB_FILES) -> Path:
+    """Return the directory of a hub repository's snapshot in huggingface_hub's own cache. files: patterns of their names."""
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or name.endswith(".gguf"):
         raise FileNotFoundError(
             f"{name!r} does not exist here and is no hub id (owner/name): give {SMOLLM2!r}, a Hugging Face directory, "
@@ -197,7 +213,7 @@ def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as e:
         at = f" at revision {revision!r}" if revision else ""
         raise FileNotFoundError(

@@ -1,0 +1,75 @@
+"""`jmarl plan`: say whether a run fits on a GPU that is not here, and how long it takes at best.
+
+It compiles the run's own programs for that GPU, from the shapes of the models; no weights are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+EPILOG = """examples:
+  jmarl plan --config magrpo --device h100
+  jmarl plan --config my.yaml --device rtx4090 --set micro_batches=8 --set remat=full
+  jmarl plan --config my.yaml --device cpu
+
+Best times are bounds, not measurements. A directory with config.json is enough for a model; without its tokenizer, give
+--prompt-tokens. Left out: given pairs and texts, several GPUs, later turns, central critics."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
+    what = parser.add_argument_group("what to plan")
+    what.add_argument("--config", required=True, metavar="FILE[,FILE...]", help="YAML files, or names of shipped ones")
+    what.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="any setting, overrides the files")
+    what.add_argument("--device", required=True, metavar="NAME", help="h100, h200, a100-80g, a100-40g, l40s, rtx4090 or cpu")
+    what.add_argument(
+        "--prompt-tokens", type=int, metavar="N", help="length of the longest prompt; default: measured on 64 tasks"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX starts: a GPU that is here is left alone
+    from jmarl.cli.configuration import read_configuration
+    from jmarl.config import ExperimentConfig
+    from jmarl.models.hub.agents import load_description
+    from jmarl.plan.devices import find_gpu
+    from jmarl.plan.plan import describe_team, lines_of, make_plan
+    from jmarl.training.experiment import learns_from_completions
+
+    gpu = find_gpu(args.device)
+    settings: dict[str, Any] = dict(seed=None, device=None, output=None, resume=None)
+    cfg: ExperimentConfig = read_configuration(argparse.Namespace(**vars(args) | settings)).experiment
+    if not learns_from_completions(cfg):
+        raise ValueError(f"algorithm={cfg.train.algorithm!r} learns from given data, which jmarl plan cannot plan yet")
+    names = cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models
+    described = {name: load_description(name) for name in dict.fromkeys(names)}
+    team = describe_team([(name, *described[name]) for name in names], cfg.team.shared_weights)
+    prompt_tokens, eval_items = measure_prompts(cfg, team, args.prompt_tokens)
+    where = gpu.name if gpu else "the CPU of this machine"
+    print(
+        f"compiling {cfg.train.algorithm} for {where}: prompts of {prompt_tokens} tokens, {eval_items} held-out tasks",
+        flush=True,
+    )
+    print("\n".join(lines_of(make_plan(team, cfg.train, gpu, prompt_tokens, eval_items))))
+    return 0
+
+
+def measure_prompts(cfg: Any, team: Any, prompt_tokens: int | None) -> tuple[int, int]:
+    """Return the length of the longest of the first prompts, unless it is given, and the number of held-out tasks."""
+    from jmarl.plan.programs import UnknownTokenizer
+    from jmarl.randomness import TRAIN, Randomness
+    from jmarl.sampling.generate import tokenize
+    from jmarl.training.experiment import task_of
+
+    task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
+    if prompt_tokens is None:
+        if any(isinstance(spec.tokenizer, UnknownTokenizer) for spec in team.stacks):
+            raise ValueError("a model has no tokenizer.json, so prompts cannot be measured: give --prompt-tokens")
+        _, prompts = task.env.reset(task.items[:64], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
+        rows = tokenize(team, prompts, cfg.train.sampling, cfg.train.episodes.chat, allow_long=True)
+        prompt_tokens = max(len(row) for agent in rows for row in agent)
+    return prompt_tokens, len(task.held_out)

@@ -1,0 +1,150 @@
+"""Optimize for XLA's CUDA compiler; `platforms.py` decides where this applies.
+
+Nothing here has been timed on a GPU yet: the gains were read off programs that were compiled for an H100 (`jmarl.plan`).
+
+======================  ==================================================================================================
+`attend_rows`           no scores [query, key] in memory: cuDNN's attention, forward and backward
+`sum_by_token`          sums in a fixed order, so that a resumed run is equal to an uninterrupted one. A scatter adds repeated
+                        ids in any order; XLA's own remedy sorts every number of [N, D]
+`COMPILER_OPTIONS`      no merged products, which would join `gate` and `up` again at every token
+======================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_dot_merger_threshold_mb": 0}
+
+TOKENS_PER_SUM = 1024  # whose sums are one product
+
+MAX_HEAD_DIM = 128  # of cuDNN's kernels on all GPUs since Ampere
+PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
+
+class Sizes(NamedTuple):
+    """Sizes of groups of completions: tokens of a prompt, completions per prompt, tokens of a completion."""
+
+    prompt: int
+    group: int
+    row: int
+
+    @property
+    def width(self) -> int:
+        """Tokens of a prompt with a completion, padded: cuDNN's gradient wants an even number."""
+        return -(-(self.prompt + self.row) // 8) * 8
+
+
+Heads = Float[Array, "prompt token kv_head query head_dim"]  # S prompt tokens, then G rows of T
+KeyHeads = Float[Array, "prompt token kv_head head_dim"]  # also values
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Return whether JAX's wheels for CUDA are installed, without which cuDNN's attention cannot even be traced."""
+    return any(importlib.util.find_spec(name) is not None for name in PLUGINS)
+
+
+def fuses_attention(dtype: jax.typing.DTypeLike, head_dim: int) -> bool:
+    """Return whether cuDNN has an attention for these arrays."""
+    return jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM and has_cuda()
+
+
+def attend_rows(
+    sizes: Sizes, q: Heads, k: KeyHeads, v: KeyHeads, lengths: Int[Array, " prompt"], implementation: Any = "cudnn"
+) -> Heads:
+    """Return the attention of prompts, and of each completion to its prompt and itself.
+
+    Every completion becomes one row without a gap: its prompt, itself, padding. So neither a mask is needed nor a merge of two
+    softmaxes. The prompt's queries are computed once a completion, which is a small part of the work.
+
+    Args:
+      lengths: number of tokens of each prompt.
+      implementation: cudnn, or xla for tests without a GPU.
+    """
+    out = _attend(sizes, lengths, implementation, *(_join(sizes, x, lengths) for x in (q, k, v)))
+    rows = _split(sizes, out.reshape(-1, sizes.group, *out.shape[1:]), lengths)
+    return jnp.concatenate([out[:: sizes.group, : sizes.prompt], rows], 1).reshape(q.shape)
+
+
+def attend_rows_backward(
+    sizes: Sizes,
+    q: Heads,
+    k: KeyHeads,
+    v: KeyHeads,
+    lengths: Int[Array, " prompt"],
+    d_out: Heads,
+    implementation: Any = "cudnn",
+) -> tuple[Heads, KeyHeads, KeyHeads]:
+    """Return the gradients of `attend_rows`. The parts of a prompt, which all its completions read, are added in float32."""
+    joined = [_join(sizes, x, lengths) for x in (q, k, v)]
+    _, pull = jax.vjp(functools.partial(_attend, sizes, lengths, implementation), *joined)
+    # Only the first completion's row returns the prompt's heads.
+    first = (jnp.arange(sizes.group) == 0)[:, None] | (jnp.arange(sizes.width) >= lengths[:, None, None])
+    cotangent = _join(sizes, d_out, lengths).reshape(*first.shape, *d_out.shape[2:])
+    cotangent = jnp.where(first.reshape(*first.shape, *[1] * (d_out.ndim - 2)), cotangent, 0)
+    gradients = pull(cotangent.reshape(-1, *cotangent.shape[2:]).reshape(joined[0].shape))
+
+    def separate(gradient: Array, like: Array) -> Array:
+        gradient = gradient.reshape(-1, sizes.group, *gradient.shape[1:2], *like.shape[2:])
+        of_prompt = jnp.sum(gradient[:, :, : sizes.prompt], 1, dtype=jnp.float32).astype(like.dtype)
+        inside = jnp.arange(sizes.prompt) < lengths[:, None]
+        of_prompt = jnp.where(inside.reshape(*inside.shape, *[1] * (like.ndim - 2)), of_prompt, 0)
+        return jnp.concatenate([of_prompt, _split(sizes, gradient, lengths)], 1)
+
+    dq, dk, dv = (separate(gradient, like) for gradient, like in zip(gradients, (q, k, v), strict=True))
+    return dq, dk, dv
+
+
+def _attend(sizes: Sizes, lengths: Array, implementation: Any, q: Array, k: Array, v: Array) -> Array:
+    """Return causal attention of rows [R, width, ...] of which a prompt's length and T tokens are real."""
+    tokens = jnp.repeat(lengths + sizes.row, sizes.group).astype(jnp.int32)
+    shape, q = q.shape, q.reshape(*q.shape[:2], -1, q.shape[-1])
+    out = jax.nn.dot_product_attention(
+        q, k, v, is_causal=True, query_seq_lengths=tokens, key_value_seq_lengths=tokens, implementation=implementation
+    )
+    return out.reshape(shape)
+
+
+def _join(sizes: Sizes, x: Array, lengths: Array) -> Array:
+    """Return rows [P * G, width, ...] without a gap of arrays [P, S + G * T, ...]: prompt, completion, padding."""
+    s, g, t = sizes
+    position, length = jnp.arange(sizes.width), lengths[:, None, None]
+    of_row = s + t * jnp.arange(g)[:, None] + jnp.clip(position - length, 0, t - 1)  # [P, G, width]
+    index = jnp.where(position < length, position, of_row)
+    return jax.vmap(lambda x, i: x[i])(x, index).reshape(-1, sizes.width, *x.shape[2:])
+
+
+def _split(sizes: Sizes, x: Array, lengths: Array) -> Array:
+    """Return completions [P, G * T, ...] of rows [P, G, width, ...]."""
+    index = lengths[:, None] + jnp.arange(sizes.row)
+    rows = jax.vmap(lambda x, i: x[:, i])(x, index)
+    return rows.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def sum_by_token(tokens: Int[Array, " token"], x: Float[Array, "token dim"], vocab: int) -> Float[Array, "{vocab} dim"]:
+    """Return the float32 sums of the rows of each token id.
+
+    Some tokens at a time: rows of equal ids are added by a product, and then each id is written once.
+    """
+    size = min(TOKENS_PER_SUM, tokens.shape[0])
+    padding = -tokens.shape[0] % size
+    tokens = jnp.pad(tokens, (0, padding), constant_values=vocab).reshape(-1, size)
+    x = jnp.pad(x, ((0, padding), (0, 0))).reshape(-1, size, x.shape[-1])
+
+    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+        ids, rows = part
+        equal = ids[:, None] == ids
+        is_first = equal.argmax(-1) == jnp.arange(size)
+        sums = jnp.matmul(equal.astype(jnp.float32), rows.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+        index = jnp.where(is_first, ids, vocab + jnp.arange(size))  # out of range: dropped
+        return total.at[index].add(sums, mode="drop", unique_indices=True), None
+
+    return lax.scan(add, jnp.zeros((vocab, x.shape[-1]), jnp.float32), (tokens, x))[0]

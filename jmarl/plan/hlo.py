@@ -1,0 +1,220 @@
+"""Count what a compiled program does: operations, bytes of memory traffic, kernels. Nothing is run.
+
+The counts are read off XLA's optimized program, as text. They are lower bounds of the work: launch times and waiting are left
+out. A loop counts as often as it runs; the loop of a sampler, whose number of steps is not known, as often as the caller
+says. Bytes are what a kernel reads and writes: of an array that it slices or updates in place, only that part.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "bf16": 2,
+    "f16": 2,
+    "s16": 2,
+    "u16": 2,
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+    "f64": 8,
+    "s64": 8,
+    "u64": 8,
+}
+KERNELS = ("fusion", "custom-call", "copy", "sort", "scatter", "dot", "convolution", "reduce", "gather", "dynamic-update-slice")
+CONTROL = ("while", "conditional", "call")
+SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+WORKSPACE = re.compile(r", s8\[\d+\]")  # of cuBLAS and cuDNN, the last part of what a call returns
+INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+
+
+class Instruction(NamedTuple):
+    """One line of a program."""
+
+    name: str
+    shape: str  # as text; a tuple in parentheses
+    opcode: str
+    operands: list[str]
+    text: str  # what follows the opcode
+    is_root: bool
+
+
+class Cost(NamedTuple):
+    """What a program, or a part of it, does."""
+
+    operations: float = 0.0  # of products, 2 for each multiply and add
+    bytes: float = 0.0
+    kernels: float = 0.0
+
+    def plus(self, other: Cost, times: float = 1.0) -> Cost:
+        """Add another cost some times."""
+        return Cost(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+def size_of(shape: str) -> int:
+    """Return the bytes of a shape, of all parts of a tuple."""
+    return sum(BYTES.get(kind, 0) * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in SHAPE.findall(shape))
+
+
+def dims_of(shape: str) -> list[int]:
+    """Return the axes of a shape; of a tuple, those of its first part."""
+    match = SHAPE.search(shape)
+    return [int(n) for n in match[2].split(",") if n] if match else []
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """Return the instructions of each computation of a program, and the name of its entry."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, lines = "", []
+    for line in text.splitlines():
+        if head := COMPUTATION.match(line):
+            lines = computations[head[1]] = []
+            entry = head[1] if line.startswith("ENTRY") else entry
+        elif match := INSTRUCTION.match(line):
+            root, name, shape, opcode, rest = match.groups()
+            arguments = rest[: _closing(rest)]
+            lines.append(Instruction(name, shape, opcode, re.findall(r"%([\w.\-]+)", arguments), rest, bool(root)))
+    return computations, entry
+
+
+def _closing(text: str) -> int:
+    """Return the index of the parenthesis that ends the operands."""
+    depth = 1
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return i
+    return len(text)
+
+
+class Program:
+    """A compiled program, to be counted.
+
+    Args:
+      text: the optimized program, `jax.stages.Compiled.as_text`.
+      unknown_trips: how often loops run whose number of steps is not known.
+    """
+
+    def __init__(self, text: str, unknown_trips: int = 1) -> None:
+        self.computations, self.entry = parse(text)
+        self.unknown_trips = unknown_trips
+        self._costs: dict[str, Cost] = {}
+
+    def cost(self, computation: str = "") -> Cost:
+        """Return the cost of a computation with all that it calls; by default of the whole program."""
+        name = computation or self.entry
+        if name not in self._costs:
+            shapes = {line.name: line.shape for line in self.computations[name]}
+            total = Cost()
+            for line in self.computations[name]:
+                total = total.plus(self._line(line, shapes))
+            self._costs[name] = total
+        return self._costs[name]
+
+    def loops(self) -> list[tuple[str, int | None, Cost]]:
+        """Return the body, the number of steps and the cost of one step of each loop, the one with most kernels first."""
+        lines = [line for lines in self.computations.values() for line in lines if line.opcode == "while"]
+        loops = {_called(line.text, "body"): (trips(line), self.cost(_called(line.text, "body"))) for line in lines}
+        return sorted(((body, *rest) for body, rest in loops.items()), key=lambda loop: -loop[2].kernels)
+
+    def shapes(self) -> Iterable[str]:
+        """Yield the shapes of the arrays that kernels write to memory."""
+        for name, lines in self.computations.items():
+            if not name.startswith(("fused", "wrapped")):
+                yield from (line.shape for line in lines if line.opcode in KERNELS)
+
+    def _line(self, line: Instruction, shapes: dict[str, str]) -> Cost:
+        if line.opcode == "while":
+            count = trips(line)
+            return Cost().plus(self.cost(_called(line.text, "body")), self.unknown_trips if count is None else count)
+        if line.opcode == "conditional":
+            branches = re.findall(r"%([\w.\-]+)", re.search(r"branch_computations=\{(.*?)\}", line.text + "{}")[1])  # type: ignore[index]
+            return max((self.cost(branch) for branch in branches), default=Cost(), key=lambda cost: cost.bytes)
+        if line.opcode == "call":
+            return self.cost(_called(line.text, "to_apply"))
+        if line.opcode not in KERNELS:
+            return Cost()
+        operands = [shapes[name] for name in line.operands if name in shapes]
+        if line.opcode == "fusion":
+            return self._fusion(line, operands)
+        read = operands[1:] if line.opcode == "dynamic-update-slice" else operands
+        written = operands[1] if line.opcode == "dynamic-update-slice" else WORKSPACE.sub("", line.shape)
+        return Cost(operations(line, operands), sum(map(size_of, read)) + size_of(written), 1)
+
+    def _fusion(self, line: Instruction, operands: list[str]) -> Cost:
+        lines = self.computations[_called(line.text, "calls")]
+        shapes = {inner.name: inner.shape for inner in lines}
+        parameters = {inner.name: int(inner.text.split(")")[0]) for inner in lines if inner.opcode == "parameter"}
+        read: dict[str, int] = {}
+        for name, number in parameters.items():
+            users = [inner for inner in lines if name in inner.operands]
+            part = [_part(name, user, lines) for user in users]
+            whole = size_of(operands[number]) if number < len(operands) else 0
+            read[name] = min(whole, sum(whole if x is None else x for x in part)) if users else 0
+        root = next(inner for inner in lines if inner.is_root)
+        outputs = [next(x for x in lines if x.name == name) for name in root.operands] if root.opcode == "tuple" else [root]
+        written = sum(_written(x, shapes, lines) for x in outputs)
+        count = sum(operations(x, [shapes[name] for name in x.operands if name in shapes]) for x in lines)
+        return Cost(count, sum(read.values()) + written, 1)
+
+
+def _part(name: str, user: Instruction, lines: list[Instruction]) -> int | None:
+    """Return the bytes that one use of a fusion's parameter reads; None: all of it."""
+    if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
+        return size_of(user.shape)
+    if user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+        return 0  # written in place
+    if user.opcode in ("bitcast", "reshape"):
+        parts = [_part(user.name, other, lines) for other in lines if user.name in other.operands]
+        return None if any(x is None for x in parts) or user.is_root else sum(x for x in parts if x is not None)
+    return None
+
+
+def _written(line: Instruction, shapes: dict[str, str], lines: list[Instruction]) -> int:
+    """Return the bytes that one output of a fusion writes."""
+    while line.opcode in ("bitcast", "reshape", "convert") and line.operands and line.operands[0] in shapes:
+        line = next(other for other in lines if other.name == line.operands[0])
+    if line.opcode == "dynamic-update-slice":
+        return size_of(shapes[line.operands[1]])
+    return size_of(line.shape)
+
+
+def operations(line: Instruction, operands: list[str]) -> float:
+    """Return the operations of a product or of cuDNN's attention; 0 for others."""
+    if line.opcode == "dot" or "matmul" in line.text or "gemm" in line.text.split("custom_call_target")[-1][:40]:
+        match = re.search(r'lhs_contracting_dim(?:ension)?s"?[=:][\[{]"?([\d,"]*)', line.text)
+        if not match or not operands:
+            return 0.0
+        lhs = dims_of(operands[0])
+        contracted = math.prod(lhs[int(i)] for i in re.findall(r"\d+", match[1]))
+        return 2.0 * math.prod(dims_of(line.shape)) * contracted
+    if "fmha" in line.text:
+        q, k = dims_of(operands[0]), dims_of(operands[1])
+        products = 5 if "Backward" in line.text else 2
+        return products * 2.0 * math.prod(q) * k[1] / 2  # causal: half of the keys
+    return 0.0
+
+
+def trips(line: Instruction) -> int | None:
+    """Return how often a loop runs, if the compiler knows."""
+    match = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line.text)
+    return int(match[1]) if match else None
+
+
+def _called(text: str, kind: str) -> str:
+    match = re.search(rf"{kind}=%?([\w.\-]+)", text)
+    assert match, f"no {kind} in: {text[:200]}"
+    return match[1]
+
+
+def largest(shapes: Iterable[str], test: Callable[[str, list[int]], bool]) -> int:
+    """Return the bytes of the largest array, of any shape in `shapes`, for which test(type, axes) holds."""
+    parts = [match for shape in shapes for match in SHAPE.finditer(shape)]
+    return max((size_of(m[0]) for m in parts if test(m[1], dims_of(m[0]))), default=0)

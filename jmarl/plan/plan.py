@@ -1,0 +1,166 @@
+"""Say what a run needs on a device, and how long it takes at best, from its compiled programs.
+
+A best time is the longer of two: operations at the device's full speed, and bytes at its full bandwidth. Real kernels reach a
+part of that; no time here was measured. Memory is what XLA's compiler assigns, and the state of the run, which stays on the
+device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.stages import Lowered
+
+from jmarl.config import TrainConfig
+from jmarl.models.config import ModelConfig
+from jmarl.models.hub.agents import Agent
+from jmarl.plan.devices import COMPILER_OPTIONS, GIB, Gpu, compile_device
+from jmarl.plan.hlo import Cost, Program
+from jmarl.plan.programs import UnknownTokenizer, programs_of_shapes, shapes_of_agent, shapes_of_run
+from jmarl.team import Team
+from jmarl.types import StackState, TeamState
+
+POOL, LARGEST_POOL = 0.75, 0.95  # share of a GPU's memory that JAX takes by default, and that can be asked for
+
+
+class ProgramPlan(NamedTuple):
+    """What one program needs. Sizes in bytes, times in seconds."""
+
+    name: str
+    arguments: int
+    temporaries: int  # and outputs that take no argument's place
+    peak: int  # with all of the run's state on the device
+    cost: Cost | None  # None on CPUs
+    compute_time: float
+    memory_time: float
+
+    @property
+    def time(self) -> float:
+        """The best time."""
+        return max(self.compute_time, self.memory_time)
+
+
+class Plan(NamedTuple):
+    """What a run needs on one device."""
+
+    programs: list[ProgramPlan]
+    state: dict[str, int]  # bytes of each part of the state
+    tokens: int  # sampled in a step
+    updates: int
+    evaluations: int
+    gpu: Gpu | None
+
+    @property
+    def peak(self) -> ProgramPlan:
+        """The program with the highest peak."""
+        return max(self.programs, key=lambda program: program.peak)
+
+
+def describe_team(models: list[tuple[str, ModelConfig, Any]], shared_weights: bool) -> Team:
+    """Return a team whose parameters are shapes. models: name, architecture and tokenizer (or None) of each agent."""
+    shapes = {config: shapes_of_agent(config) for _, config, _ in models}
+    unknown = UnknownTokenizer()
+    agents = [Agent(name, config, shapes[config], tokenizer or unknown) for name, config, tokenizer in models]
+    return Team.of(agents, shared_weights=shared_weights)
+
+
+def make_plan(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int, eval_items: int = 0) -> Plan:
+    """Compile the programs of a run for a device, and count.
+
+    Args:
+      team: from `describe_team`.
+      gpu: None: the CPU of this machine.
+      prompt_tokens: length of the longest prompt.
+      eval_items: number of held-out tasks.
+    """
+    setup, state = shapes_of_run(team, cfg, compile_device(gpu))
+    parts = parts_of_state(state)
+    programs = [
+        plan_program(name, lowered, sum(parts.values()), cfg.sampling.max_new_tokens, gpu)
+        for name, lowered in programs_of_shapes(setup, state, prompt_tokens, eval_items).items()
+    ]
+    tokens = team.num_agents * cfg.episodes.num_prompts * cfg.episodes.num_generations * cfg.sampling.max_new_tokens
+    every = cfg.run.eval_every or cfg.run.num_updates
+    evaluations = 1 + -(-cfg.run.num_updates // every) if eval_items else 0
+    return Plan(programs, parts, tokens, cfg.run.num_updates, evaluations, gpu)
+
+
+def plan_program(name: str, lowered: Lowered, state: int, new_tokens: int, gpu: Gpu | None) -> ProgramPlan:
+    """Compile and count one program. state: bytes that stay on the device, the program's own part included."""
+    compiled = lowered.compile(compiler_options=COMPILER_OPTIONS if gpu else None)
+    memory: Any = compiled.memory_analysis()
+    temporaries = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    arguments = memory.argument_size_in_bytes
+    if gpu is None:
+        return ProgramPlan(name, arguments, temporaries, state + temporaries, None, 0.0, 0.0)
+    text: Any = compiled.as_text()
+    cost = Program(text, new_tokens).cost()
+    speed = gpu.bfloat16 if "bf16" in text else gpu.float32
+    return ProgramPlan(
+        name, arguments, temporaries, state + temporaries, cost, cost.operations / speed, cost.bytes / gpu.bandwidth
+    )
+
+
+def parts_of_state(state: TeamState) -> dict[str, int]:
+    """Return the bytes of each part of a run's state that is not empty."""
+
+    def size(stacks: tuple[StackState, ...], *fields: str) -> int:
+        leaves = jax.tree.leaves([getattr(stack, field) for stack in stacks for field in fields])
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+    parts = {
+        "parameters": size(state.stacks, "params"),
+        "base of the adapters": size(state.stacks, "base"),
+        "moments of the optimizer": size(state.stacks, "opt_state"),
+        "reference": size(state.stacks, "reference"),
+        "gradients": size(state.stacks, "grads"),
+        "critics": size(state.critics, *StackState._fields),
+    }
+    return {name: count for name, count in parts.items() if count}
+
+
+def lines_of(plan: Plan) -> list[str]:
+    """Return the table of programs and what follows from it, as text."""
+    head = f"{'program':<20}{'arguments':>11}{'temporary':>11}{'peak GiB':>10}"
+    if plan.gpu:
+        head += f"{'TFLOP':>9}{'GB':>9}{'kernels':>10}{'compute s':>11}{'memory s':>10}"
+    lines = [head]
+    for x in plan.programs:
+        line = f"{x.name:<20}{x.arguments / GIB:>11.2f}{x.temporaries / GIB:>11.2f}{x.peak / GIB:>10.2f}"
+        if x.cost:
+            line += f"{x.cost.operations / 1e12:>9.1f}{x.cost.bytes / 1e9:>9.1f}{x.cost.kernels:>10,.0f}"
+            line += f"{x.compute_time:>11.3f}{x.memory_time:>10.3f}"
+        lines.append(line)
+    lines += [
+        "",
+        "on the device all the time: " + ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in plan.state.items()),
+    ]
+    sizes = plan.state | {f"temporaries of {plan.peak.name}": plan.peak.temporaries}
+    largest = max(sizes, key=lambda name: sizes[name])
+    lines.append(f"the largest thing in memory: {largest}, {sizes[largest] / GIB:.2f} GiB")
+    return lines + (lines_of_gpu(plan, plan.gpu) if plan.gpu else [])
+
+
+def lines_of_gpu(plan: Plan, gpu: Gpu) -> list[str]:
+    """Return whether the run fits on the GPU, and its best times."""
+    need, room = plan.peak.peak, gpu.memory
+    text = f"{plan.peak.name} needs {need / GIB:.1f} GiB, the {gpu.name} has {room / GIB:.1f}"
+    if need <= POOL * room:
+        lines = [f"fits: {text}"]
+    elif need <= LARGEST_POOL * room:
+        lines = [f"fits: {text}, of which JAX takes 75 % by default: set XLA_PYTHON_CLIENT_MEM_FRACTION={LARGEST_POOL}"]
+    else:
+        lines = [
+            f"does not fit: {text}. Lower it by micro_batches, remat=full, num_prompts, lora_rank or compute_dtype=bfloat16"
+        ]
+    times = {x.name: x.time for x in plan.programs}
+    evaluation = sum(time for name, time in times.items() if name.startswith("evaluation"))
+    sampling = sum(time for name, time in times.items() if name.startswith("sampling"))
+    step = sum(times.values()) - evaluation
+    run = plan.updates * step + plan.evaluations * evaluation
+    lines.append(
+        f"at best: {plan.tokens / sampling:,.0f} tokens/s sampled, {step:.2f} s a step ({sampling:.2f} s of it sampling), "
+        f"{run / 3600:.2f} h for {plan.updates} updates; rewards, launches of kernels and compiling are not counted"
+    )
+    return lines

@@ -1,0 +1,107 @@
+"""Make the programs of a run from shapes alone: no weights are read, and none are on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+from jax.stages import Lowered
+
+from jmarl.config import TrainConfig
+from jmarl.learning.setup import Setup
+from jmarl.models import lora
+from jmarl.models.config import ModelConfig
+from jmarl.models.decoder import init_params
+from jmarl.models.hub.agents import Agent
+from jmarl.randomness import EVAL, TRAIN, Randomness
+from jmarl.rollout.chunks import num_parts
+from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
+from jmarl.team import Team, map_stacks, stack_agents
+from jmarl.training.precompile import updates_of_stack
+from jmarl.training.start import start
+from jmarl.types import TeamState
+
+Programs = dict[str, Lowered]  # by name
+
+
+class UnknownTokenizer:
+    """Stands for the tokenizer of a model of which only config.json is here."""
+
+    eos_token_id = 0
+    added_tokens_decoder: dict[int, Any] = {}
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return one token, the one that ends a completion."""
+        return {"<end>": 0}
+
+
+def shapes_of_agent(config: ModelConfig) -> Any:
+    """Return the shapes of an agent's parameters."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
+def shapes_of_run(team: Team, cfg: TrainConfig, device: Any) -> tuple[Setup, TeamState]:
+    """Return the setup of a run, and the shapes of its state at step 0 on a device.
+
+    team: of agents whose parameters are shapes.
+    """
+    setups: list[Setup] = []
+    # One tree per model: agents of one model may share it.
+    models = {id(agent.params): agent.params for agent in team.agents}
+
+    def state_of_run(models: dict[int, Any]) -> TeamState:
+        agents = [Agent(a.name, a.config, models[id(a.params)], a.tokenizer) for a in team.agents]
+        params = stack_agents(team.stacks, agents, cfg.lora.lora_rank > 0)
+        setup, state = start(team, params, cfg)
+        setups.append(setup)
+        return state
+
+    state: Any = jax.eval_shape(state_of_run, models)
+    if device.platform != "cpu":  # gradients have memory of their own on CPUs only
+        state = map_stacks(state, lambda stack: stack._replace(grads=None))
+    sharding = SingleDeviceSharding(device)
+    return setups[0], jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
+
+
+def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_items: int = 0) -> Programs:
+    """Return the programs of a step, and the sampler of an evaluation, by name.
+
+    prompt_tokens: length of the longest prompt, padded like those of a run. Left out: later turns.
+    """
+    team, cfg = setup.team, setup.cfg
+    params, programs = [lora.model_of(stack) for stack in state.stacks], Programs()
+
+    def samplers(prompts: int, settings: Any, group: int, purpose: int) -> tuple[Any, Sequence[Lowered]]:
+        count = prompts // num_parts(prompts, cfg.episodes)
+        width = bucket(prompt_tokens)
+        encoded = tuple(
+            (
+                np.zeros((len(spec.members), len(spec.members[0]) * count, width), np.int32),
+                np.ones((len(spec.members), len(spec.members[0]) * count), np.int32),
+            )
+            for spec in team.stacks
+        )
+        request = SampleRequest(
+            encoded, settings, Randomness(0, 0, purpose), group, np.arange(count, dtype=np.uint32), keep_cache=False
+        )
+        return encoded, sample_team(team, params, request, sample_stack.lower)
+
+    def name(kind: str, i: int) -> str:
+        return kind if len(team.stacks) == 1 else f"{kind} of stack {i}"
+
+    prompts, lowered = samplers(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
+    for i, (spec, encoded, sampler) in enumerate(zip(team.stacks, prompts, lowered, strict=True)):
+        programs[name("sampling", i)] = sampler
+        if set(spec.order) <= set(cfg.run.frozen_agents):
+            continue
+        for kind, update in zip(
+            ("update", "update of critics"), updates_of_stack(setup, state, i, encoded, sampler), strict=False
+        ):
+            programs[name(kind, i)] = update
+    if eval_items:
+        for i, sampler in enumerate(samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)[1]):
+            programs[name("evaluation", i)] = sampler
+    return programs

@@ -1,0 +1,64 @@
+"""`jmarl plan` on models of which only config.json is here: what it prints, and its errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jmarl.cli.main import main
+from jmarl.models.gpu import has_cuda
+from jmarl.models.hub.agents import config_to_hf
+
+
+@pytest.fixture(scope="module")
+def config_only(tmp_path_factory: pytest.TempPathFactory, tiny_config) -> Path:
+    """A directory with a model's config.json, and nothing else."""
+    directory = tmp_path_factory.mktemp("config_only")
+    (directory / "config.json").write_text(json.dumps(config_to_hf(tiny_config(), None)))
+    return directory
+
+
+def plan(model: Path, *flags: str) -> int:
+    """Run `jmarl plan` on the shipped configuration magrpo with this model; return its exit code."""
+    settings = [f"models={model}", "num_agents=2", "num_updates=7", "max_new_tokens=8"]
+    return main(["plan", "--config", "magrpo", "--set", *settings, *flags])
+
+
+def test_a_config_is_enough_to_plan_for_this_cpu(config_only: Path, capsys: pytest.CaptureFixture) -> None:
+    assert plan(config_only, "--device", "cpu", "--prompt-tokens", "20") == 0
+    out = capsys.readouterr().out
+    assert [name for name in ("sampling", "update", "evaluation") if re.search(rf"^{name} +\d", out, re.M)] == [
+        "sampling", "update", "evaluation",
+    ]  # fmt: skip
+    assert "moments of the optimizer" in out and "tokens/s" not in out
+
+
+def test_without_a_tokenizer_prompts_have_to_be_given(config_only: Path, capsys: pytest.CaptureFixture) -> None:
+    assert plan(config_only, "--device", "cpu") == 2
+    assert "give --prompt-tokens" in capsys.readouterr().err
+
+
+def test_an_unknown_device_is_named_with_the_nearest(config_only: Path, capsys: pytest.CaptureFixture) -> None:
+    assert plan(config_only, "--device", "h10") == 2
+    assert "did you mean 'h100'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(has_cuda(), reason="the wheels for CUDA are installed")
+def test_without_the_wheels_it_says_what_to_install(config_only: Path, capsys: pytest.CaptureFixture) -> None:
+    assert plan(config_only, "--device", "h100", "--prompt-tokens", "20") == 2
+    assert "pip install 'jmarl[cuda12]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_cuda(), reason="pip install 'jmarl[cuda12]'")
+def test_a_run_is_planned_for_a_gpu_that_is_not_here(config_only: Path) -> None:
+    settings = [f"models={config_only}", "num_agents=2", "compute_dtype=bfloat16"]
+    command = [sys.executable, "-m", "jmarl", "plan", "--config", "magrpo", "--device", "h100", "--prompt-tokens", "20"]
+    done = subprocess.run([*command, "--set", *settings], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "fits: " in done.stdout and re.search(r"at best: [\d,]+ tokens/s sampled", done.stdout)

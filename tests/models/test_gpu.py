@@ -1,0 +1,111 @@
+"""What is done for GPUs gives the numbers of the plain form. On a CPU, by XLA's form of the same calls."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.models import attention, gpu, platforms
+
+SIZES = gpu.Sizes(prompt=8, group=3, row=5)
+LENGTHS = jnp.array([8, 3, 0])  # a full prompt, a padded one, an empty one
+
+
+def heads(key: int, dtype: jax.typing.DTypeLike = jnp.float32) -> list[jax.Array]:
+    """Queries [P, S + G * T, K, Q, h], keys and values [P, S + G * T, K, h]."""
+    tokens = SIZES.prompt + SIZES.group * SIZES.row
+    shapes = [(3, tokens, 2, 3, 8), (3, tokens, 2, 8), (3, tokens, 2, 8)]
+    keys = jax.random.split(jax.random.key(key), 3)
+    return [jax.random.normal(k, shape, dtype) for k, shape in zip(keys, shapes, strict=True)]
+
+
+def plain(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+    """XLA's form of the attention of groups."""
+    tokens = (len(q), q.shape[1])
+    attend: Any = attention.group_attention(lengths, *SIZES)
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    out, _ = attend(flat[0], flat[1], flat[2])
+    return out.reshape(*tokens, *q.shape[2:])
+
+
+def real(x: jax.Array) -> np.ndarray:
+    """The parts of [P, S + G * T, ...] that anything reads: tokens of prompts, and completions."""
+    inside = jnp.concatenate([jnp.arange(SIZES.prompt) < LENGTHS[:, None], jnp.ones((3, SIZES.group * SIZES.row), bool)], 1)
+    return np.asarray(x)[np.asarray(inside)]
+
+
+def test_rows_without_a_gap_give_the_attention_of_groups() -> None:
+    q, k, v = heads(0)
+    got = gpu.attend_rows(SIZES, q, k, v, LENGTHS, "xla")
+    np.testing.assert_allclose(real(got), real(plain(q, k, v, LENGTHS)), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_without_a_gap_give_the_gradient_of_groups() -> None:
+    """Also of the prompt's heads, which only the first completion's row returns."""
+    q, k, v = heads(1)
+    d_out = heads(2)[0] * (real_mask := jnp.asarray(mask_of_real()))[..., None, None, None]
+    expected = jax.vjp(lambda *x: plain(*x, LENGTHS), q, k, v)[1](d_out)
+    got = gpu.attend_rows_backward(SIZES, q, k, v, LENGTHS, d_out, "xla")
+    assert real_mask.any()
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(real(a), real(b), rtol=1e-4, atol=1e-5)
+
+
+def mask_of_real() -> np.ndarray:
+    """Which tokens [P, S + G * T] are real."""
+    prompts = np.arange(SIZES.prompt) < np.asarray(LENGTHS)[:, None]
+    return np.concatenate([prompts, np.ones((3, SIZES.group * SIZES.row), bool)], 1)
+
+
+@pytest.mark.parametrize("vocab, count", [(7, 30), (5000, 3000)])
+def test_sums_by_token_are_those_of_a_scatter(vocab: int, count: int) -> None:
+    """Within one product, over several, with ids that do not occur."""
+    tokens = jax.random.randint(jax.random.key(0), (count,), 0, vocab)
+    x = jax.random.normal(jax.random.key(1), (count, 4))
+    expected = np.zeros((vocab, 4))
+    np.add.at(expected, np.asarray(tokens), np.asarray(x, np.float64))
+    np.testing.assert_allclose(jax.jit(functools.partial(gpu.sum_by_token, vocab=vocab))(tokens, x), expected, atol=1e-4)
+    np.testing.assert_allclose(platforms.sum_by_token(tokens, x, vocab), expected, atol=1e-4)
+
+
+def test_agents_are_merged_into_one_call() -> None:
+    """Each agent gets its own part, also of an argument that the agents share; the function sees one axis."""
+    seen = []
+
+    def add(x: jax.Array, y: jax.Array) -> jax.Array:
+        seen.append(x.shape)
+        return x + y
+
+    x, y = jnp.arange(12.0).reshape(3, 2, 2), jnp.arange(4.0).reshape(2, 2)
+    got = jax.vmap(platforms.merge_agents(add), (0, None))(x, y)
+    np.testing.assert_array_equal(got, x + y)
+    assert seen[-1] == (6, 2)
+
+
+def test_the_choice_by_platform_has_the_gradient_of_the_plain_form() -> None:
+    """Alone and mapped over agents; cuDNN is not traced here, so the choice has one form."""
+    q, k, v = heads(3)
+    choice = functools.partial(platforms._attend_groups, plain_of_arrays, SIZES)
+
+    def total(f, *x):
+        return jnp.sum(f(*x, LENGTHS) ** 2 * mask_of_real()[..., None, None, None])
+
+    if gpu.has_cuda():
+        pytest.skip("the wheels for CUDA are installed: float32 cannot be traced for cuDNN")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "attend_rows", functools.partial(gpu.attend_rows, implementation="xla"))
+        patch.setattr(gpu, "attend_rows_backward", functools.partial(gpu.attend_rows_backward, implementation="xla"))
+        for lifted in (lambda f: f, lambda f: lambda *x: jax.vmap(f)(*(jnp.stack([y, 2 * y]) for y in x))):
+            got = lifted(jax.grad(functools.partial(total, choice), (0, 1, 2)))(q, k, v)
+            expected = lifted(jax.grad(functools.partial(total, plain), (0, 1, 2)))(q, k, v)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, expected)
+
+
+def plain_of_arrays(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+    """`plain`, which keeps no array of its own."""
+    return plain(q, k, v, lengths)

@@ -1,0 +1,54 @@
+"""Operations, bytes and kernels of small programs whose counts are known."""
+
+from __future__ import annotations
+
+from jmarl.plan.hlo import Cost, Program, largest, parse, size_of
+
+TEXT = """HloModule known
+
+%fused_update (p0: f32[10,100], p1: f32[100], p2: s32[]) -> f32[10,100] {
+  %p0 = f32[10,100]{1,0} parameter(0)
+  %p1 = f32[100]{0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %row = f32[1,100]{1,0} bitcast(%p1)
+  %zero = s32[] constant(0)
+  ROOT %dus = f32[10,100]{1,0} dynamic-update-slice(%p0, %row, %p2, %zero)
+}
+
+%body (t: (s32[], f32[10,100], f32[100])) -> (s32[], f32[10,100], f32[100]) {
+  %t = (s32[], f32[10,100]{1,0}, f32[100]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %all = f32[10,100]{1,0} get-tuple-element(%t), index=1
+  %new = f32[100]{0} get-tuple-element(%t), index=2
+  %write = f32[10,100]{1,0} fusion(%all, %new, %i), kind=kLoop, calls=%fused_update
+  ROOT %out = (s32[], f32[10,100]{1,0}, f32[100]{0}) tuple(%i, %write, %new)
+}
+
+ENTRY %main (a: bf16[8,16], b: bf16[16,32], c: f32[10,100], d: f32[100]) -> f32[8,32] {
+  %a = bf16[8,16]{1,0} parameter(0)
+  %b = bf16[16,32]{1,0} parameter(1)
+  %product = (f32[8,32]{1,0}, s8[4194304]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+  %start = (s32[], f32[10,100]{1,0}, f32[100]{0}) tuple(%i0, %c, %d)
+  %loop = (s32[], f32[10,100]{1,0}, f32[100]{0}) while(%start), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %unknown = (s32[], f32[10,100]{1,0}, f32[100]{0}) while(%loop), condition=%cond, body=%body
+  ROOT %out = f32[8,32]{1,0} get-tuple-element(%product), index=0
+}
+"""  # noqa: E501
+PRODUCT = Cost(2 * 8 * 16 * 32, 2 * 8 * 16 + 2 * 16 * 32 + 4 * 8 * 32, 1)
+WRITE = Cost(0, 400 + 4 + 400, 1)  # a row is read and written in place, and its number is read
+
+
+def test_a_loop_counts_as_often_as_it_runs_and_a_slice_counts_as_what_it_touches() -> None:
+    assert Program(TEXT, unknown_trips=7).cost() == PRODUCT.plus(WRITE, 5 + 7)
+    assert Program(TEXT).cost() == PRODUCT.plus(WRITE, 5 + 1)
+
+
+def test_loops_are_listed_with_their_steps() -> None:
+    assert Program(TEXT).loops()[0] == ("body", None, WRITE)
+
+
+def test_shapes_are_those_of_kernels_in_memory() -> None:
+    shapes = list(Program(TEXT).shapes())
+    assert len(shapes) == 2 and largest(shapes, lambda kind, axes: kind == "f32" and len(axes) == 2) == 4000
+    assert size_of("(f32[8,32]{1,0}, bf16[3], pred[])") == 1024 + 6 + 1
+    assert parse(TEXT)[1] == "main"
