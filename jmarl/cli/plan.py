@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 EPILOG = """examples:
   jmarl plan --config magrpo --device h100
   jmarl plan --config my.yaml --device rtx4090 --set micro_batches=8 --set remat=full
+  jmarl plan --config my.yaml --device a100-40g --fit fits.yaml        settings that fit, the fastest first
   jmarl plan --config my.yaml --device cpu
 
 Best times are bounds, not measurements. A directory with config.json is enough for a model; without its tokenizer, give
@@ -28,11 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--prompt-tokens", type=int, metavar="N", help="length of the longest prompt; default: measured on 64 tasks"
     )
+    fit = parser.add_argument_group("what to do")
+    fit.add_argument("--fit", metavar="FILE", help="find settings that fit, and write them with all others to this YAML file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX starts: a GPU that is here is left alone
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of each program that does not fit
     from jmarl.cli.configuration import read_configuration
     from jmarl.config import ExperimentConfig
     from jmarl.models.hub.agents import load_description
@@ -54,8 +59,29 @@ def run(args: argparse.Namespace) -> int:
         f"compiling {cfg.train.algorithm} for {where}: prompts of {prompt_tokens} tokens, {eval_items} held-out tasks",
         flush=True,
     )
+    if args.fit is not None:
+        return find_settings(cfg, args.fit, team, gpu, prompt_tokens, eval_items)
     print("\n".join(lines_of(make_plan(team, cfg.train, gpu, prompt_tokens, eval_items))))
     return 0
+
+
+def find_settings(cfg: Any, path: str, team: Any, gpu: Any, prompt_tokens: int, eval_items: int) -> int:
+    """Print settings that were tried, and the plan of the first that fit; write all settings of that run to a YAML file.
+
+    Raises ValueError if none fit."""
+    from jmarl.config.yaml_file import dump_yaml
+    from jmarl.plan.fit import line_of, prove
+    from jmarl.plan.plan import lines_of
+
+    if gpu is None:
+        raise ValueError("--fit is for GPUs, and --device is cpu")
+    for settings, plan, fits in prove(team, cfg.train, gpu, prompt_tokens, eval_items):
+        print(line_of(settings, plan, fits), flush=True)
+        if fits:
+            Path(path).write_text(dump_yaml(cfg.replace(**settings).as_dict()), encoding="utf-8")
+            print("\n".join(["", *lines_of(plan), f"written to {path}: jmarl train --config {path}"]))
+            return 0
+    raise ValueError(f"nothing that was tried fits on the {gpu.name}: use a smaller model, lora_rank, or shorter completions")
 
 
 def measure_prompts(cfg: Any, team: Any, prompt_tokens: int | None) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jmarl.cli.main import main
 from jmarl.models.gpu import has_cuda
@@ -52,6 +53,19 @@ def test_an_unknown_device_is_named_with_the_nearest(config_only: Path, capsys: 
 def test_without_the_wheels_it_says_what_to_install(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     assert plan(config_only, "--device", "h100", "--prompt-tokens", "20") == 2
     assert "pip install 'jmarl[cuda12]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_cuda(), reason="pip install 'jmarl[cuda12]'")
+def test_settings_that_fit_are_written(config_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """As a file that can be read; the fastest candidate of so small a model fits."""
+    path = tmp_path / "fits.yaml"
+    assert plan(config_only, "--device", "rtx4090", "--prompt-tokens", "20", "--fit", str(path)) == 0
+    out = capsys.readouterr().out
+    assert out.count(", fits") == 1 and f"written to {path}" in out
+    assert yaml.safe_load(path.read_text())["train"]["optimizer"]["micro_batches"] == 1
+    capsys.readouterr()
+    assert main(["plan", "--config", str(path), "--device", "cpu", "--prompt-tokens", "20"]) == 0
 
 
 @pytest.mark.slow

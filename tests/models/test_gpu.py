@@ -49,7 +49,7 @@ def test_rows_without_a_gap_give_the_gradient_of_groups() -> None:
     """Also of the prompt's heads, which only the first completion's row returns."""
     q, k, v = heads(1)
     d_out = heads(2)[0] * (real_mask := jnp.asarray(mask_of_real()))[..., None, None, None]
-    expected = jax.vjp(lambda *x: plain(*x, LENGTHS), q, k, v)[1](d_out)
+    expected = jax.vjp(lambda q, k, v: plain(q, k, v, LENGTHS), q, k, v)[1](d_out)
     got = gpu.attend_rows_backward(SIZES, q, k, v, LENGTHS, d_out, "xla")
     assert real_mask.any()
     for a, b in zip(got, expected, strict=True):
