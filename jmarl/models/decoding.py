@@ -39,9 +39,10 @@ from jmarl.models.decoder import (
     rope,
     run_layers,
 )
+from jmarl.models.platforms import attend_token
 
 Mask = Bool[Array, "row 1 key"]
-Cache = list[KeyValues]  # per layer: keys [K, R, h, T] and values [K, R, T, h] of R = P * G rows
+Cache = list[KeyValues]  # per layer: keys [K, R, h, T] and values [K, R, T, h] of R = P * G rows; fused: both [R, T, K, h]
 
 
 class Prefix(NamedTuple):
@@ -63,7 +64,9 @@ class DecodeView(NamedTuple):
     """The arrays that the decode loop of one agent reads."""
 
     params: Params  # all parameters but the layers
-    layers: list[tuple[Params, KeyValues]]  # per layer: parameters, keys [K, P, h, S] and values [K, P, S, h]
+    layers: list[
+        tuple[Params, KeyValues]
+    ]  # per layer: parameters, keys [K, P, h, S] and values [K, P, S, h], fused: [P, S, K, h]
     prefix_mask: Array  # [P, S] bool, as in `Prefix`
     rope: tuple[Array, Array]  # cosines and sines [S + T, h / 2]
     output_panels: Panels | None  # the output weight, if it is read cut into panels
@@ -100,8 +103,10 @@ def prefill(
     return Prefix(cache, jnp.concatenate([before_mask, jnp.arange(s) < lengths[:, None]], 1))
 
 
-def group_cache(prefix: Prefix, cache: Cache, lengths: Int[Array, " row"]) -> GroupCache:
+def group_cache(prefix: Prefix, cache: Cache, lengths: Int[Array, " row"], fused: bool = False) -> GroupCache:
     """Return the `GroupCache` after decoding. lengths: number of tokens of each row in the cache."""
+    if fused:
+        cache = [KeyValues(jnp.einsum("rtkh->krht", x.keys), jnp.einsum("rtkh->krth", x.values)) for x in cache]
     return GroupCache(prefix, jax.tree.map(lambda *layers: jnp.stack(layers), *cache), lengths)
 
 
@@ -123,6 +128,7 @@ def decode_view(
     capacity: int,
     layer_numbers: Sequence[Int[Array, ""] | int],
     cut: bool = False,
+    fused: bool = False,
 ) -> DecodeView:
     """Return what the decode loop reads. Call it once, outside the loop: inside, it would copy the weights at every token.
 
@@ -131,13 +137,19 @@ def decode_view(
       capacity: number of tokens that a row may have.
       layer_numbers: 0 to L - 1. As traced numbers they let XLA compile one kernel that slices a layer, instead of L kernels.
       cut: whether weights are cut into panels (`models/cpu.py`).
+      fused: whether a token attends by one kernel (`models/gpu.py`), which reads keys and values in a layout of its own.
     """
     rest = cast({name: w for name, w in params.items() if name != "layers"}, dtype)
     stacked = params["layers"], prefix.cache
 
+    def of_prompts(cache: KeyValues) -> KeyValues:
+        return KeyValues(jnp.einsum("kphs->pskh", cache.keys), jnp.einsum("kpsh->pskh", cache.values)) if fused else cache
+
     def layer(i: Int[Array, ""] | int) -> tuple[Params, KeyValues]:
         w, cache = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked)
-        return {name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}, cache
+        return {
+            name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()
+        }, of_prompts(cache)
 
     layers, panels = [layer(i) for i in layer_numbers], None
     if cut and isinstance(head := cut_panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T), Panels):
@@ -155,22 +167,25 @@ def view_axes(axes: Params, num_layers: int) -> DecodeView:
     return DecodeView(rest, [(axes["layers"], 0)] * num_layers, 0, 0, output)  # pyright: ignore[reportArgumentType]
 
 
-def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike) -> Cache:
+def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False) -> Cache:
     """Return an empty cache for rows of up to `capacity` tokens."""
     k, h = cfg.num_kv_heads, cfg.head_dim
+    if fused:
+        return [KeyValues(*(jnp.zeros((rows, capacity, k, h), dtype) for _ in range(2))) for _ in range(cfg.num_layers)]
     keys, values = jnp.zeros((k, rows, h, capacity), dtype), jnp.zeros((k, rows, capacity, h), dtype)
     return [KeyValues(keys, values) for _ in range(cfg.num_layers)]
 
 
 @jax.custom_batching.custom_vmap
 def _write(
-    cache: Float[Array, "*batch d e"], new: Float[Array, "*batch m n"], t: Int[Array, ""] | int
-) -> Float[Array, "*batch d e"]:
-    """Write `new`, which has size 1 in one of the last two axes, into the cache at index t of that axis.
+    cache: Float[Array, "*batch d e f"], new: Float[Array, "*batch m n o"], t: Int[Array, ""] | int
+) -> Float[Array, "*batch d e f"]:
+    """Write `new`, which has size 1 in one of the last three axes, into the cache at index t of that axis.
 
     Under vmap over cache and new it stays one slice update: jax would make a scatter, which XLA does not do in place.
     """
-    return lax.dynamic_update_slice_in_dim(cache, new, t, -1 if new.shape[-1] == 1 else -2)
+    axis = next((axis for axis in (-1, -2, -3) if new.shape[axis] != cache.shape[axis]), -1)
+    return lax.dynamic_update_slice_in_dim(cache, new, t, axis)
 
 
 @_write.def_vmap
@@ -215,28 +230,40 @@ def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array
     return attention
 
 
+def _fused_token_attention(prompt: KeyValues, row: KeyValues, lengths: Int[Array, " prompt"], t: Int[Array, ""]) -> Attention:
+    """Return `_token_attention` by one kernel. lengths: number of tokens of each prompt; there are none behind them."""
+
+    def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, KeyValues]:
+        keys, values = _write(row.keys, k[:, None], t), _write(row.values, v[:, None], t)
+        written = jnp.full(q.shape[0], t + 1)
+        return attend_token(q, *prompt, lengths, keys, values, written), KeyValues(keys, values)
+
+    return attention
+
+
 def decode_step(
-    view: DecodeView, cfg: ModelConfig, cache: Cache, tokens: Int[Array, "prompt group"], t: Int[Array, ""]
+    view: DecodeView, cfg: ModelConfig, cache: Cache, tokens: Int[Array, "prompt group"], t: Int[Array, ""], fused: bool = False
 ) -> tuple[Float[Array, "prompt group vocabulary"], Cache]:
-    """Feed one token per row, at index t after their prefixes.
+    """Feed one token per row, at index t after their prefixes. fused: see `decode_view`.
 
     Returns float32 logits and the cache with the tokens; it is the caller's cache, written in place.
     """
-    (p, g), capacity = tokens.shape, cache[0].keys.shape[-1]
+    (p, g), capacity, lengths = tokens.shape, cache[0].keys.shape[-1], view.prefix_mask.sum(-1)
     written = jnp.broadcast_to(jnp.arange(capacity) <= t, (p * g, capacity))
     mask = jnp.concatenate([jnp.repeat(view.prefix_mask, g, 0), written], 1)[:, None]
-    cos, sin = (table[jnp.repeat(view.prefix_mask.sum(-1) + t, g)] for table in view.rope)
+    cos, sin = (table[jnp.repeat(lengths + t, g)] for table in view.rope)
     x, new_cache = view.params["embed"][tokens.reshape(-1)], []
 
     @jax.jit  # traced once, not once per layer
     def layer(
-        x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, cos: Angles, sin: Angles, mask: Mask, t: Int[Array, ""]
+        x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, cos: Angles, sin: Angles, seen: Array, t: Int[Array, ""]
     ) -> tuple[Hidden, KeyValues]:
-        out: Any = Block(cfg).apply({"params": w}, x, cos, sin, _token_attention(prompt, row, mask, t))
+        attention = _fused_token_attention if fused else _token_attention
+        out: Any = Block(cfg).apply({"params": w}, x, cos, sin, attention(prompt, row, seen, t))
         return out
 
     for (w, prompt), row in zip(view.layers, cache, strict=True):
-        x, layer_cache = layer(x, w, prompt, row, cos, sin, mask, t)
+        x, layer_cache = layer(x, w, prompt, row, cos, sin, lengths if fused else mask, t)
         new_cache.append(layer_cache)
     x = rms_norm(x, view.params["final_norm"], cfg.rms_eps)
     out = logits(view.params, x) if view.output_panels is None else product(x, view.output_panels)

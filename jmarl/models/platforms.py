@@ -24,6 +24,8 @@ from jmarl.models.stack import is_placed
 # Options for all platforms; each compiler reads those with its own prefix.
 COMPILER_OPTIONS: dict[str, Any] = cpu.COMPILER_OPTIONS | gpu.COMPILER_OPTIONS
 
+GPU = ("gpu", "cuda")  # names of their platform: that of devices, and that of lowering
+
 
 def platform_of(tree: Any) -> str:
     """Return the platform of a pytree of arrays or `jax.ShapeDtypeStruct` with shardings; for host arrays, and while a function
@@ -43,6 +45,16 @@ def use_panels(platform: str, rows: int, dtype: str, own_core: bool) -> bool:
       own_core: whether each agent has its own device. A single device uses all cores and gains nothing.
     """
     return platform == "cpu" and own_core and rows <= cpu.MAX_PANEL_ROWS and dtype == "float32"
+
+
+def fuses_decoding(platform: str, dtype: str, head_dim: int) -> bool:
+    """Return whether one token attends by cuDNN's kernel, see `gpu.attend_token`."""
+    return platform in GPU and gpu.fuses_attention(dtype, head_dim)
+
+
+def steps_per_look(platform: str, new_tokens: int) -> int:
+    """Return how many tokens a decode loop adds before it looks whether all rows have ended."""
+    return gpu.steps_per_look(new_tokens) if platform in GPU else 1
 
 
 def gradient_memory(platform: str, params: Any) -> Any:
@@ -135,3 +147,6 @@ def merge_agents(f: Callable[..., Any]) -> Callable[..., Any]:
         return out, jax.tree.map(lambda _: True, out)
 
     return merged
+
+
+attend_token = merge_agents(lambda *arrays: gpu.attend_token(*arrays))

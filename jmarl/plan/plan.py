@@ -15,6 +15,7 @@ from jax.stages import Lowered
 from jmarl.config import TrainConfig
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.agents import Agent
+from jmarl.models.platforms import steps_per_look
 from jmarl.plan.devices import COMPILER_OPTIONS, GIB, Gpu, compile_device
 from jmarl.plan.hlo import Cost, Program
 from jmarl.plan.programs import UnknownTokenizer, programs_of_shapes, shapes_of_agent, shapes_of_run
@@ -95,7 +96,7 @@ def plan_program(name: str, lowered: Lowered, state: int, new_tokens: int, gpu: 
     if gpu is None:
         return ProgramPlan(name, arguments, temporaries, state + temporaries, None, 0.0, 0.0)
     text: Any = compiled.as_text()
-    cost = Program(text, new_tokens).cost()
+    cost = Program(text, unknown_trips=new_tokens // steps_per_look("gpu", new_tokens)).cost()
     speed = gpu.bfloat16 if "bf16" in text else gpu.float32
     return ProgramPlan(
         name, arguments, temporaries, state + temporaries, cost, cost.operations / speed, cost.bytes / gpu.bandwidth

@@ -23,7 +23,7 @@ from jmarl.memory import Program, starting
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.hub.tokenize import cut_left, decode, encode_prompts, follow_ups
-from jmarl.models.platforms import COMPILER_OPTIONS, platform_of, use_panels
+from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_look, use_panels
 from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
 from jmarl.models.stack import map_own, to_host
 from jmarl.randomness import Randomness
@@ -107,12 +107,17 @@ def sample_stack(
     if program.mesh is not None:  # rows over `data`, as in the update
         arrays = (ids, lengths, keys)
         ids, lengths, keys = lax.with_sharding_constraint(arrays, batch_shardings(program.mesh, arrays))
-    own_core = program.mesh is not None and program.mesh.size > 1 and splits_only_agents(program.mesh, ids.shape[0])
+    apart = program.mesh is None or splits_only_agents(program.mesh, ids.shape[0])  # no array of an agent is split
+    own_core = program.mesh is not None and program.mesh.size > 1 and apart
     panels = use_panels(program.platform, ids.shape[1] * group, program.settings.compute_dtype, own_core)
+    fused = past is None and apart and fuses_decoding(program.platform, program.settings.compute_dtype, program.config.head_dim)
+
+    steps = steps_per_look(program.platform, program.settings.max_new_tokens)
 
     def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, past: Any) -> Completions:
         inputs = SampleInputs(ids, lengths, keys, stop, past)
-        return sample(params, program.config, program.settings, inputs, panels=panels, keep_cache=program.keep_cache)
+        layouts: dict[str, Any] = dict(panels=panels, fused=fused, steps=steps)
+        return sample(params, program.config, program.settings, inputs, **layouts, keep_cache=program.keep_cache)
 
     sampled = over_agents(sample_on_device, program.mesh, ids.shape[0])(params, ids, lengths, keys, past)
     return sampled if acting is None else _place_acting(sampled, empty, program.roles, acting)

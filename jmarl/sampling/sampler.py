@@ -194,6 +194,8 @@ def sample(
     inputs: SampleInputs,
     *,
     panels: bool = False,
+    fused: bool = False,
+    steps: int = 1,
     keep_cache: bool = False,
 ) -> Completions:
     """Sample the completions [A, P, G, T] of a stack.
@@ -204,11 +206,13 @@ def sample(
         sampling: the sampling settings.
         inputs: prompts, random keys and stop ids.
         panels: read the weights cut into panels, see `models.cpu`.
+        fused: attend by one kernel, see `models.gpu`; not after a past.
+        steps: decode steps between two looks whether all rows have ended; must divide the number of new tokens.
         keep_cache: return the cache too, for prompts that follow these completions (`SampleInputs.past`).
     """
     keys, stop, new = inputs.keys, inputs.stop, sampling.max_new_tokens
     (a, p, g), vocab = keys.shape, cfg.vocab_size
-    decoder = _prepare(params, cfg, sampling, inputs, panels)
+    decoder = _prepare(params, cfg, sampling, inputs, panels, fused)
     seen = _ids_in_prompts(inputs, vocab) if sampling.repetition_penalty != 1 else None
     # Computed before the loop: in the loop, XLA for CPUs would run random numbers and a scatter as loops, at every token.
     u = uniforms(keys.reshape(-1), new)
@@ -235,9 +239,12 @@ def sample(
             seen = jax.vmap(jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True))))(seen, token)
         return DecodeState(t + 1, token, done | jnp.any(token[..., None] == stop, -1), cache, seen, out)
 
+    def several(state: DecodeState) -> DecodeState:
+        return body(state) if steps == 1 else lax.fori_loop(0, steps, lambda _, state: body(state), state)
+
     nothing_done, empty = jnp.zeros((a, p, g), bool), empty_completions((a, p, g, new), stop)
     start = DecodeState(jnp.int32(0), decoder.first_tokens, nothing_done, decoder.cache, seen, empty)
-    end = lax.while_loop(lambda state: (state.t < new) & ~jnp.all(state.done), body, start)
+    end = lax.while_loop(lambda state: (state.t < new) & ~jnp.all(state.done), several, start)
     out = end.out._replace(ended=end.done, steps=jnp.full(a, end.t))
     return out._replace(cache=decoder.export(end.cache, out.action_mask)) if keep_cache else out
 
@@ -269,7 +276,7 @@ class _Decoder(NamedTuple):
     first_tokens: Int[Array, "agent prompt group"]  # the prompts' last, which are not prefilled: `step` gives all logits
 
 
-def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool) -> _Decoder:
+def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool, fused: bool) -> _Decoder:
     """Prefill the prompts, and return the decoder of their completions."""
     prompts, lengths, keys, _, past = inputs
     (a, p, g), new, dtype = keys.shape, sampling.max_new_tokens, jnp.dtype(sampling.compute_dtype)
@@ -286,11 +293,11 @@ def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sampl
         before = past and decoding.prefix_of_rows(*past)
         embedded = params | {"embed": params["embed"].astype(dtype)}
         prefix = decoding.prefill(embedded, cfg, prompts, lengths - 1, before)
-        view = decoding.decode_view(params, cfg, dtype, prefix, new, numbers, panels)
-        return view, decoding.init_cache(cfg, p * g, new, dtype), prefix
+        view = decoding.decode_view(params, cfg, dtype, prefix, new, numbers, panels, fused)
+        return view, decoding.init_cache(cfg, p * g, new, dtype, fused), prefix
 
     view, cache, prefix = over_agents(prefill, 0, (axes, 0, 0))(drop_axis(own))
-    decode = over_agents(lambda view, *rest: decoding.decode_step(view, cfg, *rest), (axes, 0, 0, None))
+    decode = over_agents(lambda view, *rest: decoding.decode_step(view, cfg, *rest, fused=fused), (axes, 0, 0, None))
 
     def step(cache: Any, tokens: Array, t: Array) -> tuple[Array, Any]:
         logits, cache = decode(view, cache, drop_axis(tokens), t)
@@ -298,7 +305,7 @@ def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sampl
 
     def export(cache: Any, action_mask: Array) -> Any:
         counts = action_mask.sum(-1).reshape(a, p * g)  # cached: the prompt's last token and the completion's but its last
-        out = over_agents(decoding.group_cache)(prefix, cache, drop_axis(counts))
+        out = over_agents(partial(decoding.group_cache, fused=fused))(prefix, cache, drop_axis(counts))
         return jax.tree.map(lambda x: x[None], out) if a == 1 else out
 
     last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmarl.models import attention, gpu, platforms
+from jmarl.config import Sampling
+from jmarl.models import attention, decoding, gpu, platforms
+from jmarl.models.decoder import init_params
+from jmarl.sampling.sampler import SampleInputs, sample
 
 SIZES = gpu.Sizes(prompt=8, group=3, row=5)
 LENGTHS = jnp.array([8, 3, 0])  # a full prompt, a padded one, an empty one
@@ -109,3 +112,39 @@ def test_the_choice_by_platform_has_the_gradient_of_the_plain_form() -> None:
 def plain_of_arrays(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
     """`plain`, which keeps no array of its own."""
     return plain(q, k, v, lengths)
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+@pytest.mark.parametrize("keep_cache", [False, True])
+def test_one_kernel_and_several_steps_sample_the_same(tiny_config, monkeypatch, agents: int, keep_cache: bool) -> None:
+    """Tokens, log-probabilities and the cache that later prompts continue from; one prompt is a single token."""
+    cfg, settings = tiny_config("qwen2"), Sampling(max_new_tokens=10, top_p=0.9)
+    keys = jax.random.split(jax.random.key(0), agents)
+    params = jax.vmap(functools.partial(init_params, cfg))(keys)
+    prompts = jax.random.randint(jax.random.key(1), (agents, 3, 8), 3, 300)
+    lengths = jnp.array([[8, 1, 5]] * agents)
+    rows = jax.random.split(jax.random.key(2), (agents, 3, 4))
+    inputs = SampleInputs(prompts, lengths, rows, jnp.array([7, 11]))
+    by_xla = platforms.merge_agents(lambda *arrays: gpu.attend_token(*arrays, implementation="xla"))
+    monkeypatch.setattr(decoding, "attend_token", by_xla)
+
+    @functools.partial(jax.jit, static_argnames=("fused", "steps"))
+    def run(params, fused: bool, steps: int):
+        return sample(params, cfg, settings, inputs, fused=fused, steps=steps, keep_cache=keep_cache)
+
+    plain, fused = run(params, fused=False, steps=1), run(params, fused=True, steps=5)
+    np.testing.assert_array_equal(fused.tokens, plain.tokens)
+    np.testing.assert_array_equal(fused.action_mask, plain.action_mask)
+    np.testing.assert_allclose(fused.logprobs, plain.logprobs, atol=1e-5)
+    assert plain.action_mask.sum(-1).min() < 10, "no row has ended early"
+    if keep_cache:
+        assert jax.tree.map(jnp.shape, fused.cache) == jax.tree.map(jnp.shape, plain.cache)
+        inside = (jnp.arange(10) < plain.cache.lengths[..., None])[:, None, None, :, :, None]  # [A, L, K, R, T, h]
+        for got, want in zip(fused.cache.rows, plain.cache.rows, strict=True):
+            got, want = (jnp.moveaxis(x, x.shape.index(10), 4) for x in (got, want))
+            np.testing.assert_allclose(jnp.where(inside, got, 0), jnp.where(inside, want, 0), atol=1e-5)
+
+
+def test_steps_divide_the_new_tokens() -> None:
+    assert [gpu.steps_per_look(n) for n in (1, 7, 30, 64, 100, 97)] == [1, 7, 15, 16, 10, 1]
+    assert platforms.steps_per_look("cpu", 64) == 1 and platforms.steps_per_look("cuda", 64) == 16
