@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ class Evaluation(NamedTuple):
     mean: float  # return (with one turn the reward) over valid joint actions
     interval: float  # half of the 95 % interval of the mean, over prompts
     rollout: Rollout
+    notes: Mapping[str, float] = {}  # further metrics
 
     def __repr__(self) -> str:  # without the rollout
         return f"Evaluation(mean={self.mean:.4g}, interval={self.interval:.2g})"
@@ -87,8 +88,8 @@ def is_success(name: str, values: np.ndarray) -> bool:
 def numbers(result: Evaluation) -> dict[str, float]:
     """Return what is logged of an evaluation.
 
-    The return; the mean of each part of the reward in the last turns of the episodes; and if a part called `solved` is 0 or 1,
-    pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over prompts.
+    The return; the mean of each part of the reward in the last turns of the episodes; if a part called `solved` is 0 or 1,
+    pass@k for k = 1, 2, 4, ... and all samples, with 95 % intervals over prompts; and its notes.
     """
     row = {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
     for name, last in last_parts(result.rollout).items():
@@ -99,4 +100,4 @@ def numbers(result: Evaluation) -> dict[str, float]:
             for k in sorted({1 << i for i in range(samples.bit_length())} | {samples}):
                 mean, interval = mean_and_interval(pass_at_k(last, k))
                 row |= {f"eval/{prefix}pass@{k}": float(mean), f"eval/{prefix}pass@{k}_ci95": float(interval)}
-    return row
+    return row | {f"eval/{name}": value for name, value in result.notes.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -28,6 +28,8 @@ from jmarl.training.loop import Source
 from jmarl.training.precompile import compile_all, programs_of_run
 from jmarl.training.records import Played
 from jmarl.types import Batch, Batches, TeamState
+
+EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-out items, their rollout) -> metrics
 
 
 def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_items: Sequence[dict] = ()) -> Source:
@@ -61,6 +63,18 @@ def evaluation_of(
     if not items:
         return None
     return lambda state: evaluate(team, [lora.model_of(stack) for stack in state.stacks], items, env, cfg)
+
+
+def with_metrics(
+    evaluate_state: Callable[[TeamState], Evaluation], items: Sequence[dict], metrics: EvalMetrics
+) -> Callable[[TeamState], Evaluation]:
+    """Return a function that evaluates a state on held-out items, with further metrics in its notes."""
+
+    def evaluate_and_measure(state: TeamState) -> Evaluation:
+        result = evaluate_state(state)
+        return result._replace(notes=metrics(items, result.rollout))
+
+    return evaluate_and_measure
 
 
 def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) -> list[dict]:

@@ -24,7 +24,7 @@ from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.pair_rounds import Rounds, pair_source
 from jmarl.training.preferences.reward_model import learned_source, policy_config
 from jmarl.training.records import TrainResult
-from jmarl.training.rollouts import rollout_source
+from jmarl.training.rollouts import EvalMetrics, rollout_source, with_metrics
 from jmarl.training.start import copy_initial, first_agent, initial_digests, run_identity, say_what_runs, start
 
 
@@ -37,6 +37,7 @@ def train(
     params: Sequence[Any] | None = None,
     eval_items: Sequence[dict] = (),
     wandb_config: dict | None = None,
+    eval_metrics: EvalMetrics | None = None,
 ) -> TrainResult:
     """Train a team on items and return the result.
 
@@ -50,6 +51,7 @@ def train(
             `policies` for an earlier state works too, and continues to train its adapters.
         eval_items: held-out items; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
+        eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`.
     """
     env = environment_of(team, reward, cfg)
     algorithm = check_run(items, cfg, wandb_config)
@@ -72,6 +74,8 @@ def train(
         source = pair_source(setup, rounds, eval_items)
     else:
         source = learned_source(setup, rounds, judge, eval_items, algorithm, cfg)
+    if source.evaluate is not None and eval_metrics is not None:
+        source = source._replace(evaluate=with_metrics(source.evaluate, eval_items, eval_metrics))
     identity = run_identity(setup, items, env) | {"initial": initial}
     learns_from_rollouts = rounds is None or judge is not None
     if cfg.run.replay_rollout:

@@ -543,6 +543,54 @@ def test_default_team_has_two_agents_and_counts_must_agree(model):
             tiny_trainer(None, agents=[model, model], **arguments)
 
 
+def test_the_metrics_of_an_eval_logger_are_logged_with_the_held_out_results(model, tmp_path):
+    """As CoMLRL calls it: completions [agent][sample][turn], the samples' tests, entry points and prompts; then the number of
+    turns for the aggregator."""
+    held_out = [{"prompt": "one", "test": "assert f()", "entry_point": "f"}, {"prompt": "two"}, {"prompt": "three"}]
+    calls = []
+
+    def eval_logger(agent_completions_turns, test_cases, entry_points, prompts):
+        calls.append((agent_completions_turns, test_cases, entry_points, prompts))
+        return [{"turns": len(a), "characters": sum(map(len, a + b))} for a, b in zip(*agent_completions_turns, strict=True)]
+
+    def eval_aggregator(metrics, num_turns):
+        return {f"turn_{num_turns}/characters": sum(row["characters"] for row in metrics), "samples": len(metrics)}
+
+    def transition(prompt, agent_completions, num_agents, **histories):
+        return [f"{prompt} {text}!" for text in agent_completions]
+
+    args = tiny_config(num_turns=2, max_steps=1, eval_generations=2, output_dir=str(tmp_path / "run"))
+    run = dict(args=args, external_transition=transition, eval_dataset=held_out, eval_logger=eval_logger)
+    trainer = tiny_trainer(model, **run, eval_aggregator=eval_aggregator)
+    result = trainer.train()
+    (completions, *about_items), after = calls[-1], result.after
+    assert about_items == [
+        ["assert f()"] * 2 + [""] * 4,
+        ["f"] * 2 + [""] * 4,
+        ["one"] * 2 + ["two"] * 2 + ["three"] * 2,
+    ]
+    turns = after.rollout.turns
+    expected = [
+        [[turns[0].texts[n][p][g], turns[1].texts[n][2 * p + g][0]] for p in range(3) for g in range(2)] for n in range(2)
+    ]
+    assert completions == expected
+    characters = sum(len(text) for agent in expected for sample in agent for text in sample)
+    logged = [row for row in rows(tmp_path / "run") if "eval/reward" in row]
+    assert [row["eval/samples"] for row in logged] == [6, 6] and len(calls) == 2  # before and after the update
+    assert logged[-1]["eval/turn_2/characters"] == characters
+    assert trainer.evaluate()["eval/turn_2/characters"] == characters
+    assert tiny_trainer(model, **run).evaluate()["eval/turns"] == 2  # without an aggregator: the mean over samples
+
+
+def test_a_metric_that_is_no_number_raises(model):
+    arguments = dict(eval_dataset=ITEMS, eval_logger=lambda prompts: [{"verdict": "good"} for _ in prompts])
+    with pytest.raises(TypeError, match="the metric 'verdict' of an evaluation is 'good'"):
+        tiny_trainer(model, **arguments).evaluate()
+    arguments["eval_logger"] = lambda agent_completions_turns: 0.5
+    with pytest.raises(TypeError, match="eval_logger= returned 0.5: return a list"):
+        tiny_trainer(model, **arguments).evaluate()
+
+
 def test_two_turns_with_external_transition(model, tmp_path):
     """`external_transition` gets its keywords, a formatter gets `external_prompts`."""
     prompts = []
@@ -615,8 +663,9 @@ def test_any_series_of_dicts_is_a_data_set(model, kind):
             "agent 0 is a object: load it with jmarl.load_agent",
         ),
         (dict(args=MAGRPOConfig(num_turns=2)), ValueError, "num_turns=2 needs external_transition"),
-        (dict(eval_logger=print), NotImplementedError, "eval_logger="),
-        (dict(eval_aggregator=print), NotImplementedError, "eval_aggregator="),
+        (dict(model_config={"dtype": "bf16"}), NotImplementedError, "model_config="),
+        (dict(eval_logger="accuracy"), TypeError, "eval_logger= is a function, got str"),
+        (dict(eval_aggregator=print), TypeError, "eval_aggregator= has no effect without eval_logger="),
         (dict(reward_model="x"), TypeError, "reward_model= has no effect for MAGRPOTrainer, which learns none"),
         (dict(args=TrainConfig()), TypeError, "takes args=MAGRPOConfig"),
         (dict(args=tiny_config(num_generations=1)), ValueError, "num_generations=1 is too small"),

@@ -1,8 +1,7 @@
 """MAGRPO, and the constructor, `train`, `evaluate` and `save_model` of all trainers that sample completions.
 
 A trainer loads and checks its arguments, fills a `TrainConfig` and calls `jmarl.training.train.train`. The other trainers of
-this room differ in the class of their configuration, and so in the algorithm. Left out: evaluation metrics of the user
-(`eval_logger`, `eval_aggregator`), which are refused.
+this room differ in the class of their configuration, and so in the algorithm.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from jmarl.comlrl.arguments import (
     read_items,
 )
 from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, read_eval_metrics
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, Transition
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
@@ -38,11 +38,7 @@ from jmarl.training.checks import check_run, environment_of
 from jmarl.training.records import TrainResult
 from jmarl.training.train import train
 
-UNSUPPORTED = {
-    "eval_logger": "evaluation reports the reward; put other figures into a reward function of weight 0",
-    "eval_aggregator": "evaluation reports the reward; put other figures into a reward function of weight 0",
-    "model_config": "load agents with jmarl.load_agent and pass them as agents=; compute_dtype sets the dtype",
-}
+MODEL_CONFIG = "load agents with jmarl.load_agent and pass them as agents=; compute_dtype sets the dtype"
 
 
 @trainer_config
@@ -79,7 +75,8 @@ class MAGRPOTrainer:
             Default: those of the models.
         external_transition: writes the prompts of later turns; see `jmarl.envs.reward_environment.RewardEnvironment`.
         wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
-        model_config, eval_logger, eval_aggregator: refused; the error says what to use instead.
+        eval_logger, eval_aggregator: metrics of your own for held-out completions; see `jmarl.comlrl.eval_metrics`.
+        model_config: refused; the error says what to use instead.
     """
 
     config_class: type[TrainerConfig] = MAGRPOConfig
@@ -110,12 +107,12 @@ class MAGRPOTrainer:
         wandb_config: Mapping[str, Any] | None = None,
         model_config: None = None,
         external_transition: Transition | None = None,
-        eval_logger: None = None,
-        eval_aggregator: None = None,
+        eval_logger: EvalLogger | None = None,
+        eval_aggregator: EvalAggregator | None = None,
     ):
-        for name, value in dict(eval_logger=eval_logger, eval_aggregator=eval_aggregator, model_config=model_config).items():
-            if value is not None:
-                raise NotImplementedError(f"{name}= is not supported: {UNSUPPORTED[name]}")
+        if model_config is not None:
+            raise NotImplementedError(f"model_config= is not supported: {MODEL_CONFIG}")
+        self.eval_metrics = read_eval_metrics(eval_logger, eval_aggregator)
         self.args = self.config_class() if args is None else args
         check_args(self.args, self.config_class, type(self).__name__)
         check_wandb(wandb_config, self.args)
@@ -177,18 +174,20 @@ class MAGRPOTrainer:
             params=self.params,
             eval_items=self.eval_items,
             wandb_config=self.wandb_config,
+            eval_metrics=self.eval_metrics,
         )
         self._params = policies(result.state)
         return result
 
     def evaluate(self, eval_dataset: Iterable[Mapping] | None = None) -> dict[str, float]:
-        """Return the mean return of the current weights on `eval_dataset` (default: the trainer's), and half the width of its
-        95 % interval."""
+        """Return the mean return of the current weights on `eval_dataset` (default: the trainer's), half the width of its 95 %
+        interval, and the metrics of `eval_logger`."""
         items = self.eval_items if eval_dataset is None else self._read_eval_items(eval_dataset)
         if not len(items):
             raise ValueError("there is nothing to evaluate on: give eval_dataset= to evaluate() or to the trainer")
         result = evaluate(self.team, self.params, items, self.env, self.config)
-        return {"eval/reward": result.mean, "eval/reward_ci95": result.interval}
+        notes = self.eval_metrics(items, result.rollout) if self.eval_metrics else {}
+        return {"eval/reward": result.mean, "eval/reward_ci95": result.interval} | {f"eval/{k}": x for k, x in notes.items()}
 
     def save_model(self, output_dir: str | os.PathLike) -> None:
         """Write each agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""

@@ -1,0 +1,111 @@
+"""Metrics of the user for held-out completions: `eval_logger` measures each sample, `eval_aggregator` sums the samples up.
+
+    def eval_logger(agent_completions_turns, test_cases, entry_points, prompts):  # [N][samples][turns], [samples], ...
+        return [{"longer": float(len(b[-1]) > len(a[-1]))} for a, b in zip(*agent_completions_turns)]
+
+    def eval_aggregator(metrics, num_turns):  # what eval_logger returned
+        return {"longer": sum(row["longer"] for row in metrics) / len(metrics)}
+
+The run then logs `eval/longer` beside `eval/reward`. A sample is an episode: one per held-out item, or eval_generations.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jmarl.rollout.turns import Rollout
+
+Rows = Sequence[Mapping[str, Any]]  # of each sample
+EvalLogger = Callable[..., Rows]
+EvalAggregator = Callable[..., Mapping[str, float]]
+
+
+class EvalMetrics:
+    """Calls the two functions for a rollout on held-out items.
+
+    Args:
+        logger: takes by keyword what its signature names of agent_completions_turns [N][samples][turns]; of the samples' items
+            their `test` as test_cases, `entry_point` as entry_points and `prompt` as prompts ("" where missing); and the items
+            themselves as batch_items. It returns one dict per sample.
+        aggregator: takes these dicts, and num_turns if its signature names it; returns numbers by name. None: the mean of each
+            metric over the samples that have it.
+    """
+
+    def __init__(self, logger: EvalLogger, aggregator: EvalAggregator | None = None):
+        self.logger, self.aggregator = logger, aggregator
+
+    def __call__(self, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
+        """Return the metrics of a rollout on these items."""
+        samples = [items[i] for i in rollout.turns[0].items for _ in rollout.turns[0].joint]
+        given = {
+            "agent_completions_turns": completions_of_episodes(rollout),
+            "test_cases": [item.get("test", "") for item in samples],
+            "entry_points": [item.get("entry_point", "") for item in samples],
+            "prompts": [item.get("prompt", "") for item in samples],
+            "batch_items": [dict(item) for item in samples],
+        }
+        rows = self.logger(**named(self.logger, given))
+        if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
+            raise TypeError(f"eval_logger= returned {rows!r:.80}: return a list with a dict of metrics for each sample")
+        if self.aggregator is None:
+            return means(rows)
+        metrics = self.aggregator(rows, **named(self.aggregator, {"num_turns": rollout.num_turns}))
+        if not isinstance(metrics, Mapping):
+            raise TypeError(f"eval_aggregator= returned {metrics!r:.80}: return a dict of metrics")
+        return {str(name): number(name, value) for name, value in metrics.items()}
+
+
+def read_eval_metrics(logger: EvalLogger | None, aggregator: EvalAggregator | None) -> EvalMetrics | None:
+    """Return the metrics of the arguments eval_logger= and eval_aggregator= of a trainer; None without them."""
+    for name, value in (("eval_logger", logger), ("eval_aggregator", aggregator)):
+        if value is not None and not callable(value):
+            raise TypeError(f"{name}= is a function, got {type(value).__name__}")
+    if logger is None and aggregator is not None:
+        raise TypeError("eval_aggregator= has no effect without eval_logger=, whose metrics it sums up: give both")
+    return None if logger is None else EvalMetrics(logger, aggregator)
+
+
+def completions_of_episodes(rollout: Rollout) -> list[list[list[str]]]:
+    """Return the completions [N][episodes][turns] of episodes that do not branch: one per joint action of the first turn."""
+    first = rollout.turns[0]
+    texts: list[list[list[str]]] = [[[] for _ in range(len(first.items) * len(first.joint))] for _ in first.texts]
+    before = np.arange(len(texts[0]))  # of each joint action of the turn before, its episode
+    for t, turn in enumerate(rollout.turns):
+        episodes = np.repeat(before[turn.parents], len(turn.joint)) if t else before
+        for n, completions in enumerate(turn.texts):
+            actions = [row[g] for row in completions for g in turn.joint[:, n]]
+            for episode, text in zip(episodes, actions, strict=True):
+                texts[n][episode].append(text)
+        before = episodes
+    return texts
+
+
+def named(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a function's signature names, or all if it takes any (**kwargs)."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some C functions have no signature
+        return {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(arguments)
+    return {parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments}
+
+
+def means(rows: Rows) -> dict[str, float]:
+    """Return the mean of each metric over the samples that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {str(name): float(np.mean([number(name, row[name]) for row in rows if name in row])) for name in names}
+
+
+def number(name: Any, value: Any) -> float:
+    """Return a metric as a number. Raises TypeError for other values."""
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the metric {name!r} of an evaluation is {value!r:.60}: eval_aggregator= must return numbers"
+        ) from error
