@@ -55,7 +55,7 @@ class TrainingConfig:
     eval_every: int | None = None
     """Updates between evaluations on held-out tasks."""
     eval_episodes: int | None = None
-    """Held-out tasks of an evaluation, of which each is played once."""
+    """Held-out tasks of an evaluation, of which each is played once; of dpo and sft the held-out pairs or trajectories."""
     checkpoint_dir: str | None = None
     save_every: int | None = None
     save_total_limit: int | None = None

@@ -184,10 +184,17 @@ def split_held_out(rows: Sequence[Any], task: TaskConfig, read: Callable[[Any], 
     """Return the rows to train on, and the held-out ones: the last rows, or those that `read` returns for another source."""
     if isinstance(task.held_out, str):
         return list(rows[: task.num_tasks]), list(read(read_held_out(task)))
-    if task.held_out >= len(rows):
-        raise ValueError(f"held_out={task.held_out} leaves nothing to train on: data has {len(rows)} rows")
-    last = len(rows) - task.held_out
-    return list(rows[:last][: task.num_tasks]), list(rows[last:])
+    return hold_out(rows, task.held_out, task.num_tasks)
+
+
+def hold_out(rows: Sequence[Any], count: int, num_tasks: int | None = None) -> tuple[list[Any], list[Any]]:
+    """Return the first rows to train on, at most num_tasks, and the last `count` rows. Raises ValueError if none is left."""
+    if count >= len(rows):
+        raise ValueError(
+            f"held_out={count} leaves nothing to train on: data has {len(rows)} rows; set held_out (eval_episodes) lower"
+        )
+    last = len(rows) - count
+    return list(rows[:last][:num_tasks]), list(rows[last:])
 
 
 def read_data(task: TaskConfig) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -169,15 +171,58 @@ def test_dpo_of_a_team_learns_from_joint_pairs(agents, tmp_path):
 
 def test_sft_imitates_the_solver_and_models_the_world(agents):
     env = policy(agents[0])
-    trainer = SFTTrainer(env, [Copy()], config("sft", SFTConfig(mode="combined", max_trajectories=4)))
+    trainer = SFTTrainer(env, [Copy()], config("sft", SFTConfig(mode="combined")))
     assert (trainer.config.loss.bc_weight, trainer.config.loss.world_model_weight) == (0.5, 0.5)
-    assert len(trainer.data) == 8 and {t.reward for t in trainer.data} == {1.0}
+    assert {t.reward for t in trainer.data} == {1.0}
     first, second = trainer.data[:2]
     assert first.observations[1].messages[0]["content"] == "Again." and second.observations[1] == "Done. Reward: 0.5"
     losses = trainer.train(num_iterations=8).losses
     assert losses[-1] < losses[0]
     assert 0 <= trainer.evaluate(4)["eval/reward"] <= 1
     np.testing.assert_array_equal(env.agent.params["embed"], np.asarray(trainer.params[0]["embed"])[0])
+
+
+def test_max_trajectories_limits_given_and_collected_trajectories(agents):
+    given = [{"prompt": "a", "completion": str(n)} for n in range(1200)]
+    assert len(SFTTrainer(policy(agents[0]), [], config("sft"), trajectory_dataset=given).data) == 1200  # all by default
+    limited = config("sft", SFTConfig(max_trajectories=3))
+    trainer = SFTTrainer(policy(agents[0]), [], limited, trajectory_dataset=given)
+    assert [t.actions for t in trainer.data] == [("0",), ("1",), ("2",)]
+    assert len(SFTTrainer(policy(agents[0]), Copy(), limited).data) == 3
+    assert len(SFTTrainer(policy(agents[0]), Copy(), config("sft", SFTConfig(max_trajectories=300))).data) == 300
+    assert len(SFTTrainer(policy(agents[0]), Copy(), config("sft")).data) == 2 * 256  # two messages per task
+
+
+def evaluations(directory) -> list[dict]:
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "eval/updates" in row]
+
+
+def test_eval_every_evaluates_sft_on_held_out_trajectories(agents, tmp_path):
+    given = [{"prompt": "a", "completion": str(n)} for n in range(6)]
+    settings = dict(num_epochs=2, eval_every=1, eval_episodes=2, batch_size=2, save_every=0)
+    for name, envs, data in (("given", [], given), ("solved", Copy(), None)):
+        run = config("sft", SFTConfig(max_trajectories=3), checkpoint_dir=str(tmp_path / name), **settings)
+        trainer = SFTTrainer(policy(agents[0]), envs, run, trajectory_dataset=data)
+        assert (len(trainer.data), len(trainer.eval_data)) == (3, 2)
+        trainer.train()
+        assert [row["eval/updates"] for row in evaluations(tmp_path / name)] == [0, 1, 2]
+        assert all(np.isfinite(row["eval/loss"]) for row in evaluations(tmp_path / name))
+    with pytest.raises(ValueError, match="held_out=20 leaves nothing to train on: data has 6 rows"):
+        SFTTrainer(policy(agents[0]), [], config("sft", eval_every=1), trajectory_dataset=given)
+
+
+def test_eval_episodes_counts_the_held_out_pairs_of_dpo(agents, tmp_path):
+    pairs = [{"prompt": "a", "chosen": str(n), "rejected": "no"} for n in range(6)]
+    few = config("dpo", eval_every=1, eval_episodes=2, num_epochs=1, checkpoint_dir=str(tmp_path), save_every=0, batch_size=2)
+    trainer = DPOTrainer(policy(agents[0]), pairs, few)
+    assert (len(trainer.data), len(trainer.eval_data)) == (4, 2)
+    trainer.train()
+    assert [row["eval/updates"] for row in evaluations(tmp_path)] == [0, 1]
+    given = DPOTrainer(policy(agents[0]), pairs, few, eval_dataset=pairs[:3])
+    assert (len(given.data), len(given.eval_data)) == (6, 2)
+    every = DPOTrainer(policy(agents[0]), pairs, config("dpo", eval_every=1), eval_dataset=pairs[:3])
+    assert (len(every.data), len(every.eval_data)) == (6, 3)
 
 
 def test_behavioral_cloning_sees_no_answers(agents):

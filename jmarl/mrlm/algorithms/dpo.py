@@ -10,6 +10,7 @@ from jmarl.mrlm.algorithms.trainer import Policies
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
+from jmarl.training.experiment import hold_out
 from jmarl.training.fit import check_data, check_fit, fit
 from jmarl.training.preferences.data_source import encode, evaluate_on_data
 from jmarl.training.preferences.pairs import Pair, load_pairs
@@ -24,7 +25,9 @@ class DPOTrainer(Policies):
         preference_dataset: a file, a `datasets.Dataset` or a list of dicts with prompt, chosen and rejected (texts or chat
             messages); see `jmarl.training.preferences.pairs.load_pairs`.
         config: the settings.
-        eval_dataset: held-out pairs for `evaluate`; None: the pairs that are trained on.
+        eval_dataset: held-out pairs, of which an evaluation takes the first eval_episodes (default: all). None: the last
+            eval_episodes of preference_dataset, which are then not trained on (default: 20 if eval_every is set, else
+            `evaluate` takes the pairs that are trained on).
     """
 
     section, algorithm, team_algorithm = "dpo", "dpo", "madpo"
@@ -39,8 +42,11 @@ class DPOTrainer(Policies):
         super().__init__(policy_env, config)
         size = len(self.policy_envs)
         self.config = self._resolve(size)
-        self.data = self._read(preference_dataset)
-        self.eval_data = None if eval_dataset is None else self._read(eval_dataset)
+        pairs = self._read(preference_dataset)
+        if eval_dataset is None:
+            self.data, self.eval_data = hold_out(pairs, self.num_held_out or 0)
+        else:
+            self.data, self.eval_data = pairs, self._read(eval_dataset)[: self.experiment.training.eval_episodes]
         check_fit(self.config, self.wandb)
         check_data(self.data, self.config)
         self._make_team(size, self.config)
@@ -57,9 +63,10 @@ class DPOTrainer(Policies):
         return [pair._replace(prompts=tuple(prefixed(*x) for x in zip(systems, pair.prompts, strict=True))) for pair in pairs]
 
     def train(self, num_iterations: int | None = None) -> FitResult:
-        """Make `num_iterations` updates (default: as in the settings), each on `batch_size` pairs."""
+        """Make `num_iterations` updates (default: as in the settings), each on `batch_size` pairs. Held-out pairs are
+        evaluated if `eval_every` is set."""
         cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
-        held_out = (self.eval_data or ()) if cfg.run.eval_every else ()
+        held_out = self.eval_data if cfg.run.eval_every else ()
         result = fit(self.team, self.data, cfg, params=self.params, eval_data=held_out, wandb_config=self.wandb)
         self._learned(result.state)
         return result

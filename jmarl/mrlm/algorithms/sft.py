@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from jmarl.config import TrainConfig
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import LockStep
@@ -21,7 +23,9 @@ from jmarl.mrlm.algorithms.trainer import NUM_EPISODES, Policies, merge_environm
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
+from jmarl.randomness import DRAW
 from jmarl.team import Team, sort_into_stacks
+from jmarl.training.experiment import hold_out
 from jmarl.training.fit import check_data, check_fit, fit
 from jmarl.training.imitation import demonstrate, demonstrate_in_lock_step
 from jmarl.training.preferences.pairs import Trajectory, load_trajectories
@@ -39,7 +43,10 @@ class SFTTrainer(Policies):
             plays. It may be empty if trajectories are given.
         config: the settings.
         trajectory_dataset: a file, a `datasets.Dataset` or a list of dicts; see
-            `jmarl.training.preferences.pairs.load_trajectories`.
+            `jmarl.training.preferences.pairs.load_trajectories`. The first max_trajectories are trained on.
+
+    If eval_every is set, the loss on held-out trajectories is logged: on the last eval_episodes (default: 20) of
+    trajectory_dataset, which are then not trained on, or on those that solvers write for held-out tasks.
     """
 
     section, algorithm, team_algorithm = "sft", "sft", "sft"
@@ -58,19 +65,30 @@ class SFTTrainer(Policies):
         check_fit(self.config, self.wandb)
         given = trajectory_dataset is not None
         self.env: Any = None if given and not eval_envs else merge_environments(eval_envs, chat=self.chat, self_play=True)
-        data = load_trajectories(trajectory_dataset, self.min_reward) if given else self._collect()
-        self.data = [self._with_system_prompt(trajectory) for trajectory in data]
+        held_out = (self.num_held_out or 0) if self.config.run.eval_every else 0
+        if given:
+            parts = hold_out(load_trajectories(trajectory_dataset, self.min_reward), held_out, self.num_tasks)
+        else:
+            train = self._collect("train", self.num_tasks or NUM_DEMONSTRATIONS, self.num_tasks)
+            parts = train, self._collect("eval", held_out, held_out) if held_out else []
+        self.data, self.eval_data = ([self._with_system_prompt(trajectory) for trajectory in part] for part in parts)
         check_data(self.data, self.config)
         self._make_team(1, self.config)
 
-    def _collect(self) -> list[Trajectory]:
-        """Return what the environments' solvers write. Raises ValueError if min_reward leaves none."""
+    def _collect(self, split: str, num_tasks: int, limit: int | None) -> list[Trajectory]:
+        """Return what the environments' solvers write. Raises ValueError if min_reward leaves none.
+
+        Args:
+            split: of the tasks, train or eval.
+            num_tasks: tasks that are solved, in equal parts of each environment.
+            limit: draw so many of their trajectories; None: all.
+        """
         members = list(self.env.environments.values()) if isinstance(self.env, Mixture) else [self.env]
         answers = bool(self.config.loss.world_model_weight)
-        count, seed = min(self.num_tasks, NUM_DEMONSTRATIONS), self.config.run.seed
+        seed = self.config.run.seed
         collected = []
         for member in members:
-            tasks = member.tasks("train", -(-count // len(members)), seed)
+            tasks = member.tasks(split, -(-num_tasks // len(members)), seed)
             try:
                 if isinstance(member, LockStep):
                     by_agent = demonstrate(member.env, tasks, seed=seed, answers=answers)
@@ -83,7 +101,9 @@ class SFTTrainer(Policies):
         if kept_out and len(kept_out) == len(collected):
             best = max(t.reward for t in collected)
             raise ValueError(f"min_reward_threshold={self.min_reward} leaves no trajectory: the best has {best:g}")
-        return [t for t in collected if self.min_reward is None or t.reward >= self.min_reward]
+        enough = [t for t in collected if self.min_reward is None or t.reward >= self.min_reward]
+        drawn = np.random.default_rng((seed, DRAW)).permutation(len(enough))[:limit]
+        return [enough[i] for i in sorted(drawn)]
 
     def _with_system_prompt(self, trajectory: Trajectory) -> Trajectory:
         system = self.policy_envs[0].system_prompt
@@ -92,9 +112,11 @@ class SFTTrainer(Policies):
         return trajectory._replace(observations=(prompt, *rest))
 
     def train(self, num_iterations: int | None = None) -> FitResult:
-        """Make `num_iterations` updates (default: as in the settings), each on `batch_size` trajectories."""
+        """Make `num_iterations` updates (default: as in the settings), each on `batch_size` trajectories. The loss on
+        held-out trajectories is logged if `eval_every` is set."""
         cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
-        result = fit(self.team, self.data, cfg, params=self.params, wandb_config=self.wandb)
+        held_out = self.eval_data if cfg.run.eval_every else ()
+        result = fit(self.team, self.data, cfg, params=self.params, eval_data=held_out, wandb_config=self.wandb)
         self._learned(result.state)
         return result
 

@@ -65,14 +65,15 @@ class Policies:
         self.chat = all(policy.chat for policy in self.policy_envs)
 
     def _resolve(self, num_roles: int, **defaults: Any) -> TrainConfig:
-        """Return the settings. Sets those outside of `TrainConfig`: `num_tasks`, `num_held_out`, `min_reward`, `wandb`."""
+        """Return the settings. Sets those outside of `TrainConfig`: `num_tasks`, `num_held_out`, `min_reward`, `wandb`;
+        the first three are None if they are not given."""
         frozen = tuple(i for i, policy in enumerate(self.policy_envs) if policy.mode is EnvironmentMode.CLIENT)
         if len(frozen) == len(self.policy_envs):
             raise ValueError("no policy is trained: all are in mode CLIENT; give one mode=EnvironmentMode.SERVER")
         algorithm = self.algorithm if num_roles == 1 else self.team_algorithm
         every = {"algorithm": algorithm, "chat": self.chat, "frozen_agents": frozen}
         config, other = self.experiment.resolve(self.section, {**self.defaults, **every, **defaults})
-        self.num_tasks, self.num_held_out = other.get("num_tasks") or NUM_TASKS, other.get("held_out")
+        self.num_tasks, self.num_held_out = other.get("num_tasks"), other.get("held_out")
         self.min_reward, self.wandb = other.get("min_reward"), self._wandb(other)
         return config
 
@@ -145,7 +146,7 @@ class Trainer(Policies):
         """
         cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
         held_out = self.env.tasks("eval", self.num_held_out or NUM_EPISODES, cfg.run.seed) if cfg.run.eval_every else ()
-        tasks = self.env.tasks("train", self.num_tasks, cfg.run.seed)
+        tasks = self.env.tasks("train", self.num_tasks or NUM_TASKS, cfg.run.seed)
         result = train(self.team, self.env, tasks, cfg, params=self.params, eval_items=held_out, wandb_config=self.wandb)
         self._learned(result.state)
         return result
