@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -23,15 +24,17 @@ import pytest
 
 from experiments.tiny import random_agents, tokenizer
 from jmarl.algorithms import ALGORITHMS, AlgorithmRow
-from jmarl.config import TrainConfig
+from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import make_reward
 from jmarl.rl.advantages import group_mean
 from jmarl.team import make_team, policies, save_team, to_checkpoint
 from jmarl.training.files.checkpoint import CheckpointError, saved_steps
+from jmarl.training.files.config_file import written_config
 from jmarl.training.files.failed_update import NonFiniteError
 from jmarl.training.files.interrupt import interruptible
 from jmarl.training.files.lock import DirectoryInUse, locked
+from jmarl.training.files.run_directory import CannotGoOn, check_directory
 from jmarl.training.files.saving import Saves
 from jmarl.training.fit import fit
 from jmarl.training.logs import rollout_log
@@ -652,3 +655,36 @@ def test_a_lock_can_be_taken_only_once_in_a_process(tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     with contextlib.ExitStack() as again:
         again.enter_context(locked(tmp_path))
+
+
+def test_no_other_run_gets_a_directory_whose_config_is_written(tmp_path):
+    """From before config.yaml is written until the run has ended; the run in the context itself shares the lock."""
+    run = TrainConfig.of(output_dir=str(tmp_path))
+    cfg = ExperimentConfig.of(models=["a"], environment="math", train=run)
+
+    def other() -> str:
+        try:
+            with locked(tmp_path):
+                return "locked"
+        except DirectoryInUse:
+            return "in use"
+
+    with ThreadPoolExecutor(1) as thread:
+        with written_config(cfg):
+            assert (tmp_path / "config.yaml").exists()
+            assert thread.submit(other).result() == "in use"
+            check_directory(run)
+            with locked(tmp_path):
+                assert [thread.submit(other).result(), other()] == ["in use", "in use"]
+            assert thread.submit(other).result() == "in use"
+        assert thread.submit(other).result() == "locked"
+
+
+def test_the_config_of_an_unfinished_run_stays(tmp_path):
+    """Another process may have begun it while this one loaded its models."""
+    assert run(reward=Signalling(4), output_dir=str(tmp_path)).interrupted
+    (tmp_path / "config.yaml").write_text("of the unfinished run")
+    cfg = ExperimentConfig.of(models=["a"], environment="math", output_dir=str(tmp_path))
+    with pytest.raises(CannotGoOn, match="of a run that has not ended"), written_config(cfg):
+        raise AssertionError("the run must not begin")
+    assert (tmp_path / "config.yaml").read_text() == "of the unfinished run" and not (tmp_path / "earlier_1").exists()

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +21,14 @@ logger = logging.getLogger(__name__)
 
 NAME = "lock"
 _held: set[int] = set()  # file descriptors of the locks of this process
+_reserved: set[tuple[Path, int]] = set()  # lock files, and the threads whose next `locked` may have them
 
 
 def _close_in_child() -> None:
     """Close the locks in a forked process, which would otherwise hold them even after its parent has ended."""
     while _held:
         os.close(_held.pop())
+    _reserved.clear()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -39,6 +42,13 @@ class DirectoryInUse(RuntimeError):
 def locked(directory: str | Path) -> Iterator[None]:
     """Hold the lock of a directory, which is created if missing. Raises `DirectoryInUse` if another run has the lock."""
     path = Path(directory) / NAME
+    if (key := _key(path)) in _reserved:
+        _reserved.discard(key)
+        try:
+            yield
+        finally:
+            _reserved.add(key)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)  # Python closes it in programs that this process starts
     try:
@@ -55,15 +65,31 @@ def locked(directory: str | Path) -> Iterator[None]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def reserved(directory: str | Path) -> Iterator[None]:
+    """Hold the lock of a directory as `locked` does, and let one `locked` inside the context, in this thread, share it."""
+    with locked(directory):
+        key = _key(Path(directory) / NAME)
+        _reserved.add(key)
+        try:
+            yield
+        finally:
+            _reserved.discard(key)
+
+
 def check_unlocked(directory: str | Path) -> None:
     """Raise `DirectoryInUse` if a run has the lock of a directory. Changes nothing, so it can run before models are loaded."""
     path = Path(directory) / NAME
-    if path.is_file():
+    if path.is_file() and _key(path) not in _reserved:
         fd = os.open(path, os.O_RDONLY)
         try:
             _take(fd, path)
         finally:
             os.close(fd)
+
+
+def _key(path: Path) -> tuple[Path, int]:
+    return path.resolve(), threading.get_ident()
 
 
 def _take(fd: int, path: Path) -> None:
