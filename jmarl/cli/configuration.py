@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.layers import Given, Layers, experiment_config
-from jmarl.config.mrlm_environments import CODE
 from jmarl.config.yaml_file import YamlFile, parse_value, read_yaml
 
 
@@ -139,7 +138,7 @@ def turns_of(config: EnvironmentConfig, given: Mapping[str, Given]) -> int:
         return vectorize(make(config.name, **config.options)).max_turns
     except (ValueError, TypeError, FileNotFoundError) as error:
         places = [given[name].place for name in ("environment", "train_envs", "eval_envs") if name in given]
-        raise type(error)(f"{' and '.join(dict.fromkeys(places))}: {str(error).replace(CODE, 'code')}") from error
+        raise type(error)(f"{' and '.join(dict.fromkeys(places))}: {error}") from error
 
 
 def choose_directory(settings: dict[str, Given], stem: str) -> list[str]:

@@ -100,10 +100,9 @@ def algorithms() -> dict[str, str]:
 
 def environments(has_sandbox: bool) -> dict[str, dict[str, Any]]:
     """Return the roles of each environment, or why it cannot be made."""
-    from jmarl.config.mrlm_environments import TYPES
-    from jmarl.envs import ENVIRONMENTS
+    from jmarl.envs import ENVIRONMENTS, OTHER_NAMES
 
-    names = [*ENVIRONMENTS, *(name for name, target in TYPES.items() if target not in ENVIRONMENTS)]
+    names = [*ENVIRONMENTS, *(name for name, cls in OTHER_NAMES.items() if cls not in ENVIRONMENTS.values())]
     return {name: environment(name, has_sandbox) for name in sorted(names)}
 
 

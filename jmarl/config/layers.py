@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
-from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS, LISTS, TOP_REFUSED
+from jmarl.config.mrlm_environments import is_same
+from jmarl.config.mrlm_keys import AGENT_KEYS, KEYS, LISTS, TOP_REFUSED
 from jmarl.config.mrlm_rules import Refused, Rule, Weak, precedence, wandb
 from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
@@ -37,6 +38,8 @@ ONE_NAME = {  # keys of MRLM for one thing, of which the newest counts
     "episodes_per_iteration": "num_rollouts_per_iteration",
     "torch_dtype": "dtype",
 }
+
+HALVES = ("use_bf16", "use_fp16")  # types of half the width, of which one source sets one
 
 GROUP_SIZES = {"ppo": 1, "ippo": 1, "mappo": 1, "grpo": 4}  # completions of a task in MRLM, where batch_size counts tasks
 
@@ -159,6 +162,8 @@ class Layers:
             raise ValueError(f"{place}: {TOP_REFUSED[key].reason}")
         if key in LISTS:
             self._check_entries(key, value, source, path)
+            if key == "environment":
+                self._drop_options(value, place)
             _put(self.rules.setdefault(LISTS[key], {}), key, Given(value, self.rank, place))
         elif key in KEYS and (isinstance(value, Mapping) or value is None or key == "model"):
             self.sections.setdefault(key, place)
@@ -171,7 +176,9 @@ class Layers:
         elif key in PARTS and isinstance(value, Mapping):
             for name, x in value.items():
                 self._in_part(key, name, x, source, (*path, name))
-        elif key in (*TOP_SETTINGS, *OUTSIDE):
+        elif key == "device":
+            self._mrlm("model", key, value, source, path)
+        elif key in TOP_SETTINGS:
             _put(self.own, key, Given(value, self.rank, place))
         else:
             self._in_part(PART_OF.get(key, ""), key, value, source, path)
@@ -218,14 +225,26 @@ class Layers:
             twin = next((other for other in KEYS[section] if other != key and ONE_NAME.get(other, other) == name), None)
             if twin and name in given and given[name].rank == self.rank:
                 raise ValueError(f"{place}: {twin} and {key} are the same setting: give one of them")
+            halves = [x for other, x in given.items() if other in HALVES and other != key and x.rank == self.rank and x.value]
+            if key in HALVES and value and halves:
+                raise ValueError(f"{halves[0].place} and {place} are two types: give one of them")
             _put(given, name, Given(value, self.rank, place))
 
     def _check_entries(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         """Raise an error for unknown keys of agents, whose entries have no other keys than these."""
         for i, entry in enumerate(value if isinstance(value, list) else []):
             for name in entry if isinstance(entry, Mapping) and key == "agents" else ():
-                if name not in ENTRY_KEYS[key]:
-                    raise self._unknown(name, key, ENTRY_KEYS[key], source, (*path, i, name))
+                if name not in AGENT_KEYS:
+                    raise self._unknown(name, key, AGENT_KEYS, source, (*path, i, name))
+
+    def _drop_options(self, environment: Any, place: str) -> None:
+        """Drop the options that an earlier source gives to another environment. Raises ValueError for those of a flag."""
+        old, options = self.rules.get(LISTS["environment"], {}).get("environment"), self.own.get("options")
+        if old is None or options is None or options.rank == self.rank or is_same(old.value, environment):
+            return
+        if options.place.startswith("--set"):
+            raise ValueError(f"{place}: it replaces the environment with the options of {options.place}: give it before them")
+        del self.own["options"]
 
     def _changed_tree(self, key: str, path: list[str], value: Any) -> Any:
         """Return the value of a setting in `TREES` with one of its parts changed."""

@@ -8,8 +8,6 @@ from typing import Any
 from jmarl.config.mrlm_rules import LATER, NUM_EPISODES, Refused, Weak
 from jmarl.config.validation import did_you_mean
 
-CODE = "jmarl.envs.code.by_name:Code"
-TYPES = {"tool": "tools", "code": CODE}
 REWARD_KEYS = ("reward_scale", "reward_clip", "reward_bias")
 
 # key of an entry -> the constructor argument of the environment (see `OPTIONS` for those with another name), or what it is for
@@ -53,13 +51,13 @@ def environment(entry: Any) -> dict[str, Any]:
 
     Keys that MRLM does not have are arguments of the constructor. Raises ValueError for a key that has no effect."""
     if isinstance(entry, str):
-        return {"name": TYPES.get(entry, entry), "options": {}}
+        return {"name": entry, "options": {}}
     if not isinstance(entry, Mapping):
         raise ValueError(f"{entry!r:.60} is no environment: give its name, or a mapping with env_type")
     if "name" in entry:
         if unknown := entry.keys() - {"name", "options"}:
             raise ValueError(f"an environment with a name has options, and no {min(unknown)}")
-        return {"name": TYPES.get(entry["name"], entry["name"]), "options": dict(entry.get("options") or {})}
+        return {"name": entry["name"], "options": dict(entry.get("options") or {})}
     name = environment_name(entry)
     options: dict[str, Any] = dict(entry.get("custom_kwargs") or {})
     for key, value in entry.items():
@@ -76,6 +74,12 @@ def environment(entry: Any) -> dict[str, Any]:
     return {"name": name, "options": options}
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values of the setting environment name the same environment."""
+    names = [x.get("name") or x.get("custom_class") or x.get("env_type") if isinstance(x, Mapping) else x for x in (one, other)]
+    return names[0] == names[1]
+
+
 def environment_name(entry: Mapping[str, Any]) -> str:
     """Return the name of an entry's environment. Raises ValueError for one in another process."""
     if entry.get("remote"):
@@ -90,7 +94,7 @@ def environment_name(entry: Mapping[str, Any]) -> str:
             )
         if "custom_kwargs" in entry:
             raise ValueError("custom_kwargs are for custom_class: options of the environment are keys beside env_type")
-        return TYPES.get(kind, str(kind))
+        return str(kind)
     if kind not in (None, "custom"):
         raise ValueError(f"env_type={kind!r} and custom_class={custom!r} are two environments: give one of them")
     return custom if ":" in custom else ":".join(custom.rsplit(".", 1))

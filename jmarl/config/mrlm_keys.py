@@ -2,7 +2,7 @@
 
 `KEYS`: section -> key -> the setting that means the same, or a rule for keys that need one (keys with the same rule are read
 together), or the reason why the key is refused. `jmarl.mrlm.config` and the reader of YAML files (`layers`) use this one table.
-`ENTRY_KEYS` has the keys of the entries of lists: `agents`, `eval_envs` and `train_envs`.
+`AGENT_KEYS` has the keys of an entry of `agents`; those of environments are in `mrlm_environments`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jmarl.config import mrlm_rules as rules
-from jmarl.config.mrlm_environments import ENVIRONMENT_KEYS, environments
+from jmarl.config.mrlm_environments import environments
 from jmarl.config.mrlm_rules import Refused, Rule, only
 
 Entry = str | Rule | Refused
@@ -194,15 +194,10 @@ def agents(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 LISTS: dict[str, Rule] = {"agents": agents, "eval_envs": environments, "train_envs": environments, "environment": environments}
-ENTRY_KEYS: dict[str, Mapping[str, str | Refused]] = {
-    "agents": {
-        "model_name_or_path": "one of models",
-        "mode": "frozen_agents",
-        "system_prompt": "roles",
-        "learning_rate": "learning_rate",
-    },
-    "eval_envs": ENVIRONMENT_KEYS,
-    "train_envs": ENVIRONMENT_KEYS,
-    "environment": ENVIRONMENT_KEYS,
+AGENT_KEYS = {
+    "model_name_or_path": "one of models",
+    "mode": "frozen_agents",
+    "system_prompt": "roles",
+    "learning_rate": "learning_rate",
 }
 TOP_REFUSED = {"policy_env": Refused("the policy is the model: set model, or agents")}

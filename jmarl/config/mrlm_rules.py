@@ -124,8 +124,6 @@ def evaluation(values: Values, kind: str) -> dict[str, Any]:
 
 def precision(values: Values, kind: str) -> dict[str, Any]:
     """The type of activations; master weights are float32."""
-    if values.get("use_bf16") and values.get("use_fp16"):
-        raise ValueError("use_bf16 and use_fp16 are two types: give one of them")
     names = {"float32": ("float32", "fp32", "auto"), "bfloat16": ("bfloat16", "bf16"), "float16": ("float16", "fp16", "half")}
     types = {name: width for width, others in names.items() for name in others}
     given = str(values.get("dtype", "auto")).removeprefix("torch.")

@@ -16,8 +16,8 @@ from jmarl.config import SECTION_OF
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, TOP_SETTINGS, EnvironmentConfig, TaskConfig, TeamConfig
 from jmarl.config.layers import Layers
-from jmarl.config.mrlm_environments import environment
-from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS
+from jmarl.config.mrlm_environments import ENVIRONMENT_KEYS, environment
+from jmarl.config.mrlm_keys import AGENT_KEYS, KEYS
 from jmarl.config.mrlm_rules import Refused
 from jmarl.config.yaml_file import parse_yaml
 
@@ -164,7 +164,7 @@ def test_every_key_of_mrlm_acts_or_is_refused_and_a_flag_overrides_it(section, k
     assert settings(in_file, {f"{section}.{key}": second}) == with_second
 
 
-@pytest.mark.parametrize("key", ENTRY_KEYS["agents"])
+@pytest.mark.parametrize("key", AGENT_KEYS)
 def test_every_key_of_an_agent_acts(key):
     values = {
         "model_name_or_path": ("b", "c"),
@@ -178,7 +178,7 @@ def test_every_key_of_an_agent_acts(key):
     assert changed == settings({"agents": [entries[0] | {key: second}]}) != settings({"agents": entries})
 
 
-@pytest.mark.parametrize("key", ENTRY_KEYS["eval_envs"])
+@pytest.mark.parametrize("key", ENVIRONMENT_KEYS)
 def test_every_key_of_an_environment_acts_or_is_refused(key):
     base = {"custom_class": "pkg.mod.Class"} if key.startswith("custom") else {"env_type": "code"}
     values = {

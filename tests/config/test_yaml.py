@@ -10,8 +10,8 @@ from jmarl import ExperimentConfig
 from jmarl.algorithms import find_row
 from jmarl.config import flat
 from jmarl.config.layers import Layers, experiment_config
-from jmarl.config.mrlm_environments import CODE
-from jmarl.config.mrlm_keys import ENTRY_KEYS, KEYS
+from jmarl.config.mrlm_environments import ENVIRONMENT_KEYS
+from jmarl.config.mrlm_keys import AGENT_KEYS, KEYS
 from jmarl.config.mrlm_rules import Refused
 from jmarl.config.yaml_file import YamlFile, dump_yaml, parse_value, parse_yaml
 
@@ -51,7 +51,7 @@ def read(text: str, *flags: str) -> ExperimentConfig:
 def test_the_example_of_mrlm_is_read():
     cfg = read(EXAMPLE)
     assert cfg == ExperimentConfig.of(
-        models=["Qwen/Qwen2.5-1.5B-Instruct"], eval_envs=[{"name": CODE, "options": {"max_turns": 3}}], algorithm="ppo",
+        models=["Qwen/Qwen2.5-1.5B-Instruct"], eval_envs=[{"name": "code", "options": {"max_turns": 3}}], algorithm="ppo",
         num_updates=100, num_prompts=16, learning_rate=5e-6, clip_eps_low=0.2, clip_eps_high=0.2, gamma=0.99,
         gae_lambda=0.95, num_generations=1, compute_dtype="bfloat16", mesh="data=all", experiment_name="code_generation_ppo",
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_other_texts_stay_texts():
         ("batch_size", "bach_size", "a.yaml, line 6: training.bach_size: unknown key in training; did you mean 'batch_size'"),
         ("num_epochs: 100", "num_epochs: x", "a.yaml, line 5: training.num_epochs: num_updates='x' is not allowed"),
         ("ppo:\n", "dpo: {}\nppo:\n", "a.yaml, line 8: dpo: the section dpo has no effect for algorithm='ppo'"),
-        ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: .*Code has no option 'max_trns'; did you mean 'max_turns'"),
+        ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: code has no option 'max_trns'; did you mean 'max_turns'"),
         ("mode: client", "mode: server", "an environment is never trained"),
         ("mode: client", "remote: true", "everything runs in one process"),
         ("distributed:\n", "top_p: 2.0\ndistributed:\n", "a.yaml, line 19: top_p: top_p=2.0 is not allowed"),
@@ -170,6 +170,8 @@ def test_a_flag_is_not_overridden_by_what_a_rule_takes_from_a_file(text, flags, 
         ("model: {torch_dtype: bfloat16}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
         ("model: {torch_dtype: bfloat16}", ["training.use_fp16=false"], dict(compute_dtype="bfloat16")),
         ("model: {torch_dtype: float16}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
+        ("training: {use_fp16: true}", ["training.use_bf16=true"], dict(compute_dtype="bfloat16")),
+        ("training: {use_bf16: true}", ["training.use_bf16=false"], dict(compute_dtype="float32")),
         ("{training: {use_bf16: false}, model: {dtype: bfloat16}}", [], dict(compute_dtype="bfloat16")),
         ("{model: {dtype: float32}, training: {use_bf16: true}}", [], dict(compute_dtype="bfloat16")),
         ("generation: {do_sample: false}", ["generation.temperature=0.7"], dict(temperature=0.7)),
@@ -274,9 +276,29 @@ def test_only_a_file_opens_a_section():
         read(text, "dpo.beta=0.1")
 
 
-def test_cuda_is_the_platform_gpu():
+def test_the_newest_half_type_counts_and_one_source_gives_one():
+    with pytest.warns(UserWarning, match="float16 is computed as bfloat16"):
+        read(OWN + "training: {use_bf16: true}", "training.use_fp16=true")
+    with pytest.raises(ValueError, match="a.yaml, line 3: training.use_bf16 and a.yaml, line 3: .*: give one of them"):
+        read(OWN + "training: {use_bf16: true, use_fp16: true}")
+
+
+def test_another_environment_does_not_get_the_options_of_the_old_one():
+    text = "models: [a]\nenvironment: math\noptions: {difficulty_range: [1, 2]}"
+    assert read(text, "environment=tools").task.options == {}
+    assert read(text, "environment=tools", "options.max_turns=3").task.options == {"max_turns": 3}
+    assert read(text, "environment=math", "options.max_turns=3").task.options == {"difficulty_range": [1, 2], "max_turns": 3}
+    assert read(text, "environment={env_type: math, max_turns: 1}").task.options == {"max_turns": 1}
+    whole = dump_yaml(read(text).as_dict())  # as in the directory of a run
+    assert read(whole, "environment=tools").task.options == {} == read(whole, "task.environment=tools").task.options
+    with pytest.raises(ValueError, match="--set environment: .* options of --set options.max_turns: give it before them"):
+        read(text, "options.max_turns=3", "environment=tools")
+
+
+@pytest.mark.parametrize("text", ["model: {device: cuda}", "device: cuda"])
+def test_cuda_is_the_platform_gpu(text):
     layers = Layers()
-    layers.add(parse_yaml("model: {device: cuda}", "a.yaml"))
+    layers.add(parse_yaml(text, "a.yaml"))
     assert layers.settings(lambda name: "rollouts")["device"].value == "gpu"
     layers.add(YamlFile("flags", {"device": "cpu"}, {}))
     assert layers.settings(lambda name: "rollouts")["device"].value == "cpu"
@@ -309,7 +331,7 @@ def test_fp16_is_bf16_with_a_warning():
 
 
 def test_every_key_of_a_list_entry_or_section_has_a_meaning_or_a_reason():
-    for section, keys in (KEYS | ENTRY_KEYS).items():
+    for section, keys in (KEYS | {"agents": AGENT_KEYS, "eval_envs": ENVIRONMENT_KEYS}).items():
         for key, entry in keys.items():
             assert callable(entry) or entry, f"{section}.{key}"
             if isinstance(entry, Refused):

@@ -159,11 +159,10 @@ class RunTask:
 
 def built(name: str, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]:
     """Return an environment, its name and its options. Raises ValueError if a class of the user lacks what is needed here."""
-    from jmarl.config.mrlm_environments import TYPES
     from jmarl.envs import make
     from jmarl.envs.vector import vectorize
 
-    env = vectorize(make(TYPES.get(name, name), **options))
+    env = vectorize(make(name, **options))
     missing = [attribute for attribute in ("roles", "tasks", "max_turns") if not hasattr(env, attribute)]
     if missing:
         raise ValueError(f"environment {name!r} has no {', '.join(missing)}: make it a TextEnvironment (jmarl/envs/base.py)")
