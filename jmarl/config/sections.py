@@ -84,7 +84,8 @@ class Episodes(Section):
     """What an agent reads in later turns. none: the new prompt only. append: the conversation so far and the new prompt."""
     long_prompts: Literal["error", "truncate_left", "drop"] = "error"
     """What to do with a prompt that leaves no room for max_new_tokens in the context. error: raise. truncate_left: keep the
-    last tokens that fit and the chat template around them. drop: leave such items out before training, and end an episode
+    last tokens that fit and the chat template around them (of a list of chat messages the last characters, system messages,
+    and the whole template). drop: leave such items out before training, and end an episode
     before such a later turn. Prompts made by formatters are checked for all items before training starts; `long_prompts` in the
     log counts the others."""
     gamma: Share = 1.0

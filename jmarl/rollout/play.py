@@ -126,7 +126,7 @@ def first_nodes(game: Game, items: Sequence[dict]) -> Nodes:
     check_number_of_agents(team, prompts)
     rows = tokenize(team, prompts, settings, episodes.chat, allow_long=episodes.long_prompts == "truncate_left")
     num_long = int(too_long(team, rows, settings).sum())
-    rows = cut_long(team, rows, settings, episodes.chat) if num_long else rows
+    rows = cut_long(team, rows, prompts, settings, episodes.chat) if num_long else rows
     numbers = np.arange(len(items))
     ids = (numbers + game.randomness.draw * len(items)).astype(np.uint32)
     return Nodes(states, prompts, rows, rows, numbers, numbers, ids, len(items), num_long=num_long)
@@ -327,7 +327,7 @@ def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndar
         prompts = [[row[i] for i in staying] for row in prompts]
         rows, history = ([[row[i] for i in staying] for row in x] for x in (rows, history))
     elif num_long:
-        rows = cut_long(team, rows, settings, episodes.chat)
+        rows = cut_long(team, rows, prompts, settings, episodes.chat, whole=episodes.history == "none")
     node, joint = np.divmod(continuing, len(turn.joint))
     branches = 1 if episodes.forks else len(turn.joint)
     ids = (nodes.ids[node].astype(np.uint64) * branches + joint).astype(np.uint32)

@@ -22,7 +22,7 @@ from jmarl.config import Episodes, Sampling
 from jmarl.memory import Program, starting
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
-from jmarl.models.hub.tokenize import cut_left, decode, encode_prompts, follow_ups
+from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, cut_left, cut_messages, decode, encode_prompts, follow_ups
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_look, use_panels
 from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
 from jmarl.models.stack import map_own, to_host
@@ -270,12 +270,24 @@ def _context(spec: StackSpec, allow_long: bool) -> int:
     return NO_LIMIT if allow_long else spec.config.max_positions
 
 
-def cut_long(team: Team, rows: Rows, settings: Sampling, chat: bool) -> Rows:
-    """Cut rows [N][P] that leave no room for a completion on the left, see `cut_left`."""
+def cut_long(
+    team: Team, rows: Rows, prompts: Sequence[Sequence[Any]], settings: Sampling, chat: bool, whole: bool = True
+) -> Rows:
+    """Cut rows [N][P] that leave no room for a completion on the left, see `cut_left` and `cut_messages`.
+
+    whole: each row is its prompt [N][P]; False: it is a conversation that ends with it.
+    """
+
+    def cut(tokenizer: Any, row: list[int], prompt: Any, room: int) -> list[int]:
+        if len(row) <= room:
+            return row
+        as_chat = isinstance(prompt := as_prompt(prompt), ChatPrompt)
+        return cut_messages(tokenizer, prompt, room) if as_chat and whole else cut_left(tokenizer, row, room, chat or as_chat)
+
     shortened = []
-    for spec, agent_rows in zip(team.agent_specs, rows, strict=True):
+    for spec, *agent in zip(team.agent_specs, rows, prompts, strict=True):
         room = spec.config.max_positions - settings.max_new_tokens
-        shortened.append([row if len(row) <= room else cut_left(spec.tokenizer, row, room, chat) for row in agent_rows])
+        shortened.append([cut(spec.tokenizer, row, prompt, room) for row, prompt in zip(*agent, strict=True)])
     return shortened
 
 
@@ -289,7 +301,7 @@ def tokenize_first_turn(team: Team, prompts: Sequence[Sequence[str | None]], set
     """Return the token ids [N][P] of the prompts of a first turn. Long ones are cut if `long_prompts` is truncate_left."""
     cut = episodes.long_prompts == "truncate_left"
     rows = tokenize(team, prompts, settings, episodes.chat, allow_long=cut)
-    return cut_long(team, rows, settings, episodes.chat) if cut else rows
+    return cut_long(team, rows, prompts, settings, episodes.chat) if cut else rows
 
 
 def tokens_of(team: Team, completions: Sequence[Completions], count: int) -> list[Rows]:

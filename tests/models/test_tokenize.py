@@ -1,5 +1,7 @@
 """Encode prompts to token ids, and decode token ids to text."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,39 @@ def test_a_cut_message_keeps_its_chat_template(tiny_tokenizer):
     cut = text.cut_left(tiny_tokenizer, longer, len(longer) - 5, chat=True)
     expected = tiny_tokenizer.decode(longer, skip_special_tokens=False).replace("0123456789", "56789")
     assert tiny_tokenizer.decode(cut, skip_special_tokens=False) == expected
+
+
+def test_cut_messages_keep_the_template_and_lose_the_oldest_text(tiny_tokenizer):
+    """The system message loses its text after the other earlier ones, and the last message at the end."""
+    roles = ("system", "user", "assistant", "user")
+    contents = ("Be kind.", "Where is the farmer now?", "In the field.", "And the apples?")
+
+    def messages(*texts):
+        return [{"role": role, "content": content} for role, content in zip(roles, texts, strict=True)]
+
+    def encoded(*texts):
+        return text.encode_prompts(tiny_tokenizer, [messages(*texts)], 1024)[0]
+
+    prompt = text.ChatPrompt(messages(*contents))
+    for remaining in (
+        ("Be kind.", "farmer now?", *contents[2:]),
+        ("Be kind.", "", "field.", contents[3]),
+        ("", "", "", "apples?"),
+    ):
+        room = len(encoded(*remaining))
+        row = text.cut_messages(tiny_tokenizer, prompt, room)
+        read = tiny_tokenizer.decode(row, skip_special_tokens=False)
+        cut = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", read)
+        assert len(row) <= room and tuple(role for role, _ in cut) == roles
+        assert all(
+            whole.endswith(part) and len(part) >= len(least)
+            for whole, (_, part), least in zip(contents, cut, remaining, strict=True)
+        )
+        assert read.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert [content for _, content in cut[:3]] == ["", "", ""]
+    size = len(encoded("", "", "", ""))
+    with pytest.raises(ValueError, match=f"room for {size} tokens .* template of its 4 messages takes {size}: lower max_new"):
+        text.cut_messages(tiny_tokenizer, prompt, size)
 
 
 def test_no_room_for_any_token_of_a_prompt_is_an_error(tiny_tokenizer):

@@ -40,6 +40,19 @@ def test_messages_are_encoded_like_a_users_text_in_the_template(tiny_tokenizer):
     assert tiny_tokenizer.decode(row) == chat_prompt(tiny_tokenizer, TEXTS[0], "Be kind.")
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_long_messages_are_cut_inside_the_template(agent, chat):
+    """The agent reads the whole template around the end of the text, whatever `chat` says."""
+    items = [{"prompt": [{"role": "user", "content": "Count the apples. " * 60 + f"Are there {n}?"}]} for n in range(2)]
+    with pytest.warns(UserWarning, match="cut on the left"):
+        cfg = settings(chat=chat, long_prompts="truncate_left")
+        result = train(Team.of([agent]), length, items, cfg, eval_items=items)
+    for ids, size in zip(*(np.asarray(x)[0] for x in result.after.rollout.turns[0].encoded[0]), strict=True):
+        read = agent.tokenizer.decode(ids[:size])
+        assert 230 < size <= 252 and read.startswith("<|im_start|>user\n") and read.count("<|im_start|>") == 2
+        assert read.endswith("?<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_messages_continue_a_conversation(tiny_tokenizer):
     history = encode_prompts(tiny_tokenizer, TEXTS[:1], 200, chat=True)
     assert follow_ups(tiny_tokenizer, history, MESSAGES[1:], 200) == follow_ups(

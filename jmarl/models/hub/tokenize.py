@@ -2,7 +2,8 @@
 
 Host world, no jax. Only prompts are encoded: training uses the sampled tokens of a completion, which are never decoded and
 encoded again. A prompt that does not fit raises an error, since a cut prompt is another task; callers that want it cut use
-`cut_left`. Left out: padding (the sampler's buckets do it), and protection against special tokens spelled out in a prompt.
+`cut_left`, or `cut_messages` for messages. Left out: padding (the sampler's buckets do it), and protection against special
+tokens spelled out in a prompt.
 """
 
 from __future__ import annotations
@@ -196,6 +197,39 @@ def cut_left(tokenizer: Any, row: Sequence[int], max_tokens: int, chat: bool = F
         template = f", of which the chat template takes {len(before) + len(after)}" if chat else ""
         raise ValueError(f"there is room for {max_tokens} tokens of a prompt{template}: lower max_new_tokens")
     return [*before, *row[len(before) : len(row) - len(after)][-room:], *after]
+
+
+def cut_messages(tokenizer: Any, prompt: ChatPrompt, max_tokens: int) -> list[int]:
+    """Encode messages in the chat template, without the characters at their beginning that leave no room for the others.
+
+    The template stays whole, with the role of each message. The oldest messages lose their text first, then those of role
+    system, then the last one. Raises ValueError if the template takes all `max_tokens`.
+    """
+    last = len(prompt.messages) - 1
+    order = sorted(range(last + 1), key=lambda i: 2 if i == last else prompt.messages[i]["role"] == "system")
+
+    def encoded(cut: int) -> list[int]:
+        messages = [dict(message) for message in prompt.messages]
+        for i in order:
+            content = messages[i]["content"]
+            messages[i]["content"], cut = content[cut:], max(cut - len(content), 0)
+        text, special = prompt_text(tokenizer, ChatPrompt(messages))
+        return tokenizer.encode(text, add_special_tokens=special, verbose=False)
+
+    too_few, enough = 0, max(sum(len(message["content"]) for message in prompt.messages) - 1, 0)
+    row = encoded(enough)
+    if len(row) > max_tokens:
+        raise ValueError(
+            f"there is room for {max_tokens} tokens of a prompt, and the chat template of its {last + 1} messages takes "
+            f"{len(row) - 1}: lower max_new_tokens, or give fewer messages"
+        )
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if len(shorter := encoded(middle)) <= max_tokens:
+            enough, row = middle, shorter
+        else:
+            too_few = middle
+    return row
 
 
 def template_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
