@@ -13,7 +13,9 @@ from jmarl.config import TrainConfig
 from jmarl.envs.rewards import make_reward
 from jmarl.team import make_team
 from jmarl.training.files.attempt import attempt
+from jmarl.training.logs import completions_file
 from jmarl.training.logs.completions_file import TRAIN, CompletionsFile, finite, read_completions, steps_of
+from jmarl.training.logs.log_file import LogFile
 from jmarl.training.logs.terminal import say
 from jmarl.training.seeds import train_seeds
 from jmarl.training.train import train
@@ -153,6 +155,33 @@ def test_an_attempt_that_fails_says_why(team, tmp_path):
         )
     log = (tmp_path / "attempts/1/log.txt").read_text()
     assert "the attempt ended with ValueError" in log and "Traceback (most recent call last)" in log
+
+
+def test_a_full_disk_loses_records_before_they_fill_the_memory(tmp_path, caplog, full_disk):
+    file = LogFile(tmp_path / "file", max_waiting=1000)
+    file.write(b"a" * 100)
+    with full_disk(150):
+        for name in b"bcdef":
+            with pytest.raises(OSError):
+                file.write(bytes([name]) * 400)
+        assert sum(map(len, file.waiting)) == 800
+    file.write(b"g" * 400)  # there is space again
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"a" * 100 + b"b" * 400 + b"c" * 400 + b"g" * 400
+    assert caplog.text.count("wait for space on the disk; until then records are lost") == 1
+
+
+def test_the_records_of_completions_that_wait_are_bounded(tmp_path, full_disk, monkeypatch):
+    monkeypatch.setattr(completions_file, "MAX_WAITING", 3000)
+    file = CompletionsFile(tmp_path / "file", 0, 10**6)
+    with full_disk(10):
+        for step in range(50):
+            with pytest.raises(OSError):
+                file.write(step, "train", turns(step))
+    assert 2000 < sum(map(len, file.file.waiting)) <= 3000
+    file.close()
+    records = [record["step"] for record in read_completions(tmp_path / "file")]
+    assert records == list(range(len(records))) and len(records) > 5
 
 
 def test_a_full_disk_stops_neither_the_attempt_nor_its_end(tmp_path, full_disk):

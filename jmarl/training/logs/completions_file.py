@@ -8,7 +8,8 @@ replaced some); `updates`, of an evaluation; and `turns`. P nodes, N agents, G c
     rewards [P][J][N]      parts {name: [P][J]}   parents [P]              items [P], see `rollout.turns.Turn`
 
 Numbers that are not finite are null. When the file reaches its largest size, every second step is dropped, then three of four,
-and so on, so that what remains is spread over the whole run; held-out completions are dropped last.
+and so on, so that what remains is spread over the whole run; held-out completions are dropped last. While the disk is full, up
+to 16 MB wait in memory, and later records are lost.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "completions.jsonl.gz"
 TRAIN, EVAL = "train", "eval"
+MAX_WAITING = 16 * 10**6  # bytes
 _CHUNK = 1 << 16
 _START = re.compile(rb'\{"step": (\d+), "kind": "(\w+)"')
 
@@ -57,7 +59,7 @@ class CompletionsFile:
         self.every = max(next((later - step for step, later in zip(steps, steps[1:], strict=False)), 1), 1)
         if path.exists() and path.stat().st_size != sum(len(member.data) for member in earlier):
             self._replace(earlier)
-        self.file = LogFile(path)
+        self.file = LogFile(path, MAX_WAITING)
 
     def write(self, step: int, kind: str, record: Mapping[str, Any]) -> None:
         """Append the record of a step."""
@@ -84,7 +86,7 @@ class CompletionsFile:
             logger.warning("%s has %g MB (max_completions_mb): only some steps are kept from now on", self.path, size)
         self._replace(members)  # if the disk is full, the old file stays open
         self.file.close()
-        self.file = LogFile(self.path)
+        self.file = LogFile(self.path, MAX_WAITING)
 
     def _replace(self, members: list[_Member]) -> None:
         temporary = self.path.with_suffix(".gz.tmp")

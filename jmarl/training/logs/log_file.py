@@ -1,6 +1,7 @@
 """A file of records that is never left with a partial record, even if the disk is full for a while.
 
-Left out: records waiting in memory are lost with the process, and their number is not limited (a row is about a kilobyte).
+Left out: records waiting in memory are lost with the process. Their number is limited for large records only (a row is about a
+kilobyte).
 """
 
 from __future__ import annotations
@@ -15,18 +16,31 @@ logger = logging.getLogger(__name__)
 
 class LogFile:
     """Appends records. A record that cannot be written waits in memory, like all records after it, until a later call succeeds.
-    So the file contains complete records in order."""
+    So the file contains complete records in order.
 
-    def __init__(self, path: Path):
-        self.path = path
+    max_waiting: bytes that may wait; records beyond them are lost, which is logged once. None: no limit.
+    """
+
+    def __init__(self, path: Path, max_waiting: int | None = None):
+        self.path, self.max_waiting, self.lost = path, max_waiting, 0
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)  # no O_APPEND: pwrite would ignore its offset
         self.end = os.lseek(self.fd, 0, os.SEEK_END)  # of the last complete record; a partial one after it is overwritten
         self.waiting: deque[bytes] = deque()
 
     def write(self, record: bytes) -> None:
-        """Append a record after the waiting ones. Raises OSError if the disk does not take it; then it waits too."""
+        """Append a record after the waiting ones. Raises OSError if the disk does not take it; then it waits too, or is lost if
+        too many wait."""
         self.waiting.append(record)
-        self.flush()
+        try:
+            self.flush()
+        except OSError:
+            if self.max_waiting is not None and sum(map(len, self.waiting)) > self.max_waiting:
+                self.waiting.pop()
+                self.lost += 1
+                if self.lost == 1:
+                    waiting = f"{self.max_waiting / 1e6:g} MB wait for space on the disk"
+                    logger.warning("%s: %s; until then records are lost", self.path, waiting)
+            raise
 
     def flush(self) -> None:
         """Write the waiting records."""
