@@ -56,6 +56,26 @@ def test_a_phase_in_another_thread_does_not_count():
     assert seconds["rewards"] == 0 and seconds["idle"] >= 0.02
 
 
+def test_runs_in_two_threads_have_clocks_of_their_own():
+    barrier, seconds = threading.Barrier(2), {}
+
+    def run(phase):
+        with CLOCK.running():
+            barrier.wait()
+            with CLOCK.phase(phase):
+                time.sleep(0.05)
+                barrier.wait()
+            seconds[phase] = CLOCK.take()
+
+    threads = [threading.Thread(target=run, args=(phase,)) for phase in ("rewards", "sampling")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for phase, other in (("rewards", "sampling"), ("sampling", "rewards")):
+        assert seconds[phase][phase] >= 0.05 and seconds[phase][other] == 0
+
+
 def test_compilation_is_moved_out_of_the_phase_that_needed_it():
     CLOCK.start()
     start = time.monotonic()

@@ -1,7 +1,7 @@
 """Goodput: the share of wall time that a run spends in sampling, rewards, updates, checkpoints, evaluations and compiling.
 
-`CLOCK` measures the thread of the training loop; each second counts for one phase only, the innermost one. The device works
-asynchronously, so what counts is where the host waits:
+`CLOCK` measures the thread of the training loop, and each of several runs in threads of their own; each second counts for one
+phase only, the innermost one. The device works asynchronously, so what counts is where the host waits:
 
     sampling    from the call of the sampler until its completions are there; weights that are not ready are waited for before
     rewards     the rest of playing: environments, reward functions, tokenization. A reward that runs in a thread beside the
@@ -37,34 +37,32 @@ PHASES = ("sampling", "rewards", "update", "checkpoint", "evaluation", "compilin
 COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 
 
-class Clock:
-    """Attributes the time of one thread to nested phases."""
+class Clock(threading.local):
+    """Attributes the time of a thread to nested phases. Each thread sees only its own: a phase of a thread beside the loop,
+    such as that of rewards, does not count for the run."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         """Start to measure the calling thread, which is idle."""
-        self.thread, self.current, self.since = threading.get_ident(), "idle", time.monotonic()
+        self.current, self.since = "idle", time.monotonic()
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Measure a run in the calling thread. A run inside another one, such as of a reward model, counts for the phase of the
         outer one."""
-        outer = self.thread, self.current, self.since, self.seconds
+        outer = self.current, self.since, self.seconds
         self.start()
         try:
             yield
         finally:
-            self.thread, self.current, self.since, self.seconds = outer
+            self.current, self.since, self.seconds = outer
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Attribute the time in the context to a phase; nothing happens in other threads."""
-        if threading.get_ident() != self.thread:
-            yield
-            return
+        """Attribute the time in the context to a phase."""
         outer = self.current
         self._switch(name)
         try:
@@ -81,7 +79,7 @@ class Clock:
     def compiled(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         """Move the seconds of a compilation from the current phase to `compiling`. A listener of `jax.monitoring`."""
         del kwargs
-        if event in COMPILING and threading.get_ident() == self.thread:
+        if event in COMPILING:
             self.seconds[self.current] -= duration_secs
             self.seconds["compiling"] += duration_secs
 
