@@ -27,7 +27,7 @@ from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.data_source import check_micro_batches, data_source, encode
 from jmarl.training.preferences.pairs import Pair, Trajectory
 from jmarl.training.records import FitResult
-from jmarl.training.start import initial_digests, say_what_runs
+from jmarl.training.start import initial_digests, say_what_data, say_what_runs
 
 USED_BY_DATA = {"chat", "compute_dtype"}  # settings of episodes and sampling that also apply to given data
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
@@ -64,6 +64,7 @@ def fit(
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = initial_params(team, params, cfg.lora.lora_rank > 0)
     say_what_runs(team, params, cfg)
+    say_what_data(data, eval_data, cfg)
     params = with_adapters(team, params, cfg, mesh)
     if algorithm.row.margin == "score":  # params of an earlier fit already have a head
         params = [stack if "value" in stack else with_value_head(stack) for stack in params]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from jmarl.models.stack import map_own, unstack
 from jmarl.team import Team
 from jmarl.training.files import fingerprint
 from jmarl.training.logs.terminal import say
+from jmarl.training.preferences.pairs import Pair, Trajectory
 from jmarl.types import TeamState
 
 
@@ -64,6 +66,16 @@ def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
         f"{cfg.algorithm}: {team.num_agents} agents ({sizes} parameters) on {len(devices)} x {devices[0].device_kind}, "
         f"{cfg.run.num_updates} updates, {where}"
     )
+
+
+def say_what_data(data: Sequence[Pair] | Sequence[Trajectory], held_out: Sequence[Any], cfg: TrainConfig) -> None:
+    """Show how many pairs or trajectories a run learns from, and of which agents if the data says so."""
+    if not cfg.run.progress:
+        return
+    counts = Counter(item.agent for item in data if isinstance(item, Trajectory) and item.agent)
+    agents = f" of {len(counts)} agents ({', '.join(f'{name}: {n}' for name, n in counts.items())})" if len(counts) > 1 else ""
+    kind = "trajectories" if isinstance(data[0], Trajectory) else "pairs"
+    say(f"learns from {len(data)} {kind}{agents}" + (f"; {len(held_out)} held out" if held_out else ""))
 
 
 def mesh_of_critics(algorithm: Algorithm, mesh: Mesh | None) -> Mesh | None:

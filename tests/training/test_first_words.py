@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from jmarl.config import TrainConfig
+from jmarl.training.preferences.pairs import Pair, Trajectory
+from jmarl.training.start import say_what_data
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys, jmarl
@@ -17,6 +21,22 @@ items = [{"prompt": "apples"}]
 cfg = jmarl.TrainConfig.of(num_updates=2, num_generations=2, max_new_tokens=2)
 jmarl.train(team, lambda a, b: [len(x) for x in a], items, cfg, eval_items=items)
 """
+
+
+@pytest.mark.parametrize(
+    ("data", "held_out", "line"),
+    [
+        ([Trajectory(("a",), ("b",))] * 3, [], "learns from 3 trajectories"),
+        ([Trajectory(("a",), ("b",), agent=role) for role in ("solver", "verifier", "solver")], ["x"],
+         "learns from 3 trajectories of 2 agents (solver: 2, verifier: 1); 1 held out"),
+        ([Pair(("a",), ("b",), ("c",))], [], "learns from 1 pairs"),
+    ],
+)  # fmt: skip
+def test_the_first_words_count_given_data_and_their_agents(data, held_out, line, capsys):
+    say_what_data(data, held_out, TrainConfig())
+    assert capsys.readouterr().out == line + "\n"
+    say_what_data(data, held_out, TrainConfig.of(progress=False))
+    assert capsys.readouterr().out == ""
 
 
 @pytest.fixture(scope="module")

@@ -211,6 +211,9 @@ def test_observations_may_be_texts_and_rewards_numbers():
     read, wrote = ("2 + 2?", "Wrong, again.", "Right."), ("5", "4")
     row = {"observations": list(read), "actions": list(wrote)}
     assert load_trajectories([row | {"rewards": [-0.5, 1.0]}]) == [Trajectory(read, wrote, 0.5)]
+    written = [{"agent": 1, "role": "verifier"}, {"agent": 1}, {}, None]  # what `jmarl collect` writes, and less
+    by = [load_trajectories([row | {"metadata": metadata}])[0].agent for metadata in written]
+    assert by == ["verifier", "agent 1", "", ""]
     assert math.isnan(load_trajectories([row])[0].reward)
 
 

@@ -96,7 +96,7 @@ class SFTTrainer(Policies):
                     by_agent = demonstrate_in_lock_step(member, tasks, seed, answers)
             except NotImplementedError as error:
                 raise NotImplementedError(f"{error}; or give trajectory_dataset=, which `jmarl collect` writes") from error
-            collected += [trajectory for trajectories in by_agent for trajectory in trajectories]
+            collected += [trajectory._replace(agent=f"agent {n}") for n, own in enumerate(by_agent) for trajectory in own]
         kept_out = self.min_reward is not None and [t for t in collected if t.reward < self.min_reward]
         if kept_out and len(kept_out) == len(collected):
             best = max(t.reward for t in collected)

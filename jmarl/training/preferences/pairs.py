@@ -47,6 +47,7 @@ class Trajectory(NamedTuple):
     observations: tuple[Prompt, ...]  # one before each action, and perhaps one after the last
     actions: tuple[str, ...]
     reward: float = math.nan  # sum over the episode; NaN: unknown
+    agent: str = ""  # who wrote the actions, in data of a team; empty: unknown
 
 
 # --- reading and writing -----------------------------------------------------------------------------------------------
@@ -233,7 +234,9 @@ def trajectory_of(row: Mapping, number: int) -> Trajectory:
             "action, and at most one after the last"
         )
     rewards = [r["value"] if isinstance(r, Mapping) else r for r in row.get("rewards", [])]
-    return Trajectory(observations, actions, float(sum(rewards)) if rewards else math.nan)
+    metadata = row.get("metadata") or {}  # as `jmarl collect` writes it
+    agent = f"agent {metadata['agent']}" if "agent" in metadata else ""
+    return Trajectory(observations, actions, float(sum(rewards)) if rewards else math.nan, metadata.get("role", agent))
 
 
 def new_observations(observations: Sequence[Any], actions: Sequence[str], number: int) -> tuple[Prompt, ...]:
