@@ -315,6 +315,16 @@ def test_plain_progress_lines_where_stdout_is_no_terminal(tmp_path, capsys):
     assert "elapsed 0:00:00  left 0:00:00" in lines[2]
 
 
+def test_the_time_left_does_not_count_the_first_step(capsys):
+    """It compiles."""
+    with writer("", progress=True, total_steps=200) as out:
+        time.sleep(0.5)
+        for step in range(10):
+            out.write(step, {"loss": 1})
+    first, tenth = capsys.readouterr().out.splitlines()
+    assert first.endswith("left -") and tenth.endswith("left 0:00:00"), "not 190 steps of 0.05 seconds"
+
+
 def test_evaluations_are_shown(capsys):
     """Also where there is no directory to write to, in which case nothing else is done."""
     with writer("", progress=True) as out:

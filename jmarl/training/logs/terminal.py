@@ -43,6 +43,7 @@ class Terminal(Sink):
     def __init__(self, total_steps: int, start_step: int):
         self.total, self.first = total_steps, start_step
         self.done = start_step
+        self.first_row: tuple[int, float] | None = None  # steps done at the first row, and when it was
         self.started = self.shown = time.monotonic()  # shown: when the last line was
         self.bar = self.task = None
         screen = _Console()
@@ -66,13 +67,13 @@ class Terminal(Sink):
         reward = f"{tag.partition('/')[0]} {row[tag]:.3f}"
         speed = f"{row[SPEED_TAG]:,.0f}" if SPEED_TAG in row else "-"
         self.done = done = step + 1
+        self.first_row = self.first_row or (done, time.monotonic())
         if self.bar is not None and self.task is not None:
             shown = dict(completed=done, reward=reward, speed=speed, refresh=True)
             _to_stdout(partial(self.bar.update, self.task, **shown))
         elif done % STEPS_PER_LINE == 0 or done in (self.first + 1, self.total) or self._quiet_for() >= QUIET:
-            elapsed = time.monotonic() - self.started
-            left = elapsed / max(done - self.first, 1) * (self.total - done)
-            self._line(f"step {done}/{self.total}  {reward}  {speed} tokens/s  elapsed {_clock(elapsed)}  left {_clock(left)}")
+            elapsed = _clock(time.monotonic() - self.started)
+            self._line(f"step {done}/{self.total}  {reward}  {speed} tokens/s  elapsed {elapsed}  left {self._left(done)}")
 
     def close(self) -> None:
         self._closed.set()
@@ -80,6 +81,13 @@ class Terminal(Sink):
             _to_stdout(self.bar.stop)
         else:
             self._thread.join()
+
+    def _left(self, done: int) -> str:
+        """Return the time that the steps left will take, as those so far but the first, which includes compiling."""
+        first, then = self.first_row or (done, 0.0)
+        if done > first or done == self.total:
+            return _clock((time.monotonic() - then) / max(done - first, 1) * (self.total - done))
+        return "-"
 
     def _evaluation(self, row: dict[str, float]) -> None:
         """Show the result of an evaluation, above the bar if there is one."""
