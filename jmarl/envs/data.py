@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,43 @@ def _read(hub: str, config: str | None, split: str, path: str | Path | None, fie
     except (StopIteration, json.JSONDecodeError, DatasetGenerationError) as error:
         reason = "it is empty" if isinstance(error, StopIteration) else str(error.__cause__ or error)
         raise ValueError(f"{path} cannot be read as JSON Lines with the fields {', '.join(fields)}: {reason:.300}") from error
+
+
+def read_rows(source: Any) -> list[Mapping]:
+    """Return the dicts of a .json file (a list), of a .jsonl file (one per line), or of any iterable of dicts.
+
+    Raises FileNotFoundError if there is no such file, ValueError if it is not JSON, TypeError for other values than dicts.
+    """
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist: give a .json or .jsonl file")
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            lines = enumerate(text.split("\n"), 1)
+            source = [_parse_json(line, f"{path}, line {i},") for i, line in lines if line.strip()]
+        else:
+            source = _parse_json(text, str(path))
+    if isinstance(source, Mapping) and "trajectories" in source:
+        source = source["trajectories"]
+    if isinstance(source, Mapping) or not isinstance(source, Iterable):
+        got = f"a dict of {list(source)}" if isinstance(source, Mapping) else type(source).__name__
+        raise TypeError(f"rows are a series of dicts; got {got}")
+    rows = list(source)
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise TypeError(f"row {i} is a {type(row).__name__}, not a dict")
+    return rows
+
+
+def _parse_json(text: str, place: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError with its place."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{place} is not valid JSON: {error}. Give a .json file, or a .jsonl file with one dict per line"
+        ) from error
 
 
 def split_of(key: str) -> str:

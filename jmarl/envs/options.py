@@ -15,13 +15,12 @@ import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jmarl.envs.base import TextEnvironment
-from jmarl.envs.data import check_split, split_rows
+from jmarl.envs.data import check_split, read_rows, split_rows
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.reward_values import Processor
 from jmarl.envs.rewards import RewardProcessors
@@ -55,7 +54,7 @@ class WithOptions(LockStep):
 
     def __init__(self, env: TextEnvironment | SimulatedEnvironment, options: Mapping[str, Any]):
         super().__init__(env, processor=reward_processor(options))
-        self.own_tasks = OwnTasks(read_problems(options["problems"])) if "problems" in options else None
+        self.own_tasks = OwnTasks(read_rows(options["problems"])) if "problems" in options else None
         self.reward_options = {name: options[name] for name in GENERAL[:3] if name in options}
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
@@ -82,23 +81,6 @@ def reward_processor(options: Mapping[str, Any]) -> Processor | None:
         low, high = clip if isinstance(clip, list | tuple) else (-abs(clip), abs(clip))
         steps.append(RewardProcessors.clamp(low, high))
     return RewardProcessors.chain(steps) if steps else None
-
-
-def read_problems(source: Any) -> list[dict]:
-    """Return the tasks of a list, or of a .json or .jsonl file."""
-    if not isinstance(source, str | Path):
-        return list(source)
-    if not Path(source).is_file():
-        raise FileNotFoundError(f"problems={str(source)!r} does not exist: give a .json or .jsonl file")
-    text = Path(source).read_text(encoding="utf-8")
-    try:
-        return (
-            [json.loads(line) for line in text.splitlines() if line.strip()]
-            if Path(source).suffix == ".jsonl"
-            else json.loads(text)
-        )
-    except json.JSONDecodeError as error:
-        raise ValueError(f"problems={str(source)!r} is not JSON: {error}") from error
 
 
 def split_options(cls: type, options: Mapping[str, Any], own: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

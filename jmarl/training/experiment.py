@@ -8,14 +8,14 @@ loaded agents or reward functions with arguments; call `train` or `fit` for thos
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.algorithms import find_row
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
 from jmarl.envs import make
-from jmarl.envs.data import load_rows
+from jmarl.envs.data import load_rows, read_rows
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, bind_formatter, default_formatter
 from jmarl.envs.vector import vectorize
@@ -25,7 +25,7 @@ from jmarl.team import Team
 from jmarl.training.checks import check_settings
 from jmarl.training.files.config_file import written_config
 from jmarl.training.fit import check_data, check_fit, fit
-from jmarl.training.preferences.pairs import load_pairs, load_trajectories, read_rows
+from jmarl.training.preferences.pairs import load_pairs, load_trajectories
 from jmarl.training.records import FitResult, TrainResult
 from jmarl.training.seeds import check_seeds, train_seeds
 from jmarl.training.train import train
@@ -87,7 +87,7 @@ def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
     with written_config(cfg):
         if cfg.seeds:
             return train_seeds(team, task.env, task.items, cfg.train, seeds=cfg.seeds, eval_items=task.held_out)
-        return train(team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(cfg))
+        return train(team, task.env, task.items, cfg.train, eval_items=task.held_out, wandb_config=wandb_config(vars(cfg)))
 
 
 def _fit(cfg: ExperimentConfig) -> FitResult:
@@ -103,13 +103,16 @@ def _fit(cfg: ExperimentConfig) -> FitResult:
     check_data(data, cfg.train)
     team = team_of(cfg.team)
     with written_config(cfg):
-        return fit(team, data, cfg.train, eval_data=held_out, wandb_config=wandb_config(cfg))
+        return fit(team, data, cfg.train, eval_data=held_out, wandb_config=wandb_config(vars(cfg)))
 
 
-def wandb_config(cfg: ExperimentConfig) -> dict[str, Any] | None:
-    """Return the keyword arguments of `wandb.init`; None: no W&B."""
-    described = {"name": cfg.experiment_name, "notes": cfg.description, "tags": list(cfg.tags)}
-    return {name: value for name, value in described.items() if value} | cfg.wandb if cfg.wandb else None
+def wandb_config(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the keyword arguments of `wandb.init`; None: no W&B. settings: those of `ExperimentConfig`, as far as given."""
+    if not settings.get("wandb"):
+        return None
+    tags = list(settings.get("tags") or ())
+    described = {"name": settings.get("experiment_name"), "notes": settings.get("description"), "tags": tags}
+    return {name: value for name, value in described.items() if value} | dict(settings["wandb"])
 
 
 def team_of(team: TeamConfig) -> Team:

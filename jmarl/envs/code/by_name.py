@@ -11,7 +11,8 @@ from jmarl.envs.base import Answer
 from jmarl.envs.code.data import load_items
 from jmarl.envs.code.execution import CodeExecution
 from jmarl.envs.code.problems import CodeProblemGenerator
-from jmarl.envs.options import OwnTasks, read_problems, reward_processor
+from jmarl.envs.data import read_rows
+from jmarl.envs.options import OwnTasks, reward_processor
 from jmarl.sandbox import Limits
 
 
@@ -48,7 +49,7 @@ class Code(CodeExecution):
         if max_turns < 1:
             raise ValueError(f"max_turns={max_turns}: give at least 1")
         if problems is not None or data is not None:
-            generator: Any = OwnTasks(load_items(data) if data is not None else read_problems(problems))
+            generator: Any = OwnTasks(load_items(data) if data is not None else read_rows(problems))
         else:
             generator = CodeProblemGenerator((1, 3) if difficulty_range is None else difficulty_range)
         self.reward_options = {"reward_scale": reward_scale, "reward_bias": reward_bias}

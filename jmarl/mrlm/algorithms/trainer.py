@@ -33,6 +33,7 @@ from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import WithSystemPrompts
 from jmarl.team import agents_of, make_team, place_params, policies, save_team
 from jmarl.training.checks import check_settings, check_team, environment_of
+from jmarl.training.experiment import wandb_config
 from jmarl.training.records import TrainResult
 from jmarl.training.train import train
 from jmarl.types import TeamState
@@ -74,15 +75,8 @@ class Policies:
         every = {"algorithm": algorithm, "chat": self.chat, "frozen_agents": frozen}
         config, other = self.experiment.resolve(self.section, {**self.defaults, **every, **defaults})
         self.num_tasks, self.num_held_out = other.get("num_tasks"), other.get("held_out")
-        self.min_reward, self.wandb = other.get("min_reward"), self._wandb(other)
+        self.min_reward, self.wandb = other.get("min_reward"), wandb_config(other)
         return config
-
-    def _wandb(self, other: Mapping[str, Any]) -> dict | None:
-        """Return the arguments of `wandb.init`, with the name, description and tags of the experiment; None: no W&B."""
-        if not other.get("wandb"):
-            return None
-        shown = {"name": other.get("experiment_name"), "notes": other.get("description"), "tags": other.get("tags")}
-        return {name: x for name, x in shown.items() if x} | dict(other["wandb"])
 
     def _make_team(self, num_roles: int, cfg: TrainConfig) -> None:
         """Make the team of the policies; one policy plays all roles."""

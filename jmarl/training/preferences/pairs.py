@@ -12,11 +12,13 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+
+from jmarl.envs.data import read_rows
 
 Prompt = str | tuple[Mapping[str, str], ...]  # a text, or chat messages
 Ids = Sequence[int]
@@ -72,39 +74,6 @@ def load_pairs(source: Any, num_agents: int = 1) -> list[Pair]:
             stacklevel=2,
         )
     return [pair for pair in pairs if pair.chosen != pair.rejected]
-
-
-def read_rows(source: Any) -> list[Mapping]:
-    """Return the dicts of a .json file (a list), of a .jsonl file (one per line), or of any iterable of dicts."""
-    if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist: give a .json or .jsonl file")
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            lines = enumerate(text.split("\n"), 1)
-            source = [parse_json(line, f"{path}, line {i},") for i, line in lines if line.strip()]
-        else:
-            source = parse_json(text, str(path))
-    if isinstance(source, Mapping) and "trajectories" in source:
-        source = source["trajectories"]
-    if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        got = f"a dict of {list(source)}" if isinstance(source, Mapping) else type(source).__name__
-        raise TypeError(f"pairs and trajectories are a series of dicts; got {got}")
-    rows = list(source)
-    for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise TypeError(f"row {i} is a {type(row).__name__}, not a dict")
-    return rows
-
-
-def parse_json(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{place} is not valid JSON: {error}. Give a .json file, or a .jsonl file with one dict per line"
-        ) from error
 
 
 def source_name(source: Any) -> str:
