@@ -84,10 +84,9 @@ class Episodes(Section):
     """What an agent reads in later turns. none: the new prompt only. append: the conversation so far and the new prompt."""
     long_prompts: Literal["error", "truncate_left", "drop"] = "error"
     """What to do with a prompt that leaves no room for max_new_tokens in the context. error: raise. truncate_left: keep the
-    last tokens that fit and the chat template around them (of a list of chat messages the last characters, system messages,
-    and the whole template). drop: leave such items out before training, and end an episode
-    before such a later turn. Prompts made by formatters are checked for all items before training starts; `long_prompts` in the
-    log counts the others."""
+    last tokens that fit and the chat template around them; a list of chat messages keeps the template of all of them, and the
+    oldest ones lose their text first. drop: leave such items out before training, and end an episode before such a later turn.
+    Prompts made by formatters are checked for all items before training starts; `long_prompts` in the log counts the others."""
     gamma: Share = 1.0
     """Discount of the next turn's return."""
     early_termination_threshold: float | None = None
