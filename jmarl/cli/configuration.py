@@ -187,7 +187,7 @@ def first_line(cfg: ExperimentConfig) -> str:
 
 def resume_line(directory: str) -> str:
     """Return a line with the command that continues an interrupted run."""
-    from jmarl.training.files.config_file import CONFIG_FILE
+    from jmarl.training.files.run_files import CONFIG_FILE
 
     if not has_checkpoint(directory):
         return "no checkpoint was written: the same command starts again from the beginning"

@@ -26,8 +26,9 @@ from jmarl.cli.configuration import Configuration, has_checkpoint, read_configur
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
 from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import read_yaml
-from jmarl.training.files.config_file import CONFIG_FILE, plain_config
+from jmarl.training.files.config_file import plain_config
 from jmarl.training.files.failed_update import NonFiniteError
+from jmarl.training.files.run_files import CONFIG_FILE
 from jmarl.training.logs.metrics_writer import read_rows
 from jmarl.training.logs.terminal import LOSS_TAG, REWARD_TAG
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from jmarl.training.files.run_files import config_file_of
 from jmarl.training.logs.metrics_writer import read_rows
 
-METRICS, CONFIG = "metrics.jsonl", "config.yaml"
+METRICS = "metrics.jsonl"
 # Settings in which runs of one group may differ: they change neither what is learned nor how fast.
 NOT_COMPARED = {
     "seed", "seeds", "output_dir", "resume", "resume_step", "progress", "allow_changed", "save_every", "save_minutes",
@@ -89,7 +90,7 @@ def load_run(directory: Path, name: str) -> Run:
     rows = read_rows(directory / METRICS)
     attempts = load_attempts(directory / "attempts")
     recorded = next((attempt["settings"] for attempt in reversed(attempts) if "settings" in attempt), {})
-    written = next((file for file in (directory / CONFIG, directory.parent / CONFIG) if file.is_file()), None)
+    written = config_file_of(directory)
     tree = yaml.safe_load(written.read_text(encoding="utf-8")) if written else {}
     return Run(
         name,

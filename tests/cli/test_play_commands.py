@@ -97,6 +97,24 @@ def test_a_run_without_config_yaml_needs_its_base_models(tmp_path, capsys):
         load_source([str(tmp_path / "run")], ["m1"])
 
 
+@pytest.mark.parametrize("has_models", [True, False])
+def test_a_run_of_one_of_several_seeds_is_played_in_its_own_environment(has_models, tmp_path):
+    """Its settings are in the directory above."""
+    settings = dict(models=["m0", "m1"], environment=WORDS, options={"word": "figs"}, seeds=(3, 4), save_models=has_models)
+    sizes = dict(num_updates=1, num_generations=2, max_new_tokens=5, progress=False, tensorboard=False)
+    run_experiment(ExperimentConfig.of(output_dir=str(tmp_path), **settings, **sizes))
+    source = load_source([str(tmp_path / "seed_4")])
+    assert (
+        source.experiment is not None
+        and source.cfg is not None
+        and source.text.startswith("the models" if has_models else "the c")
+    )
+    assert (source.experiment.seeds, source.cfg.run.seed, source.cfg.sampling.max_new_tokens) == ((), 4, 5)
+    assert command("eval", "--model", tmp_path / "seed_4", "-n", 2, "-o", tmp_path / "e.json") == 0
+    result = read(tmp_path / "e.json")
+    assert result["options"] == {"word": "figs"} and result["max_new_tokens"] == 5
+
+
 def test_models_that_do_not_fit_are_errors_that_say_why(capsys):
     for models, message in {
         ("m0", "m0", "m1"): "has 2 roles (first, second), and --model gives 3 agents",

@@ -66,11 +66,14 @@ def load_run(path: Path, base_models: Sequence[str] | None = None) -> Source:
     from jmarl.config import ExperimentConfig
     from jmarl.config.yaml_file import read_yaml
     from jmarl.training.files.checkpoint import saved_steps
-    from jmarl.training.files.config_file import CONFIG_FILE
     from jmarl.training.files.run_directory import is_finished
+    from jmarl.training.files.run_files import CONFIG_FILE, config_file_of
 
-    file, checkpoints = path / CONFIG_FILE, path / "checkpoints"
-    experiment = ExperimentConfig.of(**read_yaml(file).tree) if file.is_file() else None
+    file, checkpoints = config_file_of(path), path / "checkpoints"
+    experiment = ExperimentConfig.of(**read_yaml(file).tree) if file else None
+    if experiment and experiment.seeds:  # the file is of all seeds, and this is the run of one
+        seed = int(path.absolute().name.removeprefix("seed_"))
+        experiment = experiment.replace(seeds=(), seed=seed, output_dir=str(path))
     step = max(saved_steps(checkpoints), default=None)
     if (path / "models" / "agent_0").is_dir() and (step is None or is_finished(checkpoints, step)):
         cfg = experiment.train if experiment else None if step is None else config_of(checkpoints, step)

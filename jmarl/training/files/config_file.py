@@ -11,8 +11,7 @@ from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.training.files.lock import reserved
 from jmarl.training.files.run_directory import CannotGoOn, check_contents, set_aside
-
-CONFIG_FILE = "config.yaml"
+from jmarl.training.files.run_files import CONFIG_FILE
 
 
 def plain_config(cfg: ExperimentConfig) -> dict[str, Any]:
