@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jmarl.config.validation import did_you_mean
+from jmarl.training.files.lock import DirectoryInUse
 
 COMMANDS: dict[str, str] = {
     "train": "train a team as a YAML file says",
@@ -29,7 +30,9 @@ COMMANDS: dict[str, str] = {
     "info": "show devices, versions, environments and algorithms, and whether they work",
 }  # name of a subcommand and of its module in jmarl.cli -> one line of help
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, KILLED = 0, 1, 2, 75, 130
-USER_ERRORS = (ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+USER_ERRORS = (
+    ValueError, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, DirectoryInUse
+)  # fmt: skip
 SHELLS = ("bash", "zsh")
 PATHS = ("FILE", "FILE[,FILE...]", "DIR", "M", "RUN")  # metavars of paths, for completion
 EPILOG = (

@@ -128,8 +128,8 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
         raise ValueError("replay_rollout repeats the update of one run: leave seeds out, and set output_dir to its seed_N")
     if cfg.run.output_dir and checkpoints_of(cfg).exists():
         raise ValueError(
-            f"output_dir={cfg.run.output_dir!r} holds the checkpoints of a single run, but those of several seeds are in its "
-            "folders seed_0, ...: choose another output_dir"
+            f"the output directory {cfg.run.output_dir} holds the checkpoints of a single run, but those of several seeds are "
+            "in its folders seed_0, ...: choose another directory"
         )
     for seed in seeds:
         check_settings(cfg.for_seed(seed))

@@ -17,6 +17,7 @@ from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
 from jmarl.training.experiment import wandb_config
+from jmarl.training.files.lock import locked
 
 MODULE = """
 import pathlib, signal
@@ -182,6 +183,7 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
         (["--set", "tpo_p=2"], "unknown key; did you mean 'top_p'"),
         (["--set", "top_p"], "write --set name=value"),
         (["--resume", "--output", "out/nothing"], "there is nothing to resume"),
+        (["--resume", "7", "--output", "out/whole"], "there is no checkpoint of step 7 to resume from: out/whole/checkpoints has"),
         (["--resume", "nowhere"], "give latest, the number of a checkpoint, or the directory of a run"),
         (["--set", "algorithm=dpo"], "learns from given pairs"),
         (["--set", "data=missing.jsonl"], "missing.jsonl does not exist"),
@@ -191,10 +193,18 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
         (["--set", "distributed.enabled=true", "distributed.num_gpus=64"], "needs 64 devices"),
     ],
 )
-def test_what_the_user_wrote_wrong_is_one_line_and_code_2(flags, message, capsys):
+def test_what_the_user_wrote_wrong_is_one_line_and_code_2(flags, message, whole, capsys):
     assert main(["train", "--config", "run.yaml", *flags]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_directory_in_use_is_one_line_and_code_2(capsys):
+    with locked("out/busy"):
+        assert main(["train", "--config", "run.yaml", "--output", "out/busy"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"jmarl: the output directory out/busy is in use by process {os.getpid()} on ")
+    assert error.count("\n") == 1
 
 
 def test_a_missing_file_names_the_nearest_shipped_configuration(capsys):

@@ -135,8 +135,8 @@ def test_a_second_process_is_refused_and_a_kill_leaves_no_lock(whole, tmp_path):
     first = begin({"output_dir": str(tmp_path), "save_every": 1}, hang=(4, 120))
     wait_for(first, "rewarded 4")
     _, err = finish(begin({"output_dir": str(tmp_path)}), 1)
-    assert f"output_dir='{tmp_path}' is in use by process {first.pid} on " in err.strip().splitlines()[-1]
-    with pytest.raises(DirectoryInUse, match="wait for it to end, or choose another output_dir"), locked(tmp_path):
+    assert f"the output directory {tmp_path} is in use by process {first.pid} on " in err.strip().splitlines()[-1]
+    with pytest.raises(DirectoryInUse, match="wait for it to end, or choose another one"), locked(tmp_path):
         pass
     assert saved_steps(tmp_path / "checkpoints")
     first.kill()

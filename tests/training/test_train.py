@@ -547,7 +547,7 @@ def test_a_finished_run_that_is_resumed_is_evaluated(pair, tmp_path):
 
 
 def test_resuming_without_a_checkpoint_is_refused_and_writes_nothing(pair, tmp_path):
-    with pytest.raises(ValueError, match="nothing to resume: no complete checkpoint in .*run/checkpoints"):
+    with pytest.raises(ValueError, match="nothing to resume: .*run/checkpoints has no complete checkpoint"):
         run(pair, output_dir=str(tmp_path / "run"), resume=True, save_every=1)
     assert not (tmp_path / "run").exists()
 

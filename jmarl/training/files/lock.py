@@ -97,7 +97,7 @@ def _take(fd: int, path: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise DirectoryInUse(
-            f"output_dir={str(path.parent)!r} is in use by {_owner(path)}: wait for it to end, or choose another output_dir"
+            f"the output directory {path.parent} is in use by {_owner(path)}: wait for it to end, or choose another one"
         ) from None
     except OSError as error:
         logger.warning("%s cannot be locked (%s): make sure that no other process writes there", path.parent, error)

@@ -64,11 +64,12 @@ def check_contents(cfg: TrainConfig) -> None:
     if cfg.run.resume:
         if last is None:
             raise CannotGoOn(
-                f"there is nothing to resume: no complete checkpoint in {directory}. Check output_dir, or start without resume"
+                f"there is nothing to resume: {directory} has no complete checkpoint. Is that the output directory? Without "
+                "--resume (resume=True) the run starts anew"
             )
         if cfg.run.resume_step not in (None, *(steps := saved_steps(directory))):
             raise CannotGoOn(
-                f"resume_step={cfg.run.resume_step} is not allowed: {directory} has checkpoints after {steps} updates"
+                f"there is no checkpoint of step {cfg.run.resume_step} to resume from: {directory} has those of {', '.join(map(str, steps))}"
             )
         if cfg.run.num_updates < (cfg.run.resume_step or last):
             raise CannotGoOn(
@@ -76,8 +77,8 @@ def check_contents(cfg: TrainConfig) -> None:
             )
     elif last is not None and not is_finished(directory, last):
         raise CannotGoOn(
-            f"output_dir={cfg.run.output_dir!r} already holds checkpoints up to step {last} of a run that has not ended: "
-            "continue it with resume, or choose another output_dir"
+            f"the output directory {cfg.run.output_dir} already holds checkpoints up to step {last} of a run that has not "
+            "ended: continue it with --resume (resume=True), or choose another directory"
         )
 
 
