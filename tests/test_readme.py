@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
+from jmarl.cli.configs import shipped_configs
 from jmarl.cli.main import main
+from jmarl.config.yaml_file import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -94,6 +96,11 @@ def commands() -> set[str]:
 def test_the_table_has_every_command():
     assert commands() - set(block()) - COMMANDS.keys() == set()
     assert COMMANDS.keys() - commands() == set(), "commands that are no longer there"
+
+
+def test_sft_reads_the_file_that_is_collected_here():
+    [collect] = [line for line in block() if line.startswith("jmarl collect ")]
+    assert collect.endswith(f" -o {read_yaml(shipped_configs()['sft']).tree['dataset']['path']}")
 
 
 @pytest.mark.parametrize("command", [name for name, test in COMMANDS.items() if isinstance(test, str) and "::" in test])

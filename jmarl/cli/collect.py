@@ -39,7 +39,7 @@ EPILOG = """examples:
   jmarl collect --model runs/mine -n 200 -o data.jsonl --filter-reward 0.5
   jmarl collect --model runs/mine -n 200 -o first.jsonl --agents 0        of one agent of the team, for sft
   jmarl collect --model M --environment math -n 400 --num-generations 4 -o data.json --pairs pairs.jsonl
-  jmarl train --config sft --set data=data.jsonl          what was collected is learned from"""
+  jmarl train --config sft                                learn from data.jsonl; --set data=FILE for another file"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

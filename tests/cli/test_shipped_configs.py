@@ -15,7 +15,7 @@ from jmarl.config.yaml_file import read_yaml
 FILES = {
     "pairs.jsonl": [{"prompt": "What is", "chosen": "the answer", "rejected": "a farmer"}] * 3,
     "team_pairs.jsonl": [{"prompt": "What is", "chosen": ["the", "answer"], "rejected": ["a", "farmer"]}] * 3,
-    "trajectories.json": [{"observations": ["What?", "Yes."], "actions": ["The answer"], "rewards": [1.0]}] * 3,
+    "data.jsonl": [{"observations": ["What?", "Yes."], "actions": ["The answer"], "rewards": [1.0]}] * 3,
     "prompts.jsonl": [{"prompt": f"Item {i} is"} for i in range(4)],
 }
 SMALL = ["num_updates=2", "learning_rate=1e-3", "progress=false", "tensorboard=false", "save_models=false", "save_every=0"]
@@ -36,8 +36,7 @@ QUICK = ("grpo", "dpo", "madpo", "sft", "madpo_iter", "lora", "data", "code")  #
 def directory(tmp_path_factory, tiny_dir):
     root = tmp_path_factory.mktemp("configs")
     for name, rows in FILES.items():
-        text = json.dumps(rows) if name.endswith(".json") else "".join(json.dumps(row) + "\n" for row in rows)
-        (root / name).write_text(text)
+        (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root, str(tiny_dir("llama", max_position_embeddings=2048))
 
 
