@@ -60,7 +60,14 @@ def all_settings(layers: Layers) -> dict[str, Given]:
     """Return the settings of all sources."""
     from jmarl.algorithms import find_row  # imports jax
 
-    return layers.settings(lambda name: find_row(name).data)
+    def kind_of(name: str) -> str:
+        try:
+            return find_row(name).data
+        except ValueError as error:
+            place = layers.own["algorithm"].place if "algorithm" in layers.own else "algorithm"
+            raise ValueError(f"{place}: {error}") from None
+
+    return layers.settings(kind_of)
 
 
 def shipped(name: str) -> str:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
+import pkgutil
+import sys
 from typing import Any
 
 ENVIRONMENTS: dict[str, str] = {  # name -> module:class; the tests of all environments cover what is listed here
@@ -53,9 +56,8 @@ def make(name: str, **options: Any) -> Any:
         nearest = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise ValueError(f"unknown environment {name!r}: {hint}choose {', '.join(names)}, or a class as 'module:Class'")
-    module, _, class_name = names.get(name, name).partition(":")
     try:
-        cls = getattr(importlib.import_module(module), class_name)
+        cls = import_object(names.get(name, name))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
     known = constructor_options(cls)
@@ -70,6 +72,36 @@ def make(name: str, **options: Any) -> Any:
     if general and not isinstance(env, TextEnvironment | SimulatedEnvironment):
         raise ValueError(f"environment {name!r} has no option {next(iter(general))!r}; its options are {', '.join(known)}")
     return WithOptions(env, general) if general else env
+
+
+def import_object(name: str) -> Any:
+    """Import "module:name". Raises ImportError with the places where a module was looked for, and the nearest name."""
+    from jmarl.config.validation import did_you_mean
+
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except SyntaxError as error:
+        raise ImportError(str(error)) from error
+    except ModuleNotFoundError as error:
+        missing = str(error.name)
+        if missing != module and not module.startswith(f"{missing}."):  # the module itself imports what is missing
+            raise
+        package, _, last = missing.rpartition(".")
+        places = list(sys.modules[package].__path__) if package else own_directories()
+        hint = did_you_mean(last, [known.name for known in pkgutil.iter_modules(places)])
+        installed = "" if package else ", nor is it installed"
+        raise ImportError(f"there is no module {last!r} in {' or '.join(places)}{installed}{hint}") from None
+    try:
+        return getattr(found, attribute)
+    except AttributeError:
+        raise ImportError(f"module {module!r} has no {attribute!r}{did_you_mean(attribute, dir(found))}") from None
+
+
+def own_directories() -> list[str]:
+    """Return the directories that Python imports the user's modules from, without those of installed packages."""
+    paths = [os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")]
+    return [path for path in dict.fromkeys(paths) if not path.startswith((sys.prefix, sys.base_prefix))]
 
 
 def constructor_options(cls: type) -> list[str]:

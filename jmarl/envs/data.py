@@ -66,7 +66,13 @@ def _read(hub: str, config: str | None, split: str, path: str | Path | None, fie
     from datasets.exceptions import DatasetGenerationError
 
     if path is None:
-        return datasets.load_dataset(hub, config, split=split)
+        try:
+            return datasets.load_dataset(hub, config, split=split)
+        except (ConnectionError, FileNotFoundError) as error:  # no network, or no such data set
+            raise FileNotFoundError(
+                f"data set {hub!r} cannot be loaded from the Hugging Face Hub ({' '.join(str(error).split()):.200}): check the "
+                "spelling and the network, or give a .json or .jsonl file; HF_HUB_OFFLINE=1 reads only the cache"
+            ) from error
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}: give a JSON Lines file with the fields {', '.join(fields)}")

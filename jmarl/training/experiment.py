@@ -7,14 +7,13 @@ loaded agents or reward functions with arguments; call `train` or `fit` for thos
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.algorithms import find_row
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
-from jmarl.envs import make
+from jmarl.envs import import_object, make
 from jmarl.envs.data import load_rows, read_rows
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, bind_formatter, default_formatter
@@ -151,9 +150,11 @@ def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: 
     for i, config in enumerate(configs):
         env = vectorize(make(config.name, **config.options), num_turns)
         if len(env.roles) != team.size:
+            count, roles = len(env.roles), ", ".join(env.roles)
+            advice = f"one model per role, or one model for all and num_agents={count}" if count > 1 else "one model"
             raise ValueError(
-                f"environment {config.name!r} is for {len(env.roles)} agents ({', '.join(env.roles)}), and the team has "
-                f"{team.size}: set models to one per agent, or num_agents"
+                f"environment {config.name!r} has {count} role{'s' * (count > 1)} ({roles}), and the team has {team.size}: "
+                f"give {advice}"
             )
         envs[f"{config.name}_{i}" if names.count(config.name) > 1 else config.name] = env
 
@@ -252,6 +253,6 @@ def import_name(setting: str, name: str) -> Any:
     if not module or not attribute:
         raise ValueError(f"{setting}={name!r} is not allowed: {setting} must be module:function")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return import_object(name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{setting}={name!r} cannot be imported: {error}") from error

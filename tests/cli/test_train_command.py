@@ -176,14 +176,20 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
     ("flags", "message"),
     [
         (
-            ["--set", "reward=own_rewards_of_tests:nothing", "models=[no/such-model]"],
-            "reward='own_rewards_of_tests:nothing' cannot",
+            ["--set", "reward=own_rewards_of_tests:leters", "models=[no/such-model]"],
+            "cannot be imported: module 'own_rewards_of_tests' has no 'leters'; did you mean 'letters'?",
         ),
+        (["--set", "reward=own_reward_of_tests:letters"], "nor is it installed; did you mean 'own_rewards_of_tests'?"),
+        (
+            ["--set", "environment=story", "data=null", "reward=null"],
+            "2 roles (setup, story), and the team has 1: give one model",
+        ),
+        (["--set", "algorithm=ppoo"], "--set algorithm: algorithm='ppoo' is unknown; did you mean 'ppo'"),
         (["--set", "top_p=2"], "--set top_p: top_p=2 is not allowed"),
         (["--set", "tpo_p=2"], "unknown key; did you mean 'top_p'"),
         (["--set", "top_p"], "write --set name=value"),
         (["--resume", "--output", "out/nothing"], "there is nothing to resume"),
-        (["--resume", "7", "--output", "out/whole"], "there is no checkpoint of step 7 to resume from: out/whole/checkpoints has"),
+        (["--resume", "7", "--output", "out/whole"], "no checkpoint of step 7 in out/whole/checkpoints: choose from 2, 3"),
         (["--resume", "nowhere"], "give latest, the number of a checkpoint, or the directory of a run"),
         (["--set", "algorithm=dpo"], "learns from given pairs"),
         (["--set", "data=missing.jsonl"], "missing.jsonl does not exist"),

@@ -439,8 +439,11 @@ def test_a_truncated_episode_is_done():
     "name, message",
     [
         ("sudoko", "unknown environment 'sudoko': did you mean 'sudoku'"),
-        ("nowhere.at_all:Class", "'nowhere.at_all:Class' cannot be imported: No module named 'nowhere'"),
-        ("jmarl.envs.games.grid:Nothing", "'jmarl.envs.games.grid:Nothing' cannot be imported: .* has no attribute 'Nothing'"),
+        ("nowhere.at_all:Class", "'nowhere.at_all:Class' cannot be imported: there is no module 'nowhere' in "),
+        (
+            "jmarl.envs.games.grid:Nothing",
+            "'jmarl.envs.games.grid:Nothing' cannot be imported: module 'jmarl.envs.games.grid' has no 'Nothing'",
+        ),
     ],
 )
 def test_unknown_environments_are_refused(name, message):

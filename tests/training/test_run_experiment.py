@@ -252,14 +252,20 @@ def test_given_texts_are_filtered_by_their_reward(model, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(environment=name(OneAgent)), r"is for 1 agents \(a\), and the team has 2: set models"),
+        (dict(environment=name(OneAgent)), r"has 1 role \(a\), and the team has 2: give one model$"),
         (dict(environment="no_env"), "unknown environment 'no_env'"),
         (dict(environment=name(Words), options={"wrd": "x"}), "its options are word"),
         (dict(environment=name(Words), algorithm="dpo"), "'dpo' learns from given pairs: set data, and no reward"),
         (dict(data="rows.jsonl", algorithm="magrpo"), "'magrpo' learns from completions .* set reward to module:function"),
         (dict(data="rows.jsonl", reward="letters"), "reward must be module:function"),
-        (dict(data="rows.jsonl", reward=f"{__name__}:leters"), "cannot be imported: .* has no attribute 'leters'"),
-        (dict(data="rows.jsonl", reward="no_module:f"), "cannot be imported: No module named 'no_module'"),
+        (
+            dict(data="rows.jsonl", reward=f"{__name__}:leters"),
+            "module .* has no 'leters'; did you mean 'letters'",
+        ),
+        (
+            dict(data="rows.jsonl", reward="no_module:f"),
+            "there is no module 'no_module' in /.*, nor is it installed",
+        ),
         (dict(data="rows.jsonl", reward=f"{__name__}:letters", held_out=6), "held_out=6 leaves nothing to train on"),
         (dict(data="rows.jsonl", reward=f"{__name__}:letters", min_reward=1.0), "min_reward=1.0 has no effect on prompts"),
         (dict(data="rows.jsonl", reward=f"{__name__}:letters", subset="main"), "subset='main' has no effect on the file data="),
@@ -278,6 +284,13 @@ def test_mistakes_raise_before_a_model_is_loaded(data, settings, message, monkey
     monkeypatch.chdir(Path(data).parent)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run_experiment(configure("no such model", **settings))
+
+
+def test_a_data_set_that_the_hub_does_not_give_is_named_with_what_to_do(model, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    cfg = fit_config(model, "no-one/nothing", algorithm="dpo")
+    with pytest.raises(FileNotFoundError, match="data set 'no-one/nothing' cannot be loaded .* or give a .json or .jsonl file"):
+        run_experiment(cfg)
 
 
 def test_data_are_a_file_or_a_data_set(tmp_path):

@@ -214,11 +214,28 @@ def _download(name: str, revision: str | None, files: list[str] = HUB_FILES) -> 
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as e:
-        at = f" at revision {revision!r}" if revision else ""
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise FileNotFoundError(
-            f"{name!r} is no directory here, and fetching it{at} from {constants.ENDPOINT} failed: {e}"
-        ) from e
+            f"model {name!r} cannot be loaded: it is no directory here, and {constants.ENDPOINT} {_reason(error, revision)}, "
+            "or give the directory of a model"
+        ) from error
+
+
+def _reason(error: Exception, revision: str | None) -> str:
+    """Return why the hub did not give a model, and what to do."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "wants you to accept its terms: do so there, then run `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "has no such model, or it is private: check the spelling"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no revision {revision!r} of it: check the spelling"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        offline = "is not asked, as HF_HUB_OFFLINE is set, and it is not in the cache: unset HF_HUB_OFFLINE"
+        online = "did not answer, and it is not in the cache: check the spelling and the network"
+        return offline if constants.HF_HUB_OFFLINE else online
+    return f"refused ({' '.join(str(error).split()):.200}): check the spelling, set HF_HUB_OFFLINE=1 to read only the cache"
 
 
 def _smollm2_directory() -> Path:

@@ -67,10 +67,9 @@ def check_contents(cfg: TrainConfig) -> None:
                 f"there is nothing to resume: {directory} has no complete checkpoint. Is that the output directory? Without "
                 "--resume (resume=True) the run starts anew"
             )
-        if cfg.run.resume_step not in (None, *(steps := saved_steps(directory))):
-            raise CannotGoOn(
-                f"there is no checkpoint of step {cfg.run.resume_step} to resume from: {directory} has those of {', '.join(map(str, steps))}"
-            )
+        if cfg.run.resume_step not in (None, *saved_steps(directory)):
+            steps = ", ".join(map(str, saved_steps(directory)))
+            raise CannotGoOn(f"there is no checkpoint of step {cfg.run.resume_step} in {directory}: choose from {steps}")
         if cfg.run.num_updates < (cfg.run.resume_step or last):
             raise CannotGoOn(
                 f"num_updates={cfg.run.num_updates} is not allowed: the run in {cfg.run.output_dir} has made {last} already"

@@ -51,7 +51,7 @@ class Saves:
         if self.savers and (free := self._free_bytes()) < 2 * (size := nbytes(to_checkpoint(state))):
             warnings.warn(
                 f"{self.run.output_dir} has {gib(free)} free, and a checkpoint takes about {gib(size)}: two of them do not "
-                "fit. Training goes on; free some space, choose another output directory, or make no checkpoints (save_every=0)",
+                "fit. Training goes on; free some space, choose another directory, or make no checkpoints (save_every=0)",
                 stacklevel=3,
             )
 
