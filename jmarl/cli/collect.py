@@ -27,7 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, say, split_batches, tasks_for
+from jmarl.cli.main import INTERRUPTED, plural, to_stderr
+from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, split_batches, tasks_for
 from jmarl.models.hub.tokenize import ChatPrompt
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    from jmarl.cli.main import INTERRUPTED
-
     count = number_of_tasks(args.num_episodes, args.num_generations)
     check_arguments(args)
     match = open_match(args, args.seed, args.num_generations)
@@ -73,16 +72,18 @@ def run(args: argparse.Namespace) -> int:
         with interrupted_by_sigterm():
             file = collect(match, args, tasks_for(match, args, count, args.seed), settings)
     except KeyboardInterrupt:
-        say(f"interrupted: the same command continues; the finished batches are in {args.output}")
+        to_stderr(f"interrupted: the same command continues; the finished batches are in {args.output}")
         return INTERRUPTED
     left_out = "" if args.filter_reward is None else f", those with a return of at least {args.filter_reward:g}"
-    say(f"{file.num_episodes} of {args.num_episodes} episodes are in {args.output}{left_out}")
+    to_stderr(f"{file.num_episodes} of {plural(args.num_episodes, 'episode')} in {args.output}{left_out}")
     if args.pairs:
         from jmarl.training.preferences.pairs import read_rows, save_pairs
 
         pairs = pairs_of(read_rows(args.output))
         save_pairs(args.pairs, pairs)
-        say(f"{len(pairs)} pairs are in {args.pairs}; the other prompts have no two completions with different rewards")
+        to_stderr(
+            f"{plural(len(pairs), 'pair')} in {args.pairs}; the other prompts have no two completions with different rewards"
+        )
     file.finish()
     return 0
 
@@ -132,9 +133,11 @@ def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], setti
     file, batches = TrajectoryFile(Path(args.output)), split_batches(tasks, args.batch_size)
     done = file.open(settings)
     if done:
-        say(f"continuing after {done} of {len(batches)} batches")
+        to_stderr(f"continuing after {done} of {len(batches)} batches")
     else:
-        say(f"{len(batches[0]) * args.num_generations} episodes at a time; the first ones wait for the compiler")
+        to_stderr(
+            f"{plural(len(batches[0]) * args.num_generations, 'episode')} at a time; the first ones wait for the compiler"
+        )
     start = time.monotonic()
     for part in range(done, len(batches)):
         rollout = evaluate(match.team, match.params, batches[part], match.env, match.cfg, part=part).rollout
@@ -143,7 +146,7 @@ def collect(match: Match, args: argparse.Namespace, tasks: Sequence[dict], setti
         selected = [rows for value, rows in episodes if args.filter_reward is None or value >= lowest]
         file.append([row for rows in selected for row in rows if row["metadata"]["agent"] in agents], len(selected))
         played = len(episodes) + first * args.num_generations
-        say(f"{played}/{args.num_episodes} episodes, {file.num_episodes} written, {time.monotonic() - start:.0f} s")
+        to_stderr(f"{played}/{args.num_episodes} episodes, {file.num_episodes} written, {time.monotonic() - start:.0f} s")
     return file
 
 

@@ -10,12 +10,15 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
+from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural, to_stderr
 from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.layers import Given, Layers, experiment_config
 from jmarl.config.yaml_file import YamlFile, parse_value, read_yaml
+
+if TYPE_CHECKING:
+    from jmarl.training.records import FitResult, TrainResult
 
 
 class Configuration(NamedTuple):
@@ -177,14 +180,34 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
     results = result if isinstance(result, list) else [result]
     directories = [f"{directory}/seed_{seed}" for seed in cfg.seeds] or [directory]
     for one, place in zip(results, directories, strict=True):
-        print(f"{one!r} in {place}", flush=True)
+        print(f"{place}: {closing_line(one)}", flush=True)
     if unsaved := [one.unsaved for one in results if one.unsaved]:
-        print(f"jmarl: not everything is saved: {unsaved[0]}", file=sys.stderr)
+        to_stderr(f"not everything is saved: {unsaved[0]}")
         return FAILED, result
     if any(one.interrupted for one in results):
         print(resume_line(directory), flush=True)
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
     return DONE, result
+
+
+def closing_line(result: TrainResult | FitResult) -> str:
+    """Return what a run did: its updates, the last reward or loss, and the held-out results if there are any."""
+    from jmarl.training.records import TrainResult
+
+    if isinstance(result, TrainResult):
+        name, values = "reward", result.rewards
+        ends = [end and end.mean for end in (result.before, result.after)]
+    else:
+        name, values = "loss", result.losses
+        ends = [end and end["loss"] for end in (result.before, result.after)]
+    updates = int(result.state.step)
+    parts = [f"{plural(updates, 'update')} made" + ", then interrupted" * result.interrupted]
+    parts += (
+        [f"{name} of the last one {values[-1]:.3f}"] if values else ["no update was left to make"] * (not result.interrupted)
+    )
+    words = ("before training", f"after {plural(updates, 'update')}")
+    held_out = [f"{value:.3f} {when}" for value, when in zip(ends, words, strict=True) if value is not None]
+    return ", ".join(parts) + (f"; held-out {name} {', '.join(held_out)}" if held_out else "")
 
 
 def first_line(cfg: ExperimentConfig) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, say, split_batches, tasks_for
+from jmarl.cli.main import plural, to_stderr
+from jmarl.cli.teams.match import Match, add_play_arguments, number_of_tasks, open_match, split_batches, tasks_for
 
 EPILOG = """examples:
   jmarl eval --model runs/mine --num-episodes 50
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     match = open_match(args, seeds[0], args.num_generations)
-    say("playing; the first episodes wait for the compiler")
+    to_stderr("playing; the first episodes wait for the compiler")
     scores = [play_seed(match, args, seed, count) for seed in seeds]
     result = {**match.settings, "num_episodes": args.num_episodes, "num_generations": args.num_generations, "seeds": seeds}
     result |= summary(scores) | {"per_seed": [{"seed": s, **summary([one])} for s, one in zip(seeds, scores, strict=True)]}
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
         text = json.dumps(finite(result), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
         Path(args.output).write_text(text, encoding="utf-8", errors="backslashreplace")
-        say(f"written to {args.output}")
+        to_stderr(f"written to {args.output}")
     return 0
 
 
@@ -84,25 +85,25 @@ def play_seed(match: Match, args: argparse.Namespace, seed: int, count: int) -> 
     import numpy as np
 
     from jmarl.evaluation.evaluate import evaluate, last_parts
-    from jmarl.evaluation.statistics import valid_mean
 
     cfg, tasks = match.cfg.replace(seed=seed), tasks_for(match, args, count, seed)
+    keys = [json.dumps(task, sort_keys=True, default=str) for task in tasks]
     returns: list[Any] = []
     parts: list[dict[str, Any]] = []
     start, batches = time.monotonic(), split_batches(tasks, args.batch_size)
-    say(f"seed {seed}: {args.num_episodes} episodes, {len(batches[0]) * args.num_generations} at a time")
+    to_stderr(f"seed {seed}: {plural(args.num_episodes, 'episode')}, {len(batches[0]) * args.num_generations} at a time")
     for part, batch in enumerate(batches):
         rollout = evaluate(match.team, match.params, batch, match.env, cfg, part=part).rollout
         returns.append(rollout.joint_returns[0].mean(-1))
         parts.append(last_parts(rollout))
-        mean, played = valid_mean(np.concatenate(returns).reshape(-1)), sum(x.size for x in returns)
-        say(f"seed {seed}: {played}/{args.num_episodes} episodes, mean return {mean:.4g}, {time.monotonic() - start:.0f} s")
+        done = np.concatenate(returns)
+        mean, _ = by_task(keys[: len(done)], done)
+        to_stderr(f"seed {seed}: {done.size}/{args.num_episodes} episodes, mean {mean:.4g}, {time.monotonic() - start:.0f} s")
     names = dict.fromkeys(name for one in parts for name in one)
     joined = {
         name: np.concatenate([one.get(name, np.full_like(r, np.nan)) for one, r in zip(parts, returns, strict=True)])
         for name in names
     }
-    keys = [json.dumps(task, sort_keys=True, default=str) for task in tasks]
     return Scores(keys, np.concatenate(returns), joined)
 
 
@@ -141,7 +142,7 @@ def by_task(keys: Sequence[str], values: Any) -> tuple[float, float]:
 
 def table(result: dict[str, Any]) -> str:
     """Return a result as a table to read."""
-    rows = [("mean return", result["mean"], result["ci95"])]
+    rows = [("mean return over tasks", result["mean"], result["ci95"])]
     rows += [
         (name.replace("_", " "), value, result[f"{name}_ci95"])
         for name, value in result.items()
@@ -156,5 +157,5 @@ def table(result: dict[str, Any]) -> str:
     if not any(name.startswith("success_rate") for name in result):
         lines.append("no success rate: no part of the reward is called solved")
     if result["invalid_episodes"]:
-        lines.append(f"{result['invalid_episodes']} episodes had no valid reward and are not counted")
+        lines.append(f"{plural(result['invalid_episodes'], 'episode')} had no valid reward: not counted")
     return "\n".join([*lines, "± is the 95 % interval over tasks; parts of the reward are those of the last turns"])

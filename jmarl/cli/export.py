@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.teams.match import add_model_argument, say
+from jmarl.cli.main import plural, to_stderr
+from jmarl.cli.teams.match import add_model_argument
 from jmarl.cli.teams.sources import Source, load_source
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"--output {output} exists and is not empty: give a new directory")
-    say(f"reading {' '.join(args.model)} ...")
+    to_stderr(f"reading {' '.join(args.model)} ...")
     source = load_source(args.model, args.base_model)
     as_adapters = has_adapters(source) and not args.merge
     if args.merge and not has_adapters(source):
@@ -62,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
         temporary.rename(output)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    kind = "adapters" if as_adapters else "whole models"
-    say(f"{output} has {len(source.agents)} {kind} in {args.dtype}, from {source.text}")
+    kind = "adapter" if as_adapters else "whole model"
+    to_stderr(f"{output} has {plural(len(source.agents), kind)} in {args.dtype}, from {source.text}")
     return 0
 
 

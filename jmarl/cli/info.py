@@ -16,6 +16,8 @@ import subprocess
 import sys
 from typing import Any
 
+from jmarl.cli.main import plural
+
 CORE = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 OPTIONAL = {  # package -> (module to import, what it is for)
     "gguf": ("gguf", ".gguf files"),
@@ -172,7 +174,11 @@ def text_of(report: dict[str, Any]) -> str:
         lines += [f"algorithms on {kind}: {', '.join(names)}"]
     lines += ["environments"]
     for name, x in report["environments"].items():
-        text = x.get("missing") or f"{', '.join(x['roles'])}; at most {x['max_turns']} turns" if not x["error"] else "broken"
+        text = (
+            x.get("missing") or f"{', '.join(x['roles'])}; at most {plural(x['max_turns'], 'turn')}"
+            if not x["error"]
+            else "broken"
+        )
         lines.append(f"  {name:<18}{text}")
     lines += ["optional packages"]
     lines += [f"  {name:<18}{x['version'] or 'not installed'} ({x['for']})" for name, x in report["optional"].items()]

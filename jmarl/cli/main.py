@@ -136,8 +136,18 @@ def print_completion(arguments: Sequence[str]) -> int:
     return DONE
 
 
+def to_stderr(line: str) -> None:
+    """Print a line about progress, or an error, on standard error, at once. Results go to standard output."""
+    print(f"jmarl: {' '.join(line.split())}", file=sys.stderr, flush=True)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 run" and "2 runs"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def _fail(message: str, verbose: bool, code: int) -> int:
     if verbose:
         traceback.print_exc()
-    print(f"jmarl: {' '.join(message.split())}", file=sys.stderr)
+    to_stderr(message)
     return code

@@ -9,7 +9,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from jmarl.cli.teams.match import Match, add_play_arguments, open_match, say, tasks_for
+from jmarl.cli.main import plural, to_stderr
+from jmarl.cli.teams.match import Match, add_play_arguments, open_match, tasks_for
 
 if TYPE_CHECKING:
     from jmarl.rollout.turns import Rollout
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--task {args.task} is not allowed: the first task is 0")
     match = open_match(args, args.seed)
     task = tasks_for(match, args, args.task + 1, args.seed)[args.task]
-    say("playing; the first turn waits for the compiler")
+    to_stderr("playing; the first turn waits for the compiler")
     rollout = evaluate(match.team, match.params, [task], match.env, match.cfg).rollout
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
     text = "\n".join(episode_lines(rollout, match, task, width))
@@ -64,7 +65,7 @@ def episode_lines(rollout: Rollout, match: Match, task: dict, width: int) -> lis
             lines += ["", f"agent {agent} ({role}) writes{cut_off}:", *block(turn.texts[agent][0][0], width)]
         lines += ["", *reward_lines(turn, roles, width)]
     returns = [number(x) for x in rollout.joint_returns[0][0, 0]]
-    return [*lines, "", rule(f"return {numbers_text(returns, roles)} after {len(rollout.turns)} turns", width)]
+    return [*lines, "", rule(f"return {numbers_text(returns, roles)} after {plural(len(rollout.turns), 'turn')}", width)]
 
 
 def reward_lines(turn: Any, roles: tuple[str, ...], width: int) -> list[str]:

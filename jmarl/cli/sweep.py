@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from jmarl.algorithms import find_row
 from jmarl.cli.configuration import Configuration, has_checkpoint, read_configuration, train
-from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED
+from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
 from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import read_yaml
 from jmarl.training.files.config_file import plain_config
@@ -54,7 +54,7 @@ def run_sweep(args: argparse.Namespace, configuration: Configuration) -> int:
     """Run a sweep and write results.md and results.json. Returns the exit code."""
     points = points_of(args, configuration)
     root = Path(configuration.experiment.train.run.output_dir)
-    print(f"sweep: {len(points)} runs in {root}", flush=True)
+    print(f"sweep: {plural(len(points), 'run')} in {root}", flush=True)
     if args.dry_run:
         from jmarl.cli.dry_run import show_run
 

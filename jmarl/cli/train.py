@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 import warnings
 from typing import Any
+
+from jmarl.cli.main import to_stderr
 
 EPILOG = """examples:
   jmarl configs list                                          the shipped files
@@ -97,4 +98,4 @@ def devices_line() -> str:
 
 def _one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
     """Show a warning as one line on standard error."""
-    print(f"jmarl: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    to_stderr(f"warning: {message}")

@@ -62,9 +62,10 @@ def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
     sizes = " + ".join(f"{count} x {size / count:,.1f} M" for count, size in zip(counts, millions, strict=True))
     devices = jax.devices()
     where = f"written to {cfg.run.output_dir}" if cfg.run.output_dir else "nothing is written (set output_dir)"
+    agents = f"{team.num_agents} agent{'s' * (team.num_agents > 1)} ({sizes} parameters)"
     say(
-        f"{cfg.algorithm}: {team.num_agents} agents ({sizes} parameters) on {len(devices)} x {devices[0].device_kind}, "
-        f"{cfg.run.num_updates} updates, {where}"
+        f"{cfg.algorithm}: {agents} on {len(devices)} x {devices[0].device_kind}, "
+        f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}"
     )
 
 

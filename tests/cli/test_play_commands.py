@@ -144,7 +144,7 @@ def test_eval_and_collect_play_the_same_episodes(tmp_path, capsys):
     assert result["success_rate"] == result["parts"]["solved"]["mean"] == np.mean(solved)
     assert result["max_new_tokens"] == 5 and "pears eval 0 5" in rows[-1]["observations"][0]
     assert {**read(tmp_path / "c.json"), "seconds": 0, "model": ""} == {**result, "seconds": 0, "model": ""}
-    assert "mean return" in out and "success rate" in out and "seed 0: 3/6 episodes" in err
+    assert "mean return over tasks" in out and "success rate" in out and "seed 0: 3/6 episodes" in err
 
 
 def test_episodes_of_one_task_are_one_number_of_the_interval(tmp_path):
@@ -158,6 +158,14 @@ def test_episodes_of_one_task_are_one_number_of_the_interval(tmp_path):
     rows = [row["metadata"] for row in read_rows(tmp_path / "t.jsonl") if row["metadata"]["agent"] == 0]
     means = np.array([[r["return"] for r in rows if r["task_number"] == i] for i in range(6)]).mean(1)
     assert result["per_seed"][0]["ci95"] == pytest.approx(2.5706 * means.std(ddof=1) / 6**0.5, rel=1e-4)
+
+
+def test_progress_shows_the_mean_that_the_table_has(capsys):
+    """Also where the 6 tasks are played unequally often: two of them twice."""
+    assert command("eval", "--model", "m0", "--environment", WORDS, "--max-new-tokens", 5, "-n", 8) == 0
+    out, err = capsys.readouterr()
+    mean = out.splitlines()[0].split()[4]
+    assert out.startswith("mean return over tasks ") and f"seed 0: 8/8 episodes, mean {mean}," in err
 
 
 def test_a_run_on_prompts_with_a_reward_is_evaluated_on_its_held_out_rows(tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -106,7 +107,12 @@ def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     assert read("--config", "out/whole") == cfg
     assert main(["train", "--config", "out/whole/config.yaml", "--output", "out/again"]) == 0
     assert metrics("out/again") == whole and len(whole) == 5  # three updates and two evaluations
-    assert capsys.readouterr().out.startswith("run: loading ")
+    lines = capsys.readouterr().out.splitlines()
+    ends = [f"{row['eval/reward']:.3f}" for row in whole if "eval/reward" in row]
+    assert lines[0].startswith("run: loading ") and lines[-1] == (
+        f"out/again: 3 updates made, reward of the last one {whole[-2]['reward/mean']:.3f}; held-out reward {ends[0]} before "
+        f"training, {ends[1]} after 3 updates"
+    )
     assert main(["train", "--config", "out/again", "--seed", "1"]) == 0  # in the same directory: the run before is kept
     old, new = (read_yaml(f"out/again/{folder}config.yaml").tree["train"]["run"]["seed"] for folder in ("earlier_1/", ""))
     assert (old, new) == (0, 1) and metrics("out/again/earlier_1") == whole
@@ -144,6 +150,13 @@ def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
     assert "learning_rate: 0.01\n" in out and "4 tasks to train on, 2 held out" in out and "all checks passed" in out
     assert "--- task 2, agent 0: " in out and "Item 2 is" in out and "--- task 3" not in out
     assert not Path("out/dry").exists()
+
+
+def test_a_run_without_held_out_rows_says_nothing_about_them(capsys):
+    assert main(["train", "--config", "pairs.yaml", "--output", "out/pairs", "--set", "progress=true", "num_updates=1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"out/pairs: 1 update made, loss of the last one \d\.\d{3}", lines[-1])
+    assert lines[1].startswith("dpo: 1 agent (1 x ") and ", 1 update, written to out/pairs" in lines[1]
 
 
 def test_the_dry_run_of_data_marks_the_trained_tokens(capsys):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jmarl.cli.main import plural, to_stderr
 from jmarl.cli.teams.sources import Source, load_source
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
@@ -89,7 +90,7 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
         sys.path.insert(0, os.getcwd())
     options = options_of(args.option)
     env, name, options = (None, "", options) if args.environment is None else built(args.environment, options)
-    say(f"reading {' '.join(args.model)} ...")
+    to_stderr(f"reading {' '.join(args.model)} ...")
     source = load_source(args.model, args.base_model)
     if env is None:
         env, name, options = environment_of_run(source, options)
@@ -101,13 +102,13 @@ def open_match(args: argparse.Namespace, seed: int, generations: int = 1) -> Mat
         )
     cfg = play_config(args, source, env.max_turns).replace(seed=seed, eval_generations=generations)
     shared = source.experiment is not None and source.experiment.team.shared_weights
-    keep_programs(say)
+    keep_programs(to_stderr)
     team = Team.of(agents, shared_weights=shared)
     params = place_params(team, stack_agents(team.stacks, team.agents), cfg.run.mesh)
     settings = {"model": source.text, "environment": name, "options": options, "tasks": args.tasks or args.split}
     settings |= sampling_settings(cfg)
-    say(f"{source.text}: {', '.join(env.roles)} in {name}")
-    say(", ".join(f"{key} {value}" for key, value in sampling_settings(cfg).items()))
+    to_stderr(f"{source.text}: {', '.join(env.roles)} in {name}")
+    to_stderr(", ".join(f"{key} {value}" for key, value in sampling_settings(cfg).items()))
     return Match(team, params, env, cfg, settings)
 
 
@@ -214,7 +215,7 @@ def tasks_for(match: Match, args: argparse.Namespace, count: int, seed: int) -> 
     if not rows:
         raise ValueError(f"there are no tasks in {args.tasks or match.settings['environment']}")
     if len(rows) < count:
-        say(f"there are only {len(rows)} tasks: they are played again, with other random numbers")
+        to_stderr(f"there are only {plural(len(rows), 'task')}: they are played again, with other random numbers")
     return [rows[i % len(rows)] for i in range(count)]
 
 
@@ -235,8 +236,3 @@ def number_of_tasks(num_episodes: int, generations: int) -> int:
             f"--num-episodes {num_episodes} is no multiple of --num-generations {generations}: give {near}, for example"
         )
     return num_episodes // generations
-
-
-def say(line: str) -> None:
-    """Print a line of progress on standard error, at once."""
-    print(f"jmarl: {line}", file=sys.stderr, flush=True)
