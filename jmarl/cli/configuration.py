@@ -161,7 +161,7 @@ def choose_directory(settings: dict[str, Given], stem: str) -> list[str]:
         return []
     directory = "runs/" + re.sub(r"[^\w.-]+", "_", str(settings["experiment_name"].value))
     settings["output_dir"] = Given(directory, 0, "the default")
-    return [f"no output directory was given: writing to {directory}"]
+    return [f"no output directory was given: it is {directory}"]
 
 
 def train(cfg: ExperimentConfig) -> tuple[int, Any]:

@@ -1,7 +1,8 @@
 """What `jmarl train --dry-run` shows: everything that a run checks before its first step, settings, prompts and data.
 
-It loads the models and prepares the initial state, so that it takes as long and as much memory as the start of the run. Left
-out: compiling and sampling, and what only happens later, such as the prompts of later turns.
+All is checked before anything is shown, so that an error stands alone. Models are loaded and the initial state is prepared: that
+takes as long and as much memory as the start of the run. Left out: compiling and sampling, and what only happens later, such
+as the prompts of later turns.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jmarl.algorithms import find_row
+from jmarl.cli.main import plural, to_stderr
+from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import describe
@@ -35,61 +38,75 @@ from jmarl.training.start import start
 SHOWN = 3  # prompts and examples
 
 
-def show_run(cfg: ExperimentConfig) -> None:
-    """Check a run and print what it would do. Raises what the run would raise before its first step."""
-    print(dump_yaml(cfg.as_dict()), flush=True)
-    size = show_prompts(cfg) if learns_from_completions(cfg) else show_data(cfg)
-    print(disk_line(cfg, size))
-    print("dry run: all checks passed, nothing was trained")
+def checked_run(cfg: ExperimentConfig) -> list[str]:
+    """Check a run and return what it would do, as lines. Raises what the run would raise before its first step."""
+    lines, size = checked_prompts(cfg) if learns_from_completions(cfg) else checked_data(cfg)
+    end = "dry run: all checks passed, nothing was trained or written"
+    return [dump_yaml(cfg.as_dict()), *lines, disk_line(cfg, size), f"{end}; the run would write to {cfg.train.run.output_dir}"]
 
 
-def show_prompts(cfg: ExperimentConfig) -> int:
-    """Check a run on completions, and print its first prompts. Returns the bytes of a checkpoint."""
+def checked_sweep(points: Sequence[Point]) -> list[str]:
+    """Check all runs of a sweep. Returns lines with the settings of the first one, and the directories of all."""
+    first, *_ = [checked_run(point.cfg) for point in points]
+    directories = [str(directory) for point in points for directory in point.directories]
+    end = "dry run: all checks passed, nothing was trained or written; above is the first run, and the sweep would write to"
+    return [*first[:-1], end, *directories]
+
+
+def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
+    """Check a run on completions. Returns lines with its first prompts, and the bytes of a checkpoint."""
     if cfg.seeds:
         check_seeds(cfg.seeds, cfg.train)
     else:
         check_settings(cfg.train)
     task = task_of(cfg.task, cfg.team, num_turns=cfg.train.episodes.num_turns, seed=cfg.train.run.seed)
-    team = team_of(cfg.team)
+    team = load_team(cfg)
     env = environment_of(team, task.env, cfg.train)
     check_team(team, cfg.train)
     items, held_out = items_that_fit(team, env, task.items, task.held_out, cfg.train)
-    print(f"{len(items)} tasks to train on, {len(held_out)} held out; {agents_line(team)}")
+    lines = [f"{plural(len(items), 'task')} to train on, {len(held_out)} held out; {agents_line(team)}"]
     if level := sandbox_level(describe(env)):
-        print(f"sandbox level {level}")
+        lines.append(f"sandbox level {level}")
     _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
     for number in range(min(SHOWN, len(items))):
         for agent, spec in enumerate(team.agent_specs):
             if (prompt := prompts[agent][number]) is None:
-                print(f"--- task {number}, agent {agent}: does not act in the first turn")
+                lines.append(f"--- task {number}, agent {agent}: does not act in the first turn")
                 continue
             chat = cfg.train.episodes.chat
             count = len(encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat)[0])
-            print(f"--- task {number}, agent {agent}: {count} tokens\n{prompt_text(spec.tokenizer, prompt, chat)[0]}")
-    return checkpoint_bytes(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
+            text = prompt_text(spec.tokenizer, prompt, chat)[0]
+            lines.append(f"--- task {number}, agent {agent}: {plural(count, 'token')}\n{text}")
+    return lines, checkpoint_bytes(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
 
 
-def show_data(cfg: ExperimentConfig) -> int:
-    """Check a run on given data, and print its first examples. Returns the bytes of a checkpoint."""
+def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
+    """Check a run on given data. Returns lines with its first examples, and the bytes of a checkpoint."""
     algorithm = check_fit(cfg.train, None)
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
-    team = team_of(cfg.team)
+    team = load_team(cfg)
     check_stacks(cfg.train, team)
     texts = algorithm.row.data == "texts"
-    encode, kind = (encode_trajectories, "texts") if texts else (encode_pairs, "pairs")
+    encode, kind = (encode_trajectories, "text") if texts else (encode_pairs, "pair")
     tokens = encode(team, data, cfg.train.episodes.chat)
     encode(team, held_out, cfg.train.episodes.chat)
-    print(f"{len(data)} {kind} to train on, {len(held_out)} held out; {agents_line(team)}")
-    print("trained tokens are in ⟦ ⟧, separated by |")
+    lines = [f"{plural(len(data), kind)} to train on, {len(held_out)} held out; {agents_line(team)}"]
+    lines.append("trained tokens are in ⟦ ⟧, separated by |")
     weights = {1: algorithm.bc_weight, 2: algorithm.world_model_weight} if texts else {}
     for number, example in enumerate(tokens[:SHOWN]):
         for agent, part in enumerate(example):
-            print(f"--- {kind[:-1]} {number}, agent {agent}: {len(part.prompt)} + {sum(map(len, part.rows))} tokens")
-            print("\n".join(marked(team.agent_specs[agent].tokenizer, part, weights)))
+            lines.append(f"--- {kind} {number}, agent {agent}: {len(part.prompt)} + {sum(map(len, part.rows))} tokens")
+            lines += marked(team.agent_specs[agent].tokenizer, part, weights)
     params = with_adapters(team, initial_params(team, None, cfg.train.lora.lora_rank > 0), cfg.train, None)
     params = [with_value_head(stack) for stack in params] if algorithm.row.margin == "score" else params
-    return nbytes(to_checkpoint(initial_state(team, params, algorithm, cfg.train.run, None)))
+    return lines, nbytes(to_checkpoint(initial_state(team, params, algorithm, cfg.train.run, None)))
+
+
+def load_team(cfg: ExperimentConfig) -> Team:
+    """Load the team, which may take a while, after what needs no model is checked."""
+    to_stderr(f"checking: loading {', '.join(dict.fromkeys(cfg.team.models))}")
+    return team_of(cfg.team)
 
 
 def marked(tokenizer: Any, part: AgentTokens, weights: dict[int, float]) -> list[str]:
@@ -118,7 +135,7 @@ def sandbox_level(described: dict[str, Any]) -> str | None:
 def agents_line(team: Team) -> str:
     """Return a line about the agents and their contexts."""
     contexts = sorted({spec.config.max_positions for spec in team.stacks})
-    return f"{team.num_agents} agent{'s' * (team.num_agents > 1)}, context of {' or '.join(map(str, contexts))} tokens"
+    return f"{plural(team.num_agents, 'agent')}, context of {' or '.join(map(str, contexts))} tokens"
 
 
 def checkpoint_bytes(team: Team, cfg: TrainConfig) -> int:

@@ -50,17 +50,10 @@ class Point(NamedTuple):
         return [root / f"seed_{seed}" for seed in self.seeds] if self.together else [root]
 
 
-def run_sweep(args: argparse.Namespace, configuration: Configuration) -> int:
-    """Run a sweep and write results.md and results.json. Returns the exit code."""
-    points = points_of(args, configuration)
-    root = Path(configuration.experiment.train.run.output_dir)
+def run_sweep(points: Sequence[Point], directory: str) -> int:
+    """Run a sweep and write results.md and results.json to its directory. Returns the exit code."""
+    root = Path(directory)
     print(f"sweep: {plural(len(points), 'run')} in {root}", flush=True)
-    if args.dry_run:
-        from jmarl.cli.dry_run import show_run
-
-        for point in points:
-            show_run(point.cfg)
-        return DONE
     code, failed = DONE, {}
     for number, point in enumerate(points):
         name = point.cfg.train.run.output_dir

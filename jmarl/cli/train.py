@@ -54,19 +54,23 @@ def run(args: argparse.Namespace) -> int:
         warnings.showwarning = _one_line
         configuration = read_configuration(args)
         choose_device(configuration.device)
-        for note in configuration.notes:
-            print(note, flush=True)
+        lines = list(configuration.notes)
         if configuration.experiment.train.run.mesh == "data=all":
-            print(devices_line(), flush=True)
+            lines.append(devices_line())
+        points = None
         if configuration.sweep is not None:
-            from jmarl.cli.sweep import run_sweep
+            from jmarl.cli.sweep import points_of, run_sweep
 
-            return run_sweep(args, configuration)
+            points = points_of(args, configuration)
         if args.dry_run:
-            from jmarl.cli.dry_run import show_run
+            from jmarl.cli.dry_run import checked_run, checked_sweep
 
-            show_run(configuration.experiment)
+            lines += checked_run(configuration.experiment) if points is None else checked_sweep(points)
+            print("\n".join(lines))
             return 0
+        print("".join(f"{line}\n" for line in lines), end="", flush=True)
+        if points is not None:
+            return run_sweep(points, configuration.experiment.train.run.output_dir)
         return train(configuration.experiment)[0]
 
 

@@ -149,7 +149,28 @@ def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
     out = capsys.readouterr().out
     assert "learning_rate: 0.01\n" in out and "4 tasks to train on, 2 held out" in out and "all checks passed" in out
     assert "--- task 2, agent 0: " in out and "Item 2 is" in out and "--- task 3" not in out
-    assert not Path("out/dry").exists()
+    assert out.endswith("nothing was trained or written; the run would write to out/dry\n") and not Path("out/dry").exists()
+
+
+@pytest.mark.parametrize("setting", ["reward=own_rewards_of_tests:leters", "models=[no/such-model]"])
+def test_an_error_of_the_dry_run_stands_alone(setting, capsys):
+    """Also one that shows only when the model is loaded."""
+    assert main(["train", "--config", "run.yaml", "--dry-run", "--set", setting]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and [line for line in err.splitlines() if not line.startswith("jmarl: checking: loading ")] == [
+        err.splitlines()[-1]
+    ]
+
+
+def test_the_dry_run_of_a_sweep_checks_all_and_shows_the_first(capsys):
+    sweep = ["--set", "sweep.learning_rate=[1e-3, 1e-2]"]
+    assert main(["train", "--config", "run.yaml", "--output", "out/dry", "--dry-run", *sweep]) == 0
+    out = capsys.readouterr().out
+    assert "    learning_rate: 0.001\n" in out and "    learning_rate: 0.01\n" not in out
+    assert out.endswith("write to\nout/dry/learning_rate=0.001/seed_0\nout/dry/learning_rate=0.01/seed_0\n")
+    assert main(["train", "--config", "run.yaml", "--dry-run", "--set", "sweep.num_generations=[2, 1]"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "num_generations=1" in err
 
 
 def test_a_run_without_held_out_rows_says_nothing_about_them(capsys):
