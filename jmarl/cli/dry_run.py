@@ -1,8 +1,8 @@
 """What `jmarl train --dry-run` shows: everything that a run checks before its first step, settings, prompts and data.
 
-All is checked before anything is shown, so that an error stands alone. Models are loaded and the initial state is prepared: that
-takes as long and as much memory as the start of the run. Left out: compiling and sampling, and what only happens later, such
-as the prompts of later turns.
+All is checked before anything is shown, so that an error stands alone. It loads the models and prepares the initial state,
+which takes as long and as much memory as the start of the run. Left out: compiling and sampling, and what only happens later,
+such as the prompts of later turns.
 """
 
 from __future__ import annotations
