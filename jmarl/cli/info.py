@@ -9,7 +9,6 @@ sandbox may be missing too, and environments that need it are then listed as suc
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -17,8 +16,8 @@ import sys
 from typing import Any
 
 from jmarl.cli.main import plural
+from jmarl.training.files.versions import PACKAGES, version_of
 
-CORE = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 OPTIONAL = {  # package -> (module to import, what it is for)
     "gguf": ("gguf", ".gguf files"),
     "wandb": ("wandb", "Weights & Biases"),
@@ -46,16 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and the packages that jmarl is built on."""
-    packages = {name: version_of(name) or "not installed" for name in CORE}
+    packages = {name: version_of(name) or "not installed" for name in PACKAGES}
     return {"python": platform.python_version(), "platform": platform.platform(), **packages}
-
-
-def version_of(package: str) -> str | None:
-    """Return the version of a package, or None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def devices() -> dict[str, Any]:
@@ -142,7 +133,7 @@ def finish_imports(processes: dict[str, subprocess.Popen]) -> dict[str, dict[str
     """Return for each optional package its version and why it cannot be imported."""
     result = {}
     for package, (_, purpose) in OPTIONAL.items():
-        entry = {"version": version_of(package) or "", "for": purpose, "error": ""}
+        entry = {"version": version_of(package), "for": purpose, "error": ""}
         if package in processes:
             errors = processes[package].communicate()[1]
             if processes[package].returncode:

@@ -28,7 +28,7 @@ from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import read_yaml
 from jmarl.training.files.config_file import plain_config
 from jmarl.training.files.failed_update import NonFiniteError
-from jmarl.training.files.run_files import CONFIG_FILE
+from jmarl.training.files.run_files import CONFIG_FILE, leaves
 from jmarl.training.logs.metrics_writer import read_rows
 from jmarl.training.logs.terminal import LOSS_TAG, REWARD_TAG
 
@@ -108,19 +108,12 @@ def is_finished(point: Point) -> bool:
         return False
     old, new = read_yaml(file).tree, json.loads(json.dumps(plain_config(point.cfg)))
     if old != new:
-        names = sorted(name for name in {**flat(old), **flat(new)} if flat(old).get(name) != flat(new).get(name))
+        before, now = leaves(old), leaves(new)
+        names = sorted(name for name in {**before, **now} if before.get(name) != now.get(name))
         raise ValueError(f"{file} was written with other settings ({', '.join(names)}): choose another --output")
     run = point.cfg.train.run
     saved = all(not run.save_models or (directory / "models").is_dir() for directory in point.directories)
     return saved and all(last_step(directory) == run.num_updates - 1 for directory in point.directories)
-
-
-def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves of a tree by their last key."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        leaves |= flat(value) if isinstance(value, Mapping) else {name: value}
-    return leaves
 
 
 def last_step(directory: Path) -> int:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             lines.append(devices_line())
         points = None
         if configuration.sweep is not None:
-            from jmarl.cli.sweep import points_of, run_sweep
+            from jmarl.cli.sweep import points_of
 
             points = points_of(args, configuration)
         if args.dry_run:
@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
             return 0
         print("".join(f"{line}\n" for line in lines), end="", flush=True)
         if points is not None:
+            from jmarl.cli.sweep import run_sweep
+
             return run_sweep(points, configuration.experiment.train.run.output_dir)
         return train(configuration.experiment)[0]
 

@@ -80,7 +80,7 @@ def import_object(name: str) -> Any:
 
     module, _, attribute = name.partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except SyntaxError as error:
         raise ImportError(str(error)) from error
     except ModuleNotFoundError as error:
@@ -93,9 +93,9 @@ def import_object(name: str) -> Any:
         installed = "" if package else ", nor is it installed"
         raise ImportError(f"there is no module {last!r} in {' or '.join(places)}{installed}{hint}") from None
     try:
-        return getattr(found, attribute)
+        return getattr(imported, attribute)
     except AttributeError:
-        raise ImportError(f"module {module!r} has no {attribute!r}{did_you_mean(attribute, dir(found))}") from None
+        raise ImportError(f"module {module!r} has no {attribute!r}{did_you_mean(attribute, dir(imported))}") from None
 
 
 def own_directories() -> list[str]:

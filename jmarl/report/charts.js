@@ -106,7 +106,7 @@ function drawSeries(svg, { curve, stroke, dash, points }, toX, toY) {
 
 /** Return a chart. series: [{label, curve, stroke, dash, points}]. */
 function chart(title, series) {
-  const [width, height, left, bottom, top, right] = [420, 210, 46, 22, 8, 8];
+  const [width, height, left, bottom, top, right] = [420, 210, 46, 22, 8, 18]; // right: room for half of the last label
   const all = series.flatMap(({ curve }) => curve.x);
   const [first, last] = [all.reduce((a, b) => Math.min(a, b), Infinity), all.reduce((a, b) => Math.max(a, b), 1)];
   const [low, high] = range(series);

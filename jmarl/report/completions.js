@@ -113,7 +113,7 @@ class Completions {
   }
 
   name(record) {
-    const when = record.kind === "eval" ? `held-out after ${record.updates} updates` : `step ${record.step}`;
+    const when = record.kind === "eval" ? `held-out after ${record.updates} updates` : `step ${record.step + 1}`;
     return this.data.runs.length > 1 ? `${this.data.runs[record.run].name}, ${when}` : when;
   }
 

@@ -10,18 +10,16 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from jmarl.training.files.run_files import config_file_of
+from jmarl.training.files.run_files import config_file_of, leaves
 from jmarl.training.logs.metrics_writer import read_rows
 
 METRICS = "metrics.jsonl"
+IDENTITY = "identity/"  # begins the names of what is no setting: fingerprints of team, environment, data and reward
 # Settings in which runs of one group may differ: they change neither what is learned nor how fast.
 NOT_COMPARED = {
     "seed", "seeds", "output_dir", "resume", "resume_step", "progress", "allow_changed", "save_every", "save_minutes",
     "save_total_limit", "experiment_name", "description", "tags",
 }  # fmt: skip
-
-
-DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
 
 
 class Run(NamedTuple):
@@ -107,16 +105,8 @@ def flat_settings(recorded: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[
 
     recorded: settings of an attempt; tree: config.yaml, which not every run has.
     """
-    identity = {f"identity/{name}": value for name, value in recorded.items() if name != "config" and value}
+    identity = {f"{IDENTITY}{name}": value for name, value in recorded.items() if name != "config" and value}
     return {**leaves(tree), **recorded.get("config", {}), **identity}
-
-
-def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves of the parts and sections of a config.yaml by their names."""
-    named: dict[str, Any] = {}
-    for name, value in tree.items():
-        named |= leaves(value) if isinstance(value, dict) and name not in DICTIONARIES else {name: value}
-    return named
 
 
 def load_attempts(directory: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jmarl.config import ExperimentConfig, TaskConfig, TeamConfig, TrainConfig, flat
 from jmarl.evaluation.statistics import mean_and_interval
-from jmarl.report.load import Group, Run
+from jmarl.report.load import IDENTITY, Group, Run
 
 MAX_POINTS = 400  # of a curve: more cannot be seen
 NOT_DRAWN = {"step", "eval/updates"}
@@ -87,7 +87,9 @@ def goodput(group: Group) -> dict[str, float]:
 
 
 def settings_table(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return each setting with its value in each group, whether it differs, and whether any value is not the default."""
+    """Return each setting with its value in each group, whether it differs, and whether any value is not the default.
+
+    What identifies team, environment, data and reward is in the table only where it differs: the settings name them too."""
     own = {f.name: f.default for cls in (TeamConfig, TaskConfig, ExperimentConfig) for f in dataclasses.fields(cls)}
     plain_own = {name: value for name, value in own.items() if isinstance(value, bool | int | str | tuple | None)}
     plain_own |= {"options": {}, "wandb": {}}
@@ -99,6 +101,10 @@ def settings_table(groups: Sequence[Group]) -> list[dict[str, Any]]:
         if name == "seed":
             values = [", ".join(str(run.settings.get("seed", "")) for run in group.runs) for group in groups]
         texts = [str(value) for value in values]
+        if name.startswith(IDENTITY):
+            if len(set(texts)) == 1:
+                continue
+            name = f"contents of the {name.removeprefix(IDENTITY)}"
         default = name in defaults and all(text == str(defaults[name]) for text in texts)
         table.append({"name": name, "values": texts, "differs": len(set(texts)) > 1, "default": default})
     return table

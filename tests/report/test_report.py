@@ -96,8 +96,10 @@ def test_curves_completions_rewards_and_settings_are_on_the_page(tmp_path, capsy
     )  # of the first prompt of the last step
     for agent in (0, 1):
         assert f"&lt;i&gt;step 3 turn 0 agent {agent} prompt 0 completion {2 - 2 * agent}&lt;/i&gt; &amp;" in worst
-    assert "&lt;b&gt;fruit&lt;/b&gt;" in page and "step 3 (4 recorded)" in page
+    assert "&lt;b&gt;fruit&lt;/b&gt;" in page and "step 4 (4 recorded)" in page
     assert "1 | 0" in page and "solved 0.5" in page and "does not act" in page and "after joint action 2" in page
+    labels = re.findall(r'<text x="([^"]*)"[^>]* text-anchor="middle">', page)
+    assert labels and max(map(float, labels)) <= 420 - 18, "half of the last label fits beside the curve"
     assert "75.0 %" in page and "learning_rate" in page and "python mine.py" in page and "step 4/4  reward 0.4" in page
 
 
@@ -130,6 +132,15 @@ def test_runs_of_equal_settings_are_a_group_and_others_differ(tmp_path):
     table = {row["name"]: row for row in settings_table(groups)}
     assert table["learning_rate"]["differs"] and table["learning_rate"]["values"] == ["0.001", "0.0005"]
     assert not table["algorithm"]["differs"] and table["seed"]["values"] == ["0, 1", "0"]
+    assert table.keys() == {"learning_rate", "algorithm", "seed"}, "equal data are no setting"
+
+
+def test_other_data_of_equal_settings_are_a_difference(tmp_path):
+    paths = [write_run(tmp_path / name) for name in ("x", "y")]
+    start = paths[1] / "attempts" / "1" / "start.json"
+    start.write_text(start.read_text().replace('"items": 2', '"items": 3'))
+    (row,) = [row for row in settings_table(load_groups(paths)) if row["differs"]]
+    assert (row["name"], row["values"]) == ("contents of the data", ["{'items': 2}", "{'items': 3}"])
 
 
 def test_a_directory_stands_for_all_runs_in_it(tmp_path):
@@ -205,5 +216,5 @@ def test_the_report_of_a_long_run_is_small_and_opens_in_three_seconds(tmp_path):
             start = time.monotonic()
             page = dom(tmp_path / f"{name}.html", tmp_path / f"{name}{n}")
             seconds[name].append(time.monotonic() - start)
-    assert "step 199 (200 recorded)" in page
+    assert "step 200 (200 recorded)" in page
     assert min(seconds["r"]) - min(seconds["empty"]) < 3

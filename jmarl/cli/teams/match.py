@@ -15,7 +15,7 @@ from jmarl.cli.main import plural, to_stderr
 from jmarl.cli.teams.sources import Source, load_source
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
-    from jmarl.config import ExperimentConfig, TaskConfig, TrainConfig
+    from jmarl.config import ExperimentConfig, TrainConfig
     from jmarl.models.hub.agents import Agent
     from jmarl.team import Team
 
@@ -116,7 +116,9 @@ def environment_of_run(source: Source, options: dict[str, Any]) -> tuple[Any, st
     """Return what a run learned in: its environment, a mixture, or its prompts with a reward; its name and its options.
 
     options: override those of the run."""
-    if source.experiment is None or not plays(source.experiment.task):
+    from jmarl.training.experiment import learns_from_completions
+
+    if source.experiment is None or not learns_from_completions(source.experiment):
         raise ValueError(f"--environment is needed, none is known of {source.text}: `jmarl info` lists them")
     task = source.experiment.task
     entries = task.train_envs or task.eval_envs
@@ -128,11 +130,6 @@ def environment_of_run(source: Source, options: dict[str, Any]) -> tuple[Any, st
         raise ValueError(f"--option {min(options)} is for one environment, and the run learned in several or from data")
     name = ", ".join(entry.name for entry in entries) or f"{task.data} with {task.reward}"
     return RunTask(source.agents, source.experiment), name, {}
-
-
-def plays(task: TaskConfig) -> bool:
-    """Return whether a run learned from completions, so that its task can be played."""
-    return task.data is None or task.reward is not None
 
 
 class RunTask:

@@ -9,7 +9,6 @@ Left out: tables of a terminal's progress bar (`metrics.jsonl` has their numbers
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -24,10 +23,10 @@ from typing import Any
 
 import jax
 
+from jmarl.training.files.versions import PACKAGES, version_of
 from jmarl.training.logs.log_file import LogFile
 from jmarl.training.logs.terminal import console
 
-PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 LOGGERS = (logging.getLogger("jmarl"), console)
 
 
@@ -47,7 +46,7 @@ def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Callable[[s
         "pid": os.getpid(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version_of(name) for name in PACKAGES},
         "devices": [str(device) for device in jax.devices()],
         "settings": settings,
     }
@@ -101,11 +100,3 @@ def _next_folder(attempts: Path) -> Path:
     folder = attempts / str(max(numbers, default=0) + 1)
     folder.mkdir(parents=True)
     return folder
-
-
-def _version(name: str) -> str:
-    """Return the version of a package; empty if it is not installed as one."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

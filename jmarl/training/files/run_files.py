@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 CONFIG_FILE = "config.yaml"
+DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
 
 
 def config_file_of(directory: Path) -> Path | None:
@@ -13,3 +16,11 @@ def config_file_of(directory: Path) -> Path | None:
     if own.is_file():
         return own
     return above if directory.absolute().name.startswith("seed_") and above.is_file() else None
+
+
+def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in the parts and sections of a config.yaml by their short names."""
+    named: dict[str, Any] = {}
+    for name, value in tree.items():
+        named |= leaves(value) if isinstance(value, Mapping) and name not in DICTIONARIES else {name: value}
+    return named
