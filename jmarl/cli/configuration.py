@@ -40,7 +40,8 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
     names = [name.strip() for name in args.config.split(",") if name.strip()]
     for name in names:
         file = read_yaml(shipped(name))
-        sweep = file.tree.get("sweep", sweep)
+        if "sweep" in file.tree:
+            sweep = sweep_of(file)
         layers.add(file._replace(tree={key: value for key, value in file.tree.items() if key != "sweep"}))
     for text in args.set or ():
         name, equals, value = text.partition("=")
@@ -52,11 +53,20 @@ def read_configuration(args: argparse.Namespace, point: Mapping[str, Any] | None
             layers.add_flag(name, parse_value(value))
     layers.add(YamlFile("flags", flags_of(args), {}))
     for name, value in (point or {}).items():
-        layers.add_flag(name, value)
+        layers.add_flag(name, value, "sweep:")
     settings = all_settings(layers)
     notes = choose_directory(settings, Path(names[0]).stem)
     cfg, more = complete(experiment_config(settings), settings)
     return Configuration(cfg, settings["device"].value if "device" in settings else "auto", sweep, notes + more)
+
+
+def sweep_of(file: YamlFile) -> dict[str, Any]:
+    """Return the section sweep of a file. Raises ValueError if it has no settings."""
+    section = file.tree["sweep"]
+    if not isinstance(section, dict) or not section:
+        example = "settings with lists of values, such as sweep: {learning_rate: [1e-5, 1e-4], seeds: [0, 1]}"
+        raise ValueError(f"{file.place(('sweep',))}: sweep: {section!r:.60} is not allowed: sweep must be {example}")
+    return section
 
 
 def all_settings(layers: Layers) -> dict[str, Given]:

@@ -69,7 +69,9 @@ def run_sweep(points: Sequence[Point], directory: str) -> int:
         write_results(root, points, failed)
         if code in (INTERRUPTED, KILLED):
             return code
-    print((root / "results.md").read_text() if write_results(root, points, failed) else "", end="")
+    if write_results(root, points, failed):
+        print((root / "results.md").read_text(), end="")
+        print(f"the table is in {root}/results.md; `jmarl report {root}` compares the curves")
     return code
 
 
@@ -78,7 +80,8 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
     lists = dict(configuration.sweep or {})
     for name, values in lists.items():
         if not isinstance(values, list) or not values:
-            raise ValueError(f"sweep: {name}: {values!r:.60} is no list of values: write {name}: [first, second]")
+            key = f"{name}.{next(iter(values))}" if isinstance(values, dict) and values else name
+            raise ValueError(f"sweep: {name}: {values!r:.60} is no list of values: write {key}: [first, second]")
     seeds = tuple(lists.pop("seeds", ()) or ())
     root, points = configuration.experiment.train.run.output_dir, []
     for values in itertools.product(*lists.values()):
@@ -92,6 +95,9 @@ def points_of(args: argparse.Namespace, configuration: Configuration) -> list[Po
         for seed in seeds or (cfg.train.run.seed,):
             own = cfg.replace(seed=seed, output_dir=f"{directory}/seed_{seed}")
             points.append(Point(point, own, (seed,), False))
+    directories = [str(directory) for point in points for directory in point.directories]
+    if twice := next((directory for directory in directories if directories.count(directory) > 1), ""):
+        raise ValueError(f"sweep: two runs would write to {twice}: give each value once")
     return points
 
 

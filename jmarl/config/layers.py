@@ -74,8 +74,10 @@ class Layers:
             self._top(str(key), value, source, (key,))
         self.opened |= self.sections.keys() - of_flags
 
-    def add_flag(self, path: str, value: Any) -> None:
-        """Add the value of `--set PATH=VALUE`. PATH goes into mappings by key and into lists by number."""
+    def add_flag(self, path: str, value: Any, source: str = "--set") -> None:
+        """Add the value of `--set PATH=VALUE`. PATH goes into mappings by key and into lists by number.
+
+        source: what messages call it."""
         self.rank += 1
         keys = path.split(".")
         depth = next((i for i, key in enumerate(keys) if key in TREES), len(keys))
@@ -84,7 +86,7 @@ class Layers:
             keys = keys[: depth + 1]
         for key in reversed(keys[1:]):
             value = {key: value}
-        self._top(keys[0], value, YamlFile(f"--set {path}", {}, {}), (keys[0],))
+        self._top(keys[0], value, YamlFile(f"{source} {path}", {}, {}), (keys[0],))
 
     def settings(self, kind_of: Callable[[str], str]) -> dict[str, Given]:
         """Return our settings by short name. kind_of: algorithm -> what it learns from: rollouts, pairs or texts."""

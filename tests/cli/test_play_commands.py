@@ -119,6 +119,7 @@ def test_models_that_do_not_fit_are_errors_that_say_why(capsys):
     for models, message in {
         ("m0", "m0", "m1"): "has 2 roles (first, second), and --model gives 3 agents",
         ("full", "m0"): "full is a team: give it alone, or its agent_0",
+        (".",): "holds several runs: give one of them, such as full",
         ("nothing",): "'nothing' does not exist here and is no hub id",
     }.items():
         assert command("play", "--environment", WORDS, "--model", *models) == 2

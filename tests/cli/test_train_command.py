@@ -227,7 +227,10 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
         (["--resume", "nowhere"], "give latest, the number of a checkpoint, or the directory of a run"),
         (["--set", "algorithm=dpo"], "learns from given pairs"),
         (["--set", "data=missing.jsonl"], "missing.jsonl does not exist"),
-        (["--set", "sweep.learning_rate=3"], "is no list of values"),
+        (["--set", "sweep.learning_rate=3"], "sweep: learning_rate: 3 is no list of values"),
+        (["--set", "sweep.optimizer={learning_rate: [3]}"], "write optimizer.learning_rate: [first, second]"),
+        (["--set", "sweep.lerning_rate=[1e-3]"], "sweep: lerning_rate: unknown key; did you mean 'learning_rate'?"),
+        (["--output", "o", "--set", "sweep.seed=[1, 1]"], "two runs would write to o/seed=1/seed_1: give each value once"),
         (["--set", "algorithm=grpoo"], "did you mean 'grpo'"),
         (["--set", "models=null"], "no model is given"),
         (["--set", "distributed.enabled=true", "distributed.num_gpus=64"], "needs 64 devices"),
@@ -237,6 +240,14 @@ def test_what_the_user_wrote_wrong_is_one_line_and_code_2(flags, message, whole,
     assert main(["train", "--config", "run.yaml", *flags]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_sweep_without_settings_is_an_error_with_its_line(capsys):
+    for text in ("", "[1e-3]"):
+        Path("sweep.yaml").write_text(f"model: m\nsweep: {text}\n")
+        assert main(["train", "--config", "sweep.yaml"]) == 2
+        error = capsys.readouterr().err
+        assert "sweep.yaml, line 2: sweep: " in error and "such as sweep: {learning_rate: [1e-5, 1e-4], " in error
 
 
 def test_a_directory_in_use_is_one_line_and_code_2(capsys):
@@ -280,7 +291,10 @@ def test_a_sweep_makes_a_table_and_skips_finished_runs(capsys):
     ]  # fmt: skip
     assert rows[4]["held out after"] == pytest.approx((rows[0]["held out after"] + rows[1]["held out after"]) / 2)
     table = Path("out/sweep/results.md").read_text()
-    assert table.count("\n") == 8 and table in capsys.readouterr().out
+    assert table.count("\n") == 8
+    assert capsys.readouterr().out.endswith(
+        f"{table}the table is in out/sweep/results.md; `jmarl report out/sweep` compares the curves\n"
+    )
     old = {path: path.stat().st_mtime_ns for path in Path("out/sweep").glob("*/*/metrics.jsonl")}
     assert main(command) == 0 and len(old) == 4
     assert {path: path.stat().st_mtime_ns for path in old} == old and "is finished" in capsys.readouterr().out

@@ -40,8 +40,8 @@ def load_source(models: Sequence[str], base_models: Sequence[str] | None = None)
     if len(models) == 1 and (paths[0] / "agent_0").is_dir():
         return Source(load_directory(paths[0]), f"the agents in {models[0]}")
     for model, path in zip(models, paths, strict=True):
-        if seeds := sorted(x.name for x in path.glob("seed_*") if is_run(x)):
-            raise ValueError(f"{model} holds the runs of several seeds: give one of them, such as {path / seeds[0]}")
+        if below := sorted(x for pattern in ("*", "*/*") for x in path.glob(pattern) if is_run(x)):
+            raise ValueError(f"{model} holds several runs: give one of them, such as {below[0]}")
         if len(models) > 1 and (is_run(path) or (path / "agent_0").is_dir()):
             raise ValueError(f"with several models each is one agent, and {model} is a team: give it alone, or its agent_0")
     loaded = {model: load_agent(model) for model in models}  # equal models are read once
