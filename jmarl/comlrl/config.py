@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import typing
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
@@ -80,9 +81,9 @@ def trainer_config(cls: type[T]) -> type[T]:
 
 def _signature(cls: type[TrainerConfig]) -> inspect.Signature:
     """Return the signature of the constructor: all fields and, for editors and notebooks, the names of `OTHER_NAMES`."""
-    kind = inspect.Parameter.KEYWORD_ONLY
+    kind, hints = inspect.Parameter.KEYWORD_ONLY, typing.get_type_hints(cls)
     parameters = {
-        field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=field.type)
+        field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
         for field in dataclasses.fields(cls)
     }
     for name, field in OTHER_NAMES.items():
