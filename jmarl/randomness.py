@@ -1,7 +1,5 @@
 """Choose the items of a step and seed random numbers. Both follow from (seed, step) alone, so a run can be resumed."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

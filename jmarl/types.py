@@ -4,8 +4,6 @@ Axis letters: A agents of a stack, P prompts, G completions per prompt (the grou
 N all agents of the team. A stack of shared weights has A = 1, with its roles side by side on the prompt axis.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple

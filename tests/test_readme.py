@@ -148,3 +148,7 @@ def test_the_short_form_of_a_command_runs(played, command):
         [sys.executable, *COMMANDS[command]], cwd=played[0], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    if (
+        command == "pdoc jmarl"
+    ):  # it cannot resolve the fields of a NamedTuple that `from __future__ import annotations` made texts
+        assert "Warn" not in done.stderr, f"leave out the import in modules with NamedTuples: {done.stderr}"

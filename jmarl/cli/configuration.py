@@ -1,7 +1,5 @@
 """Read the configuration of a command from files and flags, complete it by what its environments say, and run it."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os
@@ -200,7 +198,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
     return DONE, result
 
 
-def closing_line(result: TrainResult | FitResult) -> str:
+def closing_line(result: "TrainResult | FitResult") -> str:
     """Return what a run did: its updates, the last reward or loss, and the held-out results if there are any."""
     from jmarl.training.records import TrainResult
 

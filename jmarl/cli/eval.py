@@ -5,8 +5,6 @@ mean. The success rate is the mean of the part of the reward called `solved`, wh
 episodes; an environment that has none has no success rate.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

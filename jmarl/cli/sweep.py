@@ -10,8 +10,6 @@ trained in one program where the algorithm can (`train_seeds`). The same command
 continues the one that is not. Left out: several runs at once, and the choice of the next values from the results so far.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import typing
 import math
+import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
@@ -74,6 +74,7 @@ def trainer_config(cls: type[T]) -> type[T]:
     def init_with_other_names(self: T, **settings: Any) -> None:
         init(self, **cls.rename(settings))
 
+    del init_with_other_names.__wrapped__  # type: ignore[attr-defined]  # pdoc would read its types, names of other modules
     init_with_other_names.__signature__ = _signature(cls)  # type: ignore[attr-defined]
     cls.__init__ = init_with_other_names  # type: ignore[method-assign]
     return cls

@@ -39,8 +39,6 @@ See `messages.SimulatedEnvironment` for environments that keep the state in the 
 is a plain reward function. This file leaves out how episodes are played side by side: see `vector` and `pool`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A value that is not a usable number masks its whole joint action: it becomes NaN
 J is the number of joint actions, N the number of agents.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence

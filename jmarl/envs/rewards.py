@@ -17,8 +17,6 @@ functions that raise or hang. Left out: stopping a call that hangs, which needs 
 protection against a call that ends this process.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -13,8 +13,6 @@ are placed differently on devices or in arrays, rounding may choose another toke
 Left out: several turns, where what an agent reads depends on its partners, and every pairing would have to be sampled.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Play held-out items without learning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple

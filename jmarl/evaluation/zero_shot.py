@@ -3,8 +3,6 @@
 `cross_play` plays them. Left out: scores by the number of runs that three or more agents come from (`mean` has all pairings).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple

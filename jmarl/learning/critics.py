@@ -8,8 +8,6 @@ A value is given once per completion, before it (v) or after it (q), or before e
 values of a rollout become returns and batches is in `rollout.critic_values`. Left out: own critics with another tokenizer than
 their agents."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 The completions of a pair are the group of their prompt, which is computed once for both. A reward model is trained by the same
 loss as DPO, with scores in place of log-probabilities."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

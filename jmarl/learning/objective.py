@@ -4,8 +4,6 @@
 `loss_of_inputs` runs the model on them. The first is computed once per batch, the second once per micro-batch; losses and
 metrics of micro-batches add up to those of the batch. All functions are for one agent; `update` lifts them to a stack."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

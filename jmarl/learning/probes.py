@@ -15,8 +15,6 @@ A test shows that it equals the training loop on the same items. Left out: rows 
 joint actions, several stacks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Who learns in a run, and how: everything that does not change from step to step."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from jmarl.algorithms import Algorithm

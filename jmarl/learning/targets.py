@@ -2,8 +2,6 @@
 
 Computed once per batch, for one agent; `objective` runs the model on them, `update` lifts both to a stack."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

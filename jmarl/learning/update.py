@@ -3,8 +3,6 @@
 An update is one optimizer step on a batch, or several: passes over its minibatches until the policy has moved as far as
 `target_kl` allows."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -16,8 +16,6 @@ and one prompt x 8 completions x 128 tokens; the experiments' README has the tab
 =========================  ==========================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

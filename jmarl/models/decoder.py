@@ -21,8 +21,6 @@ Left out: sliding windows, mixtures of experts, biases in the feed-forward layer
 error for such checkpoints.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

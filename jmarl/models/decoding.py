@@ -4,8 +4,6 @@ A `Prefix` holds the keys and values of prompts, a `Cache` those of the rows tha
 after decoding: a prompt of a later turn that follows a row starts from its `prefix_of_rows`, so nothing is computed twice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A setting that is None has the default of `TrainConfig` (one PPO epoch, learning
 cannot act here is refused with the reason when the trainer is made.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Read what a report shows from run directories: rows, settings, attempts. Completions are read by `completions.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

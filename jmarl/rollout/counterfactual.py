@@ -5,8 +5,6 @@ later turns (C3, arXiv 2603.06859). Host world. Left out: if the message that wa
 alternative that would have continued has no later completions to continue with, so it ends there too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +21,7 @@ class Branches(NamedTuple):
     texts: Sequence[Sequence[Sequence[str]]]  # [N][P][G]; completion 0 of each agent is the first joint action
     parents: np.ndarray  # [P] the joint action of the turn before that a node follows, in [P' * J]
 
-    def next_nodes(self, following: Branches) -> dict[int, int]:
+    def next_nodes(self, following: "Branches") -> dict[int, int]:
         """Return for each node of this turn that was continued the node of the following turn."""
         actions = self.rewards.shape[1]
         return {int(parent) // actions: node for node, parent in enumerate(following.parents)}

@@ -1,7 +1,5 @@
 """Compute the values of a rollout's completions, by critics or by greedy completions, and make the batches of the critics."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

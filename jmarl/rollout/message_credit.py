@@ -6,8 +6,6 @@ other agents' first messages and the later turns unchanged (`counterfactual`). T
 the mean of its alternatives' returns: counterfactual, leave one out (C3, arXiv 2603.06859). The algorithm `c3` trains on it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import partial

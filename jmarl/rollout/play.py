@@ -6,8 +6,6 @@ the function `sample`. For one run that is `partial(sample_team, team, params)`;
 several runs together.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple

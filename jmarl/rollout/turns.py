@@ -3,8 +3,6 @@
 A node is what the agents read together in a turn: in the first turn an item, later the continuation of a joint action.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

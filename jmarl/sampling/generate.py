@@ -5,8 +5,6 @@ conversation so far followed by new text (`Past`). Then only the new tokens are 
 conversation are reused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,7 +48,7 @@ class Past(NamedTuple):
     caches: tuple[Any, ...]  # of each stack, on the device
     rows: tuple[Int[np.ndarray, "agent role prompt"], ...]  # of each stack: indices into the rows [R * P, G] of that turn
 
-    def take(self, nodes: np.ndarray) -> Past:
+    def take(self, nodes: np.ndarray) -> "Past":
         """Return the past of some nodes."""
         return self._replace(rows=tuple(rows[..., nodes] for rows in self.rows))
 

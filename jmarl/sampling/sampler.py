@@ -11,8 +11,6 @@ than adding Gumbel noise to the whole vocabulary, and it needs no sort.
 Left out: beam and contrastive search, which do not sample from the policy that is trained, and speculative decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ for all tokens. The backward pass of `score` recomputes the logits of a chunk in
 gradient of a chunk while its logits are in memory.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ texts). All checks that need no model come before models are loaded. Left out: a
 loaded agents or reward functions with arguments; call `train` or `fit` for those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -14,8 +14,6 @@ on `TeamState`, the step number, settings and items (in rounds also on the store
 - A run that ends early (signal, error) writes a checkpoint first, unless the failed update has already consumed the weights.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import warnings

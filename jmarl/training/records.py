@@ -1,7 +1,5 @@
 """The experience of a step, before it becomes arrays of each stack, and the results of `train`, `train_seeds` and `fit`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -5,8 +5,6 @@ the states, sampling requests and batches of the runs, and extracts the part of 
 would have it. `seeds` trains such runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -6,10 +6,11 @@ Settings of sampling are those of the run, else the defaults of `TrainConfig`, w
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jmarl.cli.main import plural, to_stderr
 from jmarl.cli.teams.sources import Source, load_source
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
 MODEL_HELP = "a run's directory, a directory of agents (agent_0/, ...), one model for all roles, or one per role"
 
 
-class Match(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Match:
     """A team and the environment that it plays in."""
 
     team: Team
@@ -169,8 +171,6 @@ def built(name: str, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]
 
 def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> TrainConfig:
     """Return the settings to play with: flags, then those of the run, then the defaults."""
-    import dataclasses
-
     from jmarl.config import TrainConfig
     from jmarl.config.sections import Episodes
 

@@ -6,10 +6,11 @@ neither tokenizers nor, with LoRA, the base: these come from the models in the r
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.config import ExperimentConfig, TrainConfig
@@ -17,7 +18,8 @@ if TYPE_CHECKING:  # imported in the functions, so that `--help` answers at once
     from jmarl.team import Team
 
 
-class Source(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Source:
     """The agents that `--model` names."""
 
     agents: list[Agent]  # on the host, with merged adapters

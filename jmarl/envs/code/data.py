@@ -8,8 +8,6 @@ No prompt contains what a test expects. MBPP's problems do not name their functi
 the prompt gives the signature of the function instead.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

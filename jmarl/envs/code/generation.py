@@ -33,8 +33,6 @@ Only `level_feedback` with shown_tests above 0 shows tests. No other prompt cont
 Left out: checking whether the problem text itself gives tests away (MBPP's original prompts do; those of `data.py` do not).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ the tests in the sandbox. What a program calls and returns is decided on its syn
 almost never match.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ also a step after it. The texts are formatted with the problem's constants a and
 of a and b give every template at least 1,000 distinct problems at every difficulty.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 Kind = Literal["numbers", "number", "text"]

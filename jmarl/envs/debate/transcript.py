@@ -1,7 +1,5 @@
 """The state of a debate, shared by the environment, its prompts and the judges."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

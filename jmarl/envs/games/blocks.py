@@ -12,8 +12,6 @@ a slash; other text is ignored. The block `air` clears cells. A command is refus
 Of each builder only the first 20,000 characters are read, so that no text takes long.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import string

@@ -9,8 +9,6 @@ rewards of an episode (gamma 1) sum to the worth of the final building plus all 
 right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -18,8 +18,6 @@ places make a task. `solve` writes moves that reach the goal. Left out, to keep 
 agents that see only a part.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import deque
@@ -47,7 +45,7 @@ class WalkState(NamedTuple):
     path: tuple[Place, ...]
     turn: int = 0
 
-    def __deepcopy__(self, memo: dict) -> WalkState:
+    def __deepcopy__(self, memo: dict) -> "WalkState":
         return self  # it is immutable, and a copy would take as long as a step
 
 

@@ -22,8 +22,6 @@ one solution. With `single=True` one agent plays both roles. `solve` plays both 
 game small: larger squares.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -53,7 +51,7 @@ class SudokuState(NamedTuple):
     open_blanks: tuple[int, ...]  # the blanks that the proposer fills next
     turn: int = 0
 
-    def __deepcopy__(self, memo: dict) -> SudokuState:
+    def __deepcopy__(self, memo: dict) -> "SudokuState":
         return self  # it is immutable
 
     @property

@@ -3,8 +3,6 @@
 A parsed answer is a tuple of parts. Two answers are equal if they have equal parts, in any order.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import NamedTuple

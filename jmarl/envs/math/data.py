@@ -6,8 +6,6 @@ so that 25 and 25% are the same answer. `LoadedTasks` splits tasks into train an
 split of GSM8K is a file of its own: `load_tasks("gsm8k", split="test")`.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A number that consists of digits, in whatever form (1,234; 6/8; 1 1/2; 1.5e3; 5%
 roots, pi or operations is parsed and compared by `expressions.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -5,8 +5,6 @@ ends with the question of its last part. Numbers are drawn until the answer of e
 of 0.1 where nothing is counted). People and things depend only on the template, the difficulty and the numbers.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from fractions import Fraction

@@ -8,8 +8,6 @@ it is computed. Error messages are written for the agent that made the call.
 Left out: variables, comparisons, lists, complex numbers and units.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

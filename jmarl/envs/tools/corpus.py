@@ -7,8 +7,6 @@ named in documents about other things. So many documents share words with a ques
 title is in the question.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import random

@@ -4,8 +4,6 @@ What agents read is written from the parsed calls and the tools' results, never 
 and stripped of control characters, so no result and no argument can look like another line of the prompt.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple

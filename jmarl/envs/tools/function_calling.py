@@ -29,8 +29,6 @@ Metrics: each term times its weight; `solved` (exact); `made` (m).
 Left out: running the functions; requests over several turns; requests that need no call.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

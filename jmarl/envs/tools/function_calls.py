@@ -14,8 +14,6 @@ white space, or lists and objects of equal values. The expected values of an arg
 The formula of the reward is in `function_calling.py`. Left out: calls nested in arguments of other calls.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -7,8 +7,6 @@ of the cases; otherwise the argument may be left out. Schemas and expected calls
 Left out: requests with arguments that must be inferred, computed or converted.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -12,8 +12,6 @@ and ends the run.
     registry.call("weather", {"town": "Oslo"})    # Outcome(ok=True, text="rain in Oslo")
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

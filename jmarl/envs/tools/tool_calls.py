@@ -11,8 +11,6 @@ agent that made it.
 Left out: other formats of calls. `function_calls.py` reads those, for an environment in which functions are not run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

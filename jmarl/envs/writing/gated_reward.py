@@ -13,8 +13,6 @@ are `\w+` in lower case. The ends of a range belong to it.
 White space counts as length, as in the published reward. If text 1 has no words there is no ratio of vocabularies: stop.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -48,7 +46,7 @@ class WordLists(NamedTuple):
     transitions: dict[str, tuple[str, ...]]  # words and phrases by category
 
     @classmethod
-    def create(cls, stop_words: Iterable[str], transitions: Mapping[str, Iterable[str]]) -> WordLists:
+    def create(cls, stop_words: Iterable[str], transitions: Mapping[str, Iterable[str]]) -> "WordLists":
         """Return the lists in lower case. A category that is not a list of words and phrases raises ValueError."""
         for name, phrases in transitions.items():
             if isinstance(phrases, str) or not all(isinstance(p, str) and p.strip() for p in phrases):

@@ -7,8 +7,6 @@ weights, tokenizers without a ``tokenizer.json``, sharded export. `jmarl.models.
 convert the formats; checkpoints of a run are written by Orbax.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

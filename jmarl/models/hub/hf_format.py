@@ -5,8 +5,6 @@ Pure functions of dicts and numpy arrays: files, the hub and the cache are in `j
 feed-forward layer, rotary scalings other than Llama 3's, activations other than SiLU, quantized safetensors.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

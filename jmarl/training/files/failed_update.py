@@ -4,8 +4,6 @@ The file `failed_update_N.pkl` holds the experience of update N, as it was sampl
 readable summary: items, prompts, completions, rewards. Pickles can execute code: load only files that you trust.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import warnings

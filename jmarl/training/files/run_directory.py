@@ -1,7 +1,5 @@
 """Open the output directory of a run: lock it, move an earlier run aside or resume it, and open checkpoints and logs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -5,8 +5,6 @@ while the host logs. `time/step_s` is the time from the rewards of the step befo
 one update and one sampling. The first row contains compilation instead of an update.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

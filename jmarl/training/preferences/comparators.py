@@ -5,8 +5,6 @@ prompts as the team, and the environment rewards them like the team's. Left out:
 streaming.
 """
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Sampled pairs keep the tokens that were sampled. To other completions the token 
 the others. Reference log-probabilities are computed once for a data set and kept in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -45,7 +43,7 @@ class Examples(NamedTuple):
     tokens: Sequence[Sequence[AgentTokens]]  # [M][N]
     reference: np.ndarray | None = None  # [M, N, 2] log-probabilities of the completions under the reference; None: 0
 
-    def take(self, numbers: Sequence[int]) -> Examples:
+    def take(self, numbers: Sequence[int]) -> "Examples":
         """Return the examples with these numbers."""
         reference = None if self.reference is None else self.reference[list(numbers)]
         return Examples([self.tokens[i] for i in numbers], reference)

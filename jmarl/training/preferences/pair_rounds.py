@@ -10,8 +10,6 @@ madpo is one round over all items, with pairs among the team's own completions. 
 and joint actions other than aligned ones.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

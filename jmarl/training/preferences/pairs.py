@@ -6,8 +6,6 @@ columns (prompt, chosen, rejected; texts or lists of chat messages), or are MRLM
 (a text that does not fit the context is an error when it is encoded).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -8,8 +8,6 @@ logged, but the team never sees it. marlhf does this once, marlhf_iter in rounds
 `reward_model/` of the output directory, for `load_reward_model`. Left out: several turns.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
