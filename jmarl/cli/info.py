@@ -25,6 +25,12 @@ OPTIONAL = {  # package -> (module to import, what it is for)
     "nbclient": ("nbclient", "notebooks"),
     "torch": ("torch", "models of transformers as arguments"),
 }
+LEVELS = {  # of the sandbox
+    "S4": "S4, the strictest: namespaces, and a control group that caps memory",
+    "S3": "S3: namespaces",
+    "S2": "S2, the weakest that is chosen: Landlock and seccomp",
+    "none": "none",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +163,7 @@ def text_of(report: dict[str, Any]) -> str:
     lines = ["versions", *(f"  {name:<18}{x}" for name, x in report["versions"].items())]
     lines += ["devices", *(f"  {name}" for name in report["devices"]["names"])]
     box = report["sandbox"]
-    lines += [f"sandbox (programs that models write): {box['level']}" + (f", {box['error']}" if box["error"] else "")]
+    lines += [f"sandbox (programs that models write): {LEVELS[box['level']]}" + (f", {box['error']}" if box["error"] else "")]
     lines += [f"  not {level}: {one_line(reason)}" for level, reason in box["reasons"].items()]
     rows = report["algorithms"]
     for kind in dict.fromkeys(rows.values()):

@@ -25,5 +25,6 @@ def test_what_does_not_work_is_a_problem_and_all_else_works(monkeypatch, capsys)
     assert report["environments"]["story"]["roles"] == ["setup", "story"]
     assert report["devices"]["names"] and report["versions"]["jax"] and set(report["optional"]) == set(OPTIONAL)
     lines = text_of(report).splitlines()
+    assert any(line.startswith(f"sandbox (programs that models write): {report['sandbox']['level']}") for line in lines)
     assert "  story             setup, story; at most 1 turn" in lines and "  broken            broken" in lines
     assert lines[-2].startswith("does not work: environment broken: ")

@@ -130,6 +130,12 @@ def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, 
     assert not ExperimentConfig.of(**read_yaml("out/cut/config.yaml").tree).train.run.resume
 
 
+def test_a_run_with_no_update_left_says_so(whole, capsys):
+    assert main(["train", "--config", "out/whole", "--resume"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("out/whole: 3 updates made, none of them now; held-out reward ") and "before" not in lines[-1]
+
+
 def test_a_run_resumes_from_a_step_or_a_path(whole):
     assert main(["train", "--config", "run.yaml", "--output", "out/steps"]) == 0
     assert main(["train", "--config", "run.yaml", "--resume", "out/steps/checkpoints/2"]) == 0
