@@ -123,7 +123,9 @@ def test_an_interrupted_run_ends_with_75_and_resumes_to_the_same_metrics(whole, 
     flags = ["--output", "out/cut", "--set", "reward=own_rewards_of_tests:interrupting"]
     assert main(["train", "--config", "run.yaml", *flags]) == 75
     assert 0 < len(metrics("out/cut")) < len(whole)
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to resume: jmarl ")]
+    *_, closing, line = capsys.readouterr().out.splitlines()
+    assert closing.startswith("out/cut: ") and " made, then interrupted, reward of the last one " in closing
+    assert line.startswith("to resume: jmarl ")
     assert main(line.removeprefix("to resume: jmarl ").split()) == 0
     resumed = [{k.replace("interrupting", "letters"): x for k, x in row.items()} for row in metrics("out/cut")]
     assert resumed == whole
