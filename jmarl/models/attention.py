@@ -4,8 +4,6 @@ Two forms of `group_attention`. In XLA's form scores are arrays [query, key] in 
 bfloat16, cuDNN's kernel (`gpu.py`) never writes them to memory.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

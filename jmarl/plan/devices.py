@@ -4,8 +4,6 @@ XLA's compiler for CUDA runs on any Linux machine with x86-64 and the wheels of 
 assembler. It needs no driver; what a GPU looks like is told in text. Left out: autotuning, which times kernels on a device.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

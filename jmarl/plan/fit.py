@@ -1,7 +1,5 @@
 """Find settings with which a run fits on a device: rank them by a formula, then prove the best ones by compiling."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple

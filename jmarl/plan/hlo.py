@@ -5,8 +5,6 @@ out. A loop counts as often as it runs; the loop of a sampler, whose number of s
 says. Bytes are what a kernel reads and writes: of an array that it slices or updates in place, only that part.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -53,7 +51,7 @@ class Cost(NamedTuple):
     bytes: float = 0.0
     kernels: float = 0.0
 
-    def plus(self, other: Cost, times: float = 1.0) -> Cost:
+    def plus(self, other: "Cost", times: float = 1.0) -> "Cost":
         """Add another cost some times."""
         return Cost(*(a + times * b for a, b in zip(self, other, strict=True)))
 

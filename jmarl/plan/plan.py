@@ -5,8 +5,6 @@ part of that; no time here was measured. Memory is what XLA's compiler assigns, 
 device.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
