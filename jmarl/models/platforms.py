@@ -132,6 +132,12 @@ def sum_by_token(tokens: Int[Array, " token"], x: Float[Array, "token dim"], voc
     return lax.platform_dependent(tokens, x, cuda=functools.partial(gpu.sum_by_token, vocab=vocab), default=scatter)
 
 
+def top_p_threshold(plain: Callable[[Array, float], Array], weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:
+    """Return the smallest weight that top-p keeps, by `plain` or as on GPUs."""
+    on_gpu, default = (functools.partial(f, top_p=top_p) for f in (gpu.top_p_threshold, plain))
+    return lax.platform_dependent(weights, cuda=on_gpu, default=default)
+
+
 def merge_agents(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return f, a function of arrays [P, ...], such that vmap over agents calls it once with arrays [A * P, ...].
 

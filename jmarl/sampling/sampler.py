@@ -22,10 +22,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Integer, Key
 
 from jmarl.config import Sampling
-from jmarl.models import decoding
+from jmarl.models import decoding, platforms
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
-from jmarl.models.platforms import layer_numbers
 from jmarl.models.stack import is_shared, own_leaves
 from jmarl.types import Completions
 
@@ -134,7 +133,7 @@ def draw(logits: Float[Array, " vocab"], u: Float[Array, ""], cfg: Sampling) -> 
         ids, weights = None, jnp.exp(logits - logits.max())
         keep = weights >= cfg.min_p
         if cfg.top_p < 1:
-            keep &= weights >= top_p_threshold(weights, cfg.top_p)
+            keep &= weights >= platforms.top_p_threshold(top_p_threshold, weights, cfg.top_p)
     weights = jnp.where(keep, weights, 0)
     i = lookup(weights, u)
     return (i if ids is None else ids[i]), jnp.log(weights[i] / weights.sum())
@@ -281,7 +280,7 @@ def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sampl
     # A single agent has no agent axis here: XLA drops an axis of 1 from some shapes only, and then copies the cache per token.
     drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
     over_agents = (lambda f, *_: f) if a == 1 else jax.vmap
-    numbers = layer_numbers(cfg.num_layers, lengths)
+    numbers = platforms.layer_numbers(cfg.num_layers, lengths)
     own, restore_shared = own_leaves((params, prompts, lengths, past))
     # Shared parameters stay one array in the view too; without these axes, vmap would copy them for each agent.
     axes = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg.num_layers)

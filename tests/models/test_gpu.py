@@ -13,7 +13,7 @@ import pytest
 from jmarl.config import Sampling
 from jmarl.models import attention, decoding, gpu, platforms
 from jmarl.models.decoder import init_params
-from jmarl.sampling.sampler import SampleInputs, sample
+from jmarl.sampling.sampler import SampleInputs, sample, top_p_threshold
 
 SIZES = gpu.Sizes(prompt=8, group=3, row=5)
 LENGTHS = jnp.array([8, 3, 0])  # a full prompt, a padded one, an empty one
@@ -143,6 +143,14 @@ def test_one_kernel_and_several_steps_sample_the_same(tiny_config, monkeypatch, 
         for got, want in zip(fused.cache.rows, plain.cache.rows, strict=True):
             got, want = (jnp.moveaxis(x, x.shape.index(10), 4) for x in (got, want))
             np.testing.assert_allclose(jnp.where(inside, got, 0), jnp.where(inside, want, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_four_bits_at_a_time_find_the_threshold_of_top_p(top_p: float) -> None:
+    """Of random weights, of equal ones, and where one holds all."""
+    random = jax.random.uniform(jax.random.key(0), (5, 1000)) ** 8
+    for weights in (*random, jnp.full(64, 0.25), jnp.zeros(50).at[7].set(1.0)):
+        assert gpu.top_p_threshold(weights, top_p) == top_p_threshold(weights, top_p)
 
 
 def test_steps_divide_the_new_tokens() -> None:
