@@ -8,7 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jmarl.config import ExperimentConfig
 
 EPILOG = """examples:
   jmarl plan --config magrpo --device h100
@@ -17,7 +20,7 @@ EPILOG = """examples:
   jmarl plan --config my.yaml --device cpu
 
 Best times are bounds, not measurements. A directory with config.json is enough for a model; without its tokenizer, give
---prompt-tokens. Left out: given pairs and texts, several GPUs, later turns, central critics."""
+--prompt-tokens. Left out: given pairs and texts, several GPUs, trees of turns, several seeds in one program."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,19 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX starts: a GPU that is here is left alone
+    os.environ["JAX_NUM_CPU_DEVICES"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of each program that does not fit
     from jmarl.cli.configuration import read_configuration
-    from jmarl.config import ExperimentConfig
     from jmarl.models.hub.agents import load_description
     from jmarl.plan.devices import find_gpu
     from jmarl.plan.plan import describe_team, lines_of, make_plan
-    from jmarl.training.experiment import learns_from_completions
 
     gpu = find_gpu(args.device)
     settings: dict[str, Any] = dict(seed=None, device=None, output=None, resume=None)
     cfg: ExperimentConfig = read_configuration(argparse.Namespace(**vars(args) | settings)).experiment
-    if not learns_from_completions(cfg):
-        raise ValueError(f"algorithm={cfg.train.algorithm!r} learns from given data, which jmarl plan cannot plan yet")
+    check_can_plan(cfg)
+    if args.fit is not None and not Path(args.fit).absolute().parent.is_dir():
+        raise FileNotFoundError(f"--fit {args.fit}: the directory of this file does not exist")
     names = cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models
     described = {name: load_description(name) for name in dict.fromkeys(names)}
     team = describe_team([(name, *described[name]) for name in names], cfg.team.shared_weights)
@@ -63,6 +66,28 @@ def run(args: argparse.Namespace) -> int:
         return find_settings(cfg, args.fit, team, gpu, prompt_tokens, eval_items)
     print("\n".join(lines_of(make_plan(team, cfg.train, gpu, prompt_tokens, eval_items))))
     return 0
+
+
+def check_can_plan(cfg: ExperimentConfig) -> None:
+    """Raise a ValueError for runs whose programs jmarl plan does not make."""
+    from jmarl.algorithms import find_row
+    from jmarl.training.experiment import learns_from_completions
+
+    train, turns = cfg.train, cfg.train.episodes.num_turns
+    reasons = {
+        f"algorithm={train.algorithm}, which learns from pairs or texts": not learns_from_completions(cfg)
+        or find_row(train.algorithm).data != "rollouts",
+        f"num_turns={turns} in trees": turns > 1 and train.episodes.branching != "chain",
+        f"several seeds in one program, seeds={list(cfg.seeds)}": len(cfg.seeds) > 1,
+        f"several devices, mesh={train.run.mesh}": train.run.mesh not in ("auto", "data=all"),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ValueError(f"jmarl plan cannot plan {reason} yet: it plans completions on one device, and turns in chains")
+    if turns > 1:
+        print(f"{turns} turns: sampling is that of the first turn, {turns} times; the update has the rows of all turns")
+    if find_row(train.algorithm).critic == "central":
+        print("not counted: the programs of the central critic (its state is)")
 
 
 def find_settings(cfg: Any, path: str, team: Any, gpu: Any, prompt_tokens: int, eval_items: int) -> int:
@@ -81,7 +106,7 @@ def find_settings(cfg: Any, path: str, team: Any, gpu: Any, prompt_tokens: int, 
             Path(path).write_text(dump_yaml(cfg.replace(**settings).as_dict()), encoding="utf-8")
             print("\n".join(["", *lines_of(plan), f"written to {path}: jmarl train --config {path}"]))
             return 0
-    raise ValueError(f"nothing that was tried fits on the {gpu.name}: use a smaller model, lora_rank, or shorter completions")
+    raise ValueError(f"nothing that was tried fits on the {gpu.name}: set lora_rank, a smaller model, or shorter completions")
 
 
 def measure_prompts(cfg: Any, team: Any, prompt_tokens: int | None) -> tuple[int, int]:

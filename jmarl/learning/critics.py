@@ -26,7 +26,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.heads import values_of, with_value_head
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
+from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
 from jmarl.models.stack import map_own, per_agent, share_params, stack_params, take_agents
 from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team
@@ -113,6 +113,7 @@ def _values(
     TRACES["values"] += 1
     agents = tokens.shape[0]
     mode = mode if mesh is None or splits_only_agents(mesh, agents) else "vmap"
+    model = model_on(mesh, agents, model)
 
     def one_agent(params: Any, prompts: jax.Array, lengths: jax.Array, tokens: jax.Array) -> jax.Array:
         weights = decoder.cast(params, jnp.dtype(dtype))
@@ -176,6 +177,7 @@ def _penalties(
     TRACES["penalties"] += 1
     agents = batch.tokens.shape[0]
     mode = algorithm.optimizer.per_agent if mesh is None or splits_only_agents(mesh, agents) else "vmap"
+    model = model_on(mesh, agents, model)
 
     def one_agent(reference: Any, kl_coef: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         ref = batch_logprobs(reference, batch, model, algorithm)

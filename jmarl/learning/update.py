@@ -22,7 +22,7 @@ from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import cast_all_but_value_head
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import batch_shardings, constrain, mesh_of, over_agents, splits_only_agents
+from jmarl.models.sharding import batch_shardings, constrain, mesh_of, model_on, over_agents, splits_only_agents
 from jmarl.models.stack import in_turn, per_agent
 from jmarl.rl import advantages, masked
 from jmarl.types import TRACES, Batch, Data, PerAgent, Running, StackState
@@ -346,6 +346,7 @@ def _update(
     # On other meshes, to update one agent after the other would gather all of them from their devices.
     if mesh is not None and not splits_only_agents(mesh, count):
         algorithm = algorithm.with_optimizer(per_agent="vmap")
+    model = model_on(mesh, count, model)
     one_device = functools.partial(update_agents, model=model, algorithm=algorithm, trains=trains)
     state, metrics, values = over_agents(one_device, mesh, count)(state, reference, batch, agents, base)
     return constrain(state, mesh), metrics, values

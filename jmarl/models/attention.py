@@ -88,7 +88,7 @@ def causal_attention(num_tokens: int) -> Attention:
     return functools.partial(attend_stream, past=None, mask=causal_mask(num_tokens))
 
 
-def group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int) -> Attention:
+def group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int, fused: bool = True) -> Attention:
     """Return the attention of `completion_states`, whose tokens are P times S prompt tokens and G rows of T."""
 
     def attend_group(q: Queries, k: Keys, v: Keys, length: Int[Array, ""]) -> Queries:
@@ -106,6 +106,7 @@ def group_attention(lengths: Int[Array, " prompt"], s: int, g: int, t: int) -> A
     def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, None]:
         shape, groups = q.shape, (lengths.shape[0], s + g * t)
         q, k, v = (x.reshape(*groups, *x.shape[1:]) for x in (q, k, v))
-        return attend_groups(plain, Sizes(s, g, t), q, k, v, lengths).reshape(shape), None
+        heads = attend_groups(plain, Sizes(s, g, t), q, k, v, lengths) if fused else plain(q, k, v, lengths)
+        return heads.reshape(shape), None
 
     return attention

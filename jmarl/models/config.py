@@ -39,6 +39,8 @@ class ModelConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    fused_attention: bool = True
+    """Attend by a GPU's own kernel where there is one; not for arrays that are split over devices inside an agent."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -250,7 +250,7 @@ def completion_states(
     flat = jnp.concatenate([prompts, tokens.reshape(p, g * t)], 1)
     row_positions = jnp.broadcast_to((lengths[:, None] + jnp.arange(t))[:, None], (p, g, t)).reshape(p, g * t)
     positions = jnp.concatenate([jnp.broadcast_to(jnp.arange(s), (p, s)), row_positions], 1)
-    attention = group_attention(lengths, s, g, t)
+    attention = group_attention(lengths, s, g, t, cfg.fused_attention)
     x, _ = run_layers(
         params, cfg, embed(jnp.asarray(params["embed"]), flat.reshape(-1)), positions.reshape(-1), attention, remat
     )

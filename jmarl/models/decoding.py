@@ -228,6 +228,13 @@ def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array
     return attention
 
 
+def _mask_of_token(prefix_mask: Bool[Array, "prompt position"], group: int, capacity: int, t: Int[Array, ""]) -> Mask:
+    """Return which positions of its prompt and its row token t of each row may see."""
+    rows = prefix_mask.shape[0] * group
+    written = jnp.broadcast_to(jnp.arange(capacity) <= t, (rows, capacity))
+    return jnp.concatenate([jnp.repeat(prefix_mask, group, 0), written], 1)[:, None]
+
+
 def _fused_token_attention(prompt: KeyValues, row: KeyValues, lengths: Int[Array, " prompt"], t: Int[Array, ""]) -> Attention:
     """Return `_token_attention` by one kernel. lengths: number of tokens of each prompt; there are none behind them."""
 
@@ -246,9 +253,7 @@ def decode_step(
 
     Returns float32 logits and the cache with the tokens; it is the caller's cache, written in place.
     """
-    (p, g), capacity, lengths = tokens.shape, cache[0].keys.shape[-1], view.prefix_mask.sum(-1)
-    written = jnp.broadcast_to(jnp.arange(capacity) <= t, (p * g, capacity))
-    mask = jnp.concatenate([jnp.repeat(view.prefix_mask, g, 0), written], 1)[:, None]
+    (p, g), lengths = tokens.shape, view.prefix_mask.sum(-1)
     cos, sin = (table[jnp.repeat(lengths + t, g)] for table in view.rope)
     x, new_cache = view.params["embed"][tokens.reshape(-1)], []
 
@@ -260,8 +265,9 @@ def decode_step(
         out: Any = Block(cfg).apply({"params": w}, x, cos, sin, attention(prompt, row, seen, t))
         return out
 
+    seen = lengths if fused else _mask_of_token(view.prefix_mask, g, cache[0].keys.shape[-1], t)
     for (w, prompt), row in zip(view.layers, cache, strict=True):
-        x, layer_cache = layer(x, w, prompt, row, cos, sin, lengths if fused else mask, t)
+        x, layer_cache = layer(x, w, prompt, row, cos, sin, seen, t)
         new_cache.append(layer_cache)
     x = rms_norm(x, view.params["final_norm"], cfg.rms_eps)
     out = logits(view.params, x) if view.output_panels is None else product(x, view.output_panels)

@@ -7,8 +7,8 @@ Nothing here has been timed on a GPU yet: the gains were read off programs that 
 `attend_token`          16 kernels a layer and token instead of 23, and each key and value is read once
 `steps_per_look`        a decode loop of a known number of steps: the GPU is not asked at every token whether all have ended
 `top_p_threshold`       8 passes over the vocabulary instead of a loop of 31
-`sum_by_token`          sums in a fixed order, so that a resumed run is equal to an uninterrupted one. A scatter adds repeated
-                        ids in any order; XLA's own remedy sorts every number of [N, D]
+`sum_by_token`          sums in a fixed order: a scatter adds repeated ids in any order, and XLA's own remedy sorts every
+                        number of [N, D]. The gradient of cuDNN's attention still has no fixed order
 `COMPILER_OPTIONS`      no merged products, which would join `gate` and `up` again at every token
 ======================  ==================================================================================================
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -56,9 +57,16 @@ def has_cuda() -> bool:
     return any(importlib.util.find_spec(name) is not None for name in PLUGINS)
 
 
+@functools.cache
+def has_old_gpu() -> bool:
+    """Return whether a GPU of this process is older than Ampere, for which cuDNN has no such attention."""
+    return any(float(device.compute_capability) < 8 for device in jax.devices() if device.platform == "gpu")
+
+
 def fuses_attention(dtype: jax.typing.DTypeLike, head_dim: int) -> bool:
     """Return whether cuDNN has an attention for these arrays."""
-    return jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM and has_cuda()
+    fits = jnp.dtype(dtype) == jnp.bfloat16 and head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM
+    return fits and has_cuda() and not has_old_gpu()
 
 
 def attend_rows(
@@ -67,7 +75,8 @@ def attend_rows(
     """Return the attention of prompts, and of each completion to its prompt and itself.
 
     Every completion becomes one row without a gap: its prompt, itself, padding. So neither a mask is needed nor a merge of two
-    softmaxes. The prompt's queries are computed once a completion, which is a small part of the work.
+    softmaxes. Only here a prompt is computed once for each completion: with long prompts, short completions and large groups
+    that is up to G times the attention of the plain form.
 
     Args:
       lengths: number of tokens of each prompt.
@@ -154,15 +163,44 @@ def attend_token(
     """
     rows, prompts = q.shape[0], prompt_keys.shape[0]
     flat = q.reshape(rows, -1, q.shape[-1])
-    attend = functools.partial(jax.nn.dot_product_attention, return_residual=True, implementation=implementation)
+    attend = functools.partial(_attend_with_logs, implementation)
     by_prompt, length = flat.reshape(prompts, -1, *flat.shape[1:]), jnp.maximum(lengths, 1)
-    of_prompt, prompt_log = attend(by_prompt, prompt_keys, prompt_values, key_value_seq_lengths=length.astype(jnp.int32))
-    of_row, row_log = attend(flat[:, None], keys, values, key_value_seq_lengths=written.astype(jnp.int32))
+    of_prompt, prompt_logs = attend(by_prompt, prompt_keys, prompt_values, length.astype(jnp.int32))
+    of_row, row_logs = attend(flat[:, None], keys, values, written.astype(jnp.int32))
     has_prompt = jnp.repeat(lengths > 0, rows // prompts)[:, None]
-    share = jax.nn.sigmoid(prompt_log.reshape(rows, -1) - row_log.reshape(rows, -1))  # the prompt's part of all weights
+    prompt_logs = jnp.swapaxes(prompt_logs, 1, 2).reshape(rows, -1)
+    share = jax.nn.sigmoid(prompt_logs - row_logs.reshape(rows, -1))  # the prompt's part of all weights
     share = jnp.where(has_prompt, share, 0)[..., None]
     joined = jnp.where(has_prompt[..., None], of_prompt.reshape(flat.shape), 0) * share + of_row[:, 0] * (1 - share)
     return joined.astype(q.dtype).reshape(q.shape)
+
+
+def _attend_with_logs(
+    implementation: Any,
+    q: Float[Array, "batch token head head_dim"],
+    keys: Float[Array, "batch key kv_head head_dim"],
+    values: Float[Array, "batch key kv_head head_dim"],
+    lengths: Int[Array, " batch"],
+) -> tuple[Float[Array, "batch token head head_dim"], Float[Array, "batch head token"]]:
+    """Return the attention to the first keys, and the logarithm of the sum of the weights, in float32.
+
+    `jax.nn.dot_product_attention` has the logarithm too, but rounded to the dtype of the heads: 1 in 128 then is lost.
+    """
+    scale = 1 / math.sqrt(q.shape[-1])
+    if implementation == "cudnn":
+        from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+        queries, padding = jnp.full(q.shape[0], q.shape[1], jnp.int32), cudnn.MaskType.PADDING
+        settings: dict[str, Any] = dict(scale=scale, mask_type=padding, return_residual=True)
+        out: Any = cudnn.dot_product_attention(q, keys, values, q_seqlen=queries, kv_seqlen=lengths, **settings)
+        return out
+    grouped = q.reshape(*q.shape[:2], keys.shape[2], -1, q.shape[-1])
+    scores = scale * jnp.einsum("btkqh,bskh->bkqts", grouped, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(jnp.arange(keys.shape[1]) < lengths[:, None, None, None, None], scores, -jnp.inf)
+    logs = jax.nn.logsumexp(scores, -1)
+    weights = jnp.exp(scores - logs[..., None]).astype(q.dtype)
+    out = jnp.einsum("bkqts,bskh->btkqh", weights, values, preferred_element_type=jnp.float32)
+    return out.reshape(q.shape).astype(q.dtype), logs.reshape(q.shape[0], -1, q.shape[1])
 
 
 def top_p_threshold(weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:

@@ -28,7 +28,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 
 from jmarl.config import LORA_TARGETS, LoRA
 from jmarl.models.config import ModelConfig
-from jmarl.models.stack import is_shared, share_params, unstack
+from jmarl.models.stack import is_placed, is_shared, share_params, unstack
 from jmarl.types import Shared, StackState
 
 ALPHA = "lora_alpha"  # a leaf [L] among the layers
@@ -171,14 +171,18 @@ def init_models(
 
 
 def cast_base(base: Any, dtype: jax.typing.DTypeLike) -> Any:
-    """Return a base in the compute dtype, in which alone it is read; alpha stays as it is."""
+    """Return a base in the compute dtype if that loses nothing, as for models that are stored in it; else unchanged.
+
+    While a function is traced (for a plan), it counts as such a model. alpha stays as it is.
+    """
 
     def cast(path: tuple[Any, ...], x: Shared) -> Shared:
-        if path[-1].key == ALPHA or x.value.dtype == dtype:
-            return x
-        return Shared(x.value.astype(dtype))
+        return x if path[-1].key == ALPHA else Shared(x.value.astype(dtype))
 
-    return jax.tree_util.tree_map_with_path(cast, base, is_leaf=is_shared)
+    new = jax.tree_util.tree_map_with_path(cast, base, is_leaf=is_shared)
+    pairs = zip(jax.tree.leaves(base), jax.tree.leaves(new), strict=True)
+    exact = all(not is_placed(x) or bool(jnp.all(x == y.astype(x.dtype))) for x, y in pairs)
+    return new if exact else base
 
 
 @jax.jit

@@ -15,6 +15,7 @@ and batches are on the host, and only `stack.take_agents` and `stack.unstack`, w
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jmarl.models.config import ModelConfig
 from jmarl.models.stack import is_placed, is_shared
 from jmarl.types import Shared
 
@@ -106,6 +108,12 @@ def splits_only_agents(mesh: Mesh | None, agents: int) -> bool:
     If it has data or model axes, XLA's partitioner aborts on programs that are split by hand over one axis (jax 0.10.2, CPUs).
     """
     return mesh is not None and mesh.size == mesh.shape["agent"] and agents % mesh.size == 0
+
+
+def model_on(mesh: Mesh | None, agents: int, model: ModelConfig) -> ModelConfig:
+    """Return the architecture for programs on a mesh: a GPU's own attention cannot be split inside an agent."""
+    whole = mesh is None or splits_only_agents(mesh, agents)
+    return model if whole else dataclasses.replace(model, fused_attention=False)
 
 
 def over_agents(f: Callable, mesh: Mesh | None, agents: int) -> Callable:

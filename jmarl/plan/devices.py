@@ -77,7 +77,8 @@ def _target(gpu: Gpu) -> str:
         "device_memory_size": gpu.memory, "memory_bandwidth": int(gpu.bandwidth), "l2_cache_size": gpu.cache,
         "shared_memory_per_core": gpu.shared_memory, "shared_memory_per_block_optin": gpu.shared_memory - 1024,
         "shared_memory_per_block": 49152, "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
-        "threads_per_warp": 32, "threads_per_block_limit": 1024, "threads_per_core_limit": 2048,
+        "threads_per_warp": 32, "threads_per_block_limit": 1024,
+        "threads_per_core_limit": 1536 if gpu.compute_capability == (8, 9) else 2048,
         "thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64,
         "block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
     }  # fmt: skip

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
 from jmarl.models.config import ModelConfig
-from jmarl.plan.devices import GIB, Gpu
-from jmarl.plan.plan import LARGEST_POOL, POOL, Plan, make_plan
+from jmarl.plan.devices import GIB, Gpu, compile_device
+from jmarl.plan.plan import LARGEST_POOL, POOL, Plan, make_plan, parts_of_state
+from jmarl.plan.programs import shapes_of_run
 from jmarl.team import Team
 
 MAX_PROOFS = 12
@@ -64,12 +65,13 @@ def prove(
 
     Settings that the formula puts far above the memory are left out. If only few prompts fit, they are halved.
     """
+    state = sum(parts_of_state(shapes_of_run(team, cfg, compile_device(gpu))[1]).values())
     proofs, prompts = 0, cfg.episodes.num_prompts
     while prompts >= 1:
         smaller = {} if prompts == cfg.episodes.num_prompts else {"num_prompts": prompts}
         part = cfg.replace(**smaller)
         for candidate in candidates(team, part, gpu, prompt_tokens):
-            if candidate.temporaries > 1.2 * gpu.memory:
+            if state > gpu.memory or state + candidate.temporaries > 1.2 * gpu.memory:
                 continue
             if proofs == MAX_PROOFS:
                 return

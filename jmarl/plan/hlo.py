@@ -26,7 +26,7 @@ BYTES = {
     "u64": 8,
 }
 KERNELS = ("fusion", "custom-call", "copy", "sort", "scatter", "dot", "convolution", "reduce", "gather", "dynamic-update-slice")
-CONTROL = ("while", "conditional", "call")
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # written in place -> the number of the operand with what is written
 SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 WORKSPACE = re.compile(r", s8\[\d+\]")  # of cuBLAS and cuDNN, the last part of what a call returns
 INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
@@ -142,8 +142,9 @@ class Program:
         operands = [shapes[name] for name in line.operands if name in shapes]
         if line.opcode == "fusion":
             return self._fusion(line, operands)
-        read = operands[1:] if line.opcode == "dynamic-update-slice" else operands
-        written = operands[1] if line.opcode == "dynamic-update-slice" else WORKSPACE.sub("", line.shape)
+        in_place = UPDATES.get(line.opcode)
+        read = operands if in_place is None else operands[1:]
+        written = WORKSPACE.sub("", line.shape) if in_place is None else operands[in_place]
         return Cost(operations(line, operands), sum(map(size_of, read)) + size_of(written), 1)
 
     def _fusion(self, line: Instruction, operands: list[str]) -> Cost:
@@ -167,7 +168,7 @@ def _part(name: str, user: Instruction, lines: list[Instruction]) -> int | None:
     """Return the bytes that one use of a fusion's parameter reads; None: all of it."""
     if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
         return size_of(user.shape)
-    if user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+    if user.opcode in UPDATES and user.operands[0] == name:
         return 0  # written in place
     if user.opcode in ("bitcast", "reshape"):
         parts = [_part(user.name, other, lines) for other in lines if user.name in other.operands]
@@ -179,8 +180,8 @@ def _written(line: Instruction, shapes: dict[str, str], lines: list[Instruction]
     """Return the bytes that one output of a fusion writes."""
     while line.opcode in ("bitcast", "reshape", "convert") and line.operands and line.operands[0] in shapes:
         line = next(other for other in lines if other.name == line.operands[0])
-    if line.opcode == "dynamic-update-slice":
-        return size_of(shapes[line.operands[1]])
+    if line.opcode in UPDATES:
+        return size_of(shapes[line.operands[UPDATES[line.opcode]]])
     return size_of(line.shape)
 
 
@@ -196,7 +197,8 @@ def operations(line: Instruction, operands: list[str]) -> float:
     if "fmha" in line.text:
         q, k = dims_of(operands[0]), dims_of(operands[1])
         products = 5 if "Backward" in line.text else 2
-        return products * 2.0 * math.prod(q) * k[1] / 2  # causal: half of the keys
+        causal = q[1] == k[1]  # then on average half of the keys
+        return products * 2.0 * math.prod(q) * k[1] / (1 + causal)
     return 0.0
 
 

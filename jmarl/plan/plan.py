@@ -17,6 +17,7 @@ from jmarl.models.platforms import steps_per_look
 from jmarl.plan.devices import COMPILER_OPTIONS, GIB, Gpu, compile_device
 from jmarl.plan.hlo import Cost, Program
 from jmarl.plan.programs import UnknownTokenizer, programs_of_shapes, shapes_of_agent, shapes_of_run
+from jmarl.rollout.chunks import num_parts
 from jmarl.team import Team
 from jmarl.types import StackState, TeamState
 
@@ -76,16 +77,25 @@ def make_plan(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int,
     setup, state = shapes_of_run(team, cfg, compile_device(gpu))
     parts = parts_of_state(state)
     programs = [
-        plan_program(name, lowered, sum(parts.values()), cfg.sampling.max_new_tokens, gpu)
+        plan_program(name, lowered, sum(parts.values()), cfg.sampling.max_new_tokens, calls_of(name, cfg, eval_items), gpu)
         for name, lowered in programs_of_shapes(setup, state, prompt_tokens, eval_items).items()
     ]
-    tokens = team.num_agents * cfg.episodes.num_prompts * cfg.episodes.num_generations * cfg.sampling.max_new_tokens
+    rows = cfg.episodes.num_turns * cfg.episodes.num_prompts * cfg.episodes.num_generations
+    tokens = team.num_agents * rows * cfg.sampling.max_new_tokens
     every = cfg.run.eval_every or cfg.run.num_updates
     evaluations = 1 + -(-cfg.run.num_updates // every) if eval_items else 0
     return Plan(programs, parts, tokens, cfg.run.num_updates, evaluations, gpu)
 
 
-def plan_program(name: str, lowered: Lowered, state: int, new_tokens: int, gpu: Gpu | None) -> ProgramPlan:
+def calls_of(name: str, cfg: TrainConfig, eval_items: int) -> int:
+    """Return how often a program runs in a step or an evaluation: samplers once for each turn and part of the prompts."""
+    if name.startswith("update"):
+        return 1
+    prompts = eval_items if name.startswith("evaluation") else cfg.episodes.num_prompts
+    return cfg.episodes.num_turns * num_parts(prompts, cfg.episodes)
+
+
+def plan_program(name: str, lowered: Lowered, state: int, new_tokens: int, calls: int, gpu: Gpu | None) -> ProgramPlan:
     """Compile and count one program. state: bytes that stay on the device, the program's own part included."""
     compiled = lowered.compile(compiler_options=COMPILER_OPTIONS if gpu else None)
     memory: Any = compiled.memory_analysis()
@@ -96,9 +106,8 @@ def plan_program(name: str, lowered: Lowered, state: int, new_tokens: int, gpu: 
     text: Any = compiled.as_text()
     cost = Program(text, unknown_trips=new_tokens // steps_per_look("gpu", new_tokens)).cost()
     speed = gpu.bfloat16 if "bf16" in text else gpu.float32
-    return ProgramPlan(
-        name, arguments, temporaries, state + temporaries, cost, cost.operations / speed, cost.bytes / gpu.bandwidth
-    )
+    times = calls * cost.operations / speed, calls * cost.bytes / gpu.bandwidth
+    return ProgramPlan(name, arguments, temporaries, state + temporaries, cost, *times)
 
 
 def parts_of_state(state: TeamState) -> dict[str, int]:
@@ -114,7 +123,7 @@ def parts_of_state(state: TeamState) -> dict[str, int]:
         "moments of the optimizer": size(state.stacks, "opt_state"),
         "reference": size(state.stacks, "reference"),
         "gradients": size(state.stacks, "grads"),
-        "critics": size(state.critics, *StackState._fields),
+        "critics": size(state.critics, *(field for field in StackState._fields if field != "base")),  # the agents' base
     }
     return {name: count for name, count in parts.items() if count}
 
@@ -155,7 +164,7 @@ def lines_of_gpu(plan: Plan, gpu: Gpu) -> list[str]:
         ]
     times = {x.name: x.time for x in plan.programs}
     evaluation = sum(time for name, time in times.items() if name.startswith("evaluation"))
-    sampling = sum(time for name, time in times.items() if name.startswith("sampling"))
+    sampling = sum(time for name, time in times.items() if "sampling" in name)
     step = sum(times.values()) - evaluation
     run = plan.updates * step + plan.evaluations * evaluation
     lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,10 @@ from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
 from jmarl.models.hub.agents import Agent
-from jmarl.randomness import EVAL, TRAIN, Randomness
+from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
-from jmarl.team import Team, map_stacks, stack_agents
+from jmarl.team import StackSpec, Team, map_stacks, stack_agents
 from jmarl.training.precompile import updates_of_stack
 from jmarl.training.start import start
 from jmarl.types import TeamState
@@ -48,7 +49,7 @@ def shapes_of_run(team: Team, cfg: TrainConfig, device: Any) -> tuple[Setup, Tea
 
     team: of agents whose parameters are shapes.
     """
-    setups: list[Setup] = []
+    setups, step = list[Setup](), np.int32(0)
     # One tree per model: agents of one model may share it.
     models = {id(agent.params): agent.params for agent in team.agents}
 
@@ -63,23 +64,25 @@ def shapes_of_run(team: Team, cfg: TrainConfig, device: Any) -> tuple[Setup, Tea
     if device.platform != "cpu":  # gradients have memory of their own on CPUs only
         state = map_stacks(state, lambda stack: stack._replace(grads=None))
     sharding = SingleDeviceSharding(device)
-    return setups[0], jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
+    return setups[0], shapes._replace(step=step)
 
 
 def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_items: int = 0) -> Programs:
     """Return the programs of a step, and the sampler of an evaluation, by name.
 
-    prompt_tokens: length of the longest prompt, padded like those of a run. Left out: later turns.
+    prompt_tokens: length of the longest prompt of the first turn, padded like those of a run. Of several turns, in chains, the
+    update has all rows, with prompts that hold the turns before; the samplers are those of the first turn. Left out: a central
+    critic, and passes that only compute values or the penalties of a reward.
     """
     team, cfg = setup.team, setup.cfg
     params, programs = [lora.model_of(stack) for stack in state.stacks], Programs()
 
     def samplers(prompts: int, settings: Any, group: int, purpose: int) -> tuple[Any, Sequence[Lowered]]:
         count = prompts // num_parts(prompts, cfg.episodes)
-        width = bucket(prompt_tokens)
         encoded = tuple(
             (
-                np.zeros((len(spec.members), len(spec.members[0]) * count, width), np.int32),
+                np.zeros((len(spec.members), len(spec.members[0]) * count, width_of(spec)), np.int32),
                 np.ones((len(spec.members), len(spec.members[0]) * count), np.int32),
             )
             for spec in team.stacks
@@ -89,19 +92,35 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
         )
         return encoded, sample_team(team, params, request, sample_stack.lower)
 
+    def width_of(spec: StackSpec) -> int:
+        return min(bucket(prompt_tokens), spec.config.max_positions)
+
     def name(kind: str, i: int) -> str:
         return kind if len(team.stacks) == 1 else f"{kind} of stack {i}"
 
     prompts, lowered = samplers(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
     for i, (spec, encoded, sampler) in enumerate(zip(team.stacks, prompts, lowered, strict=True)):
         programs[name("sampling", i)] = sampler
+        if setup.algorithm.row.baseline == "greedy":
+            greedy = dataclasses.replace(cfg.sampling, temperature=0.0)
+            programs[name("greedy sampling", i)] = samplers(cfg.episodes.num_prompts, greedy, 1, GREEDY)[1][i]
         if set(spec.order) <= set(cfg.run.frozen_agents):
             continue
-        for kind, update in zip(
-            ("update", "update of critics"), updates_of_stack(setup, state, i, encoded, sampler), strict=False
-        ):
-            programs[name(kind, i)] = update
+        rows = rows_of_turns(encoded, cfg.episodes.num_turns, cfg.sampling.max_new_tokens, spec.config.max_positions)
+        updates = updates_of_stack(setup, state, i, rows, sampler)
+        programs |= {name(kind, i): x for kind, x in zip(("update", "update of critics"), updates, strict=False)}
     if eval_items:
         for i, sampler in enumerate(samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)[1]):
             programs[name("evaluation", i)] = sampler
     return programs
+
+
+def rows_of_turns(prompts: Any, turns: int, new_tokens: int, max_positions: int) -> Any:
+    """Return the prompts [A, P, S] and lengths of an update after several turns, from those of the first.
+
+    Each later prompt holds the turns before, so that the last one has that many completions more.
+    """
+    ids, lengths = prompts
+    width = min(bucket(ids.shape[-1] + (turns - 1) * new_tokens), max_positions)
+    shape = (ids.shape[0], turns * ids.shape[1])
+    return np.zeros((*shape, width if turns > 1 else ids.shape[-1]), np.int32), np.ones(shape, lengths.dtype)

@@ -20,7 +20,7 @@ from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 
 CHUNK = {"float32": 512, "bfloat16": 1024}  # tokens whose logits [CHUNK, V] are in memory together, by compute dtype: each
-# chunk adds to a gradient [V, D] in float32, which on a GPU, where bfloat16 is used, takes longer than to compute it
+# chunk adds to a gradient [V, D] in float32, which in bfloat16 on a GPU takes longer than to compute it
 
 HostOrDevice = np.ndarray | Array
 Logits = Float[Array, "token vocab"]

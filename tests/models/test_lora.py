@@ -323,3 +323,18 @@ def test_every_weight_of_every_layer_has_its_own_start_and_dropout(tiny_config):
     assert len(set(keys)) == len(keys) == 7 * cfg.num_layers
     signs = [np.sign(layers[name]["a"][i, :, 0]) for name in lora.targets_of(model) for i in range(cfg.num_layers)]
     assert len({tuple(sign[:32].tolist()) for sign in signs}) == len(signs)
+
+
+def test_a_base_is_cast_only_if_that_loses_nothing(llama):
+    """Then a merged model is the one of the base in float32, with the adapters of query, key and value."""
+    base, trained = lora.split(
+        lora.adapt(stack_params([llama.params] * 2), llama.config, LoRA(lora_rank=2), 2, jax.random.key(0))
+    )
+    assert lora.cast_base(base, jnp.bfloat16) is base
+    stored = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), base)
+    cast = lora.cast_base(stored, jnp.bfloat16)
+    assert cast["embed"].value.dtype == jnp.bfloat16 and cast["layers"][lora.ALPHA].value.dtype == jnp.float32
+    assert lora.digest(cast) == lora.digest(stored)
+    trained = jax.tree.map(lambda x: x + 1e-4, trained)
+    models = [merge(llama.config, jax.device_get(unstack(lora.join(x, trained), 0))) for x in (stored, cast)]
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, np.asarray(b, np.float32)), *models)

@@ -37,7 +37,7 @@ def merge(cfg: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
     layers = {name: leaf for name, leaf in params["layers"].items() if name not in LORA_TARGETS}
     alpha = layers.pop("lora_alpha")[0]
     k, q, h = cfg.num_kv_heads, cfg.queries_per_kv, cfg.head_dim
-    qkv = np.array(layers["qkv"]).reshape(*layers["qkv"].shape[:-1], k, q + 2, h)
+    qkv = np.array(layers["qkv"], np.float32).reshape(*layers["qkv"].shape[:-1], k, q + 2, h)
     part = {"q_proj": slice(0, q), "k_proj": slice(q, q + 1), "v_proj": slice(q + 1, q + 2)}
     for name, a, b in adapters(params):
         change = (alpha / a.shape[-1]) * (a @ b)

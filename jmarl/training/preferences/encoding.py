@@ -20,7 +20,7 @@ from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.tokenize import ChatPrompt, chat_follow_up, chat_messages, encode_prompts
 from jmarl.models.platforms import COMPILER_OPTIONS
-from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
+from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
 from jmarl.models.stack import per_agent
 from jmarl.sampling.generate import NO_LIMIT, bucket, pad
 from jmarl.sampling.scoring import hidden_states
@@ -217,6 +217,7 @@ def _token_numbers(params: Any, batch: Data, *, model: ModelConfig, algorithm: A
     """Return `pair_numbers` of every token, [A, P, G, T]."""
     TRACES["scores"] += 1
     agents = batch.tokens.shape[0]
+    model = model_on(mesh, agents, model)
 
     def one_agent(params: Any, batch: Data) -> jax.Array:
         weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
