@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jmarl.models.gpu import Sizes
+from jmarl.models.gpu import Sizes, matmul_precision
 from jmarl.models.platforms import attend_groups
 
 MASKED = -1e30  # finite: a query that may see no key gives a finite result (masked later), not NaN
@@ -32,17 +32,6 @@ Keys = Float[Array, "token kv_head head_dim"]  # also values
 
 # From rotated queries, rotated keys and values to heads, and a pytree that the layer returns too, such as its keys and values.
 Attention = Callable[[Queries, Keys, Keys], tuple[Queries, Any]]
-
-
-def matmul_precision(x: Float[Array, "..."]) -> lax.Precision | None:
-    """Return the precision of matrix products with x: full for float32 arrays, on GPUs too.
-
-    By default jax would round float32 to 10 bits there (TF32), and the learner's probabilities would differ from the sampler's.
-    JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32 overrides this.
-    """
-    if x.dtype != jnp.float32 or jax.default_matmul_precision.value is not None:
-        return None
-    return lax.Precision.HIGHEST
 
 
 def einsum_float32(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -40,10 +40,10 @@ from jmarl.models.attention import (
     causal_attention,
     einsum_float32,
     group_attention,
-    matmul_precision,
 )
 from jmarl.models.config import ModelConfig
 from jmarl.models.cpu import Panels, panel_product
+from jmarl.models.gpu import matmul_precision
 from jmarl.models.platforms import sum_by_token
 
 Params = dict[str, Any]

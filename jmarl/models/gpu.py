@@ -34,6 +34,17 @@ MAX_HEAD_DIM = 128  # of cuDNN's kernels on all GPUs since Ampere
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
+def matmul_precision(x: Float[Array, "..."]) -> lax.Precision | None:
+    """Return the precision of matrix products with x: full for float32 arrays, on GPUs too.
+
+    By default jax would round float32 to 10 bits there (TF32), and the learner's probabilities would differ from the sampler's.
+    JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32 overrides this.
+    """
+    if x.dtype != jnp.float32 or jax.default_matmul_precision.value is not None:
+        return None
+    return lax.Precision.HIGHEST
+
+
 class Sizes(NamedTuple):
     """Sizes of groups of completions: tokens of a prompt, completions per prompt, tokens of a completion."""
 
@@ -233,7 +244,8 @@ def sum_by_token(tokens: Int[Array, " token"], x: Float[Array, "token dim"], voc
         ids, rows = part
         equal = ids[:, None] == ids
         is_first = equal.argmax(-1) == jnp.arange(size)
-        sums = jnp.matmul(equal.astype(jnp.float32), rows.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+        equal = equal.astype(rows.dtype)
+        sums = jnp.matmul(equal, rows, precision=matmul_precision(rows), preferred_element_type=jnp.float32)
         index = jnp.where(is_first, ids, vocab + jnp.arange(size))  # out of range: dropped
         return total.at[index].add(sums, mode="drop", unique_indices=True), None
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jmarl.models.attention import matmul_precision
 from jmarl.models.decoder import Params, cast
+from jmarl.models.gpu import matmul_precision
 from jmarl.models.stack import own_leaves
 
 

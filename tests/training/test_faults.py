@@ -395,7 +395,7 @@ def test_seeds_resume_from_the_newest_step_that_is_intact_in_all_runs(tmp_path):
 
 
 def test_an_unfinished_run_is_not_overwritten(stopped):
-    with pytest.raises(ValueError, match="checkpoints up to step 5 of a run that has not ended: continue it with resume"):
+    with pytest.raises(ValueError, match="checkpoints up to step 5 of a run that has not ended: continue it with --resume"):
         run(output_dir=str(stopped / "parts"))
 
 
