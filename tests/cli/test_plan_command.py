@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,15 @@ def config_only(tmp_path_factory: pytest.TempPathFactory, tiny_config) -> Path:
     directory = tmp_path_factory.mktemp("config_only")
     (directory / "config.json").write_text(json.dumps(config_to_hf(tiny_config(), None)))
     return directory
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore what the command sets for its own process."""
+    for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+        if not os.environ[name]:
+            monkeypatch.delenv(name)
 
 
 def plan(model: Path, *flags: str) -> int:
