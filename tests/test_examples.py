@@ -20,7 +20,7 @@ NAMES = [
 ]  # fmt: skip
 NEED_SANDBOX = {"train_code_ppo", "train_multi_environment"}
 OWN_PROCESS = {"train_distributed_ppo"}  # JAX counts its devices when it starts
-RESULT = re.compile(r"-?\d\.\d+( ± \d\.\d+)? -> -?\d\.\d+")
+RESULT = re.compile(r"-?\d\.\d+(( ± \d\.\d+)? -> | before training, )-?\d\.\d+")  # the second as `jmarl train` says it
 
 
 def test_all_examples_are_here_and_short():
