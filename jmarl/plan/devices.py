@@ -7,6 +7,8 @@ assembler. It needs no driver; what a GPU looks like is told in text. Left out: 
 from typing import Any, NamedTuple
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
+from jax.stages import Compiled, Lowered
 
 from jmarl.config.validation import did_you_mean
 from jmarl.models.gpu import has_cuda
@@ -66,6 +68,24 @@ def compile_device(gpu: Gpu | None) -> Any:
 
     topology = topologies.get_topology_desc(platform="cuda", topology_name="", topology="1x1x1", target_config=_target(gpu))
     return topology.devices[0]
+
+
+def compile_for(gpu: Gpu | None, lowered: Lowered) -> Compiled:
+    """Compile a program for a device of `compile_device`.
+
+    JAX's persistent cache is left out: it cannot read a program for a device that is not here.
+    """
+    if gpu is None:
+        return lowered.compile()
+    settings: Any = jax.config  # its type has no such attribute
+    enabled = settings.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX looks for a cache once
+    try:
+        return lowered.compile(compiler_options=COMPILER_OPTIONS)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 def _target(gpu: Gpu) -> str:

@@ -14,7 +14,7 @@ from jmarl.config import TrainConfig
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import steps_per_look
-from jmarl.plan.devices import COMPILER_OPTIONS, GIB, Gpu, compile_device
+from jmarl.plan.devices import GIB, Gpu, compile_device, compile_for
 from jmarl.plan.hlo import Cost, Program
 from jmarl.plan.programs import UnknownTokenizer, programs_of_shapes, shapes_of_agent, shapes_of_run
 from jmarl.rollout.chunks import num_parts
@@ -97,7 +97,7 @@ def calls_of(name: str, cfg: TrainConfig, eval_items: int) -> int:
 
 def plan_program(name: str, lowered: Lowered, state: int, new_tokens: int, calls: int, gpu: Gpu | None) -> ProgramPlan:
     """Compile and count one program. state: bytes that stay on the device, the program's own part included."""
-    compiled = lowered.compile(compiler_options=COMPILER_OPTIONS if gpu else None)
+    compiled = compile_for(gpu, lowered)
     memory: Any = compiled.memory_analysis()
     temporaries = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     arguments = memory.argument_size_in_bytes

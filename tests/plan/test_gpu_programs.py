@@ -16,7 +16,7 @@ from jmarl.config import TrainConfig
 from jmarl.models import gpu
 from jmarl.models.config import ModelConfig
 from jmarl.models.gpu import has_cuda
-from jmarl.plan.devices import COMPILER_OPTIONS, GIB, GPUS, compile_device
+from jmarl.plan.devices import GIB, GPUS, compile_device, compile_for
 from jmarl.plan.hlo import Program, largest
 from jmarl.plan.plan import describe_team
 from jmarl.plan.programs import programs_of_shapes, shapes_of_run
@@ -42,7 +42,7 @@ def compiled(model: str, kind: str, prompt: int, **settings: Any) -> tuple[Any, 
     cfg = TrainConfig.of(**dict(num_prompts=8, num_generations=8, compute_dtype="bfloat16", remat="full") | settings)
     team = describe_team([(model, MODELS[model], None)] * 2, shared_weights=False)
     setup, state = shapes_of_run(team, cfg, compile_device(GPUS["h100"]))
-    program = programs_of_shapes(setup, state, prompt)[kind].compile(compiler_options=COMPILER_OPTIONS)
+    program = compile_for(GPUS["h100"], programs_of_shapes(setup, state, prompt)[kind])
     text: Any = program.as_text()
     return program, Program(text, settings["max_new_tokens"])
 
