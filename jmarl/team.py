@@ -96,8 +96,14 @@ class Team:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return, as JSON, what must be equal when a run resumes from a checkpoint."""
+
+        def architecture(config: ModelConfig) -> dict[str, Any]:
+            fields = dataclasses.asdict(config)
+            del fields["fused_attention"]  # how it is computed
+            return fields
+
         return [
-            dict(config=dataclasses.asdict(s.config), members=[list(m) for m in s.members], tokenizer=_digest(s.tokenizer))
+            dict(config=architecture(s.config), members=[list(m) for m in s.members], tokenizer=_digest(s.tokenizer))
             for s in self.stacks
         ]
 

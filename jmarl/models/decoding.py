@@ -62,9 +62,8 @@ class DecodeView(NamedTuple):
     """The arrays that the decode loop of one agent reads."""
 
     params: Params  # all parameters but the layers
-    layers: list[
-        tuple[Params, KeyValues]
-    ]  # per layer: parameters, keys [K, P, h, S] and values [K, P, S, h], fused: [P, S, K, h]
+    # Per layer: parameters, and of prompts keys [K, P, h, S] and values [K, P, S, h]; fused: both [P, S, K, h].
+    layers: list[tuple[Params, KeyValues]]
     prefix_mask: Array  # [P, S] bool, as in `Prefix`
     rope: tuple[Array, Array]  # cosines and sines [S + T, h / 2]
     output_panels: Panels | None  # the output weight, if it is read cut into panels
@@ -145,9 +144,8 @@ def decode_view(
 
     def layer(i: Int[Array, ""] | int) -> tuple[Params, KeyValues]:
         w, cache = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked)
-        return {
-            name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()
-        }, of_prompts(cache)
+        w = {name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}
+        return w, of_prompts(cache)
 
     layers, panels = [layer(i) for i in layer_numbers], None
     if cut and isinstance(head := cut_panels(rest["lm_head"] if "lm_head" in rest else rest["embed"].T), Panels):

@@ -83,7 +83,7 @@ def fuses_attention(dtype: jax.typing.DTypeLike, head_dim: int) -> bool:
 def attend_rows(
     sizes: Sizes, q: Heads, k: KeyHeads, v: KeyHeads, lengths: Int[Array, " prompt"], implementation: Any = "cudnn"
 ) -> Heads:
-    """Return the attention of prompts, and of each completion to its prompt and itself.
+    """Return the attention of prompts, and of each completion to its prompt and itself (FlashAttention-2, arXiv 2307.08691).
 
     Every completion becomes one row without a gap: its prompt, itself, padding. So neither a mask is needed nor a merge of two
     softmaxes. Only here a prompt is computed once for each completion: with long prompts, short completions and large groups

@@ -175,6 +175,8 @@ def cast_base(base: Any, dtype: jax.typing.DTypeLike) -> Any:
 
     While a function is traced (for a plan), it counts as such a model. alpha stays as it is.
     """
+    if jnp.dtype(dtype) == jnp.float32:
+        return base
 
     def cast(path: tuple[Any, ...], x: Shared) -> Shared:
         return x if path[-1].key == ALPHA else Shared(x.value.astype(dtype))

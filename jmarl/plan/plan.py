@@ -5,6 +5,7 @@ part of that; no time here was measured. Memory is what XLA's compiler assigns, 
 device.
 """
 
+import datetime
 from typing import Any, NamedTuple
 
 import jax
@@ -169,6 +170,7 @@ def lines_of_gpu(plan: Plan, gpu: Gpu) -> list[str]:
     run = plan.updates * step + plan.evaluations * evaluation
     lines.append(
         f"at best: {plan.tokens / sampling:,.0f} tokens/s sampled, {step:.2f} s a step ({sampling:.2f} s of it sampling), "
-        f"{run / 3600:.2f} h for {plan.updates} updates; rewards, launches of kernels and compiling are not counted"
+        f"{datetime.timedelta(seconds=round(run))} for {plan.updates} updates; "
+        "rewards, launches of kernels and compiling are not counted"
     )
     return lines

@@ -13,6 +13,7 @@ import pytest
 from jmarl.config import Sampling
 from jmarl.models import attention, decoding, gpu, platforms
 from jmarl.models.decoder import init_params
+from jmarl.plan.plan import describe_team
 from jmarl.sampling.sampler import SampleInputs, sample, top_p_threshold
 
 SIZES = gpu.Sizes(prompt=8, group=3, row=5)
@@ -172,6 +173,12 @@ def test_one_kernel_joins_its_parts_in_float32() -> None:
     a, b, c, d, e = rounded
     got = gpu.attend_token(a, b, c, lengths, d, e, written, "xla").astype(jnp.float32)
     np.testing.assert_allclose(got, jnp.stack([attend_row(row) for row in range(6)])[:, None], atol=0.01)
+
+
+def test_how_attention_is_computed_is_no_part_of_what_must_be_equal_on_resume(tiny_config) -> None:
+    """Checkpoints of runs before there was a choice stay readable."""
+    (described,) = describe_team([("a", tiny_config(), None)] * 2, shared_weights=False).describe()
+    assert "hidden_size" in described["config"] and "fused_attention" not in described["config"]
 
 
 def test_steps_divide_the_new_tokens() -> None:
