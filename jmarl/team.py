@@ -201,8 +201,8 @@ def initial_params(team: Team, params: Sequence[Any] | None, lora: bool) -> Sequ
 
 
 def without_gradients(state: TeamState) -> TeamState:
-    """Return a state without gradients, as in the result of a run."""
-    return map_stacks(state, lambda stack: stack._replace(grads=None))
+    """Return a state without gradients and pending completions, as in the result of a run."""
+    return map_stacks(state._replace(pending=()), lambda stack: stack._replace(grads=None))
 
 
 def to_checkpoint(state: TeamState) -> TeamState:

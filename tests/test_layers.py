@@ -46,7 +46,7 @@ ORDER = [
 
 # Pure functions of arrays: no tokenizer, environment, file, clock or log. A name stands for a module or for a whole room.
 DEVICE = {
-    "types", "algorithms", "rl", "models", "sampling.sampler", "sampling.scoring",
+    "types", "algorithms", "rl", "models", "sampling.choice", "sampling.slots", "sampling.sampler", "sampling.scoring",
     "learning.batches", "learning.objective", "learning.data_objective", "learning.optimizer", "learning.update",
     "learning.probes",
 }  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jmarl.algorithms.table import ALGORITHMS, DEFAULTS, ONLY_ROLLOUTS, REWARD_MODEL, ROUNDS, AlgorithmRow, find_row
+from jmarl.algorithms.table import ALGORITHMS, ASYNC_CAP, DEFAULTS, ONLY_ROLLOUTS, REWARD_MODEL, ROUNDS, AlgorithmRow, find_row
 from jmarl.config import Critic, LoRA, Loss, Optimizer, Preference, TrainConfig, flat
 
 NUMBERS = ("ema_decay", "gae_lambda", "value_coef", "value_clip", "bc_weight", "world_model_weight")  # fields of `Algorithm`
@@ -90,6 +90,7 @@ def resolve(cfg: TrainConfig) -> Algorithm:
             "advantage_scale": loss.advantage_scale or row.scale,
             "loss_aggregation": loss.loss_aggregation or row.aggregation,
             "kl_estimator": estimator,
+            "importance_cap": loss.importance_cap or (ASYNC_CAP if cfg.episodes.async_steps else None),
         },
     )
     sections = {"loss": loss, "critic": filled(cfg.critic), "preference": filled(cfg.preference)}
@@ -177,7 +178,7 @@ def check_settings_of_row(cfg: TrainConfig) -> None:
         raise ValueError(
             "critic_learning_rate is for separate critics; a value head learns with its agent, weighted by value_coef"
         )
-    if cfg.loss.importance_level != "token" and cfg.loss.importance_cap is None:
+    if cfg.loss.importance_level != "token" and cfg.loss.importance_cap is None and not cfg.episodes.async_steps:
         raise ValueError(f"importance_level={cfg.loss.importance_level!r} needs importance_cap, which is off")
     if cfg.critic.value_coef is not None and separate:
         raise ValueError(f"value_coef={cfg.critic.value_coef} weights a value head on the agent: set separate_critic to false")

@@ -121,7 +121,9 @@ ONLY_ROLLOUTS: dict[str, Any] = {  # settings of rows that learn from rollouts, 
     "num_epochs": 1,
     "num_minibatches": 1,
     "dynamic_sampling": 0,
+    "async_steps": 0,
 }
+ASYNC_CAP = 2.0  # default of importance_cap where completions may be off-policy
 BOUNDS = {"eps_low": "clip_eps_low", "eps_high": "clip_eps_high"}
 CLIPPING = BOUNDS | {"level": "ratio_level", "dual": "dual_clip"}
 PREFERENCE = {"kind": "preference_loss", "beta": "beta", "smoothing": "label_smoothing"}

@@ -98,6 +98,10 @@ class Episodes(Section):
     """Sample the prompts of a turn in this many parts (as far as they divide evenly; 1 with history=append) and compute the
     rewards of one part while the next is sampled. For slow rewards, such as running programs. The environment is then called
     once per part, in a thread of its own."""
+    async_steps: Annotated[int, Range(0, 1)] = 0
+    """1: completions of the next step begin in the slots of those that have ended, so they are at most one update off-policy.
+    Faster where lengths differ much. The loss then weights tokens by importance_cap (2 unless it is set). For one turn on one
+    device, without sample_parts and dynamic_sampling. 0: every completion is sampled with the newest parameters."""
     overlap_rewards: bool = True
     """False: wait for the rewards of a part before the next is sampled, all in one thread. The numbers are the same."""
 
@@ -108,6 +112,10 @@ class Episodes(Section):
             allowed = ("aligned", "counterfactual") if self.branching == "chain" else ("aligned", "cross")
             text = f"one of {allowed} for branching={self.branching} with several turns"
             check("joint_mode", self.joint_mode, self.joint_mode in allowed, text)
+        others = {"num_turns": self.num_turns > 1, "sample_parts": self.sample_parts > 1}
+        others["dynamic_sampling"] = self.dynamic_sampling > 0
+        for name in [name for name, given in others.items() if given and self.async_steps]:
+            check("async_steps", self.async_steps, False, f"0 with {name}={getattr(self, name)}")
 
     @property
     def forks(self) -> bool:

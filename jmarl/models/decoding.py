@@ -226,46 +226,81 @@ def _token_attention(prompt: KeyValues, row: KeyValues, mask: Mask, t: Int[Array
     return attention
 
 
-def _mask_of_token(prefix_mask: Bool[Array, "prompt position"], group: int, capacity: int, t: Int[Array, ""]) -> Mask:
-    """Return which positions of its prompt and its row token t of each row may see."""
+def _mask_of_token(
+    prefix_mask: Bool[Array, "prompt position"], group: int, capacity: int, t: Int[Array, "..."], clock: Int[Array, ""] | None
+) -> Mask:
+    """Return which positions of its prompt and its row token t of each row may see. t, clock: see `decode_step`."""
     rows = prefix_mask.shape[0] * group
-    written = jnp.broadcast_to(jnp.arange(capacity) <= t, (rows, capacity))
+    if clock is None:
+        written = jnp.broadcast_to(jnp.arange(capacity) <= t, (rows, capacity))
+    else:
+        written = (clock - jnp.arange(capacity)) % capacity <= t[:, None]  # the age of each place of the ring
     return jnp.concatenate([jnp.repeat(prefix_mask, group, 0), written], 1)[:, None]
 
 
-def _fused_token_attention(prompt: KeyValues, row: KeyValues, lengths: Int[Array, " prompt"], t: Int[Array, ""]) -> Attention:
-    """Return `_token_attention` by one kernel. lengths: number of tokens of each prompt; there are none behind them."""
+def _fused_token_attention(
+    prompt: KeyValues, row: KeyValues, lengths: Int[Array, " prompt"], t: Int[Array, "..."]
+) -> Attention:
+    """Return `_token_attention` by one kernel. lengths: number of tokens of each prompt; there are none behind them. t: [R] if
+    each row has an index of its own."""
+
+    def write(cache: Array, new: Array) -> Array:
+        return cache.at[jnp.arange(len(new)), t].set(new, unique_indices=True) if t.ndim else _write(cache, new[:, None], t)
 
     def attention(q: Queries, k: Keys, v: Keys) -> tuple[Queries, KeyValues]:
-        keys, values = _write(row.keys, k[:, None], t), _write(row.values, v[:, None], t)
-        written = jnp.full(q.shape[0], t + 1)
+        keys, values = write(row.keys, k), write(row.values, v)
+        written = jnp.broadcast_to(t + 1, q.shape[:1])
         return attend_token(q, *prompt, lengths, keys, values, written), KeyValues(keys, values)
 
     return attention
 
 
+def widen(prompts: Sequence[KeyValues], missing: int, fused: bool = False) -> list[KeyValues]:
+    """Return the prompts of a `DecodeView`, of one or several agents, with this many positions more."""
+
+    def pad(x: Array, axis: int) -> Array:
+        return jnp.pad(x, [(0, missing if i == x.ndim + axis else 0) for i in range(x.ndim)])
+
+    keys, values = (-3, -3) if fused else (-1, -2)
+    return [KeyValues(pad(x.keys, keys), pad(x.values, values)) for x in prompts]
+
+
 def decode_step(
-    view: DecodeView, cfg: ModelConfig, cache: Cache, tokens: Int[Array, "prompt group"], t: Int[Array, ""], fused: bool = False
+    view: DecodeView,
+    cfg: ModelConfig,
+    cache: Cache,
+    tokens: Int[Array, "prompt group"],
+    t: Int[Array, "..."],
+    clock: Int[Array, ""] | None = None,
+    fused: bool = False,
 ) -> tuple[Float[Array, "prompt group vocabulary"], Cache]:
-    """Feed one token per row, at index t after their prefixes. fused: see `decode_view`.
+    """Feed one token per row, at index t after their prefixes.
+
+    Args:
+      t: index of the token in every row; with `clock` in each row, [P * G].
+      clock: None, or the place of the tokens in the cache, modulo its capacity: rows that began at different times still write
+        at one place, because attention does not depend on the order of keys. A fused step writes at index t of each row.
+      fused: see `decode_view`.
 
     Returns float32 logits and the cache with the tokens; it is the caller's cache, written in place.
     """
     (p, g), lengths = tokens.shape, view.prefix_mask.sum(-1)
-    cos, sin = (table[jnp.repeat(lengths + t, g)] for table in view.rope)
+    cos, sin = (table[jnp.repeat(lengths, g) + t] for table in view.rope)
     x, new_cache = view.params["embed"][tokens.reshape(-1)], []
 
     @jax.jit  # traced once, not once per layer
     def layer(
-        x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, cos: Angles, sin: Angles, seen: Array, t: Int[Array, ""]
+        x: Hidden, w: Params, prompt: KeyValues, row: KeyValues, cos: Angles, sin: Angles, seen: Array, t: Int[Array, "..."]
     ) -> tuple[Hidden, KeyValues]:
         attention = _fused_token_attention if fused else _token_attention
         out: Any = Block(cfg).apply({"params": w}, x, cos, sin, attention(prompt, row, seen, t))
         return out
 
-    seen = lengths if fused else _mask_of_token(view.prefix_mask, g, cache[0].keys.shape[-1], t)
+    capacity = cache[0].keys.shape[-1]  # unless fused
+    seen = lengths if fused else _mask_of_token(view.prefix_mask, g, capacity, t, clock)
+    place = t if fused or clock is None else clock % capacity
     for (w, prompt), row in zip(view.layers, cache, strict=True):
-        x, layer_cache = layer(x, w, prompt, row, cos, sin, seen, t)
+        x, layer_cache = layer(x, w, prompt, row, cos, sin, seen, place)
         new_cache.append(layer_cache)
     x = rms_norm(x, view.params["final_norm"], cfg.rms_eps)
     out = logits(view.params, x) if view.output_panels is None else product(x, view.output_panels)

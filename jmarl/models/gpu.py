@@ -215,7 +215,7 @@ def _attend_with_logs(
 
 
 def top_p_threshold(weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:
-    """Return `sampler.top_p_threshold`: finds 4 bits of the float in one pass, by the sums above 15 numbers."""
+    """Return `choice.top_p_threshold`: finds 4 bits of the float in one pass, by the sums above 15 numbers."""
     bits, goal = lax.bitcast_convert_type(weights, jnp.int32), top_p * weights.sum()
     threshold = jnp.int32(0)
     for shift in range(28, -1, -4):

@@ -57,6 +57,11 @@ def steps_per_look(platform: str, new_tokens: int) -> int:
     return gpu.steps_per_look(new_tokens) if platform in GPU else 1
 
 
+def steps_per_chunk(platform: str) -> int:
+    """Return how many tokens rows of different ages add before new rows may take the places of those that have ended."""
+    return gpu.STEPS_PER_LOOK if platform in GPU else 8
+
+
 def gradient_memory(platform: str, params: Any) -> Any:
     """Return arrays whose memory the gradients of the next update take, or None on platforms that do not reuse it."""
     return cpu.keep_gradients(params) if platform == "cpu" else None

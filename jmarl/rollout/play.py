@@ -130,6 +130,14 @@ def first_nodes(game: Game, items: Sequence[dict]) -> Nodes:
     return Nodes(states, prompts, rows, rows, numbers, numbers, ids, len(items), num_long=num_long)
 
 
+def first_request(game: Game, items: Sequence[dict], group: int) -> SampleRequest:
+    """Return what `play` requests for the first turn, if that is the only one and not sampled in parts."""
+    nodes = first_nodes(game, items)
+    acts = agents_to_sample(acting_mask(nodes.prompts))
+    encoded = pad(game.team, nodes.rows)
+    return SampleRequest(encoded, game.settings, game.randomness, group, nodes.ids, acts=acts)
+
+
 def returns_of(
     game: Game, turns: Sequence[Turn], answers: Sequence[Answer]
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:

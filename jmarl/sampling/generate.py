@@ -21,7 +21,7 @@ from jmarl.memory import Program, starting
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, cut_left, cut_messages, decode, encode_prompts, follow_ups
-from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_look, use_panels
+from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_chunk, steps_per_look, use_panels
 from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
 from jmarl.models.stack import map_own, to_host
 from jmarl.randomness import Randomness
@@ -111,10 +111,11 @@ def sample_stack(
     fused = past is None and apart and fuses_decoding(program.platform, program.settings.compute_dtype, program.config.head_dim)
 
     steps = steps_per_look(program.platform, program.settings.max_new_tokens)
+    chunk = steps_per_chunk(program.platform) if apart else 0  # rows on several devices stay where they are
 
     def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, past: Any) -> Completions:
         inputs = SampleInputs(ids, lengths, keys, stop, past)
-        layouts: dict[str, Any] = dict(panels=panels, fused=fused, steps=steps)
+        layouts: dict[str, Any] = dict(panels=panels, fused=fused, steps=steps, chunk=chunk)
         return sample(params, program.config, program.settings, inputs, **layouts, keep_cache=program.keep_cache)
 
     sampled = over_agents(sample_on_device, program.mesh, ids.shape[0])(params, ids, lengths, keys, past)
@@ -179,15 +180,10 @@ def _call_stack(
     i: int, spec: StackSpec, weights: Any, prompts: Prompts, request: SampleRequest, call: Callable[..., Any]
 ) -> Any:
     """Sample stack `i` of a team. Arguments stay on the host: the call moves them to the device of the weights, once."""
-    past, mesh = request.past, mesh_of(weights)
-    agents, (seed, step, purpose, *_) = np.array(spec.members), request.randomness
-    seed = np.repeat(seed, agents.size // np.size(seed)) if np.ndim(seed) else seed
-    row_ids = RowIds(seed, step, purpose, i, agents, request.prompt_ids, request.turn)
-    cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(agents), -1))
-    acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, mesh)
-    program = StackProgram(
-        spec.config, request.settings, agents.shape[1], request.group, platform_of(weights), request.keep_cache, mesh
-    )
+    past = request.past
+    program, row_ids = stack_program(i, spec, weights, request)
+    cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
+    acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, program.mesh)
     arguments = (weights, prompts, row_ids, np.array(spec.stop, np.int32), cache, acting)
     if call is sample_stack:
         a, count, width = prompts[0].shape
@@ -195,6 +191,16 @@ def _call_stack(
         settings = (program, None if acting is None else tuple(map(len, acting)))
         starting(work, settings, partial(sample_stack.lower, *arguments, program=program))
     return call(*arguments, program=program)
+
+
+def stack_program(i: int, spec: StackSpec, weights: Any, request: SampleRequest) -> tuple[StackProgram, RowIds]:
+    """Return the static settings of the program that samples stack `i`, and what its random keys follow from."""
+    agents, (seed, step, purpose, *_) = np.array(spec.members), request.randomness
+    seed = np.repeat(seed, agents.size // np.size(seed)) if np.ndim(seed) else seed
+    row_ids = RowIds(seed, step, purpose, i, agents, request.prompt_ids, request.turn)
+    mesh, platform = mesh_of(weights), platform_of(weights)
+    program = StackProgram(spec.config, request.settings, agents.shape[1], request.group, platform, request.keep_cache, mesh)
+    return program, row_ids
 
 
 def on_host(completions: Completions) -> Completions:

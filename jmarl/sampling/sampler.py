@@ -1,12 +1,9 @@
 """Sample completions for all agents of a stack in one program.
 
 Each prompt is prefilled once, and its group shares the keys and values. A `while_loop` decodes one token for every row of every
-agent and stops when all rows have ended. Each row has its own random key, so its random numbers depend neither on its
-neighbors, nor on the batch size, nor on its place in the batch. Logits are processed in the order of Hugging Face: repetition
-penalty, minimum length, temperature, top-k, top-p, min-p.
-
-A token is drawn with one uniform number and the inverse of the cumulative distribution. On a CPU this is twenty times faster
-than adding Gumbel noise to the whole vocabulary, and it needs no sort.
+agent and stops when all rows have ended. Of long completions, those that go on when most have ended move into fewer slots
+(`slots.py`). Each row has its own random key, so its random numbers depend neither on its neighbors, nor on the batch size, nor
+on its place in the batch.
 
 Left out: beam and contrastive search, which do not sample from the policy that is trained, and speculative decoding.
 """
@@ -19,20 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Integer, Key
+from jaxtyping import Array, Bool, Int, Integer, Key
 
 from jmarl.config import Sampling
 from jmarl.models import decoding, platforms
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.stack import is_shared, own_leaves
+from jmarl.sampling.choice import choose_for_rows, uniforms
+from jmarl.sampling.slots import Decoder, Draws, Slots, fewer_slots, finish_in_fewer_slots, num_live
 from jmarl.types import Completions
 
-BLOCK = 256  # block size of the vocabulary for the cumulative sum in `lookup`
-TOP_K_BLOCK = 64  # block size of the vocabulary in `top_k`
-
 Numbers = Integer[Array | np.ndarray, "..."] | int
-Choice = tuple[Int[Array, ""], Float[Array, ""], Float[Array, ""]]  # token, its log-probability, its truncated log-probability
 
 
 class RowIds(NamedTuple):
@@ -60,119 +55,6 @@ class SampleInputs(NamedTuple):
     token of that row, which was sampled but is not in the cache."""
 
 
-def top_p_threshold(weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:
-    """Return the smallest weight that top-p keeps: the largest w such that all weights above w hold less than top_p of the sum.
-
-    Bisects the bits of the float, because non-negative floats have the order of their bits. This is exact, without a sort.
-    """
-    bits = lax.bitcast_convert_type(weights, jnp.int32)
-    goal = top_p * weights.sum()
-
-    def halve(_: Int[Array, ""], bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds  # the sum of weights above `low` is at least the goal, of those above `high` it is less
-        middle = low + (high - low) // 2
-        enough = jnp.sum(jnp.where(bits > middle, weights, 0)) >= goal
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
-
-    _, high = lax.fori_loop(0, 31, halve, (jnp.int32(-1), bits.max()))
-    return lax.bitcast_convert_type(high, jnp.float32)
-
-
-def lookup(weights: Float[Array, " vocab"], u: Float[Array, ""]) -> Int[Array, ""]:
-    """Return the index at which the cumulative sum of non-negative weights exceeds u times their sum, u in [0, 1)."""
-    v = weights.shape[0]
-    blocks = jnp.pad(weights, (0, -v % BLOCK)).reshape(-1, BLOCK)
-    sums = blocks.sum(-1)
-    ends = jnp.cumsum(sums)
-    goal = u * ends[-1]
-    b = jnp.minimum(jnp.sum(ends <= goal), ends.shape[0] - 1)
-    inside = jnp.where(b > 0, ends[jnp.maximum(b - 1, 0)], 0) + jnp.cumsum(blocks[b])
-    i = jnp.minimum(b * BLOCK + jnp.sum(inside <= goal), v - 1)
-    # Rounding can give an index after the last positive weight. The largest weight of the heaviest block is always positive.
-    heaviest = jnp.argmax(sums)
-    return jnp.where(weights[i] > 0, i, heaviest * BLOCK + jnp.argmax(blocks[heaviest]))
-
-
-def top_k(logits: Float[Array, " vocab"], k: int) -> tuple[Float[Array, " k"], Int[Array, " k"]]:
-    """Return the k largest logits in descending order, and their ids.
-
-    They lie in the k blocks with the largest maxima, and only those are searched: four times as fast as `lax.top_k` on the
-    whole vocabulary.
-    """
-    size = TOP_K_BLOCK
-    if logits.shape[0] <= k * size:
-        values, ids = lax.top_k(logits, k)
-        return values, ids
-    blocks = jnp.pad(logits, (0, -logits.shape[0] % size), constant_values=-jnp.inf).reshape(-1, size)
-    _, best = lax.top_k(blocks.max(-1), k)
-    values, i = lax.top_k(blocks[best].reshape(-1), k)
-    return values, best[i // size] * size + i % size
-
-
-def draw(logits: Float[Array, " vocab"], u: Float[Array, ""], cfg: Sampling) -> tuple[Int[Array, ""], Float[Array, ""]]:
-    """Draw a token from processed logits, truncated by top-k, top-p and min-p.
-
-    Args:
-        logits: logits divided by the temperature.
-        u: uniform number in [0, 1).
-        cfg: the sampling settings.
-
-    Returns:
-        The token and its log-probability in the truncated, renormalized distribution.
-    """
-    if cfg.greedy:
-        return jnp.argmax(logits), jnp.zeros(())
-    if 0 < cfg.top_k < logits.shape[0]:
-        # Sorted, so top-p is a cumulative sum. The maximum is not `values[0]`: XLA for CPUs turns a top-k whose result is
-        # sliced into a sort of the whole vocabulary (120 ms instead of 1 for 16 rows on two cores).
-        values, ids = top_k(logits, cfg.top_k)
-        weights = jnp.exp(values - logits.max())
-        above = jnp.cumsum(weights) - weights
-        keep = (above < cfg.top_p * weights.sum()) & (weights >= cfg.min_p)
-    else:
-        ids, weights = None, jnp.exp(logits - logits.max())
-        keep = weights >= cfg.min_p
-        if cfg.top_p < 1:
-            keep &= weights >= platforms.top_p_threshold(top_p_threshold, weights, cfg.top_p)
-    weights = jnp.where(keep, weights, 0)
-    i = lookup(weights, u)
-    return (i if ids is None else ids[i]), jnp.log(weights[i] / weights.sum())
-
-
-def choose(
-    logits: Float[Array, " vocab"],
-    u: Float[Array, ""],
-    t: Int[Array, ""],
-    seen: Bool[Array, " vocab"] | None,
-    ends: Bool[Array, " vocab"],
-    cfg: Sampling,
-) -> Choice:
-    """Choose token t of one row.
-
-    Args:
-        logits: logits of the model.
-        u: uniform number in [0, 1).
-        t: index of the token in its completion.
-        seen: ids in the prompt and the completion so far; None without a repetition penalty.
-        ends: ids that end a row.
-        cfg: the sampling settings.
-
-    Returns:
-        The token, its log-probability over the whole vocabulary at the sampling temperature, and its log-probability in the
-        distribution that it was drawn from.
-    """
-    tempered = logits if cfg.greedy else logits / cfg.temperature
-    processed = logits
-    if seen is not None:
-        penalized = jnp.where(logits > 0, logits / cfg.repetition_penalty, logits * cfg.repetition_penalty)
-        processed = jnp.where(seen, penalized, logits)
-    if cfg.min_new_tokens:
-        processed = jnp.where(ends & (t < cfg.min_new_tokens), -jnp.inf, processed)
-    processed = processed if cfg.greedy else processed / cfg.temperature
-    token, truncated = draw(processed, u, cfg)
-    return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
-
-
 class DecodeState(NamedTuple):
     """The state of the decode loop."""
 
@@ -193,6 +75,7 @@ def sample(
     panels: bool = False,
     fused: bool = False,
     steps: int = 1,
+    chunk: int = 0,
     keep_cache: bool = False,
 ) -> Completions:
     """Sample the completions [A, P, G, T] of a stack.
@@ -205,26 +88,22 @@ def sample(
         panels: read the weights cut into panels, see `models.cpu`.
         fused: attend by one kernel, see `models.gpu`; not after a past.
         steps: decode steps between two looks whether all rows have ended; must divide the number of new tokens.
+        chunk: the same for rows that have moved into fewer slots; 0: they never move.
         keep_cache: return the cache too, for prompts that follow these completions (`SampleInputs.past`).
     """
     keys, stop, new = inputs.keys, inputs.stop, sampling.max_new_tokens
     (a, p, g), vocab = keys.shape, cfg.vocab_size
-    decoder = _prepare(params, cfg, sampling, inputs, panels, fused)
-    seen = _ids_in_prompts(inputs, vocab) if sampling.repetition_penalty != 1 else None
-    # Computed before the loop: in the loop, XLA for CPUs would run random numbers and a scatter as loops, at every token.
-    u = uniforms(keys.reshape(-1), new)
-    ends = jnp.zeros(vocab, bool).at[stop].set(True)
-
-    def choose_all(logits: Array, t: Array, seen: Array | None) -> tuple[Array, Array, Array]:
-        # All rows on one axis: XLA's top-k for CPUs supports one batch axis, and sorts the whole vocabulary for more.
-        logits, seen = jax.tree.map(lambda x: x.reshape(a * p * g, *x.shape[3:]), (logits, seen))
-        chosen = jax.vmap(choose, (0, 0, None, 0, None, None))(logits, u[t], t, seen, ends, sampling)
-        return jax.tree.map(lambda x: x.reshape(a, p, g), chosen)
+    decoder = prepare(params, cfg, sampling, inputs, panels, fused)
+    seen = ids_in_prompts(inputs, vocab) if sampling.repetition_penalty != 1 else None
+    draws = make_draws(keys, stop, sampling, vocab)
+    fewer = fewer_slots(p * g, new) if chunk and not keep_cache else ()
+    limit = fewer[0] if fewer else 0
 
     def body(state: DecodeState) -> DecodeState:
         t, _, done, cache, seen, out = state
-        logits, cache = decoder.step(cache, state.token, t)
-        token, logp, truncated = choose_all(logits, t, seen)
+        logits, cache = decoder.decode(decoder.view, cache, state.token, t, None)
+        u = draws.uniforms[t].reshape(a, p, g)
+        token, logp, truncated = choose_for_rows(logits, u, t, seen, draws.ends, sampling)
         token = jnp.where(done, stop[0], token)
         out = out._replace(
             tokens=out.tokens.at[..., t].set(token),
@@ -239,11 +118,48 @@ def sample(
     def several(state: DecodeState) -> DecodeState:
         return body(state) if steps == 1 else lax.fori_loop(0, steps, lambda _, state: body(state), state)
 
+    def goes_on(state: DecodeState) -> Array:
+        some_live = num_live(~state.done.reshape(a, -1)) > limit if limit else ~jnp.all(state.done)
+        return (state.t < new) & some_live
+
     nothing_done, empty = jnp.zeros((a, p, g), bool), empty_completions((a, p, g, new), stop)
     start = DecodeState(jnp.int32(0), decoder.first_tokens, nothing_done, decoder.cache, seen, empty)
-    end = lax.while_loop(lambda state: (state.t < new) & ~jnp.all(state.done), several, start)
+    end = lax.while_loop(goes_on, several, start)
     out = end.out._replace(ended=end.done, steps=jnp.full(a, end.t))
+    if fewer:
+        out = _finish(decoder, draws, end, out, fewer, chunk)
     return out._replace(cache=decoder.export(end.cache, out.action_mask)) if keep_cache else out
+
+
+def _finish(
+    decoder: Decoder, draws: Draws, end: DecodeState, out: Completions, fewer: tuple[int, ...], chunk: int
+) -> Completions:
+    """Return the completions of all rows, of which some have not ended yet."""
+    shape, new = out.tokens.shape, out.tokens.shape[-1]
+    a, rows = shape[0], shape[1] * shape[2]
+    numbers = jnp.broadcast_to(jnp.arange(rows), (a, rows))
+    slots = Slots(
+        row=numbers,
+        t=jnp.full_like(numbers, end.t),
+        token=end.token.reshape(a, rows),
+        live=~end.done.reshape(a, rows) & (end.t < new),
+        clock=end.t,
+        cache=end.cache,
+        prompts=[prompts for _, prompts in decoder.view.layers],
+        prompt_mask=decoder.view.prefix_mask,
+        seen=None if end.seen is None else end.seen.reshape(a, rows, -1),
+    )
+    flat = jax.tree.map(lambda x: x.reshape(a, rows, *x.shape[3:]), out._replace(steps=None))
+    slots, flat = finish_in_fewer_slots(decoder, draws, slots, flat, fewer, chunk)
+    out = jax.tree.map(lambda x: x.reshape(*shape[:3], *x.shape[2:]), flat)
+    return out._replace(steps=jnp.full(a, jnp.minimum(slots.clock, new)))
+
+
+def make_draws(keys: Key[Array, "agent prompt group"], stop: Int[Array, " stop"], sampling: Sampling, vocab: int) -> Draws:
+    """Return what the tokens of rows are drawn with. The keys are consumed."""
+    # Computed before the loop: in the loop, XLA for CPUs would run random numbers and a scatter as loops, at every token.
+    drawn = uniforms(keys.reshape(-1), sampling.max_new_tokens).reshape(sampling.max_new_tokens, len(keys), -1)
+    return Draws(drawn, jnp.zeros(vocab, bool).at[stop].set(True), stop, sampling)
 
 
 def empty_completions(shape: tuple[int, ...], stop: Int[Array, " stop"]) -> Completions:
@@ -258,22 +174,7 @@ def empty_completions(shape: tuple[int, ...], stop: Int[Array, " stop"]) -> Comp
     )
 
 
-def uniforms(keys: Key[Array, " row"], count: int) -> Float[Array, "{count} row"]:
-    """Return the uniform numbers in [0, 1) with which rows choose their tokens. The keys are consumed."""
-    token_of_rows = jax.vmap(lambda key, t: jax.random.uniform(jax.random.fold_in(key, t)), (0, None))
-    return jax.vmap(token_of_rows, (None, 0))(keys, jnp.arange(count))
-
-
-class _Decoder(NamedTuple):
-    """The functions and the initial values of the decode loop."""
-
-    step: Callable[..., tuple[Array, Any]]  # (cache, tokens [A, P, G], t) -> logits [A, P, G, V] and the cache
-    export: Callable[..., Any]  # (cache, action_mask [A, P, G, T]) -> the cache that later prompts can follow
-    cache: Any  # empty
-    first_tokens: Int[Array, "agent prompt group"]  # the prompts' last, which are not prefilled: `step` gives all logits
-
-
-def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool, fused: bool) -> _Decoder:
+def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool, fused: bool) -> Decoder:
     """Prefill the prompts, and return the decoder of their completions."""
     prompts, lengths, keys, _, past = inputs
     (a, p, g), new, dtype = keys.shape, sampling.max_new_tokens, jnp.dtype(sampling.compute_dtype)
@@ -294,11 +195,14 @@ def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sampl
         return view, decoding.init_cache(cfg, p * g, new, dtype, fused), prefix
 
     view, cache, prefix = over_agents(prefill, 0, (axes, 0, 0))(drop_axis(own))
-    decode = over_agents(lambda view, *rest: decoding.decode_step(view, cfg, *rest, fused=fused), (axes, 0, 0, None))
 
-    def step(cache: Any, tokens: Array, t: Array) -> tuple[Array, Any]:
-        logits, cache = decode(view, cache, drop_axis(tokens), t)
-        return logits.reshape(a, p, g, -1), cache
+    def decode(view: Any, cache: Any, tokens: Array, t: Array, clock: Array | None) -> tuple[Array, Any]:
+        step = over_agents(partial(_step, cfg, fused), (axes, 0, 0, 0 if t.ndim else None, None))
+        logits, cache = step(view, cache, drop_axis(tokens), drop_axis(t) if t.ndim else t, clock)
+        return logits.reshape(*tokens.shape, -1), cache
+
+    def per_agent(f: Callable) -> Callable:
+        return lambda caches, rows: over_agents(f)(caches, drop_axis(rows))
 
     def export(cache: Any, action_mask: Array) -> Any:
         counts = action_mask.sum(-1).reshape(a, p * g)  # cached: the prompt's last token and the completion's but its last
@@ -306,10 +210,16 @@ def _prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sampl
         return jax.tree.map(lambda x: x[None], out) if a == 1 else out
 
     last = jnp.take_along_axis(prompts, lengths[..., None] - 1, -1)  # [A, P, 1]
-    return _Decoder(step, export, cache, jnp.broadcast_to(last, (a, p, g)))
+    return Decoder(view, decode, per_agent, export, cache, jnp.broadcast_to(last, (a, p, g)), fused)
 
 
-def _ids_in_prompts(inputs: SampleInputs, vocab: int) -> Bool[Array, "agent prompt group {vocab}"]:
+def _step(
+    cfg: ModelConfig, fused: bool, view: decoding.DecodeView, cache: Any, tokens: Array, t: Array, clock: Array | None
+) -> tuple[Array, Any]:
+    return decoding.decode_step(view, cfg, cache, tokens, t, clock, fused)
+
+
+def ids_in_prompts(inputs: SampleInputs, vocab: int) -> Bool[Array, "agent prompt group {vocab}"]:
     """Return which ids occur in the prompt of each row."""
     real = jnp.arange(inputs.prompts.shape[-1]) < inputs.lengths[..., None]
     seen = jax.vmap(jax.vmap(lambda ids, ok: jnp.zeros(vocab, bool).at[ids].max(ok)))(inputs.prompts, real)

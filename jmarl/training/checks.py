@@ -47,6 +47,8 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         check_rounds(cfg, algorithm)
     if row.learned:
         policy = policy_config(cfg)
+        if cfg.episodes.async_steps:
+            raise ValueError(f"async_steps=1 does not go with algorithm={cfg.algorithm!r}, whose reward changes: set it to 0")
         if find_row(policy.algorithm).data != "rollouts":
             raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, ...")
         if group < row.min_group:
@@ -87,9 +89,19 @@ def check_joint_mode(cfg: TrainConfig, algorithm: Algorithm) -> None:
         )
 
 
+def check_async(team: Team, cfg: TrainConfig) -> None:
+    """Raise a ValueError if completions of the next step cannot begin early on these devices."""
+    mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
+    if cfg.episodes.async_steps and mesh is not None and mesh.size > 1:
+        raise ValueError(
+            f"async_steps=1 is for one device, and mesh={cfg.run.mesh!r} takes {mesh.size} of them: set mesh='data=1'"
+        )
+
+
 def check_team(team: Team, cfg: TrainConfig) -> None:
     """Raise a ValueError for an algorithm, per-agent settings or other models of the team that do not fit it."""
     check_other_models(team, cfg)
+    check_async(team, cfg)
     if cfg.algorithm == "ppo" and team.num_agents > 1:
         raise ValueError(f"algorithm='ppo' is for a team of one, this one has {team.num_agents} agents: choose ippo or mappo")
     check_agents(cfg, team.num_agents)

@@ -47,6 +47,7 @@ class Source(NamedTuple):
     make_batches: Callable[[TeamState, Any], Batches]  # (state, experience) -> batches of all stacks and critics
     evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
     prepare: Callable[[TeamState], None] | None = None  # called once, to compile programs or read earlier rounds
+    carry: Callable[[TeamState], TeamState] = lambda state: state  # adds to the state after an update what `play` has begun
 
 
 class LoopResult(NamedTuple):
@@ -82,6 +83,7 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 with CLOCK.phase("update"):
                     batches = source.make_batches(state, experience)
                     state, metrics = update_team(setup, state, batches)
+                    state = source.carry(state)
                 log.step(step, experience, metrics, played_at)
                 del experience, batches  # free their memory; the log keeps what it needs
                 log.failed_saves = saves.check()

@@ -35,6 +35,7 @@ from jmarl.rollout.make_batches import explicit_groups
 from jmarl.rollout.play import acting_mask, agents_to_sample, check_number_of_agents, keeps_caches
 from jmarl.rollout.turns import take_rows_of_nodes
 from jmarl.sampling.generate import Encoded, SampleRequest, pad, sample_stack, sample_team, tokenize_first_turn
+from jmarl.sampling.refill import refill_stack, refill_team
 from jmarl.types import Batch, Completions, StackState, TeamState
 
 
@@ -61,9 +62,16 @@ def compile_all(programs: Iterable[Lowered]) -> int:
 
 
 def programs_of_run(
-    setup: Setup, state: TeamState, tasks: Sequence[dict], eval_items: Sequence[dict], env: Environment
+    setup: Setup,
+    state: TeamState,
+    tasks: Sequence[dict],
+    eval_items: Sequence[dict],
+    env: Environment,
+    following: Sequence[dict] = (),
 ) -> Iterator[Lowered]:
     """Yield the programs of a step on `tasks` with completions of full length, and of an evaluation on `eval_items`.
+
+    following: the tasks of the next step, of which some begin in this one with async_steps.
 
     Left out, because their lengths are not known: later turns, updates with several turns, a central critic. Also left out:
     programs that only compute values, which are small.
@@ -71,8 +79,8 @@ def programs_of_run(
     team, cfg = setup.team, setup.cfg
     params = [lora.model_of(stack) for stack in state.stacks]
 
-    def samplers(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Encoded, tuple[Lowered, ...]]:
-        """Return the encoded prompts of items, and the sampler of each stack for them."""
+    def request_of(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Encoded, SampleRequest]:
+        """Return the encoded prompts of items, and the request for the first part of them."""
         randomness = Randomness(cfg.run.seed, 0, purpose)
         _, prompts = env.reset(items, randomness.environment_rng())
         check_number_of_agents(team, prompts)
@@ -83,19 +91,26 @@ def programs_of_run(
         keep, acts = keeps_caches(cfg.episodes, settings, turn=0), agents_to_sample(acting_mask(prompts))
         size = len(items) // num_parts(len(items), cfg.episodes)
         part = take_rows_of_nodes(team, encoded, slice(size))
-        request = SampleRequest(part, settings, randomness, group, ids[:size], keep_cache=keep, acts=acts)
-        return encoded, sample_team(team, params, request, sample_stack.lower)
+        return encoded, SampleRequest(part, settings, randomness, group, ids[:size], keep_cache=keep, acts=acts)
 
-    encoded, lowered = samplers(tasks, cfg.sampling, cfg.episodes.num_generations, TRAIN)
-    yield from lowered
+    def samplers(items: Sequence[dict], settings: Sampling, group: int, purpose: int) -> tuple[Lowered, ...]:
+        return sample_team(team, params, request_of(items, settings, group, purpose)[1], sample_stack.lower)
+
+    of_training = cfg.sampling, cfg.episodes.num_generations, TRAIN
+    encoded, request = request_of(tasks, *of_training)
+    lowered = sample_team(team, params, request, sample_stack.lower)
+    if state.pending:
+        yield from refill_team(team, params, state.pending, request, request_of(following, *of_training)[1], refill_stack.lower)
+    else:
+        yield from lowered
     if setup.algorithm.row.baseline == "greedy":
-        yield from samplers(tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)[1]
+        yield from samplers(tasks, dataclasses.replace(cfg.sampling, temperature=0.0), 1, GREEDY)
     if cfg.episodes.num_turns == 1:
         for i, (spec, prompts, sampler) in enumerate(zip(team.stacks, encoded, lowered, strict=True)):
             if not set(spec.order) <= set(cfg.run.frozen_agents):
                 yield from updates_of_stack(setup, state, i, prompts, sampler)
     if eval_items:
-        yield from samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)[1]
+        yield from samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)
 
 
 def updates_of_stack(setup: Setup, state: TeamState, i: int, prompts: tuple, sampler: Lowered) -> Iterator[Lowered]:

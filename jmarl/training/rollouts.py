@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +16,16 @@ from jmarl.evaluation.evaluate import Evaluation, evaluate
 from jmarl.learning.setup import Setup
 from jmarl.learning.update import update_keys
 from jmarl.models import lora
+from jmarl.models.platforms import platform_of
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, refill
-from jmarl.rollout.play import play
+from jmarl.rollout.play import Game, first_request, play
 from jmarl.rollout.turns import Rollout
-from jmarl.sampling.generate import Sampler
+from jmarl.sampling.generate import Sampler, SampleRequest, sample_team
+from jmarl.sampling.refill import Pending, RefillingSampler, empty_pending
 from jmarl.team import Team
-from jmarl.training.logs.goodput import timed_sampler
+from jmarl.training.logs.goodput import timed, timed_sampler
 from jmarl.training.logs.terminal import say
 from jmarl.training.loop import Source
 from jmarl.training.precompile import compile_all, programs_of_run
@@ -34,26 +37,65 @@ EvalMetrics = Callable[[Sequence[dict], Rollout], Mapping[str, float]]  # (held-
 
 def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_items: Sequence[dict] = ()) -> Source:
     """Return the source of a run on rollouts: each step plays episodes on the next items."""
-    cfg = setup.cfg
+    cfg, newest = setup.cfg, list[tuple[Pending, ...]]()  # what the last step has begun of the next
 
     def prepare(state: TeamState) -> None:
         if (step := int(state.step)) < cfg.run.num_updates:
             begin = time.monotonic()
-            count = compile_all(programs_of_run(setup, state, tasks_at(items, cfg, step), eval_items, env))
+            tasks, following = tasks_at(items, cfg, step), tasks_at(items, cfg, step + 1)
+            count = compile_all(programs_of_run(setup, state, tasks, eval_items, env, following))
             if cfg.run.progress:
                 say(f"compiled {count} programs in {time.monotonic() - begin:.1f} s")
 
     def play_episodes(step: int, state: TeamState) -> Played:
         tasks = partial(tasks_at, items, cfg, step)
-        rollout = play_step(sampler_of(setup.team, state), setup, tasks(), env, step, tasks)
+        params = params_of(state)
+        plain = sampler = partial(sample_team, setup.team, params)
+        if cfg.episodes.async_steps:
+            sampler = RefillingSampler(plain, setup.team, params, state.pending, following_request(plain, step))
+        rollout = play_step(timed(sampler, params), setup, tasks(), env, step, tasks)
+        if isinstance(sampler, RefillingSampler):
+            newest[:] = [sampler.pending]
+            rollout = rollout._replace(notes={**rollout.notes, "off_policy": share_begun(state.pending, rollout)})
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
         return Played(rollout, tasks())
 
+    def following_request(sampler: Sampler, step: int) -> Callable[[], SampleRequest]:
+        return lambda: request_of(sampler, setup, tasks_at(items, cfg, step + 1), env, step + 1)
+
     def make_batches(state: TeamState, played: Played) -> Batches:
         return rollout_batches(setup, state, played.rollout)
 
-    return Source(play_episodes, make_batches, evaluation_of(setup.team, eval_items, env, cfg), prepare)
+    def carry(state: TeamState) -> TeamState:
+        return state._replace(pending=newest.pop()) if newest else state
+
+    return Source(play_episodes, make_batches, evaluation_of(setup.team, eval_items, env, cfg), prepare, carry)
+
+
+def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Environment, step: int) -> SampleRequest:
+    """Return what the episodes of a step request from the sampler in their first turn."""
+    cfg, randomness = setup.cfg, Randomness(setup.cfg.run.seed, step)
+    game = Game(sampler, setup.team, env, cfg.sampling, cfg.episodes, randomness, randomness.environment_rng())
+    return first_request(game, tasks, cfg.episodes.num_generations)
+
+
+def begin_nothing(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> TeamState:
+    """Return the state of a run with async_steps before its first step: no completion has begun."""
+    cfg, platform = setup.cfg, platform_of(state.stacks)
+    encoded = request_of(timed_sampler(setup.team, params_of(state)), setup, tasks_at(items, cfg, 0), env, 0).encoded
+    group = cfg.episodes.num_generations
+    pending = tuple(
+        empty_pending(prompts, group, spec.config, cfg.sampling, platform, np.array(spec.stop, np.int32))
+        for spec, prompts in zip(setup.team.stacks, encoded, strict=True)
+    )
+    return state._replace(pending=pending)
+
+
+def share_begun(pending: Sequence[Pending], rollout: Rollout) -> float:
+    """Return the share of a step's tokens that the step before has sampled."""
+    begun = sum(int(x.out.action_mask.sum()) for x in pending)
+    return begun / max(1, sum(int(done.action_mask.sum()) for done in rollout.turns[0].completions))
 
 
 def evaluation_of(
@@ -84,9 +126,9 @@ def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) 
     return [items[i] for i in indices]
 
 
-def sampler_of(team: Team, state: TeamState) -> Sampler:
-    """Return a function that samples completions from the policies of a state."""
-    return timed_sampler(team, [lora.model_of(stack) for stack in state.stacks])
+def params_of(state: TeamState) -> list[Any]:
+    """Return the parameters [A, ...] that each stack samples with."""
+    return [lora.model_of(stack) for stack in state.stacks]
 
 
 def play_step(

@@ -119,6 +119,8 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
             f"algorithm={cfg.algorithm!r} learns from pairs in rounds, and only algorithms on rollouts (magrpo, ippo, c3, ...) "
             "train several seeds together: call train once per seed"
         )
+    if cfg.episodes.async_steps:
+        raise ValueError("async_steps=1 is for one seed in a program: call train once per seed, or set async_steps=0")
     if cfg.run.saves and cfg.run.save_total_limit < 2:
         raise ValueError(
             f"save_total_limit={cfg.run.save_total_limit} is not allowed with several seeds: keep at least 2, because a kill "

@@ -24,7 +24,7 @@ from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.pair_rounds import Rounds, pair_source
 from jmarl.training.preferences.reward_model import learned_source, policy_config
 from jmarl.training.records import TrainResult
-from jmarl.training.rollouts import EvalMetrics, rollout_source, with_metrics
+from jmarl.training.rollouts import EvalMetrics, begin_nothing, rollout_source, with_metrics
 from jmarl.training.start import copy_initial, first_agent, initial_digests, run_identity, say_what_runs, start
 
 
@@ -68,6 +68,8 @@ def train(
     rounds = Rounds(team, copy_initial(params, algorithm, mesh), items, env, algorithm, cfg) if row.makes_pairs else None
     judge = (team.reward_model or first_agent(team, params)) if row.learned else None
     setup, state = start(team, params, policy_config(cfg) if row.learned else cfg)
+    if cfg.episodes.async_steps:
+        state = begin_nothing(setup, state, items, env)
     if rounds is None:
         source = rollout_source(setup, items, env, eval_items)
     elif judge is None:

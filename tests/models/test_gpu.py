@@ -14,7 +14,8 @@ from jmarl.config import Sampling
 from jmarl.models import attention, decoding, gpu, platforms
 from jmarl.models.decoder import init_params
 from jmarl.plan.plan import describe_team
-from jmarl.sampling.sampler import SampleInputs, sample, top_p_threshold
+from jmarl.sampling.choice import top_p_threshold
+from jmarl.sampling.sampler import SampleInputs, sample
 
 SIZES = gpu.Sizes(prompt=8, group=3, row=5)
 LENGTHS = jnp.array([8, 3, 0])  # a full prompt, a padded one, an empty one

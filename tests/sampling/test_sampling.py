@@ -12,7 +12,7 @@ import pytest
 
 from jmarl.config import Sampling
 from jmarl.models import cpu, decoder
-from jmarl.sampling import sampler, scoring
+from jmarl.sampling import choice, sampler, scoring
 from jmarl.sampling.sampler import RowIds, SampleInputs
 
 ENDS = jnp.zeros(320, bool).at[3:43].set(True)
@@ -122,7 +122,7 @@ def test_top_k_by_blocks_equals_lax_top_k(vocab, k):
     """The block may not divide the vocabulary, and all of the largest logits may lie in the last block."""
     logits = jax.random.normal(jax.random.key(0), (2, vocab))
     for row in (logits[0], logits[1].at[-k:].add(10.0)):
-        expected, got = jax.lax.top_k(row, k), jax.jit(sampler.top_k, static_argnums=1)(row, k)
+        expected, got = jax.lax.top_k(row, k), jax.jit(choice.top_k, static_argnums=1)(row, k)
         np.testing.assert_array_equal(got[0], expected[0])
         np.testing.assert_array_equal(got[1], expected[1])
 
@@ -137,7 +137,7 @@ def test_next_token_frequencies_match_transformers(settings):
     seen = jnp.zeros(vocab, bool).at[jnp.array(SEEN)].set(True) if settings.repetition_penalty != 1 else None
 
     def choose(key):
-        return sampler.choose(logits, jax.random.uniform(key), jnp.int32(1), seen, ENDS, settings)
+        return choice.choose(logits, jax.random.uniform(key), jnp.int32(1), seen, ENDS, settings)
 
     keys = jax.random.split(jax.random.key(4), draws)
     tokens, logp, truncated = jax.device_get(jax.jit(lambda k: jax.lax.map(choose, k, batch_size=2000))(keys))
@@ -159,9 +159,9 @@ def test_tokens_of_a_row_are_independent():
     """The first two tokens of a row from a uniform distribution are equal with probability 1 / V."""
 
     def choose_two(u):
-        return [sampler.choose(jnp.zeros(320), u[t], jnp.int32(t), None, ENDS, Sampling())[0] for t in (0, 1)]
+        return [choice.choose(jnp.zeros(320), u[t], jnp.int32(t), None, ENDS, Sampling())[0] for t in (0, 1)]
 
-    first, second = jax.vmap(choose_two)(sampler.uniforms(jax.random.split(jax.random.key(9), 3200), 2).T)
+    first, second = jax.vmap(choose_two)(choice.uniforms(jax.random.split(jax.random.key(9), 3200), 2).T)
     assert int((first == second).sum()) < 30  # 10 are expected
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
 
@@ -171,7 +171,7 @@ def test_lookup_inverts_the_cumulative_sum():
     weights = np.zeros(700, np.float32)
     weights[[3, 255, 256, 600]] = [1, 2, 4, 1]
     u = np.array([0, 0.124, 0.125, 0.374, 0.375, 0.5, 0.874, 0.875, np.nextafter(np.float32(1), 0)], np.float32)
-    indices = jax.vmap(sampler.lookup, (None, 0))(jnp.asarray(weights), jnp.asarray(u))
+    indices = jax.vmap(choice.lookup, (None, 0))(jnp.asarray(weights), jnp.asarray(u))
     assert indices.tolist() == [3, 3, 255, 255, 256, 256, 256, 600, 600]
 
 
@@ -183,7 +183,7 @@ def test_top_p_threshold_equals_a_sort():
         ordered = np.sort(weights.astype(np.float64))[::-1]
         above = np.cumsum(ordered) - ordered
         smallest = ordered[above < p * ordered.sum()].min()
-        assert sampler.top_p_threshold(jnp.asarray(weights), p) == np.float32(smallest)
+        assert choice.top_p_threshold(jnp.asarray(weights), p) == np.float32(smallest)
 
 
 # --- rows are independent ------------------------------------------------------------------------------------------------

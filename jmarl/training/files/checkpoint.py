@@ -176,14 +176,18 @@ class Checkpointer:
         logger.warning("checkpoint step %d is now %s, which is not used and may be deleted", step, target)
         return self._folder(step).rename(target)
 
-    def restore(self, state_like: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:
+    def restore(self, state_like: Any, step: int | None = None, resized: str | None = None) -> tuple[Any, dict[str, Any], int]:
         """Return `(state, meta, step)` of a step (default: the newest intact one). Raises `CheckpointError` if it is damaged.
 
         state_like: a state of arrays or `jax.ShapeDtypeStruct` with the structure, dtypes and shardings to restore. A leaf that
             is not committed to devices is restored uncommitted.
+        resized: leaves under this path are restored with the sizes that they were saved with.
         """
         content, step = self._read_meta(step)
         wanted = _flatten(state_like)
+        for name in [name for name in wanted if resized is not None and name.startswith(f"{resized}/")]:
+            size = content["spec"].get(name, [wanted[name].shape])[0]
+            wanted[name] = jax.ShapeDtypeStruct(tuple(size), wanted[name].dtype, sharding=_sharding(wanted[name]))
         _require_same(content["spec"], wanted, f"checkpoint step {step} in {self.directory}")
         default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         targets = {

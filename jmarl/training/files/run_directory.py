@@ -186,7 +186,7 @@ def resume(
         )
         for leaf in jax.tree.leaves(replaced):  # two states may not fit into memory
             leaf.delete()
-        restored = saved.restore(like, step)[0]
+        restored = saved.restore(like, step, resized="pending")[0]
         if not read_only:
             for later in [s for s in saved.steps() if s > step]:  # if some of several seeds have saved more than all have
                 saved.set_aside(later, "later")

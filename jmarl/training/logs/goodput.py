@@ -25,6 +25,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -93,13 +94,18 @@ CLOCK = Clock()
 jax.monitoring.register_event_duration_secs_listener(CLOCK.compiled)
 
 
-def timed_sampler(team: Team, params: Sequence[Any]) -> Sampler:
-    """Return a function that samples completions and counts the time as sampling. params: parameters [A, ...] of each stack."""
+def timed(sample: Sampler, params: Sequence[Any]) -> Sampler:
+    """Return a sampler whose time counts as sampling. params: parameters [A, ...] of each stack, with which it samples."""
 
-    def sample(request: SampleRequest) -> tuple[Completions, ...]:
+    def sample_and_count(request: SampleRequest) -> tuple[Completions, ...]:
         with CLOCK.phase("update"):
             jax.block_until_ready(params)
         with CLOCK.phase("sampling"):
-            return jax.block_until_ready(sample_team(team, params, request))
+            return jax.block_until_ready(sample(request))
 
-    return sample
+    return sample_and_count
+
+
+def timed_sampler(team: Team, params: Sequence[Any]) -> Sampler:
+    """Return a timed function that samples completions with these parameters [A, ...] of each stack."""
+    return timed(partial(sample_team, team, params), params)

@@ -1,0 +1,155 @@
+"""Choose a token from the logits of a row, with one uniform number.
+
+Logits are processed in the order of Hugging Face: repetition penalty, minimum length, temperature, top-k, top-p, min-p. A token
+is drawn with the inverse of the cumulative distribution. On a CPU this is twenty times faster than adding Gumbel noise to the
+whole vocabulary, and it needs no sort.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jmarl.config import Sampling
+from jmarl.models import platforms
+
+BLOCK = 256  # block size of the vocabulary for the cumulative sum in `lookup`
+TOP_K_BLOCK = 64  # block size of the vocabulary in `top_k`
+
+Choice = tuple[Int[Array, ""], Float[Array, ""], Float[Array, ""]]  # token, its log-probability, its truncated log-probability
+
+
+def uniforms(keys: Key[Array, " row"], count: int) -> Float[Array, "{count} row"]:
+    """Return the uniform numbers in [0, 1) with which rows choose their tokens. The keys are consumed."""
+    token_of_rows = jax.vmap(lambda key, t: jax.random.uniform(jax.random.fold_in(key, t)), (0, None))
+    return jax.vmap(token_of_rows, (None, 0))(keys, jnp.arange(count))
+
+
+def top_p_threshold(weights: Float[Array, " vocab"], top_p: float) -> Float[Array, ""]:
+    """Return the smallest weight that top-p keeps: the largest w such that all weights above w hold less than top_p of the sum.
+
+    Bisects the bits of the float, because non-negative floats have the order of their bits. This is exact, without a sort.
+    """
+    bits = lax.bitcast_convert_type(weights, jnp.int32)
+    goal = top_p * weights.sum()
+
+    def halve(_: Int[Array, ""], bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds  # the sum of weights above `low` is at least the goal, of those above `high` it is less
+        middle = low + (high - low) // 2
+        enough = jnp.sum(jnp.where(bits > middle, weights, 0)) >= goal
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    _, high = lax.fori_loop(0, 31, halve, (jnp.int32(-1), bits.max()))
+    return lax.bitcast_convert_type(high, jnp.float32)
+
+
+def lookup(weights: Float[Array, " vocab"], u: Float[Array, ""]) -> Int[Array, ""]:
+    """Return the index at which the cumulative sum of non-negative weights exceeds u times their sum, u in [0, 1)."""
+    v = weights.shape[0]
+    blocks = jnp.pad(weights, (0, -v % BLOCK)).reshape(-1, BLOCK)
+    sums = blocks.sum(-1)
+    ends = jnp.cumsum(sums)
+    goal = u * ends[-1]
+    b = jnp.minimum(jnp.sum(ends <= goal), ends.shape[0] - 1)
+    inside = jnp.where(b > 0, ends[jnp.maximum(b - 1, 0)], 0) + jnp.cumsum(blocks[b])
+    i = jnp.minimum(b * BLOCK + jnp.sum(inside <= goal), v - 1)
+    # Rounding can give an index after the last positive weight. The largest weight of the heaviest block is always positive.
+    heaviest = jnp.argmax(sums)
+    return jnp.where(weights[i] > 0, i, heaviest * BLOCK + jnp.argmax(blocks[heaviest]))
+
+
+def top_k(logits: Float[Array, " vocab"], k: int) -> tuple[Float[Array, " k"], Int[Array, " k"]]:
+    """Return the k largest logits in descending order, and their ids.
+
+    They lie in the k blocks with the largest maxima, and only those are searched: four times as fast as `lax.top_k` on the
+    whole vocabulary.
+    """
+    size = TOP_K_BLOCK
+    if logits.shape[0] <= k * size:
+        values, ids = lax.top_k(logits, k)
+        return values, ids
+    blocks = jnp.pad(logits, (0, -logits.shape[0] % size), constant_values=-jnp.inf).reshape(-1, size)
+    _, best = lax.top_k(blocks.max(-1), k)
+    values, i = lax.top_k(blocks[best].reshape(-1), k)
+    return values, best[i // size] * size + i % size
+
+
+def draw(logits: Float[Array, " vocab"], u: Float[Array, ""], cfg: Sampling) -> tuple[Int[Array, ""], Float[Array, ""]]:
+    """Draw a token from processed logits, truncated by top-k, top-p and min-p.
+
+    Args:
+        logits: logits divided by the temperature.
+        u: uniform number in [0, 1).
+        cfg: the sampling settings.
+
+    Returns:
+        The token and its log-probability in the truncated, renormalized distribution.
+    """
+    if cfg.greedy:
+        return jnp.argmax(logits), jnp.zeros(())
+    if 0 < cfg.top_k < logits.shape[0]:
+        # Sorted, so top-p is a cumulative sum. The maximum is not `values[0]`: XLA for CPUs turns a top-k whose result is
+        # sliced into a sort of the whole vocabulary (120 ms instead of 1 for 16 rows on two cores).
+        values, ids = top_k(logits, cfg.top_k)
+        weights = jnp.exp(values - logits.max())
+        above = jnp.cumsum(weights) - weights
+        keep = (above < cfg.top_p * weights.sum()) & (weights >= cfg.min_p)
+    else:
+        ids, weights = None, jnp.exp(logits - logits.max())
+        keep = weights >= cfg.min_p
+        if cfg.top_p < 1:
+            keep &= weights >= platforms.top_p_threshold(top_p_threshold, weights, cfg.top_p)
+    weights = jnp.where(keep, weights, 0)
+    i = lookup(weights, u)
+    return (i if ids is None else ids[i]), jnp.log(weights[i] / weights.sum())
+
+
+def choose(
+    logits: Float[Array, " vocab"],
+    u: Float[Array, ""],
+    t: Int[Array, ""],
+    seen: Bool[Array, " vocab"] | None,
+    ends: Bool[Array, " vocab"],
+    cfg: Sampling,
+) -> Choice:
+    """Choose token t of one row.
+
+    Args:
+        logits: logits of the model.
+        u: uniform number in [0, 1).
+        t: index of the token in its completion.
+        seen: ids in the prompt and the completion so far; None without a repetition penalty.
+        ends: ids that end a row.
+        cfg: the sampling settings.
+
+    Returns:
+        The token, its log-probability over the whole vocabulary at the sampling temperature, and its log-probability in the
+        distribution that it was drawn from.
+    """
+    tempered = logits if cfg.greedy else logits / cfg.temperature
+    processed = logits
+    if seen is not None:
+        penalized = jnp.where(logits > 0, logits / cfg.repetition_penalty, logits * cfg.repetition_penalty)
+        processed = jnp.where(seen, penalized, logits)
+    if cfg.min_new_tokens:
+        processed = jnp.where(ends & (t < cfg.min_new_tokens), -jnp.inf, processed)
+    processed = processed if cfg.greedy else processed / cfg.temperature
+    token, truncated = draw(processed, u, cfg)
+    return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
+
+
+def choose_for_rows(
+    logits: Float[Array, "*rows vocab"],
+    u: Float[Array, "*rows"],
+    t: Int[Array, "..."],
+    seen: Bool[Array, "*rows vocab"] | None,
+    ends: Bool[Array, " vocab"],
+    cfg: Sampling,
+) -> tuple[Int[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]]:
+    """Return `choose` of each row. t: index of the token, in all rows or in each."""
+    shape = u.shape
+    # All rows on one axis: XLA's top-k for CPUs supports one batch axis, and sorts the whole vocabulary for more.
+    logits, seen = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (logits, seen))
+    axes = (0, 0, 0 if t.ndim else None, 0, None, None)
+    chosen = jax.vmap(choose, axes)(logits, u.reshape(-1), t.reshape(-1) if t.ndim else t, seen, ends, cfg)
+    return jax.tree.map(lambda x: x.reshape(shape), chosen)

@@ -1,0 +1,259 @@
+"""Sample the rows of a step, and let rows of the next step take the slots of those that have ended.
+
+A batch ends with its longest row, and by then most slots are free. Here they take the next step's rows at once, which so begin
+under the parameters of this step: at most one update off-policy. The behavior policy's log-probabilities are those that were
+sampled, and truncated importance sampling weights what changed (`importance_cap`). Rows in the middle keep the keys and values
+that they have (as in PipelineRL, arXiv 2509.19128); prompts that have not begun are computed again with the new parameters.
+
+The rows that have begun are `Pending`, a part of the state of the run and of its checkpoints, so a resumed run is bit-equal.
+Left out: several turns, several devices, and evaluations, which sample with one set of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int
+
+from jmarl.config import Sampling
+from jmarl.memory import Program, starting
+from jmarl.models import decoding
+from jmarl.models.config import ModelConfig
+from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk
+from jmarl.randomness import TRAIN
+from jmarl.sampling.generate import Prompts, Sampler, SampleRequest, StackProgram, stack_program
+from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, make_draws, prepare, row_keys
+from jmarl.sampling.slots import (
+    Decoder,
+    Slots,
+    decode_chunk,
+    fewer_slots,
+    finish_in_fewer_slots,
+    num_live,
+    put_slots,
+    select_slots,
+    take_prompts,
+)
+from jmarl.team import Team
+from jmarl.types import TRACES, Completions
+
+
+class Pending(NamedTuple):
+    """The rows of a stack's next step, of which some have begun."""
+
+    slots: Slots
+    out: Completions  # arrays [A, row, ...] of all P * G rows; of those that have not begun, empty
+    begun: Int[Array, " agent"]  # number of rows that have begun: the first ones
+    prompts: Prompts  # of these rows
+
+
+class Queue(NamedTuple):
+    """The rows of this step and the next, in the order in which they begin."""
+
+    slots: Slots
+    out: Completions  # arrays [A, row, ...]
+    begun: Int[Array, " agent"]
+
+
+def empty_pending(
+    prompts: Prompts, group: int, model: ModelConfig, settings: Sampling, platform: str, stop: Int[np.ndarray, " stop"]
+) -> Pending:
+    """Return slots of which none is taken. prompts: for their shapes only; the other arguments as for `refill_stack`."""
+    ids, lengths = prompts
+    a, p, width = ids.shape
+    rows, new, dtype = p * group, settings.max_new_tokens, jnp.dtype(settings.compute_dtype)
+    fused = fuses_decoding(platform, settings.compute_dtype, model.head_dim)
+
+    def empty_cache(capacity: int) -> Any:
+        cache = decoding.init_cache(model, rows, capacity, dtype, fused)
+        return cache if a == 1 else jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), cache)
+
+    numbers, mask = jnp.zeros((a, rows), jnp.int32), jnp.zeros((a, rows, width), bool)
+    slots = Slots(
+        row=numbers,
+        t=numbers,
+        token=numbers,
+        live=numbers > 0,
+        clock=jnp.int32(0),
+        cache=empty_cache(new),
+        prompts=empty_cache(width),
+        prompt_mask=mask[0] if a == 1 else mask,
+        seen=jnp.zeros((a, rows, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
+    )
+    out = flat_rows(empty_completions((a, p, group, new), jnp.asarray(stop)))
+    return Pending(slots, out, jnp.zeros(a, jnp.int32), (jnp.zeros(ids.shape, jnp.int32), jnp.zeros(lengths.shape, jnp.int32)))
+
+
+def flat_rows(out: Completions) -> Completions:
+    """Return completions with arrays [A, row, ...], without `steps` and cache."""
+    return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), out._replace(steps=None, cache=None))
+
+
+@partial(jax.jit, static_argnames=("program",), compiler_options=COMPILER_OPTIONS)
+def refill_stack(
+    params: Any,
+    prompts: tuple[Prompts, Prompts],
+    row_ids: tuple[RowIds, RowIds],
+    stop: Int[Array, " stop"],
+    pending: Pending,
+    *,
+    program: StackProgram,
+) -> tuple[Completions, Pending]:
+    """Sample the completions [A, R * P, G, T] of a step of a stack, and begin those of the next step.
+
+    Args:
+        params: parameters [A, ...].
+        prompts: token ids and lengths of this step and the next, in arrays of the same shape.
+        row_ids: the numbers that random keys follow from, of both steps.
+        stop: ids that end a completion.
+        pending: what the step before has begun; its prompts are at most as wide as these.
+        program: the static settings.
+    """
+    TRACES["refill"] += 1
+    group, settings, model = program.group, program.settings, program.config
+    ids, lengths = (jnp.concatenate(x, 1) for x in zip(*prompts, strict=True))
+    keys = jnp.concatenate([row_keys(x, group) for x in row_ids], 1)
+    (a, p, _), vocab = keys.shape, model.vocab_size
+    rows = p // 2 * group  # of a step
+    fused = fuses_decoding(program.platform, settings.compute_dtype, model.head_dim)
+    inputs = SampleInputs(ids, lengths, keys, stop)
+    decoder, draws = prepare(params, model, settings, inputs, False, fused), make_draws(keys, stop, settings, vocab)
+    pending = widen(pending, ids.shape[-1], fused)
+    seen = None if pending.slots.seen is None else ids_in_prompts(inputs, vocab).reshape(a, -1, vocab)
+    following = flat_rows(empty_completions((a, p // 2, group, settings.max_new_tokens), stop))
+    out = jax.tree.map(lambda x, y: jnp.concatenate([x, y], 1), pending.out, following)
+
+    steps, fewer = steps_per_chunk(program.platform), fewer_slots(rows, settings.max_new_tokens)
+    limit = fewer[0] if fewer else 0
+
+    def of_this_step(slots: Slots) -> Array:
+        return jnp.any(slots.live & (slots.row < rows))
+
+    def goes_on(queue: Queue) -> Array:
+        some_to_begin = jnp.any(queue.begun < 2 * rows)
+        unfinished = jnp.any(queue.begun < rows) | of_this_step(queue.slots)
+        return unfinished & (some_to_begin | (num_live(queue.slots.live) > limit))
+
+    def chunk(queue: Queue) -> Queue:
+        slots, begun = fill(decoder, queue.slots, queue.begun, seen)
+        return Queue(*decode_chunk(decoder, draws, slots, queue.out, steps), begun)
+
+    def finish(slots: Slots, out: Completions) -> tuple[Slots, Completions]:
+        last, out = finish_in_fewer_slots(decoder, draws, slots, out, fewer, steps, of_this_step)
+        return put_slots(decoder, last, slots), out
+
+    slots, out, begun = lax.while_loop(goes_on, chunk, Queue(pending.slots, out, pending.begun))
+    if fewer:  # nothing is left to begin
+        slots, out = lax.cond(of_this_step(slots), finish, lambda *state: state, slots, out)
+    slots = slots._replace(row=jnp.maximum(slots.row - rows, 0))
+    done = jax.tree.map(lambda x: x[:, :rows].reshape(a, p // 2, group, *x.shape[2:]), out)
+    done = done._replace(steps=done.action_mask.sum(-1).max((1, 2)).astype(jnp.int32))
+    return done, Pending(slots, jax.tree.map(lambda x: x[:, rows:], out), begun - rows, prompts[1])
+
+
+def widen(pending: Pending, width: int, fused: bool) -> Pending:
+    """Return pending rows with prompts padded to this width."""
+    missing = width - pending.prompts[0].shape[-1]
+    slots = pending.slots
+    mask = jnp.pad(slots.prompt_mask, [(0, 0)] * (slots.prompt_mask.ndim - 1) + [(0, missing)])
+    return pending._replace(slots=slots._replace(prompts=decoding.widen(slots.prompts, missing, fused), prompt_mask=mask))
+
+
+def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Array | None) -> tuple[Slots, Array]:
+    """Let rows that have not begun take the free slots. Returns the slots, and how many rows have begun."""
+    first = decoder.first_tokens.reshape(len(begun), -1)  # of all rows
+    row = begun[:, None] + jnp.cumsum(~slots.live, 1) - 1
+    begins = ~slots.live & (row < first.shape[1])
+    row = jnp.minimum(row, first.shape[1] - 1)
+
+    def place(slots: Slots) -> Slots:
+        prompts, masks = take_prompts(decoder, row // decoder.first_tokens.shape[-1])
+        new = slots._replace(
+            row=row,
+            t=jnp.zeros_like(row),
+            token=jnp.take_along_axis(first, row, 1),
+            live=jnp.ones_like(begins),
+            prompts=prompts,
+            prompt_mask=masks,
+            seen=None if seen is None else jnp.take_along_axis(seen, row[..., None], 1),
+        )
+        return select_slots(decoder, begins, new, slots)
+
+    return lax.cond(jnp.any(begins), place, lambda slots: slots, slots), begun + begins.sum(1)
+
+
+class RefillingSampler:
+    """Samples the rows of a step as `sample` does, and begins those of the next.
+
+    Args:
+        sample: for all requests but the first turn of the step's episodes.
+        team: the team.
+        params: parameters [A, ...] of each stack.
+        pending: what the step before has begun, of each stack.
+        following: returns the request of the next step's first turn.
+    """
+
+    def __init__(
+        self,
+        sample: Sampler,
+        team: Team,
+        params: Sequence[Any],
+        pending: tuple[Pending, ...],
+        following: Callable[[], SampleRequest],
+    ):
+        self.sample, self.team, self.params, self.following = sample, team, params, following
+        self.begun, self.pending = pending, pending
+
+    def __call__(self, request: SampleRequest) -> tuple[Completions, ...]:
+        if request.randomness.purpose != TRAIN:
+            return self.sample(request)
+        check_same_prompts(self.begun, request)
+        completions, self.pending = refill_team(self.team, self.params, self.begun, request, self.following())
+        return completions
+
+
+def check_same_prompts(pending: Sequence[Pending], request: SampleRequest) -> None:
+    """Raise a ValueError if rows that have begun answer other prompts than those of this step."""
+    for stack, (ids, lengths) in zip(pending, request.encoded, strict=True):
+        begun, numbers = np.asarray(stack.begun) > 0, np.asarray(stack.prompts[1])
+        width = min(ids.shape[-1], stack.prompts[0].shape[-1])
+        same = np.all(numbers == lengths) and np.all(np.asarray(stack.prompts[0])[..., :width] == ids[..., :width])
+        if np.any(begun) and not same:
+            raise ValueError(
+                "async_steps=1: the environment wrote other prompts for this step than when its first completions were "
+                "sampled. `reset` must depend on the items and the random generator only, or set async_steps=0"
+            )
+
+
+def refill_team(
+    team: Team,
+    params: Sequence[Any],
+    pending: Sequence[Pending],
+    request: SampleRequest,
+    following: SampleRequest,
+    call: Callable[..., Any] = refill_stack,
+) -> Any:
+    """Return the completions of a step and what the next has begun, each of every stack.
+
+    call: `refill_stack`, or `refill_stack.lower`: then returns the programs of all stacks.
+    """
+    results = []
+    for i, (spec, weights, begun) in enumerate(zip(team.stacks, params, pending, strict=True)):
+        program, row_ids = stack_program(i, spec, weights, request)
+        _, next_ids = stack_program(i, spec, weights, following)
+        both = request.encoded[i], following.encoded[i]
+        width = max(ids.shape[-1] for ids, _ in (*both, begun.prompts))
+        prompts = tuple((np.pad(ids, ((0, 0), (0, 0), (0, width - ids.shape[-1]))), lengths) for ids, lengths in both)
+        arguments = (weights, prompts, (row_ids, next_ids), np.array(spec.stop, np.int32), begun)
+        if call is refill_stack:
+            a, count, _ = prompts[0][0].shape
+            work = Program("sampling", a, count, request.group, width, request.settings.max_new_tokens)
+            starting(work, (program, "refill"), partial(refill_stack.lower, *arguments, program=program))
+        results.append(call(*arguments, program=program))
+    return tuple(zip(*results, strict=True)) if call is refill_stack else results

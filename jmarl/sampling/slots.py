@@ -1,0 +1,206 @@
+"""Decode rows that began at different times or have moved: each is in a slot of its own.
+
+Rows end at different lengths, and a loop over all of them spends most of its work on rows that have ended. So rows still going
+move into fewer slots (`finish_in_fewer_slots`), or new rows take the slots of those that have ended (`refill.py`). A row has
+its own index of the next token, its own random numbers and its own copy of its prompt's keys, so its tokens depend neither on
+its slot nor on its neighbors, but for the rounding of products of another shape.
+
+Rows move and outputs are written between chunks of several steps. In a chunk nothing but the next tokens is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jmarl.config import Sampling
+from jmarl.models import decoding
+from jmarl.sampling.choice import choose_for_rows
+from jmarl.types import Completions
+
+FEWEST_SLOTS = 4  # a step of fewer rows is hardly faster
+FEWER = 4  # each move leaves a part of this size; a finer one costs more compiling than it saves
+SHORTEST = 128  # completions shorter than this are decoded without moves
+
+
+class Decoder(NamedTuple):
+    """The functions of a decode loop, and what it begins with. Caches of a single agent have no agent axis."""
+
+    view: decoding.DecodeView  # of all agents
+    decode: Callable[..., tuple[Array, Any]]
+    """(view, cache, tokens [A, P, G], t, clock) -> logits [A, P, G, V] and the cache, see `decoding.decode_step`"""
+    per_agent: Callable[
+        [Callable], Callable
+    ]  # a function of one agent's caches, views and [n] arrays -> of those of all agents
+    export: Callable[..., Any]  # (cache, action_mask [A, P, G, T]) -> the cache that later prompts can follow
+    cache: Any  # empty
+    first_tokens: Int[Array, "agent prompt group"]  # the prompts' last, which are not prefilled: `decode` gives all logits
+    fused: bool
+
+
+class Draws(NamedTuple):
+    """What the tokens of rows are drawn with."""
+
+    uniforms: Float[Array, "token agent row"]
+    ends: Bool[Array, " vocab"]  # ids that end a row
+    stop: Int[Array, " stop"]  # the same
+    sampling: Sampling
+
+
+class Slots(NamedTuple):
+    """The rows under way, one in each slot."""
+
+    row: Int[Array, "agent slot"]  # its number
+    t: Int[Array, "agent slot"]  # index of its next token
+    token: Int[Array, "agent slot"]  # its last token
+    live: Bool[Array, "agent slot"]  # False: it has ended, the slot is free
+    clock: Int[Array, ""]  # place of the next tokens in the cache, modulo its capacity
+    cache: Any  # keys and values of the rows' own tokens
+    prompts: Any  # per layer, keys and values of P prompts; several slots in a row may read one prompt
+    prompt_mask: Bool[Array, "..."]  # [A, P, S]; without A for a single agent
+    seen: Bool[Array, "agent slot vocab"] | None  # ids in each row; None without a repetition penalty
+
+
+def fewer_slots(rows: int, new_tokens: int) -> tuple[int, ...]:
+    """Return the numbers of slots that an agent's rows move to one after the other, while they end; () if none is worth it."""
+    if new_tokens < SHORTEST or rows // FEWER < FEWEST_SLOTS:
+        return ()
+    return rows // FEWER, *fewer_slots(rows // FEWER, new_tokens)
+
+
+def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions, steps: int) -> tuple[Slots, Completions]:
+    """Decode some tokens of the rows in all slots, and write them to `out`, whose arrays are [A, row, ...]."""
+    capacity, agents = len(draws.uniforms), jnp.arange(len(slots.row))[:, None]
+    layers = [(weights, prompts) for (weights, _), prompts in zip(decoder.view.layers, slots.prompts, strict=True)]
+    view = decoder.view._replace(layers=layers, prefix_mask=slots.prompt_mask)
+    places = slots.t + jnp.arange(steps)[:, None, None]
+    uniforms = draws.uniforms[jnp.minimum(places, capacity - 1), agents, jnp.maximum(slots.row, 0)]
+
+    def add_token(slots: Slots, u: Array) -> tuple[Slots, tuple[Array, ...]]:
+        _, t, token, live, clock, cache, _, _, seen = slots
+        logits, cache = decoder.decode(view, cache, token[..., None], t, clock)
+        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], u, t, seen, draws.ends, draws.sampling)
+        if seen is not None:
+            seen = jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True)))(seen, chosen)
+        ended = live & jnp.any(chosen[..., None] == draws.stop, -1)
+        following = slots._replace(
+            t=jnp.minimum(t + 1, capacity - 1),
+            token=chosen,
+            live=live & ~ended & (t + 1 < capacity),
+            clock=clock + 1,
+            cache=cache,
+            seen=seen,
+        )
+        return following, (chosen, logp, truncated, live, ended)
+
+    moving, (chosen, logp, truncated, live, ended) = lax.scan(add_token, slots._replace(prompts=(), prompt_mask=()), uniforms)
+    beyond = out.ended.shape[1]
+    at = agents, jnp.where(live, slots.row, beyond), places  # tokens of rows that have ended are dropped
+    out = out._replace(
+        tokens=out.tokens.at[at].set(chosen, mode="drop"),
+        action_mask=out.action_mask.at[at].set(True, mode="drop"),
+        logprobs=out.logprobs.at[at].set(logp, mode="drop"),
+        truncated_logprobs=out.truncated_logprobs.at[at].set(truncated, mode="drop"),
+        ended=out.ended.at[agents, jnp.where(ended.any(0), slots.row, beyond)].set(True, mode="drop"),
+    )
+    return moving._replace(prompts=slots.prompts, prompt_mask=slots.prompt_mask), out
+
+
+def finish_in_fewer_slots(
+    decoder: Decoder,
+    draws: Draws,
+    slots: Slots,
+    out: Completions,
+    numbers: Sequence[int],
+    steps: int,
+    goes_on: Callable[[Slots], Array] = lambda slots: jnp.any(slots.live),
+) -> tuple[Slots, Completions]:
+    """Decode rows, which fit into the first of these numbers of slots; whenever they fit into the next, they move there.
+
+    steps: steps of a chunk. goes_on: whether to decode another chunk.
+    """
+    n, following = numbers[0], numbers[1:]
+    limit = following[0] if following else 0
+
+    def some_live(state: tuple[Slots, Completions]) -> Array:
+        return goes_on(state[0]) & (num_live(state[0].live) > limit)
+
+    def finish(fewer: Slots, out: Completions) -> tuple[Slots, Completions]:
+        last, out = finish_in_fewer_slots(decoder, draws, fewer, out, following, steps, goes_on)
+        return put_slots(decoder, last, fewer), out
+
+    fewer = take_slots(decoder, slots, jnp.argsort(~slots.live, axis=1)[:, :n])  # stable: in the order of their rows
+    fewer, out = lax.while_loop(some_live, lambda state: decode_chunk(decoder, draws, *state, steps), (fewer, out))
+    if following:
+        fewer, out = lax.cond(goes_on(fewer), finish, lambda *state: state, fewer, out)
+    return fewer, out
+
+
+def num_live(live: Bool[Array, "agent slot"]) -> Int[Array, ""]:
+    """Return the largest number of rows of an agent that have not ended."""
+    return live.sum(1).max()
+
+
+def take_slots(decoder: Decoder, slots: Slots, chosen: Int[Array, "agent slot"]) -> Slots:
+    """Return some slots, each with a copy of its prompt's keys."""
+    count = slots.row.shape[1]
+
+    def take(axis: int, chosen: Array, x: Array) -> Array:
+        return jnp.take(x, chosen * x.shape[axis] // count, axis, mode="clip")
+
+    return _map_slots(decoder, take, chosen, slots)
+
+
+def put_slots(decoder: Decoder, fewer: Slots, slots: Slots) -> Slots:
+    """Return slots of which the first are `fewer`, and the others are free."""
+
+    def put(axis: int, _: Array, x: Array, y: Array) -> Array:
+        return lax.dynamic_update_slice_in_dim(y, x, 0, axis)
+
+    free = slots._replace(live=jnp.zeros_like(slots.live))
+    return _map_slots(decoder, put, fewer.row, fewer, free)._replace(clock=fewer.clock)
+
+
+def select_slots(decoder: Decoder, chosen: Bool[Array, "agent slot"], new: Slots, old: Slots) -> Slots:
+    """Return the chosen slots of one, and the others of another, which have the same clock."""
+
+    def select(axis: int, chosen: Array, x: Array, y: Array) -> Array:
+        return jnp.where(chosen.reshape([-1 if i == axis else 1 for i in range(x.ndim)]), x, y)
+
+    return _map_slots(decoder, select, chosen, new, old)
+
+
+def take_prompts(decoder: Decoder, chosen: Int[Array, "agent slot"]) -> tuple[Any, Array]:
+    """Return the keys and values of the prefilled prompts with these numbers, one for each slot, and their masks."""
+    axis = _slot_axis(decoder)
+
+    def take(caches: tuple[Any, Array], chosen: Array) -> tuple[Any, Array]:
+        return jax.tree.map(lambda x: jnp.take(x, chosen, axis, mode="clip"), caches[0]), caches[1][chosen]
+
+    return decoder.per_agent(take)(([prompts for _, prompts in decoder.view.layers], decoder.view.prefix_mask), chosen)
+
+
+def _slot_axis(decoder: Decoder) -> int:
+    """Return the axis of the rows in the caches of one agent."""
+    return 0 if decoder.fused else 1
+
+
+def _map_slots(decoder: Decoder, f: Callable[..., Array], chosen: Array, *slots: Slots) -> Slots:
+    """Apply f to all arrays of slots but the clock. f: (axis of the slots, chosen [slot], arrays of one agent) -> array."""
+
+    def of_agent(parts: Sequence[tuple[Any, Array]], chosen: Array) -> tuple[Any, Array]:
+        caches, masks = zip(*parts, strict=True)
+        return jax.tree.map(partial(f, _slot_axis(decoder), chosen), *caches), f(0, chosen, *masks)
+
+    def of_rows(chosen: Array, *rows: Any) -> Any:
+        return jax.tree.map(partial(f, 0, chosen), *rows)
+
+    row, t, token, live, seen = jax.vmap(of_rows)(chosen, *((x.row, x.t, x.token, x.live, x.seen) for x in slots))
+    (cache, prompts), mask = decoder.per_agent(of_agent)([((x.cache, x.prompts), x.prompt_mask) for x in slots], chosen)
+    return Slots(row, t, token, live, slots[0].clock, cache, prompts, mask, seen)
