@@ -5,6 +5,7 @@ out. A loop counts as often as it runs; the loop of a sampler, whose number of s
 says. Bytes are what a kernel reads and writes: of an array that it slices or updates in place, only that part.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -103,18 +104,25 @@ class Program:
     def __init__(self, text: str, unknown_trips: int = 1) -> None:
         self.computations, self.entry = parse(text)
         self.unknown_trips = unknown_trips
-        self._costs: dict[str, Cost] = {}
+        self._costs: dict[str, tuple[Cost, Cost]] = {}
 
     def cost(self, computation: str = "") -> Cost:
-        """Return the cost of a computation with all that it calls; by default of the whole program."""
-        name = computation or self.entry
-        if name not in self._costs:
-            shapes = {line.name: line.shape for line in self.computations[name]}
-            total = Cost()
-            for line in self.computations[name]:
-                total = total.plus(self._line(line, shapes))
-            self._costs[name] = total
-        return self._costs[name]
+        """Return the cost of a computation with all that it calls; by default of the whole program.
+
+        Of loops whose number of steps is not known, the one that moves most bytes makes all steps: a decode loop is followed by
+        loops over fewer rows, and where no row ends early, these make none.
+        """
+        known, loop = self._parts(computation or self.entry)
+        return known.plus(loop, self.unknown_trips)
+
+    def _parts(self, computation: str) -> tuple[Cost, Cost]:
+        """Return the cost of a computation without such loops, and that of one step of the largest of them."""
+        if computation not in self._costs:
+            shapes = {line.name: line.shape for line in self.computations[computation]}
+            parts = [self._line(line, shapes) for line in self.computations[computation]]
+            known = functools.reduce(Cost.plus, (known for known, _ in parts), Cost())
+            self._costs[computation] = known, max((loop for _, loop in parts), key=lambda loop: loop.bytes)
+        return self._costs[computation]
 
     def loops(self) -> list[tuple[str, int | None, Cost]]:
         """Return the body, the number of steps and the cost of one step of each loop, the one with most kernels first."""
@@ -128,15 +136,21 @@ class Program:
             if not name.startswith(("fused", "wrapped")):
                 yield from (line.shape for line in lines if line.opcode in KERNELS)
 
-    def _line(self, line: Instruction, shapes: dict[str, str]) -> Cost:
+    def _line(self, line: Instruction, shapes: dict[str, str]) -> tuple[Cost, Cost]:
         if line.opcode == "while":
-            count = trips(line)
-            return Cost().plus(self.cost(_called(line.text, "body")), self.unknown_trips if count is None else count)
+            count, body = trips(line), self.cost(_called(line.text, "body"))
+            return (Cost(), body) if count is None else (Cost().plus(body, count), Cost())
         if line.opcode == "conditional":
-            branches = re.findall(r"%([\w.\-]+)", re.search(r"branch_computations=\{(.*?)\}", line.text + "{}")[1])  # type: ignore[index]
-            return max((self.cost(branch) for branch in branches), default=Cost(), key=lambda cost: cost.bytes)
+            names = re.search(r"branch_computations=\{(.*?)\}", line.text)
+            two = [_called(line.text, f"{which}_computation") for which in ("true", "false")] if names is None else []
+            branches = [self._parts(name) for name in (re.findall(r"%([\w.\-]+)", names[1]) if names else two)]
+            known, loops = zip(*branches, strict=True)
+            return max(known, key=lambda cost: cost.bytes), max(loops, key=lambda cost: cost.bytes)
         if line.opcode == "call":
-            return self.cost(_called(line.text, "to_apply"))
+            return self._parts(_called(line.text, "to_apply"))
+        return self._kernel(line, shapes), Cost()
+
+    def _kernel(self, line: Instruction, shapes: dict[str, str]) -> Cost:
         if line.opcode not in KERNELS:
             return Cost()
         operands = [shapes[name] for name in line.operands if name in shapes]
