@@ -223,7 +223,8 @@ class Signalling:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("plain", "learned reward")])
 def test_every_kind_of_run_resumes_bit_equal_after_an_interruption(tmp_path, kind):
-    """F2: adapters with dropout, several turns, critics and epochs, preference rounds, several seeds."""
+    """F2: adapters with dropout, several turns, critics and epochs, preference rounds, rows that begin a step early, several
+    seeds."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(kind, reward=Signalling(0), output_dir=str(whole))
     seeds = ("seed_0", "seed_1") if kind == "seeds" else ("",)

@@ -32,6 +32,7 @@ KINDS = {  # what a kind of run sets, beside BASE
     "central critic": {"algorithm": "maac"},
     "rounds": {"algorithm": "madpo_iter", "round_updates": 3, "replay": "all", "comparator": "history", "temperature": 2.0},
     "learned reward": {"algorithm": "marlhf_iter", "round_updates": 3, "reward_updates": 3, "temperature": 2.0},
+    "early rows": {"async_steps": 1, "max_new_tokens": 24},
     "seeds": {},
 }
 BASE = dict(num_updates=8, num_prompts=2, num_generations=4, max_new_tokens=3, learning_rate=1e-2, mesh="agent=1")

@@ -1,0 +1,164 @@
+"""Rows that move into fewer slots, and rows of the next step in free slots, get the tokens that they would get anyway."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jmarl.config import Sampling
+from jmarl.models import decoder
+from jmarl.sampling import choice, refill, sampler, slots
+from jmarl.sampling.generate import StackProgram, sample_stack
+from jmarl.sampling.sampler import RowIds, SampleInputs
+
+NEW, GROUP, PROMPTS = 128, 8, 2
+STOP = np.arange(3, 10, dtype=np.int32)  # about one token in 45 ends its row: some are ten times as long as others
+
+
+@pytest.fixture(scope="module")
+def cfg(tiny_config):
+    return tiny_config(tie_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def params(cfg):
+    """Two agents whose likely tokens depend on the context."""
+    agents = jax.vmap(functools.partial(decoder.init_params, cfg))(jax.random.split(jax.random.key(0), 2))
+    return jax.tree_util.tree_map_with_path(lambda path, x: x if "norm" in str(path[-1]) else 8 * x, agents)
+
+
+def make_prompts(step, agents, width=16):
+    rng = np.random.default_rng(step)
+    lengths = rng.integers(2, width + 1, (agents, PROMPTS)).astype(np.int32)
+    return rng.integers(43, 320, (agents, PROMPTS, width)).astype(np.int32), lengths
+
+
+def row_ids(step, agents):
+    return RowIds(0, step, 0, 0, np.arange(agents)[:, None], np.arange(PROMPTS))
+
+
+def stack_program(cfg, settings):
+    return StackProgram(cfg, settings, 1, GROUP, "cpu")
+
+
+def assert_same_rows(got, expected, params, cfg, settings, prompts, keys):
+    """Check that rows [A, P, G, T] are equal; the first different token may be one that rounding decides: the token that a
+    random number 1e-5 away would choose."""
+    ids, lengths = prompts
+    uniforms = np.asarray(choice.uniforms(keys.reshape(-1), NEW)).reshape(NEW, *keys.shape)
+    ends = jnp.zeros(cfg.vocab_size, bool).at[STOP].set(True)
+    agents = [jax.tree.map(lambda x, a=a: x[a], params) for a in range(len(keys))]
+    same = np.ones(keys.shape, bool)
+    for a, p, g in np.ndindex(*keys.shape):
+        row, other = np.asarray(got.tokens)[a, p, g], np.asarray(expected.tokens)[a, p, g]
+        if (row == other).all():
+            continue
+        same[a, p, g], t, n = False, int((row != other).argmax()), lengths[a, p]
+        so_far = np.concatenate([ids[a, p, :n], other[:t]])
+        logits = decoder.forward(agents[a], cfg, jnp.asarray(so_far))[-1]
+        seen = jnp.zeros(cfg.vocab_size, bool).at[so_far].set(True) if settings.repetition_penalty != 1 else None
+        near = [
+            choice.choose(logits, jnp.float32(uniforms[t, a, p, g] + d), jnp.int32(t), seen, ends, settings)[0]
+            for d in (-1e-5, 1e-5)
+        ]
+        assert row[t] in near, f"row {a, p, g} differs at token {t}"
+    assert same.mean() > 0.9
+    np.testing.assert_array_equal(np.asarray(got.action_mask)[same], np.asarray(expected.action_mask)[same])
+    np.testing.assert_array_equal(np.asarray(got.ended)[same], np.asarray(expected.ended)[same])
+    for name in ("logprobs", "truncated_logprobs"):
+        x, y = (np.asarray(getattr(out, name))[same] for out in (got, expected))
+        np.testing.assert_allclose(x, y, atol=1e-4)
+
+
+def test_the_numbers_of_slots():
+    assert slots.fewer_slots(64, 1024) == (16, 4) and slots.fewer_slots(256, 128) == (64, 16, 4)
+    assert slots.fewer_slots(15, 1024) == () and slots.fewer_slots(64, 127) == ()
+
+
+SETTINGS = [
+    (1, Sampling(NEW)),
+    (2, Sampling(NEW)),
+    (2, Sampling(NEW, top_p=0.9, temperature=1.2)),
+    (2, Sampling(NEW, repetition_penalty=1.3, min_new_tokens=20)),
+]
+
+
+@pytest.mark.parametrize("agents, settings", SETTINGS)
+def test_rows_in_fewer_slots_get_the_same_tokens(cfg, params, agents, settings):
+    """16 rows of each agent move to 4 slots when 4 are left, and the loops together make as many steps as the longest row."""
+    params, prompts = jax.tree.map(lambda x: x[:agents], params), make_prompts(0, agents)
+    keys = sampler.row_keys(row_ids(0, agents), GROUP)
+    run = functools.partial(sampler.sample, cfg=cfg, sampling=settings)
+    inputs = SampleInputs(*map(jnp.asarray, prompts), keys, jnp.asarray(STOP))
+    dense, moved = (jax.device_get(jax.jit(functools.partial(run, chunk=n))(params, inputs=inputs)) for n in (0, 8))
+    lengths = dense.action_mask.sum(-1)
+    assert (lengths > np.sort(lengths.reshape(agents, -1), 1)[:, -5].max()).any(), "no row is left when others have ended"
+    assert_same_rows(moved, dense, params, cfg, settings, prompts, keys)
+    assert dense.steps[0] <= moved.steps[0] <= min(NEW, dense.steps[0] + 8)
+
+
+def test_the_sampler_of_a_stack_moves_rows(cfg, params):
+    """`sample_stack` decodes in fewer slots: its program for 16 rows has three loops over tokens, that for 8 has one."""
+
+    def loops(group):
+        program = StackProgram(cfg, Sampling(NEW), 1, group, "cpu")
+        lowered = sample_stack.lower(params, make_prompts(0, 2), row_ids(0, 2), STOP, program=program)
+        return len(re.findall(r"stablehlo\.while", lowered.as_text()))
+
+    assert loops(8) == loops(4) + 2  # over chunks, and over the steps of a chunk
+
+
+def test_moving_rows_write_their_cache_in_place(cfg, params):
+    """A ring is written by slices, at one place for all rows, and is not copied at every token."""
+    inputs = SampleInputs(*make_prompts(0, 2), sampler.row_keys(row_ids(0, 2), GROUP), STOP)
+    lowered = jax.jit(functools.partial(sampler.sample, cfg=cfg, sampling=Sampling(NEW), chunk=8)).lower(params, inputs=inputs)
+    text = lowered.compile().as_text()
+    cache = rf"= f32\[(\d+,)*4,({cfg.head_dim},{NEW}|{NEW},{cfg.head_dim})\]\S* "
+    assert len(re.findall(cache + r"dynamic-update-slice\(", text)) >= 2 * cfg.num_layers
+    assert not re.search(cache + r"scatter\(", text)
+    bodies = [part for part in text.split("\n\n") if re.search(cache + r"dynamic-update-slice\(", part)]
+    assert bodies and not any(re.search(cache + r"copy\(", body) for body in bodies)
+
+
+@pytest.mark.parametrize("agents, settings", [SETTINGS[0], *SETTINGS[2:]])
+def test_rows_that_begin_early_get_the_same_tokens(cfg, params, agents, settings):
+    """With one set of parameters, four steps with refilled slots give the completions of four steps without. The prompts of
+    the third step are wider, and most rows of later steps have begun a step early."""
+    params, program = jax.tree.map(lambda x: x[:agents], params), stack_program(cfg, settings)
+    prompts = [make_prompts(step, agents, 32 if step == 2 else 16) for step in range(5)]
+    pending = refill.empty_pending(prompts[0], GROUP, cfg, settings, "cpu", STOP)
+    begun = []
+    for step in range(4):
+        widest = max(pending.prompts[0].shape[-1], *(ids.shape[-1] for ids, _ in prompts[step : step + 2]))
+        both = tuple(
+            (np.pad(ids, ((0, 0), (0, 0), (0, widest - ids.shape[-1]))), lengths) for ids, lengths in prompts[step : step + 2]
+        )
+        begun.append(int(pending.out.action_mask.sum()))
+        ids = row_ids(step, agents), row_ids(step + 1, agents)
+        got, pending = refill.refill_stack(params, both, ids, STOP, pending, program=program)
+        expected = sample_stack(params, prompts[step], ids[0], STOP, program=program)
+        assert_same_rows(got, expected, params, cfg, settings, prompts[step], sampler.row_keys(ids[0], GROUP))
+        assert (np.asarray(got.steps) == np.asarray(got.action_mask).sum(-1).max((1, 2))).all()
+    assert begun[0] == 0 and min(begun[1:]) > 0
+    assert (np.asarray(pending.begun) <= PROMPTS * GROUP).all()
+
+
+def test_no_row_is_more_than_one_step_early(cfg, params):
+    """A step ends when its own rows have ended: rows of the next go on where they were, and have no tokens of later steps."""
+    settings, stop = Sampling(NEW), np.array([319], np.int32)  # rows hardly end, so the next step has to wait for slots
+    prompts = [make_prompts(step, 2) for step in range(2)]
+    pending = refill.empty_pending(prompts[0], GROUP, cfg, settings, "cpu", stop)
+    ids = row_ids(0, 2), row_ids(1, 2)
+    _, pending = refill.refill_stack(params, tuple(prompts), ids, stop, pending, program=stack_program(cfg, settings))
+    live, begun = np.asarray(pending.slots.live), np.asarray(pending.begun)
+    lengths = np.asarray(pending.out.action_mask).sum(-1)
+    assert (lengths[0, begun[0] :] == 0).all() and (lengths[1, begun[1] :] == 0).all()
+    for a in (0, 1):
+        rows = np.asarray(pending.slots.row)[a][live[a]]
+        assert sorted(set(rows)) == sorted(rows) and (rows < begun[a]).all()
+        np.testing.assert_array_equal(np.asarray(pending.slots.t)[a][live[a]], lengths[a, rows])
