@@ -83,7 +83,7 @@ def request_of(sampler: Sampler, setup: Setup, tasks: Sequence[dict], env: Envir
 def begin_nothing(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> TeamState:
     """Return the state of a run with async_steps before its first step: no completion has begun."""
     cfg, platform = setup.cfg, platform_of(state.stacks)
-    encoded = request_of(timed_sampler(setup.team, params_of(state)), setup, tasks_at(items, cfg, 0), env, 0).encoded
+    encoded = request_of(sampler_of(setup.team, state), setup, tasks_at(items, cfg, 0), env, 0).encoded
     group = cfg.episodes.num_generations
     pending = tuple(
         empty_pending(prompts, group, spec.config, cfg.sampling, platform, np.array(spec.stop, np.int32))
@@ -124,6 +124,11 @@ def tasks_at(items: Sequence[dict], cfg: TrainConfig, step: int, draw: int = 0) 
     first = tasks_of(step, len(items), cfg.episodes.num_prompts, cfg.run.seed)
     indices = further_items(step, draw, first, len(items), cfg.run.seed) if draw else first
     return [items[i] for i in indices]
+
+
+def sampler_of(team: Team, state: TeamState) -> Sampler:
+    """Return a function that samples completions from the policies of a state."""
+    return timed_sampler(team, params_of(state))
 
 
 def params_of(state: TeamState) -> list[Any]:

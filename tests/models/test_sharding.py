@@ -67,6 +67,14 @@ for name in ("agent=2", sys.argv[1]):
                      metrics=differ(metrics, metrics1), devices=len(jax.tree.leaves(state.params)[0].sharding.device_set))
 out["auto"] = [dict((sharding.mesh_for("auto", n) or sharding.make_mesh("agent=1")).shape) for n in ([2], [3, 6], [2, 3], [32])]
 
+def sample_long(name):  # 16 rows of each agent, which move into 4 slots
+    cfg = one.replace(mesh=name, max_new_tokens=128, num_prompts=4)
+    team, params = make_team(agents)
+    setup, state = start(team, params, cfg)
+    return play_step(sampler_of(team, state), setup, items, env, 0).turns[0].completions[0]
+
+out["long"] = bool((sample_long("agent=1").tokens == sample_long("agent=2").tokens).all())
+
 shares = out["shares"] = {}  # leaf -> set of shares of its bytes over devices
 for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
     sizes = dict.fromkeys(jax.devices(), 0)
@@ -136,6 +144,10 @@ def test_the_sampler_on_a_mesh_equals_one_device(facts, mesh, devices):
     assert facts["devices"] == 8 and facts[mesh]["devices"] == devices
     assert facts[mesh]["tokens"] and facts[mesh]["logprobs"] < 1e-5
     assert facts["lengths"][-1] == 6
+
+
+def test_rows_move_into_fewer_slots_on_each_device(facts):
+    assert facts["long"]
 
 
 @pytest.mark.parametrize("variant", ["own", "penalty"])
