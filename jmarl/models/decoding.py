@@ -255,6 +255,11 @@ def _fused_token_attention(
     return attention
 
 
+def roll(cache: Cache, places: Int[Array, ""]) -> Cache:
+    """Return a cache, of one or several agents, whose tokens are moved by some places, those at the end to the beginning."""
+    return [KeyValues(jnp.roll(x.keys, places, -1), jnp.roll(x.values, places, -2)) for x in cache]
+
+
 def widen(prompts: Sequence[KeyValues], missing: int, fused: bool = False) -> list[KeyValues]:
     """Return the prompts of a `DecodeView`, of one or several agents, with this many positions more."""
 

@@ -167,6 +167,11 @@ def place(tree: Any, mesh: Mesh | None) -> Any:
     return tree if mesh is None else jax.tree.map(move, tree, state_shardings(mesh, tree), is_leaf=is_shared)
 
 
+def place_agents(tree: Any, mesh: Mesh | None) -> Any:
+    """Place arrays [A, ...] on a mesh that splits only agents; without one, on the first device."""
+    return jax.device_put(tree, jax.devices()[0] if mesh is None else NamedSharding(mesh, P("agent")))
+
+
 def put(tree: Any, mesh: Mesh | None) -> Any:
     """Place arrays on a mesh like `place`; without one, on the first device."""
     return jax.device_put(tree, jax.devices()[0]) if mesh is None else place(tree, mesh)

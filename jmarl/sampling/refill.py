@@ -6,7 +6,7 @@ sampled, and truncated importance sampling weights what changed (`importance_cap
 that they have (as in PipelineRL, arXiv 2509.19128); prompts that have not begun are computed again with the new parameters.
 
 The rows that have begun are `Pending`, a part of the state of the run and of its checkpoints, so a resumed run is bit-equal.
-Left out: several turns, several devices, and evaluations, which sample with one set of parameters.
+Left out: several turns, devices that share an agent, and evaluations, which sample with one set of parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from jmarl.config import Sampling
 from jmarl.memory import Program, starting
 from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
-from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk
+from jmarl.models.decoder import Params
+from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
+from jmarl.models.sharding import over_agents
 from jmarl.randomness import TRAIN
 from jmarl.sampling.generate import Prompts, Sampler, SampleRequest, StackProgram, stack_program
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, make_draws, prepare, row_keys
@@ -47,7 +49,7 @@ from jmarl.types import TRACES, Completions
 class Pending(NamedTuple):
     """The rows of a stack's next step, of which some have begun."""
 
-    slots: Slots
+    slots: Slots  # without a clock; also a single agent has an agent axis
     out: Completions  # arrays [A, row, ...] of all P * G rows; of those that have not begun, empty
     begun: Int[Array, " agent"]  # number of rows that have begun: the first ones
     prompts: Prompts  # of these rows
@@ -72,18 +74,18 @@ def empty_pending(
 
     def empty_cache(capacity: int) -> Any:
         cache = decoding.init_cache(model, rows, capacity, dtype, fused)
-        return cache if a == 1 else jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), cache)
+        return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), cache)
 
-    numbers, mask = jnp.zeros((a, rows), jnp.int32), jnp.zeros((a, rows, width), bool)
+    numbers = jnp.zeros((a, rows), jnp.int32)
     slots = Slots(
         row=numbers,
         t=numbers,
         token=numbers,
         live=numbers > 0,
-        clock=jnp.int32(0),
+        clock=None,
         cache=empty_cache(new),
         prompts=empty_cache(width),
-        prompt_mask=mask[0] if a == 1 else mask,
+        prompt_mask=jnp.zeros((a, rows, width), bool),
         seen=jnp.zeros((a, rows, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
     )
     out = flat_rows(empty_completions((a, p, group, new), jnp.asarray(stop)))
@@ -108,7 +110,7 @@ def refill_stack(
     """Sample the completions [A, R * P, G, T] of a step of a stack, and begin those of the next step.
 
     Args:
-        params: parameters [A, ...].
+        params: parameters [A, ...], on one device or on a mesh that splits only agents.
         prompts: token ids and lengths of this step and the next, in arrays of the same shape.
         row_ids: the numbers that random keys follow from, of both steps.
         stop: ids that end a completion.
@@ -116,20 +118,32 @@ def refill_stack(
         program: the static settings.
     """
     TRACES["refill"] += 1
-    group, settings, model = program.group, program.settings, program.config
+    group, settings, mesh, agents = program.group, program.settings, program.mesh, len(prompts[0][0])
     ids, lengths = (jnp.concatenate(x, 1) for x in zip(*prompts, strict=True))
     keys = jnp.concatenate([row_keys(x, group) for x in row_ids], 1)
-    (a, p, _), vocab = keys.shape, model.vocab_size
-    rows = p // 2 * group  # of a step
-    fused = fuses_decoding(program.platform, settings.compute_dtype, model.head_dim)
-    inputs = SampleInputs(ids, lengths, keys, stop)
-    decoder, draws = prepare(params, model, settings, inputs, False, fused), make_draws(keys, stop, settings, vocab)
-    pending = widen(pending, ids.shape[-1], fused)
-    seen = None if pending.slots.seen is None else ids_in_prompts(inputs, vocab).reshape(a, -1, vocab)
-    following = flat_rows(empty_completions((a, p // 2, group, settings.max_new_tokens), stop))
-    out = jax.tree.map(lambda x, y: jnp.concatenate([x, y], 1), pending.out, following)
+    own_core = mesh is not None and mesh.size > 1
+    panels = use_panels(program.platform, keys.shape[1] // 2 * group, settings.compute_dtype, own_core)
+    fused = fuses_decoding(program.platform, settings.compute_dtype, program.config.head_dim)
 
-    steps, fewer = steps_per_chunk(program.platform), fewer_slots(rows, settings.max_new_tokens)
+    def on_device(params: Params, ids: Array, lengths: Array, keys: Array, pending: Pending) -> tuple[Completions, Pending]:
+        inputs = SampleInputs(ids, lengths, keys, stop)
+        decoder = prepare(params, program.config, settings, inputs, panels, fused)
+        return refill(decoder, inputs, settings, pending, steps_per_chunk(program.platform))
+
+    return over_agents(on_device, mesh, agents)(params, ids, lengths, keys, pending)
+
+
+def refill(
+    decoder: Decoder, inputs: SampleInputs, settings: Sampling, pending: Pending, steps: int
+) -> tuple[Completions, Pending]:
+    """Return `refill_stack` for prefilled prompts. inputs: of this step and the next. steps: steps of a chunk."""
+    (a, p, group), vocab = inputs.keys.shape, decoder.view.params["embed"].shape[-2]
+    rows = p // 2 * group  # of a step
+    draws = make_draws(inputs.keys, inputs.stop, settings, vocab)
+    seen = ids_in_prompts(inputs, vocab).reshape(a, -1, vocab) if settings.repetition_penalty != 1 else None
+    following = flat_rows(empty_completions((a, p // 2, group, settings.max_new_tokens), inputs.stop))
+    out = jax.tree.map(lambda x, y: jnp.concatenate([x, y], 1), pending.out, following)
+    fewer = fewer_slots(rows, settings.max_new_tokens)
     limit = fewer[0] if fewer else 0
 
     def of_this_step(slots: Slots) -> Array:
@@ -148,21 +162,39 @@ def refill_stack(
         last, out = finish_in_fewer_slots(decoder, draws, slots, out, fewer, steps, of_this_step)
         return put_slots(decoder, last, slots), out
 
-    slots, out, begun = lax.while_loop(goes_on, chunk, Queue(pending.slots, out, pending.begun))
+    slots = take_up(pending, inputs.prompts.shape[-1], decoder.fused)
+    slots, out, begun = lax.while_loop(goes_on, chunk, Queue(slots, out, pending.begun))
     if fewer:  # nothing is left to begin
         slots, out = lax.cond(of_this_step(slots), finish, lambda *state: state, slots, out)
-    slots = slots._replace(row=jnp.maximum(slots.row - rows, 0))
     done = jax.tree.map(lambda x: x[:, :rows].reshape(a, p // 2, group, *x.shape[2:]), out)
     done = done._replace(steps=done.action_mask.sum(-1).max((1, 2)).astype(jnp.int32))
-    return done, Pending(slots, jax.tree.map(lambda x: x[:, rows:], out), begun - rows, prompts[1])
+    slots = put_down(slots._replace(row=jnp.maximum(slots.row - rows, 0)), decoder.fused)
+    prompts = inputs.prompts[:, p // 2 :], inputs.lengths[:, p // 2 :]
+    return done, Pending(slots, jax.tree.map(lambda x: x[:, rows:], out), begun - rows, prompts)
 
 
-def widen(pending: Pending, width: int, fused: bool) -> Pending:
-    """Return pending rows with prompts padded to this width."""
-    missing = width - pending.prompts[0].shape[-1]
-    slots = pending.slots
-    mask = jnp.pad(slots.prompt_mask, [(0, 0)] * (slots.prompt_mask.ndim - 1) + [(0, missing)])
-    return pending._replace(slots=slots._replace(prompts=decoding.widen(slots.prompts, missing, fused), prompt_mask=mask))
+def take_up(pending: Pending, width: int, fused: bool) -> Slots:
+    """Return the slots of pending rows as a decoder reads them, with prompts padded to this width, and a clock at 0."""
+    slots, missing = pending.slots, width - pending.prompts[0].shape[-1]
+    caches = (
+        slots.cache,
+        decoding.widen(slots.prompts, missing, fused),
+        jnp.pad(slots.prompt_mask, [(0, 0)] * 2 + [(0, missing)]),
+    )
+    if len(slots.row) == 1:
+        caches = jax.tree.map(lambda x: x[0], caches)
+    cache, prompts, mask = caches
+    return slots._replace(clock=jnp.int32(0), cache=cache, prompts=prompts, prompt_mask=mask)
+
+
+def put_down(slots: Slots, fused: bool) -> Slots:
+    """Return slots without a clock, of which all arrays have an agent axis."""
+    cache = slots.cache if fused else decoding.roll(slots.cache, -slots.clock)
+    caches = cache, slots.prompts, slots.prompt_mask
+    if len(slots.row) == 1:
+        caches = jax.tree.map(lambda x: x[None], caches)
+    cache, prompts, mask = caches
+    return slots._replace(clock=None, cache=cache, prompts=prompts, prompt_mask=mask)
 
 
 def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Array | None) -> tuple[Slots, Array]:

@@ -60,7 +60,7 @@ class Slots(NamedTuple):
     t: Int[Array, "agent slot"]  # index of its next token
     token: Int[Array, "agent slot"]  # its last token
     live: Bool[Array, "agent slot"]  # False: it has ended, the slot is free
-    clock: Int[Array, ""]  # place of the next tokens in the cache, modulo its capacity
+    clock: Any  # [] int32: place of the next tokens in the cache, modulo its capacity
     cache: Any  # keys and values of the rows' own tokens
     prompts: Any  # per layer, keys and values of P prompts; several slots in a row may read one prompt
     prompt_mask: Bool[Array, "..."]  # [A, P, S]; without A for a single agent

@@ -91,10 +91,12 @@ def check_joint_mode(cfg: TrainConfig, algorithm: Algorithm) -> None:
 
 def check_async(team: Team, cfg: TrainConfig) -> None:
     """Raise a ValueError if completions of the next step cannot begin early on these devices."""
-    mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
-    if cfg.episodes.async_steps and mesh is not None and mesh.size > 1:
+    agents = [len(spec.members) for spec in team.stacks]
+    mesh = sharding.mesh_for(cfg.run.mesh, agents)
+    if cfg.episodes.async_steps and mesh is not None and not all(sharding.splits_only_agents(mesh, n) for n in agents):
         raise ValueError(
-            f"async_steps=1 is for one device, and mesh={cfg.run.mesh!r} takes {mesh.size} of them: set mesh='data=1'"
+            f"async_steps=1 does not go with mesh={cfg.run.mesh!r}, which splits the rows or weights of an agent: spread whole "
+            "agents (mesh=auto)"
         )
 
 

@@ -17,6 +17,7 @@ from jmarl.learning.setup import Setup
 from jmarl.learning.update import update_keys
 from jmarl.models import lora
 from jmarl.models.platforms import platform_of
+from jmarl.models.sharding import mesh_of, place_agents
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.critic_values import batches_with_values, greedy_baseline
 from jmarl.rollout.dynamic_sampling import further_items, refill
@@ -85,11 +86,11 @@ def begin_nothing(setup: Setup, state: TeamState, items: Sequence[dict], env: En
     cfg, platform = setup.cfg, platform_of(state.stacks)
     encoded = request_of(sampler_of(setup.team, state), setup, tasks_at(items, cfg, 0), env, 0).encoded
     group = cfg.episodes.num_generations
-    pending = tuple(
-        empty_pending(prompts, group, spec.config, cfg.sampling, platform, np.array(spec.stop, np.int32))
-        for spec, prompts in zip(setup.team.stacks, encoded, strict=True)
-    )
-    return state._replace(pending=pending)
+    pending = []
+    for spec, prompts, stack in zip(setup.team.stacks, encoded, state.stacks, strict=True):
+        empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, np.array(spec.stop, np.int32))
+        pending.append(place_agents(empty, mesh_of(stack.params)))
+    return state._replace(pending=tuple(pending))
 
 
 def share_begun(pending: Sequence[Pending], rollout: Rollout) -> float:

@@ -26,6 +26,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.learning.optimizer import init_state
 from jmarl.models import sharding
 from jmarl.models.hub.agents import load_agent
+from jmarl.sampling import slots
 from jmarl.team import Team, make_team, place_params
 from jmarl.training import train
 from jmarl.training.start import start
@@ -68,12 +69,22 @@ for name in ("agent=2", sys.argv[1]):
 out["auto"] = [dict((sharding.mesh_for("auto", n) or sharding.make_mesh("agent=1")).shape) for n in ([2], [3, 6], [2, 3], [32])]
 
 def sample_long(name):  # 16 rows of each agent, which move into 4 slots
-    cfg = one.replace(mesh=name, max_new_tokens=128, num_prompts=4)
+    slots.SHORTEST = 64  # the context of these models is short
+    cfg = one.replace(mesh=name, max_new_tokens=64, num_prompts=4)
     team, params = make_team(agents)
     setup, state = start(team, params, cfg)
     return play_step(sampler_of(team, state), setup, items, env, 0).turns[0].completions[0]
 
 out["long"] = bool((sample_long("agent=1").tokens == sample_long("agent=2").tokens).all())
+
+with tempfile.TemporaryDirectory() as where:  # completions of the next step begin on one device and end on two
+    early = [one.replace(mesh="agent=1", async_steps=1, num_updates=n, max_new_tokens=24) for n in (3, 1)]
+    whole = train.train(Team.of(agents), RewardEnvironment(reward, formatters), items, early[0])
+    kept = dict(output_dir=where, save_every=1)
+    train.train(Team.of(agents), RewardEnvironment(reward, formatters), items, early[1].replace(**kept))
+    moved = early[0].replace(mesh="agent=2", resume=True, **kept)
+    moved = train.train(Team.of(agents), RewardEnvironment(reward, formatters), items, moved)
+out["early"] = [int(moved.state.step), differ(moved.state, whole.state), differ(moved.rewards, whole.rewards[1:])]
 
 shares = out["shares"] = {}  # leaf -> set of shares of its bytes over devices
 for path, leaf in jax.tree_util.tree_flatten_with_path(state._asdict())[0]:
@@ -148,6 +159,12 @@ def test_the_sampler_on_a_mesh_equals_one_device(facts, mesh, devices):
 
 def test_rows_move_into_fewer_slots_on_each_device(facts):
     assert facts["long"]
+
+
+def test_rows_that_began_early_go_on_on_another_mesh(facts):
+    """With async_steps=1, a first update on one device and two on two equal three updates on one."""
+    steps, difference, rewards = facts["early"]
+    assert steps == 3 and difference < 1e-4 and rewards < 1e-6
 
 
 @pytest.mark.parametrize("variant", ["own", "penalty"])
