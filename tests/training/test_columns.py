@@ -29,6 +29,7 @@ RUNS = {
     "maac": dict(algorithm="maac"),
     "madpo_iter": dict(algorithm="madpo_iter", comparator="initial"),
     "marlhf": dict(algorithm="marlhf"),
+    "early rows": dict(algorithm="grpo", async_steps=1, num_updates=2),
 }  # fmt: skip
 
 
