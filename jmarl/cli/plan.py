@@ -17,7 +17,7 @@ EPILOG = """examples:
   jmarl plan --config magrpo --device h100
   jmarl plan --config my.yaml --device rtx4090 --set micro_batches=8 --set remat=full
   jmarl plan --config my.yaml --device a100-40g --fit fits.yaml        settings that fit, the fastest first
-  jmarl plan --config my.yaml --device cpu
+  jmarl plan --config my.yaml --device cpu --measure                   predicted beside measured, where the device is here
 
 Best times are bounds, not measurements. A directory with config.json is enough for a model; without its tokenizer, give
 --prompt-tokens. Left out: given pairs and texts, several GPUs, trees of turns, several seeds in one program."""
@@ -34,12 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens", type=int, metavar="N", help="length of the longest prompt; default: measured on 64 tasks"
     )
     fit = parser.add_argument_group("what to do")
+    fit.add_argument("--measure", action="store_true", help="also run the programs on such a device, if it is here")
     fit.add_argument("--fit", metavar="FILE", help="find settings that fit, and write them with all others to this YAML file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
-    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX starts: a GPU that is here is left alone
+    if not args.measure or args.device == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX starts: a GPU that is here is left alone
     os.environ["JAX_NUM_CPU_DEVICES"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns of each program that does not fit
     from jmarl.cli.configuration import read_configuration
@@ -51,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     settings: dict[str, Any] = dict(seed=None, device=None, output=None, resume=None)
     cfg: ExperimentConfig = read_configuration(argparse.Namespace(**vars(args) | settings)).experiment
     check_can_plan(cfg)
+    if args.fit is not None and args.measure:
+        raise ValueError("--measure and --fit exclude each other: measure the file that --fit writes")
     if args.fit is not None and not Path(args.fit).absolute().parent.is_dir():
         raise FileNotFoundError(f"--fit {args.fit}: the directory of this file does not exist")
     names = cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.fit is not None:
         return find_settings(cfg, args.fit, team, gpu, prompt_tokens, eval_items)
-    print("\n".join(lines_of(make_plan(team, cfg.train, gpu, prompt_tokens, eval_items))))
+    print("\n".join(lines_of(make_plan(team, cfg.train, gpu, prompt_tokens, eval_items, args.measure))))
     return 0
 
 

@@ -4,6 +4,9 @@ XLA's compiler for CUDA runs on any Linux machine with x86-64 and the wheels of 
 assembler. It needs no driver; what a GPU looks like is told in text. Left out: autotuning, which times kernels on a device.
 """
 
+import functools
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -70,19 +73,20 @@ def compile_device(gpu: Gpu | None) -> Any:
     return topology.devices[0]
 
 
-def compile_for(gpu: Gpu | None, lowered: Lowered) -> Compiled:
-    """Compile a program for a device of `compile_device`.
+def compile_for(gpu: Gpu | None, programs: Mapping[str, Lowered]) -> dict[str, Compiled]:
+    """Compile programs, by name, for a device of `compile_device`; in threads, as a run does.
 
-    JAX's persistent cache is left out: it cannot read a program for a device that is not here.
+    JAX's persistent cache is left out: it cannot read a program for a device that is not here, and for a CPU the memory that
+    the compiler takes is a part of the plan.
     """
-    if gpu is None:
-        return lowered.compile()
+    compile_one = functools.partial(Lowered.compile, compiler_options=COMPILER_OPTIONS if gpu else None)
     settings: Any = jax.config  # its type has no such attribute
     enabled = settings.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # JAX looks for a cache once
     try:
-        return lowered.compile(compiler_options=COMPILER_OPTIONS)
+        with ThreadPoolExecutor() as threads:
+            return dict(zip(programs, threads.map(compile_one, programs.values()), strict=True))
     finally:
         jax.config.update("jax_enable_compilation_cache", enabled)
         compilation_cache.reset_cache()

@@ -2,14 +2,15 @@
 
 A best time is the longer of two: operations at the device's full speed, and bytes at its full bandwidth. Real kernels reach a
 part of that; no time here was measured. Memory is what XLA's compiler assigns, and the state of the run, which stays on the
-device.
+device; on a CPU also what the run's process holds (`host.py`).
 """
 
 import datetime
+import os
 from typing import Any, NamedTuple
 
 import jax
-from jax.stages import Lowered
+from jax.stages import Compiled
 
 from jmarl.config import TrainConfig
 from jmarl.models.config import ModelConfig
@@ -17,9 +18,12 @@ from jmarl.models.hub.agents import Agent
 from jmarl.models.platforms import steps_per_look
 from jmarl.plan.devices import GIB, Gpu, compile_device, compile_for
 from jmarl.plan.hlo import Cost, Program
+from jmarl.plan.host import checkpoints_beside_steps, parts_of_process, writes_checkpoints
+from jmarl.plan.measure import RUNS, Measured, measure, present_device
 from jmarl.plan.programs import UnknownTokenizer, programs_of_shapes, shapes_of_agent, shapes_of_run
 from jmarl.rollout.chunks import num_parts
-from jmarl.team import Team
+from jmarl.team import Team, to_checkpoint
+from jmarl.training.files.checkpoint import nbytes
 from jmarl.types import StackState, TeamState
 
 POOL, LARGEST_POOL = 0.75, 0.95  # share of a GPU's memory that JAX takes by default, and that can be asked for
@@ -35,6 +39,7 @@ class ProgramPlan(NamedTuple):
     cost: Cost | None  # None on CPUs
     compute_time: float
     memory_time: float
+    measured: Measured | None = None
 
     @property
     def time(self) -> float:
@@ -46,7 +51,7 @@ class Plan(NamedTuple):
     """What a run needs on one device."""
 
     programs: list[ProgramPlan]
-    state: dict[str, int]  # bytes of each part of the state
+    parts: dict[str, int]  # bytes of what is in memory all the time: each part of the state, and on CPUs of the process
     tokens: int  # sampled in a step
     updates: int
     evaluations: int
@@ -66,7 +71,9 @@ def describe_team(models: list[tuple[str, ModelConfig, Any]], shared_weights: bo
     return Team.of(agents, shared_weights=shared_weights)
 
 
-def make_plan(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int, eval_items: int = 0) -> Plan:
+def make_plan(
+    team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int, eval_items: int = 0, measures: bool = False
+) -> Plan:
     """Compile the programs of a run for a device, and count.
 
     Args:
@@ -74,13 +81,24 @@ def make_plan(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int,
       gpu: None: the CPU of this machine.
       prompt_tokens: length of the longest prompt.
       eval_items: number of held-out tasks.
+      measures: also run the programs on a device of this kind, which must be here.
     """
+    present = present_device(gpu) if measures else None
     setup, state = shapes_of_run(team, cfg, compile_device(gpu))
-    parts = parts_of_state(state)
+    compiled = compile_for(gpu, programs_of_shapes(setup, state, prompt_tokens, eval_items))
+    parts = ({} if gpu else parts_of_process(team, cfg)) | parts_of_state(state)
     programs = [
-        plan_program(name, lowered, sum(parts.values()), cfg.sampling.max_new_tokens, calls_of(name, cfg, eval_items), gpu)
-        for name, lowered in programs_of_shapes(setup, state, prompt_tokens, eval_items).items()
+        plan_program(name, program, sum(parts.values()), cfg.sampling.max_new_tokens, calls_of(name, cfg, eval_items), gpu)
+        for name, program in compiled.items()
     ]
+    if gpu is None and writes_checkpoints(cfg):
+        programs.append(plan_checkpoint(state, sum(parts.values()), programs, cfg))
+    if present is not None:
+        if gpu is not None:  # compiled with all that the run itself would have, such as autotuning
+            lowered = programs_of_shapes(*shapes_of_run(team, cfg, present), prompt_tokens, eval_items)
+            compiled = {name: program.compile() for name, program in lowered.items()}
+        measured = measure(compiled, present)
+        programs = [x._replace(measured=measured.get(x.name)) for x in programs]
     rows = cfg.episodes.num_turns * cfg.episodes.num_prompts * cfg.episodes.num_generations
     tokens = team.num_agents * rows * cfg.sampling.max_new_tokens
     every = cfg.run.eval_every or cfg.run.num_updates
@@ -96,9 +114,8 @@ def calls_of(name: str, cfg: TrainConfig, eval_items: int) -> int:
     return cfg.episodes.num_turns * num_parts(prompts, cfg.episodes)
 
 
-def plan_program(name: str, lowered: Lowered, state: int, new_tokens: int, calls: int, gpu: Gpu | None) -> ProgramPlan:
-    """Compile and count one program. state: bytes that stay on the device, the program's own part included."""
-    compiled = compile_for(gpu, lowered)
+def plan_program(name: str, compiled: Compiled, state: int, new_tokens: int, calls: int, gpu: Gpu | None) -> ProgramPlan:
+    """Count one program. state: bytes that stay in memory, the program's own part included."""
     memory: Any = compiled.memory_analysis()
     temporaries = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     arguments = memory.argument_size_in_bytes
@@ -109,6 +126,16 @@ def plan_program(name: str, lowered: Lowered, state: int, new_tokens: int, calls
     speed = gpu.bfloat16 if "bf16" in text else gpu.float32
     times = calls * cost.operations / speed, calls * cost.bytes / gpu.bandwidth
     return ProgramPlan(name, arguments, temporaries, state + temporaries, cost, *times)
+
+
+def plan_checkpoint(state: TeamState, held: int, programs: list[ProgramPlan], cfg: TrainConfig) -> ProgramPlan:
+    """Return what a checkpoint needs on a CPU: a copy of what it saves. held: bytes that stay in memory.
+
+    The programs of the next step run while it is written.
+    """
+    size = nbytes(to_checkpoint(state))
+    beside = max(program.temporaries for program in programs) if checkpoints_beside_steps(cfg) else 0
+    return ProgramPlan("checkpoint", size, size, held + size + beside, None, 0.0, 0.0)
 
 
 def parts_of_state(state: TeamState) -> dict[str, int]:
@@ -134,21 +161,40 @@ def lines_of(plan: Plan) -> list[str]:
     head = f"{'program':<20}{'arguments':>11}{'temporary':>11}{'peak GiB':>10}"
     if plan.gpu:
         head += f"{'TFLOP':>9}{'GB':>9}{'kernels':>10}{'compute s':>11}{'memory s':>10}"
-    lines = [head]
+    has_measured = any(x.measured for x in plan.programs)
+    lines = [head + f"{'measured s':>12}{'GiB alone':>11}" * has_measured]
     for x in plan.programs:
         line = f"{x.name:<20}{x.arguments / GIB:>11.2f}{x.temporaries / GIB:>11.2f}{x.peak / GIB:>10.2f}"
         if x.cost:
             line += f"{x.cost.operations / 1e12:>9.1f}{x.cost.bytes / 1e9:>9.1f}{x.cost.kernels:>10,.0f}"
             line += f"{x.compute_time:>11.3f}{x.memory_time:>10.3f}"
-        lines.append(line)
+        lines.append(line + columns_of(x.measured))
+    if has_measured:
+        lines += ["", f"measured: the shortest of {RUNS} runs with random weights; GiB alone: beside arguments + temporary"]
     lines += [
         "",
-        "on the device all the time: " + ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in plan.state.items()),
+        f"in {'memory' if plan.gpu is None else 'its memory'} all the time: "
+        + ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in plan.parts.items()),
     ]
-    sizes = plan.state | {f"temporaries of {plan.peak.name}": plan.peak.temporaries}
+    sizes = plan.parts | {f"temporaries of {plan.peak.name}": plan.peak.temporaries}
     largest = max(sizes, key=lambda name: sizes[name])
     lines.append(f"the largest thing in memory: {largest}, {sizes[largest] / GIB:.2f} GiB")
-    return lines + (lines_of_gpu(plan, plan.gpu) if plan.gpu else [])
+    return lines + (lines_of_gpu(plan, plan.gpu) if plan.gpu else [line_of_cpu(plan)])
+
+
+def line_of_cpu(plan: Plan) -> str:
+    """Return whether the run fits into the memory of this machine."""
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    verb = "fits" if plan.peak.peak <= room else "does not fit"
+    return f"{verb}: {plan.peak.name} needs {plan.peak.peak / GIB:.1f} GiB, this machine has {room / GIB:.1f}"
+
+
+def columns_of(measured: Measured | None) -> str:
+    """Return the measured time and memory of a program, as far as they are known."""
+    if measured is None:
+        return ""
+    memory = "-" if measured.memory is None else f"{measured.memory / GIB:.2f}"
+    return f"{measured.seconds:>12.3f}{memory:>11}"
 
 
 def lines_of_gpu(plan: Plan, gpu: Gpu) -> list[str]:

@@ -47,6 +47,22 @@ def test_a_config_is_enough_to_plan_for_this_cpu(config_only: Path, capsys: pyte
         "sampling", "update", "evaluation",
     ]  # fmt: skip
     assert "moments of the optimizer" in out and "tokens/s" not in out
+    assert re.search(r"^fits: \w+ needs [\d.]+ GiB, this machine has", out, re.M)
+
+
+def test_programs_are_measured_where_the_device_is_here(config_only: Path, capsys: pytest.CaptureFixture) -> None:
+    """Without weights; checkpoints are no program."""
+    assert plan(config_only, "--device", "cpu", "--prompt-tokens", "20", "--measure") == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if re.match(r"\w+ +\d", line)}
+    assert {name: len(row) for name, row in rows.items()} == {"sampling": 5, "update": 5, "evaluation": 5, "checkpoint": 3}
+    assert all(float(row[3]) > 0 for name, row in rows.items() if name != "checkpoint")
+
+
+def test_a_gpu_that_is_not_here_cannot_be_measured(config_only: Path, capsys: pytest.CaptureFixture) -> None:
+    """The error names the devices of this machine."""
+    assert plan(config_only, "--device", "h200", "--prompt-tokens", "20", "--measure") == 2
+    assert re.search(r"--measure needs the NVIDIA H200, and JAX sees (cpu|NVIDIA.*) here", capsys.readouterr().err)
 
 
 def test_without_a_tokenizer_prompts_have_to_be_given(config_only: Path, capsys: pytest.CaptureFixture) -> None:

@@ -42,7 +42,8 @@ def compiled(model: str, kind: str, prompt: int, **settings: Any) -> tuple[Any, 
     cfg = TrainConfig.of(**dict(num_prompts=8, num_generations=8, compute_dtype="bfloat16", remat="full") | settings)
     team = describe_team([(model, MODELS[model], None)] * 2, shared_weights=False)
     setup, state = shapes_of_run(team, cfg, compile_device(GPUS["h100"]))
-    program = compile_for(GPUS["h100"], programs_of_shapes(setup, state, prompt)[kind])
+    programs = programs_of_shapes(setup, state, prompt)
+    program = compile_for(GPUS["h100"], {kind: programs[kind]})[kind]
     text: Any = program.as_text()
     return program, Program(text, settings["max_new_tokens"])
 
