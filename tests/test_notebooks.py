@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jmarl.models.gpu import has_cuda
 from jmarl.sandbox import Sandbox, SandboxUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +24,7 @@ NAMES = [
     "05_preferences_and_imitation",
     "06_looking_at_a_run",
     "07_yaml_and_report",
+    "08_how_to_size_a_run",
 ]
 # What the first cell of every notebook reads. The tiny model learns each task at this rate within so many updates.
 SETTINGS = {"UPDATES": "24", "TOKENS": "8", "LEARNING_RATE": "1e-2"}
@@ -71,7 +73,7 @@ def execute(tiny_dir, tmp_path, monkeypatch) -> Callable[[str, str], Any]:
     return run
 
 
-def test_the_notebooks_are_the_seven_guides():
+def test_the_notebooks_are_the_eight_guides():
     assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
@@ -192,3 +194,12 @@ def test_two_seeds_are_trained_from_yaml_and_reported(execute, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "<svg" not in page and 'id="data"' in page and len(page) > 50_000
     assert all((tmp_path / directory / "completions.jsonl.gz").is_file() for directory in directories)
+
+
+@runs_a_kernel
+def test_a_run_is_sized_without_a_gpu(execute, tmp_path):
+    """Cells for GPUs show the table with the wheels for CUDA, and else what to install; the guide goes on."""
+    temporaries, written = execute("08_how_to_size_a_run", "[temporaries, fits.is_file()]")
+    assert written == has_cuda()
+    assert all(sizes == sorted(sizes) and sizes[0] > 0 for sizes in temporaries.values())
+    assert temporaries["full"][-1] < temporaries["none"][-1]

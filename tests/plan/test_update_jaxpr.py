@@ -1,0 +1,85 @@
+"""No gradient of an update goes through the logarithms that cuDNN's attention can return: its backward pass drops them.
+
+XLA's form has their gradient, so parity on CPUs would not show the error. The update is traced for cuDNN here, without CUDA.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from jmarl.config import TrainConfig
+from jmarl.learning.update import update_agents
+from jmarl.models import gpu
+from jmarl.models.config import ModelConfig
+from jmarl.plan.plan import describe_team
+from jmarl.plan.programs import programs_of_shapes, shapes_of_run
+from jmarl.training import precompile
+
+MODEL = ModelConfig("qwen2", 320, 32, 64, 2, 4, 2, 8, 256, qkv_bias=True)
+
+
+@pytest.fixture(autouse=True)
+def traced_for_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let cuDNN's attention be traced, and return the trace of an update in place of its program."""
+
+    def trace(state: Any, batch: Any, agents: Any = None, **settings: Any) -> ClosedJaxpr:
+        trained = state._replace(reference=None, base=None)
+        return jax.make_jaxpr(functools.partial(update_agents, **settings))(trained, state.reference, batch, agents, state.base)
+
+    monkeypatch.setattr(gpu, "has_cuda", lambda: True)
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(precompile, "lower_update", trace)
+
+
+def jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Yield a jaxpr and all that it calls."""
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)):
+            if isinstance(value, ClosedJaxpr | Jaxpr):
+                yield from jaxprs(value.jaxpr if isinstance(value, ClosedJaxpr) else value)
+
+
+def attentions(jaxpr: Jaxpr, kind: str) -> list[tuple[Jaxpr, JaxprEqn]]:
+    """Return the calls of cuDNN's attention, `fwd` or `bwd`, each with the jaxpr that it is in."""
+    return [(x, e) for x in jaxprs(jaxpr) for e in x.eqns if e.primitive.name.startswith(f"dot_product_attention_{kind}")]
+
+
+def misuses(jaxpr: Jaxpr) -> list[str]:
+    """Return the users of the logarithms of any forward pass, other than cuDNN's own backward pass."""
+    names = []
+    for inside, forward in attentions(jaxpr, "fwd"):
+        for logarithms in forward.outvars[1:]:
+            users = [e.primitive.name for e in inside.eqns if any(x is logarithms for x in e.invars)]
+            users += ["returned"] * any(x is logarithms for x in inside.outvars)
+            names += [name for name in users if not name.startswith("dot_product_attention_bwd")]
+    return names
+
+
+@pytest.mark.parametrize("settings", [{}, {"per_agent": "vmap"}, {"lora_rank": 4}, {"remat": "full", "micro_batches": 2}])
+def test_no_gradient_of_an_update_goes_through_logarithms(settings: dict[str, Any]) -> None:
+    given = dict(num_prompts=2, num_generations=2, max_new_tokens=8, compute_dtype="bfloat16") | settings
+    cfg, team = TrainConfig.of(**given), describe_team([("a", MODEL, None)] * 2, shared_weights=False)
+    traced: Any = programs_of_shapes(*shapes_of_run(team, cfg, jax.devices("cpu")[0]), prompt_tokens=16)["update"]
+    assert attentions(traced.jaxpr, "fwd") and attentions(traced.jaxpr, "bwd")
+    assert misuses(traced.jaxpr) == []
+
+
+def test_a_gradient_through_logarithms_is_seen() -> None:
+    """As of two parts of the keys that are joined by the sums of their weights."""
+    q = jnp.ones((2, 8, 4, 8), jnp.bfloat16)
+    lengths = jnp.full(2, 8)
+
+    def joined(q: jax.Array) -> jax.Array:
+        out, logs = gpu._attend_with_logs("cudnn", q, q, q, lengths)
+        return jnp.sum(out.astype(jnp.float32)) + jnp.sum(jax.nn.sigmoid(logs))
+
+    assert misuses(jax.make_jaxpr(jax.grad(joined))(q).jaxpr)
