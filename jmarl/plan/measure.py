@@ -18,13 +18,13 @@ from jmarl.plan.devices import Gpu
 from jmarl.plan.host import memory_now, peak_of_process, restart_peak
 from jmarl.types import StackState
 
-RUNS = 3  # the shortest counts
+RUNS, ENOUGH = 3, 20.0  # runs of a program, of which the shortest counts; no further one after so many seconds
 
 
 class Measured(NamedTuple):
     """What one program took."""
 
-    seconds: float  # the shortest of `RUNS`
+    seconds: float  # of the shortest run
     memory: int | None  # bytes of its arguments and temporaries; None where it cannot be measured
 
 
@@ -51,12 +51,14 @@ def measure(programs: Mapping[str, Compiled], device: Any, runs: int = RUNS) -> 
 
 
 def _measure_one(program: Compiled, device: Any, runs: int) -> Measured:
-    before, seconds = memory_now(), math.inf
+    before, seconds, begin = memory_now(), math.inf, time.perf_counter()
     arguments = random_arguments(program)
     jax.block_until_ready(arguments)
     restart_peak()
-    for _ in range(runs):
+    for i in range(runs):
         start = time.perf_counter()
+        if i and start - begin > ENOUGH:
+            break
         out = jax.block_until_ready(program(*arguments))
         seconds = min(seconds, time.perf_counter() - start)
         if isinstance(arguments[0], StackState):  # an update has consumed it

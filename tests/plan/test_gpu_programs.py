@@ -7,7 +7,14 @@ seen with jax 0.10.2.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +23,7 @@ from jmarl.config import TrainConfig
 from jmarl.models import gpu
 from jmarl.models.config import ModelConfig
 from jmarl.models.gpu import has_cuda
+from jmarl.models.hub.agents import config_to_hf
 from jmarl.plan.devices import GIB, GPUS, compile_device, compile_for
 from jmarl.plan.hlo import Program, largest
 from jmarl.plan.plan import describe_team
@@ -102,3 +110,31 @@ def test_sums_over_tokens_have_no_order_that_changes() -> None:
     program, _ = compiled("0.5B", "update", 256, num_prompts=1, max_new_tokens=512)
     scatters = [line for line in program.as_text().splitlines() if " scatter(" in line]
     assert scatters and all("unique_indices=true" in line for line in scatters)
+
+
+def test_no_kernel_of_a_decode_step_is_launched_by_itself(tmp_path: Path) -> None:
+    """The body of the decode loop is one command buffer, which the GPU replays; read from XLA's list of what it launches."""
+    model = dataclasses.replace(MODELS["0.5B"], num_layers=4)
+    (tmp_path / "config.json").write_text(json.dumps(config_to_hf(model)))
+    settings = [f"models={tmp_path}", "num_agents=2", "compute_dtype=bfloat16", "held_out=0"]
+    command = [sys.executable, "-m", "jmarl", "plan", "--config", "magrpo", "--device", "h100", "--prompt-tokens", "200"]
+    flags = f"--xla_dump_to={tmp_path / 'dump'} --xla_dump_hlo_module_re=.*sample_stack.*"
+    env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([*command, "--set", *settings], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (path,) = (tmp_path / "dump").glob("*thunk_sequence_after_thunk_passes.txt")
+    body = max(loop_bodies(path.read_text()), key=lambda body: (sum(kind == "kCuDnn" for _, kind in body), -len(body)))
+    assert sum(kind == "kCuDnn" for _, kind in body) >= model.num_layers, "the innermost loop with attention in it"
+    outermost = min(indent for indent, _ in body)
+    assert {kind for indent, kind in body if indent == outermost} == {"kCommandBuffer"}
+
+
+def loop_bodies(text: str) -> list[list[tuple[int, str]]]:
+    """Return the body of each loop in a sequence of thunks: the indentation and the kind of each."""
+    lines = [match for match in map(re.compile(r"( *)(?:\d+: (k\w+)|body:)").match, text.splitlines()) if match]
+    bodies = []
+    for i, line in enumerate(lines):
+        if line[2] is None:
+            end = next((j for j in range(i + 1, len(lines)) if len(lines[j][1]) <= len(line[1])), len(lines))
+            bodies.append([(len(other[1]), other[2]) for other in lines[i + 1 : end] if other[2]])
+    return bodies
