@@ -112,8 +112,9 @@ class Block(nn.Module):
         if "dropout" in adapter:
             keep_rate = adapter["dropout"]["keep_rate"]
             x = jnp.where(jax.random.bernoulli(adapter["dropout"]["key"], keep_rate, x.shape), x / keep_rate, 0)
-        narrow = product(x, adapter["a"]) * (self.get_variable("params", "lora_alpha") / adapter["a"].shape[-1])
-        return out + product(narrow, adapter["b"]).reshape(out.shape)
+        joined = "scale" in adapter  # of several targets, see `lora.join_by_input`
+        scale = adapter["scale"] if joined else self.get_variable("params", "lora_alpha") / adapter["a"].shape[-1]
+        return out + product(product(x, adapter["a"]) * scale, adapter["b"]).reshape(out.shape)
 
     @nn.compact
     def __call__(self, x: Hidden, cos: Angles, sin: Angles, attention: Attention) -> tuple[Hidden, Any]:
@@ -125,7 +126,7 @@ class Block(nn.Module):
         qkv = checkpoint_name(product(y, self.weight("qkv", d, k * (q + 2) * h)), "weight_product")
         if c.qkv_bias:
             qkv = qkv + self.param("qkv_bias", zeros, (k * (q + 2) * h,))
-        qkv = qkv.reshape(-1, k, q + 2, h)
+        qkv = self.add_adapter("qkv_adapter", y, qkv).reshape(-1, k, q + 2, h)
         queries, keys, values = jnp.split(qkv, (q, q + 1), axis=2)
         keys, values = self.add_adapter("k_proj", y, keys.squeeze(2)), self.add_adapter("v_proj", y, values.squeeze(2))
         queries = self.add_adapter("q_proj", y, queries)
@@ -144,6 +145,9 @@ class Block(nn.Module):
             checkpoint_name(self.add_adapter(f"{name}_proj", y, product(y, self.weight(name, d, f))), "weight_product")
             for name in ("gate", "up")
         )
+        if self.has_variable("params", "gate_up_adapter"):
+            both = self.add_adapter("gate_up_adapter", y, jnp.stack([gate, up], 1))
+            gate, up = both[:, 0], both[:, 1]
         y = nn.silu(gate) * up
         return x + self.add_adapter("down_proj", y, product(y, self.weight("down", f, d))), state
 

@@ -37,6 +37,7 @@ from jmarl.models.decoder import (
     rope,
     run_layers,
 )
+from jmarl.models.lora import join_axes_by_input, join_by_input
 from jmarl.models.platforms import attend_token
 
 Mask = Bool[Array, "row 1 key"]
@@ -134,7 +135,8 @@ def decode_view(
       capacity: number of tokens that a row may have.
       layer_numbers: 0 to L - 1. As traced numbers they let XLA compile one kernel that slices a layer, instead of L kernels.
       cut: whether weights are cut into panels (`models/cpu.py`).
-      fused: whether a token attends by one kernel (`models/gpu.py`), which reads keys and values in a layout of its own.
+      fused: whether a token attends by one kernel (`models/gpu.py`), which reads keys and values in a layout of its own. LoRA
+        adapters of one input are then joined too, for fewer kernels; a CPU gains nothing.
     """
     rest = cast({name: w for name, w in params.items() if name != "layers"}, dtype)
     stacked = params["layers"], prefix.cache
@@ -144,6 +146,7 @@ def decode_view(
 
     def layer(i: Int[Array, ""] | int) -> tuple[Params, KeyValues]:
         w, cache = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, keepdims=False).astype(dtype), stacked)
+        w = join_by_input(w, cfg) if fused else w
         w = {name: cut_panels(x) if cut and not isinstance(x, dict) and x.ndim == 2 else x for name, x in w.items()}
         return w, of_prompts(cache)
 
@@ -153,14 +156,15 @@ def decode_view(
     return DecodeView(rest, layers, prefix.mask, rope(cfg, jnp.arange(prefix.mask.shape[1] + capacity)), panels)
 
 
-def view_axes(axes: Params, num_layers: int) -> DecodeView:
+def view_axes(axes: Params, cfg: ModelConfig, fused: bool = False) -> DecodeView:
     """Return the agent axes of a `DecodeView` of several agents.
 
     axes: 0 for each parameter, or None for parameters that the agents share.
     """
     rest = {name: axis for name, axis in axes.items() if name != "layers"}
     output = axes["lm_head"] if "lm_head" in axes else axes["embed"]
-    return DecodeView(rest, [(axes["layers"], 0)] * num_layers, 0, 0, output)  # pyright: ignore[reportArgumentType]
+    layer = join_axes_by_input(axes["layers"], cfg) if fused else axes["layers"]
+    return DecodeView(rest, [(layer, 0)] * cfg.num_layers, 0, 0, output)  # pyright: ignore[reportArgumentType]
 
 
 def init_cache(cfg: ModelConfig, rows: int, capacity: int, dtype: jax.typing.DTypeLike, fused: bool = False) -> Cache:

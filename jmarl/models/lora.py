@@ -32,6 +32,7 @@ from jmarl.models.stack import is_placed, is_shared, share_params, unstack
 from jmarl.types import Shared, StackState
 
 ALPHA = "lora_alpha"  # a leaf [L] among the layers
+QKV, GATE_UP = "qkv_adapter", "gate_up_adapter"  # in a decode view, see `join_by_input`
 INIT, INIT_CRITICS, DROPOUT = 2**31, 2**31 + 1, 2**31 + 2  # purposes of random keys; keys of the sampler start from a step
 
 
@@ -106,6 +107,46 @@ def describe(model: Any) -> AdapterKind:
     alpha = layers[ALPHA].value if is_shared(layers[ALPHA]) else layers[ALPHA]
     alpha = float(str(np.float32(alpha[0])))  # 0.1, not float32's 0.100000001
     return AdapterKind(layers[targets[0]]["a"].shape[-1], alpha, targets)
+
+
+def join_by_input(layer: Any, cfg: ModelConfig) -> Any:
+    """Return one layer's parameters with one adapter for all linear layers of one input, as decoding reads them.
+
+    Its a has the columns of theirs side by side, its b their rows in blocks, in the order of the base's outputs. The products
+    with a few tokens of a decode step take as long as their launches, and 2 do what 6 did, or 4.
+    """
+    layer = dict(layer)
+    for joined, shapes in _outputs(cfg).items():
+        adapters = {name: layer.pop(name) for name in shapes if name in layer}
+        if not adapters:
+            continue
+        rank, dtype = next(iter(adapters.values()))["b"].shape[0], layer[ALPHA].dtype
+        zeros = {name: jnp.zeros((rank, *shape), dtype) for name, shape in shapes.items()}
+        rows = []
+        for name, adapter in adapters.items():
+            blocks = zeros | {name: adapter["b"].reshape(rank, *shapes[name])}
+            rows.append(jnp.concatenate(list(blocks.values()), 2).reshape(rank, -1))
+        a = jnp.concatenate([adapter["a"] for adapter in adapters.values()], -1)
+        layer[joined] = {"a": a, "b": jnp.concatenate(rows), "scale": layer[ALPHA] / rank}
+    return layer
+
+
+def join_axes_by_input(axes: Any, cfg: ModelConfig) -> Any:
+    """Return the agent axes of what `join_by_input` returns, from those of a layer's parameters."""
+    axes = dict(axes)
+    for joined, shapes in _outputs(cfg).items():
+        adapters = [axes.pop(name) for name in shapes if name in axes]
+        if adapters:
+            axes[joined] = adapters[0] | {"scale": axes[ALPHA]}
+    return axes
+
+
+def _outputs(cfg: ModelConfig) -> dict[str, dict[str, tuple[int, int, int]]]:
+    """Return the linear layers that share an input, and the shapes of their outputs, which lie side by side on axis 1."""
+    k, h = cfg.num_kv_heads, cfg.head_dim
+    one, wide = (k, 1, h), (1, 1, cfg.intermediate_size)
+    qkv = {"q_proj": (k, cfg.queries_per_kv, h), "k_proj": one, "v_proj": one}
+    return {QKV: qkv, GATE_UP: {"gate_proj": wide, "up_proj": wide}}
 
 
 def split(model: Any) -> tuple[Any, Any]:

@@ -170,7 +170,10 @@ def lines_of(plan: Plan) -> list[str]:
             line += f"{x.compute_time:>11.3f}{x.memory_time:>10.3f}"
         lines.append(line + columns_of(x.measured))
     if has_measured:
-        lines += ["", f"measured: the shortest of up to {RUNS} runs with random weights; GiB alone: beside arguments + temporary"]
+        lines += [
+            "",
+            f"measured: the shortest of up to {RUNS} runs, random weights; GiB alone: beside arguments + temporary",
+        ]
     lines += [
         "",
         f"in {'memory' if plan.gpu is None else 'its memory'} all the time: "

@@ -184,7 +184,7 @@ def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: Sample
     numbers = platforms.layer_numbers(cfg.num_layers, lengths)
     own, restore_shared = own_leaves((params, prompts, lengths, past))
     # Shared parameters stay one array in the view too; without these axes, vmap would copy them for each agent.
-    axes = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg.num_layers)
+    axes = decoding.view_axes(jax.tree.map(lambda x: None if is_shared(x) else 0, params, is_leaf=is_shared), cfg, fused)
 
     def prefill(own: list[Any]) -> tuple[Any, Any, Any]:
         params, prompts, lengths, past = restore_shared(own)

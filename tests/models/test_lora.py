@@ -167,6 +167,21 @@ def test_the_sampler_draws_the_tokens_of_plain_weights(llama, fresh):
         assert (got.tokens != sampled(stack_params([llama.params] * A), llama).tokens).any()
 
 
+@pytest.mark.parametrize("targets", [LORA_TARGETS, ("v_proj", "o_proj"), ("q_proj", "k_proj", "up_proj"), ("gate_proj",)])
+def test_adapters_of_one_input_are_joined_for_decoding(llama, targets):
+    """One layer gives the same numbers with one adapter for all targets of an input, in the layout of the base."""
+    cfg = llama.config
+    whole = unstack(with_noise(model_of(llama, CONFIG.replace(lora_targets=",".join(targets)))), 0)
+    layer = jax.tree.map(lambda x: jnp.asarray(x[1]), whole["layers"])
+    joined = lora.join_by_input(layer, cfg)
+    assert jax.tree.structure(joined) == jax.tree.structure(lora.join_axes_by_input(jax.tree.map(lambda _: 0, layer), cfg))
+    assert not {name for name in LORA_TARGETS if name not in ("o_proj", "down_proj")} & joined.keys()
+    x, attention = jax.random.normal(jax.random.key(0), (5, cfg.hidden_size)), decoder.causal_attention(5)
+    angles = decoder.rope(cfg, jnp.arange(5))
+    got, expected = (decoder.Block(cfg).apply({"params": w}, x, *angles, attention)[0] for w in (joined, layer))
+    assert distance(got, expected) < 1e-5
+
+
 def test_the_sampler_reads_base_weights_cut_into_panels(llama):
     """Panels change no token; adapters are not cut."""
     from jmarl.sampling import sampler as sampling
