@@ -176,7 +176,7 @@ def imitation_settings(cfg: ImitationConfig) -> TrainConfig:
     shared = {name: flat(cfg)[name] for name in ("seed", "chat", "compute_dtype", "remat", "progress", "log_every")}
     return TrainConfig.of(
         algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size,
-        micro_batches=min(cfg.optimizer.micro_batches, cfg.imitation_batch_size), learning_rate=cfg.imitation_learning_rate,
+        micro_batches=cfg.optimizer.micro_batches_of(cfg.imitation_batch_size), learning_rate=cfg.imitation_learning_rate,
         output_dir=f"{cfg.run.output_dir}/imitation" if cfg.run.output_dir else "",
         save_every=0, **shared,  # no checkpoints: it takes minutes, and a resumed run repeats it
     )  # fmt: skip

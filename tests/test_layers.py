@@ -24,6 +24,7 @@ ORDER = [
     "config",
     "randomness",
     "memory",
+    "hardware",
     "rl",
     "algorithms",
     "models",
@@ -46,7 +47,8 @@ ORDER = [
 
 # Pure functions of arrays: no tokenizer, environment, file, clock or log. A name stands for a module or for a whole room.
 DEVICE = {
-    "types", "algorithms", "rl", "models", "sampling.choice", "sampling.slots", "sampling.sampler", "sampling.scoring",
+    "types", "hardware", "algorithms", "rl", "models",
+    "sampling.choice", "sampling.slots", "sampling.sampler", "sampling.scoring",
     "learning.batches", "learning.objective", "learning.data_objective", "learning.optimizer", "learning.update",
     "learning.probes",
 }  # fmt: skip

@@ -3,7 +3,18 @@
 The room imports `rl` and `config`. Open `table.py` first.
 """
 
-from jmarl.algorithms.resolve import Algorithm, check_row, check_used, resolve
+from jmarl.algorithms.resolve import Algorithm, check_row, check_used, on_platform, resolve, with_ample_memory
 from jmarl.algorithms.table import ALGORITHMS, DEFAULTS, AlgorithmRow, find_row
 
-__all__ = ["ALGORITHMS", "DEFAULTS", "Algorithm", "AlgorithmRow", "check_row", "check_used", "find_row", "resolve"]
+__all__ = [
+    "ALGORITHMS",
+    "DEFAULTS",
+    "Algorithm",
+    "AlgorithmRow",
+    "check_row",
+    "check_used",
+    "find_row",
+    "on_platform",
+    "resolve",
+    "with_ample_memory",
+]

@@ -1,20 +1,23 @@
 """From a row of the table and the settings of a run to the `Algorithm` that jitted programs are compiled for.
 
-`resolve` is called once per run, before anything is traced. It fills every setting that is None with the row's default and
-refuses settings that the row does not use.
+`resolve` is called once per run, before anything is traced. It fills every setting that is None with the row's default, those
+that are auto as far as the platform says it, and refuses settings that the row does not use.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jmarl.algorithms.table import ALGORITHMS, ASYNC_CAP, DEFAULTS, ONLY_ROLLOUTS, REWARD_MODEL, ROUNDS, AlgorithmRow, find_row
 from jmarl.config import Critic, LoRA, Loss, Optimizer, Preference, TrainConfig, flat
+from jmarl.hardware import GPU, dtype_on
+
+C = TypeVar("C", bound=TrainConfig)
 
 NUMBERS = ("ema_decay", "gae_lambda", "value_coef", "value_clip", "bc_weight", "world_model_weight")  # fields of `Algorithm`
 COMMON_METRICS = {"loss", "entropy", "kl", "kl_moved", "ratio", "mismatch"}  # of `learning.objective.token_loss`
@@ -63,6 +66,21 @@ class Algorithm:
         return "token" if self.row.per_token else self.critic.critic_type or "v"
 
     @property
+    def micro_batches(self) -> int:
+        """Parts of an optimizer step. Raises ValueError while it is not chosen, see `learning.choose`."""
+        parts = self.optimizer.micro_batches
+        if parts == "auto":
+            raise ValueError("micro_batches=auto is chosen on a GPU when a run starts, and here is none: give a number")
+        return parts
+
+    @property
+    def remat(self) -> str:
+        """What the backward pass keeps. Raises ValueError while it is not chosen."""
+        if self.optimizer.remat == "auto":
+            raise ValueError("remat=auto is chosen on a GPU when a run starts, and here is none: give none, dots or full")
+        return self.optimizer.remat
+
+    @property
     def steps_per_update(self) -> int:
         """Optimizer steps of an update."""
         return self.optimizer.num_epochs * self.optimizer.num_minibatches
@@ -76,6 +94,7 @@ def resolve(cfg: TrainConfig) -> Algorithm:
     """Fill the settings of a run with the defaults of its row. Raises ValueError for settings that the row does not use."""
     row = find_row(cfg.algorithm)
     check_settings_of_row(cfg)
+    cfg = on_platform(cfg, jax.default_backend())
 
     def filled(section: Any) -> Any:
         names = [field.name for field in dataclasses.fields(section) if field.name in DEFAULTS]
@@ -114,6 +133,21 @@ def resolve(cfg: TrainConfig) -> Algorithm:
         ipo=row.data == "pairs" and row.margin != "score" and values["preference_loss"] == "ipo",
         name=cfg.algorithm,
     )
+
+
+def on_platform(cfg: C, platform: str) -> C:
+    """Return settings without auto, as far as the platform says it. On GPUs remat and micro_batches stay: what fits depends on
+    the run."""
+    if cfg.sampling.compute_dtype == "auto":
+        cfg = cfg.replace(compute_dtype=dtype_on(platform))
+    return cfg if platform in GPU else with_ample_memory(cfg)
+
+
+def with_ample_memory(cfg: C) -> C:
+    """Return settings in which auto of remat and micro_batches is what is fast where memory does not matter."""
+    fast: dict[str, Any] = {"remat": "dots", "micro_batches": 1}
+    changes = {name: value for name, value in fast.items() if getattr(cfg.optimizer, name) == "auto"}
+    return cfg.replace(**changes) if changes else cfg
 
 
 def _fill(section: Any, values: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from jmarl.config.validation import Count, CountOrOff, NotNegative, Positive, Range, Share, check, check_fields
+from jmarl.config.validation import Count, CountOrAuto, CountOrOff, NotNegative, Positive, Range, Share, check, check_fields
 
 Scale = Literal["none", "std", "batch_std", "running_std"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
@@ -47,9 +47,10 @@ class Sampling(Section):
     """Drop tokens less likely than this share of the most likely one; 0 is off."""
     repetition_penalty: Annotated[float, Range(0, low_open=True, note="1 is off")] = 1.0
     """Divide the logits of tokens that occurred before by this; 1 is off."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of activations in sampling and training: float32 (on GPUs too; TF32 is jax's
-    JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32), or bfloat16 with float32 master weights."""
+    JAX_DEFAULT_MATMUL_PRECISION=tensorfloat32), or bfloat16 with float32 master weights. auto: bfloat16 on GPUs of compute
+    capability 8.0 or more, else float32."""
 
     def check_together(self) -> None:
         fits = self.min_new_tokens <= self.max_new_tokens
@@ -228,10 +229,12 @@ class Optimizer(Section):
     """Parts of a batch in a pass, each with an optimizer step of its own."""
     target_kl: Positive | None = None
     """Stop making steps on a batch once the policy has moved this far from the behavior policy (k3 per token); None: off."""
-    micro_batches: Count = 1
-    """Split the rows of an optimizer step into this many parts and add up their gradients; saves memory."""
-    remat: Literal["none", "dots", "full"] = "dots"
-    """What the backward pass keeps: everything (none), the large products (dots), or only the inputs of layers (full)."""
+    micro_batches: CountOrAuto = "auto"
+    """Split the rows of an optimizer step into this many parts and add up their gradients; saves memory. auto: 1, and on GPUs
+    as many as the update needs to fit, chosen at the start of a run together with remat."""
+    remat: Literal["auto", "none", "dots", "full"] = "auto"
+    """What the backward pass keeps: everything (none), the large products (dots), or only the inputs of layers (full). auto:
+    dots, and on GPUs the fastest with which the update fits."""
     per_agent: Literal["map", "vmap"] = "map"
     """How the gradients of the agents on one device are computed: one after the other (map) or at once (vmap, for small
     models)."""
@@ -242,6 +245,10 @@ class Optimizer(Section):
             check(name, getattr(self, name), fits, f"{default} without optimizer={optimizer}")
         several = self.num_epochs * self.num_minibatches > 1
         check("target_kl", self.target_kl, self.target_kl is None or several, "None where a batch is one optimizer step")
+
+    def micro_batches_of(self, rows: int) -> int | Literal["auto"]:
+        """Return micro_batches for another run whose optimizer steps have this number of rows."""
+        return "auto" if self.micro_batches == "auto" else min(self.micro_batches, rows)
 
 
 # A setting of one optimizer -> that optimizer, and the default.

@@ -49,6 +49,7 @@ Positive = Annotated[float, Range(0, low_open=True)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]
+CountOrAuto = Annotated[int, Range(1)] | Literal["auto"]
 CountOrOff = Annotated[int, Range(0, note="0 is off")]
 
 
@@ -125,6 +126,9 @@ def _problem(value: Any, hint: Any) -> tuple[type[Exception], str] | None:
             return None
         wrong_values = [problem for problem in problems if problem is not None and problem[0] is ValueError]
         or_none = ", or None" if type(None) in arguments else ""
+        if Literal["auto"] in arguments:  # a number, or this text
+            allowed = next(x for x in typing.get_args(arguments[0]) if isinstance(x, Range))
+            return (ValueError if wrong_values else TypeError), f"{allowed}, or 'auto'"
         return (ValueError, wrong_values[0][1] + or_none) if wrong_values else (TypeError, f"of type {_type_name(hint)}")
     if origin is dict:
         named = isinstance(value, dict) and all(isinstance(name, str) for name in value)

@@ -153,7 +153,7 @@ def value_stack(
 def reuses_values(algorithm: Algorithm) -> bool:
     """Whether agents learn from the values that are computed in the update of their critic: if that is one step on the whole
     batch, without dropout. Own critics then learn first."""
-    one_pass = algorithm.steps_per_update * algorithm.optimizer.micro_batches == 1
+    one_pass = algorithm.steps_per_update * algorithm.micro_batches == 1
     return algorithm.value_kind == "token" and one_pass and not algorithm.lora.lora_dropout
 
 

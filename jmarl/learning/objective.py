@@ -147,7 +147,7 @@ def loss_of_inputs(
     if inputs.dropout is not None:
         params = lora.with_dropout(params, inputs.dropout, algorithm.lora.lora_dropout)
     weights = decoder.cast(params, jnp.dtype(algorithm.compute_dtype))
-    hidden = hidden_states(weights, model, inputs.prompts, inputs.prompt_lengths, inputs.tokens, algorithm.optimizer.remat)
+    hidden = hidden_states(weights, model, inputs.prompts, inputs.prompt_lengths, inputs.tokens, algorithm.remat)
     tokens, targets = inputs.tokens, inputs.targets
     if isinstance(targets, PairTargets):
         loss, metrics = pairs_loss(pair_numbers(params, weights, hidden, tokens, algorithm), targets, algorithm)

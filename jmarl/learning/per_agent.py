@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 
 from jmarl.algorithms import Algorithm, find_row
 from jmarl.config import ONLY_WITH, Run, TrainConfig
+from jmarl.hardware import dtype_on
 from jmarl.learning.optimizer import init_state
 from jmarl.learning.update import lower_update, update_stack
 from jmarl.memory import Program, starting
@@ -90,7 +91,7 @@ def with_adapters(team: Team, params: Sequence[Any], cfg: TrainConfig, mesh: Mes
     params = lora.init_models(params, shapes, cfg.lora, cfg.run.seed)
     if not cfg.lora.lora_rank:
         return params
-    dtype = jnp.dtype(cfg.sampling.compute_dtype)
+    dtype = jnp.dtype(dtype_on(jax.default_backend(), cfg.sampling.compute_dtype))
     split = [(lora.cast_base(base, dtype), trained) for base, trained in map(lora.split, params)]
     # On the mesh at once, so that agents and their critics share one base there.
     return [lora.join(place(base, mesh), trained) for base, trained in split]
@@ -126,7 +127,7 @@ def update_one_stack(
         group,
         batch.prompts.shape[-1],
         new_tokens,
-        algorithm.optimizer.micro_batches * algorithm.optimizer.num_minibatches,
+        algorithm.micro_batches * algorithm.optimizer.num_minibatches,
     )
     lower = partial(lower_update, stack, batch, model=spec.config, algorithm=algorithm, trains=trains, agents=agents)
     starting(program, (spec.config, algorithm, cfg.run.mesh, trains, held is None), lower)

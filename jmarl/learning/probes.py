@@ -25,12 +25,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
-from jmarl.algorithms import Algorithm, find_row, resolve
+from jmarl.algorithms import Algorithm, find_row, on_platform, resolve, with_ample_memory
 from jmarl.config import TrainConfig
 from jmarl.learning.batches import concatenate_prompts, one_per_prompt
 from jmarl.learning.update import update_agents, update_keys
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
+from jmarl.models.platforms import platform_of
 from jmarl.models.stack import own_leaves
 from jmarl.sampling.sampler import RowIds, SampleInputs, row_keys, sample
 from jmarl.types import Batch, Completions, StackState
@@ -126,6 +127,7 @@ def run(
     updates [updates, N], with `reward` [updates].
     """
     check_probe(probe, cfg)
+    cfg = with_ample_memory(on_platform(cfg, platform_of(state)))  # the models are tiny
     trained, metrics = _run(
         state._replace(base=None), state.base, items, step, probe=probe, model=model, cfg=cfg, algorithm=resolve(cfg)
     )

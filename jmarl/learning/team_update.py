@@ -51,7 +51,7 @@ def update_critics(
     for spec, stack, batch in zip(setup.critics.specs, state.critics, batches, strict=True):
         algorithm = setup.critics.algorithm
         if algorithm.row.critic == "central":  # its batch has another number of prompts than those of the agents
-            parts, held = min(algorithm.optimizer.micro_batches, batch.prompts.shape[1]), None
+            parts, held = min(algorithm.micro_batches, batch.prompts.shape[1]), None
             algorithm = algorithm.with_optimizer(micro_batches=parts)
         stack, stack_metrics, stack_values = update_one_stack(
             stack, batch, spec, algorithm, setup.cfg, num_agents=setup.team.num_agents, held=held, trains="values"

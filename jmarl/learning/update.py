@@ -50,12 +50,12 @@ def gradients(params: Any, inputs: LossInputs, base: Any, model: ModelConfig, al
     def add(total: tuple[Any, AgentMetrics], part: tuple[Any, AgentMetrics]) -> tuple[Any, AgentMetrics]:
         return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, part)
 
-    if algorithm.optimizer.micro_batches == 1:
+    if algorithm.micro_batches == 1:
         grads, metrics = grad(inputs)
         return jax.tree.map(lambda x, y: x.astype(y.dtype), grads, params), metrics
     shapes = params, jax.eval_shape(grad, inputs)[1]  # gradients are added up in float32
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    parts = split_inputs(inputs, algorithm.optimizer.micro_batches)
+    parts = split_inputs(inputs, algorithm.micro_batches)
     return lax.scan(lambda total, part: (add(total, grad(part)), None), zeros, parts)[0]
 
 

@@ -25,6 +25,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jmarl.hardware import has_old_gpu
+
 COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_dot_merger_threshold_mb": 0}
 
 STEPS_PER_LOOK = 16  # decode steps between two looks at which rows have ended
@@ -66,12 +68,6 @@ KeyHeads = Float[Array, "prompt token kv_head head_dim"]  # also values
 def has_cuda() -> bool:
     """Return whether JAX's wheels for CUDA are installed, without which cuDNN's attention cannot even be traced."""
     return any(importlib.util.find_spec(name) is not None for name in PLUGINS)
-
-
-@functools.cache
-def has_old_gpu() -> bool:
-    """Return whether a GPU of this process is older than Ampere, for which cuDNN has no such attention."""
-    return any(float(device.compute_capability) < 8 for device in jax.devices() if device.platform == "gpu")
 
 
 def fuses_attention(dtype: jax.typing.DTypeLike, head_dim: int) -> bool:

@@ -18,13 +18,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from jmarl.hardware import GPU
 from jmarl.models import cpu, gpu
 from jmarl.models.stack import is_placed
 
 # Options for all platforms; each compiler reads those with its own prefix.
 COMPILER_OPTIONS: dict[str, Any] = cpu.COMPILER_OPTIONS | gpu.COMPILER_OPTIONS
-
-GPU = ("gpu", "cuda")  # names of their platform: that of devices, and that of lowering
 
 
 def platform_of(tree: Any) -> str:

@@ -26,7 +26,8 @@ from jmarl.team import Team, to_checkpoint
 from jmarl.training.files.checkpoint import nbytes
 from jmarl.types import StackState, TeamState
 
-POOL, LARGEST_POOL = 0.75, 0.95  # share of a GPU's memory that JAX takes by default, and that can be asked for
+POOL = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75))  # share of a GPU's memory that JAX takes
+LARGEST_POOL = 0.95  # that can be asked for
 
 
 class ProgramPlan(NamedTuple):
@@ -207,7 +208,7 @@ def lines_of_gpu(plan: Plan, gpu: Gpu) -> list[str]:
     if need <= POOL * room:
         lines = [f"fits: {text}"]
     elif need <= LARGEST_POOL * room:
-        lines = [f"fits: {text}, of which JAX takes 75 % by default: set XLA_PYTHON_CLIENT_MEM_FRACTION={LARGEST_POOL}"]
+        lines = [f"fits: {text}, of which JAX takes {100 * POOL:.0f} %: set XLA_PYTHON_CLIENT_MEM_FRACTION={LARGEST_POOL}"]
     else:
         lines = [
             f"does not fit: {text}. Lower it by micro_batches, remat=full, num_prompts, lora_rank or compute_dtype=bfloat16"

@@ -21,7 +21,7 @@ from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
 from jmarl.team import StackSpec, Team, map_stacks, stack_agents
-from jmarl.training.precompile import updates_of_stack
+from jmarl.training.precompile import example_prompts, rows_of_turns, updates_of_stack
 from jmarl.training.start import start
 from jmarl.types import TeamState
 
@@ -82,7 +82,7 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
         count = prompts // num_parts(prompts, cfg.episodes)
         encoded = tuple(
             (
-                np.zeros((len(spec.members), len(spec.members[0]) * count, width_of(spec)), np.int32),
+                np.zeros((len(spec.members), len(spec.members[0]) * count, width_of(spec, prompt_tokens)), np.int32),
                 np.ones((len(spec.members), len(spec.members[0]) * count), np.int32),
             )
             for spec in team.stacks
@@ -92,13 +92,11 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
         )
         return encoded, sample_team(team, params, request, sample_stack.lower)
 
-    def width_of(spec: StackSpec) -> int:
-        return min(bucket(prompt_tokens), spec.config.max_positions)
-
     def name(kind: str, i: int) -> str:
         return kind if len(team.stacks) == 1 else f"{kind} of stack {i}"
 
-    prompts, lowered = samplers(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
+    _, lowered = samplers(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
+    prompts = example_prompts(setup, [width_of(spec, prompt_tokens) for spec in team.stacks])
     for i, (spec, encoded, sampler) in enumerate(zip(team.stacks, prompts, lowered, strict=True)):
         programs[name("sampling", i)] = sampler
         if setup.algorithm.row.baseline == "greedy":
@@ -106,8 +104,7 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
             programs[name("greedy sampling", i)] = samplers(cfg.episodes.num_prompts, greedy, 1, GREEDY)[1][i]
         if set(spec.order) <= set(cfg.run.frozen_agents):
             continue
-        rows = rows_of_turns(encoded, cfg.episodes.num_turns, cfg.sampling.max_new_tokens, spec.config.max_positions)
-        updates = updates_of_stack(setup, state, i, rows, sampler)
+        updates = updates_of_stack(setup, state, i, rows_of_turns(setup, i, encoded), sampler)
         programs |= {name(kind, i): x for kind, x in zip(("update", "update of critics"), updates, strict=False)}
     if eval_items:
         for i, sampler in enumerate(samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)[1]):
@@ -115,12 +112,6 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
     return programs
 
 
-def rows_of_turns(prompts: Any, turns: int, new_tokens: int, max_positions: int) -> Any:
-    """Return the prompts [A, P, S] and lengths of an update after several turns, from those of the first.
-
-    Each later prompt holds the turns before, so that the last one has that many completions more.
-    """
-    ids, lengths = prompts
-    width = min(bucket(ids.shape[-1] + (turns - 1) * new_tokens), max_positions)
-    shape = (ids.shape[0], turns * ids.shape[1])
-    return np.zeros((*shape, width if turns > 1 else ids.shape[-1]), np.int32), np.ones(shape, lengths.dtype)
+def width_of(spec: StackSpec, prompt_tokens: int) -> int:
+    """Return the length of prompts of a stack, as they are padded."""
+    return min(bucket(prompt_tokens), spec.config.max_positions)

@@ -5,6 +5,7 @@ conversation so far followed by new text (`Past`). Then only the new tokens are 
 conversation are reused.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, Integer
 
 from jmarl.config import Episodes, Sampling
+from jmarl.hardware import dtype_on
 from jmarl.memory import Program, starting
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
@@ -95,6 +97,8 @@ def sample_stack(
         program: the static settings.
     """
     TRACES["sample"] += 1
+    dtype = dtype_on(program.platform, program.settings.compute_dtype)
+    program = program._replace(settings=dataclasses.replace(program.settings, compute_dtype=dtype))
     (ids, lengths), group = prompts, program.group
     keys = row_keys(row_ids, group)
     empty = empty_completions((*keys.shape, program.settings.max_new_tokens), stop)
@@ -107,8 +111,8 @@ def sample_stack(
         ids, lengths, keys = lax.with_sharding_constraint(arrays, batch_shardings(program.mesh, arrays))
     apart = program.mesh is None or splits_only_agents(program.mesh, ids.shape[0])  # no array of an agent is split
     own_core = program.mesh is not None and program.mesh.size > 1 and apart
-    panels = use_panels(program.platform, ids.shape[1] * group, program.settings.compute_dtype, own_core)
-    fused = past is None and apart and fuses_decoding(program.platform, program.settings.compute_dtype, program.config.head_dim)
+    panels = use_panels(program.platform, ids.shape[1] * group, dtype, own_core)
+    fused = past is None and apart and fuses_decoding(program.platform, dtype, program.config.head_dim)
 
     steps = steps_per_look(program.platform, program.settings.max_new_tokens)
     chunk = steps_per_chunk(program.platform) if apart else 0  # rows on several devices stay where they are

@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, Integer, Key
 
 from jmarl.config import Sampling
+from jmarl.hardware import dtype_on
 from jmarl.models import decoding, platforms
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
@@ -177,7 +178,11 @@ def empty_completions(shape: tuple[int, ...], stop: Int[Array, " stop"]) -> Comp
 def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool, fused: bool) -> Decoder:
     """Prefill the prompts, and return the decoder of their completions."""
     prompts, lengths, keys, _, past = inputs
-    (a, p, g), new, dtype = keys.shape, sampling.max_new_tokens, jnp.dtype(sampling.compute_dtype)
+    (a, p, g), new, dtype = (
+        keys.shape,
+        sampling.max_new_tokens,
+        jnp.dtype(dtype_on(platforms.platform_of(params), sampling.compute_dtype)),
+    )
     # A single agent has no agent axis here: XLA drops an axis of 1 from some shapes only, and then copies the cache per token.
     drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
     over_agents = (lambda f, *_: f) if a == 1 else jax.vmap

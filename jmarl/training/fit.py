@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from jmarl.algorithms import Algorithm, find_row, resolve
@@ -24,10 +25,10 @@ from jmarl.training.logs.data_log import DataLog
 from jmarl.training.logs.terminal import say
 from jmarl.training.loop import repeat_update, run_training
 from jmarl.training.precompile import keep_programs
-from jmarl.training.preferences.data_source import check_micro_batches, data_source, encode
+from jmarl.training.preferences.data_source import check_micro_batches, data_source, encode, longest_update
 from jmarl.training.preferences.pairs import Pair, Trajectory
 from jmarl.training.records import FitResult
-from jmarl.training.start import initial_digests, say_what_data, say_what_runs
+from jmarl.training.start import initial_digests, say_what_data, say_what_runs, settle, settle_updates
 
 USED_BY_DATA = {"chat", "compute_dtype"}  # settings of episodes and sampling that also apply to given data
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
@@ -53,6 +54,7 @@ def fit(
         eval_data: held-out data; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
+    cfg = settle(cfg)
     algorithm = check_fit(cfg, wandb_config)
     keep_programs(say if cfg.run.progress else None)
     check_data(data, cfg)
@@ -70,10 +72,12 @@ def fit(
         params = [stack if "value" in stack else with_value_head(stack) for stack in params]
     params = [sharding.place(stack, mesh) for stack in params]
     setup = Setup(team, Critics((), algorithm), algorithm, cfg)
-    source = data_source(setup, *(encode(team, params, part, algorithm, cfg) for part in (data, eval_data)))
+    examples, held_out = (encode(team, params, part, algorithm, cfg) for part in (data, eval_data))
     identity = {"team": team.describe(), "critics": [], "data": fingerprint.of_data(data)}
     identity["initial"] = initial_digests(params, algorithm)
     state = initial_state(team, params, algorithm, cfg.run, mesh)
+    setup, cfg = settle_updates(setup, state, cfg, partial(longest_update, setup, state, examples))
+    source = data_source(setup, examples, held_out)
     if cfg.run.replay_rollout:
         return FitResult(team, repeat_update(setup, state, source, identity, cfg)[0], [], None, None)
     result, log = run_training(setup, state, source, identity, cfg, DataLog, wandb_config)

@@ -21,10 +21,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jmarl.algorithms import find_row
+from jmarl.algorithms import find_row, with_ample_memory
 from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.evaluation.evaluate import Evaluation, play_held_out, summarize
+from jmarl.learning.choose import Work, update_settings, with_settings
 from jmarl.learning.per_agent import with_adapters
 from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
@@ -41,11 +42,11 @@ from jmarl.training.logs.rollout_log import RolloutLog
 from jmarl.training.logs.seeds_log import SeedsLog
 from jmarl.training.logs.terminal import say
 from jmarl.training.loop import LoopResult, Source, run_loop
-from jmarl.training.precompile import keep_programs
+from jmarl.training.precompile import Updates, keep_programs, longest_prompts, longest_update
 from jmarl.training.records import Played, TrainResult
 from jmarl.training.rollouts import check_valid, play_step, tasks_at
-from jmarl.training.stacked_seeds import Runs, batches_together, join_states, play_together, state_of_run
-from jmarl.training.start import run_identity, say_what_runs, start
+from jmarl.training.stacked_seeds import Runs, batches_together, join_states, joined_shapes, play_together, state_of_run
+from jmarl.training.start import run_identity, say_what_runs, settle, settle_updates, start
 from jmarl.types import Batches, TeamState
 
 
@@ -71,6 +72,7 @@ def train_seeds(
     """
     env = environment_of(team, reward, cfg)
     check_seeds(seeds, cfg)
+    cfg = settle(cfg, cfg.for_seed(int(seeds[0])))
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     check_run(items, cfgs[0], None)
     keep_programs(say if cfg.run.progress else None)
@@ -81,7 +83,7 @@ def train_seeds(
     say_what_runs(team, params, cfg)
     params = common_params(team, params, cfgs[0], meshes[0])
     started = [start(team, [map_own(jnp.copy, stack) for stack in params], run_cfg) for run_cfg in cfgs]
-    runs = Runs(started[0][0], cfgs, *meshes)
+    runs, cfg = settle_runs(Runs(started[0][0], cfgs, *meshes), started[0][1], cfg, items, env)
     identity = run_identity(runs.setup, items, env)
     with contextlib.ExitStack() as opened, explain_memory(), CLOCK.running():
         writer = None
@@ -99,6 +101,24 @@ def train_seeds(
         saves = Saves(cfg.run, savers, lambda state, i: state_of_run(state, i, runs))
         result = run_loop(runs.joint_setup, state, seeds_source(runs, items, env, eval_items), log, saves)
         return [result_of_run(runs, result, i, log) for i in range(len(cfgs))]
+
+
+def settle_runs(
+    runs: Runs, state: TeamState, cfg: TrainConfig, items: Sequence[dict], env: Environment
+) -> tuple[Runs, TrainConfig]:
+    """Return the runs and their common settings without auto, see `settle_updates`. state: of the first run.
+
+    On several GPUs nothing is proved: auto is what is fast where memory does not matter.
+    """
+    if runs.mesh is not None:
+        runs = runs._replace(setup=with_settings(runs.setup, update_settings(with_ample_memory(cfg))))
+
+    def longest() -> tuple[Work, Updates]:
+        return longest_update(runs.joint_setup, joined, longest_prompts(runs.setup, items, env))
+
+    joined = joined_shapes(state, runs)
+    setup, cfg = settle_updates(runs.setup, joined, cfg, longest)
+    return runs._replace(setup=setup, cfgs=tuple(run_cfg.replace(**update_settings(cfg)) for run_cfg in runs.cfgs)), cfg
 
 
 def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> TrainResult:

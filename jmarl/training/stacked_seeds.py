@@ -76,6 +76,15 @@ def join_states(states: Sequence[TeamState], runs: Runs) -> TeamState:
     return TeamState(sharding.place(states[0].step, runs.mesh), stacks, critics)
 
 
+def joined_shapes(state: TeamState, runs: Runs) -> TeamState:
+    """Return the shapes of the state of all runs from that of one, on the device of the first."""
+
+    def join(x: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((len(runs.cfgs) * x.shape[0], *x.shape[1:]), x.dtype, sharding=x.sharding)
+
+    return state._replace(stacks=map_own(join, state.stacks), critics=map_own(join, state.critics))
+
+
 def _concatenate(*arrays: jax.Array) -> jax.Array:
     """Concatenate arrays on axis 0 and free them at once, so that only one is in memory twice. Waits, as `take_agents`."""
     if len(arrays) == 1:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.stages import Lowered
 
-from jmarl.algorithms import Algorithm, resolve
+from jmarl.algorithms import Algorithm, on_platform, resolve, with_ample_memory
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, describe
+from jmarl.hardware import memory_in_use, memory_pool
+from jmarl.learning.choose import Work, bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.learning.critics import make_critics
 from jmarl.learning.optimizer import init_stack
 from jmarl.learning.per_agent import for_stack, initial_state, with_adapters
@@ -24,9 +27,13 @@ from jmarl.models.hub.peft import merge
 from jmarl.models.stack import map_own, unstack
 from jmarl.team import Team
 from jmarl.training.files import fingerprint
+from jmarl.training.files.config_file import record_choices
+from jmarl.training.files.run_directory import chosen_before
 from jmarl.training.logs.terminal import say
 from jmarl.training.preferences.pairs import Pair, Trajectory
 from jmarl.types import TeamState
+
+C = TypeVar("C", bound=TrainConfig)
 
 
 def start(team: Team, params: Sequence[Any], cfg: TrainConfig) -> tuple[Setup, TeamState]:
@@ -53,6 +60,38 @@ def start(team: Team, params: Sequence[Any], cfg: TrainConfig) -> tuple[Setup, T
     return Setup(team, critics, algorithm, cfg), state._replace(critics=critic_states)
 
 
+def settle(cfg: C, run: TrainConfig | None = None) -> C:
+    """Return the settings of a run without auto, as far as they are known before its state is. A run that resumes has those
+    that it began with.
+
+    run: settings with the directory that holds its checkpoints, if others.
+    """
+    return on_platform(cfg.replace(**chosen_before(run or cfg)), jax.default_backend())
+
+
+def settle_updates(
+    setup: Setup, state: TeamState, cfg: C, longest: Callable[[], tuple[Work, Callable[[Setup], Iterable[Lowered]]]]
+) -> tuple[Setup, C]:
+    """Return the setup and the settings of a run without auto: choose how its updates fit into the memory, and say so.
+
+    Args:
+        setup, state: of the run.
+        cfg: its settings; those in `setup` differ if a reward model rewards the team.
+        longest: returns the largest update, and a function from a setup to its programs.
+    """
+    room = memory_pool()
+    if is_open(setup.cfg) and room is not None:
+        work, updates = longest()
+        setup, line = choose(setup, work, max(bytes_on_device(state), memory_in_use()), [room], updates)
+        if cfg.run.progress:
+            say(line)
+    elif is_open(setup.cfg):  # a platform that does not say how much memory it has
+        setup = with_settings(setup, update_settings(with_ample_memory(setup.cfg)))
+    cfg = cfg.replace(**update_settings(setup.cfg))
+    record_choices(cfg)
+    return setup, cfg
+
+
 def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
     """Show the line with which a run begins: who learns, where, how long, and where to. params: of each stack, [A, ...]."""
     if not cfg.run.progress:
@@ -62,10 +101,12 @@ def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
     sizes = " + ".join(f"{count} x {size / count:,.1f} M" for count, size in zip(counts, millions, strict=True))
     devices = jax.devices()
     where = f"written to {cfg.run.output_dir}" if cfg.run.output_dir else "nothing is written (set output_dir)"
+    in_bfloat16 = cfg.sampling.compute_dtype == "bfloat16"
+    precision = "; computes in bfloat16, weights in float32" if in_bfloat16 else ""
     agents = f"{team.num_agents} agent{'s' * (team.num_agents > 1)} ({sizes} parameters)"
     say(
         f"{cfg.algorithm}: {agents} on {len(devices)} x {devices[0].device_kind}, "
-        f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}"
+        f"{cfg.run.num_updates} update{'s' * (cfg.run.num_updates != 1)}, {where}{precision}"
     )
 
 

@@ -6,12 +6,15 @@ Checks the arguments, prepares the initial state, chooses the source of experien
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
+from jmarl.learning.choose import Work
 from jmarl.learning.per_agent import with_adapters
+from jmarl.learning.setup import Setup
 from jmarl.models import sharding
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team, initial_params
@@ -20,12 +23,24 @@ from jmarl.training.logs.data_log import DataLog
 from jmarl.training.logs.rollout_log import RolloutLog, mean_return
 from jmarl.training.logs.terminal import say
 from jmarl.training.loop import repeat_update, run_training
-from jmarl.training.precompile import keep_programs
+from jmarl.training.precompile import Updates, keep_programs, longest_prompts, longest_update
+from jmarl.training.preferences import data_source
+from jmarl.training.preferences.encoding import AgentTokens, Examples
 from jmarl.training.preferences.pair_rounds import Rounds, pair_source
 from jmarl.training.preferences.reward_model import learned_source, policy_config
 from jmarl.training.records import TrainResult
 from jmarl.training.rollouts import EvalMetrics, begin_nothing, rollout_source, with_metrics
-from jmarl.training.start import copy_initial, first_agent, initial_digests, run_identity, say_what_runs, start
+from jmarl.training.start import (
+    copy_initial,
+    first_agent,
+    initial_digests,
+    run_identity,
+    say_what_runs,
+    settle,
+    settle_updates,
+    start,
+)
+from jmarl.types import TeamState
 
 
 def train(
@@ -53,6 +68,7 @@ def train(
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
         eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`.
     """
+    given, cfg = cfg, settle(cfg)
     env = environment_of(team, reward, cfg)
     algorithm = check_run(items, cfg, wandb_config)
     keep_programs(say if cfg.run.progress else None)
@@ -70,12 +86,13 @@ def train(
     setup, state = start(team, params, policy_config(cfg) if row.learned else cfg)
     if cfg.episodes.async_steps:
         state = begin_nothing(setup, state, items, env)
+    setup, cfg = settle_updates(setup, state, cfg, partial(largest_update, setup, state, items, env))
     if rounds is None:
         source = rollout_source(setup, items, env, eval_items)
     elif judge is None:
         source = pair_source(setup, rounds, eval_items)
     else:
-        source = learned_source(setup, rounds, judge, eval_items, algorithm, cfg)
+        source = learned_source(setup, rounds, judge, eval_items, algorithm, given)  # reward models choose for themselves
     if source.evaluate is not None and eval_metrics is not None:
         source = source._replace(evaluate=with_metrics(source.evaluate, eval_items, eval_metrics))
     identity = run_identity(setup, items, env) | {"initial": initial}
@@ -86,3 +103,14 @@ def train(
     log_class = RolloutLog if learns_from_rollouts else DataLog
     result, log = run_training(setup, state, source, identity, cfg, log_class, wandb_config)
     return TrainResult(team, result.state, log.rewards, *result[1:])
+
+
+def largest_update(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> tuple[Work, Updates]:
+    """Return the largest update of a run on items, and a function from a setup to its programs."""
+    widths = longest_prompts(setup, items, env)
+    if setup.algorithm.row.data == "rollouts":
+        return longest_update(setup, state, widths)
+    row = [0] * setup.cfg.sampling.max_new_tokens
+    agents = {agent: width for spec, width in zip(setup.team.stacks, widths, strict=True) for agent in spec.order}
+    pair = [AgentTokens([0] * agents[agent], (row, row)) for agent in range(setup.team.num_agents)]
+    return data_source.longest_update(setup, state, Examples([pair]))

@@ -1,22 +1,23 @@
-"""Candidates are ranked by time, and the formula goes the way of what was compiled."""
+"""Settings are ranked by time, and the formula goes the way of what was compiled."""
 
 from __future__ import annotations
 
 import pytest
 
 from jmarl.config import TrainConfig
+from jmarl.learning.choose import Candidate, Work, all_options, candidates, proofs
 from jmarl.models.config import ModelConfig
-from jmarl.plan.devices import GPUS
-from jmarl.plan.fit import candidates
 from jmarl.plan.plan import describe_team
 
 MODEL = ModelConfig("qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768)
 
 
-def ranked(**settings):
-    """The candidates for two agents of 0.5B on an H100."""
-    cfg = TrainConfig.of(**dict(num_prompts=8, num_generations=8, max_new_tokens=512) | settings)
-    return candidates(describe_team([("a", MODEL, None)] * 2, shared_weights=False), cfg, GPUS["h100"], 256)
+def ranked(dtypes=("float32", "bfloat16"), rows=64, **settings):
+    """The candidates for two agents of 0.5B, of 8 prompts x 8 completions of 512 tokens after 256."""
+    cfg = TrainConfig.of(**dict(max_new_tokens=512) | settings)
+    tokens = 8 * (256 + 8 * cfg.sampling.max_new_tokens)
+    work = Work.of(describe_team([("a", MODEL, None)] * 2, shared_weights=False), cfg, tokens, rows)
+    return candidates(work, all_options(work, cfg, dtypes))
 
 
 def test_the_fastest_is_first_and_float32_is_no_faster() -> None:
@@ -24,7 +25,7 @@ def test_the_fastest_is_first_and_float32_is_no_faster() -> None:
     assert [x.time for x in found] == sorted(x.time for x in found)
     assert found[0].settings["compute_dtype"] == "bfloat16" and found[0].settings["remat"] != "full"
     assert {x.settings["compute_dtype"] for x in found} == {"float32", "bfloat16"}
-    assert {x.settings["compute_dtype"] for x in ranked(compute_dtype="bfloat16")} == {"bfloat16"}
+    assert {x.settings["compute_dtype"] for x in ranked(["bfloat16"])} == {"bfloat16"}
 
 
 @pytest.mark.parametrize("lora_rank", [0, 8])
@@ -35,8 +36,24 @@ def test_more_micro_batches_and_more_remat_need_less_memory(lora_rank: int) -> N
         assert sizes[dtype, "dots", 2] > sizes[dtype, "dots", 8] > sizes[dtype, "full", 8]
 
 
-def test_micro_batches_divide_the_rows() -> None:
-    assert {x.settings["micro_batches"] for x in ranked(num_prompts=3, num_generations=4)} == {1, 2, 4}
+@pytest.mark.parametrize(
+    "rows, settings, parts",
+    [
+        (12, {}, {1, 2, 4}),
+        (12, dict(num_minibatches=3), {1, 2, 4}),
+        (12, dict(num_minibatches=5), {1}),  # an error of the update itself
+        (12, dict(lora_rank=8, lora_dropout=0.1), {1}),  # other parts have other noise
+        (12, dict(micro_batches=3), {3}),
+    ],
+    ids=str,
+)
+def test_micro_batches_divide_the_rows_of_an_optimizer_step(rows: int, settings: dict, parts: set[int]) -> None:
+    assert {x.settings["micro_batches"] for x in ranked(rows=rows, **settings)} == parts
+
+
+def test_a_setting_that_is_given_is_not_changed() -> None:
+    assert {x.settings["remat"] for x in ranked(remat="none")} == {"none"}
+    assert {x.settings["remat"] for x in ranked()} == {"none", "dots", "full"}
 
 
 def test_the_formula_is_near_what_was_compiled() -> None:
@@ -45,3 +62,23 @@ def test_the_formula_is_near_what_was_compiled() -> None:
     assert sizes["bfloat16", "full", 1] == pytest.approx(6.15, rel=0.35)
     longer = {tuple(x.settings.values()): x.temporaries / 2**30 for x in ranked(max_new_tokens=2048)}
     assert longer["bfloat16", "full", 8] == pytest.approx(6.31, rel=0.35)
+
+
+def tried(needs: list[int], estimates: list[int], room: int, state: int = 10) -> list[int]:
+    """The numbers of the candidates, the fastest first, that are proved. needs, estimates: of their temporaries."""
+    options = [Candidate({"number": i}, estimate, float(i)) for i, estimate in enumerate(estimates)]
+    found = list(proofs(options, state, room, lambda settings: state + needs[settings["number"]]))
+    assert [proof.fits for proof in found[:-1]] == [False] * (len(found) - 1), "only the last can fit"
+    assert found[-1].fits == (state + needs[found[-1].settings["number"]] <= room)
+    return [proof.settings["number"] for proof in found]
+
+
+def test_the_first_that_fits_is_chosen() -> None:
+    assert tried([30, 20, 8, 7], [20, 15, 8, 7], room=20) == [2], "the first two are far above the room by the formula"
+    assert tried([16, 15, 8, 7], [12, 11, 8, 7], room=20) == [0, 2], "the formula is off by a third, as the first proof shows"
+    assert tried([5, 4], [5, 4], room=20) == [0]
+
+
+def test_if_nothing_fits_the_smallest_is_proved_too() -> None:
+    assert tried([30, 40, 50], [30, 20, 60], room=20) == [1], "the smallest by the formula"
+    assert len(tried([11] * 40, [10] * 40, room=20)) == 12

@@ -46,7 +46,7 @@ def for_gpus(monkeypatch):
 
 def texts_of(agent, **changes):
     """The programs of a run's first step."""
-    cfg = TrainConfig.of(num_generations=2, max_new_tokens=4, progress=False, **changes)
+    cfg = TrainConfig.of(**dict(num_generations=2, max_new_tokens=4, progress=False, compute_dtype="float32") | changes)
     team, params = make_team([agent, agent], lora=cfg.lora.lora_rank > 0)
     env = environment_of(team, lambda a, b: [0.0] * len(a), cfg)
     setup, state = start(team, params, cfg)
@@ -64,6 +64,12 @@ def test_programs_are_made_for_gpus(for_gpus, tiny_agent, changes):
         assert products and "stablehlo.custom_call" not in text
         exact = ["precision = [HIGHEST, HIGHEST]" in product for product in products]
         assert not any(exact) if "compute_dtype" in changes else all(exact)
+
+
+def test_auto_is_bfloat16_on_gpus(for_gpus, tiny_agent):
+    """In the sampler, which knows its platform; a run resolves the setting before."""
+    sampler = texts_of(tiny_agent, compute_dtype="auto")[0]
+    assert "HIGHEST" not in sampler and "bf16" in sampler
 
 
 def test_the_users_own_precision_has_priority(for_gpus, tiny_agent):

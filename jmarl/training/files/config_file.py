@@ -7,16 +7,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jmarl.config import ExperimentConfig
-from jmarl.config.yaml_file import dump_yaml
+from jmarl.config import SECTION_OF, ExperimentConfig, TrainConfig, flat
+from jmarl.config.yaml_file import dump_yaml, read_yaml
 from jmarl.training.files.lock import reserved
-from jmarl.training.files.run_directory import CannotGoOn, check_contents, set_aside
+from jmarl.training.files.run_directory import CHOSEN, CannotGoOn, check_contents, set_aside
 from jmarl.training.files.run_files import CONFIG_FILE
 
 
 def plain_config(cfg: ExperimentConfig) -> dict[str, Any]:
     """Return the settings that describe a run as if it had never stopped: without those of the resuming itself."""
     return cfg.replace(resume=False, resume_step=None, allow_changed=None).as_dict()
+
+
+def record_choices(cfg: TrainConfig) -> None:
+    """Write the settings that were chosen for a run in place of auto into its config.yaml; a no-op for runs without this file,
+    which did not start from an `ExperimentConfig`."""
+    file = Path(cfg.run.output_dir) / CONFIG_FILE
+    if not cfg.run.output_dir or cfg.run.replay_rollout or not file.is_file():
+        return
+    tree, settings = read_yaml(file).tree, flat(cfg)
+    sections = [tree.get("train", {}).get(SECTION_OF[name], {}) for name in CHOSEN]
+    changes = [(section, name) for section, name in zip(sections, CHOSEN, strict=True) if section.get(name) == "auto"]
+    for section, name in changes:
+        section[name] = settings[name]
+    if changes:
+        replace_text(file, dump_yaml(tree))
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Replace the contents of a file at once."""
+    temporary = file.with_name(f"{file.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
 
 
 @contextlib.contextmanager
@@ -37,9 +59,7 @@ def written_config(cfg: ExperimentConfig) -> Iterator[None]:
             set_aside(run.output_dir, CONFIG_FILE)
         file = Path(run.output_dir) / CONFIG_FILE
         old = file.read_bytes() if file.is_file() else None
-        temporary = file.with_name(f"{CONFIG_FILE}.tmp")
-        temporary.write_text(dump_yaml(plain_config(cfg)), encoding="utf-8")
-        temporary.replace(file)
+        replace_text(file, dump_yaml(plain_config(cfg)))
         try:
             yield
         except CannotGoOn:

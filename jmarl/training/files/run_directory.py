@@ -34,6 +34,9 @@ MAY_CHANGE = {
 }  # fmt: skip
 
 
+CHOSEN = ("compute_dtype", "remat", "micro_batches")  # settings that may be auto, and are chosen when a run starts
+
+
 class CannotGoOn(ValueError):
     """A run cannot be resumed as requested, or cannot start because the directory holds an unfinished run."""
 
@@ -86,6 +89,23 @@ def is_finished(checkpoints: Path, step: int) -> bool:
         return step >= content["meta"]["config"]["num_updates"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def chosen_before(cfg: TrainConfig) -> dict[str, Any]:
+    """Return the values of settings that are auto here from the newest readable checkpoint of the run that resumes: with other
+    values its numbers would change. {} for a new run."""
+    settings = flat(cfg)
+    names = [name for name in CHOSEN if settings[name] == "auto"]
+    if not names or not cfg.run.resume:
+        return {}
+    directory = checkpoints_of(cfg)
+    for step in sorted(saved_steps(directory), key=lambda step: (step == cfg.run.resume_step, step), reverse=True):
+        try:
+            content = json.loads((directory / str(step) / META).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # resuming skips damaged checkpoints too, and says so
+            continue
+        return {name: content["meta"]["config"][name] for name in names}
+    return {}
 
 
 def set_aside(directory: str, *more: str) -> None:

@@ -12,13 +12,16 @@ import numpy as np
 
 from jmarl.algorithms import Algorithm
 from jmarl.config import TrainConfig
+from jmarl.learning.choose import Work
 from jmarl.learning.setup import Setup
 from jmarl.learning.update import update_keys
 from jmarl.models import lora
 from jmarl.team import Team
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.loop import Source
+from jmarl.training.precompile import Updates, updates_of_batches
 from jmarl.training.preferences.encoding import (
+    AgentTokens,
     Examples,
     encode_pairs,
     encode_trajectories,
@@ -124,8 +127,24 @@ def evaluate_on_texts(team: Team, params: Sequence[Any], held_out: Examples, alg
     return {"loss": float(nll @ weights), "nll": float(nll[0])} | ({"nll_world": float(nll[1])} if counts[1] else {})
 
 
+def longest_update(setup: Setup, state: TeamState, examples: Examples) -> tuple[Work, Updates]:
+    """Return an update on the longest prompts and rows of the examples, and a function from a setup to its programs."""
+    agents = list(zip(*examples.tokens, strict=True))
+    longest = [AgentTokens(*longest_of(parts)) for parts in agents]
+    batches = data_batches(setup.team, Examples([longest]), setup.algorithm)
+    tokens = max(x.prompts.shape[1] * (x.prompts.shape[2] + x.tokens.shape[2] * x.tokens.shape[3]) for x in batches)
+    work = Work.of(setup.team, setup.cfg, tokens, batch_size(setup.algorithm))
+    return work, lambda setup: updates_of_batches(setup, state, batches)
+
+
+def longest_of(parts: Sequence[AgentTokens]) -> tuple[list[int], tuple[list[int], ...], list[int]]:
+    """Return a prompt and rows as long as the longest of one agent, and the kinds of their tokens."""
+    prompt, row = (max(map(len, x)) for x in ([part.prompt for part in parts], [row for part in parts for row in part.rows]))
+    return [0] * prompt, ([0] * row,) * len(parts[0].rows), [1] * row
+
+
 def check_micro_batches(algorithm: Algorithm) -> None:
     """Raise a ValueError for more micro-batches than an update has pairs or texts."""
     parts, size = algorithm.optimizer.micro_batches, batch_size(algorithm)
-    if parts > size:
+    if parts != "auto" and parts > size:
         raise ValueError(f"micro_batches={parts} is more than batch_size={size}: use fewer")

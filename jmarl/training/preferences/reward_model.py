@@ -51,6 +51,7 @@ from jmarl.training.preferences.pair_rounds import Rounds
 from jmarl.training.preferences.pairs import Pair, Prompt, split_by_prompt
 from jmarl.training.records import FitResult, Played
 from jmarl.training.rollouts import evaluation_of, rollout_source
+from jmarl.training.start import settle
 from jmarl.types import TeamState
 
 logger = logging.getLogger(__name__)
@@ -162,6 +163,7 @@ def fit_reward_model(
     """
     if cfg.episodes.chat:
         raise ValueError("chat=True is not there for a reward model: it reads all agents' texts as one; leave it out")
+    cfg = settle(cfg)
     team, start = make_team([agent], lora=cfg.lora.lora_rank > 0)
     if params is not None:
         start = params
@@ -291,7 +293,7 @@ def reward_config(cfg: TrainConfig, algorithm: Algorithm, round_: int) -> TrainC
         mesh="agent=1",
         num_updates=preference.reward_updates,
         learning_rate=preference.reward_learning_rate,
-        micro_batches=min(cfg.optimizer.micro_batches, preference.batch_size or 1),
+        micro_batches=cfg.optimizer.micro_batches_of(preference.batch_size or 1),
         seed=int(np.random.default_rng((cfg.run.seed, round_, FIT)).integers(2**31)),
         save_every=None if cfg.run.saves else 0,
         output_dir=f"{cfg.run.output_dir}/reward_model_{round_}" if cfg.run.output_dir else "",
