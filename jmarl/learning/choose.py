@@ -22,7 +22,8 @@ from jmarl.team import Team
 
 GIB = 2**30
 MAX_PROOFS = 12
-SLACK = 1.2  # settings that the formula puts this far above the memory are not compiled
+SHARE = 0.95  # of the memory that an update may need; batches and gaps between arrays are not counted
+SLACK = 1.1  # settings that the formula puts this far above that are not compiled
 REMAT_PASSES = {"none": 3.0, "dots": 3.3, "full": 4.0}  # forward passes that an update takes, the backward one counted twice
 # An H100's, for ranking: other GPUs give nearly the same order.
 OPERATIONS = {"bfloat16": 989e12, "float32": 67e12}  # per second
@@ -106,7 +107,7 @@ def activations(model: ModelConfig, remat: str) -> int:
 def proofs(
     ranked: Sequence[Candidate], state: int, room: int, peak_of: Callable[[dict[str, Any]], int], limit: int = MAX_PROOFS
 ) -> Iterator[Proof]:
-    """Yield settings with their peak until one fits or `limit` are proved. The last one is that with the least memory.
+    """Yield settings with their peak until one fits, with a margin, or `limit` are proved. The last has the least memory.
 
     Args:
       ranked: from `candidates`.
@@ -117,13 +118,13 @@ def proofs(
     smallest = min(ranked, key=lambda candidate: candidate.temporaries)
     scale, count = 1.0, 0  # how far the formula is off
     for candidate in [*(x for x in ranked if x is not smallest), smallest]:
-        hopeless = state + scale * candidate.temporaries > SLACK * room or count == limit - 1
+        hopeless = state + scale * candidate.temporaries > SLACK * SHARE * room or count == limit - 1
         if hopeless and candidate is not smallest:
             continue
         count += 1
         peak = peak_of(candidate.settings)
-        yield Proof(candidate.settings, peak, peak <= room)
-        if peak <= room:
+        yield Proof(candidate.settings, peak, peak <= SHARE * room)
+        if peak <= SHARE * room:
             return
         scale = max(scale, (peak - state) / candidate.temporaries)
 
