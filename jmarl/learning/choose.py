@@ -116,12 +116,13 @@ def proofs(
       peak_of: compiles the update with these settings and returns the bytes of state and temporaries.
     """
     smallest = min(ranked, key=lambda candidate: candidate.temporaries)
-    scale, count = 1.0, 0  # how far the formula is off
-    for candidate in [*(x for x in ranked if x is not smallest), smallest]:
-        hopeless = state + scale * candidate.temporaries > SLACK * SHARE * room or count == limit - 1
-        if hopeless and candidate is not smallest:
+    scale, proved = 1.0, list[Candidate]()  # scale: how far the formula is off
+    for candidate in [*ranked, smallest]:
+        hopeless = state + scale * candidate.temporaries > SLACK * SHARE * room
+        left = limit - len(proved) - (smallest not in proved)  # one is for the smallest
+        if candidate in proved or ((hopeless or not left) and candidate is not smallest):
             continue
-        count += 1
+        proved.append(candidate)
         peak = peak_of(candidate.settings)
         yield Proof(candidate.settings, peak, peak <= SHARE * room)
         if peak <= SHARE * room:

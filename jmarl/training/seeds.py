@@ -114,7 +114,8 @@ def settle_runs(
         runs = runs._replace(setup=with_settings(runs.setup, update_settings(with_ample_memory(cfg))))
 
     def longest() -> tuple[Work, Updates]:
-        return longest_update(runs.joint_setup, joined, longest_prompts(runs.setup, items, env))
+        work, updates = longest_update(runs.joint_setup, joined, longest_prompts(runs.setup, items, env))
+        return work, lambda setup: updates(runs._replace(setup=setup).joint_setup)
 
     joined = joined_shapes(state, runs)
     setup, cfg = settle_updates(runs.setup, joined, cfg, longest)

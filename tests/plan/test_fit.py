@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jmarl.config import TrainConfig
-from jmarl.learning.choose import Candidate, Work, all_options, candidates, proofs
+from jmarl.learning.choose import SHARE, Candidate, Work, all_options, candidates, proofs
 from jmarl.models.config import ModelConfig
 from jmarl.plan.plan import describe_team
 
@@ -69,16 +69,17 @@ def tried(needs: list[int], estimates: list[int], room: int, state: int = 10) ->
     options = [Candidate({"number": i}, estimate, float(i)) for i, estimate in enumerate(estimates)]
     found = list(proofs(options, state, room, lambda settings: state + needs[settings["number"]]))
     assert [proof.fits for proof in found[:-1]] == [False] * (len(found) - 1), "only the last can fit"
-    assert found[-1].fits == (state + needs[found[-1].settings["number"]] <= room)
+    assert found[-1].fits == (state + needs[found[-1].settings["number"]] <= SHARE * room)
     return [proof.settings["number"] for proof in found]
 
 
 def test_the_first_that_fits_is_chosen() -> None:
     assert tried([30, 20, 8, 7], [20, 15, 8, 7], room=20) == [2], "the first two are far above the room by the formula"
-    assert tried([16, 15, 8, 7], [12, 11, 8, 7], room=20) == [0, 2], "the formula is off by a third, as the first proof shows"
+    assert tried([13, 12, 8, 7], [10, 9, 8, 7], room=20) == [0, 2], "the formula is off by a third, as the first proof shows"
     assert tried([5, 4], [5, 4], room=20) == [0]
 
 
 def test_if_nothing_fits_the_smallest_is_proved_too() -> None:
     assert tried([30, 40, 50], [30, 20, 60], room=20) == [1], "the smallest by the formula"
-    assert len(tried([11] * 40, [10] * 40, room=20)) == 12
+    assert len(tried([10] * 40, [10] * 40, room=20)) == 12
+    assert tried([10] * 40, [10] * 39 + [9], room=20) == [*range(11), 39]
