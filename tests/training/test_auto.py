@@ -115,7 +115,7 @@ def test_on_a_gpu_the_choice_is_shown_written_and_kept(model, tmp_path, on_gpu, 
     again = experiment(model, tmp_path, num_updates=1, save_models=False, progress=True, remat="none")
     run_experiment(again.replace(output_dir=str(tmp_path / "small")))
     out = capfd.readouterr()
-    assert "remat=none, micro_batches=8" in out.out + out.err and "may not fit" in out.out + out.err
+    assert "remat=none, micro_batches=8" in out.out + out.err and "and may not fit: set" in out.out + out.err
     assert written(tmp_path / "small") == {"remat": "none", "micro_batches": 8, "compute_dtype": "bfloat16"}
 
 
@@ -166,7 +166,7 @@ def test_the_fastest_that_fits_is_chosen_by_compiling(opened) -> None:
     }  # fmt: skip
     assert ample.critics.algorithm.optimizer == ample.algorithm.optimizer
     tight, line = choose(setup, work, size, [size + 1, size + 2], updates)
-    assert tight.algorithm.micro_batches == 8 and "it may not fit" in line
+    assert tight.algorithm.micro_batches == 8 and "and may not fit" in line
 
 
 def test_a_given_setting_is_kept(opened) -> None:
@@ -195,6 +195,7 @@ def update(agents, name: str, micro_batches: int) -> list:
     team = Team.of(agents[:1] if name in ("ppo", "sft") else agents)
     settings |= dict(batch_size=4) if row.data != "rollouts" else {}
     settings |= dict(reward_updates=1) if row.learned else {}
+    settings |= dict(mask_overlong=False) if name == "dapo" else {}  # all of these completions are cut off
     if row.data == "rollouts" or row.makes_pairs:
         result = train(team, letters, ITEMS, TrainConfig.of(**SETTINGS | settings))
     else:

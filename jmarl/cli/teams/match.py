@@ -171,6 +171,9 @@ def built(name: str, options: dict[str, Any]) -> tuple[Any, str, dict[str, Any]]
 
 def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> TrainConfig:
     """Return the settings to play with: flags, then those of the run, then the defaults."""
+    import jax
+
+    from jmarl.algorithms import on_platform
     from jmarl.config import TrainConfig
     from jmarl.config.sections import Episodes
 
@@ -190,9 +193,9 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
         early_termination_threshold=run.episodes.early_termination_threshold if turns > 1 else None,
     )
     temperature = run.run.eval_temperature if args.temperature is None else args.temperature
-    return TrainConfig(sampling=dataclasses.replace(run.sampling, **sampling), episodes=episodes).replace(
-        eval_temperature=temperature, mesh=run.run.mesh, progress=False
-    )
+    cfg = TrainConfig(sampling=dataclasses.replace(run.sampling, **sampling), episodes=episodes)
+    cfg = cfg.replace(eval_temperature=temperature, mesh=run.run.mesh, progress=False)
+    return on_platform(cfg, jax.default_backend())
 
 
 def sampling_settings(cfg: TrainConfig) -> dict[str, Any]:
