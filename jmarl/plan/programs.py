@@ -11,7 +11,9 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jax.stages import Lowered
 
+from jmarl.algorithms import on_platform
 from jmarl.config import TrainConfig
+from jmarl.learning.choose import update_settings, with_settings
 from jmarl.learning.setup import Setup
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
@@ -47,9 +49,9 @@ def shapes_of_agent(config: ModelConfig) -> Any:
 def shapes_of_run(team: Team, cfg: TrainConfig, device: Any) -> tuple[Setup, TeamState]:
     """Return the setup of a run, and the shapes of its state at step 0 on a device.
 
-    team: of agents whose parameters are shapes.
+    team: of agents whose parameters are shapes. Settings that are auto are resolved as far as the platform says it.
     """
-    setups, step = list[Setup](), np.int32(0)
+    cfg, setups, step = on_platform(cfg, device.platform), list[Setup](), np.int32(0)
     # One tree per model: agents of one model may share it.
     models = {id(agent.params): agent.params for agent in team.agents}
 
@@ -65,7 +67,8 @@ def shapes_of_run(team: Team, cfg: TrainConfig, device: Any) -> tuple[Setup, Tea
         state = map_stacks(state, lambda stack: stack._replace(grads=None))
     sharding = SingleDeviceSharding(device)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
-    return setups[0], shapes._replace(step=step)
+    # What is auto on a GPU stays so: this process has none, for which `start` resolved it.
+    return with_settings(setups[0], update_settings(cfg)), shapes._replace(step=step)
 
 
 def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_items: int = 0) -> Programs:

@@ -55,7 +55,7 @@ def team_of(model: str) -> Team:
 @functools.cache
 def compiled(model: str, kind: str, prompt: int, **settings: Any) -> tuple[Any, Program]:
     """The program of a run for an H100, and its counter."""
-    cfg = TrainConfig.of(**dict(num_prompts=8, num_generations=8, compute_dtype="bfloat16", remat="full") | settings)
+    cfg = TrainConfig.of(**dict(num_prompts=8, num_generations=8, remat="full", micro_batches=1) | settings)
     setup, state = shapes_of_run(team_of(model), cfg, compile_device(GPUS["h100"]))
     programs = programs_of_shapes(setup, state, prompt)
     program = compile_for(GPUS["h100"], {kind: programs[kind]})[kind]
@@ -112,6 +112,14 @@ def test_by_default_an_update_is_cut_until_it_fits(
     assert chosen.sampling.compute_dtype == "bfloat16" and not is_open(chosen)
     need, room = map(float, re.findall(r"([\d.]+) of ([\d.]+) GiB", line)[0])
     assert need <= 0.951 * room and room == pytest.approx(memory, abs=0.06)
+
+
+def test_programs_for_a_gpu_refuse_auto_that_was_not_chosen() -> None:
+    cfg = TrainConfig.of(max_new_tokens=16)
+    setup, state = shapes_of_run(team_of("0.5B"), cfg, compile_device(GPUS["h100"]))
+    assert setup.algorithm.compute_dtype == "bfloat16"
+    with pytest.raises(ValueError, match="=auto is chosen on a GPU when a run starts"):
+        programs_of_shapes(setup, state, 16)
 
 
 def test_an_update_of_few_rows_moves_few_bytes() -> None:
