@@ -87,7 +87,7 @@ def load_team(directories: Sequence[Path], shared_weights: bool, lora: bool) -> 
 
 
 def train(team: tuple[Any, ...], reward: Any, items: Sequence[dict], settings: Mapping[str, Any], **options: Any) -> Any:
-    """Run `train`. options: eval_items and external_transition."""
+    """Run `train`. options: eval_items."""
     run = first_of("jmarl.train:train", "jmarl.training.train:train", "jmarl:train")
     return run(*team, reward, items, make_config(settings), **options)
 
@@ -111,6 +111,12 @@ def load_data(rows: Sequence[dict], num_agents: int) -> list[Any]:
     if "chosen" in rows[0]:
         return first_of("jmarl:load_pairs", "jmarl.pairs:load_pairs")(rows, num_agents)
     return first_of("jmarl:load_trajectories", "jmarl.pairs:load_trajectories")(rows)
+
+
+def make_reward_environment(reward: Any, num_agents: int, transition: Callable[..., list[str]]) -> Any:
+    """Return the environment of a reward function and of a function that writes the prompts of a next turn."""
+    environment = first_of("jmarl.envs.reward_environment:RewardEnvironment")
+    return environment(reward, [first_of("jmarl.envs.reward_environment:default_formatter")] * num_agents, transition)
 
 
 def make_environment(texts: list[Any]) -> Any:
@@ -339,7 +345,7 @@ def run_training(training: Training, models: Path, directory: Path) -> tuple[lis
         reward = make_environment(texts) if training.environment else make_reward(texts)
         options: dict[str, Any] = {"eval_items": EVAL_ITEMS if training.evaluate else ()}
         if settings.get("num_turns", 1) > 1 and not training.environment:
-            options["external_transition"] = make_transition(texts)
+            reward = make_reward_environment(reward, len(training.models), make_transition(texts))
         if training.seeds:
             results = train_seeds(team, reward, ITEMS, settings, training.seeds, **options)
         else:
