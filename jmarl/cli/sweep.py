@@ -26,6 +26,7 @@ from jmarl.config import ExperimentConfig
 from jmarl.config.yaml_file import read_yaml
 from jmarl.training.files.config_file import plain_config
 from jmarl.training.files.failed_update import NonFiniteError
+from jmarl.training.files.run_directory import CHOSEN
 from jmarl.training.files.run_files import CONFIG_FILE, leaves
 from jmarl.training.logs.metrics_writer import read_rows
 from jmarl.training.logs.terminal import LOSS_TAG, REWARD_TAG
@@ -110,10 +111,9 @@ def is_finished(point: Point) -> bool:
     file = Path(point.cfg.train.run.output_dir) / CONFIG_FILE
     if not file.is_file():
         return False
-    old, new = read_yaml(file).tree, json.loads(json.dumps(plain_config(point.cfg)))
-    if old != new:
-        before, now = leaves(old), leaves(new)
-        names = sorted(name for name in {**before, **now} if before.get(name) != now.get(name))
+    before, now = leaves(read_yaml(file).tree), leaves(json.loads(json.dumps(plain_config(point.cfg))))
+    chosen = {name for name in CHOSEN if now[name] == "auto"}  # when the run started
+    if names := sorted(name for name in {**before, **now} if before.get(name) != now.get(name) and name not in chosen):
         raise ValueError(f"{file} was written with other settings ({', '.join(names)}): choose another --output")
     run = point.cfg.train.run
     saved = all(not run.save_models or (directory / "models").is_dir() for directory in point.directories)
