@@ -22,7 +22,7 @@ def settle(team: Team, cfg: TrainConfig, gpu: Gpu | None, prompt_tokens: int) ->
     cfg = on_platform(cfg, "cpu" if gpu is None else "gpu")
     if gpu is None or not is_open(cfg):
         return cfg, ""
-    setup, state = shapes_of_run(team, cfg, compile_device(gpu))
+    setup, state = shapes_of_run(team, cfg, compile_device(gpu), prompt_tokens)
     work, updates = longest_update(setup, state, [width_of(spec, prompt_tokens) for spec in team.stacks])
     size, rooms = sum(parts_of_state(state).values()), [int(share * gpu.memory) for share in (POOL, LARGEST_POOL)]
 
@@ -45,7 +45,7 @@ def prove(
     while prompts >= 1 and count < MAX_PROOFS:
         smaller = {} if prompts == cfg.episodes.num_prompts else {"num_prompts": prompts}
         part = cfg.replace(**smaller)
-        setup, shapes = shapes_of_run(team, part, compile_device(gpu))
+        setup, shapes = shapes_of_run(team, part, compile_device(gpu), prompt_tokens)
         state = sum(parts_of_state(shapes).values())
         if state > room:
             return

@@ -79,9 +79,17 @@ def random_arguments(program: Compiled) -> tuple[Any, ...]:
         full = jnp.full_like(batch.prompt_lengths, batch.prompts.shape[-1])
         batch = batch._replace(prompt_lengths=full, action_mask=jnp.ones_like(batch.action_mask))
         return state, reference, batch, *rest
-    params, (ids, lengths), row_ids, stop, *rest = arguments
+    params, prompts, row_ids, stop, *rest = arguments
     never = jnp.full_like(stop, -1)  # no token ends a completion
-    return params, (ids, jnp.full_like(lengths, ids.shape[-1])), row_ids, never, *rest
+    return params, _as_long_as_can_be(prompts), row_ids, never, *rest
+
+
+def _as_long_as_can_be(prompts: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return prompts, of one step or of two, whose lengths are the width of their array."""
+    first, second = prompts
+    if isinstance(first, tuple):
+        return _as_long_as_can_be(first), _as_long_as_can_be(second)
+    return first, jnp.full_like(second, first.shape[-1])
 
 
 def _random(leaf: jax.stages.ArgInfo) -> Any:

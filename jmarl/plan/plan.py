@@ -85,7 +85,7 @@ def make_plan(
       measures: also run the programs on a device of this kind, which must be here.
     """
     present = present_device(gpu) if measures else None
-    setup, state = shapes_of_run(team, cfg, compile_device(gpu))
+    setup, state = shapes_of_run(team, cfg, compile_device(gpu), prompt_tokens)
     compiled = compile_for(gpu, programs_of_shapes(setup, state, prompt_tokens, eval_items))
     parts = ({} if gpu else parts_of_process(team, cfg)) | parts_of_state(state)
     programs = [
@@ -96,7 +96,7 @@ def make_plan(
         programs.append(plan_checkpoint(state, sum(parts.values()), programs, cfg))
     if present is not None:
         if gpu is not None:  # compiled with all that the run itself would have, such as autotuning
-            lowered = programs_of_shapes(*shapes_of_run(team, cfg, present), prompt_tokens, eval_items)
+            lowered = programs_of_shapes(*shapes_of_run(team, cfg, present, prompt_tokens), prompt_tokens, eval_items)
             compiled = {name: program.compile() for name, program in lowered.items()}
         measured = measure(compiled, present)
         programs = [x._replace(measured=measured.get(x.name)) for x in programs]
@@ -142,9 +142,11 @@ def plan_checkpoint(state: TeamState, held: int, programs: list[ProgramPlan], cf
 def parts_of_state(state: TeamState) -> dict[str, int]:
     """Return the bytes of each part of a run's state that is not empty."""
 
+    def bytes_of(tree: Any) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
     def size(stacks: tuple[StackState, ...], *fields: str) -> int:
-        leaves = jax.tree.leaves([getattr(stack, field) for stack in stacks for field in fields])
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return bytes_of([getattr(stack, field) for stack in stacks for field in fields])
 
     parts = {
         "parameters": size(state.stacks, "params"),
@@ -153,6 +155,7 @@ def parts_of_state(state: TeamState) -> dict[str, int]:
         "reference": size(state.stacks, "reference"),
         "gradients": size(state.stacks, "grads"),
         "critics": size(state.critics, *(field for field in StackState._fields if field != "base")),  # the agents' base
+        "completions that have begun": bytes_of(state.pending),
     }
     return {name: count for name, count in parts.items() if count}
 

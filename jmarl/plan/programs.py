@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from jmarl.models.hub.agents import Agent
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
+from jmarl.sampling.refill import empty_pending, refill_stack, refill_team
 from jmarl.team import StackSpec, Team, map_stacks, stack_agents
 from jmarl.training.precompile import example_prompts, rows_of_turns, updates_of_stack
 from jmarl.training.start import start
@@ -46,10 +48,11 @@ def shapes_of_agent(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
-def shapes_of_run(team: Team, cfg: TrainConfig, device: Any) -> tuple[Setup, TeamState]:
+def shapes_of_run(team: Team, cfg: TrainConfig, device: Any, prompt_tokens: int = 1) -> tuple[Setup, TeamState]:
     """Return the setup of a run, and the shapes of its state at step 0 on a device.
 
     team: of agents whose parameters are shapes. Settings that are auto are resolved as far as the platform says it.
+    prompt_tokens: length of the longest prompt, for completions that begin early.
     """
     cfg, setups, step = on_platform(cfg, device.platform), list[Setup](), np.int32(0)
     # One tree per model: agents of one model may share it.
@@ -68,7 +71,23 @@ def shapes_of_run(team: Team, cfg: TrainConfig, device: Any) -> tuple[Setup, Tea
     sharding = SingleDeviceSharding(device)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
     # What is auto on a GPU stays so: this process has none, for which `start` resolved it.
-    return with_settings(setups[0], update_settings(cfg)), shapes._replace(step=step)
+    setup = with_settings(setups[0], update_settings(cfg))
+    return setup, with_pending(setup, shapes._replace(step=step), prompt_tokens)
+
+
+def with_pending(setup: Setup, state: TeamState, prompt_tokens: int) -> TeamState:
+    """Return the state of a run with async_steps with the shapes of completions that have begun; of others, the same."""
+    cfg, group = setup.cfg, setup.cfg.episodes.num_generations
+    if not cfg.episodes.async_steps:
+        return state
+    pending, leaf = [], jax.tree.leaves(state.stacks)[0]
+    platform = next(iter(leaf.sharding.device_set)).platform
+    prompts = example_prompts(setup, [width_of(spec, prompt_tokens) for spec in setup.team.stacks])
+    for spec, encoded in zip(setup.team.stacks, prompts, strict=True):
+        stop = np.array(spec.stop, np.int32)
+        shapes = jax.eval_shape(partial(empty_pending, encoded, group, spec.config, cfg.sampling, platform, stop))
+        pending.append(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=leaf.sharding), shapes))
+    return state._replace(pending=tuple(pending))
 
 
 def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_items: int = 0) -> Programs:
@@ -81,7 +100,7 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
     team, cfg = setup.team, setup.cfg
     params, programs = [lora.model_of(stack) for stack in state.stacks], Programs()
 
-    def samplers(prompts: int, settings: Any, group: int, purpose: int) -> tuple[Any, Sequence[Lowered]]:
+    def request_of(prompts: int, settings: Any, group: int, purpose: int) -> SampleRequest:
         count = prompts // num_parts(prompts, cfg.episodes)
         encoded = tuple(
             (
@@ -90,27 +109,29 @@ def programs_of_shapes(setup: Setup, state: TeamState, prompt_tokens: int, eval_
             )
             for spec in team.stacks
         )
-        request = SampleRequest(
-            encoded, settings, Randomness(0, 0, purpose), group, np.arange(count, dtype=np.uint32), keep_cache=False
-        )
-        return encoded, sample_team(team, params, request, sample_stack.lower)
+        return SampleRequest(encoded, settings, Randomness(0, 0, purpose), group, np.arange(count, dtype=np.uint32))
+
+    def samplers(*arguments: Any) -> Sequence[Lowered]:
+        return sample_team(team, params, request_of(*arguments), sample_stack.lower)
 
     def name(kind: str, i: int) -> str:
         return kind if len(team.stacks) == 1 else f"{kind} of stack {i}"
 
-    _, lowered = samplers(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
+    request = request_of(cfg.episodes.num_prompts, cfg.sampling, cfg.episodes.num_generations, TRAIN)
+    lowered = sample_team(team, params, request, sample_stack.lower)
+    early = refill_team(team, params, state.pending, request, request, refill_stack.lower) if state.pending else lowered
     prompts = example_prompts(setup, [width_of(spec, prompt_tokens) for spec in team.stacks])
     for i, (spec, encoded, sampler) in enumerate(zip(team.stacks, prompts, lowered, strict=True)):
-        programs[name("sampling", i)] = sampler
+        programs[name("sampling", i)] = early[i]
         if setup.algorithm.row.baseline == "greedy":
             greedy = dataclasses.replace(cfg.sampling, temperature=0.0)
-            programs[name("greedy sampling", i)] = samplers(cfg.episodes.num_prompts, greedy, 1, GREEDY)[1][i]
+            programs[name("greedy sampling", i)] = samplers(cfg.episodes.num_prompts, greedy, 1, GREEDY)[i]
         if set(spec.order) <= set(cfg.run.frozen_agents):
             continue
         updates = updates_of_stack(setup, state, i, rows_of_turns(setup, i, encoded), sampler)
         programs |= {name(kind, i): x for kind, x in zip(("update", "update of critics"), updates, strict=False)}
     if eval_items:
-        for i, sampler in enumerate(samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)[1]):
+        for i, sampler in enumerate(samplers(eval_items, cfg.eval_sampling(), cfg.run.eval_generations, EVAL)):
             programs[name("evaluation", i)] = sampler
     return programs
 

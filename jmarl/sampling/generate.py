@@ -74,6 +74,12 @@ class StackProgram(NamedTuple):
     mesh: Mesh | None = None
 
 
+def with_dtype(program: StackProgram) -> StackProgram:
+    """Return settings of a program in which compute_dtype is not auto."""
+    dtype = dtype_on(program.platform, program.settings.compute_dtype)
+    return program._replace(settings=dataclasses.replace(program.settings, compute_dtype=dtype))
+
+
 @partial(jax.jit, static_argnames=("program",), compiler_options=COMPILER_OPTIONS)
 def sample_stack(
     params: Params,
@@ -97,8 +103,8 @@ def sample_stack(
         program: the static settings.
     """
     TRACES["sample"] += 1
-    dtype = dtype_on(program.platform, program.settings.compute_dtype)
-    program = program._replace(settings=dataclasses.replace(program.settings, compute_dtype=dtype))
+    program = with_dtype(program)
+    dtype = program.settings.compute_dtype
     (ids, lengths), group = prompts, program.group
     keys = row_keys(row_ids, group)
     empty = empty_completions((*keys.shape, program.settings.max_new_tokens), stop)

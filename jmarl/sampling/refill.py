@@ -22,6 +22,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from jmarl.config import Sampling
+from jmarl.hardware import dtype_on
 from jmarl.memory import Program, starting
 from jmarl.models import decoding
 from jmarl.models.config import ModelConfig
@@ -29,7 +30,7 @@ from jmarl.models.decoder import Params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
 from jmarl.models.sharding import over_agents
 from jmarl.randomness import TRAIN
-from jmarl.sampling.generate import Prompts, Sampler, SampleRequest, StackProgram, stack_program
+from jmarl.sampling.generate import Prompts, Sampler, SampleRequest, StackProgram, stack_program, with_dtype
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, make_draws, prepare, row_keys
 from jmarl.sampling.slots import (
     Decoder,
@@ -69,8 +70,8 @@ def empty_pending(
     """Return slots of which none is taken. prompts: for their shapes only; the other arguments as for `refill_stack`."""
     ids, lengths = prompts
     a, p, width = ids.shape
-    rows, new, dtype = p * group, settings.max_new_tokens, jnp.dtype(settings.compute_dtype)
-    fused = fuses_decoding(platform, settings.compute_dtype, model.head_dim)
+    rows, new, dtype = p * group, settings.max_new_tokens, dtype_on(platform, settings.compute_dtype)
+    fused = fuses_decoding(platform, dtype, model.head_dim)
 
     def empty_cache(capacity: int) -> Any:
         cache = decoding.init_cache(model, rows, capacity, dtype, fused)
@@ -118,6 +119,7 @@ def refill_stack(
         program: the static settings.
     """
     TRACES["refill"] += 1
+    program = with_dtype(program)
     group, settings, mesh, agents = program.group, program.settings, program.mesh, len(prompts[0][0])
     ids, lengths = (jnp.concatenate(x, 1) for x in zip(*prompts, strict=True))
     keys = jnp.concatenate([row_keys(x, group) for x in row_ids], 1)

@@ -59,6 +59,13 @@ def test_programs_are_measured_where_the_device_is_here(config_only: Path, capsy
     assert all(float(row[3]) > 0 for name, row in rows.items() if name != "checkpoint")
 
 
+def test_completions_that_begin_early_are_planned(config_only: Path, capsys: pytest.CaptureFixture) -> None:
+    """Their caches stay on the device, and the program of two steps is the one that is measured."""
+    assert plan(config_only, "--device", "cpu", "--prompt-tokens", "20", "--measure", "--set", "async_steps=1") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"completions that have begun \d\.\d\d GiB", out) and re.search(r"^sampling( +\d+\.\d+){5}", out, re.M)
+
+
 def test_a_gpu_that_is_not_here_cannot_be_measured(config_only: Path, capsys: pytest.CaptureFixture) -> None:
     """The error names the devices of this machine."""
     assert plan(config_only, "--device", "h200", "--prompt-tokens", "20", "--measure") == 2
