@@ -31,7 +31,7 @@ from experiments.start import load_team
 from jmarl.config import Count, NotNegative, Sampling, TrainConfig, check_fields
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
-from jmarl.models.platforms import COMPILER_OPTIONS, steps_per_look
+from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_look
 from jmarl.sampling import choice, refill, sampler, slots
 from jmarl.sampling.generate import StackProgram, sample_stack
 from jmarl.types import Completions
@@ -83,9 +83,12 @@ def schedule(cfg: Refill) -> None:
         token, *rest = plain_choose(logits, u, t, seen, ends, settings)
         return jnp.where(u == 1, jnp.argmax(ends).astype(token.dtype), token), *rest
 
-    for module in (sampler, slots):
-        module.choose_for_rows = choose_for_rows  # pyright: ignore[reportPrivateImportUsage]
-    sampler.uniforms = uniforms  # pyright: ignore[reportPrivateImportUsage]
+    for module, name, function in (
+        (sampler, "choose_for_rows", choose_for_rows),
+        (slots, "choose_for_rows", choose_for_rows),
+        (sampler, "uniforms", uniforms),
+    ):
+        setattr(module, name, function)
 
 
 def load(cfg: Refill) -> tuple[ModelConfig, Any]:
@@ -114,7 +117,8 @@ def ways(cfg: Refill) -> dict[str, Callable[[int], Completions]]:
     def to_the_end(params: Any, prompts: Any, ids: Any) -> Completions:
         token_ids, lengths = prompts
         inputs = sampler.SampleInputs(token_ids, lengths, sampler.row_keys(ids, cfg.generations), jnp.asarray(stop))
-        return sampler.sample(params, model, settings, inputs, steps=steps_per_look(program.platform, cfg.cap))
+        fused, steps = fuses_decoding(program.platform, cfg.dtype, model.head_dim), steps_per_look(program.platform, cfg.cap)
+        return sampler.sample(params, model, settings, inputs, fused=fused, steps=steps)
 
     nothing = refill.empty_pending(prompts(0), cfg.generations, model, settings, program.platform, stop)
     pending = nothing

@@ -102,8 +102,8 @@ class Episodes(Section):
     async_steps: Annotated[int, Range(0, 1)] = 0
     """1: completions of the next step begin in the slots of those that have ended, so they are at most one update off-policy.
     Faster where lengths differ much. The loss then weights tokens by importance_cap (2 unless it is set). For one turn, on
-    meshes that split only agents, without sample_parts and dynamic_sampling. 0: every completion is sampled with the newest
-    parameters."""
+    meshes that split only agents, without sample_parts and dynamic_sampling. The keys and values of completions under way stay
+    in memory during updates, twice, and are part of checkpoints. 0: every completion is sampled with the newest parameters."""
     overlap_rewards: bool = True
     """False: wait for the rewards of a part before the next is sampled, all in one thread. The numbers are the same."""
 

@@ -36,7 +36,7 @@ def update_team(setup: Setup, state: TeamState, batches: Batches) -> tuple[TeamS
             stack_metrics |= {f"critic_{name}": x for name, x in critic_metrics[i].items() if name != "held"}
         stacks.append(stack)
         metrics.append(stack_metrics)
-    return TeamState(step, tuple(stacks), critics), metrics if own else metrics + critic_metrics
+    return TeamState(step, tuple(stacks), critics, state.pending), metrics if own else metrics + critic_metrics
 
 
 def update_critics(

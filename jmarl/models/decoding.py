@@ -264,14 +264,16 @@ def roll(cache: Cache, places: Int[Array, ""]) -> Cache:
     return [KeyValues(jnp.roll(x.keys, places, -1), jnp.roll(x.values, places, -2)) for x in cache]
 
 
-def widen(prompts: Sequence[KeyValues], missing: int, fused: bool = False) -> list[KeyValues]:
-    """Return the prompts of a `DecodeView`, of one or several agents, with this many positions more."""
+def resize(prompts: Sequence[KeyValues], width: int, fused: bool = False) -> list[KeyValues]:
+    """Return the prompts of a `DecodeView`, of one or several agents, cut or padded to this number of positions."""
 
-    def pad(x: Array, axis: int) -> Array:
-        return jnp.pad(x, [(0, missing if i == x.ndim + axis else 0) for i in range(x.ndim)])
+    def resized(x: Array, axis: int) -> Array:
+        axis += x.ndim
+        x = lax.slice_in_dim(x, 0, min(width, x.shape[axis]), axis=axis)
+        return jnp.pad(x, [(0, width - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
 
     keys, values = (-3, -3) if fused else (-1, -2)
-    return [KeyValues(pad(x.keys, keys), pad(x.values, values)) for x in prompts]
+    return [KeyValues(resized(x.keys, keys), resized(x.values, values)) for x in prompts]
 
 
 def decode_step(

@@ -57,7 +57,8 @@ def steps_per_look(platform: str, new_tokens: int) -> int:
 
 
 def steps_per_chunk(platform: str) -> int:
-    """Return how many tokens rows of different ages add before new rows may take the places of those that have ended."""
+    """Return how many tokens rows in slots add before they may move, and before new rows may take the slots of those that have
+    ended."""
     return gpu.STEPS_PER_LOOK if platform in GPU else 8
 
 

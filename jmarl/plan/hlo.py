@@ -109,19 +109,19 @@ class Program:
     def cost(self, computation: str = "") -> Cost:
         """Return the cost of a computation with all that it calls; by default of the whole program.
 
-        Of loops whose number of steps is not known, the one that moves most bytes makes all steps: a decode loop is followed by
-        loops over fewer rows, and where no row ends early, these make none.
+        Of loops whose number of steps is not known, the first makes all steps: a decode loop is followed by loops over fewer
+        rows, and where no row ends early, these make none.
         """
         known, loop = self._parts(computation or self.entry)
         return known.plus(loop, self.unknown_trips)
 
     def _parts(self, computation: str) -> tuple[Cost, Cost]:
-        """Return the cost of a computation without such loops, and that of one step of the largest of them."""
+        """Return the cost of a computation without such loops, and that of one step of the first of them."""
         if computation not in self._costs:
             shapes = {line.name: line.shape for line in self.computations[computation]}
             parts = [self._line(line, shapes) for line in self.computations[computation]]
             known = functools.reduce(Cost.plus, (known for known, _ in parts), Cost())
-            self._costs[computation] = known, max((loop for _, loop in parts), key=lambda loop: loop.bytes)
+            self._costs[computation] = known, next((loop for _, loop in parts if loop != Cost()), Cost())
         return self._costs[computation]
 
     def loops(self) -> list[tuple[str, int | None, Cost]]:

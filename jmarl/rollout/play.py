@@ -133,9 +133,7 @@ def first_nodes(game: Game, items: Sequence[dict]) -> Nodes:
 def first_request(game: Game, items: Sequence[dict], group: int) -> SampleRequest:
     """Return what `play` requests for the first turn, if that is the only one and not sampled in parts."""
     nodes = first_nodes(game, items)
-    acts = agents_to_sample(acting_mask(nodes.prompts))
-    encoded = pad(game.team, nodes.rows)
-    return SampleRequest(encoded, game.settings, game.randomness, group, nodes.ids, acts=acts)
+    return SampleRequest(pad(game.team, nodes.rows), game.settings, game.randomness, group, nodes.ids)
 
 
 def returns_of(

@@ -5,8 +5,9 @@ under the parameters of this step: at most one update off-policy. The behavior p
 sampled, and truncated importance sampling weights what changed (`importance_cap`). Rows in the middle keep the keys and values
 that they have (as in PipelineRL, arXiv 2509.19128); prompts that have not begun are computed again with the new parameters.
 
-The rows that have begun are `Pending`, a part of the state of the run and of its checkpoints, so a resumed run is bit-equal.
-Left out: several turns, devices that share an agent, and evaluations, which sample with one set of parameters.
+The rows that have begun are `Pending`, with their keys and values a part of the state of the run and of its checkpoints, so a
+resumed run is bit-equal. Left out: several turns, devices that share an agent, and evaluations, which sample with one set of
+parameters. Agents that do not act are sampled all the same, and their completions ignored.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from jmarl.sampling.slots import (
     fewer_slots,
     finish_in_fewer_slots,
     num_live,
+    prompts_of_view,
     put_slots,
     select_slots,
     take_prompts,
@@ -50,7 +52,7 @@ from jmarl.types import TRACES, Completions
 class Pending(NamedTuple):
     """The rows of a stack's next step, of which some have begun."""
 
-    slots: Slots  # without a clock; also a single agent has an agent axis
+    slots: Slots  # without a clock, and with P prompts in place of a copy for each slot; also a single agent has an agent axis
     out: Completions  # arrays [A, row, ...] of all P * G rows; of those that have not begun, empty
     begun: Int[Array, " agent"]  # number of rows that have begun: the first ones
     prompts: Prompts  # of these rows
@@ -73,8 +75,8 @@ def empty_pending(
     rows, new, dtype = p * group, settings.max_new_tokens, dtype_on(platform, settings.compute_dtype)
     fused = fuses_decoding(platform, dtype, model.head_dim)
 
-    def empty_cache(capacity: int) -> Any:
-        cache = decoding.init_cache(model, rows, capacity, dtype, fused)
+    def empty_cache(count: int, capacity: int) -> Any:
+        cache = decoding.init_cache(model, count, capacity, dtype, fused)
         return jax.tree.map(lambda x: jnp.zeros((a, *x.shape), x.dtype), cache)
 
     numbers = jnp.zeros((a, rows), jnp.int32)
@@ -84,9 +86,9 @@ def empty_pending(
         token=numbers,
         live=numbers > 0,
         clock=None,
-        cache=empty_cache(new),
-        prompts=empty_cache(width),
-        prompt_mask=jnp.zeros((a, rows, width), bool),
+        cache=empty_cache(rows, new),
+        prompts=empty_cache(p, width),
+        prompt_mask=jnp.zeros((a, p, width), bool),
         seen=jnp.zeros((a, rows, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
     )
     out = flat_rows(empty_completions((a, p, group, new), jnp.asarray(stop)))
@@ -101,7 +103,7 @@ def flat_rows(out: Completions) -> Completions:
 @partial(jax.jit, static_argnames=("program",), compiler_options=COMPILER_OPTIONS)
 def refill_stack(
     params: Any,
-    prompts: tuple[Prompts, Prompts],
+    prompts: tuple[Any, Any],
     row_ids: tuple[RowIds, RowIds],
     stop: Int[Array, " stop"],
     pending: Pending,
@@ -112,16 +114,18 @@ def refill_stack(
 
     Args:
         params: parameters [A, ...], on one device or on a mesh that splits only agents.
-        prompts: token ids and lengths of this step and the next, in arrays of the same shape.
+        prompts: token ids [A, R * P, S] and lengths [A, R * P] of this step and of the next, each with an S of its own.
         row_ids: the numbers that random keys follow from, of both steps.
         stop: ids that end a completion.
-        pending: what the step before has begun; its prompts are at most as wide as these.
+        pending: what the step before has begun.
         program: the static settings.
     """
     TRACES["refill"] += 1
     program = with_dtype(program)
     group, settings, mesh, agents = program.group, program.settings, program.mesh, len(prompts[0][0])
-    ids, lengths = (jnp.concatenate(x, 1) for x in zip(*prompts, strict=True))
+    width = max(ids.shape[-1] for ids, _ in (*prompts, pending.prompts))
+    ids = jnp.concatenate([pad_last(jnp.asarray(ids), width) for ids, _ in prompts], 1)
+    lengths, next_width = jnp.concatenate([lengths for _, lengths in prompts], 1), prompts[1][0].shape[-1]
     keys = jnp.concatenate([row_keys(x, group) for x in row_ids], 1)
     own_core = mesh is not None and mesh.size > 1
     panels = use_panels(program.platform, keys.shape[1] // 2 * group, settings.compute_dtype, own_core)
@@ -130,7 +134,8 @@ def refill_stack(
     def on_device(params: Params, ids: Array, lengths: Array, keys: Array, pending: Pending) -> tuple[Completions, Pending]:
         inputs = SampleInputs(ids, lengths, keys, stop)
         decoder = prepare(params, program.config, settings, inputs, panels, fused)
-        return refill(decoder, inputs, settings, pending, steps_per_chunk(program.platform))
+        done, begun = refill(decoder, inputs, settings, pending, steps_per_chunk(program.platform))
+        return done, cut(begun, next_width, fused)
 
     return over_agents(on_device, mesh, agents)(params, ids, lengths, keys, pending)
 
@@ -145,7 +150,7 @@ def refill(
     seen = ids_in_prompts(inputs, vocab).reshape(a, -1, vocab) if settings.repetition_penalty != 1 else None
     following = flat_rows(empty_completions((a, p // 2, group, settings.max_new_tokens), inputs.stop))
     out = jax.tree.map(lambda x, y: jnp.concatenate([x, y], 1), pending.out, following)
-    fewer = fewer_slots(rows, settings.max_new_tokens)
+    fewer = fewer_slots(rows, settings.max_new_tokens, rows, inputs.prompts.shape[-1])
     limit = fewer[0] if fewer else 0
 
     def of_this_step(slots: Slots) -> Array:
@@ -164,39 +169,48 @@ def refill(
         last, out = finish_in_fewer_slots(decoder, draws, slots, out, fewer, steps, of_this_step)
         return put_slots(decoder, last, slots), out
 
-    slots = take_up(pending, inputs.prompts.shape[-1], decoder.fused)
+    slots = take_up(pending, inputs.prompts.shape[-1], group, decoder)
     slots, out, begun = lax.while_loop(goes_on, chunk, Queue(slots, out, pending.begun))
     if fewer:  # nothing is left to begin
         slots, out = lax.cond(of_this_step(slots), finish, lambda *state: state, slots, out)
     done = jax.tree.map(lambda x: x[:, :rows].reshape(a, p // 2, group, *x.shape[2:]), out)
     done = done._replace(steps=done.action_mask.sum(-1).max((1, 2)).astype(jnp.int32))
-    slots = put_down(slots._replace(row=jnp.maximum(slots.row - rows, 0)), decoder.fused)
+    slots = put_down(slots._replace(row=jnp.maximum(slots.row - rows, 0)), p // 2, decoder)
     prompts = inputs.prompts[:, p // 2 :], inputs.lengths[:, p // 2 :]
     return done, Pending(slots, jax.tree.map(lambda x: x[:, rows:], out), begun - rows, prompts)
 
 
-def take_up(pending: Pending, width: int, fused: bool) -> Slots:
+def take_up(pending: Pending, width: int, group: int, decoder: Decoder) -> Slots:
     """Return the slots of pending rows as a decoder reads them, with prompts padded to this width, and a clock at 0."""
-    slots, missing = pending.slots, width - pending.prompts[0].shape[-1]
-    caches = (
-        slots.cache,
-        decoding.widen(slots.prompts, missing, fused),
-        jnp.pad(slots.prompt_mask, [(0, 0)] * 2 + [(0, missing)]),
-    )
-    if len(slots.row) == 1:
-        caches = jax.tree.map(lambda x: x[0], caches)
-    cache, prompts, mask = caches
+    slots = pending.slots
+    caches = slots.cache, decoding.resize(slots.prompts, width, decoder.fused), pad_last(slots.prompt_mask, width)
+    cache, prompts, mask = jax.tree.map(lambda x: x[0], caches) if len(slots.row) == 1 else caches
+    prompts, mask = take_prompts(decoder, prompts, mask, slots.row // group)
     return slots._replace(clock=jnp.int32(0), cache=cache, prompts=prompts, prompt_mask=mask)
 
 
-def put_down(slots: Slots, fused: bool) -> Slots:
-    """Return slots without a clock, of which all arrays have an agent axis."""
-    cache = slots.cache if fused else decoding.roll(slots.cache, -slots.clock)
-    caches = cache, slots.prompts, slots.prompt_mask
-    if len(slots.row) == 1:
-        caches = jax.tree.map(lambda x: x[None], caches)
-    cache, prompts, mask = caches
+def put_down(slots: Slots, first: int, decoder: Decoder) -> Slots:
+    """Return slots without a clock, of which all arrays have an agent axis. first: number of the next step's first prompt; all
+    rows under way follow prompts of that step."""
+    numbers = jnp.arange(first, decoder.first_tokens.shape[1])
+    prompts, mask = prompts_of_view(decoder, jnp.broadcast_to(numbers, (len(slots.row), first)))
+    caches = slots.cache if decoder.fused else decoding.roll(slots.cache, -slots.clock), prompts, mask
+    cache, prompts, mask = jax.tree.map(lambda x: x[None], caches) if len(slots.row) == 1 else caches
     return slots._replace(clock=None, cache=cache, prompts=prompts, prompt_mask=mask)
+
+
+def cut(pending: Pending, width: int, fused: bool) -> Pending:
+    """Return pending rows whose prompts, none of which is longer, are padded to this width."""
+    ids, lengths = pending.prompts
+    prompts, mask = decoding.resize(pending.slots.prompts, width, fused), pending.slots.prompt_mask[..., :width]
+    return pending._replace(
+        slots=pending.slots._replace(prompts=prompts, prompt_mask=mask), prompts=(ids[..., :width], lengths)
+    )
+
+
+def pad_last(x: Array, width: int) -> Array:
+    """Return an array padded with zeros to this size of the last axis."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
 def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Array | None) -> tuple[Slots, Array]:
@@ -207,7 +221,7 @@ def fill(decoder: Decoder, slots: Slots, begun: Int[Array, " agent"], seen: Arra
     row = jnp.minimum(row, first.shape[1] - 1)
 
     def place(slots: Slots) -> Slots:
-        prompts, masks = take_prompts(decoder, row // decoder.first_tokens.shape[-1])
+        prompts, masks = prompts_of_view(decoder, row // decoder.first_tokens.shape[-1])
         new = slots._replace(
             row=row,
             t=jnp.zeros_like(row),
@@ -230,7 +244,7 @@ class RefillingSampler:
         team: the team.
         params: parameters [A, ...] of each stack.
         pending: what the step before has begun, of each stack.
-        following: returns the request of the next step's first turn.
+        following: the request of the next step's first turn.
     """
 
     def __init__(
@@ -239,7 +253,7 @@ class RefillingSampler:
         team: Team,
         params: Sequence[Any],
         pending: tuple[Pending, ...],
-        following: Callable[[], SampleRequest],
+        following: SampleRequest,
     ):
         self.sample, self.team, self.params, self.following = sample, team, params, following
         self.begun, self.pending = pending, pending
@@ -248,7 +262,7 @@ class RefillingSampler:
         if request.randomness.purpose != TRAIN:
             return self.sample(request)
         check_same_prompts(self.begun, request)
-        completions, self.pending = refill_team(self.team, self.params, self.begun, request, self.following())
+        completions, self.pending = refill_team(self.team, self.params, self.begun, request, self.following)
         return completions
 
 
@@ -261,7 +275,7 @@ def check_same_prompts(pending: Sequence[Pending], request: SampleRequest) -> No
         if np.any(begun) and not same:
             raise ValueError(
                 "async_steps=1: the environment wrote other prompts for this step than when its first completions were "
-                "sampled. `reset` must depend on the items and the random generator only, or set async_steps=0"
+                "sampled. `reset` must depend on the items and the random generator only; with other data start a new run"
             )
 
 
@@ -281,13 +295,11 @@ def refill_team(
     for i, (spec, weights, begun) in enumerate(zip(team.stacks, params, pending, strict=True)):
         program, row_ids = stack_program(i, spec, weights, request)
         _, next_ids = stack_program(i, spec, weights, following)
-        both = request.encoded[i], following.encoded[i]
-        width = max(ids.shape[-1] for ids, _ in (*both, begun.prompts))
-        prompts = tuple((np.pad(ids, ((0, 0), (0, 0), (0, width - ids.shape[-1]))), lengths) for ids, lengths in both)
+        prompts = request.encoded[i], following.encoded[i]
         arguments = (weights, prompts, (row_ids, next_ids), np.array(spec.stop, np.int32), begun)
         if call is refill_stack:
-            a, count, _ = prompts[0][0].shape
-            work = Program("sampling", a, count, request.group, width, request.settings.max_new_tokens)
+            a, count, width = prompts[0][0].shape
+            work = Program("sampling", a, 2 * count, request.group, width, request.settings.max_new_tokens)
             starting(work, (program, "refill"), partial(refill_stack.lower, *arguments, program=program))
         results.append(call(*arguments, program=program))
     return tuple(zip(*results, strict=True)) if call is refill_stack else results

@@ -97,7 +97,7 @@ def sample(
     decoder = prepare(params, cfg, sampling, inputs, panels, fused)
     seen = ids_in_prompts(inputs, vocab) if sampling.repetition_penalty != 1 else None
     draws = make_draws(keys, stop, sampling, vocab)
-    fewer = fewer_slots(p * g, new) if chunk and not keep_cache else ()
+    fewer = fewer_slots(p * g, new, p, inputs.prompts.shape[-1]) if chunk and not keep_cache else ()
     limit = fewer[0] if fewer else 0
 
     def body(state: DecodeState) -> DecodeState:

@@ -67,11 +67,23 @@ class Slots(NamedTuple):
     seen: Bool[Array, "agent slot vocab"] | None  # ids in each row; None without a repetition penalty
 
 
-def fewer_slots(rows: int, new_tokens: int) -> tuple[int, ...]:
-    """Return the numbers of slots that an agent's rows move to one after the other, while they end; () if none is worth it."""
-    if new_tokens < SHORTEST or rows // FEWER < FEWEST_SLOTS:
+def fewer_slots(rows: int, new_tokens: int, prompts: int, width: int) -> tuple[int, ...]:
+    """Return the numbers of slots that an agent's rows move to one after the other, while they end; () if none is worth it.
+
+    A slot has a copy of its prompt's keys. Where prompts are long and shared by many rows, a step of all rows reads less than
+    one of few slots, and they stay.
+
+    Args:
+        rows: rows of the agent.
+        new_tokens: longest completion.
+        prompts: copies of prompts that a step of all rows reads.
+        width: length of a prompt.
+    """
+    if new_tokens < SHORTEST:
         return ()
-    return rows // FEWER, *fewer_slots(rows // FEWER, new_tokens)
+    numbers = [rows // FEWER**i for i in range(1, rows.bit_length()) if rows // FEWER**i >= FEWEST_SLOTS]
+    most = prompts * width + rows * new_tokens
+    return tuple(n for n in numbers if n * (width + new_tokens) <= most)
 
 
 def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions, steps: int) -> tuple[Slots, Completions]:
@@ -80,7 +92,7 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
     layers = [(weights, prompts) for (weights, _), prompts in zip(decoder.view.layers, slots.prompts, strict=True)]
     view = decoder.view._replace(layers=layers, prefix_mask=slots.prompt_mask)
     places = slots.t + jnp.arange(steps)[:, None, None]
-    uniforms = draws.uniforms[jnp.minimum(places, capacity - 1), agents, jnp.maximum(slots.row, 0)]
+    uniforms = draws.uniforms[jnp.minimum(places, capacity - 1), agents, slots.row]
 
     def add_token(slots: Slots, u: Array) -> tuple[Slots, tuple[Array, ...]]:
         _, t, token, live, clock, cache, _, _, seen = slots
@@ -164,7 +176,7 @@ def put_slots(decoder: Decoder, fewer: Slots, slots: Slots) -> Slots:
         return lax.dynamic_update_slice_in_dim(y, x, 0, axis)
 
     free = slots._replace(live=jnp.zeros_like(slots.live))
-    return _map_slots(decoder, put, fewer.row, fewer, free)._replace(clock=fewer.clock)
+    return _map_slots(decoder, put, fewer.row, fewer, free)
 
 
 def select_slots(decoder: Decoder, chosen: Bool[Array, "agent slot"], new: Slots, old: Slots) -> Slots:
@@ -176,14 +188,18 @@ def select_slots(decoder: Decoder, chosen: Bool[Array, "agent slot"], new: Slots
     return _map_slots(decoder, select, chosen, new, old)
 
 
-def take_prompts(decoder: Decoder, chosen: Int[Array, "agent slot"]) -> tuple[Any, Array]:
+def prompts_of_view(decoder: Decoder, chosen: Int[Array, "agent slot"]) -> tuple[Any, Array]:
     """Return the keys and values of the prefilled prompts with these numbers, one for each slot, and their masks."""
-    axis = _slot_axis(decoder)
+    return take_prompts(decoder, [prompts for _, prompts in decoder.view.layers], decoder.view.prefix_mask, chosen)
+
+
+def take_prompts(decoder: Decoder, prompts: Any, masks: Array, chosen: Int[Array, "agent slot"]) -> tuple[Any, Array]:
+    """Return the keys and values of the prompts with these numbers, one for each slot, and their masks."""
 
     def take(caches: tuple[Any, Array], chosen: Array) -> tuple[Any, Array]:
-        return jax.tree.map(lambda x: jnp.take(x, chosen, axis, mode="clip"), caches[0]), caches[1][chosen]
+        return jax.tree.map(lambda x: jnp.take(x, chosen, _slot_axis(decoder), mode="clip"), caches[0]), caches[1][chosen]
 
-    return decoder.per_agent(take)(([prompts for _, prompts in decoder.view.layers], decoder.view.prefix_mask), chosen)
+    return decoder.per_agent(take)((prompts, masks), chosen)
 
 
 def _slot_axis(decoder: Decoder) -> int:

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 
 from jmarl.config import Run, TrainConfig, flat
@@ -47,7 +48,7 @@ class Source(NamedTuple):
     make_batches: Callable[[TeamState, Any], Batches]  # (state, experience) -> batches of all stacks and critics
     evaluate: Callable[[TeamState], Any] | None = None  # state -> evaluation on held-out items; None without held-out items
     prepare: Callable[[TeamState], None] | None = None  # called once, to compile programs or read earlier rounds
-    carry: Callable[[TeamState], TeamState] = lambda state: state  # adds to the state after an update what `play` has begun
+    carry: Callable[[TeamState], TeamState] = lambda state: state  # adds to the state what `play` has begun
 
 
 class LoopResult(NamedTuple):
@@ -82,8 +83,9 @@ def run_loop(setup: Setup, state: TeamState, source: Source, log: StepLog, saves
                 played_at = time.monotonic()  # the next two calls may wait for the update before; a step ends with its rewards
                 with CLOCK.phase("update"):
                     batches = source.make_batches(state, experience)
-                    state, metrics = update_team(setup, state, batches)
-                    state = source.carry(state)
+                    old = state.pending
+                    state, metrics = update_team(setup, source.carry(state), batches)
+                    jax.tree.map(lambda x: x.delete(), old)  # the caller holds them too
                 log.step(step, experience, metrics, played_at)
                 del experience, batches  # free their memory; the log keeps what it needs
                 log.failed_saves = saves.check()

@@ -53,7 +53,8 @@ def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_i
         params = params_of(state)
         plain = sampler = partial(sample_team, setup.team, params)
         if cfg.episodes.async_steps:
-            sampler = RefillingSampler(plain, setup.team, params, state.pending, following_request(plain, step))
+            following = request_of(plain, setup, tasks_at(items, cfg, step + 1), env, step + 1)
+            sampler = RefillingSampler(plain, setup.team, params, state.pending, following)
         rollout = play_step(timed(sampler, params), setup, tasks(), env, step, tasks)
         if isinstance(sampler, RefillingSampler):
             newest[:] = [sampler.pending]
@@ -61,9 +62,6 @@ def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_i
         if step == 0:  # later updates may lack a valid reward
             check_valid(rollout)
         return Played(rollout, tasks())
-
-    def following_request(sampler: Sampler, step: int) -> Callable[[], SampleRequest]:
-        return lambda: request_of(sampler, setup, tasks_at(items, cfg, step + 1), env, step + 1)
 
     def make_batches(state: TeamState, played: Played) -> Batches:
         return rollout_batches(setup, state, played.rollout)

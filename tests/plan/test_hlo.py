@@ -43,6 +43,34 @@ def test_a_loop_counts_as_often_as_it_runs_and_a_slice_counts_as_what_it_touches
     assert Program(TEXT).cost() == PRODUCT.plus(WRITE, 5 + 1)
 
 
+def test_of_loops_of_unknown_length_the_first_makes_all_steps() -> None:
+    """A decode loop comes first, and then, in a branch, a loop over fewer rows, of which a step may move more."""
+    larger = (
+        TEXT.replace("%body (t", "%many (t").split("ENTRY")[0].replace("HloModule known", "").replace("%fused_update", "%two")
+    )
+    larger = larger.replace("%write = f32[10,100]{1,0} fusion(", "%two_writes = f32[10,100]{1,0} fusion(").replace(
+        "ROOT %out", "%write = f32[10,100]{1,0} fusion(%two_writes, %new, %i), kind=kLoop, calls=%two\n  ROOT %out"
+    )
+    branch = """
+%moved (s: (s32[], f32[10,100], f32[100])) -> (s32[], f32[10,100], f32[100]) {
+  %s = (s32[], f32[10,100]{1,0}, f32[100]{0}) parameter(0)
+  ROOT %w = (s32[], f32[10,100]{1,0}, f32[100]{0}) while(%s), condition=%cond, body=%many
+}
+
+%not_moved (s: (s32[], f32[10,100], f32[100])) -> (s32[], f32[10,100], f32[100]) {
+  ROOT %s = (s32[], f32[10,100]{1,0}, f32[100]{0}) parameter(0)
+}
+
+"""
+    cond = (
+        "  %rest = (s32[], f32[10,100]{1,0}, f32[100]{0}) conditional(%p, %unknown, %unknown), true_computation=%moved, "
+        "false_computation=%not_moved\n  ROOT %out = f32[8,32]"
+    )
+    text = TEXT.replace("ENTRY", larger + branch + "ENTRY").replace("  ROOT %out = f32[8,32]", cond)
+    assert Program(text, unknown_trips=7).cost() == PRODUCT.plus(WRITE, 5 + 7)
+    assert Program(text).cost("moved") == WRITE.plus(WRITE)
+
+
 def test_loops_are_listed_with_their_steps() -> None:
     assert Program(TEXT).loops()[0] == ("body", None, WRITE)
 

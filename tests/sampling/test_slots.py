@@ -76,8 +76,11 @@ def assert_same_rows(got, expected, params, cfg, settings, prompts, keys):
 
 
 def test_the_numbers_of_slots():
-    assert slots.fewer_slots(64, 1024) == (16, 4) and slots.fewer_slots(256, 128) == (64, 16, 4)
-    assert slots.fewer_slots(15, 1024) == () and slots.fewer_slots(64, 127) == ()
+    """A quarter of the rows at a time, down to 4; not for short completions, and not where copies of long prompts, which 8 rows
+    share, would be more to read than what the rows that have ended hold."""
+    assert slots.fewer_slots(64, 1024, 8, 256) == (16, 4) and slots.fewer_slots(256, 128, 32, 64) == (64, 16, 4)
+    assert slots.fewer_slots(15, 1024, 2, 16) == () and slots.fewer_slots(64, 127, 8, 16) == ()
+    assert slots.fewer_slots(64, 512, 8, 4096) == (4,)
 
 
 SETTINGS = [
@@ -134,16 +137,13 @@ def test_rows_that_begin_early_get_the_same_tokens(cfg, params, agents, settings
     pending = refill.empty_pending(prompts[0], GROUP, cfg, settings, "cpu", STOP)
     begun = []
     for step in range(4):
-        widest = max(pending.prompts[0].shape[-1], *(ids.shape[-1] for ids, _ in prompts[step : step + 2]))
-        both = tuple(
-            (np.pad(ids, ((0, 0), (0, 0), (0, widest - ids.shape[-1]))), lengths) for ids, lengths in prompts[step : step + 2]
-        )
         begun.append(int(pending.out.action_mask.sum()))
         ids = row_ids(step, agents), row_ids(step + 1, agents)
-        got, pending = refill.refill_stack(params, both, ids, STOP, pending, program=program)
+        got, pending = refill.refill_stack(params, tuple(prompts[step : step + 2]), ids, STOP, pending, program=program)
         expected = sample_stack(params, prompts[step], ids[0], STOP, program=program)
         assert_same_rows(got, expected, params, cfg, settings, prompts[step], sampler.row_keys(ids[0], GROUP))
         assert (np.asarray(got.steps) == np.asarray(got.action_mask).sum(-1).max((1, 2))).all()
+        assert pending.slots.prompt_mask.shape[-1] == prompts[step + 1][0].shape[-1], "the width of the next step's prompts"
     assert begun[0] == 0 and min(begun[1:]) > 0
     assert (np.asarray(pending.begun) <= PROMPTS * GROUP).all()
 

@@ -120,7 +120,7 @@ def test_an_environment_that_changes_its_prompts_is_refused():
             return states, [[f"{WORDS[Changing.calls % 6]} {text}" for text in row] for row in prompts]
 
     env = Changing(make_reward(reward, num_agents=2), [default_formatter] * 2, None)
-    with pytest.raises(ValueError, match="other prompts for this step .* or set async_steps=0"):
+    with pytest.raises(ValueError, match="other prompts for this step .* with other data start a new run"):
         run(env, async_steps=1)
 
 

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Spec = dict[str, list[Any]]  # path -> [shape, dtype name]
 MAX_PATHS = 8  # largest number of differing paths in an error message
 SAVING, DELETING, META = ".saving", ".deleting", "meta.json"
-FORMAT = 2  # version of the names of saved arrays; raised when fields of `TeamState` change
+FORMAT = 2  # version of the names of saved arrays; raised when they change
 
 
 class CheckpointError(RuntimeError):
@@ -181,13 +181,14 @@ class Checkpointer:
 
         state_like: a state of arrays or `jax.ShapeDtypeStruct` with the structure, dtypes and shardings to restore. A leaf that
             is not committed to devices is restored uncommitted.
-        resized: leaves under this path are restored with the sizes that they were saved with.
+        resized: leaves under this path may have been saved with another size of one axis, and are restored so.
         """
         content, step = self._read_meta(step)
         wanted = _flatten(state_like)
         for name in [name for name in wanted if resized is not None and name.startswith(f"{resized}/")]:
-            size = content["spec"].get(name, [wanted[name].shape])[0]
-            wanted[name] = jax.ShapeDtypeStruct(tuple(size), wanted[name].dtype, sharding=_sharding(wanted[name]))
+            size, shape = content["spec"].get(name, [[]])[0], wanted[name].shape
+            if len(size) == len(shape) and sum(x != y for x, y in zip(size, shape, strict=True)) == 1:
+                wanted[name] = jax.ShapeDtypeStruct(tuple(size), wanted[name].dtype, sharding=_sharding(wanted[name]))
         _require_same(content["spec"], wanted, f"checkpoint step {step} in {self.directory}")
         default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         targets = {
