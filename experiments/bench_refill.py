@@ -8,7 +8,7 @@ Every row ends after a number of tokens that is drawn lognormal and follows from
     three ways sample batch after batch by turns in one process; compiling is not counted. Prints a JSON object for each:
     tokens per second, the ratio to the first way, and the share of its tokens that differ from the first way's (rounding
     decides where a random number lies at a boundary).
-Expected: EXPECTED
+Expected: with the first command 1, 2.9 and 2.8, and equal tokens, in five minutes on two cores.
 """
 
 from __future__ import annotations
