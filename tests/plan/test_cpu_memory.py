@@ -64,6 +64,7 @@ def jmarl(directory: Path, *arguments: str) -> str:
     """The output of a command in a process of its own, which ends with the process's status; nothing comes from a cache."""
     root = str(Path(__file__).parents[2])
     env = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    env["JAX_NUM_CPU_DEVICES"] = "1"  # a plan is for one device
     command = [sys.executable, "-c", COMMAND, *arguments]
     done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
