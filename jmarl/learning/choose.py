@@ -5,8 +5,6 @@ A run uses it when it starts, and `jmarl plan` for a GPU that is not here. Left 
 the update of a central critic.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,7 +37,7 @@ class Work(NamedTuple):
     trained: int  # parameters
 
     @classmethod
-    def of(cls, team: Team, cfg: TrainConfig, tokens: int, rows: int) -> Work:
+    def of(cls, team: Team, cfg: TrainConfig, tokens: int, rows: int) -> "Work":
         """Return the work of the team's largest model.
 
         rows: of an optimizer step, at least. Only powers of two are tried, by which several turns are split too.

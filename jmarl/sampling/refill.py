@@ -10,8 +10,6 @@ resumed run is bit-equal. Left out: several turns, devices that share an agent, 
 parameters. Agents that do not act are sampled all the same, and their completions ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple

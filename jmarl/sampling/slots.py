@@ -8,8 +8,6 @@ its slot nor on its neighbors, but for the rounding of products of another shape
 Rows move and outputs are written between chunks of several steps. In a chunk nothing but the next tokens is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
