@@ -70,9 +70,10 @@ def assert_same_rows(got, expected, params, cfg, settings, prompts, keys):
     assert same.mean() > 0.9
     np.testing.assert_array_equal(np.asarray(got.action_mask)[same], np.asarray(expected.action_mask)[same])
     np.testing.assert_array_equal(np.asarray(got.ended)[same], np.asarray(expected.ended)[same])
-    for name in ("logprobs", "truncated_logprobs"):
-        x, y = (np.asarray(getattr(out, name))[same] for out in (got, expected))
-        np.testing.assert_allclose(x, y, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(got.logprobs)[same], np.asarray(expected.logprobs)[same], atol=1e-4)
+    x, y = (np.asarray(out.truncated_logprobs)[same] for out in (got, expected))
+    # Rounding may also decide whether top-p keeps one more token.
+    assert (np.abs(x - y) > 1e-4).mean() <= (1e-3 if settings.top_p < 1 else 0) and np.abs(x - y).max() < 0.05
 
 
 def test_the_numbers_of_slots():
