@@ -151,12 +151,12 @@ def refill(
     fewer = fewer_slots(rows, settings.max_new_tokens, rows, inputs.prompts.shape[-1])
     limit = fewer[0] if fewer else 0
 
-    def of_this_step(slots: Slots) -> Array:
+    def step_goes_on(slots: Slots) -> Array:
         return jnp.any(slots.live & (slots.row < rows))
 
     def goes_on(queue: Queue) -> Array:
         some_to_begin = jnp.any(queue.begun < 2 * rows)
-        unfinished = jnp.any(queue.begun < rows) | of_this_step(queue.slots)
+        unfinished = jnp.any(queue.begun < rows) | step_goes_on(queue.slots)
         return unfinished & (some_to_begin | (num_live(queue.slots.live) > limit))
 
     def chunk(queue: Queue) -> Queue:
@@ -164,22 +164,24 @@ def refill(
         return Queue(*decode_chunk(decoder, draws, slots, queue.out, steps), begun)
 
     def finish(slots: Slots, out: Completions) -> tuple[Slots, Completions]:
-        last, out = finish_in_fewer_slots(decoder, draws, slots, out, fewer, steps, of_this_step)
+        last, out = finish_in_fewer_slots(decoder, draws, slots, out, fewer, steps, step_goes_on)
         return put_slots(decoder, last, slots), out
 
-    slots = take_up(pending, inputs.prompts.shape[-1], group, decoder)
+    slots = to_slots(pending, inputs.prompts.shape[-1], group, decoder)
     slots, out, begun = lax.while_loop(goes_on, chunk, Queue(slots, out, pending.begun))
     if fewer:  # nothing is left to begin
-        slots, out = lax.cond(of_this_step(slots), finish, lambda *state: state, slots, out)
+        slots, out = lax.cond(step_goes_on(slots), finish, lambda *state: state, slots, out)
     done = jax.tree.map(lambda x: x[:, :rows].reshape(a, p // 2, group, *x.shape[2:]), out)
     done = done._replace(steps=done.action_mask.sum(-1).max((1, 2)).astype(jnp.int32))
-    slots = put_down(slots._replace(row=jnp.maximum(slots.row - rows, 0)), p // 2, decoder)
+    slots = to_pending(slots._replace(row=jnp.maximum(slots.row - rows, 0)), p // 2, decoder)
     prompts = inputs.prompts[:, p // 2 :], inputs.lengths[:, p // 2 :]
     return done, Pending(slots, jax.tree.map(lambda x: x[:, rows:], out), begun - rows, prompts)
 
 
-def take_up(pending: Pending, width: int, group: int, decoder: Decoder) -> Slots:
-    """Return the slots of pending rows as a decoder reads them, with prompts padded to this width, and a clock at 0."""
+def to_slots(pending: Pending, width: int, group: int, decoder: Decoder) -> Slots:
+    """Return the slots of pending rows as a decoder reads them, with prompts padded to this width, and a clock at 0.
+
+    group: completions per prompt; rows are numbered prompt by prompt."""
     slots = pending.slots
     caches = slots.cache, decoding.resize(slots.prompts, width, decoder.fused), pad_last(slots.prompt_mask, width)
     cache, prompts, mask = jax.tree.map(lambda x: x[0], caches) if len(slots.row) == 1 else caches
@@ -187,9 +189,10 @@ def take_up(pending: Pending, width: int, group: int, decoder: Decoder) -> Slots
     return slots._replace(clock=jnp.int32(0), cache=cache, prompts=prompts, prompt_mask=mask)
 
 
-def put_down(slots: Slots, first: int, decoder: Decoder) -> Slots:
-    """Return slots without a clock, of which all arrays have an agent axis. first: number of the next step's first prompt; all
-    rows under way follow prompts of that step."""
+def to_pending(slots: Slots, first: int, decoder: Decoder) -> Slots:
+    """Return the slots of `Pending`: without a clock, with one copy of each prompt, and with an agent axis on all arrays.
+
+    first: number of the next step's first prompt. All rows under way follow prompts of that step."""
     numbers = jnp.arange(first, decoder.first_tokens.shape[1])
     prompts, mask = prompts_of_view(decoder, jnp.broadcast_to(numbers, (len(slots.row), first)))
     caches = slots.cache if decoder.fused else decoding.roll(slots.cache, -slots.clock), prompts, mask

@@ -178,11 +178,8 @@ def empty_completions(shape: tuple[int, ...], stop: Int[Array, " stop"]) -> Comp
 def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool, fused: bool) -> Decoder:
     """Prefill the prompts, and return the decoder of their completions."""
     prompts, lengths, keys, _, past = inputs
-    (a, p, g), new, dtype = (
-        keys.shape,
-        sampling.max_new_tokens,
-        jnp.dtype(dtype_on(platforms.platform_of(params), sampling.compute_dtype)),
-    )
+    (a, p, g), new = keys.shape, sampling.max_new_tokens
+    dtype = jnp.dtype(dtype_on(platforms.platform_of(params), sampling.compute_dtype))
     # A single agent has no agent axis here: XLA drops an axis of 1 from some shapes only, and then copies the cache per token.
     drop_axis = partial(jax.tree.map, lambda x: x[0]) if a == 1 else lambda tree: tree
     over_agents = (lambda f, *_: f) if a == 1 else jax.vmap

@@ -124,13 +124,16 @@ def test_every_kind_of_run_chooses(agents, on_gpu) -> None:
     on_gpu(1 << 40)
     short = SETTINGS | dict(num_updates=1, max_new_tokens=4)
     pairs = [Pair(("the answer", "is"), ("a", "b"), ("c", "d"))] * 2
-    fit(Team.of(agents), pairs, TrainConfig.of(algorithm="madpo", batch_size=2, num_updates=1, progress=False))
+    results = [fit(Team.of(agents), pairs, TrainConfig.of(algorithm="madpo", batch_size=2, num_updates=1, progress=False))]
     texts = [Trajectory(("the answer",), ("is in",))] * 2
-    fit(Team.of(agents[:1]), texts, TrainConfig.of(algorithm="sft", batch_size=2, num_updates=1, progress=False))
+    alone = TrainConfig.of(algorithm="sft", batch_size=2, num_updates=1, progress=False)
+    results.append(fit(Team.of(agents[:1]), texts, alone))
     team = Team.of(agents)
-    train(team, letters, ITEMS, TrainConfig.of(algorithm="madpo", batch_size=2, **short))
-    train(team, letters, ITEMS, TrainConfig.of(algorithm="marlhf", batch_size=2, reward_updates=1, **short))
-    train_seeds(Team.of(agents[:1] * 2), letters, ITEMS, TrainConfig.of(lora_rank=2, **short), seeds=[0, 1])
+    results.append(train(team, letters, ITEMS, TrainConfig.of(algorithm="madpo", batch_size=2, **short)))
+    learned = TrainConfig.of(algorithm="marlhf", batch_size=2, reward_updates=1, **short)
+    results.append(train(team, letters, ITEMS, learned))
+    results += train_seeds(Team.of(agents[:1] * 2), letters, ITEMS, TrainConfig.of(lora_rank=2, **short), seeds=[0, 1])
+    assert [int(result.state.step) for result in results] == [1] * 6
 
 
 def test_a_program_refuses_auto_that_was_not_chosen(agents, on_gpu) -> None:
