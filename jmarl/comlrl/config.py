@@ -49,7 +49,6 @@ REFUSED = {
     "critic_devices": "critics are on the devices of the agents; set mesh to use several devices",
     "critic_value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
     "value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
-    "external_prompt_passthrough": "a formatter without a parameter external_prompts leaves later prompts unchanged",
     "reward_model_name": "pass reward_model= to the trainer",
     "reward_num_train_epochs": "set reward_updates",
     "reward_train_batch_size": "set batch_size, which updates of the reward model use too",
@@ -119,6 +118,8 @@ class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preferenc
     """Passes over the data set."""
     num_agents: Count | None = None
     """Agents of the team; None: the number of agents=, or 2 with model=."""
+    external_prompt_passthrough: bool = False
+    """The transition's texts are the prompts as they are; False: they take the place of the item's prompt in the formatters."""
     eval_num_samples: Count | None = None
     """Evaluate on the first items of eval_dataset only; None: on all."""
 

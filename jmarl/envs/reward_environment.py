@@ -27,11 +27,11 @@ def default_formatter(item: dict) -> Any:
     return item["prompt"]
 
 
-def bind_formatter(formatter: Formatter) -> Callable[[dict, Any], Any]:
+def bind_formatter(formatter: Formatter, *, every_turn: bool = False) -> Callable[[dict, Any], Any]:
     """Return a function of (item, external_prompts) that calls a formatter with the arguments that it takes.
 
     external_prompts is None in the first turn, and the agent's text of the transition later. A formatter without that parameter
-    writes the first prompt only; later the text itself is the prompt.
+    writes the first prompt only, and later the text itself is the prompt; with every_turn it writes all prompts from the item.
     """
     try:
         parameter = inspect.signature(formatter).parameters.get("external_prompts")
@@ -42,7 +42,9 @@ def bind_formatter(formatter: Formatter) -> Callable[[dict, Any], Any]:
     def prompt(item: dict, external_prompts: Any = None) -> Any:
         if external_prompts is None and not required:
             return as_prompt(formatter(item))
-        return as_prompt(external_prompts if parameter is None else formatter(item, external_prompts=external_prompts))
+        if parameter is None:
+            return as_prompt(formatter(item) if every_turn else external_prompts)
+        return as_prompt(formatter(item, external_prompts=external_prompts))
 
     return prompt
 
@@ -101,20 +103,33 @@ class RewardEnvironment:
 
     def step(self, states: Sequence[Dialogue], actions: Texts, rng: np.random.Generator) -> Answer:
         items = [state.item for state in states]
-        result = self.reward(actions, [item.get("prompt") for item in items], items, rng)
+        result = self.reward(actions, self.reward_prompts(states), items, rng)
         after = [
-            state._replace(responses=_append(state.responses, texts))
+            state._replace(responses=append(state.responses, texts))
             for state, texts in zip(states, zip(*actions, strict=True), strict=True)
         ]
         return Answer(result, np.zeros(len(states), bool), after)
 
+    def reward_prompts(self, states: Sequence[Dialogue]) -> list[Any]:
+        """Return what rewards get as `prompts`, one entry per joint action: the item's prompt."""
+        return [state.item.get("prompt") for state in states]
+
     def observe(self, after: Sequence[Dialogue]) -> tuple[list[Dialogue], list[list[Any]]]:
         prompts = [self._next_prompts(state) for state in after]
-        states = [state._replace(prompts=_append(state.prompts, texts)) for state, texts in zip(after, prompts, strict=True)]
+        states = [state._replace(prompts=append(state.prompts, texts)) for state, texts in zip(after, prompts, strict=True)]
         return states, [list(column) for column in zip(*prompts, strict=True)]
 
     def _next_prompts(self, state: Dialogue) -> list[Any]:
         """Return the prompts [N] of the next turn of one episode."""
+        prompts = [
+            None if text is None else formatter(dict(state.item), text)
+            for formatter, text in zip(self._bound_formatters, self._transition_texts(state, self.in_turns), strict=True)
+        ]
+        self._check_next(prompts, state)
+        return prompts
+
+    def _transition_texts(self, state: Dialogue, allow_none: bool) -> list[Any]:
+        """Return what the transition writes for the next turn of one episode: texts [N], or None where that is allowed."""
         if self.transition is None:
             raise ValueError("several turns need a transition, which writes the prompts of the next turn")
         texts = self.transition(
@@ -129,14 +144,13 @@ class RewardEnvironment:
             returned = f"{len(texts)} texts" if isinstance(texts, list | tuple) else repr(texts)[:80]
             raise ValueError(f"the transition returned {returned} for {n} agents: return a list of {n} texts, one per agent")
         for agent, text in enumerate(texts):
-            if not isinstance(as_prompt(text), str) and not (text is None and self.in_turns):
+            if not isinstance(as_prompt(text), str) and not (text is None and allow_none):
                 raise ValueError(f"the transition returned {text!r:.80} for agent {agent}: return a text for each agent")
-        prompts = [
-            None if text is None else formatter(dict(state.item), text)
-            for formatter, text in zip(self._bound_formatters, texts, strict=True)
-        ]
+        return list(texts)
+
+    def _check_next(self, prompts: Sequence[Any], state: Dialogue) -> None:
+        """Check the prompts [N] of the next turn of one episode."""
         self._check_prompts(prompts, f"turn {len(state.responses[0]) + 1} of item {state.item!r:.120}")
-        return prompts
 
     def _check_prompts(self, prompts: Sequence[Any], where: str) -> None:
         """Raise if a prompt is no text (None is allowed with in_turns), or if no agent has one."""
@@ -155,6 +169,6 @@ class RewardEnvironment:
             raise ValueError(f"no agent acts in a turn: all prompts are None (of {where})")
 
 
-def _append(history: Iterable[tuple[str, ...]], texts: Iterable[Any]) -> tuple[tuple[str, ...], ...]:
+def append(history: Iterable[tuple[str, ...]], texts: Iterable[Any]) -> tuple[tuple[str, ...], ...]:
     """Append one text to the history of each agent."""
     return tuple((*old, new) for old, new in zip(history, texts, strict=True))

@@ -28,7 +28,9 @@ from jmarl.comlrl.arguments import (
 )
 from jmarl.comlrl.config import TrainerConfig, trainer_config
 from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, read_eval_metrics
-from jmarl.envs.reward_environment import Formatter, RewardEnvironment, Transition
+from jmarl.comlrl.environment import TrainerEnvironment
+from jmarl.comlrl.rewards import bind_rewards
+from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
 from jmarl.learning.per_agent import check_agents
@@ -123,8 +125,9 @@ class MAGRPOTrainer:
         if functions is None:
             raise TypeError("a reward is needed: give reward_func= or reward_funcs=")
         team_size = count_agents(agents, num_agents, self.args)
+        prompt_per_agent = find_row(self.args.algorithm).critic is not None
         self.reward = RewardFunction(
-            functions,
+            bind_rewards(functions, team_size, prompt_per_agent and not batched_reward),
             num_agents=team_size,
             weights=reward_weights,
             processors=one_of(reward_processor=reward_processor, reward_processors=reward_processors),
@@ -142,7 +145,14 @@ class MAGRPOTrainer:
         self._names = [agent.name for agent in loaded]
         team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
         self.team = dataclasses.replace(team, critic=critic, reward_model=judge)
-        self.env = environment_of(self.team, RewardEnvironment(self.reward, formatters, external_transition), self.config)
+        env = TrainerEnvironment(
+            self.reward,
+            formatters,
+            external_transition,
+            passthrough=self.args.external_prompt_passthrough,
+            prompt_per_agent=prompt_per_agent,
+        )
+        self.env = environment_of(self.team, env, self.config)
         check_run(self.items, self.config, self.wandb_config)
         self._params = place_params(self.team, self._params, self.config.run.mesh)
 
