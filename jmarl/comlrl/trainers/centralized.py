@@ -7,10 +7,12 @@ and metrics see the roles; the model learns from the whole completion. Left out:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.config import trainer_config
+from jmarl.comlrl.peer_settings import ReinforceConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
+from jmarl.config import Count
 from jmarl.envs.centralized import joint_prompt, parse
 
 
@@ -46,11 +48,13 @@ class TaggedCentralizedComparatorAdapter:
 
 
 @trainer_config
-class CentralizedMAGRPOConfig(TrainerConfig):
-    """`TrainerConfig` of MAGRPO with one model for all roles. num_agents is the number of roles."""
+class CentralizedMAGRPOConfig(ReinforceConfig):
+    """`ReinforceConfig` of MAGRPO with one model for all roles, in one turn. num_agents is the number of roles."""
 
     algorithm: str = "magrpo"
     output_dir: str = "runs/centralized_magrpo"
+    num_turns: Count = 1
+    collaboration_mode: Literal["centralized"] = "centralized"
 
 
 class CentralizedMAGRPOTrainer(MAGRPOTrainer):

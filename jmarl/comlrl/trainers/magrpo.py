@@ -27,6 +27,7 @@ from jmarl.comlrl.arguments import (
     read_items,
 )
 from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.peer_settings import ReinforceConfig, RolloutConfig
 from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, read_eval_metrics
 from jmarl.comlrl.environment import TrainerEnvironment
 from jmarl.comlrl.rewards import bind_rewards
@@ -44,8 +45,8 @@ MODEL_CONFIG = "load agents with jmarl.load_agent and pass them as agents=; comp
 
 
 @trainer_config
-class MAGRPOConfig(TrainerConfig):
-    """`TrainerConfig` of MAGRPO: the baseline is the mean of the group (arXiv 2508.04652)."""
+class MAGRPOConfig(ReinforceConfig):
+    """`ReinforceConfig` of MAGRPO: the baseline is the mean of the group (arXiv 2508.04652)."""
 
     algorithm: str = "magrpo"
     output_dir: str = "runs/magrpo"
