@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jmarl.comlrl.environment import TrainerEnvironment
+from jmarl.comlrl.eval_metrics import turn_means
 from jmarl.comlrl.rewards import bind_rewards
 from jmarl.envs.rewards import RewardFunction
 
@@ -152,7 +154,10 @@ A, B, PROMPTS, ROWS = ["0.0"], ["1.0"], ["Q:task"], [ITEM]
         (lambda texts, *, prompts: (texts, prompts), ([A, B], PROMPTS)),
         (lambda texts, /, **optional: (texts, optional["batch_items"]), ([A, B], ROWS)),
         (lambda a, b, scale=2, *, batch_items=None: (a, b, scale, batch_items), (A, B, 2, ROWS)),
-        (partial(lambda a, b, low, **optional: (a, b, low, optional), low=1), (A, B, 1, {"prompts": PROMPTS, "batch_items": ROWS})),
+        (
+            partial(lambda a, b, low, **optional: (a, b, low, optional), low=1),
+            (A, B, 1, {"prompts": PROMPTS, "batch_items": ROWS}),
+        ),
         (partial(lambda low, questions, a, b: (low, questions, a, b), 1), (1, PROMPTS, A, B)),
     ],
 )
@@ -194,3 +199,15 @@ def test_too_many_numbers_for_one_joint_action_raise():
     states, _ = env.reset([ITEM], RNG)
     with pytest.raises(ValueError, match=r"returned 2 values for 1 .*return one number per joint action"):
         env.step(states, [["x"], ["y"]], RNG)
+
+
+def test_reward_and_return_of_each_turn_are_means_over_the_episodes_that_reach_it():
+    turns = [SimpleNamespace(rewards=np.array(x, float)) for x in ([[[1.0, 1.0]], [[3.0, 5.0]]], [[[2.0, 2.0]]])]
+    returns = [np.array(x, float) for x in ([[[3.0, 3.0]], [[3.0, 5.0]]], [[[2.0, 2.0]]])]
+    rollout = SimpleNamespace(turns=turns, joint_returns=returns)
+    assert turn_means(rollout) == {
+        "turn_1/reward_mean": 2.5,
+        "turn_1/expected_return": 3.5,
+        "turn_2/reward_mean": 2.0,
+        "turn_2/expected_return": 2.0,
+    }
