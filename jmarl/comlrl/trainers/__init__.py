@@ -5,6 +5,7 @@ Open `magrpo.py` first: the other trainers of rollouts differ from it in their c
 
 from jmarl.comlrl.trainers.dpo import DPOConfig as DPOConfig
 from jmarl.comlrl.trainers.dpo import DPOTrainer as DPOTrainer
+from jmarl.comlrl.trainers.iac import ActorCriticTrainerBase as ActorCriticTrainerBase
 from jmarl.comlrl.trainers.iac import IACConfig as IACConfig
 from jmarl.comlrl.trainers.iac import IACTrainer as IACTrainer
 from jmarl.comlrl.trainers.ippo import IPPOConfig as IPPOConfig
@@ -23,6 +24,7 @@ from jmarl.comlrl.trainers.mareinforce import MAREINFORCEConfig as MAREINFORCECo
 from jmarl.comlrl.trainers.mareinforce import MAREINFORCETrainer as MAREINFORCETrainer
 from jmarl.comlrl.trainers.maremax import MAReMaxConfig as MAReMaxConfig
 from jmarl.comlrl.trainers.maremax import MAReMaxTrainer as MAReMaxTrainer
+from jmarl.comlrl.trainers.marlhf import JointRewardModel as JointRewardModel
 from jmarl.comlrl.trainers.marlhf import MARLHFConfig as MARLHFConfig
 from jmarl.comlrl.trainers.marlhf import MARLHFIterConfig as MARLHFIterConfig
 from jmarl.comlrl.trainers.marlhf import MARLHFIterTrainer as MARLHFIterTrainer

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.only_in_comlrl import refused_class
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
+
+RolloutSample = refused_class("RolloutSample")
 
 
 @trainer_config
@@ -16,7 +19,11 @@ class IACConfig(TrainerConfig):
     output_dir: str = "runs/iac"
 
 
-class IACTrainer(MAGRPOTrainer):
+class ActorCriticTrainerBase(MAGRPOTrainer):
+    """The base of trainers with critics. Arguments as for `MAGRPOTrainer`; critics start from critic_model= or critics=."""
+
+
+class IACTrainer(ActorCriticTrainerBase):
     """Independent actor-critics. Arguments as for `MAGRPOTrainer`; critics start from critic_model= or critics=."""
 
     config_class = IACConfig

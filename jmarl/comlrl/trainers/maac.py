@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jmarl.comlrl.config import TrainerConfig, trainer_config
-from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
+from jmarl.comlrl.trainers.iac import ActorCriticTrainerBase
 
 
 @trainer_config
@@ -15,7 +15,7 @@ class MAACConfig(TrainerConfig):
     output_dir: str = "runs/maac"
 
 
-class MAACTrainer(MAGRPOTrainer):
+class MAACTrainer(ActorCriticTrainerBase):
     """Actors with one central critic. Arguments as for `MAGRPOTrainer`; critic_model= may be any model."""
 
     config_class = MAACConfig

@@ -4,8 +4,14 @@
 from __future__ import annotations
 
 from jmarl.comlrl.config import trainer_config
+from jmarl.comlrl.only_in_comlrl import refused_class
+from jmarl.comlrl.trainers.madpo import MADPOIterConfig as MADPOIterConfig
+from jmarl.comlrl.trainers.madpo import MADPOIterTrainer as MADPOIterTrainer
 from jmarl.comlrl.trainers.madpo import PreferenceConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
+
+JointRewardModel = refused_class("JointRewardModel")
+PreferenceReplayShard = refused_class("PreferenceReplayShard")
 
 
 @trainer_config

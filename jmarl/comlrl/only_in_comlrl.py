@@ -1,0 +1,52 @@
+"""Names of CoMLRL that can be imported and not be used here: each says on its first use what does its work.
+
+A script may import them without using them, or use them in a part that does not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+LOADED = "give model names or loaded agents to the trainer, which makes the critics"
+WHAT_TO_USE = {
+    "ActorCriticOutput": LOADED,
+    "CausalLMWithValueHead": LOADED,
+    "ValueHead": LOADED,
+    "DeviceScheduler": "agents are spread over the devices that are there; set mesh to choose, such as mesh='agent=2'",
+    "JointRewardModel": "give reward_model= (a name or a loaded agent) to MARLHFTrainer, which trains it",
+    "PreferenceReplayShard": "rounds keep their pairs in the checkpoints of the run; set replay and replay_k",
+    "RolloutSample": "metrics_callback= gets samples of the trainer; there is no need to make one",
+    "clone_reference_models": "set kl_coef (reference_kl_enabled); the trainer then keeps the untrained weights",
+    "load_reference_models_from_sources": "set kl_coef (reference_kl_enabled); the trainer then keeps the untrained weights",
+    "reference_kl_for_sequence": "set kl_coef (reference_kl_enabled); the KL of every update is in metrics.jsonl",
+    "resolve_reference_devices": "the reference is on the devices of its agent; set mesh to choose them",
+}
+
+
+class _Refuses(type):
+    """The class of names that refuse every use but isinstance."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{cls.__name__} is not part of jmarl.comlrl: {WHAT_TO_USE[cls.__name__]}")
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        cls()
+
+
+def refused_class(name: str) -> Any:
+    """Return a class without instances. Calls, and attributes such as static methods, raise NotImplementedError."""
+    return _Refuses(name, (), {"__doc__": f"Not part of jmarl.comlrl: {WHAT_TO_USE[name]}."})
+
+
+def refused_function(name: str) -> Callable[..., NoReturn]:
+    """Return a function that raises NotImplementedError."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{name}() is not part of jmarl.comlrl: {WHAT_TO_USE[name]}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Not part of jmarl.comlrl: {WHAT_TO_USE[name]}."
+    return refuse
