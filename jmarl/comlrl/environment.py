@@ -57,7 +57,9 @@ class TrainerEnvironment(RewardEnvironment):
             texts = self._transition_texts(state, allow_none=True)
             prompts = [write(dict(state.item), text) for write, text in zip(self._later_prompts, texts, strict=True)]
             self._check_next(prompts, state)
-            seen = [prompt if self.prompt_per_agent or text is None else text for prompt, text in zip(prompts, texts, strict=True)]
+            seen = [
+                prompt if self.prompt_per_agent or text is None else text for prompt, text in zip(prompts, texts, strict=True)
+            ]
             states.append(state._replace(prompts=append(state.prompts, seen)))
             columns.append(prompts)
         return states, [list(column) for column in zip(*columns, strict=True)]

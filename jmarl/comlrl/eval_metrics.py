@@ -1,4 +1,5 @@
-"""Metrics of the user for held-out completions: `eval_logger` measures each sample, `eval_aggregator` sums the samples up.
+"""Metrics of held-out completions: the mean reward and return of each turn, under CoMLRL's names, and those of the user:
+`eval_logger` measures each sample, `eval_aggregator` sums the samples up.
 
     def eval_logger(agent_completions_turns, test_cases, entry_points, prompts):  # [N][samples][turns], [samples], ...
         return [{"longer": float(len(b[-1]) > len(a[-1]))} for a, b in zip(*agent_completions_turns)]
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.evaluation.statistics import valid_mean
 from jmarl.rollout.turns import Rollout
 
 Rows = Sequence[Mapping[str, Any]]  # of each sample
@@ -25,21 +27,27 @@ EvalAggregator = Callable[..., Mapping[str, float]]
 
 
 class EvalMetrics:
-    """Calls the two functions for a rollout on held-out items.
+    """Measures a rollout on held-out items.
+
+    turn_1/reward_mean is the mean reward in the first turn, turn_1/expected_return the mean of the undiscounted sum of rewards
+    from that turn on, both after processing and over the episodes that reach the turn with a valid reward.
 
     Args:
         logger: takes by keyword what its signature names of agent_completions_turns [N][samples][turns]; of the samples' items
             their `test` as test_cases, `entry_point` as entry_points and `prompt` as prompts ("" where missing); and the items
-            themselves as batch_items. It returns one dict per sample.
+            themselves as batch_items. It returns one dict per sample. None: no metrics of the user.
         aggregator: takes these dicts, and num_turns if its signature names it; returns numbers by name. None: the mean of each
             metric over the samples that have it.
     """
 
-    def __init__(self, logger: EvalLogger, aggregator: EvalAggregator | None = None):
+    def __init__(self, logger: EvalLogger | None = None, aggregator: EvalAggregator | None = None):
         self.logger, self.aggregator = logger, aggregator
 
     def __call__(self, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
-        """Return the metrics of a rollout on these items."""
+        """Return the metrics of a rollout on these items. Those of the turns replace the user's of the same names."""
+        return {**(self._of_user(self.logger, items, rollout) if self.logger else {}), **turn_means(rollout)}
+
+    def _of_user(self, logger: EvalLogger, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
         samples = [items[i] for i in rollout.turns[0].items for _ in rollout.turns[0].joint]
         given = {
             "agent_completions_turns": completions_of_episodes(rollout),
@@ -48,7 +56,7 @@ class EvalMetrics:
             "prompts": [item.get("prompt", "") for item in samples],
             "batch_items": [dict(item) for item in samples],
         }
-        rows = self.logger(**named(self.logger, given))
+        rows = logger(**named(logger, given))
         if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
             raise TypeError(f"eval_logger= returned {rows!r:.80}: return a list with a dict of metrics for each sample")
         if self.aggregator is None:
@@ -59,14 +67,23 @@ class EvalMetrics:
         return {str(name): number(name, value) for name, value in metrics.items()}
 
 
-def read_eval_metrics(logger: EvalLogger | None, aggregator: EvalAggregator | None) -> EvalMetrics | None:
-    """Return the metrics of the arguments eval_logger= and eval_aggregator= of a trainer; None without them."""
+def read_eval_metrics(logger: EvalLogger | None, aggregator: EvalAggregator | None) -> EvalMetrics:
+    """Return the metrics of a trainer with the arguments eval_logger= and eval_aggregator=."""
     for name, value in (("eval_logger", logger), ("eval_aggregator", aggregator)):
         if value is not None and not callable(value):
             raise TypeError(f"{name}= is a function, got {type(value).__name__}")
     if logger is None and aggregator is not None:
         raise TypeError("eval_aggregator= has no effect without eval_logger=, whose metrics it sums up: give both")
-    return None if logger is None else EvalMetrics(logger, aggregator)
+    return EvalMetrics(logger, aggregator)
+
+
+def turn_means(rollout: Rollout) -> dict[str, float]:
+    """Return the mean reward and return of each turn of episodes that do not branch; see `EvalMetrics`."""
+    metrics = {}
+    for t, (turn, returns) in enumerate(zip(rollout.turns, rollout.joint_returns, strict=True), 1):
+        metrics[f"turn_{t}/reward_mean"] = valid_mean(turn.rewards.reshape(-1))
+        metrics[f"turn_{t}/expected_return"] = valid_mean(returns.reshape(-1))
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def completions_of_episodes(rollout: Rollout) -> list[list[list[str]]]:

@@ -653,7 +653,7 @@ def test_any_series_of_dicts_is_a_data_set(model, kind):
         (dict(train_dataset=None), TypeError, "train_dataset= is .*; got NoneType"),
         (dict(reward_func=None), TypeError, "a reward is needed"),
         (dict(reward_funcs=lengths), TypeError, "reward_func= and reward_funcs= mean the same"),
-        (dict(reward_func=lambda a: [0.0]), TypeError, "takes 1 completion lists"),
+        (dict(reward_func=lambda a, b=None: [0.0]), TypeError, "takes 1 completion lists"),
         (dict(agents=["x", "y"]), TypeError, "either agents= .* or model="),
         (dict(model=None), TypeError, "either agents= .* or model="),
         (dict(model=None, agents="x"), TypeError, "agents= is a list"),
@@ -708,7 +708,12 @@ def test_training_raises_a_reward_and_evaluate_shows_it(model):
     before = trainer.evaluate()
     result = trainer.train()
     after = trainer.evaluate()
-    assert before == {"eval/reward": result.before.mean, "eval/reward_ci95": result.before.interval}
+    assert before == {
+        "eval/reward": result.before.mean,
+        "eval/reward_ci95": result.before.interval,
+        "eval/turn_1/reward_mean": pytest.approx(result.before.mean),
+        "eval/turn_1/expected_return": pytest.approx(result.before.mean),
+    }
     assert after["eval/reward"] == pytest.approx(result.after.mean)
     assert after["eval/reward"] > before["eval/reward"] + before["eval/reward_ci95"]
     assert trainer.evaluate(ITEMS[:1])["eval/reward"] != after["eval/reward"]
@@ -720,6 +725,9 @@ def test_eval_num_samples_takes_the_first_items(model):
     data = dict(eval_dataset=Dataset.from_list(ITEMS))
     first = tiny_trainer(model, args=tiny_config(eval_num_samples=1), **data).evaluate()
     assert first["eval/reward"] == tiny_trainer(model, eval_dataset=ITEMS[:1]).evaluate()["eval/reward"]
+    trainer = tiny_trainer(model, **data)
+    for result in (trainer.evaluate(num_eval_samples=1), trainer.evaluate(1)):
+        assert result["eval/reward"] == first["eval/reward"]
     with pytest.raises(ValueError, match="nothing to evaluate on"):
         tiny_trainer(model).evaluate()
 

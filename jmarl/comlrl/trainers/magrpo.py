@@ -27,9 +27,9 @@ from jmarl.comlrl.arguments import (
     read_items,
 )
 from jmarl.comlrl.config import TrainerConfig, trainer_config
-from jmarl.comlrl.peer_settings import ReinforceConfig, RolloutConfig
-from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, read_eval_metrics
 from jmarl.comlrl.environment import TrainerEnvironment
+from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, read_eval_metrics
+from jmarl.comlrl.peer_settings import ReinforceConfig, RolloutConfig
 from jmarl.comlrl.rewards import bind_rewards
 from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.envs.rewards import Processor, RewardFunction
@@ -121,7 +121,8 @@ class MAGRPOTrainer:
         check_wandb(wandb_config, self.args)
         self.wandb_config = None if wandb_config is None else dict(wandb_config)
         self.items = read_items("train_dataset", train_dataset)
-        self.eval_items = () if eval_dataset is None else self._read_eval_items(eval_dataset)
+        self._eval_dataset = None if eval_dataset is None else read_items("eval_dataset", eval_dataset)
+        self.eval_items = () if self._eval_dataset is None else self._first_items(self._eval_dataset)
         functions = one_of(reward_func=reward_func, reward_funcs=reward_funcs)
         if functions is None:
             raise TypeError("a reward is needed: give reward_func= or reward_funcs=")
@@ -190,24 +191,33 @@ class MAGRPOTrainer:
         self._params = policies(result.state)
         return result
 
-    def evaluate(self, eval_dataset: Iterable[Mapping] | None = None) -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Iterable[Mapping] | int | None = None, *, num_eval_samples: int | None = None
+    ) -> dict[str, float]:
         """Return the mean return of the current weights on `eval_dataset` (default: the trainer's), half the width of its 95 %
-        interval, and the metrics of `eval_logger`."""
-        items = self.eval_items if eval_dataset is None else self._read_eval_items(eval_dataset)
-        if not len(items):
+        interval, and the metrics of `EvalMetrics`.
+
+        num_eval_samples: evaluate on the first items only; default: eval_num_samples of the settings. It may be the first
+        argument, as in CoMLRL.
+        """
+        if isinstance(eval_dataset, int):
+            eval_dataset, num_eval_samples = None, eval_dataset
+        dataset = self._eval_dataset if eval_dataset is None else read_items("eval_dataset", eval_dataset)
+        if dataset is None or num_eval_samples == 0:
             raise ValueError("there is nothing to evaluate on: give eval_dataset= to evaluate() or to the trainer")
+        items = self._first_items(dataset, num_eval_samples)
         result = evaluate(self.team, self.params, items, self.env, self.config)
-        notes = self.eval_metrics(items, result.rollout) if self.eval_metrics else {}
+        notes = self.eval_metrics(items, result.rollout)
         return {"eval/reward": result.mean, "eval/reward_ci95": result.interval} | {f"eval/{k}": x for k, x in notes.items()}
 
     def save_model(self, output_dir: str | os.PathLike) -> None:
         """Write each agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
         save_team(Path(output_dir), self.team, self.params)
 
-    def _read_eval_items(self, dataset: Iterable[Mapping]) -> Sequence[Any]:
-        items = read_items("eval_dataset", dataset)
-        count = len(items) if self.args.eval_num_samples is None else min(self.args.eval_num_samples, len(items))
-        return [items[i] for i in range(count)]
+    def _first_items(self, dataset: Sequence[Any], num_samples: int | None = None) -> list[Any]:
+        """Return the items of a data set that are evaluated. num_samples: their number; default: that of the settings."""
+        limit = self.args.eval_num_samples if num_samples is None else num_samples
+        return [dataset[i] for i in range(len(dataset) if limit is None else min(limit, len(dataset)))]
 
     def _check_other_models(
         self, critic_model: Model | None, critics: Sequence[Model] | None, reward_model: Model | None
