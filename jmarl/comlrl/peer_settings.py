@@ -105,6 +105,16 @@ class RolloutConfig(TrainerConfig):
         return self.resolved_algorithm
 
     @property
+    def centralized(self) -> bool:
+        """Whether one model writes for all roles."""
+        return False
+
+    @property
+    def other_models(self) -> dict[str, str]:
+        """The models that settings name, by the argument of the trainer."""
+        return {}
+
+    @property
     def samples_per_prompt(self) -> int:
         """Samples of an agent that one prompt gives, see rollout_buffer_size."""
         if find_row(self.policy_algorithm).critic:
@@ -221,8 +231,8 @@ class ReinforceConfig(RolloutConfig):
 class ActorCriticConfig(RolloutConfig):
     """`RolloutConfig` of trainers with critics. As in CoMLRL, one completion per prompt and no top-k.
 
-    value_loss_coef (value_coef) scales the loss of a critic that is a head of its agent; Adam makes a separate critic independent
-    of it. value_clip_range (value_clip) clips the values of such heads, where an update makes several steps."""
+    value_loss_coef (value_coef) scales the loss of a critic that is a head of its agent; Adam makes a separate critic
+    independent of it. value_clip_range (value_clip) clips the values of such heads, where an update makes several steps."""
 
     num_generations: Count = 1
     num_train_epochs: Positive = 40
@@ -242,8 +252,9 @@ class ActorCriticConfig(RolloutConfig):
 
 
 def critic_settings(config: RolloutConfig, minibatches: int) -> dict[str, Any]:
-    """Return the settings of critics that have an effect. Others are None: a separate critic has its learning rate, a value head
-    its weight and, in several steps on a batch, its clip."""
+    """Return the settings of critics that have an effect, the others None.
+
+    A separate critic has its learning rate, a value head its weight and, in several steps on a batch, its clip."""
     head = find_row(config.policy_algorithm).critic == "own" and config.separate_critic is False
     several = config.num_epochs * minibatches > 1
     return {

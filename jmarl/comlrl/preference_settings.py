@@ -44,6 +44,10 @@ class PreferenceConfig(RolloutConfig):
     environment_steps_per_pair: Count = 2
 
     @property
+    def centralized(self) -> bool:
+        return self.collaboration_mode == "centralized"
+
+    @property
     def candidates(self) -> int:
         return self.num_candidates or self.preference_num_candidates
 
@@ -126,6 +130,11 @@ class LearnedRewardConfig(PreferenceConfig):
         return self.rl_algorithm or "magrpo"
 
     @property
+    def other_models(self) -> dict[str, str]:
+        names = {"reward_model": self.reward_model_name, "critic_model": self.critic_model_name}
+        return {argument: name for argument, name in names.items() if name is not None}
+
+    @property
     def pairs_per_update(self) -> int:
         return self.batch_size or self.reward_train_batch_size
 
@@ -193,7 +202,9 @@ class RoundsSettings(Base):
             for name, (allowed, text) in API_ONLY.items():
                 check(name, getattr(self, name), getattr(self, name) in allowed, text)
         given = self.comparator_num_candidates
-        check("comparator_num_candidates", given, given in (None, self.candidates), f"None or {self.candidates}, as of the team")
+        check(
+            "comparator_num_candidates", given, given in (None, self.candidates), f"None or {self.candidates}, as of the team"
+        )
         names = set(self.comparator_agents or ()) | ({self.comparator_model_name} - {None})
         check("comparator_agents", self.comparator_agents, len(names) < 2, "names of one model, which writes for all agents")
 

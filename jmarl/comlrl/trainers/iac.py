@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from jmarl.comlrl.config import trainer_config
-from jmarl.comlrl.only_in_comlrl import refused_class
+from jmarl.comlrl.eval_metrics import RolloutSample as RolloutSample
 from jmarl.comlrl.peer_settings import ActorCriticConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 from jmarl.config import NotNegative
-
-RolloutSample = refused_class("RolloutSample")
 
 
 @trainer_config
