@@ -274,8 +274,8 @@ class MAGRPOTrainer:
     def load_checkpoint(self, checkpoint: str | os.PathLike) -> None:
         """Refuse: a checkpoint is loaded when training continues."""
         raise NotImplementedError(
-            f"a checkpoint is loaded when training continues: call train(resume_from_checkpoint={os.fspath(checkpoint)!r}); for "
-            "its agents alone, load what save_model wrote"
+            f"a checkpoint is loaded when training continues: call train(resume_from_checkpoint={os.fspath(checkpoint)!r}); "
+            "for its agents alone, load what save_model wrote"
         )
 
     def save_model(self, output_dir: str | os.PathLike) -> None:
