@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +80,7 @@ class MAGRPOTrainer:
         wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
         eval_logger, eval_aggregator: metrics of your own for held-out completions; see `jmarl.comlrl.eval_metrics`.
         model_config: refused; the error says what to use instead.
+        dataset_type: read and not used, as in CoMLRL.
     """
 
     config_class: type[TrainerConfig] = MAGRPOConfig
@@ -111,6 +113,7 @@ class MAGRPOTrainer:
         external_transition: Transition | None = None,
         eval_logger: EvalLogger | None = None,
         eval_aggregator: EvalAggregator | None = None,
+        dataset_type: str | None = None,
     ):
         if model_config is not None:
             raise NotImplementedError(f"model_config= is not supported: {MODEL_CONFIG}")
@@ -149,7 +152,7 @@ class MAGRPOTrainer:
         env = TrainerEnvironment(
             self.reward,
             formatters,
-            external_transition,
+            self._transition(external_transition),
             passthrough=self.args.external_prompt_passthrough,
             prompt_per_agent=prompt_per_agent,
         )
@@ -170,6 +173,15 @@ class MAGRPOTrainer:
     def agents(self) -> list[Agent]:
         """The agents with their current weights, as `load_agent` returns them. LoRA adapters are merged."""
         return [agent._replace(name=name) for agent, name in zip(agents_of(self.team, self.params), self._names, strict=True)]
+
+    @property
+    def verbose(self) -> bool:
+        """Whether training shows its progress: the setting progress."""
+        return self.config.run.progress
+
+    @verbose.setter
+    def verbose(self, value: bool) -> None:
+        self.config = self.config.replace(progress=bool(value))
 
     def train(self) -> TrainResult:
         """Train as the settings say. Afterwards the trainer holds the trained weights, also if training was interrupted.
@@ -212,6 +224,13 @@ class MAGRPOTrainer:
     def save_model(self, output_dir: str | os.PathLike) -> None:
         """Write each agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
         save_team(Path(output_dir), self.team, self.params)
+
+    def _transition(self, transition: Transition | None) -> Transition | None:
+        """Return the transition, or None if there is no later turn whose prompts it would write."""
+        if transition is not None and self.config.episodes.num_turns == 1:
+            warnings.warn("external_transition= is not called, because num_turns is 1", stacklevel=3)
+            return None
+        return transition
 
     def _first_items(self, dataset: Sequence[Any], num_samples: int | None = None) -> list[Any]:
         """Return the items of a data set that are evaluated. num_samples: their number; default: that of the settings."""
