@@ -172,7 +172,7 @@ def used_settings(row: AlgorithmRow) -> set[str]:
     names |= {"batch_size"}
     names |= {"bc_weight", "world_model_weight"} if row.data == "texts" else set()
     names |= {"reference_free"} if row.margin in ("own", "joint") else set()
-    names |= {"pair_selection", "pairs_per_prompt"} if row.makes_pairs else set()
+    names |= {"num_candidates", "pair_selection", "pairs_per_prompt"} if row.makes_pairs else set()
     names |= {*REWARD_MODEL} if row.learned else set()
     return names | ({*ROUNDS} if row.rounds else set())
 

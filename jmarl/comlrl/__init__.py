@@ -7,3 +7,5 @@ Left out: `model_config`, which is refused with what to use instead, as are sett
 `config`: agents are spread over devices by `mesh`, and an update takes all prompts of its rollout); models of torch after
 training, because a trainer copies their weights and returns agents (`trainer.agents`, `save_model`).
 """
+
+__version__ = "1.4.3"  # the version of CoMLRL whose names and settings these are

@@ -37,8 +37,13 @@ def load_agents(agents: Sequence[Model] | None, model: Model | None, num_agents:
     tokenizer: one for all agents or a list of one per agent, which the agents then use; None: those of the models. Raises
     ValueError for a tokenizer whose vocabulary differs from that of its model.
     """
-    if (agents is None) == (model is None):
+    if agents is None and model is None:
         raise TypeError("give either agents= (a list) or model= (what all agents start from)")
+    if agents is not None and model is not None and any(not same_source(agent, model) for agent in agents):
+        raise TypeError(
+            f"give either agents= (a list) or model= (what all agents start from): {model!r:.60} is another than one of "
+            f"{list(agents)!r:.120}"
+        )
     sources = [model] * num_agents if agents is None else list(agents)
     tokenizers = tokenizer_per_agent(tokenizer, len(sources))
     by_source: dict[Any, Agent] = {}
@@ -53,6 +58,14 @@ def load_agents(agents: Sequence[Model] | None, model: Model | None, num_agents:
             agent = by_source[key]
         loaded.append(agent if own is None or own is agent.tokenizer else _with_tokenizer(agent, own, i))
     return loaded
+
+
+def same_source(first: Model, second: Model) -> bool:
+    """Return whether two arguments are one model: the same object, or the same name. A loaded agent has a name too."""
+    names = [source.name if isinstance(source, Agent) else source for source in (first, second)]
+    if all(isinstance(name, str | os.PathLike) for name in names):
+        return os.fspath(names[0]) == os.fspath(names[1])
+    return first is second
 
 
 def _load(source: Any, tokenizer: Any, index: int) -> Agent:
@@ -100,11 +113,13 @@ def load_critic(critic_model: Model | None, critics: Sequence[Model] | None, tok
     if critics is not None and (not isinstance(critics, list | tuple) or isinstance(critics, Agent) or not critics):
         raise TypeError("critics= is a list of models or names; one is critic_model=")
     if critics is not None:
-        different = [critic for critic in critics if critic is not critics[0] and critic != critics[0]]
+        different = [critic for critic in critics if not same_source(critic, critics[0])]
         if different:
             raise ValueError(
                 f"critics= names {1 + len(different)} different models: all critics start from one, give critic_model="
             )
+    if critics is not None and critic_model is not None and same_source(critic_model, critics[0]):
+        critic_model = None
     model = one_of(critic_model=critic_model, critics=None if critics is None else critics[0])
     return None if model is None else load_single(model, tokenizer)
 
@@ -181,6 +196,30 @@ def check_wandb(wandb_config: Mapping[str, Any] | None, args: TrainerConfig) -> 
         raise ImportError("wandb_config is given, but W&B is not installed: pip install 'jmarl[wandb]'")
     if not args.output_dir:
         raise ValueError("wandb_config is given, but output_dir is empty, so nothing would be logged: set output_dir")
+
+
+def read_wandb(wandb_config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the keyword arguments of `wandb.init`. CoMLRL's run_name is the name, and the entries of its config_sections are
+    added to the run's configuration."""
+    if wandb_config is None:
+        return None
+    own = ("run_name", "config_sections", "output_dir")
+    settings = {name: value for name, value in wandb_config.items() if name not in own and value is not None}
+    if name := wandb_config.get("name") or wandb_config.get("run_name"):
+        settings["name"] = name
+    sections = wandb_config.get("config_sections")
+    if isinstance(sections, Mapping):
+        settings["config"] = dict(settings.get("config", {})) | dict(sections)
+    if "dir" in settings:
+        os.makedirs(settings["dir"], exist_ok=True)
+    return settings
+
+
+def is_verbose(wandb_config: Mapping[str, Any] | None) -> bool:
+    """Return CoMLRL's switch of progress bars, config_sections.output.verbose of wandb_config; on by default."""
+    sections = (wandb_config or {}).get("config_sections")
+    output = sections.get("output") if isinstance(sections, Mapping) else None
+    return bool(output.get("verbose", True)) if isinstance(output, Mapping) else True
 
 
 def check_not_deleted(params: list[Any]) -> list[Any]:

@@ -60,6 +60,46 @@ REFUSED = {
 }
 
 
+# Texts that CoMLRL reads in any case, and its other words for a value.
+VALUES: dict[str, dict[str, str]] = {
+    "joint_mode": {},
+    "critic_type": {},
+    "advantage_mode": {},
+    "parallel_training": {},
+    "pair_selection": {},
+    "rl_algorithm": {"mareforce": "mareinforce"},
+    "comparator_policy": {
+        **dict.fromkeys(("self", "online", "current_copy", "current-offload", "current_offload"), "current"),
+        **dict.fromkeys(("copy", "online_copy"), "current"),
+        **dict.fromkeys(("external", "comparator", "reference", "ref"), "model"),
+        **dict.fromkeys(("checkpoint", "previous", "previous_iteration"), "history"),
+        **dict.fromkeys(("http", "endpoint"), "api"),
+    },
+    "comparator_generation_mode": {
+        **dict.fromkeys(("decentralised", "multi_agent", "multi-agent"), "decentralized"),
+        **dict.fromkeys(("centralised", "single_agent", "single-agent"), "centralized"),
+    },
+    "preference_replay_mode": {
+        **dict.fromkeys(("latest", "new"), "current"),
+        **dict.fromkeys(("recent_k", "last_k", "k"), "nearest_k"),
+        **dict.fromkeys(("lambda", "td_lambda", "td-lambda"), "lambda_decay"),
+        "all_history": "all",
+    },
+    "preference_scoring_reward": {
+        **dict.fromkeys(("oracle", "environment", "env"), "task"),
+        **dict.fromkeys(("model", "learned"), "reward_model"),
+    },
+}
+
+
+def usual_value(name: str, value: Any) -> Any:
+    """Return a setting's value as it is written here."""
+    if name not in VALUES or not isinstance(value, str):
+        return value
+    value = value.strip().lower()
+    return VALUES[name].get(value, value)
+
+
 T = TypeVar("T", bound="TrainerConfig")
 
 
@@ -126,12 +166,12 @@ class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preferenc
     @classmethod
     def rename(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings by field name. Raises TypeError for unknown and refused names, and for two names of one field."""
-        for name in settings:
-            if name in REFUSED:
-                raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
         fields = {field.name for field in dataclasses.fields(cls)}
+        for name in settings:
+            if name in REFUSED and name not in fields:
+                raise TypeError(f"{cls.__name__}: {name} is not a setting here; {REFUSED[name]}")
         check_names(cls, settings, [*OTHER_NAMES, *REFUSED])
-        return by_field(settings, fields, cls.__name__)
+        return by_field({name: usual_value(name, value) for name, value in settings.items()}, fields, cls.__name__)
 
     def __post_init__(self) -> None:
         if self.top_k is None:  # CoMLRL's scripts switch it off so
@@ -141,6 +181,11 @@ class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preferenc
         check_fields(self)
         self._with_updates(self.num_updates or 10**9)  # raises for settings that do not fit each other
 
+    @property
+    def resolved_algorithm(self) -> str:
+        """The row of the table that trains the team."""
+        return self.algorithm
+
     def __getattr__(self, name: str) -> Any:  # called only for names that are not fields
         if name not in OTHER_NAMES:
             raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
@@ -148,12 +193,16 @@ class TrainerConfig(Sampling, Episodes, Loss, Critic, Optimizer, LoRA, Preferenc
 
     def train_config(self, num_items: int) -> TrainConfig:
         """Return the configuration of the run on a data set of `num_items` items."""
-        return self._with_updates(self.num_updates or self.count_updates(num_items))
+        return self._with_updates(self.num_updates or self.count_updates(num_items), num_items)
+
+    def run_settings(self, num_items: int) -> dict[str, Any]:
+        """Return the settings of `TrainConfig` for a data set of `num_items` items, by their short names."""
+        return {name: getattr(self, name) for name in SECTION_OF}
 
     def count_updates(self, num_items: int) -> int:
         """Return the number of updates in `num_train_epochs` passes over the data set. Some algorithms count differently."""
         return math.ceil(self.num_train_epochs * math.ceil(num_items / self.num_prompts))
 
-    def _with_updates(self, num_updates: int) -> TrainConfig:
-        settings = {name: getattr(self, name) for name in SECTION_OF} | {"num_updates": num_updates}
-        return TrainConfig.of(algorithm=self.algorithm, **settings)
+    def _with_updates(self, num_updates: int, num_items: int = 1) -> TrainConfig:
+        settings = self.run_settings(num_items) | {"num_updates": num_updates}
+        return TrainConfig.of(algorithm=self.resolved_algorithm, **settings)

@@ -12,6 +12,7 @@ The run then logs `eval/longer` beside `eval/reward`. A sample is an episode: on
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,20 @@ from jmarl.rollout.turns import Rollout
 Rows = Sequence[Mapping[str, Any]]  # of each sample
 EvalLogger = Callable[..., Rows]
 EvalAggregator = Callable[..., Mapping[str, float]]
+MetricsCallback = Callable[[list["RolloutSample"]], Mapping[str, float]]
+Split = Callable[[str, Mapping[str, Any]], list[str]]
+
+
+@dataclasses.dataclass
+class RolloutSample:
+    """One completion of an agent, as metrics_callback gets it. Numbers are arrays [1]."""
+
+    agent_idx: int
+    prompt: str
+    completion: str
+    reward: np.ndarray
+    returns: np.ndarray
+    metadata: dict[str, Any]  # turn_idx, generation_idx and batch_item
 
 
 class EvalMetrics:
@@ -38,19 +53,37 @@ class EvalMetrics:
             themselves as batch_items. It returns one dict per sample. None: no metrics of the user.
         aggregator: takes these dicts, and num_turns if its signature names it; returns numbers by name. None: the mean of each
             metric over the samples that have it.
+        callback: takes the `RolloutSample`s of an item, of all agents and turns, and returns numbers by name, which are
+            averaged over the items.
+        split: (completion, item) -> the texts of the roles, if one model writes for all of them; the functions then see roles.
     """
 
-    def __init__(self, logger: EvalLogger | None = None, aggregator: EvalAggregator | None = None):
-        self.logger, self.aggregator = logger, aggregator
+    def __init__(
+        self,
+        logger: EvalLogger | None = None,
+        aggregator: EvalAggregator | None = None,
+        callback: MetricsCallback | None = None,
+        split: Split | None = None,
+    ):
+        self.logger, self.aggregator, self.callback, self.split = logger, aggregator, callback, split
 
     def __call__(self, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
         """Return the metrics of a rollout on these items. Those of the turns replace the user's of the same names."""
-        return {**(self._of_user(self.logger, items, rollout) if self.logger else {}), **turn_means(rollout)}
+        metrics = self._of_user(self.logger, items, rollout) if self.logger else {}
+        if self.callback is not None:
+            rows = [self.callback(samples) for samples in samples_of_items(items, rollout, self.split)]
+            if not all(isinstance(row, Mapping) for row in rows):
+                raise TypeError(f"metrics_callback= returned {rows[0]!r:.80}: return a dict of metrics")
+            metrics |= means(rows)
+        return {**metrics, **turn_means(rollout)}
 
     def _of_user(self, logger: EvalLogger, items: Sequence[Mapping], rollout: Rollout) -> dict[str, float]:
         samples = [items[i] for i in rollout.turns[0].items for _ in rollout.turns[0].joint]
+        completions = completions_of_episodes(rollout)
+        if self.split is not None:
+            completions = texts_of_roles(completions[0], samples, self.split)
         given = {
-            "agent_completions_turns": completions_of_episodes(rollout),
+            "agent_completions_turns": completions,
             "test_cases": [item.get("test", "") for item in samples],
             "entry_points": [item.get("entry_point", "") for item in samples],
             "prompts": [item.get("prompt", "") for item in samples],
@@ -67,14 +100,19 @@ class EvalMetrics:
         return {str(name): number(name, value) for name, value in metrics.items()}
 
 
-def read_eval_metrics(logger: EvalLogger | None, aggregator: EvalAggregator | None) -> EvalMetrics:
-    """Return the metrics of a trainer with the arguments eval_logger= and eval_aggregator=."""
-    for name, value in (("eval_logger", logger), ("eval_aggregator", aggregator)):
+def read_eval_metrics(
+    logger: EvalLogger | None,
+    aggregator: EvalAggregator | None,
+    callback: MetricsCallback | None = None,
+    split: Split | None = None,
+) -> EvalMetrics:
+    """Return the metrics of a trainer with the arguments eval_logger=, eval_aggregator= and metrics_callback=."""
+    for name, value in (("eval_logger", logger), ("eval_aggregator", aggregator), ("metrics_callback", callback)):
         if value is not None and not callable(value):
             raise TypeError(f"{name}= is a function, got {type(value).__name__}")
     if logger is None and aggregator is not None:
         raise TypeError("eval_aggregator= has no effect without eval_logger=, whose metrics it sums up: give both")
-    return EvalMetrics(logger, aggregator)
+    return EvalMetrics(logger, aggregator, callback, split)
 
 
 def turn_means(rollout: Rollout) -> dict[str, float]:
@@ -99,6 +137,35 @@ def completions_of_episodes(rollout: Rollout) -> list[list[list[str]]]:
                 texts[n][episode].append(text)
         before = episodes
     return texts
+
+
+def texts_of_roles(completions: list[list[str]], items: Sequence[Mapping], split: Split) -> list[list[list[str]]]:
+    """Return the texts [roles][episodes][turns] of completions [episodes][turns] of one model."""
+    by_episode = [[split(text, item) for text in turns] for turns, item in zip(completions, items, strict=True)]
+    num_roles = len(by_episode[0][0])
+    return [[[texts[role] for texts in turns] for turns in by_episode] for role in range(num_roles)]
+
+
+def samples_of_items(items: Sequence[Mapping], rollout: Rollout, split: Split | None) -> list[list[RolloutSample]]:
+    """Return the completions of each item, of all agents (or roles) and turns."""
+    first = rollout.turns[0]
+    samples: list[list[RolloutSample]] = [[] for _ in first.items]
+    before = np.arange(len(first.items))  # the item of each joint action of the turn before
+    for t, turn in enumerate(rollout.turns):
+        owners = before[turn.parents] if t else before
+        for p, owner in enumerate(owners):
+            item = dict(items[first.items[owner]])
+            for j, joint in enumerate(turn.joint):
+                for n in np.flatnonzero(turn.acts[:, p]):
+                    text, numbers = turn.texts[n][p][joint[n]], (turn.rewards[p, j, n], rollout.joint_returns[t][p, j, n])
+                    texts = {int(n): text} if split is None else dict(enumerate(split(text, item)))
+                    metadata = {"turn_idx": t, "generation_idx": j, "batch_item": item}
+                    samples[owner] += [
+                        RolloutSample(agent, turn.prompts[n][p], part, *(np.array([x]) for x in numbers), metadata)
+                        for agent, part in texts.items()
+                    ]
+        before = np.repeat(owners, len(turn.joint))
+    return samples
 
 
 def named(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ WHAT_TO_USE = {
     "DeviceScheduler": "agents are spread over the devices that are there; set mesh to choose, such as mesh='agent=2'",
     "JointRewardModel": "give reward_model= (a name or a loaded agent) to MARLHFTrainer, which trains it",
     "PreferenceReplayShard": "rounds keep their pairs in the checkpoints of the run; set replay and replay_k",
-    "RolloutSample": "metrics_callback= gets samples of the trainer; there is no need to make one",
     "clone_reference_models": "set kl_coef (reference_kl_enabled); the trainer then keeps the untrained weights",
     "load_reference_models_from_sources": "set kl_coef (reference_kl_enabled); the trainer then keeps the untrained weights",
     "reference_kl_for_sequence": "set kl_coef (reference_kl_enabled); the KL of every update is in metrics.jsonl",

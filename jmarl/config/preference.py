@@ -27,6 +27,8 @@ class Preference(Section):
     pair_selection: Literal["reward_gap", "all", "random", "comparator_reward"] | None = None
     """Which pairs of a prompt are kept: reward_gap (largest first), all, random, or comparator_reward (best completion of the
     comparator first). None: reward_gap; in madpo_iter and marlhf_iter comparator_reward."""
+    num_candidates: Count | None = None
+    """Completions of each prompt and agent, of which pairs are made; None: num_generations."""
     pairs_per_prompt: Annotated[int, Range(0, note="0 is no limit")] | None = None
     """Pairs kept of a prompt, 0 is no limit; None: 4."""
     comparator: Literal["current", "initial", "history", "model", "api"] | None = None
@@ -41,6 +43,8 @@ class Preference(Section):
     comparator_url: str | None = None
     """Address of the comparator `api`, an OpenAI-compatible service such as http://localhost:8000/v1. Its key is read from the
     environment variable COMPARATOR_API_KEY."""
+    round_prompts: Count | None = None
+    """Prompts of a round, of which num_prompts are sampled at once; None: num_prompts."""
     round_updates: Count | None = None
     """Updates on the pairs of a round before the next round makes new ones; None: 10."""
     replay: Literal["current", "nearest_k", "all", "lambda_decay"] | None = None

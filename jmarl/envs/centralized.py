@@ -80,7 +80,7 @@ class Centralized:
     def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
         if len(actions) != 1:
             raise ValueError(f"one model writes for all roles, but the team has {len(actions)} agents: make a team of one")
-        sections = [parse(text, self.num_agents) for text in actions[0]]
+        sections = [self.sections(text, state) for text, state in zip(actions[0], states, strict=True)]
         answer = self.env.step(states, [[s.texts[agent] for s in sections] for agent in range(self.num_agents)], rng)
         result = answer.result
         parts = result.parts | {
@@ -88,6 +88,11 @@ class Centralized:
             "missing_sections": np.array([s.missing / self.num_agents for s in sections]),
         }
         return answer._replace(result=result._replace(rewards=result.total[:, None], parts=parts))
+
+    def sections(self, text: str, state: Any) -> Sections:
+        """Return the sections of a completion. state: of its episode."""
+        del state
+        return parse(text, self.num_agents)
 
     def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[str]]]:
         states, prompts = self.env.observe(after)

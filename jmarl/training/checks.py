@@ -39,7 +39,9 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         ValueError: settings conflict with each other, this machine or the output directory.
     """
     sharding.require_one_process()
-    row, group = find_row(cfg.algorithm), cfg.episodes.num_generations
+    row, group, name = find_row(cfg.algorithm), cfg.episodes.num_generations, "num_generations"
+    if row.makes_pairs and cfg.preference.num_candidates:
+        group, name = cfg.preference.num_candidates, "num_candidates"
     if row.data != "rollouts" and not row.makes_pairs:
         raise ValueError(f"algorithm={cfg.algorithm!r} learns from given data: use jmarl.fit")
     algorithm = resolve(cfg)
@@ -52,13 +54,13 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         if find_row(policy.algorithm).data != "rollouts":
             raise ValueError(f"rl_algorithm={policy.algorithm!r} does not learn from rollouts: choose magrpo, grpo, maac, ...")
         if group < row.min_group:
-            raise ValueError(f"num_generations={group} is too small for algorithm={cfg.algorithm!r}: pairs need 2")
+            raise ValueError(f"{name}={group} is too small for algorithm={cfg.algorithm!r}: pairs need 2")
         check_settings(policy)
         return algorithm
     smallest = 2 if row.critic and cfg.critic.critic_type == "q" else row.min_group
     if group < smallest:
         raise ValueError(
-            f"num_generations={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest}"
+            f"{name}={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest}"
         )
     check_joint_mode(cfg, algorithm)
     check_row(algorithm)

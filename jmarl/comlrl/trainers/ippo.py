@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.config import trainer_config
+from jmarl.comlrl.peer_settings import RolloutConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 
 
 @trainer_config
-class IPPOConfig(TrainerConfig):
-    """`TrainerConfig` of independent PPO. Each token has a value, of a separate model per agent (use_separate_critic=True) or
+class IPPOConfig(RolloutConfig):
+    """`RolloutConfig` of independent PPO. Each token has a value, of a separate model per agent (use_separate_critic=True) or
     of a second head of the agent (False)."""
 
     algorithm: str = "ippo"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.config import trainer_config
+from jmarl.comlrl.peer_settings import ActorCriticConfig
 from jmarl.comlrl.trainers.iac import ActorCriticTrainerBase
 
 
 @trainer_config
-class MAACConfig(TrainerConfig):
-    """`TrainerConfig` of actors with one central critic, which reads the prompts of all agents."""
+class MAACConfig(ActorCriticConfig):
+    """`ActorCriticConfig` of actors with one central critic, which reads the prompts of all agents."""
 
     algorithm: str = "maac"
-    num_generations: int = 1
     output_dir: str = "runs/maac"
 
 

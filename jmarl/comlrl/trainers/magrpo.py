@@ -20,17 +20,23 @@ from jmarl.comlrl.arguments import (
     check_not_deleted,
     check_wandb,
     count_agents,
+    is_verbose,
     load_agents,
     load_critic,
     load_single,
     one_of,
     read_formatters,
     read_items,
+    read_wandb,
 )
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.checkpoints import copy_run, updates_per_epoch, with_checkpoints
+from jmarl.comlrl.config import trainer_config
 from jmarl.comlrl.environment import TrainerEnvironment
-from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, read_eval_metrics
+from jmarl.comlrl.eval_metrics import EvalAggregator, EvalLogger, MetricsCallback, read_eval_metrics
+from jmarl.comlrl.model_config import add_special_tokens, read_model_config
+from jmarl.comlrl.peer_settings import ReinforceConfig, RolloutConfig
 from jmarl.comlrl.rewards import bind_rewards
+from jmarl.comlrl.roles import WithRoles, read_roles
 from jmarl.envs.reward_environment import Formatter, Transition
 from jmarl.envs.rewards import Processor, RewardFunction
 from jmarl.evaluation.evaluate import evaluate
@@ -41,12 +47,10 @@ from jmarl.training.checks import check_run, environment_of
 from jmarl.training.records import TrainResult
 from jmarl.training.train import train
 
-MODEL_CONFIG = "load agents with jmarl.load_agent and pass them as agents=; compute_dtype sets the dtype"
-
 
 @trainer_config
-class MAGRPOConfig(TrainerConfig):
-    """`TrainerConfig` of MAGRPO: the baseline is the mean of the group (arXiv 2508.04652)."""
+class MAGRPOConfig(ReinforceConfig):
+    """`ReinforceConfig` of MAGRPO: the baseline is the mean of the group (arXiv 2508.04652)."""
 
     algorithm: str = "magrpo"
     output_dir: str = "runs/magrpo"
@@ -57,7 +61,7 @@ class MAGRPOTrainer:
 
     Args:
         model, agent_model: a name, path, loaded agent or loaded model of `transformers` that all `num_agents` agents start
-            from (two names of one argument).
+            from (two names of one argument). It may be given beside agents= if it is the same model.
         num_agents: the number of agents; default: as in `args`, else 2.
         agents: the agents themselves, in place of a model: loaded ones (`jmarl.load_agent`, or models of `transformers`, whose
             weights are copied), names or paths, of one model or of different ones.
@@ -77,13 +81,18 @@ class MAGRPOTrainer:
         tokenizer: what the agents use, one for all or a list with one per agent; it must have the vocabulary of the model.
             Default: those of the models.
         external_transition: writes the prompts of later turns; see `jmarl.envs.reward_environment.RewardEnvironment`.
-        wandb_config: keyword arguments of `wandb.init`; needs the extra `wandb` and an output directory.
+        wandb_config: keyword arguments of `wandb.init`, and CoMLRL's run_name and config_sections; needs the extra `wandb` and
+            an output directory.
+        model_config: torch_dtype and special_tokens, as in CoMLRL; see `jmarl.comlrl.model_config`.
         eval_logger, eval_aggregator: metrics of your own for held-out completions; see `jmarl.comlrl.eval_metrics`.
-        model_config: refused; the error says what to use instead.
-        dataset_type: read and not used, as in CoMLRL.
+        metrics_callback: samples of a held-out item (`eval_metrics.RolloutSample`) -> metrics by name, which are averaged over
+            the items and logged as `eval/<name>`. Training steps do not call it.
+        centralized_adapter, centralized_comparator_adapter: what joins and splits the texts of the roles if one model writes
+            for all of them (two names of one argument); see `jmarl.comlrl.trainers.centralized`.
+        dataset_type: has no effect, as in CoMLRL.
     """
 
-    config_class: type[TrainerConfig] = MAGRPOConfig
+    config_class: type[RolloutConfig] = MAGRPOConfig
 
     def __init__(
         self,
@@ -104,61 +113,79 @@ class MAGRPOTrainer:
         on_error: Literal["raise", "mask"] | float = "raise",
         reward_timeout: float | None = None,
         formatters: Formatter | Sequence[Formatter] | None = None,
-        args: TrainerConfig | None = None,
+        args: RolloutConfig | None = None,
         train_dataset: Iterable[Mapping] | None = None,
         eval_dataset: Iterable[Mapping] | None = None,
         tokenizer: Any = None,
         wandb_config: Mapping[str, Any] | None = None,
-        model_config: None = None,
+        model_config: Mapping[str, Any] | None = None,
         external_transition: Transition | None = None,
         eval_logger: EvalLogger | None = None,
         eval_aggregator: EvalAggregator | None = None,
+        metrics_callback: MetricsCallback | None = None,
+        centralized_adapter: Any = None,
+        centralized_comparator_adapter: Any = None,
         dataset_type: str | None = None,
     ):
-        if model_config is not None:
-            raise NotImplementedError(f"model_config= is not supported: {MODEL_CONFIG}")
-        self.eval_metrics = read_eval_metrics(eval_logger, eval_aggregator)
         self.args = self.config_class() if args is None else args
         check_args(self.args, self.config_class, type(self).__name__)
+        self.args = self.args.for_transition(external_transition)
         check_wandb(wandb_config, self.args)
-        self.wandb_config = None if wandb_config is None else dict(wandb_config)
+        loading = read_model_config(model_config, self.args)
+        self.args = dataclasses.replace(self.args, compute_dtype=loading.compute_dtype)
+        self.wandb_config = read_wandb(wandb_config)
         self.items = read_items("train_dataset", train_dataset)
         self._eval_dataset = None if eval_dataset is None else read_items("eval_dataset", eval_dataset)
         self.eval_items = () if self._eval_dataset is None else self._first_items(self._eval_dataset)
         functions = one_of(reward_func=reward_func, reward_funcs=reward_funcs)
         if functions is None:
             raise TypeError("a reward is needed: give reward_func= or reward_funcs=")
-        team_size = count_agents(agents, num_agents, self.args)
-        prompt_per_agent = find_row(self.args.algorithm).critic is not None
+        adapter = one_of(centralized_adapter=centralized_adapter, centralized_comparator_adapter=centralized_comparator_adapter)
+        num_roles = count_agents(None if self.args.centralized else agents, num_agents, self.args)
+        roles = read_roles(adapter, self.args.centralized, num_roles, type(self).__name__)
+        team_size = num_roles if roles is None else 1
+        self.eval_metrics = read_eval_metrics(eval_logger, eval_aggregator, metrics_callback, roles and roles.split)
+        prompt_per_agent = find_row(self.args.resolved_algorithm).critic is not None
         self.reward = RewardFunction(
-            bind_rewards(functions, team_size, prompt_per_agent and not batched_reward),
-            num_agents=team_size,
+            bind_rewards(functions, num_roles, prompt_per_agent and not batched_reward),
+            num_agents=num_roles,
             weights=reward_weights,
             processors=one_of(reward_processor=reward_processor, reward_processors=reward_processors),
             batched=batched_reward,
             on_error=on_error,
             timeout=reward_timeout,
         )
-        formatters = read_formatters(formatters, team_size, self.items[0])
+        formatters = read_formatters(formatters, num_roles, self.items[0])
         self.config = self.args.train_config(len(self.items))
+        self.verbose = self.verbose and is_verbose(wandb_config)
         check_agents(self.config, team_size)
+        named = self.args.other_models
+        critic_model, reward_model = critic_model or named.get("critic_model"), reward_model or named.get("reward_model")
         self._check_other_models(critic_model, critics, reward_model)
         critic = load_critic(critic_model, critics, tokenizer)
         judge = None if reward_model is None else load_single(reward_model, tokenizer)
         loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size, tokenizer)
+        for agent in loaded:
+            add_special_tokens(agent.tokenizer, loading.special_tokens)
         self._names = [agent.name for agent in loaded]
         team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
         self.team = dataclasses.replace(team, critic=critic, reward_model=judge)
-        env = TrainerEnvironment(
+        env: Any = TrainerEnvironment(
             self.reward,
             formatters,
             self._transition(external_transition),
             passthrough=self.args.external_prompt_passthrough,
             prompt_per_agent=prompt_per_agent,
         )
-        self.env = environment_of(self.team, env, self.config)
+        self.env = environment_of(self.team, env if roles is None else WithRoles(env, roles), self.config)
         check_run(self.items, self.config, self.wandb_config)
         self._params = place_params(self.team, self._params, self.config.run.mesh)
+        self._run_config = self.config  # of the last run
+        ignored = [*self.args.without_effect(), *loading.without_effect]
+        ignored += [f"{name}=" for name, value in {"dataset_type": dataset_type}.items() if value is not None]
+        ignored += ["metrics_callback= in training steps"] if metrics_callback is not None else []
+        if ignored:
+            warnings.warn(f"{type(self).__name__}: these have no effect here: {'; '.join(ignored)}", stacklevel=2)
 
     @property
     def num_agents(self) -> int:
@@ -183,17 +210,34 @@ class MAGRPOTrainer:
     def verbose(self, value: bool) -> None:
         self.config = self.config.replace(progress=bool(value))
 
-    def train(self) -> TrainResult:
+    def train(
+        self,
+        resume_from_checkpoint: str | os.PathLike | None = None,
+        checkpoint_dir: str | os.PathLike | None = None,
+        checkpoint_interval: int = 1,
+        checkpoint_total_limit: int | None = None,
+    ) -> TrainResult:
         """Train as the settings say. Afterwards the trainer holds the trained weights, also if training was interrupted.
 
         A second call continues from these weights with a new optimizer, and moves the files of the first run to `earlier_1`.
         After an interruption it is refused, because the run has not ended: make a trainer with resume=True to continue it.
+
+        Args:
+            resume_from_checkpoint: the directory of a run, or one of its checkpoints (DIRECTORY/checkpoints/STEP), which then
+                continues in its directory; num_train_epochs counts from its beginning.
+            checkpoint_dir: the directory of the run's files, in place of output_dir.
+            checkpoint_interval: epochs between checkpoints (of iterative trainers: rounds), if one of these arguments is given.
+                By default there is a checkpoint every save_minutes.
+            checkpoint_total_limit: checkpoints kept; None: save_total_limit.
         """
+        checkpoints = (resume_from_checkpoint, checkpoint_dir, checkpoint_interval, checkpoint_total_limit)
+        epoch = updates_per_epoch(self.args, self.config, len(self.items))
+        self._run_config = with_checkpoints(self.config, epoch, *checkpoints)
         result = train(
             self.team,
             self.env,
             self.items,
-            self.config,
+            self._run_config,
             params=self.params,
             eval_items=self.eval_items,
             wandb_config=self.wandb_config,
@@ -221,6 +265,19 @@ class MAGRPOTrainer:
         notes = self.eval_metrics(items, result.rollout)
         return {"eval/reward": result.mean, "eval/reward_ci95": result.interval} | {f"eval/{k}": x for k, x in notes.items()}
 
+    def save_checkpoint(self, output_dir: str | os.PathLike) -> str:
+        """Copy the run of the last `train` with its newest checkpoint to a directory, and return the directory.
+
+        `train(resume_from_checkpoint=output_dir)` of a trainer with the same arguments continues it there."""
+        return str(copy_run(self._run_config.run.output_dir, output_dir))
+
+    def load_checkpoint(self, checkpoint: str | os.PathLike) -> None:
+        """Refuse: a checkpoint is loaded when training continues."""
+        raise NotImplementedError(
+            f"a checkpoint is loaded when training continues: call train(resume_from_checkpoint={os.fspath(checkpoint)!r}); for "
+            "its agents alone, load what save_model wrote"
+        )
+
     def save_model(self, output_dir: str | os.PathLike) -> None:
         """Write each agent as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
         save_team(Path(output_dir), self.team, self.params)
@@ -234,7 +291,8 @@ class MAGRPOTrainer:
 
     def _first_items(self, dataset: Sequence[Any], num_samples: int | None = None) -> list[Any]:
         """Return the items of a data set that are evaluated. num_samples: their number; default: that of the settings."""
-        limit = self.args.eval_num_samples if num_samples is None else num_samples
+        given = self.args.eval_num_samples
+        limit = num_samples if num_samples is not None else given if given is None else max(given, 1)
         return [dataset[i] for i in range(len(dataset) if limit is None else min(limit, len(dataset)))]
 
     def _check_other_models(

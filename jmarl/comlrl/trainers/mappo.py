@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from jmarl.comlrl.config import trainer_config
+from jmarl.comlrl.peer_settings import RolloutConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 
 
 @trainer_config
-class MAPPOConfig(TrainerConfig):
-    """`TrainerConfig` of PPO with one central critic."""
+class MAPPOConfig(RolloutConfig):
+    """`RolloutConfig` of PPO with one central critic."""
 
     algorithm: str = "mappo"
     output_dir: str = "runs/mappo"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from typing import Literal
+
+from jmarl.comlrl.config import trainer_config
+from jmarl.comlrl.peer_settings import ReinforceConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 
 
 @trainer_config
-class MAREINFORCEConfig(TrainerConfig):
-    """`TrainerConfig` of MAREINFORCE: no baseline."""
+class MAREINFORCEConfig(ReinforceConfig):
+    """`ReinforceConfig` of MAREINFORCE: no baseline."""
 
     algorithm: str = "mareinforce"
+    advantage_mode: Literal["mean", "raw", "max", "rloo"] = "raw"
     output_dir: str = "runs/mareinforce"
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from typing import Literal
+
+from jmarl.comlrl.config import trainer_config
+from jmarl.comlrl.peer_settings import ReinforceConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 
 
 @trainer_config
-class MAReMaxConfig(TrainerConfig):
-    """`TrainerConfig` of MAReMax: the baseline is the highest return of the group."""
+class MAReMaxConfig(ReinforceConfig):
+    """`ReinforceConfig` of MAReMax: the baseline is the highest return of the group."""
 
     algorithm: str = "maremax"
+    advantage_mode: Literal["mean", "raw", "max", "rloo"] = "max"
     output_dir: str = "runs/maremax"
 
 

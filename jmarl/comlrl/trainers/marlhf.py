@@ -3,32 +3,40 @@
 
 from __future__ import annotations
 
+import math
+
 from jmarl.comlrl.config import trainer_config
 from jmarl.comlrl.only_in_comlrl import refused_class
+from jmarl.comlrl.preference_settings import LearnedRewardConfig, RoundsSettings
 from jmarl.comlrl.trainers.madpo import MADPOIterConfig as MADPOIterConfig
 from jmarl.comlrl.trainers.madpo import MADPOIterTrainer as MADPOIterTrainer
-from jmarl.comlrl.trainers.madpo import PreferenceConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
+from jmarl.config import Count, Positive
 
 JointRewardModel = refused_class("JointRewardModel")
 PreferenceReplayShard = refused_class("PreferenceReplayShard")
 
 
 @trainer_config
-class MARLHFConfig(PreferenceConfig):
-    """`PreferenceConfig` of training on a learned reward. rl_algorithm names the algorithm that trains the team. Updates are
-    those of the team, counted by prompts as in `TrainerConfig`."""
+class MARLHFConfig(LearnedRewardConfig):
+    """`LearnedRewardConfig` with one reward model, of pairs of the untrained team's completions."""
 
     algorithm: str = "marlhf"
     output_dir: str = "runs/marlhf"
 
 
 @trainer_config
-class MARLHFIterConfig(MARLHFConfig):
-    """`MARLHFConfig` in rounds of round_updates updates. Each round makes new pairs and trains the reward model further."""
+class MARLHFIterConfig(RoundsSettings, LearnedRewardConfig):
+    """`LearnedRewardConfig` in rounds. Each makes new pairs and trains the reward model further on them."""
 
     algorithm: str = "marlhf_iter"
     output_dir: str = "runs/marlhf_iter"
+    num_train_epochs: Positive = 2
+    reward_num_train_epochs: Count = 2
+    preference_scoring_reward: str = "task"
+
+    def updates_per_round(self, num_items: int) -> int:
+        return self.round_updates or math.ceil(self.num_train_epochs * math.ceil(num_items / self.prompts_per_update))
 
 
 class MARLHFTrainer(MAGRPOTrainer):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from jmarl.comlrl.config import TrainerConfig, trainer_config
+from typing import Literal
+
+from jmarl.comlrl.config import trainer_config
+from jmarl.comlrl.peer_settings import ReinforceConfig
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 
 
 @trainer_config
-class MARLOOConfig(TrainerConfig):
-    """`TrainerConfig` of MARLOO: the baseline of a completion is the mean return of the other completions of its group."""
+class MARLOOConfig(ReinforceConfig):
+    """`ReinforceConfig` of MARLOO: the baseline of a completion is the mean return of the other completions of its group."""
 
     algorithm: str = "marloo"
+    advantage_mode: Literal["mean", "raw", "max", "rloo"] = "rloo"
     output_dir: str = "runs/marloo"
 
 

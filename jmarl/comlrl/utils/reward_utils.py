@@ -37,9 +37,7 @@ def call_reward_function(
     return [float(x) for x in result.total]
 
 
-def normalize_reward_lengths(
-    rewards: Sequence[float], *, num_agents: int, num_generations: int, algorithm: str
-) -> list[float]:
+def normalize_reward_lengths(rewards: Sequence[float], *, num_agents: int, num_generations: int, algorithm: str) -> list[float]:
     """Return rewards as a list with one number per agent or per generation. A single number goes to every agent."""
     values = [float(reward) for reward in rewards]
     if num_agents == 1 or len(values) in (num_agents, num_generations):

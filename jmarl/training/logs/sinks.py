@@ -104,7 +104,8 @@ class Wandb(Sink):
         except ImportError as error:
             raise ImportError("wandb_config was given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
         self.errors = (OSError, self.wandb.Error)
-        self.run = self.wandb.init(**{"dir": str(run_dir), "config": dict(hparams)} | dict(config))
+        settings = dict(hparams) | dict(config.get("config", {}))
+        self.run = self.wandb.init(**{"dir": str(run_dir)} | dict(config) | {"config": settings})
 
     def write(self, step: int, row: dict[str, float]) -> None:
         self.run.log(row, step=step)

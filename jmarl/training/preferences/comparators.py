@@ -47,10 +47,13 @@ class Candidates(NamedTuple):
 def play_items(
     team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, randomness: Randomness
 ) -> Rollout:
-    """Return a rollout in which a team writes `num_generations` completions per item."""
-    return play(
-        timed_sampler(team, params), team, items, env, cfg.sampling, cfg.episodes, cfg.episodes.num_generations, randomness
-    )
+    """Return a rollout in which a team writes `num_candidates` completions per item."""
+    return play(timed_sampler(team, params), team, items, env, cfg.sampling, cfg.episodes, num_candidates(cfg), randomness)
+
+
+def num_candidates(cfg: TrainConfig) -> int:
+    """Return the completions of each prompt and agent of which pairs are made."""
+    return cfg.preference.num_candidates or cfg.episodes.num_generations
 
 
 def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
@@ -179,7 +182,7 @@ class Comparator:
 
     def _request(self, items: Sequence[dict], env: Environment, rng: np.random.Generator) -> Candidates:
         """Return the completions of the HTTP service."""
-        group = self.cfg.episodes.num_generations
+        group = num_candidates(self.cfg)
         states, prompts = env.reset(items, rng)
         with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
             replies = [list(threads.map(partial(complete, count=group, cfg=self.cfg), agent)) for agent in prompts]

@@ -137,7 +137,9 @@ class Rounds:
         """Return the items of a round in the parts that are sampled together, each with its number for the random keys."""
         size, count = self.cfg.episodes.num_prompts, len(self.items)
         if self.algorithm.row.rounds:
-            return [(round_, [self.items[i] for i in tasks_of(round_, count, size, self.cfg.run.seed)])]
+            tasks = tasks_of(round_, count, self.settings.round_prompts or size, self.cfg.run.seed)
+            starts = range(0, len(tasks), size)
+            return [(round_ * len(starts) + n, [self.items[i] for i in tasks[a : a + size]]) for n, a in enumerate(starts)]
         parts = [range(i, min(i + size, count)) for i in range(0, count, size)]
         return [(n, [self.items[i] for i in part]) for n, part in enumerate(parts)]  # slicing a Dataset gives a dict of columns
 
