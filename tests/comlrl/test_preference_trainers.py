@@ -67,14 +67,18 @@ def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
     assert trainer.__module__ == f"jmarl.comlrl.trainers.{algorithm.removesuffix('_iter')}" == config.__module__
     settings = FEW | dict(output_dir=str(tmp_path / "run"))
     settings |= dict(reward_updates=2, rl_algorithm="marloo") if "marlhf" in algorithm else dict(dpo_beta=0.2)
-    settings |= dict(round_updates=1, comparator_policy="history", comparator_history_k=1) if "iter" in algorithm else {}
+    if "iter" in algorithm:  # without num_prompts, a round has the pairs of all items
+        settings |= dict(num_prompts=None, round_updates=1, comparator_policy="history", comparator_history_k=1)
     trained = trainer(model, reward_func=lengths, train_dataset=ITEMS, eval_dataset=ITEMS, args=config(**settings))
     result = trained.train()
     assert int(result.state.step) == 2 and trained.config.algorithm == algorithm
     assert set(trained.evaluate()) == {"eval/reward", "eval/reward_ci95"}
     trained.save_model(tmp_path / "saved")
     assert load_agent(tmp_path / "saved" / "agent_1").config == load_agent(model).config
-    assert len(list((tmp_path / "run" / "pairs").glob("*.jsonl"))) == (2 if "iter" in algorithm else 1)
+    rounds = list((tmp_path / "run" / "pairs").glob("*.jsonl"))
+    assert len(rounds) == (2 if "iter" in algorithm else 1)
+    prompts = {json.loads(line)["prompt"][0] for path in rounds for line in path.read_text().splitlines()}
+    assert prompts == {item["prompt"] for item in ITEMS}
 
 
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
