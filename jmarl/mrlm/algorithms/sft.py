@@ -13,25 +13,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from jmarl.config import TrainConfig
-from jmarl.envs.mixture import Mixture
-from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
 from jmarl.mrlm.algorithms.trainer import NUM_EPISODES, Policies, merge_environments, sampling_of, with_system_prompts
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
-from jmarl.randomness import DRAW
 from jmarl.team import Team, sort_into_stacks
 from jmarl.training.experiment import hold_out
 from jmarl.training.fit import check_data, check_fit, fit
-from jmarl.training.imitation import demonstrate, demonstrate_in_lock_step
+from jmarl.training.imitation import collect_solutions
 from jmarl.training.preferences.pairs import Trajectory, load_trajectories
 from jmarl.training.records import FitResult
-
-NUM_DEMONSTRATIONS = 256  # tasks that solvers play
 
 
 class SFTTrainer(Policies):
@@ -69,41 +62,12 @@ class SFTTrainer(Policies):
         if given:
             parts = hold_out(load_trajectories(trajectory_dataset, self.min_reward), held_out, self.num_tasks)
         else:
-            train = self._collect("train", self.num_tasks or NUM_DEMONSTRATIONS, self.num_tasks)
-            parts = train, self._collect("eval", held_out, held_out) if held_out else []
+            seed, answers = self.config.run.seed, bool(self.config.loss.world_model_weight)
+            train = collect_solutions(self.env, "train", self.num_tasks, seed, answers, self.min_reward)
+            parts = train, collect_solutions(self.env, "eval", held_out, seed, answers, self.min_reward) if held_out else []
         self.data, self.eval_data = ([self._with_system_prompt(trajectory) for trajectory in part] for part in parts)
         check_data(self.data, self.config)
         self._make_team(1, self.config)
-
-    def _collect(self, split: str, num_tasks: int, limit: int | None) -> list[Trajectory]:
-        """Return what the environments' solvers write. Raises ValueError if min_reward leaves none.
-
-        Args:
-            split: of the tasks, train or eval.
-            num_tasks: tasks that are solved, in equal parts of each environment.
-            limit: draw so many of their trajectories; None: all.
-        """
-        members = list(self.env.environments.values()) if isinstance(self.env, Mixture) else [self.env]
-        answers = bool(self.config.loss.world_model_weight)
-        seed = self.config.run.seed
-        collected = []
-        for member in members:
-            tasks = member.tasks(split, -(-num_tasks // len(members)), seed)
-            try:
-                if isinstance(member, LockStep):
-                    by_agent = demonstrate(member.env, tasks, seed=seed, answers=answers)
-                else:
-                    by_agent = demonstrate_in_lock_step(member, tasks, seed, answers)
-            except NotImplementedError as error:
-                raise NotImplementedError(f"{error}; or give trajectory_dataset=, which `jmarl collect` writes") from error
-            collected += [trajectory._replace(agent=f"agent {n}") for n, own in enumerate(by_agent) for trajectory in own]
-        kept_out = self.min_reward is not None and [t for t in collected if t.reward < self.min_reward]
-        if kept_out and len(kept_out) == len(collected):
-            best = max(t.reward for t in collected)
-            raise ValueError(f"min_reward_threshold={self.min_reward} leaves no trajectory: the best has {best:g}")
-        enough = [t for t in collected if self.min_reward is None or t.reward >= self.min_reward]
-        drawn = np.random.default_rng((seed, DRAW)).permutation(len(enough))[:limit]
-        return [enough[i] for i in sorted(drawn)]
 
     def _with_system_prompt(self, trajectory: Trajectory) -> Trajectory:
         system = self.policy_envs[0].system_prompt
