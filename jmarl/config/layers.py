@@ -16,7 +16,7 @@ from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
 from jmarl.config.given import Given, check_tokenizer, count_tasks, count_warmup, put
 from jmarl.config.mrlm_environments import is_same
-from jmarl.config.mrlm_keys import AGENT_KEYS, KEYS, LISTS
+from jmarl.config.mrlm_keys import AGENT_KEYS, GENERATION, KEYS, LISTS
 from jmarl.config.mrlm_rules import (
     Ignored,
     Refused,
@@ -67,14 +67,15 @@ class Layers:
         self.rules: dict[Rule, dict[str, Given]] = {}
         self.sections: dict[str, str] = {}
         self.opened: set[str] = set()
-        self.pending: list[tuple[str, Any, YamlFile, int]] = []
+        self.pending: list[tuple[str, Any, YamlFile, int, bool]] = []
         self.unused: dict[str, str] = {}  # key -> reason
+        self.sampled: dict[str, str] = {}  # place of a key of sampling -> the key
         self.notes: list[str] = []
-        self.rank = 0
+        self.rank, self.is_flag = 0, False
 
     def add(self, source: YamlFile) -> None:
         """Add a file, whose settings override those of earlier sources."""
-        self.rank += 1
+        self.rank, self.is_flag = self.rank + 1, False
         of_flags = self.sections.keys() - self.opened
         for key, value in source.tree.items():
             self._top(str(key), value, source, (key,))
@@ -84,7 +85,7 @@ class Layers:
         """Add the value of `--set PATH=VALUE`. PATH goes into mappings by key and into lists by number.
 
         source: what messages call it."""
-        self.rank += 1
+        self.rank, self.is_flag = self.rank + 1, True
         keys = path.split(".")
         depth = next((i for i, key in enumerate(keys) if key in TREES), len(keys))
         if depth < len(keys) - 1:
@@ -124,6 +125,9 @@ class Layers:
         if "temperature" in weak.keys() & result.keys() and weak["temperature"].value != result["temperature"].value:
             self.unused["grpo.temperature"] = "the model has a temperature"
         result = weak | result
+        if kind == "texts" or (kind == "pairs" and result.keys() & {"data", "reward"} == {"data"}):  # nothing is sampled
+            for name in [name for name, given in result.items() if given.place in self.sampled]:
+                self.unused[self.sampled[result.pop(name).place]] = f"{algorithm} samples nothing"
         check_tokenizer(result)
         count_tasks(result, algorithm)
         count_warmup(result)
@@ -133,12 +137,12 @@ class Layers:
     def _read_pending(self, algorithm: str, kind: str, chosen: bool) -> None:
         """Read the sections of algorithms. chosen: whether the algorithm is set, so that sections of others are ignored."""
         rank = self.rank
-        for name, values, source, own_rank in self.pending:
+        for name, values, source, own_rank, is_flag in self.pending:
             self.rank = own_rank
             if ALGORITHM_SECTIONS[name](algorithm, kind):
                 for key, x in (values or {}).items():
                     self._mrlm(name, key, x, source, (name, key))
-            elif chosen and name in self.opened and source.lines:
+            elif chosen and not is_flag:
                 if values is not None:
                     self.unused[name] = f"the algorithm is {algorithm}"
             else:
@@ -224,7 +228,7 @@ class Layers:
             if not isinstance(value, Mapping | None):
                 raise ValueError(f"{place}: {value!r:.60} is no model: give a name, a list with one per role, or a mapping")
             if key in ALGORITHM_SECTIONS:
-                self.pending.append((key, value, source, self.rank))
+                self.pending.append((key, value, source, self.rank, self.is_flag))
                 return
             for name, x in (value or {}).items():
                 self._mrlm(key, name, x, source, (*path, name))
@@ -274,6 +278,8 @@ class Layers:
             return
         if isinstance(entry, Refused):
             raise ValueError(f"{place}: {entry.reason}")
+        if key in GENERATION and section in ("model", "generation"):
+            self.sampled[place] = f"{section}.{key}"
         if isinstance(entry, Ignored):
             if value is not False:
                 self.unused[f"{section}.{key}"] = entry.reason

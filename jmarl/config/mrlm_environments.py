@@ -82,7 +82,7 @@ def environment(entry: Any) -> dict[str, Any]:
         option = OPTIONS.get(name, {}).get(key, known)
         if option in options:
             raise ValueError(f"{key} and another key set {option} of {name}: give one of them")
-        options[option] = speeches(value) if option == "speeches" and key == "max_turns" else value
+        options[option] = own_problems(value) if key == "problems" else value
     return {"name": name, "options": options}
 
 
@@ -113,8 +113,22 @@ def environment_name(entry: Mapping[str, Any]) -> str:
     return custom if ":" in custom else ":".join(custom.rsplit(".", 1))
 
 
-def speeches(max_turns: Any) -> int:
-    """Return the speeches of each side in a debate of so many turns."""
-    if not isinstance(max_turns, int) or max_turns < 2 or max_turns % 2:
-        raise ValueError(f"max_turns={max_turns!r}: both sides of a debate speak equally often, so give an even number")
-    return max_turns // 2
+def own_problems(problems: Any) -> Any:
+    """Return problems of the user with those in MRLM's fields as tasks of ours; the path of a file stays.
+
+    MRLM's programming problems have function_name and test_cases, pairs of arguments and result; answers may be numbers."""
+    return problems if isinstance(problems, str) else [_own_problem(row) for row in problems]
+
+
+def _own_problem(row: Any) -> Any:
+    if not isinstance(row, Mapping):
+        return row
+    if "function_name" in row and "test_cases" in row:
+        tests = [f"    assert candidate(*{tuple(given)!r}) == {result!r}\n" for given, result in row["test_cases"]]
+        kept = {name: value for name, value in row.items() if name not in ("function_name", "test_cases", "id")}
+        made = {"entry_point": row["function_name"], "test": f"def check(candidate):\n{''.join(tests)}"}
+        return {"task_id": str(row.get("id", row["function_name"])), **kept, **made}
+    answer = row.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        return {**row, "answer": f"{answer:.12g}"}
+    return dict(row)

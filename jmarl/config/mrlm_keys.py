@@ -19,6 +19,7 @@ Entry = str | Rule | Refused | Ignored
 
 NO_CRITIC = Ignored("GRPO has no critic")
 SHARDED = Ignored("weights are fully sharded over the devices of the mesh")
+COLLECT_EVERY = Ignored("trajectories are given, or written by solvers before training")
 ONE_PROCESS = Ignored("there is one process")
 GENERATION: dict[str, Entry] = {
     "max_new_tokens": "max_new_tokens",
@@ -116,7 +117,7 @@ KEYS: dict[str, dict[str, Entry]] = {
         "filter_low_reward": rules.low_rewards,
         "min_reward_threshold": rules.low_rewards,
         "max_trajectories": "num_tasks",
-        "collect_every": Ignored("trajectories are given, or written by solvers before training"),
+        "collect_every": COLLECT_EVERY,
     },
     "model": {
         "model_name_or_path": "models",
