@@ -113,6 +113,9 @@ def flags_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def complete(cfg: ExperimentConfig, given: Mapping[str, Given]) -> tuple[ExperimentConfig, list[str]]:
     """Return a configuration that fits its environments where nothing else was given, and lines that say what was chosen."""
+    from jmarl.algorithms import find_row  # imports jax
+    from jmarl.envs.messages import MAX_TURNS
+
     notes: list[str] = []
     names = {config.name for config in environments_of(cfg)}
     if names == {"debate"} and cfg.team.size == 1:
@@ -121,11 +124,16 @@ def complete(cfg: ExperimentConfig, given: Mapping[str, Given]) -> tuple[Experim
     if cfg.train.algorithm == "ppo" and cfg.team.size > 1:
         cfg = cfg.replace(algorithm="ippo")
         notes.append(f"ppo for {cfg.team.size} agents is ippo")
-    turns = max((turns_of(config, given) for config in environments_of(cfg)), default=1)
-    if "num_turns" not in given and turns > cfg.train.episodes.num_turns:
+    limit = cfg.train.episodes.num_turns if "num_turns" in given else MAX_TURNS
+    turns = max((turns_of(config, given, limit) for config in environments_of(cfg)), default=1)
+    plays = find_row(cfg.train.algorithm).data != "texts"  # sft imitates solvers, whatever the number of turns
+    if plays and "num_turns" not in given and turns > cfg.train.episodes.num_turns:
         chain = "branching" not in given and cfg.train.episodes.joint_mode != "cross"
         cfg = cfg.replace(num_turns=turns, **({"branching": "chain"} if chain else {}))
         notes.append(f"num_turns={turns}, the longest episode" + ", in chains" * chain)
+    elif plays and environments_of(cfg) and turns < cfg.train.episodes.num_turns:
+        cfg = cfg.replace(num_turns=turns, **({} if turns > 1 else {"branching": "tree"}))
+        notes.append(f"num_turns={turns}: no episode is longer")
     return cfg, notes
 
 
@@ -147,13 +155,13 @@ def self_play(cfg: ExperimentConfig) -> ExperimentConfig:
     return cfg.replace(task=task, num_agents=2, shared_weights=True)
 
 
-def turns_of(config: EnvironmentConfig, given: Mapping[str, Given]) -> int:
-    """Return the longest episode of an environment, which is made to see that it can be."""
+def turns_of(config: EnvironmentConfig, given: Mapping[str, Given], limit: int) -> int:
+    """Return the longest episode of an environment, which is made to see that it can be. limit: if it sets none."""
     from jmarl.envs import make
     from jmarl.envs.vector import vectorize
 
     try:
-        return vectorize(make(config.name, **config.options)).max_turns
+        return vectorize(make(config.name, **config.options), limit).max_turns
     except (ValueError, TypeError, FileNotFoundError) as error:
         places = [given[name].place for name in ("environment", "train_envs", "eval_envs") if name in given]
         raise type(error)(f"{' and '.join(dict.fromkeys(places))}: {error}") from error

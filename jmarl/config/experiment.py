@@ -80,7 +80,7 @@ class TaskConfig(Section):
     split: str = "train"
     """Split of a data set of the Hub to train on."""
     min_reward: float | None = None
-    """Leave out given texts (algorithm sft) whose sum of rewards is lower; None: none."""
+    """Leave out texts (algorithm sft) whose sum of rewards is lower; None: none."""
     reward: str | None = None
     """Reward of the completions of data, as module:function; see `jmarl.envs.rewards`. None: data are given pairs or texts."""
     formatters: tuple[str, ...] = ()
@@ -126,7 +126,6 @@ ONLY_WITH_SETTING = {
     "options": "environment",
     "subset": "data",
     "split": "data",
-    "min_reward": "data",
     "reward": "data",
     "formatters": "reward",
     "external_transition": "reward",

@@ -10,13 +10,23 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
+from jmarl.config.given import Given, check_tokenizer, count_tasks, count_warmup, put
 from jmarl.config.mrlm_environments import is_same
-from jmarl.config.mrlm_keys import AGENT_KEYS, KEYS, LISTS, TOP_REFUSED
-from jmarl.config.mrlm_rules import Refused, Rule, Weak, precedence, wandb
+from jmarl.config.mrlm_keys import AGENT_KEYS, GENERATION, KEYS, LISTS
+from jmarl.config.mrlm_rules import (
+    Ignored,
+    Refused,
+    Rule,
+    UnusedKey,
+    Weak,
+    policy_env,
+    precedence,
+    wandb,
+)
 from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import KeyPath, YamlFile
@@ -44,19 +54,12 @@ HALVES = ("use_bf16", "use_fp16")  # types of half the width, of which one sourc
 GROUP_SIZES = {"ppo": 1, "ippo": 1, "mappo": 1, "grpo": 4}  # completions of a task in MRLM, where batch_size counts tasks
 
 
-class Given(NamedTuple):
-    """A value and where it was given."""
-
-    value: Any
-    rank: int  # number of the source: higher ones override
-    place: str  # for messages
-
-
 class Layers:
     """The settings of all sources so far.
 
     `own` holds our settings by short name, `rules` the keys of MRLM that are read together by their rule, `sections` the
     sections of MRLM with their places, and `opened` those of them that a file has: a flag sets its key and nothing else.
+    `pending` are the sections of algorithms, which are read once the algorithm is known. `unused` are keys that change nothing.
     """
 
     def __init__(self) -> None:
@@ -64,11 +67,15 @@ class Layers:
         self.rules: dict[Rule, dict[str, Given]] = {}
         self.sections: dict[str, str] = {}
         self.opened: set[str] = set()
-        self.rank = 0
+        self.pending: list[tuple[str, Any, YamlFile, int, bool]] = []
+        self.unused: dict[str, str] = {}  # key -> reason
+        self.sampled: dict[str, str] = {}  # place of a key of sampling -> the key
+        self.notes: list[str] = []
+        self.rank, self.is_flag = 0, False
 
     def add(self, source: YamlFile) -> None:
         """Add a file, whose settings override those of earlier sources."""
-        self.rank += 1
+        self.rank, self.is_flag = self.rank + 1, False
         of_flags = self.sections.keys() - self.opened
         for key, value in source.tree.items():
             self._top(str(key), value, source, (key,))
@@ -78,7 +85,7 @@ class Layers:
         """Add the value of `--set PATH=VALUE`. PATH goes into mappings by key and into lists by number.
 
         source: what messages call it."""
-        self.rank += 1
+        self.rank, self.is_flag = self.rank + 1, True
         keys = path.split(".")
         depth = next((i for i, key in enumerate(keys) if key in TREES), len(keys))
         if depth < len(keys) - 1:
@@ -89,19 +96,18 @@ class Layers:
         self._top(keys[0], value, YamlFile(f"{source} {path}", {}, {}), (keys[0],))
 
     def settings(self, kind_of: Callable[[str], str]) -> dict[str, Given]:
-        """Return our settings by short name. kind_of: algorithm -> what it learns from: rollouts, pairs or texts."""
-        result, weak = dict(self.own), dict[str, Given]()
+        """Return our settings by short name. kind_of: algorithm -> what it learns from: rollouts, pairs or texts.
+
+        Warns once of all keys that change nothing."""
         algorithms = [name for name in ALGORITHM_SECTIONS if name in self.sections]
         naming = [name for name in algorithms if name in self.opened]
-        if "algorithm" not in result and len(naming) == 1:  # as in MRLM, the section names it
-            result["algorithm"] = Given(naming[0], 0, self.sections[naming[0]])
-        algorithm = result["algorithm"].value if "algorithm" in result else "magrpo"
+        chosen = "algorithm" in self.own
+        if not chosen and len(naming) == 1:  # as in MRLM, the section names it
+            self.own["algorithm"] = Given(naming[0], 0, self.sections[naming[0]])
+        algorithm = self.own["algorithm"].value if "algorithm" in self.own else "magrpo"
         kind = kind_of(algorithm)
-        for name in algorithms:
-            if not ALGORITHM_SECTIONS[name](algorithm, kind):
-                raise ValueError(
-                    f"{self.sections[name]}: the section {name} has no effect for algorithm={algorithm!r}: remove it"
-                )
+        self._read_pending(algorithm, kind, chosen)
+        result, weak = dict(self.own), dict[str, Given]()
         if "training" in self.opened and algorithm in GROUP_SIZES:
             weak["num_generations"] = Given(GROUP_SIZES[algorithm], 0, self.sections["training"])
         for rule, keys in self.rules.items():
@@ -110,9 +116,47 @@ class Layers:
                     weak.setdefault(name, given._replace(value=given.value.value))
                 elif name == "wandb" and name in result and result[name].value and result[name].rank < given.rank:
                     result[name] = given._replace(value=self._more_wandb(result[name], keys))
+                elif name == "output_dir" and name in result and result[name].rank == given.rank:  # of a file that has both
+                    if result[name].value != given.value:
+                        self.unused["output_dir"] = f"everything is in {next(iter(keys))}"
+                    result[name] = given
                 else:
-                    _put(result, name, given)
-        return weak | result
+                    put(result, name, given)
+        if "temperature" in weak.keys() & result.keys() and weak["temperature"].value != result["temperature"].value:
+            self.unused["grpo.temperature"] = "the model has a temperature"
+        result = weak | result
+        if kind == "texts" or (kind == "pairs" and result.keys() & {"data", "reward"} == {"data"}):  # nothing is sampled
+            for name in [name for name, given in result.items() if given.place in self.sampled]:
+                self.unused[self.sampled[result.pop(name).place]] = f"{algorithm} samples nothing"
+        check_tokenizer(result)
+        count_tasks(result, algorithm)
+        count_warmup(result)
+        self._warn()
+        return result
+
+    def _read_pending(self, algorithm: str, kind: str, chosen: bool) -> None:
+        """Read the sections of algorithms. chosen: whether the algorithm is set, so that sections of others are ignored."""
+        rank = self.rank
+        for name, values, source, own_rank, is_flag in self.pending:
+            self.rank = own_rank
+            if ALGORITHM_SECTIONS[name](algorithm, kind):
+                for key, x in (values or {}).items():
+                    self._mrlm(name, key, x, source, (name, key))
+            elif chosen and not is_flag:
+                if values is not None:
+                    self.unused[name] = f"the algorithm is {algorithm}"
+            else:
+                place = self._place(source, (name, *(values or {})))
+                raise ValueError(f"{place}: the section {name} has no effect for algorithm={algorithm!r}: remove it")
+        self.pending, self.rank = [], rank
+
+    def _warn(self) -> None:
+        """Show one warning of all that changes nothing or is done in another way."""
+        keys = ", ".join(f"{key} ({reason})" for key, reason in self.unused.items())
+        parts = [*dict.fromkeys(self.notes), *([f"keys that change nothing here: {keys}"] if keys else [])]
+        if parts:
+            warnings.warn("; ".join(parts), stacklevel=3)
+        self.unused, self.notes = {}, []
 
     def _more_wandb(self, older: Given, keys: Mapping[str, Given]) -> dict[str, Any]:
         """Return arguments of `wandb.init` with those of newer keys of MRLM, each of which sets one of them."""
@@ -144,11 +188,17 @@ class Layers:
     def _apply(self, rule: Rule, keys: Mapping[str, Given], kind: str, strict: bool) -> dict[str, Any] | None:
         """Return the values of a rule. strict: raise its errors and show its warnings; otherwise None for an error."""
         try:
-            with warnings.catch_warnings():
-                if not strict:
-                    warnings.simplefilter("ignore")
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
                 order = sorted(keys.items(), key=lambda item: (-item[1].rank, precedence(item[0], item[1].value)))
-                return rule({key: given.value for key, given in order}, kind)
+                settings = rule({key: given.value for key, given in order}, kind)
+            for warning in caught if strict else ():
+                message = warning.message
+                if isinstance(message, UnusedKey):
+                    self.unused[message.key] = message.reason
+                else:
+                    self.notes.append(str(message))
+            return settings
         except ValueError as error:
             if not strict:
                 return None
@@ -160,19 +210,26 @@ class Layers:
     def _top(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         """Read a key at the top of a source."""
         place = self._place(source, path)
-        if key in TOP_REFUSED:
-            raise ValueError(f"{place}: {TOP_REFUSED[key].reason}")
-        if key in LISTS:
+        if key == "policy_env":
+            try:
+                if value is not None:
+                    self.unused[key] = policy_env(value)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+        elif key in LISTS:
             self._check_entries(key, value, source, path)
             if key == "environment":
                 self._drop_options(value, place)
-            _put(self.rules.setdefault(LISTS[key], {}), key, Given(value, self.rank, place))
+            put(self.rules.setdefault(LISTS[key], {}), key, Given(value, self.rank, place))
         elif key in KEYS and (isinstance(value, Mapping) or value is None or key == "model"):
             self.sections.setdefault(key, place)
             if isinstance(value, str | list):
                 value = {"model_name_or_path": value}
             if not isinstance(value, Mapping | None):
                 raise ValueError(f"{place}: {value!r:.60} is no model: give a name, a list with one per role, or a mapping")
+            if key in ALGORITHM_SECTIONS:
+                self.pending.append((key, value, source, self.rank, self.is_flag))
+                return
             for name, x in (value or {}).items():
                 self._mrlm(key, name, x, source, (*path, name))
         elif key in PARTS and isinstance(value, Mapping):
@@ -181,7 +238,9 @@ class Layers:
         elif key == "device":
             self._mrlm("model", key, value, source, path)
         elif key in TOP_SETTINGS:
-            _put(self.own, key, Given(value, self.rank, place))
+            if value is None and key in ("experiment_name", "description", "tags"):
+                return
+            put(self.own, key, Given(value, self.rank, place))
         else:
             self._in_part(PART_OF.get(key, ""), key, value, source, path)
 
@@ -204,7 +263,7 @@ class Layers:
         if part == "train" and name != "algorithm":
             hashable = value if isinstance(value, str | int | float | bool) or value is None else tuple(value)
             [(name, value)] = by_field({name: hashable}, {"algorithm"}, ExperimentConfig.__name__).items()
-        _put(self.own, name, Given(value, self.rank, self._place(source, path)))
+        put(self.own, name, Given(value, self.rank, self._place(source, path)))
 
     def _mrlm(self, section: str, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         """Read a key of a section of MRLM. None stands for its default."""
@@ -215,13 +274,19 @@ class Layers:
         if key not in KEYS[section]:
             raise self._unknown(key, section, KEYS[section], source, path)
         entry, place = KEYS[section][key], self._place(source, path)
-        if isinstance(entry, Refused):
-            raise ValueError(f"{place}: {entry.reason}")
         if value is None:
             return
-        if isinstance(entry, str):
+        if isinstance(entry, Refused):
+            raise ValueError(f"{place}: {entry.reason}")
+        if key in GENERATION and section in ("model", "generation"):
+            self.sampled[place] = f"{section}.{key}"
+        if isinstance(entry, Ignored):
+            if value is not False:
+                self.unused[f"{section}.{key}"] = entry.reason
+        elif isinstance(entry, str):
+            value = value.lower() if entry == "algorithm" and isinstance(value, str) else value
             value = [value] if entry == "models" and not isinstance(value, list) else value
-            _put(self.own, entry, Given(value, self.rank, place))
+            put(self.own, entry, Given(value, self.rank, place))
         else:
             name, given = ONE_NAME.get(key, key), self.rules.setdefault(entry, {})
             twin = next((other for other in KEYS[section] if other != key and ONE_NAME.get(other, other) == name), None)
@@ -230,7 +295,7 @@ class Layers:
             halves = [x for other, x in given.items() if other in HALVES and other != key and x.rank == self.rank and x.value]
             if key in HALVES and value and halves:
                 raise ValueError(f"{halves[0].place} and {place} are two types: give one of them")
-            _put(given, name, Given(value, self.rank, place))
+            put(given, name, Given(value, self.rank, place))
 
     def _check_entries(self, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:
         """Raise an error for unknown keys of agents, whose entries have no other keys than these."""
@@ -284,15 +349,6 @@ class Layers:
 
 def _no_rule(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {}
-
-
-def _put(settings: dict[str, Given], name: str, given: Given) -> None:
-    """Set a value that overrides those of earlier sources. Raises ValueError for two different values of one source."""
-    old = settings.get(name)
-    if old is not None and old.rank == given.rank and old.value != given.value:
-        raise ValueError(f"{old.place} and {given.place} both set {name}: give one of them")
-    if old is None or old.rank <= given.rank:
-        settings[name] = given
 
 
 def experiment_config(settings: Mapping[str, Given]) -> ExperimentConfig:

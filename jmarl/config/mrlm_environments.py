@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jmarl.config.mrlm_rules import LATER, NUM_EPISODES, Refused, Weak
+from jmarl.config.mrlm_rules import LATER, NUM_EPISODES, Ignored, Weak, unused
 from jmarl.config.validation import did_you_mean
 
 REWARD_KEYS = ("reward_scale", "reward_clip", "reward_bias")
 
 # key of an entry -> the constructor argument of the environment (see `OPTIONS` for those with another name), or what it is for
-ENVIRONMENT_KEYS: Mapping[str, str | Refused] = {
+ENVIRONMENT_KEYS: Mapping[str, str | Ignored] = {
     "env_type": "name",
     "mode": "client, as all environments",
     "max_turns": "max_turns",
@@ -22,13 +22,20 @@ ENVIRONMENT_KEYS: Mapping[str, str | Refused] = {
     "timeout": "timeout",
     **{name: name for name in REWARD_KEYS},
     "remote": "false",
-    "server_address": Refused(LATER),
+    "server_address": Ignored("no environment is remote"),
     "custom_class": "name",
     "custom_kwargs": "options",
 }
 
 # environment -> key -> its constructor argument, where that has another name than in `ENVIRONMENT_KEYS`
 OPTIONS: dict[str, dict[str, str]] = {"debate": {"max_turns": "speeches"}, "debate_scripted": {"max_turns": "speeches"}}
+
+
+# keys that MRLM gives to every entry, with the values that it gives them, -> the environments that do not read them
+DEFAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "timeout": (5.0, ("math", "debate", "debate_scripted", "tool", "tools")),
+    "max_attempts": (3, ("debate", "debate_scripted", "tool", "tools")),
+}
 
 
 def environments(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -49,7 +56,7 @@ def environments(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def environment(entry: Any) -> dict[str, Any]:
     """Return an entry as {"name": ..., "options": {...}}.
 
-    Keys that MRLM does not have are arguments of the constructor. Raises ValueError for a key that has no effect."""
+    Keys that MRLM does not have are arguments of the constructor. Warns of keys that the environment does not read."""
     if isinstance(entry, str):
         return {"name": entry, "options": {}}
     if not isinstance(entry, Mapping):
@@ -63,14 +70,19 @@ def environment(entry: Any) -> dict[str, Any]:
     for key, value in entry.items():
         if value is None or key in ("env_type", "custom_class", "custom_kwargs", "mode", "remote"):
             continue
-        if isinstance(known := ENVIRONMENT_KEYS.get(key, key), Refused):
-            raise ValueError(f"{key}: {known.reason}")
+        if isinstance(known := ENVIRONMENT_KEYS.get(key, key), Ignored):
+            unused(key, known.reason)
+            continue
+        default, without = DEFAULTS.get(key, (None, ()))
+        if name in without or (":" in name and value == default):
+            unused(f"{key} of {name}", "the environment does not read it")
+            continue
         if key not in ENVIRONMENT_KEYS and (meant := did_you_mean(key, ENVIRONMENT_KEYS)):
             raise ValueError(f"{name} has no option {key!r}{meant}")
         option = OPTIONS.get(name, {}).get(key, known)
         if option in options:
             raise ValueError(f"{key} and another key set {option} of {name}: give one of them")
-        options[option] = speeches(value) if option == "speeches" and key == "max_turns" else value
+        options[option] = own_problems(value) if key == "problems" else value
     return {"name": name, "options": options}
 
 
@@ -87,12 +99,13 @@ def environment_name(entry: Mapping[str, Any]) -> str:
     if entry.get("mode", "client") != "client":
         raise ValueError(f"mode={entry['mode']!r}: an environment is never trained, so its mode is client; agents have modes")
     kind, custom = entry.get("env_type"), entry.get("custom_class")
+    kind = kind.lower() if isinstance(kind, str) else kind
     if custom is None:
         if kind is None or kind == "custom":
             raise ValueError(
                 "an environment needs env_type (code, math, debate, tools, ...), or custom_class: pkg.module:Class"
             )
-        if "custom_kwargs" in entry:
+        if entry.get("custom_kwargs"):
             raise ValueError("custom_kwargs are for custom_class: options of the environment are keys beside env_type")
         return str(kind)
     if kind not in (None, "custom"):
@@ -100,8 +113,22 @@ def environment_name(entry: Mapping[str, Any]) -> str:
     return custom if ":" in custom else ":".join(custom.rsplit(".", 1))
 
 
-def speeches(max_turns: Any) -> int:
-    """Return the speeches of each side in a debate of so many turns."""
-    if not isinstance(max_turns, int) or max_turns < 2 or max_turns % 2:
-        raise ValueError(f"max_turns={max_turns!r}: both sides of a debate speak equally often, so give an even number")
-    return max_turns // 2
+def own_problems(problems: Any) -> Any:
+    """Return problems of the user with those in MRLM's fields as tasks of ours; the path of a file stays.
+
+    MRLM's programming problems have function_name and test_cases, pairs of arguments and result; answers may be numbers."""
+    return problems if isinstance(problems, str) else [_own_problem(row) for row in problems]
+
+
+def _own_problem(row: Any) -> Any:
+    if not isinstance(row, Mapping):
+        return row
+    if "function_name" in row and "test_cases" in row:
+        tests = [f"    assert candidate(*{tuple(given)!r}) == {result!r}\n" for given, result in row["test_cases"]]
+        kept = {name: value for name, value in row.items() if name not in ("function_name", "test_cases", "id")}
+        made = {"entry_point": row["function_name"], "test": f"def check(candidate):\n{''.join(tests)}"}
+        return {"task_id": str(row.get("id", row["function_name"])), **kept, **made}
+    answer = row.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        return {**row, "answer": f"{answer:.12g}"}
+    return dict(row)

@@ -1,7 +1,8 @@
 """The keys of MRLM's YAML files and configuration classes, and what they set here.
 
 `KEYS`: section -> key -> the setting that means the same, or a rule for keys that need one (keys with the same rule are read
-together), or the reason why the key is refused. `jmarl.mrlm.config` and the reader of YAML files (`layers`) use this one table.
+together), the reason why the key is refused, or why it is ignored with a warning, because its value changes nothing
+here. `jmarl.mrlm.config` and the reader of YAML files (`layers`) use this one table.
 `AGENT_KEYS` has the keys of an entry of `agents`; those of environments are in `mrlm_environments`.
 """
 
@@ -12,12 +13,14 @@ from typing import Any
 
 from jmarl.config import mrlm_rules as rules
 from jmarl.config.mrlm_environments import environments
-from jmarl.config.mrlm_rules import Refused, Rule, only
+from jmarl.config.mrlm_rules import Ignored, Refused, Rule, only
 
-Entry = str | Rule | Refused
+Entry = str | Rule | Refused | Ignored
 
-NO_CRITIC = Refused("GRPO has no critic")
-SHARDED = Refused("weights are always fully sharded over the devices of `data`, and never moved to the host")
+NO_CRITIC = Ignored("GRPO has no critic")
+SHARDED = Ignored("weights are fully sharded over the devices of the mesh")
+COLLECT_EVERY = Ignored("trajectories are given, or written by solvers before training")
+ONE_PROCESS = Ignored("there is one process")
 GENERATION: dict[str, Entry] = {
     "max_new_tokens": "max_new_tokens",
     "min_new_tokens": "min_new_tokens",
@@ -28,8 +31,11 @@ GENERATION: dict[str, Entry] = {
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
     "num_beams": only(1, "completions are sampled, never searched by beams"),
-    "length_penalty": only(1, "it is for beam search"),
-    "num_return_sequences": Refused("the group of a prompt is grpo.group_size, or num_generations"),
+    "length_penalty": Ignored("it is for beam search"),
+    "num_return_sequences": only(1, "the group of a prompt is grpo.group_size, or num_generations"),
+    "eos_token_id": Refused("a completion ends with the end tokens of its model, in generation_config.json"),
+    "pad_token_id": Ignored("padding is masked"),
+    "max_length": Refused("set max_new_tokens, which counts the completion without its prompt"),
 }
 
 KEYS: dict[str, dict[str, Entry]] = {
@@ -50,15 +56,15 @@ KEYS: dict[str, dict[str, Entry]] = {
         "adam_beta2": "adam_b2",
         "adam_epsilon": "adam_eps",
         "lr_scheduler": rules.schedule,
-        "warmup_steps": "warmup_updates",
+        "warmup_steps": rules.warmup,
         "max_episode_length": rules.turns,
         "eval_every": rules.evaluation,
         "eval_episodes": rules.evaluation,
         "save_every": "save_every",
         "save_total_limit": "save_total_limit",
-        "checkpoint_dir": "output_dir",
+        "checkpoint_dir": rules.directory,
         "log_every": "log_every",
-        "log_dir": Refused("logs are in the run's directory: set checkpoint_dir"),
+        "log_dir": Ignored("logs are in the run's directory, checkpoint_dir"),
         "use_tensorboard": "tensorboard",
         "use_wandb": rules.wandb,
         "wandb_project": rules.wandb,
@@ -72,6 +78,7 @@ KEYS: dict[str, dict[str, Entry]] = {
     "ppo": {
         "clip_range": rules.clip_range,
         "clip_range_vf": "value_clip",
+        "value_clip_range": "value_clip",
         "gamma": "gamma",
         "gae_lambda": "gae_lambda",
         "num_ppo_epochs": "num_epochs",
@@ -92,7 +99,7 @@ KEYS: dict[str, dict[str, Entry]] = {
         "normalize_rewards": rules.group_advantages,
         "normalize_advantages": rules.group_advantages,
         "reward_normalization": rules.group_advantages,
-        "temperature": "temperature",
+        "temperature": rules.group_temperature,
         "gae_lambda": NO_CRITIC,
         "value_loss_coef": NO_CRITIC,
         "value_clip_range": NO_CRITIC,
@@ -110,7 +117,7 @@ KEYS: dict[str, dict[str, Entry]] = {
         "filter_low_reward": rules.low_rewards,
         "min_reward_threshold": rules.low_rewards,
         "max_trajectories": "num_tasks",
-        "collect_every": Refused("sft trains on given trajectories: write them with `jmarl collect`"),
+        "collect_every": COLLECT_EVERY,
     },
     "model": {
         "model_name_or_path": "models",
@@ -125,9 +132,9 @@ KEYS: dict[str, dict[str, Entry]] = {
         "lora_target_modules": rules.lora,
         "gradient_checkpointing": rules.checkpointing,
         "device": rules.device,
-        "device_map": only("auto", "set mesh, such as mesh: agent=2,data=2"),
-        "trust_remote_code": only(False, "code of models is never run: Llama, Qwen2/2.5 and Qwen3 are built in"),
-        "use_flash_attention": only(False, "XLA compiles the attention of every platform"),
+        "device_map": Ignored("the setting mesh places weights, such as mesh: agent=2,data=2"),
+        "trust_remote_code": Ignored("code of models is never run: their families are built in"),
+        "use_flash_attention": Ignored("the platform chooses the attention"),
         "load_in_8bit": only(False, "weights are not quantized; a .gguf file is read at full precision"),
         "load_in_4bit": only(False, "weights are not quantized; a .gguf file is read at full precision"),
         **GENERATION,
@@ -142,14 +149,14 @@ KEYS: dict[str, dict[str, Entry]] = {
         "nnodes": rules.distributed,
         "nproc_per_node": rules.distributed,
         "world_size": rules.distributed,
-        "backend": only("nccl", "the compiler chooses: NCCL between GPUs"),
-        "master_addr": Refused(rules.LATER),
-        "master_port": Refused(rules.LATER),
+        "backend": Ignored("the compiler chooses: NCCL between GPUs"),
+        "master_addr": ONE_PROCESS,
+        "master_port": ONE_PROCESS,
         "gpu_ids": Refused("set the environment variable CUDA_VISIBLE_DEVICES"),
-        "fsdp_sharding_strategy": only("full_shard", SHARDED.reason),
-        "fsdp_cpu_offload": only(False, SHARDED.reason),
+        "fsdp_sharding_strategy": SHARDED,
+        "fsdp_cpu_offload": only(False, "weights are never moved to the host: set gradient_checkpointing, or use more devices"),
         "deepspeed_config": Refused("there is no DeepSpeed here: choose strategy fsdp"),
-        "zero_stage": Refused("there is no DeepSpeed here: choose strategy fsdp"),
+        "zero_stage": Ignored("there is no DeepSpeed here"),
     },
     "dataset": {
         "type": rules.dataset,
@@ -161,7 +168,7 @@ KEYS: dict[str, dict[str, Entry]] = {
         "max_samples": "num_tasks",
     },
     "output": {
-        "save_dir": "output_dir",
+        "save_dir": rules.directory,
         "log_interval": "log_every",
         "eval_interval": rules.evaluation,
         "save_interval": "save_every",
@@ -200,4 +207,3 @@ AGENT_KEYS = {
     "system_prompt": "roles",
     "learning_rate": "learning_rate",
 }
-TOP_REFUSED = {"policy_env": Refused("the policy is the model: set model, or agents")}

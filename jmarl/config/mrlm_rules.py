@@ -9,6 +9,7 @@ here.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ Values = Mapping[str, Any]
 Rule = Callable[[Values, str], dict[str, Any]]
 
 NUM_EPISODES = 20  # held-out episodes where eval_every is given without eval_episodes
+DIRECTORIES = ("checkpoint_dir", "save_dir", "output_dir")  # the first one that is given is the run's directory
 LATER = "environments and trainers in other processes are not in this version: everything runs in one process"
 
 
@@ -24,6 +26,34 @@ class Refused(NamedTuple):
     """A key of MRLM that has no effect here."""
 
     reason: str
+
+
+class Ignored(NamedTuple):
+    """A key of MRLM that changes nothing here. One warning names all of them."""
+
+    reason: str
+
+
+class UnusedKey(UserWarning):
+    """What a rule warns of: a key, with the reason why its value changes nothing."""
+
+    def __init__(self, key: str, reason: str):
+        super().__init__(f"{key} ({reason})")
+        self.key, self.reason = key, reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """A number of episodes, of which each completion of a group is one."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A number of optimizer steps."""
+
+    number: int
 
 
 class Weak(NamedTuple):
@@ -34,11 +64,18 @@ class Weak(NamedTuple):
 
 def precedence(key: str, value: Any) -> int:
     """Return where a key comes among those of its source: lower ones first."""
+    if key in DIRECTORIES:
+        return DIRECTORIES.index(key)
     if key in ("use_bf16", "use_fp16"):  # on, each counts more than the type of the weights; off, it counts less
         return 0 if value else 2
     if key == "do_sample" or (key in ("normalize_rewards", "normalize_advantages") and not value):
         return 0
     return 1
+
+
+def unused(key: str, reason: str) -> None:
+    """Warn that the value of a key changes nothing; `Layers` puts all such keys into one warning."""
+    warnings.warn(UnusedKey(key, reason), stacklevel=2)
 
 
 def only(allowed: Any, reason: str) -> Rule:
@@ -65,19 +102,19 @@ def number_of_updates(values: Values, kind: str) -> dict[str, Any]:
 def batches(values: Values, kind: str) -> dict[str, Any]:
     """Episodes (pairs, texts) of an update and how they are split into optimizer steps.
 
-    num_rollouts_per_iteration episodes are played for an update, and each optimizer step learns from mini_batch_size of them,
-    or else from batch_size. Without it batch_size episodes are played. gradient_accumulation_steps makes a step that many
-    times larger and computes its gradient in as many parts.
+    num_rollouts_per_iteration episodes are played for an update, of which the completions of a group are some, and each
+    optimizer step learns from mini_batch_size of them, or else from batch_size. Without it batch_size tasks are played.
+    gradient_accumulation_steps makes a step that many times larger and computes its gradient in as many parts.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number >= 1")
     size, parts = values.get("batch_size"), values.get("gradient_accumulation_steps", 1)
-    settings = {"micro_batches": parts} if "gradient_accumulation_steps" in values else {}
+    settings: dict[str, Any] = {"micro_batches": parts} if "gradient_accumulation_steps" in values else {}
     if kind != "rollouts":
         for name in ("mini_batch_size", "num_rollouts_per_iteration"):
             if name in values:
-                raise ValueError(f"{name} has no effect on given {kind}, of which a step takes batch_size: remove it")
+                unused(name, f"a step takes batch_size {kind}")
         if size is None and parts > 1:
             raise ValueError("gradient_accumulation_steps needs batch_size")
         return settings | ({"batch_size": size * parts} if size else {})
@@ -90,7 +127,8 @@ def batches(values: Values, kind: str) -> dict[str, Any]:
         return settings
     if step and episodes % step:
         raise ValueError(f"an optimizer step on {step} episodes does not divide the {episodes} of an update evenly")
-    return settings | {"num_prompts": episodes} | ({"num_minibatches": episodes // step} if step else {})
+    settings["num_prompts"] = Rollouts(episodes) if rollouts else episodes
+    return settings | ({"num_minibatches": episodes // step} if step else {})
 
 
 def optimizer(values: Values, kind: str) -> dict[str, Any]:
@@ -104,11 +142,17 @@ def schedule(values: Values, kind: str) -> dict[str, Any]:
     return {"lr_schedule": {"constant_with_warmup": "constant", "none": "constant"}.get(name, name)}
 
 
+def warmup(values: Values, kind: str) -> dict[str, Any]:
+    """Optimizer steps of the warm-up, which `given.count_warmup` turns into updates."""
+    return {"warmup_updates": Steps(values["warmup_steps"])}
+
+
 def turns(values: Values, kind: str) -> dict[str, Any]:
     """Turns of an episode at most; several form a chain."""
     count = values["max_episode_length"]
     if kind != "rollouts":
-        raise ValueError(f"max_episode_length has no effect on given {kind}: remove it")
+        unused("max_episode_length", f"{kind} have no turns to count")
+        return {}
     return {"num_turns": count} | ({"branching": Weak("chain")} if count != 1 else {})
 
 
@@ -120,6 +164,15 @@ def evaluation(values: Values, kind: str) -> dict[str, Any]:
     elif values.get("eval_every"):
         settings["held_out"] = Weak(NUM_EPISODES)
     return settings | ({"eval_generations": Weak(1)} if kind == "rollouts" and "held_out" in settings else {})
+
+
+def directory(values: Values, kind: str) -> dict[str, Any]:
+    """The run's directory, which has its checkpoints, logs and models."""
+    name, value = next(iter(values.items()))
+    for other, path in values.items():
+        if path != value:
+            unused(other, f"everything is in {name}")
+    return {"output_dir": value}
 
 
 def precision(values: Values, kind: str) -> dict[str, Any]:
@@ -192,11 +245,10 @@ def imitation(values: Values, kind: str) -> dict[str, Any]:
         raise ValueError(f"mode={mode!r} is not allowed: choose {', '.join(modes)}")
     names = ("bc_weight", "world_model_weight")
     if mode not in (None, "combined"):
-        off = names[modes[mode].index(0.0)]
-        if values.get(off):
-            raise ValueError(f"{off}={values[off]!r} has no effect with mode={mode!r}: remove it, or use mode: combined")
-        on = names[1 - names.index(off)]
-        return {on: values.get(on, 1.0), off: 0.0}
+        for name, weight in zip(names, modes[mode], strict=True):
+            if values.get(name, weight) != weight:
+                unused(name, f"mode={mode} has the weight {weight:g}; use mode: combined for weights")
+        return dict(zip(names, modes[mode], strict=True))
     defaults = dict(zip(names, modes[mode], strict=True)) if mode else {}
     return {name: values.get(name, defaults.get(name)) for name in names if name in values or name in defaults}
 
@@ -236,9 +288,24 @@ def sampling(values: Values, kind: str) -> dict[str, Any]:
     return {"temperature": values["temperature"]} if "temperature" in values else {}
 
 
+def group_temperature(values: Values, kind: str) -> dict[str, Any]:
+    """The temperature, if the model has none."""
+    return {"temperature": Weak(values["temperature"])}
+
+
 def tokenizer(values: Values, kind: str) -> dict[str, Any]:
-    """The tokenizer is that of the model."""
-    raise ValueError("each model brings its own tokenizer: remove this key")
+    """The tokenizer, which `Layers` compares with the model."""
+    return {"tokenizer": values["tokenizer_name_or_path"]}
+
+
+def policy_env(value: Any) -> str:
+    """Return why the policy of MRLM's file changes nothing. Raises ValueError for one that is not the model."""
+    entry = value if isinstance(value, Mapping) else {"env_type": value}
+    if entry.get("env_type", "llm") not in ("llm", None) or entry.get("custom_class"):
+        raise ValueError(f"{value!r:.80} is no policy: the policy is the model, so set model, or agents")
+    if entry.get("remote"):
+        raise ValueError(f"remote: {LATER}")
+    return "the policy is the model, or agents"
 
 
 def device(values: Values, kind: str) -> dict[str, Any]:
@@ -258,7 +325,8 @@ def distributed(values: Values, kind: str) -> dict[str, Any]:
             raise ValueError(f"{name}={values[name]!r}: {LATER}, which uses all devices of one machine (num_gpus)")
     if values.get("strategy", "ddp") not in ("ddp", "fsdp"):
         raise ValueError(f"strategy={values['strategy']!r} is not allowed: choose ddp or fsdp")
-    given = [name for name in ("num_gpus", "strategy") if name in values]
+    defaults = {"num_gpus": 1, "strategy": "ddp"}
+    given = [name for name, default in defaults.items() if values.get(name, default) != default]
     if given and "enabled" not in values:
         raise ValueError(f"{given[0]} has no effect without enabled: set distributed.enabled to true, or remove {given[0]}")
     if not values.get("enabled", False):

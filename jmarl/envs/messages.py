@@ -23,7 +23,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -42,22 +42,59 @@ class EnvironmentMode(enum.Enum):
     CLIENT = "client"  # frozen
 
 
+class MessageRole(enum.StrEnum):
+    """The role of a message; each equals its text."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    ENVIRONMENT = "environment"  # chat templates do not know it: agents read its messages as the user's
+
+
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A chat message; `role` is system, user or assistant."""
+    """A chat message; `role` is a `MessageRole` or its text, such as "user"."""
 
-    role: str
+    role: MessageRole | str
     content: str
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.role in tuple(MessageRole):
+            object.__setattr__(self, "role", MessageRole(self.role))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {"role": str(self.role), "content": self.content, "metadata": dict(self.metadata)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Message:
+        """Return the message of a dict."""
+        return cls(data["role"], data["content"], data.get("metadata", {}))
 
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What an agent reads. `done` ends the episode."""
+    """What an agent reads. `done` ends the episode; `state` is for the caller, agents do not read it."""
 
     messages: Sequence[Message]
+    state: Mapping[str, Any] | None = None
     done: bool = False
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.state, bool):
+            raise TypeError(f"state={self.state} is not allowed: state is a dict or None; write done={self.state}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {**vars(self), "messages": [message.to_dict() for message in self.messages]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Observation:
+        """Return the observation of a dict."""
+        messages = [Message.from_dict(message) for message in data["messages"]]
+        return cls(messages, data.get("state"), data.get("done", False), data.get("info", {}))
 
     @property
     def text(self) -> str:
@@ -71,12 +108,73 @@ class Reward:
 
     value: float | Sequence[float]  # of the team, or one per agent
     components: Mapping[str, float] = dataclasses.field(default_factory=dict)  # numbers for the log
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the caller
+    done: bool = False  # ends the episode, as that of an observation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Reward:
+        """Return the reward of a dict."""
+        return cls(data["value"], data.get("components", {}), data.get("info", {}), data.get("done", False))
 
 
 Observed = Observation | Sequence[Observation | None]  # one agent: an observation; several: a list with one (or None) per agent
 
 
-class SimulatedEnvironment:
+class BaseEnvironment:
+    """What policies and environments of MRLM have in common: a mode, and `with env:`, which closes it.
+
+    Attributes:
+        mode: SERVER for what is trained, CLIENT for what is not.
+    """
+
+    mode: EnvironmentMode = EnvironmentMode.CLIENT
+
+    def __init__(self, mode: EnvironmentMode = EnvironmentMode.CLIENT):
+        self._state: dict[str, Any] = {}  # for subclasses; see `get_state`
+        self.set_mode(mode)
+
+    def reset(self) -> Any:
+        """Begin an episode, and return an observation."""
+        raise NotImplementedError
+
+    def step(self, action: Any) -> tuple[Any, Reward]:
+        """Return an observation and a reward."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free what the environment holds; by default nothing."""
+
+    @property
+    def is_server_mode(self) -> bool:
+        return self.mode is EnvironmentMode.SERVER
+
+    @property
+    def is_client_mode(self) -> bool:
+        return self.mode is EnvironmentMode.CLIENT
+
+    def set_mode(self, mode: EnvironmentMode) -> None:
+        """Change the mode."""
+        self.mode = EnvironmentMode(mode)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of what a subclass keeps in `_state`."""
+        return dict(self._state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(mode={self.mode.value})"
+
+
+class SimulatedEnvironment(BaseEnvironment):
     """An environment that keeps the state of its episode in the object. Override `reset` and `step`.
 
     Before `reset`, `task` is set to the task of the episode, and `rng` to a generator that depends on the task alone; use no
@@ -96,6 +194,18 @@ class SimulatedEnvironment:
     task: dict
     rng: np.random.Generator
     _num_steps: int
+
+    def __init__(self, mode: EnvironmentMode = EnvironmentMode.CLIENT, max_turns: int | None = None):
+        """mode: CLIENT, since an environment is never trained. A subclass need not call this."""
+        super().__init__(mode)
+        if max_turns is not None:
+            self.max_turns = max_turns
+
+    def set_mode(self, mode: EnvironmentMode) -> None:
+        """Raise ValueError unless the mode is CLIENT."""
+        if EnvironmentMode(mode) is not EnvironmentMode.CLIENT:
+            raise ValueError(f"mode={mode} of {type(self).__name__}: an environment is never trained, so its mode is CLIENT")
+        super().set_mode(mode)
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
         """Return `count` tasks that only hold a seed for `rng`. Seeds are even in `train` and odd in `eval`."""
@@ -159,7 +269,7 @@ class SimulatedAdapter(TextEnvironment):
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Reward):
             raise TypeError(f"{self.class_name}.step returned {result!r:.80}: return observation(s) and a Reward")
         observations, reward = self._by_agent(result[0]), result[1]
-        done = any(observation is not None and observation.done for observation in observations)
+        done = reward.done or any(observation is not None and observation.done for observation in observations)
         state._num_steps += 1
         truncated = not done and state._num_steps >= self.max_turns
         texts = [None if done else self._prompt(observation) for observation in observations]
@@ -190,7 +300,7 @@ class SimulatedAdapter(TextEnvironment):
 
 def chat_of(observation: Observation) -> ChatPrompt:
     """Return what an agent reads as chat messages. Roles that chat templates do not know are the user's."""
-    return ChatPrompt({"role": m.role if m.role in ROLES else "user", "content": m.content} for m in observation.messages)
+    return ChatPrompt({"role": str(m.role) if m.role in ROLES else "user", "content": m.content} for m in observation.messages)
 
 
 def as_text_environment(env: Any, max_turns: int = MAX_TURNS, chat: bool = False) -> Any:

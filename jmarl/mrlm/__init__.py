@@ -3,8 +3,27 @@
 Replace `mrlm` by `jmarl.mrlm` in imports. Each trainer fills a `TrainConfig` and calls `training.train` or `training.fit`. The
 room imports all rooms before it. Open `algorithms` first.
 
-Left out, since one trainer of several stacks does more: the classes `Trajectory`, `RolloutBuffer` and `PreferenceDataset`
-(lists of dicts, files and `datasets` in their place), the trainers' arguments `optimizer` and `device` (settings `optimizer`
-and `mesh`), and the loops of DDP and FSDP (devices of one process by `mesh`; processes come later). Serving environments over
-gRPC comes later too. Settings that cannot act here are refused with the reason (`jmarl.config.mrlm_keys`).
+Left out, since one trainer of several stacks does more: rollout buffers, and the loops of DDP and FSDP (devices of one process
+by `mesh`; processes come later). Serving environments over gRPC comes later too. `names` has the names that are elsewhere here
+or refused with a sentence. Settings that cannot act here are refused with the reason (`jmarl.config.mrlm_keys`).
 """
+
+import importlib
+from typing import Any
+
+from jmarl.mrlm.names import install, refuse
+
+install()
+
+_HOMES = {
+    "core": "BaseEnvironment EnvironmentMode LLMEnvironment Message MessageRole Observation Reward SimulatedEnvironment",
+    "algorithms": "BaseTrainer DPOTrainer GRPOTrainer PPOTrainer SFTTrainer",
+    "config": "DPOConfig ExperimentConfig GRPOConfig ModelConfig PPOConfig SFTConfig TrainingConfig",
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return refuse(__name__, name)

@@ -1,159 +1,39 @@
 """MRLM's configuration sections. Their keys and what each sets here are in one table, `jmarl.config.mrlm_keys`.
 
-A setting that is None has the default of `TrainConfig` (one PPO epoch, learning rate 1e-5, …), not that of MRLM. A key that
-cannot act here is refused with the reason when the trainer is made.
+A setting that is None has the default of `TrainConfig` (one PPO epoch, learning rate 1e-5, …), not that of MRLM. When a trainer
+is made, keys that change nothing are named in one warning, and a key that would make another run is refused with the reason.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.algorithms import find_row
 from jmarl.config import SECTION_OF, TrainConfig, did_you_mean
 from jmarl.config.experiment import TOP_SETTINGS
 from jmarl.config.layers import Layers
-from jmarl.config.validation import with_known_names
-from jmarl.config.yaml_file import YamlFile
+from jmarl.config.mrlm_keys import GENERATION
+from jmarl.config.yaml_file import YamlFile, dump_yaml, read_yaml
+from jmarl.mrlm.generation_config import GenerationConfig as GenerationConfig
+from jmarl.mrlm.names import refuse
+from jmarl.mrlm.sections import ALGORITHMS as ALGORITHMS
+from jmarl.mrlm.sections import CLASSES as CLASSES
+from jmarl.mrlm.sections import DistributedConfig as DistributedConfig
+from jmarl.mrlm.sections import DPOConfig as DPOConfig
+from jmarl.mrlm.sections import EnvironmentConfig as EnvironmentConfig
+from jmarl.mrlm.sections import EvalEnvConfig as EvalEnvConfig
+from jmarl.mrlm.sections import GRPOConfig as GRPOConfig
+from jmarl.mrlm.sections import ModelConfig as ModelConfig
+from jmarl.mrlm.sections import OutputConfig as OutputConfig
+from jmarl.mrlm.sections import PPOConfig as PPOConfig
+from jmarl.mrlm.sections import SFTConfig as SFTConfig
+from jmarl.mrlm.sections import TrainingConfig as TrainingConfig
 
+__path__: list[str] = []  # its submodules are in names.ALIASES
 SET_BY_TRAINERS = {"algorithm", "frozen_agents"}
-
-
-@with_known_names
-@dataclasses.dataclass(frozen=True)
-class TrainingConfig:
-    """Settings of all algorithms."""
-
-    algorithm: str | None = None
-    """ppo, grpo, dpo or sft; must be that of the trainer."""
-    num_epochs: int | None = None
-    """Updates."""
-    num_iterations: int | None = None
-    """Updates, as num_epochs."""
-    batch_size: int | None = None
-    """Tasks of an update, which learns from all of their episodes; of dpo and sft the pairs or texts of an update."""
-    mini_batch_size: int | None = None
-    """Tasks of an optimizer step; None: all."""
-    num_rollouts_per_iteration: int | None = None
-    """Tasks of an update; batch_size is then that of an optimizer step."""
-    episodes_per_iteration: int | None = None
-    """As num_rollouts_per_iteration."""
-    gradient_accumulation_steps: int | None = None
-    """An optimizer step learns from this many times batch_size, in as many parts."""
-    learning_rate: float | None = None
-    optimizer: str | None = None
-    weight_decay: float | None = None
-    max_grad_norm: float | None = None
-    adam_beta1: float | None = None
-    adam_beta2: float | None = None
-    adam_epsilon: float | None = None
-    lr_scheduler: str | None = None
-    warmup_steps: int | None = None
-    max_episode_length: int | None = None
-    """Turns of an episode at most."""
-    eval_every: int | None = None
-    """Updates between evaluations on held-out tasks."""
-    eval_episodes: int | None = None
-    """Held-out tasks of an evaluation, of which each is played once; of dpo and sft the held-out pairs or trajectories."""
-    checkpoint_dir: str | None = None
-    save_every: int | None = None
-    save_total_limit: int | None = None
-    log_every: int | None = None
-    log_dir: str | None = None
-    """Refused: logs are in checkpoint_dir."""
-    use_tensorboard: bool | None = None
-    use_wandb: bool | None = None
-    wandb_project: str | None = None
-    wandb_entity: str | None = None
-    wandb_run_name: str | None = None
-    wandb_mode: str | None = None
-    use_bf16: bool | None = None
-    """Compute in bfloat16, with float32 master weights."""
-    use_fp16: bool | None = None
-    """As use_bf16, with a warning."""
-    seed: int | None = None
-
-
-@with_known_names
-@dataclasses.dataclass(frozen=True)
-class PPOConfig:
-    """Settings of PPO (arXiv 1707.06347)."""
-
-    clip_range: float | None = None
-    clip_range_vf: float | None = None
-    gamma: float | None = None
-    gae_lambda: float | None = None
-    num_ppo_epochs: int | None = None
-    value_loss_coef: float | None = None
-    """Weight of the value loss; the critic is then a head of the policy."""
-    entropy_coef: float | None = None
-    target_kl: float | None = None
-    normalize_advantages: bool | None = None
-    """Divide advantages by their std over the batch."""
-    kl_coef: float | None = None
-
-
-@with_known_names
-@dataclasses.dataclass(frozen=True)
-class GRPOConfig:
-    """Settings of GRPO (arXiv 2402.03300)."""
-
-    group_size: int | None = None
-    clip_range: float | None = None
-    gamma: float | None = None
-    entropy_coef: float | None = None
-    num_grpo_epochs: int | None = None
-    target_kl: float | None = None
-    kl_coef: float | None = None
-    normalize_rewards: bool | None = None
-    """Divide advantages by their std."""
-    normalize_advantages: bool | None = None
-    """As normalize_rewards."""
-    reward_normalization: str | None = None
-    """Over what the std is taken: group, batch or running."""
-    temperature: float | None = None
-    gae_lambda: float | None = None
-    """Refused, as the next two: GRPO has no critic."""
-    value_loss_coef: float | None = None
-    value_clip_range: float | None = None
-
-
-@with_known_names
-@dataclasses.dataclass(frozen=True)
-class DPOConfig:
-    """Settings of DPO (arXiv 2305.18290)."""
-
-    beta: float | None = None
-    loss_type: str | None = None
-    """sigmoid, hinge or ipo."""
-    label_smoothing: float | None = None
-    reference_free: bool | None = None
-
-
-@with_known_names
-@dataclasses.dataclass(frozen=True)
-class SFTConfig:
-    """Settings of supervised training on trajectories."""
-
-    mode: str | None = None
-    """behavioral_cloning, world_model or combined."""
-    bc_weight: float | None = None
-    world_model_weight: float | None = None
-    filter_low_reward: bool | None = None
-    """Leave out trajectories whose sum of rewards is below min_reward_threshold."""
-    min_reward_threshold: float | None = None
-    max_trajectories: int | None = None
-    """Trajectories to train on at most."""
-    collect_every: int | None = None
-    """Refused: trajectories are given."""
-
-
-CLASSES: dict[str, type] = {
-    "training": TrainingConfig,
-    "ppo": PPOConfig,
-    "grpo": GRPOConfig,
-    "dpo": DPOConfig,
-    "sft": SFTConfig,
-}
+SAVED_IN = "./checkpoints"  # directory of checkpoints if none is given, as in MRLM
 
 
 class Resolved(NamedTuple):
@@ -167,8 +47,11 @@ class ExperimentConfig:
     """The sections of an experiment.
 
     Args:
-        training, ppo, grpo, dpo, sft: the sections; the section of another algorithm than the trainer's is an error.
+        training, ppo, grpo, dpo, sft, model, distributed, output: the sections. Those of other algorithms than the trainer's
+            are ignored with a warning.
+        policy_env, eval_envs: for files; a trainer gets its policy and environments itself.
         experiment_name, description, tags: shown by W&B.
+        output_dir: the run's directory, if the sections name none.
         **settings: any setting of `TrainConfig` by its own name, such as max_new_tokens=64; it wins over a section's.
     """
 
@@ -179,39 +62,86 @@ class ExperimentConfig:
         grpo: GRPOConfig | None = None,
         dpo: DPOConfig | None = None,
         sft: SFTConfig | None = None,
+        model: ModelConfig | None = None,
+        distributed: DistributedConfig | None = None,
+        output: OutputConfig | None = None,
+        policy_env: EnvironmentConfig | None = None,
+        eval_envs: Sequence[EnvironmentConfig] = (),
         **settings: Any,
     ):
-        self.sections: dict[str, Any] = {"training": training, "ppo": ppo, "grpo": grpo, "dpo": dpo, "sft": sft}
-        for name, value in self.sections.items():
-            if value is not None and not isinstance(value, CLASSES[name]):
-                raise TypeError(f"{name}= is a {CLASSES[name].__name__}(...), got {type(value).__name__}")
+        self.training, self.model = training or TrainingConfig(), model or ModelConfig()
+        self.ppo, self.grpo, self.dpo, self.sft = ppo, grpo, dpo, sft
+        self.distributed, self.output = distributed or DistributedConfig(), output or OutputConfig()
+        self.policy_env, self.eval_envs = policy_env, list(eval_envs)
+        self._check_sections()
         known = {"algorithm", *SECTION_OF, *TOP_SETTINGS} - SET_BY_TRAINERS - {"seeds"}
         for name in settings.keys() - known:
             if name in SET_BY_TRAINERS:
                 raise TypeError(f"ExperimentConfig: {name!r} is set by the trainer and its policies")
             hint = did_you_mean(name, known) or "; help(jmarl.TrainConfig) lists its settings"
             raise TypeError(f"ExperimentConfig has no setting {name!r}{hint}")
-        self.training, self.settings = training or TrainingConfig(), settings
+        self.settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("experiment_name", "description", "output_dir", "tags"):
+            return self.settings.get(name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("experiment_name", "description", "output_dir", "tags"):
+            self.settings[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """The sections by name; None: not given."""
+        return {name: getattr(self, name) for name in CLASSES}
+
+    def _check_sections(self) -> None:
+        for name, value in self.sections.items():
+            if value is not None and not isinstance(value, CLASSES[name]):
+                raise TypeError(f"{name}= is a {CLASSES[name].__name__}(...), got {type(value).__name__}")
+
+    def get_algorithm_config(self) -> Any:
+        """Return the section of the algorithm."""
+        name = (self.training.algorithm or "ppo").lower()
+        if name not in ALGORITHMS:
+            raise ValueError(f"algorithm={name!r} is not allowed: choose {', '.join(ALGORITHMS)}")
+        return self.sections[name] or CLASSES[name]()
+
+    def validate(self) -> list[str]:
+        """Return what is wrong with the settings, as texts; an empty list if nothing is."""
+        try:
+            self.resolve((self.training.algorithm or "ppo").lower(), {})
+        except (ValueError, TypeError) as error:
+            return [str(error)]
+        return []
 
     def resolve(self, section: str, defaults: Mapping[str, Any]) -> Resolved:
         """Return the settings of a trainer that reads `section`. defaults: by names in `TrainConfig`."""
-        algorithm = self.training.algorithm or section
+        self._check_sections()  # they may have been set since
+        algorithm = (self.training.algorithm or section).lower()
         if algorithm != section:
             raise ValueError(f"training has algorithm={algorithm!r}, but this is the trainer of {section!r}: use its trainer")
-        names = ("training", section)
-        unused = [name for name, value in self.sections.items() if value is not None and name not in names]
-        if unused:
-            raise ValueError(f"the section {unused[0]} has no effect for the trainer of {section!r}: remove it")
         layers = Layers()
-        layers.add(YamlFile("defaults", dict(defaults), {}))
-        for name in names:
-            given = {key: x for key, x in vars(self.sections[name] or CLASSES[name]()).items() if x is not None}
-            given.pop("algorithm", None)  # of a team it is another row, which the trainer chooses
+        layers.add(YamlFile("defaults", {"algorithm": section, **defaults}, {}))
+        for name, value in self.sections.items():
+            if value is None and name != section:
+                continue
+            given = _given(value or CLASSES[name]())
+            if name == "training":
+                given.pop("algorithm", None)  # of a team it is another row, which the trainer chooses
+            elif name == "model":
+                given = _without_model(given, sampled=bool(GENERATION.keys() & defaults.keys()))
             layers.add(YamlFile(CLASSES[name].__name__, {name: given}, {}))
         layers.add(YamlFile("ExperimentConfig", self.settings, {}))
         values = {name: given.value for name, given in layers.settings(lambda name: find_row(name).data).items()}
         if values.get("num_turns", 1) > 1:
             values.setdefault("branching", "chain")
+        if values.get("save_every") and not values.get("output_dir"):
+            values["output_dir"] = SAVED_IN
+        values.pop("device", None)
         own = {"algorithm", *SECTION_OF}
         config = TrainConfig.of(**{name: x for name, x in values.items() if name in own})
         return Resolved(config, {name: x for name, x in values.items() if name not in own})
@@ -220,7 +150,55 @@ class ExperimentConfig:
         """Return the configuration of a trainer that reads `section`; see `resolve`."""
         return self.resolve(section, defaults).config
 
+    def with_settings(self, **settings: Any) -> "ExperimentConfig":
+        """Return this configuration with other settings of `TrainConfig`."""
+        sections = self.sections | {"policy_env": self.policy_env, "eval_envs": self.eval_envs}
+        return ExperimentConfig(**sections, **self.settings | settings)
+
     @property
     def num_turns(self) -> int | None:
         """The limit of turns of an episode, if it is set."""
         return self.settings.get("num_turns", self.training.max_episode_length)
+
+
+def _given(section: Any) -> dict[str, Any]:
+    """Return the settings of a section that are given, as in a YAML file."""
+    values = {name: _given(x) if dataclasses.is_dataclass(x) else x for name, x in vars(section).items()}
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in values.items() if x is not None and x != {}}
+
+
+def _without_model(given: Mapping[str, Any], sampled: bool) -> dict[str, Any]:
+    """Return the settings of a model section without what the policies say. sampled: whether they have a generation_config."""
+    left_out = {"model_name_or_path", "tokenizer_name_or_path", "device_map", "trust_remote_code", "device"}
+    left_out |= {*GENERATION, "generation"} if sampled else set()
+    return {name: value for name, value in given.items() if name not in left_out}
+
+
+def load_config(path: str | os.PathLike) -> ExperimentConfig:
+    """Read a YAML file of MRLM. `jmarl train --config` runs one, also one with other spellings of the settings."""
+    tree = dict(read_yaml(Path(path)).tree)
+    for name, cls in CLASSES.items():
+        if isinstance(tree.get(name), Mapping):
+            section = dict(tree[name])
+            if name == "model" and section.get("generation") is not None:
+                section["generation"] = GenerationConfig(**section["generation"])
+            tree[name] = cls(**section)
+    if isinstance(tree.get("policy_env"), Mapping):
+        tree["policy_env"] = EnvironmentConfig(**tree["policy_env"])
+    tree["eval_envs"] = [EnvironmentConfig(**entry) for entry in tree.get("eval_envs") or ()]
+    return ExperimentConfig(**{name: value for name, value in tree.items() if value is not None})
+
+
+def save_config(config: ExperimentConfig, path: str | os.PathLike) -> None:
+    """Write a configuration as a YAML file that `load_config` and `jmarl train --config` read."""
+    tree: dict[str, Any] = dict(config.settings)
+    tree |= {name: values for name, section in config.sections.items() if section is not None and (values := _given(section))}
+    if config.policy_env is not None:
+        tree["policy_env"] = _given(config.policy_env)
+    if config.eval_envs:
+        tree["eval_envs"] = [_given(entry) for entry in config.eval_envs]
+    Path(path).write_text(dump_yaml(tree), encoding="utf-8")
+
+
+def __getattr__(name: str) -> Any:
+    return refuse(__name__, name)

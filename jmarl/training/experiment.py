@@ -22,6 +22,7 @@ from jmarl.team import Team
 from jmarl.training.checks import check_settings
 from jmarl.training.files.config_file import written_config
 from jmarl.training.fit import check_data, check_fit, fit
+from jmarl.training.imitation import collect_solutions
 from jmarl.training.preferences.pairs import load_pairs, load_trajectories
 from jmarl.training.records import FitResult, TrainResult
 from jmarl.training.seeds import check_seeds, train_seeds
@@ -48,6 +49,10 @@ def learns_from_completions(cfg: ExperimentConfig) -> bool:
             f"algorithm={cfg.train.algorithm!r} learns from completions of the prompts in data, which need a reward: set "
             "reward to module:function"
         )
+    if cfg.task.min_reward is not None and row.data != "texts":
+        raise ValueError(f"min_reward={cfg.task.min_reward} has no effect for algorithm={cfg.train.algorithm!r}: it is for sft")
+    if cfg.task.data is None and row.data == "texts":  # what the environments' solvers write
+        return False
     if plays and row.data != "rollouts" and not row.makes_pairs:
         raise ValueError(
             f"algorithm={cfg.train.algorithm!r} learns from given {row.data}: set data, and no reward or environment"
@@ -71,8 +76,6 @@ def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[Trai
 
 def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:
     """Train on completions."""
-    if cfg.task.min_reward is not None:
-        raise ValueError(f"min_reward={cfg.task.min_reward} has no effect on prompts: it is for algorithm=sft")
     if cfg.seeds:
         check_seeds(cfg.seeds, cfg.train)
         if cfg.wandb:
@@ -171,15 +174,30 @@ def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: 
 
 
 def examples_of(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
-    """Return the given pairs or texts to train on, and the held-out ones."""
+    """Return the pairs or texts to train on, and the held-out ones: given, or of environments what their solvers write."""
     texts = find_row(cfg.train.algorithm).data == "texts"
-    if cfg.task.min_reward is not None and not texts:
-        raise ValueError(f"min_reward={cfg.task.min_reward} has no effect for algorithm={cfg.train.algorithm!r}: it is for sft")
+    if cfg.task.data is None:
+        return _solutions(cfg)
 
     def read(source: Any) -> list[Any]:
         return load_trajectories(source, cfg.task.min_reward) if texts else load_pairs(source, cfg.team.size)
 
     return split_held_out(read(read_data(cfg.task)), cfg.task, read)
+
+
+def _solutions(cfg: ExperimentConfig) -> tuple[list[Any], list[Any]]:
+    """Return the solutions of the environments' tasks, to train on and held out."""
+    if cfg.team.size > 1:
+        raise ValueError(f"sft in environments trains one model, and the team has {cfg.team.size}: train each on its own data")
+    if isinstance(cfg.task.held_out, str):
+        raise ValueError(f"held_out={cfg.task.held_out!r} is for given texts: set the number of held-out tasks")
+    env = _environment_task(cfg.task, cfg.team, cfg.train.episodes.num_turns, cfg.train.run.seed).env
+
+    def solve(split: str, limit: int | None) -> list[Any]:
+        answers = bool(cfg.train.loss.world_model_weight)
+        return collect_solutions(env, split, limit, cfg.train.run.seed, answers, cfg.task.min_reward)
+
+    return solve("train", cfg.task.num_tasks), solve("eval", cfg.task.held_out) if cfg.task.held_out else []
 
 
 def split_held_out(rows: Sequence[Any], task: TaskConfig, read: Callable[[Any], Sequence[Any]]) -> tuple[list[Any], list[Any]]:

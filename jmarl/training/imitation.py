@@ -22,12 +22,16 @@ import numpy as np
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment, as_text_environment
-from jmarl.envs.vector import Fault, reset_once, solve_once, step_once
+from jmarl.envs.mixture import Mixture
+from jmarl.envs.vector import Fault, LockStep, reset_once, solve_once, step_once
 from jmarl.models.hub.agents import Agent
+from jmarl.randomness import DRAW
 from jmarl.team import agents_of, make_team, policies
 from jmarl.training.files.interrupt import Interrupted
 from jmarl.training.fit import fit
 from jmarl.training.preferences.pairs import Trajectory
+
+NUM_SOLUTIONS = 256  # tasks that solvers play if no number is given
 
 
 def demonstrate(
@@ -127,6 +131,38 @@ def demonstrate_in_lock_step(
             following = (later[i][n] if i in later else f"Done. Reward: {reward:g}",) if answers else ()
             demonstrations[n].append(Trajectory((prompts[n][i], *following), (text,), reward))
     return demonstrations
+
+
+def collect_solutions(
+    env: Any, split: str, limit: int | None, seed: int = 0, answers: bool = False, min_reward: float | None = None
+) -> list[Trajectory]:
+    """Return messages of the solver of an environment, or of those of a mixture in equal parts.
+
+    Args:
+        env: an environment in lock step, as of `vectorize`, or a `Mixture` of such.
+        split: of its tasks, train or eval.
+        limit: solve so many tasks and return at most as many messages; None: all messages for NUM_SOLUTIONS tasks.
+        answers: see `demonstrate`.
+        min_reward: leave out messages of episodes with a lower sum of rewards. Raises ValueError if it leaves none.
+    """
+    members = list(env.environments.values()) if isinstance(env, Mixture) else [env]
+    collected: list[Trajectory] = []
+    for member in members:
+        tasks = member.tasks(split, -(-(limit or NUM_SOLUTIONS) // len(members)), seed)
+        try:
+            if isinstance(member, LockStep):
+                by_agent = demonstrate(member.env, tasks, seed=seed, answers=answers)
+            else:
+                by_agent = demonstrate_in_lock_step(member, tasks, seed, answers)
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{error}; or give trajectories, which `jmarl collect` writes") from error
+        collected += [trajectory._replace(agent=f"agent {n}") for n, own in enumerate(by_agent) for trajectory in own]
+    enough = [t for t in collected if min_reward is None or t.reward >= min_reward]
+    if not enough:
+        best = max(t.reward for t in collected)
+        raise ValueError(f"min_reward_threshold={min_reward} leaves no trajectory: the best has {best:g}")
+    drawn = np.random.default_rng((seed, DRAW)).permutation(len(enough))[:limit]
+    return [enough[i] for i in sorted(drawn)]
 
 
 def _check_fault(answer: Any) -> Any:

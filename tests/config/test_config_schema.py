@@ -18,7 +18,7 @@ from jmarl.config.experiment import PART_OF, TOP_SETTINGS, EnvironmentConfig, Ta
 from jmarl.config.layers import Layers
 from jmarl.config.mrlm_environments import ENVIRONMENT_KEYS, environment
 from jmarl.config.mrlm_keys import AGENT_KEYS, KEYS
-from jmarl.config.mrlm_rules import Refused
+from jmarl.config.mrlm_rules import Ignored, Refused
 from jmarl.config.yaml_file import parse_yaml
 
 ROOT = Path(jmarl.__file__).parent
@@ -92,9 +92,8 @@ def test_every_setting_is_read_by_something():
 
 # Keys that a rule reads: other keys that they need, and two values. Of keys with one allowed value: that one and another.
 ONE_VALUE = {
-    "model_type": "seq2seq", "device_map": "balanced", "trust_remote_code": True, "use_flash_attention": True,
-    "load_in_8bit": True, "load_in_4bit": True, "num_beams": 2, "length_penalty": 2.0, "backend": "gloo",
-    "fsdp_sharding_strategy": "no_shard", "fsdp_cpu_offload": True, "num_nodes": 2, "node_rank": 1, "nnodes": 2,
+    "model_type": "seq2seq", "load_in_8bit": True, "load_in_4bit": True, "num_beams": 2, "num_return_sequences": 2,
+    "fsdp_cpu_offload": True, "num_nodes": 2, "node_rank": 1, "nnodes": 2,
     "nproc_per_node": 2, "world_size": 2, "tokenizer_name_or_path": "other",
 }  # fmt: skip
 VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
@@ -144,6 +143,10 @@ def test_every_key_of_mrlm_acts_or_is_refused_and_a_flag_overrides_it(section, k
         with pytest.raises(ValueError, match=f"{section}.{key}: .{{15}}"):
             settings(head | {section: {key: 1}})
         return
+    if isinstance(KEYS[section][key], Ignored):
+        with pytest.warns(UserWarning, match=rf"^keys that change nothing here: {section}.{key} \(.{{15,}}\)$"):
+            assert settings(head | {section: {key: 1}}) == settings(head | {section: {}})
+        return
     if key in ONE_VALUE:
         with pytest.raises(ValueError, match=f"{section}.{key}: .{{15}}"):
             settings(head | {section: {key: ONE_VALUE[key]}})
@@ -185,7 +188,11 @@ def test_every_key_of_an_environment_acts_or_is_refused(key):
         "env_type": ("math", "tool"), "custom_class": ("a.b.C", "a.b:D"), "custom_kwargs": ({"x": 1}, {"x": 2}),
         "difficulty_range": ([1, 2], [1, 1]), "dataset": ("mbpp", "humaneval"),
     }  # fmt: skip
-    if key in ("remote", "server_address", "mode"):
+    if key == "server_address":
+        with pytest.warns(UserWarning, match=r"change nothing here: server_address \(no environment is remote\)"):
+            assert settings({"eval_envs": [base | {key: "x"}]}) == settings({"eval_envs": [base]})
+        return
+    if key in ("remote", "mode"):
         with pytest.raises(ValueError, match="one process|never trained"):
             environment(base | {key: "server"})
         return

@@ -122,7 +122,6 @@ def test_a_part_without_its_setting_is_a_type_error(missing, message):
         (dict(reward="m:f"), "reward must be None without data"),
         (dict(subset="s"), "subset must be None without data"),
         (dict(split="s"), "split must be 'train' without data"),
-        (dict(min_reward=1.0), "min_reward must be None without data"),
         (dict(environment=None, data="d.json", formatters=["m:f"]), r"formatters must be \(\) without reward"),
         (dict(environment=None, data="d.json", external_transition="m:f"), "external_transition must be None without reward"),
         (dict(environment=None, data="d.json", reward="m:f", formatters=["m:f"] * 3), "formatters must be one for all agents"),

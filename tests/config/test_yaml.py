@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
@@ -92,7 +93,6 @@ def test_other_texts_stay_texts():
     [
         ("batch_size", "bach_size", "a.yaml, line 6: training.bach_size: unknown key in training; did you mean 'batch_size'"),
         ("num_epochs: 100", "num_epochs: x", "a.yaml, line 5: training.num_epochs: num_updates='x' is not allowed"),
-        ("ppo:\n", "dpo: {}\nppo:\n", "a.yaml, line 8: dpo: the section dpo has no effect for algorithm='ppo'"),
         ("max_turns", "max_trns", "a.yaml, line 15: eval_envs: code has no option 'max_trns'; did you mean 'max_turns'"),
         ("mode: client", "mode: server", "an environment is never trained"),
         ("mode: client", "remote: true", "everything runs in one process"),
@@ -336,3 +336,160 @@ def test_every_key_of_a_list_entry_or_section_has_a_meaning_or_a_reason():
             assert callable(entry) or entry, f"{section}.{key}"
             if isinstance(entry, Refused):
                 assert len(entry.reason) > 15
+
+
+# What a dump of MRLM's configuration classes has, with the values that they have by default: nothing is left out.
+EVERYTHING = """
+experiment_name: mrlm_experiment
+description: null
+tags: []
+training:
+  {algorithm: ALGORITHM, num_epochs: 100, num_iterations: null, batch_size: 32, mini_batch_size: null, learning_rate: 0.0003,
+   max_grad_norm: 0.5, optimizer: adamw, weight_decay: 0.01, adam_beta1: 0.9, adam_beta2: 0.999, adam_epsilon: 1.0e-08,
+   lr_scheduler: null, warmup_steps: 0, num_rollouts_per_iteration: 128, max_episode_length: 512, eval_every: 10,
+   eval_episodes: 10, save_every: 10, checkpoint_dir: ./checkpoints, save_total_limit: null, log_every: 1, log_dir: ./logs,
+   wandb_project: null, wandb_entity: null, wandb_run_name: null, use_tensorboard: false, seed: null, use_fp16: false,
+   use_bf16: false, gradient_accumulation_steps: 1}
+model:
+  {model_name_or_path: gpt2, model_type: causal_lm, tokenizer_name_or_path: null, trust_remote_code: false,
+   use_flash_attention: false, gradient_checkpointing: false, load_in_8bit: false, load_in_4bit: false, use_lora: false,
+   lora_r: 8, lora_alpha: 16, lora_dropout: 0.05, lora_target_modules: null, max_new_tokens: 256, temperature: 1.0, top_p: 0.9,
+   top_k: 50, do_sample: true, num_beams: 1, repetition_penalty: 1.0, length_penalty: 1.0, device: auto, device_map: null}
+ppo: {clip_range: 0.2, clip_range_vf: null, gamma: 0.99, gae_lambda: 0.95, num_ppo_epochs: 4, value_loss_coef: 0.5,
+  entropy_coef: 0.01, target_kl: null, normalize_advantages: true}
+grpo: {group_size: 4, gamma: 0.99, normalize_rewards: true, reward_normalization: group, temperature: 1.0}
+dpo: {beta: 0.1, reference_free: false, label_smoothing: 0.0, loss_type: sigmoid}
+sft: {mode: combined, bc_weight: 0.5, world_model_weight: 0.5, filter_low_reward: false, min_reward_threshold: 0.0,
+  collect_every: 1, max_trajectories: 1000}
+policy_env: null
+eval_envs:
+- {env_type: math, mode: client, remote: false, server_address: null, dataset: null, problems: null, timeout: 5.0,
+   max_attempts: 3, custom_class: null, custom_kwargs: {}, reward_scale: 1.0, reward_clip: null, reward_bias: 0.0}
+distributed: {enabled: false, backend: nccl, num_gpus: 1, gpu_ids: null, num_nodes: 1, node_rank: 0, master_addr: localhost,
+  master_port: 29500, strategy: ddp, fsdp_sharding_strategy: full_shard, fsdp_cpu_offload: false, deepspeed_config: null,
+  zero_stage: 2}
+output_dir: ./output
+"""
+
+
+def unused_keys(text: str, *flags: str) -> tuple[ExperimentConfig, list[str]]:
+    """Return the configuration, and the keys of its one warning."""
+    with pytest.warns(UserWarning) as caught:
+        cfg = read(text, *flags)
+    (warning,) = caught
+    _, _, keys = str(warning.message).partition("keys that change nothing here: ")
+    return cfg, re.findall(r"([\w. ]+) \(", ", " + keys)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "sft", "PPO"])
+def test_a_file_with_every_key_of_mrlm_is_read_with_one_warning(algorithm):
+    cfg, keys = unused_keys(EVERYTHING.replace("ALGORITHM", algorithm))
+    assert cfg.train.algorithm == algorithm.lower() and cfg.train.run.output_dir == "./checkpoints"
+    assert cfg.train.lora.lora_rank == 0 and cfg.task.eval_envs[0].options == {
+        "max_turns": 3,
+        "reward_scale": 1.0,
+        "reward_bias": 0.0,
+    }
+    others = {"ppo", "grpo", "dpo", "sft"} - {algorithm.lower()}
+    assert {key.strip() for key in keys} >= {
+        *others,
+        "output_dir",
+        "training.log_dir",
+        "timeout of math",
+        "distributed.backend",
+    }
+
+
+def test_an_environment_reads_only_its_own_of_the_keys_that_every_entry_has():
+    for kind, options in [
+        ("code", {"timeout": 5.0, "max_turns": 3}), ("debate", {}), ("tool", {}), ("pkg.env.Own", {"x": 1}),
+    ]:  # fmt: skip
+        entry = {"env_type": "custom", "custom_class": kind, "custom_kwargs": {"x": 1}} if "." in kind else {"env_type": kind}
+        layers = Layers()
+        layers.add(parse_yaml(dump_yaml({"eval_envs": [entry | {"timeout": 5.0, "max_attempts": 3}]}), "a"))
+        with pytest.warns(UserWarning) if kind != "code" else contextlib.nullcontext():
+            (read_entry,) = layers.settings(lambda name: "rollouts")["eval_envs"].value
+        assert read_entry["options"] == options
+
+
+def test_the_policy_of_a_file_is_its_model():
+    for entry in ("{env_type: llm, mode: server}", "{env_type: llm, mode: client}", "llm"):
+        assert unused_keys(f"{OWN}policy_env: {entry}") == (read(OWN), [" policy_env"])
+    with pytest.raises(ValueError, match="line 3: policy_env: .*'math'.* is no policy: the policy is the model"):
+        read(OWN + "policy_env: {env_type: math}")
+    with pytest.raises(ValueError, match="line 3: policy_env: remote: .* one process"):
+        read(OWN + "policy_env: {env_type: llm, remote: true}")
+
+
+def test_one_directory_has_everything():
+    both = "output_dir: out\ntraining: {checkpoint_dir: saved}\noutput: {save_dir: other}"
+    cfg, keys = unused_keys(OWN + both)
+    assert cfg.train.run.output_dir == "saved" and [key.strip() for key in keys] == ["save_dir", "output_dir"]
+    assert unused_keys(OWN + both, "output_dir=flag")[0].train.run.output_dir == "flag"
+    assert read(OWN + "output: {save_dir: other}\noutput_dir: other").train.run.output_dir == "other"
+
+
+def test_episodes_of_grpo_count_each_completion_of_a_group():
+    text = OWN + "training: {algorithm: grpo, episodes_per_iteration: 32, batch_size: 8}\ngrpo: {group_size: 4}"
+    cfg = read(text)
+    assert (cfg.train.episodes.num_prompts, cfg.train.episodes.num_generations, cfg.train.optimizer.num_minibatches) == (
+        8,
+        4,
+        4,
+    )
+    assert read(text, "grpo.group_size=2").train.episodes.num_prompts == 16
+    assert read(text, "num_prompts=5", "num_minibatches=1").train.episodes.num_prompts == 5
+    assert read(text.replace("grpo", "ppo").replace("group_size: 4", "")).train.episodes.num_prompts == 32
+    with pytest.raises(ValueError, match="line 3: .*32 episodes are not groups of 5: give a multiple of group_size"):
+        read(text, "grpo.group_size=5")
+
+
+def test_warmup_steps_are_steps_of_the_optimizer():
+    text = (
+        OWN
+        + "training: {algorithm: ppo, num_epochs: 100, num_rollouts_per_iteration: 64, mini_batch_size: 8, warmup_steps: 100}"
+    )
+    assert read(text + "\nppo: {num_ppo_epochs: 4}").train.optimizer.warmup_updates == 4  # of 32 steps each
+    assert read(text, "warmup_updates=7").train.optimizer.warmup_updates == 7
+    assert read(OWN + "training: {warmup_steps: 9, num_epochs: 10}").train.optimizer.warmup_updates == 9
+
+
+def test_a_section_of_another_algorithm_is_ignored_where_the_algorithm_is_given():
+    text = OWN + "training: {algorithm: ppo}\nppo: {gamma: 0.5}\ngrpo: {gamma: 0.7, group_size: 3}"
+    cfg, keys = unused_keys(text)
+    assert (cfg.train.episodes.gamma, cfg.train.episodes.num_generations, keys) == (0.5, 1, [" grpo"])
+    cfg, keys = unused_keys(text, "training.algorithm=grpo")
+    assert (cfg.train.episodes.gamma, cfg.train.episodes.num_generations, keys) == (0.7, 3, [" ppo"])
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("model: {temperature: 0.7}\ngrpo: {temperature: 1.0}", (0.7, "grpo.temperature")),
+        ("model: {generation: {temperature: 0.7}}\ngrpo: {temperature: 0.7}", (0.7, None)),
+        ("grpo: {temperature: 0.6}", (0.6, None)),
+    ],
+)
+def test_the_temperature_of_the_model_counts(section, expected):
+    text = f"environment: math\ntraining: {{algorithm: grpo}}\n{section}"
+    flag = "model.model_name_or_path=a"
+    cfg, keys = (read(text, flag), [None]) if expected[1] is None else unused_keys(text, flag)
+    assert (cfg.train.sampling.temperature, keys[0] and keys[0].strip()) == expected
+
+
+def test_the_tokenizer_of_the_model_may_be_named():
+    text = "environment: math\nmodel: {model_name_or_path: a, tokenizer_name_or_path: NAME}"
+    assert read(text.replace("NAME", "a")).team.models == ("a",) == read(text.replace("NAME", "null")).team.models
+    with pytest.raises(ValueError, match="line 2: model.tokenizer_name_or_path: each model brings its own tokenizer"):
+        read(text.replace("NAME", "b"))
+
+
+def test_weights_of_sft_are_for_its_combined_mode():
+    text = (
+        "environment: math\nmodels: [a]\ntraining: {algorithm: sft}\nsft: {mode: MODE, bc_weight: 0.6, world_model_weight: 0.4}"
+    )
+    weights = {}
+    for mode in ("behavioral_cloning", "world_model", "combined"):
+        cfg, keys = (read(text.replace("MODE", mode)), []) if mode == "combined" else unused_keys(text.replace("MODE", mode))
+        weights[mode] = cfg.train.loss.bc_weight, cfg.train.loss.world_model_weight, len(keys)
+    assert weights == {"behavioral_cloning": (1.0, 0.0, 2), "world_model": (0.0, 1.0, 2), "combined": (0.6, 0.4, 0)}

@@ -126,7 +126,7 @@ def test_without_a_template_the_system_prompt_is_text(agents, make_tokenizer):
 
 def test_one_policy_debates_against_itself_on_both_sides(agents):
     env = policy(agents[0])
-    trainer = PPOTrainer(env, DebateEnvironment(1, judge=RuleBasedJudge()), config("ppo", PPOConfig(gamma=0.9)))
+    trainer = PPOTrainer(env, DebateEnvironment(speeches=1, judge=RuleBasedJudge()), config("ppo", PPOConfig(gamma=0.9)))
     assert trainer.config.algorithm == "ippo" and trainer.team.num_agents == 2
     assert trainer.team.stacks[0].members == ((0, 1),)  # one set of weights
     tasks = trainer.env.tasks("train", 4)
@@ -137,7 +137,7 @@ def test_one_policy_debates_against_itself_on_both_sides(agents):
 def test_policies_in_one_team_sample_alike(agents):
     other = LLMEnvironment(agents[1], generation_config={"max_new_tokens": 4})
     with pytest.raises(ValueError, match="policies 0 and 1 have the generation settings"):
-        GRPOTrainer([policy(agents[0]), other], DebateEnvironment(1), config("grpo"))
+        GRPOTrainer([policy(agents[0]), other], DebateEnvironment(speeches=1), config("grpo"))
 
 
 @pytest.mark.parametrize("cls", [GRPOTrainer, DPOTrainer, SFTTrainer])

@@ -76,6 +76,18 @@ class ToolRegistry:
             raise ValueError(f"the example of tool {tool.name!r} does not fit its parameters: {problem}")
         self.tools[tool.name] = tool
 
+    def get(self, name: str) -> Tool | None:
+        """Return a tool by name, or None."""
+        return self.tools.get(name)
+
+    def list_tools(self) -> list[Tool]:
+        """Return the tools, in the order in which they were registered."""
+        return list(self.tools.values())
+
+    def get_schemas(self) -> list[dict[str, Any]]:
+        """Return name, description and parameters of each tool, as function calling has them."""
+        return [{"name": x.name, "description": x.description, "parameters": dict(x.parameters)} for x in self.list_tools()]
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the tools, in the order in which they were registered."""

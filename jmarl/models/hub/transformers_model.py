@@ -2,7 +2,7 @@
 
 The config and the tensors of the model's `state_dict` go through the same table as those of a directory (`hf_format`). A tensor
 converts itself to numpy by its own methods, so this module needs no torch; whoever has such a model has installed it. Weights
-are copied to float32: the model stays as it is, and training does not change it. Left out: models in parts on several devices
+are copied to float32; `copy_to_transformers` copies trained ones back. Left out: models in parts on several devices
 (`device_map` with offloading), quantized models and `peft` models that are not merged; an error says so.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from jmarl.models.hub.agents import Agent, check_vocabulary, load_tokenizer
-from jmarl.models.hub.hf_format import Tensor, config_from_hf, params_from_tensors
+from jmarl.models.hub.hf_format import HEAD, Tensor, config_from_hf, params_from_tensors, tensors_from_params
 
 FAST = "AutoTokenizer.from_pretrained(...) of a model with a tokenizer.json"
 
@@ -52,6 +52,16 @@ def agent_from_transformers(model: TransformersModel, tokenizer: Any = None) -> 
     check_fast(tokenizer)
     check_vocabulary(config, tokenizer, name)
     return Agent(name, config, params_from_tensors(config, tensors, name), tokenizer)
+
+
+def copy_to_transformers(agent: Agent, model: TransformersModel) -> None:
+    """Copy the weights of an agent into the `transformers` model that it was taken from, in the types of the model."""
+    tensors = tensors_from_params(agent.config, agent.params)
+    for name, tensor in model.state_dict().items():
+        source = tensors.get(name, tensors["model.embed_tokens.weight"] if name == HEAD else None)
+        if source is None:  # a buffer
+            continue
+        tensor.detach().copy_(tensor.new_tensor(source))
 
 
 def check_fast(tokenizer: Any) -> None:

@@ -9,7 +9,20 @@
 Open `trainer.py` first.
 """
 
+from typing import Any
+
+from jmarl.mrlm.algorithms.data import PreferenceDataset as PreferenceDataset
+from jmarl.mrlm.algorithms.data import PreferencePair as PreferencePair
+from jmarl.mrlm.algorithms.data import Trajectory as Trajectory
+from jmarl.mrlm.algorithms.data import TrajectoryDataset as TrajectoryDataset
 from jmarl.mrlm.algorithms.dpo import DPOTrainer as DPOTrainer
 from jmarl.mrlm.algorithms.grpo import GRPOTrainer as GRPOTrainer
+from jmarl.mrlm.algorithms.ppo import PPOConfig as PPOConfig
 from jmarl.mrlm.algorithms.ppo import PPOTrainer as PPOTrainer
 from jmarl.mrlm.algorithms.sft import SFTTrainer as SFTTrainer
+from jmarl.mrlm.algorithms.trainer import BaseTrainer as BaseTrainer
+from jmarl.mrlm.names import refuse
+
+
+def __getattr__(name: str) -> Any:
+    return refuse(__name__, name)

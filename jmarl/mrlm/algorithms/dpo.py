@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from jmarl.algorithms import resolve
+from jmarl.mrlm.algorithms.data import PreferenceDataset as PreferenceDataset
+from jmarl.mrlm.algorithms.data import PreferencePair as PreferencePair
+from jmarl.mrlm.algorithms.data import rows_of
 from jmarl.mrlm.algorithms.trainer import Policies
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
+from jmarl.mrlm.names import refuse
 from jmarl.training.experiment import hold_out
 from jmarl.training.fit import check_data, check_fit, fit
 from jmarl.training.preferences.data_source import encode, evaluate_on_data
 from jmarl.training.preferences.pairs import Pair, load_pairs
 from jmarl.training.records import FitResult
+
+__path__: list[str] = []  # its submodules are in names.ALIASES
 
 
 class DPOTrainer(Policies):
@@ -24,7 +31,7 @@ class DPOTrainer(Policies):
         policy_env: an `LLMEnvironment`, or a list with one per role.
         preference_dataset: a file, a `datasets.Dataset` or a list of dicts with prompt, chosen and rejected (texts or chat
             messages); see `jmarl.training.preferences.pairs.load_pairs`.
-        config: the settings.
+        config, device, checkpoint_dir: as for `Trainer`.
         eval_dataset: held-out pairs, of which an evaluation takes the first eval_episodes (default: all). None: the last
             eval_episodes of preference_dataset, which are then not trained on (default: 20 if eval_every is set, else
             `evaluate` takes the pairs that are trained on).
@@ -38,8 +45,10 @@ class DPOTrainer(Policies):
         preference_dataset: Any,
         config: ExperimentConfig | None = None,
         eval_dataset: Any = None,
+        device: Any = None,
+        checkpoint_dir: str | os.PathLike | None = None,
     ):
-        super().__init__(policy_env, config)
+        super().__init__(policy_env, config, device, checkpoint_dir)
         size = len(self.policy_envs)
         self.config = self._resolve(size)
         pairs = self._read(preference_dataset)
@@ -59,13 +68,15 @@ class DPOTrainer(Policies):
             None if policy.system_prompt is None else (policy.system_prompt, self.config.episodes.chat)
             for policy in self.policy_envs
         ]
-        pairs = load_pairs(dataset, len(self.policy_envs))
+        pairs = load_pairs(rows_of(dataset), len(self.policy_envs))
         return [pair._replace(prompts=tuple(prefixed(*x) for x in zip(systems, pair.prompts, strict=True))) for pair in pairs]
 
-    def train(self, num_iterations: int | None = None) -> FitResult:
-        """Make `num_iterations` updates (default: as in the settings), each on `batch_size` pairs. Held-out pairs are
-        evaluated if `eval_every` is set."""
-        cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
+    def train(
+        self, num_iterations: int | None = None, eval_every: int | None = None, save_every: int | None = None
+    ) -> FitResult:
+        """Make `num_iterations` updates (default, as of the others: as in the settings), each on `batch_size` pairs. Held-out
+        pairs are evaluated if `eval_every` is set."""
+        cfg = self._config_of(num_iterations, eval_every, save_every)
         held_out = self.eval_data if cfg.run.eval_every else ()
         result = fit(self.team, self.data, cfg, params=self.params, eval_data=held_out, wandb_config=self.wandb)
         self._learned(result.state)
@@ -75,3 +86,7 @@ class DPOTrainer(Policies):
         """Return loss, margin and accuracy (the share of pairs ranked as in the data) of the current weights."""
         row = evaluate_on_data(self.team, self.params, self._encoded, resolve(self.config))
         return {f"eval/{name}": value for name, value in row.items()}
+
+
+def __getattr__(name: str) -> Any:
+    return refuse(__name__, name)

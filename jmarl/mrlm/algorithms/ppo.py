@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jmarl.mrlm.algorithms.ppo_config import PPOConfig as PPOConfig
 from jmarl.mrlm.algorithms.trainer import Trainer
+from jmarl.mrlm.names import refuse
+
+__path__: list[str] = []  # its submodules are in names.ALIASES
 
 
 class PPOTrainer(Trainer):
@@ -10,3 +16,7 @@ class PPOTrainer(Trainer):
 
     section, algorithm, team_algorithm = "ppo", "ppo", "ippo"
     defaults = {"num_generations": 1}
+
+
+def __getattr__(name: str) -> Any:
+    return refuse(__name__, name)

@@ -11,27 +11,30 @@ need such files too, because solvers make no mistakes.
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import Any
 
-import numpy as np
-
 from jmarl.config import TrainConfig
-from jmarl.envs.mixture import Mixture
-from jmarl.envs.vector import LockStep
+from jmarl.config.mrlm_keys import COLLECT_EVERY
 from jmarl.evaluation.evaluate import evaluate, numbers
+from jmarl.mrlm.algorithms.data import Trajectory as Trajectory
+from jmarl.mrlm.algorithms.data import TrajectoryDataset as TrajectoryDataset
+from jmarl.mrlm.algorithms.data import rows_of
 from jmarl.mrlm.algorithms.trainer import NUM_EPISODES, Policies, merge_environments, sampling_of, with_system_prompts
 from jmarl.mrlm.config import ExperimentConfig
 from jmarl.mrlm.core.llm_environment import LLMEnvironment
 from jmarl.mrlm.core.system_prompts import prefixed
-from jmarl.randomness import DRAW
+from jmarl.mrlm.names import refuse
 from jmarl.team import Team, sort_into_stacks
 from jmarl.training.experiment import hold_out
 from jmarl.training.fit import check_data, check_fit, fit
-from jmarl.training.imitation import demonstrate, demonstrate_in_lock_step
-from jmarl.training.preferences.pairs import Trajectory, load_trajectories
+from jmarl.training.imitation import collect_solutions
+from jmarl.training.preferences.pairs import Trajectory as TextTrajectory
+from jmarl.training.preferences.pairs import load_trajectories
 from jmarl.training.records import FitResult
 
-NUM_DEMONSTRATIONS = 256  # tasks that solvers play
+__path__: list[str] = []  # its submodules are in names.ALIASES
 
 
 class SFTTrainer(Policies):
@@ -41,7 +44,7 @@ class SFTTrainer(Policies):
         policy_env: an `LLMEnvironment`; in environments of several roles it imitates all of them.
         eval_envs: an environment or a list of them: whose solvers play, unless trajectories are given, and where `evaluate`
             plays. It may be empty if trajectories are given.
-        config: the settings.
+        config, device, checkpoint_dir: as for `Trainer`.
         trajectory_dataset: a file, a `datasets.Dataset` or a list of dicts; see
             `jmarl.training.preferences.pairs.load_trajectories`. The first max_trajectories are trained on.
 
@@ -57,8 +60,10 @@ class SFTTrainer(Policies):
         eval_envs: Any,
         config: ExperimentConfig | None = None,
         trajectory_dataset: Any = None,
+        device: Any = None,
+        checkpoint_dir: str | os.PathLike | None = None,
     ):
-        super().__init__(policy_env, config)
+        super().__init__(policy_env, config, device, checkpoint_dir)
         if len(self.policy_envs) > 1:
             raise ValueError(f"SFTTrainer trains one policy, got {len(self.policy_envs)}: make a trainer for each")
         self.config = self._resolve(1)
@@ -67,54 +72,39 @@ class SFTTrainer(Policies):
         self.env: Any = None if given and not eval_envs else merge_environments(eval_envs, chat=self.chat, self_play=True)
         held_out = (self.num_held_out or 0) if self.config.run.eval_every else 0
         if given:
-            parts = hold_out(load_trajectories(trajectory_dataset, self.min_reward), held_out, self.num_tasks)
+            parts = hold_out(load_trajectories(rows_of(trajectory_dataset), self.min_reward), held_out, self.num_tasks)
         else:
-            train = self._collect("train", self.num_tasks or NUM_DEMONSTRATIONS, self.num_tasks)
-            parts = train, self._collect("eval", held_out, held_out) if held_out else []
+            seed, answers = self.config.run.seed, bool(self.config.loss.world_model_weight)
+            train = collect_solutions(self.env, "train", self.num_tasks, seed, answers, self.min_reward)
+            parts = train, collect_solutions(self.env, "eval", held_out, seed, answers, self.min_reward) if held_out else []
         self.data, self.eval_data = ([self._with_system_prompt(trajectory) for trajectory in part] for part in parts)
         check_data(self.data, self.config)
         self._make_team(1, self.config)
 
-    def _collect(self, split: str, num_tasks: int, limit: int | None) -> list[Trajectory]:
-        """Return what the environments' solvers write. Raises ValueError if min_reward leaves none.
-
-        Args:
-            split: of the tasks, train or eval.
-            num_tasks: tasks that are solved, in equal parts of each environment.
-            limit: draw so many of their trajectories; None: all.
-        """
-        members = list(self.env.environments.values()) if isinstance(self.env, Mixture) else [self.env]
-        answers = bool(self.config.loss.world_model_weight)
-        seed = self.config.run.seed
-        collected = []
-        for member in members:
-            tasks = member.tasks(split, -(-num_tasks // len(members)), seed)
-            try:
-                if isinstance(member, LockStep):
-                    by_agent = demonstrate(member.env, tasks, seed=seed, answers=answers)
-                else:
-                    by_agent = demonstrate_in_lock_step(member, tasks, seed, answers)
-            except NotImplementedError as error:
-                raise NotImplementedError(f"{error}; or give trajectory_dataset=, which `jmarl collect` writes") from error
-            collected += [trajectory._replace(agent=f"agent {n}") for n, own in enumerate(by_agent) for trajectory in own]
-        kept_out = self.min_reward is not None and [t for t in collected if t.reward < self.min_reward]
-        if kept_out and len(kept_out) == len(collected):
-            best = max(t.reward for t in collected)
-            raise ValueError(f"min_reward_threshold={self.min_reward} leaves no trajectory: the best has {best:g}")
-        enough = [t for t in collected if self.min_reward is None or t.reward >= self.min_reward]
-        drawn = np.random.default_rng((seed, DRAW)).permutation(len(enough))[:limit]
-        return [enough[i] for i in sorted(drawn)]
-
-    def _with_system_prompt(self, trajectory: Trajectory) -> Trajectory:
+    def _with_system_prompt(self, trajectory: TextTrajectory) -> TextTrajectory:
         system = self.policy_envs[0].system_prompt
         first, *rest = trajectory.observations
         prompt = prefixed(None if system is None else (system, self.config.episodes.chat), first)
         return trajectory._replace(observations=(prompt, *rest))
 
-    def train(self, num_iterations: int | None = None) -> FitResult:
-        """Make `num_iterations` updates (default: as in the settings), each on `batch_size` trajectories. The loss on
-        held-out trajectories is logged if `eval_every` is set."""
-        cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
+    @property
+    def trajectory_dataset(self) -> TrajectoryDataset:
+        """What is trained on."""
+        return TrajectoryDataset.of_texts(self.data)
+
+    def train(
+        self,
+        num_iterations: int | None = None,
+        collect_every: int | None = None,
+        eval_every: int | None = None,
+        save_every: int | None = None,
+    ) -> FitResult:
+        """Make `num_iterations` updates (default, as of the others: as in the settings), each on `batch_size` trajectories.
+
+        The loss on held-out trajectories is logged if `eval_every` is set. collect_every: without effect, with a warning."""
+        if collect_every is not None:
+            warnings.warn(f"collect_every changes nothing here: {COLLECT_EVERY.reason}", stacklevel=2)
+        cfg = self._config_of(num_iterations, eval_every, save_every)
         held_out = self.eval_data if cfg.run.eval_every else ()
         result = fit(self.team, self.data, cfg, params=self.params, eval_data=held_out, wandb_config=self.wandb)
         self._learned(result.state)
@@ -135,3 +125,7 @@ class SFTTrainer(Policies):
         tasks = env.tasks("eval", num_episodes or self.num_held_out or NUM_EPISODES, cfg.run.seed)
         roles = Team(sort_into_stacks([self.policy_envs[0].agent] * env.num_agents, shared_weights=True))
         return numbers(evaluate(roles, self.params, tasks, env, cfg))
+
+
+def __getattr__(name: str) -> Any:
+    return refuse(__name__, name)

@@ -28,8 +28,9 @@ from jmarl.envs.messages import MAX_TURNS, EnvironmentMode, SimulatedEnvironment
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.vector import LockStep
 from jmarl.evaluation.evaluate import evaluate, numbers
-from jmarl.mrlm.config import ExperimentConfig
-from jmarl.mrlm.core.llm_environment import LLMEnvironment
+from jmarl.mrlm.algorithms.ppo_config import PPOConfig
+from jmarl.mrlm.config import SAVED_IN, ExperimentConfig
+from jmarl.mrlm.core.llm_environment import LLMEnvironment, check_device
 from jmarl.mrlm.core.system_prompts import WithSystemPrompts
 from jmarl.team import agents_of, make_team, place_params, policies, save_team
 from jmarl.training.checks import check_settings, check_team, environment_of
@@ -53,16 +54,28 @@ class Policies:
     section: str
     algorithm: str
     team_algorithm: str
+    config: TrainConfig
     defaults: Mapping[str, Any] = {}
 
-    def __init__(self, policy_env: LLMEnvironment | Sequence[LLMEnvironment], config: ExperimentConfig | None):
+    def __init__(
+        self,
+        policy_env: LLMEnvironment | Sequence[LLMEnvironment],
+        config: Any = None,
+        device: Any = None,
+        checkpoint_dir: str | os.PathLike | None = None,
+    ):
+        check_device(device)
         self.policy_envs = [policy_env] if isinstance(policy_env, LLMEnvironment) else list(policy_env)
         for i, policy in enumerate(self.policy_envs):
             if not isinstance(policy, LLMEnvironment):
                 raise TypeError(f"policy {i} is a {type(policy).__name__}: give an LLMEnvironment(model, mode=...)")
+        config = config.experiment() if isinstance(config, PPOConfig) else config
         if config is not None and not isinstance(config, ExperimentConfig):
             raise TypeError(f"config= is an ExperimentConfig(...), got {type(config).__name__}")
         self.experiment = config or ExperimentConfig()
+        if checkpoint_dir is not None:
+            self.experiment = self.experiment.with_settings(output_dir=os.fspath(checkpoint_dir))
+        self.global_step = self.epoch = 0
         self.chat = all(policy.chat for policy in self.policy_envs)
 
     def _resolve(self, num_roles: int, **defaults: Any) -> TrainConfig:
@@ -90,16 +103,34 @@ class Policies:
         """The current parameters [A, ...] of each stack."""
         return check_not_deleted(self._params)
 
+    @property
+    def policy_env(self) -> LLMEnvironment:
+        """The first policy."""
+        return self.policy_envs[0]
+
+    def _config_of(self, num_iterations: int | None, eval_every: int | None, save_every: int | None) -> TrainConfig:
+        """Return the settings of a call of `train`, whose arguments override those of the trainer."""
+        given: dict[str, Any] = {"num_updates": num_iterations, "eval_every": eval_every, "save_every": save_every}
+        given = {name: value for name, value in given.items() if value is not None}
+        if save_every and not self.config.run.output_dir:
+            given["output_dir"] = SAVED_IN
+        return self.config.replace(**given)
+
     def _learned(self, state: TeamState) -> None:
         """Take the weights of a finished training, and give them to the policies."""
+        self.epoch += int(state.step)
+        self.global_step = self.epoch * self.config.optimizer.num_epochs * self.config.optimizer.num_minibatches
         self._params = policies(state)
         agents = agents_of(self.team, self._params)
         for policy, agent in zip(self.policy_envs, agents, strict=False):  # one policy may play several roles
-            policy.agent = agent._replace(name=policy.agent.name)
+            policy.learned(agent)
 
     def save_model(self, output_dir: str | os.PathLike) -> None:
         """Write the policy of each role as a Hugging Face directory: `agent_0/`, `agent_1/`, …"""
         save_team(Path(output_dir), self.team, self.params)
+
+
+BaseTrainer = Policies  # MRLM's name
 
 
 class Trainer(Policies):
@@ -108,21 +139,27 @@ class Trainer(Policies):
     Args:
         policy_env: an `LLMEnvironment`, or a list with one per role.
         eval_envs: an environment or a list of them.
-        config: the settings.
+        config: the settings: an `ExperimentConfig`, or the `PPOConfig` of `algorithms.ppo`.
+        device: the platform of JAX, which chooses the device; another one is an error.
+        checkpoint_dir: the run's directory.
     """
 
     def __init__(
         self,
         policy_env: LLMEnvironment | Sequence[LLMEnvironment],
         eval_envs: Any,
-        config: ExperimentConfig | None = None,
+        config: Any = None,
+        device: Any = None,
+        checkpoint_dir: str | os.PathLike | None = None,
     ):
-        super().__init__(policy_env, config)
+        super().__init__(policy_env, config, device, checkpoint_dir)
         env = self._merge(eval_envs)
         # One policy plays all roles; an `Environment` of the user may not say how many.
         num_roles = getattr(env, "num_agents", 1) if len(self.policy_envs) == 1 else len(self.policy_envs)
         turns = getattr(env, "max_turns", 1)
         self.config = self._resolve(num_roles, num_turns=turns, **sampling_of(self.policy_envs))
+        if turns < self.config.episodes.num_turns:  # no episode is longer, and programs would be compiled for more
+            self.config = self.config.replace(num_turns=turns, **({} if turns > 1 else {"branching": "tree"}))
         self.env = with_system_prompts(env, self.policy_envs, self.config)
         check_settings(self.config)
         self._make_team(num_roles, self.config)
@@ -132,13 +169,17 @@ class Trainer(Policies):
     def _merge(self, envs: Any) -> Any:
         return merge_environments(envs, self.experiment.num_turns or MAX_TURNS, self.chat, len(self.policy_envs) == 1)
 
-    def train(self, num_iterations: int | None = None) -> TrainResult:
-        """Make `num_iterations` updates (default: as in the settings). Afterwards the trainer holds the trained weights.
+    def train(
+        self, num_iterations: int | None = None, eval_every: int | None = None, save_every: int | None = None
+    ) -> TrainResult:
+        """Make `num_iterations` updates (default, as of the others: as in the settings). Afterwards the trainer holds the
+        trained weights.
 
-        Held-out tasks are played if `eval_every` is set. A second call continues from these weights with a new optimizer and
-        schedule, on the same tasks, and moves the files of the first run to `earlier_1`. After an interruption it is refused.
+        Held-out tasks are played if `eval_every` is set; checkpoints are written if `save_every` is. A second call continues
+        from these weights with a new optimizer and schedule, on the same tasks, and moves the files of the first run to
+        `earlier_1`. After an interruption it is refused.
         """
-        cfg = self.config if num_iterations is None else self.config.replace(num_updates=num_iterations)
+        cfg = self._config_of(num_iterations, eval_every, save_every)
         held_out = self.env.tasks("eval", self.num_held_out or NUM_EPISODES, cfg.run.seed) if cfg.run.eval_every else ()
         tasks = self.env.tasks("train", self.num_tasks or NUM_TASKS, cfg.run.seed)
         result = train(self.team, self.env, tasks, cfg, params=self.params, eval_items=held_out, wandb_config=self.wandb)

@@ -15,27 +15,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jmarl.comlrl.arguments import Model, load_agents
 from jmarl.config.mrlm_keys import KEYS
-from jmarl.config.mrlm_rules import Refused
+from jmarl.config.mrlm_rules import Ignored, Refused
 from jmarl.config.validation import did_you_mean
-from jmarl.envs.messages import EnvironmentMode, Message, Observation, Reward, chat_of
+from jmarl.envs.messages import BaseEnvironment, EnvironmentMode, Message, Observation, Reward, chat_of
 from jmarl.models.hub.agents import Agent
+from jmarl.models.hub.tokenize import stop_ids
+from jmarl.models.hub.transformers_model import TransformersModel, copy_to_transformers
+from jmarl.mrlm.generation_config import GenerationConfig
 from jmarl.rollout.text_model import AgentModel
 
 RewardFn = Callable[[list[Message]], Reward | float]
 
 
-class LLMEnvironment:
+class LLMEnvironment(BaseEnvironment):
     """A language model as a policy.
 
     Args:
         model: a loaded model of `transformers`, a loaded agent, or a name or path to load.
         tokenizer: what the policy uses; it must have the vocabulary of the model. None: that of the model.
         mode: SERVER is trained, CLIENT is frozen.
-        generation_config: a dict or an object of `transformers` with max_new_tokens, temperature, do_sample, top_p, top_k, …
+        generation_config: a dict, a `GenerationConfig` or an object of `transformers` with max_new_tokens, temperature,
+            do_sample, top_p, top_k, …
         reward_fn: conversation -> `Reward` or a number, for `step`; None: 0.
         system_prompt: the first message of every conversation and prompt.
+        device: of the model; it must be the platform of JAX, which chooses the device.
         seed: of the answers of `step`; equal conversations from equal seeds are equal.
     """
 
@@ -47,11 +54,14 @@ class LLMEnvironment:
         generation_config: Any = None,
         reward_fn: RewardFn | None = None,
         system_prompt: str | None = None,
+        device: Any = None,
         seed: int = 0,
     ):
-        self.mode = EnvironmentMode(mode)
-        self.sampling = sampling_settings(generation_config)
+        super().__init__(mode)
+        check_device(device)
+        self.model, self.generation_config = model, generation_config
         self.agent: Agent = load_agents(None, model, 1, tokenizer)[0]
+        self.sampling = sampling_settings(generation_config, stop_ids(self.agent.tokenizer))
         self.reward_fn, self.system_prompt, self.seed = reward_fn, system_prompt, seed
         self._conversation: list[Message] = []
         self._model: AgentModel | None = None
@@ -65,9 +75,18 @@ class LLMEnvironment:
         """Whether the tokenizer has a chat template, which then writes the prompts."""
         return self.tokenizer.chat_template is not None
 
-    def set_mode(self, mode: EnvironmentMode) -> None:
-        """Train the policy from now on (SERVER), or not (CLIENT). Trainers read it when they are made."""
-        self.mode = EnvironmentMode(mode)
+    @property
+    def conversation_history(self) -> list[Message]:
+        return self._conversation
+
+    def learned(self, agent: Agent) -> None:
+        """Take trained weights. A model of torch that the policy was made from gets them too."""
+        self.agent = agent._replace(name=self.agent.name)
+        if isinstance(self.model, TransformersModel):
+            copy_to_transformers(self.agent, self.model)
+
+    def __repr__(self) -> str:
+        return f"LLMEnvironment(model={self.agent.name}, mode={self.mode.value})"
 
     def set_reward_function(self, reward_fn: RewardFn | None) -> None:
         """Score the next answers with another function."""
@@ -91,13 +110,17 @@ class LLMEnvironment:
         if not isinstance(action, Message):
             raise TypeError(f'step takes a message, such as Message("user", "Hello"); got {action!r:.60}')
         self._conversation.append(action)
-        conversation = Observation(self._conversation)
-        prompt = chat_of(conversation) if self.chat else conversation.text
-        answer = self._text_model()([prompt], 1, self.seed + len(self._conversation))[0][0]
+        answer = self.answer(self._conversation)
         self._conversation.append(Message("assistant", answer))
         observation = Observation(self.get_conversation(), info={"response_length": len(answer)})
         reward = Reward(0.0) if self.reward_fn is None else self.reward_fn(self.get_conversation())
         return observation, reward if isinstance(reward, Reward) else Reward(float(reward))
+
+    def answer(self, messages: Sequence[Message]) -> str:
+        """Return the answer to a conversation, which stays as it is."""
+        conversation = Observation(list(messages))
+        prompt = chat_of(conversation) if self.chat else conversation.text
+        return self._text_model()([prompt], 1, self.seed + len(conversation.messages))[0][0]
 
     def _text_model(self) -> AgentModel:
         """Return the model on the device; a new one after training."""
@@ -106,17 +129,29 @@ class LLMEnvironment:
         return self._model
 
 
-def sampling_settings(generation_config: Any) -> dict[str, Any]:
-    """Return a generation config (a dict, or an object of `transformers`) as settings of `jmarl.config.Sampling`.
+def check_device(device: Any) -> None:
+    """Raise ValueError for a device of torch whose kind is not the platform of JAX."""
+    kind = str(device).partition(":")[0]
+    platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    if device is not None and kind not in ("auto", platform):
+        raise ValueError(f"device={str(device)!r}, but JAX runs on {platform}: leave device out, or set JAX_PLATFORMS={kind}")
+
+
+def sampling_settings(generation_config: Any, stop: Sequence[int] = ()) -> dict[str, Any]:
+    """Return a generation config as settings of `jmarl.config.Sampling`.
+
+    Args:
+        generation_config: a dict, a `GenerationConfig`, or an object of `transformers`.
+        stop: ids that end a completion; one of them may be given as eos_token_id.
 
     Raises:
         ValueError: a setting is unknown or cannot act here.
     """
     given = {} if generation_config is None else generation_config
     known = {name: entry for name, entry in KEYS["generation"].items() if not isinstance(entry, Refused)}
-    if not isinstance(given, Mapping):  # an object of transformers, most of whose settings are None
-        settings = given.to_dict()
-        given = {name: settings[name] for name in KEYS["generation"] if settings.get(name) is not None}
+    if not isinstance(given, Mapping):  # of an object of transformers, only what is known here counts
+        own, settings = isinstance(given, GenerationConfig), given.to_dict()
+        given = {name: value for name, value in settings.items() if own or (name in known and value is not None)}
     rules: dict[Any, dict[str, Any]] = {}
     result: dict[str, Any] = {}
     for name, value in given.items():
@@ -124,6 +159,8 @@ def sampling_settings(generation_config: Any) -> dict[str, Any]:
             hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
             raise ValueError(f"generation_config has no setting {name!r}{hint}")
         entry = KEYS["generation"][name]
+        if value is None or isinstance(entry, Ignored) or (name == "eos_token_id" and value in stop):
+            continue
         if isinstance(entry, Refused):
             raise ValueError(f"generation_config: {name} has no effect here: {entry.reason}")
         if isinstance(entry, str):
