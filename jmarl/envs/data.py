@@ -76,6 +76,8 @@ def shared_line(training: Iterable[Any], held_out: Sequence[Any], name: str) -> 
 
     name: what the line calls the tasks.
     """
+    if not held_out:
+        return ""
     known = {task_key(task) for task in training}
     count = sum(task_key(task) in known for task in held_out)
     if not count:

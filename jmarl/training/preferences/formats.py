@@ -38,7 +38,7 @@ REFUSED = {
     "preference": "it is for dpo, madpo or reward_model, see load_pairs; for sft keep prompt and chosen, as completion",
 }
 TEXT_ADVICE = "it is for algorithm sft, see load_trajectories; pairs need prompt, chosen and rejected"
-OPTIONAL = {"Alpaca": ("input",), "trajectory": ("rewards",)}
+OPTIONAL = {"Alpaca": ("input",), "trajectory": ("rewards",), "preference": ("messages",)}  # messages equal to chosen
 ALWAYS = ("prompt", "reward", "metadata", "tokens")  # read or compared in all formats, or written by jmarl
 NOT_READ = {  # columns that change what a model reads or learns
     "tools": "write the tools into a message of role system",
@@ -57,8 +57,8 @@ def format_of(row: Mapping, allowed: Sequence[str], number: int) -> str | None:
 
     Raises ValueError for columns of another format, or of several, and for columns that must not be left out (tools, images).
     """
-    present = {name for name, value in row.items() if not is_empty(value) or (name == "input" and value is not None)}
-    present |= {name for name in ("completion", "output", "text", "chosen", "rejected") if row.get(name) is not None}
+    present = {name for name, value in row.items() if not is_empty(value)}
+    present |= {name for name in ("prompt", "completion", "output", "text", "chosen", "rejected") if row.get(name) is not None}
     formats = [name for name, columns in FORMATS.items() if present.issuperset(columns)]
     if "unpaired preference" in formats:
         formats = [name for name in formats if name != "prompt-completion"]
@@ -82,7 +82,7 @@ def warn_of_unread(rows: Sequence[Mapping], formats: Sequence[str], name: str) -
     unread: dict[Any, None] = {}
     for row, kind in zip(rows, formats, strict=True):
         read = (*FORMATS[kind], *OPTIONAL.get(kind, ()), *ALWAYS)
-        unread |= {column: None for column, value in row.items() if column not in read and value is not None}
+        unread |= {column: None for column, value in row.items() if column not in read and not is_empty(value)}
     if unread:
         warnings.warn(f"{name} has columns that are not read: {', '.join(map(str, unread))}", stacklevel=4)
 
