@@ -31,6 +31,7 @@ from jmarl.training.experiment import examples_of, learns_from_completions, task
 from jmarl.training.files.checkpoint import nbytes
 from jmarl.training.fit import check_data, check_fit
 from jmarl.training.preferences.encoding import AgentTokens, encode_pairs, encode_trajectories
+from jmarl.training.preferences.pairs import shared_examples
 from jmarl.training.preferences.reward_model import policy_config
 from jmarl.training.seeds import check_seeds
 from jmarl.training.start import start
@@ -63,8 +64,9 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     team = load_team(cfg)
     env = environment_of(team, task.env, cfg.train)
     check_team(team, cfg.train)
-    items, held_out = items_that_fit(team, env, task.items, task.held_out, cfg.train)
+    items, held_out, shared = items_that_fit(team, env, task.items, task.held_out, cfg.train)
     lines = [f"{plural(len(items), 'task')} to train on, {len(held_out)} held out; {agents_line(team)}"]
+    lines += [shared] if shared else []
     if level := sandbox_level(describe(env)):
         lines.append(f"sandbox level {level}")
     _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
@@ -92,6 +94,7 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     tokens = encode(team, data, cfg.train.episodes.chat)
     encode(team, held_out, cfg.train.episodes.chat)
     lines = [f"{plural(len(data), kind)} to train on, {len(held_out)} held out; {agents_line(team)}"]
+    lines += [shared] if (shared := shared_examples(data, held_out)) else []
     lines.append("trained tokens are in ⟦ ⟧, separated by |")
     weights = {1: algorithm.bc_weight, 2: algorithm.world_model_weight} if texts else {}
     for number, example in enumerate(tokens[:SHOWN]):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jmarl.comlrl.config import TrainerConfig
 from jmarl.envs.reward_environment import Formatter, bind_formatter, default_formatter
+from jmarl.envs.rows import GIVE, Rows, read_rows
 from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.models.hub.transformers_model import (
     TransformersModel,
@@ -129,21 +130,19 @@ def load_single(model: Model, tokenizer: Any = None) -> Agent:
     return load_agents([model], None, 1, tokenizer if one_tokenizer else None)[0]
 
 
-def read_items(argument: str, dataset: Iterable[Mapping] | None) -> Sequence[Any]:
-    """Return a data set as something with a length and an index. Raises unless its first item is a dict.
+def read_items(argument: str, dataset: Rows | None) -> list[dict]:
+    """Return the rows of a data set, in anything that `read_rows` reads. Raises an error that names the argument.
 
     argument: the name in error messages.
     """
-    if dataset is None or isinstance(dataset, Mapping | str):
-        raise TypeError(
-            f"{argument}= is a datasets.Dataset or a list of dicts; got {type(dataset).__name__}. Dataset.from_dict turns "
-            "columns into a data set"
-        )
-    items: Any = dataset if isinstance(dataset, Sized) else list(dataset)
-    if not len(items):
+    if dataset is None:
+        raise TypeError(f"{argument}= is needed: give {GIVE}")
+    try:
+        items = read_rows(dataset)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{argument}= cannot be read: {error}") from error
+    if not items:
         raise ValueError(f"{argument}= has no items")
-    if not isinstance(items[0], Mapping):
-        raise TypeError(f"{argument}= is a series of dicts; its first item is a {type(items[0]).__name__}")
     return items
 
 

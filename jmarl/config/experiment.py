@@ -74,11 +74,12 @@ class TaskConfig(Section):
     """Environments to evaluate in, and to train in if no other is given. Several are a mixture with equal weights. Each is a
     name or a dict of name and options. Empty: the environments that are trained in."""
     data: str | None = None
-    """Prompts, pairs or texts: a .json or .jsonl file, or the Hub id of a data set."""
+    """Prompts, pairs or texts: a file (.json, .jsonl, .csv, .tsv, .parquet, also .gz), a directory saved by `datasets`, or the
+    Hub id of a data set."""
     subset: str | None = None
     """Configuration of the data sets of the Hub, if they have several."""
     split: str = "train"
-    """Split of a data set of the Hub to train on."""
+    """Split to train on, of a data set of the Hub or a saved one."""
     min_reward: float | None = None
     """Leave out texts (algorithm sft) whose sum of rewards is lower; None: none."""
     reward: str | None = None
@@ -91,9 +92,9 @@ class TaskConfig(Section):
     """Train on the first tasks only; None: on all of the data, or 1000 of an environment."""
     held_out: CountOrOff | str = 0
     """Tasks that are evaluated on and never trained on. A number: so many of the environment's split eval, or the last of the
-    data. A text: a file or Hub id, as data."""
+    data. A text: a file, directory or Hub id, as data."""
     held_out_split: str = "test"
-    """Split of held_out if that is a data set of the Hub."""
+    """Split of held_out if that is a data set of the Hub or a saved one."""
 
     def __post_init__(self) -> None:
         for name in ("train_envs", "eval_envs"):

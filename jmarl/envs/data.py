@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jmarl.envs.rows import SUFFIXES, read_rows
 
 SPLITS = ("train", "eval")
 EVAL_SHARE = 0.2
@@ -35,92 +35,61 @@ def load_rows(
         fields: columns that must be there.
         config: configuration of the data set on the Hub.
         split: split of the data set on the Hub.
-        path: a JSON Lines file (or .gz) in place of the Hub. A features.json beside it, or in the folder above its folder,
-            gives the types of columns that are empty in whole files.
+        path: a file in place of the Hub, as `read_rows` reads it.
         limit: return only so many rows.
 
     Raises:
         FileNotFoundError: there is no file at `path`.
         ValueError: the file cannot be read, a column is missing, or a row is empty there.
     """
-    rows = _read(hub, config, split, path, fields)
+    rows = _read_hub(hub, config, split) if path is None else read_rows(Path(path))
     source = str(path or hub)
-    columns = list(rows.column_names)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     missing = [field for field in fields if field not in columns]
     if missing:
         raise ValueError(
             f"{source} has no column {', '.join(missing)}: it has {', '.join(columns)}, needed are {', '.join(fields)}"
         )
-    checked = []
-    for number, row in enumerate(rows if limit is None else rows.select(range(min(limit, len(rows))))):
+    rows = [{name: row.get(name) for name in columns} for row in rows[:limit]]
+    for number, row in enumerate(rows):
         empty = [field for field in fields if row[field] in (None, "")]
         if empty:
             raise ValueError(f"row {number} of {source} has no {', '.join(empty)}: needed are {', '.join(fields)}")
-        checked.append(row)
-    return checked
-
-
-def _read(hub: str, config: str | None, split: str, path: str | Path | None, fields: Sequence[str]) -> Any:
-    """Return the data set of the Hub or of a file."""
-    import datasets
-    from datasets.exceptions import DatasetGenerationError
-
-    if path is None:
-        try:
-            return datasets.load_dataset(hub, config, split=split)
-        except (ConnectionError, FileNotFoundError) as error:  # no network, or no such data set
-            raise FileNotFoundError(
-                f"data set {hub!r} cannot be loaded from the Hugging Face Hub ({' '.join(str(error).split()):.200}): check the "
-                "spelling and the network, or give a .json or .jsonl file; HF_HUB_OFFLINE=1 reads only the cache"
-            ) from error
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}: give a JSON Lines file with the fields {', '.join(fields)}")
-    candidates = (path.with_name("features.json"), path.parent.parent / "features.json")
-    schema = next((file for file in candidates if file.is_file()), None)
-    features = datasets.Features.from_dict(json.loads(schema.read_text())) if schema else None
-    try:
-        return datasets.load_dataset("json", data_files=str(path), features=features, split="train")
-    except (StopIteration, json.JSONDecodeError, DatasetGenerationError) as error:
-        reason = "it is empty" if isinstance(error, StopIteration) else str(error.__cause__ or error)
-        raise ValueError(f"{path} cannot be read as JSON Lines with the fields {', '.join(fields)}: {reason:.300}") from error
-
-
-def read_rows(source: Any) -> list[Mapping]:
-    """Return the dicts of a .json file (a list), of a .jsonl file (one per line), or of any iterable of dicts.
-
-    Raises FileNotFoundError if there is no such file, ValueError if it is not JSON, TypeError for other values than dicts.
-    """
-    if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist: give a .json or .jsonl file")
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            lines = enumerate(text.split("\n"), 1)
-            source = [_parse_json(line, f"{path}, line {i},") for i, line in lines if line.strip()]
-        else:
-            source = _parse_json(text, str(path))
-    if isinstance(source, Mapping) and "trajectories" in source:
-        source = source["trajectories"]
-    if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        got = f"a dict of {list(source)}" if isinstance(source, Mapping) else type(source).__name__
-        raise TypeError(f"rows are a series of dicts; got {got}")
-    rows = list(source)
-    for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise TypeError(f"row {i} is a {type(row).__name__}, not a dict")
     return rows
 
 
-def _parse_json(text: str, place: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError with its place."""
+def _read_hub(hub: str, config: str | None, split: str) -> list[dict]:
+    """Return the rows of a data set of the Hub."""
+    import datasets
+
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{place} is not valid JSON: {error}. Give a .json file, or a .jsonl file with one dict per line"
+        return list(datasets.load_dataset(hub, config, split=split))  # type: ignore[arg-type]
+    except (ConnectionError, FileNotFoundError) as error:  # no network, or no such data set
+        raise FileNotFoundError(
+            f"data set {hub!r} cannot be loaded from the Hugging Face Hub ({' '.join(str(error).split()):.200}): check the "
+            f"spelling and the network, or give a file ({', '.join(SUFFIXES)}); HF_HUB_OFFLINE=1 reads only the cache"
         ) from error
+
+
+def shared_line(training: Iterable[Any], held_out: Sequence[Any], name: str) -> str:
+    """Return a line that counts the held-out tasks that are trained on too; empty if there are none.
+
+    name: what the line calls the tasks.
+    """
+    if not held_out:
+        return ""
+    known = {task_key(task) for task in training}
+    count = sum(task_key(task) in known for task in held_out)
+    if not count:
+        return ""
+    return f"{count} of {len(held_out)} held-out {name} are also trained on: a team may remember their answers"
+
+
+def task_key(value: Any) -> str:
+    """Return a text that is the same for tasks of the same content, whatever the order of their keys."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{key!r}: {task_key(x)}' for key, x in value.items()))}}}"
+    return f"[{', '.join(map(task_key, value))}]" if isinstance(value, list | tuple) else repr(value)
 
 
 def split_of(key: str) -> str:

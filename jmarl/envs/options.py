@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs.base import TextEnvironment
-from jmarl.envs.data import check_split, read_rows, split_rows
+from jmarl.envs.data import check_split, split_rows
 from jmarl.envs.messages import SimulatedEnvironment
 from jmarl.envs.reward_values import Processor
 from jmarl.envs.rewards import RewardProcessors
+from jmarl.envs.rows import read_rows
 from jmarl.envs.vector import LockStep
 from jmarl.sandbox import Limits
 

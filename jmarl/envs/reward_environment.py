@@ -14,6 +14,7 @@ import numpy as np
 
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.rewards import RewardFunction
+from jmarl.models.hub.messages import MEDIA, is_empty
 from jmarl.models.hub.tokenize import as_prompt
 
 Formatter = Callable[..., Any]  # (item) or (item, external_prompts) -> prompt: a text or a list of chat messages
@@ -24,6 +25,12 @@ def default_formatter(item: dict) -> Any:
     """Return the item's prompt, a text or a list of chat messages: the formatter of agents that have none."""
     if "prompt" not in item:
         raise ValueError(f"an item has no prompt, but {list(item)}: add a prompt, or pass formatters that write prompts")
+    unread = [name for name in ("tools", "chat_template_kwargs", *MEDIA) if not is_empty(item.get(name))]
+    if unread:
+        raise ValueError(
+            f"an item has the column {unread[0]}, and its prompt is read without it: pass formatters that write it into the "
+            "prompt, or rename the column if only rewards read it"
+        )
     return item["prompt"]
 
 

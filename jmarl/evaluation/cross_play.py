@@ -22,6 +22,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig, check
 from jmarl.envs.base import Environment, TextEnvironment
+from jmarl.envs.rows import Rows, read_rows
 from jmarl.envs.vector import vectorize
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
 from jmarl.models.hub.agents import Agent, load_agent, load_tokenizer
@@ -39,7 +40,7 @@ MAX_PAIRINGS = 1024
 
 def cross_play(
     teams: Sequence[Sequence[Agent]],
-    items: Sequence[dict],
+    items: Rows,
     env: Environment | TextEnvironment,
     cfg: TrainConfig,
     *,
@@ -50,7 +51,7 @@ def cross_play(
 
     Args:
         teams: the agents of each run, see `load_runs` and `team.agents_of`. Agent n of one replaces agent n of another.
-        items: what the episodes are about.
+        items: what the episodes are about, in anything that `jmarl.envs.rows.read_rows` reads.
         env: writes the prompts and rewards joint actions.
         cfg: settings of the evaluation, as for `evaluate`. With joint_mode `aligned` completion g of every agent is rewarded
             with g of the others, with `cross` all combinations are.
@@ -64,6 +65,7 @@ def cross_play(
     names = [f"run {i}" for i in range(len(teams))] if names is None else list(names)
     check_runs(names, [len(agents) for agents in teams], max_pairings)
     check("num_turns", episodes.num_turns, episodes.num_turns == 1, "1: later prompts depend on the partners")
+    items = read_rows(items)
     check("items", len(items), len(items) > 0, "at least one")
     world: Environment = vectorize(env, episodes.num_turns)
     n, rng = len(teams[0]), Randomness(cfg.run.seed, 0, EVAL).environment_rng()

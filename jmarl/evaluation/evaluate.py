@@ -8,6 +8,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
+from jmarl.envs.rows import Rows, read_rows
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.randomness import EVAL, Randomness
 from jmarl.rl.returns import pass_at_k
@@ -30,7 +31,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    team: Team, params: Sequence[Any], items: Sequence[dict], env: Environment, cfg: TrainConfig, *, part: int = 0
+    team: Team, params: Sequence[Any], items: Rows, env: Environment, cfg: TrainConfig, *, part: int = 0
 ) -> Evaluation:
     """Return the mean return on items, of `eval_generations` completions each at `eval_temperature`.
 
@@ -40,12 +41,12 @@ def evaluate(
     Args:
         team: the team.
         params: parameters [A, ...] of each stack.
-        items: what the episodes are about.
+        items: what the episodes are about, in anything that `jmarl.envs.rows.read_rows` reads.
         env: writes the prompts and rewards joint actions.
         cfg: the settings.
         part: number of the items' part, if they are evaluated in several calls, which differ in their random numbers.
     """
-    return summarize(play_held_out(partial(sample_team, team, params), team, items, env, cfg, part=part))
+    return summarize(play_held_out(partial(sample_team, team, params), team, read_rows(items), env, cfg, part=part))
 
 
 def play_held_out(

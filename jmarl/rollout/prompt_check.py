@@ -12,11 +12,12 @@ The items of the first update and the held-out ones are read when programs are c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
+from jmarl.envs.data import shared_line
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.models.hub.tokenize import prompt_text
 from jmarl.rollout.play import check_number_of_agents
@@ -33,9 +34,13 @@ class LongPrompt(NamedTuple):
 
 
 def items_that_fit(
-    team: Team, env: Environment, items: Sequence[dict], eval_items: Sequence[dict], cfg: TrainConfig
-) -> tuple[Sequence[dict], Sequence[dict]]:
-    """Check all prompts and return the items and held-out items that a run plays; see `Episodes.long_prompts`.
+    team: Team, env: Environment, items: Sequence[Mapping], eval_items: Sequence[Mapping], cfg: TrainConfig
+) -> tuple[Sequence[Any], Sequence[Any], str]:
+    """Check all prompts and return the items and held-out items that a run plays, see `Episodes.long_prompts`, and a line that
+    counts the held-out items that are also trained on, empty if there are none.
+
+    Two items are the same if their agents read the same prompts, whatever other columns they have. Where the environment writes
+    its prompts later, they are the same if their content is.
 
     error: raises ValueError if an item's prompt is too long, with the count, the longest and its item. truncate_left: warns
     with the same text; prompts are cut when they are read. drop: leaves such items out and warns; raises ValueError if none is
@@ -47,17 +52,25 @@ def items_that_fit(
                 "long_prompts='drop' leaves items out before training, and this environment writes its prompts only when they "
                 "are played: use long_prompts='truncate_left' or 'error', or leave long items out of its tasks"
             )
-        return items, eval_items
-    return fitting(team, env, items, cfg, "items"), fitting(team, env, eval_items or (), cfg, "held-out items")
+        return items, eval_items, shared_line(items, eval_items, "tasks")
+    items, prompts = fitting(team, env, items, cfg, "items")
+    eval_items, eval_prompts = fitting(team, env, eval_items or (), cfg, "held-out items")
+    return items, eval_items, shared_line(prompts, eval_prompts, "tasks")
 
 
-def fitting(team: Team, env: RewardEnvironment, items: Sequence[dict], cfg: TrainConfig, name: str) -> Sequence[dict]:
-    """Return the items of one list that are played, see `items_that_fit`. name: what messages call the list."""
+def fitting(
+    team: Team, env: RewardEnvironment, items: Sequence[Any], cfg: TrainConfig, name: str
+) -> tuple[Sequence[Any], Sequence[Sequence[Any]]]:
+    """Return the items of one list that are played, see `items_that_fit`, and their prompts [P][N].
+
+    name: what messages call the list.
+    """
     prompts = env.first_prompts(items)
     check_number_of_agents(team, prompts)
+    joint = list(zip(*prompts, strict=True))
     long = long_prompts(team, prompts, cfg)
     if not long:
-        return items
+        return items, joint
     longest = max(long, key=lambda x: (x.tokens - x.context, -x.item, -x.agent))
     left_out, new_tokens = {prompt.item for prompt in long}, cfg.sampling.max_new_tokens
     problem = (
@@ -69,12 +82,12 @@ def fitting(team: Team, env: RewardEnvironment, items: Sequence[dict], cfg: Trai
         raise ValueError(f"{problem}: set long_prompts='truncate_left' or 'drop', lower max_new_tokens, or shorten the prompts")
     if cfg.episodes.long_prompts == "truncate_left":
         warnings.warn(f"{problem}; such prompts are cut on the left (long_prompts='truncate_left')", stacklevel=4)
-        return items
-    remaining = [items[p] for p in range(len(items)) if p not in left_out]
+        return items, joint
+    remaining = [p for p in range(len(items)) if p not in left_out]
     if not remaining:
         raise ValueError(f"{problem}: long_prompts='drop' leaves none; lower max_new_tokens or shorten the prompts")
     warnings.warn(f"{problem}; these {name} are left out (long_prompts='drop')", stacklevel=4)
-    return remaining
+    return [items[p] for p in remaining], [joint[p] for p in remaining]
 
 
 def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: TrainConfig) -> list[LongPrompt]:

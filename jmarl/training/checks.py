@@ -20,13 +20,11 @@ from jmarl.training.preferences.pair_rounds import check_rounds
 from jmarl.training.preferences.reward_model import policy_config
 
 
-def check_run(items: Sequence[dict], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:
+def check_run(items: Sequence[Mapping], cfg: TrainConfig, wandb_config: Mapping | None) -> Algorithm:
     """Return the resolved algorithm of a run. Raises an error for settings and items that would fail later."""
     algorithm = check_settings(cfg)
     if not items:
         raise ValueError("there are no items to train on: items is empty")
-    if not isinstance(items[0], Mapping):
-        raise TypeError(f"items are dicts, such as {{'prompt': 'Describe a city:'}}; the first is {items[0]!r:.60}")
     if wandb_config is not None and not cfg.run.output_dir:
         raise ValueError("wandb_config was given without output_dir: W&B keeps its files there, so set output_dir")
     return algorithm

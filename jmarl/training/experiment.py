@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from jmarl.algorithms import find_row
 from jmarl.config import EnvironmentConfig, ExperimentConfig, TaskConfig, TeamConfig
 from jmarl.envs import import_object, make
-from jmarl.envs.data import load_rows, read_rows
+from jmarl.envs.data import load_rows
 from jmarl.envs.mixture import Mixture
 from jmarl.envs.reward_environment import Formatter, RewardEnvironment, bind_formatter, default_formatter
+from jmarl.envs.rows import SUFFIXES, is_saved, read_rows
 from jmarl.envs.vector import vectorize
 from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.tokenize import with_instruction
@@ -135,7 +136,7 @@ def task_of(task: TaskConfig, team: TeamConfig, *, num_turns: int = 1, seed: int
     rows, held_out = split_held_out(read_rows(read_data(task)), task, read_rows)
     transition = None if task.external_transition is None else import_name("external_transition", task.external_transition)
     env = RewardEnvironment(import_name("reward", str(task.reward)), formatters_of(task, team), transition)
-    return Task(env, [dict(row) for row in rows], [dict(row) for row in held_out])
+    return Task(env, rows, held_out)
 
 
 def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: int) -> Task:
@@ -167,7 +168,7 @@ def _environment_task(task: TaskConfig, team: TeamConfig, num_turns: int, seed: 
 
     items = mixture(trained).tasks("train", task.num_tasks or NUM_TASKS, seed)
     if isinstance(task.held_out, str):
-        held_out = [dict(row) for row in read_rows(read_held_out(task))]
+        held_out = read_rows(read_held_out(task))
     else:
         held_out = mixture(evaluated).tasks("eval", task.held_out, seed) if task.held_out else []
     return Task(mixture(configs), items, held_out)
@@ -230,6 +231,10 @@ def read_held_out(task: TaskConfig) -> Any:
 def _read_source(task: TaskConfig, source: str, split: str, defaults: dict[str, Any]) -> Any:
     """Read what the setting `source` names. split: the setting of its split. defaults: of settings that a file ignores."""
     name = str(getattr(task, source))
+    if is_saved(Path(name)):
+        if task.subset is not None:
+            raise ValueError(f"subset={task.subset!r} has no effect on the directory {source}={name!r}: it is for the Hub")
+        return read_rows(name, getattr(task, split))
     if not is_file(name):
         return load_rows(name, (), config=task.subset, split=getattr(task, split))
     for setting, default in defaults.items():
@@ -240,7 +245,7 @@ def _read_source(task: TaskConfig, source: str, split: str, defaults: dict[str, 
 
 def is_file(name: str) -> bool:
     """Return whether a name means a file (which may not exist) instead of a data set of the Hub or a directory of one."""
-    return Path(name).suffix in (".json", ".jsonl") or Path(name).is_file()
+    return Path(name).suffix in (*SUFFIXES, ".gz") or Path(name).is_file()
 
 
 def formatters_of(task: TaskConfig, team: TeamConfig) -> list[Formatter]:

@@ -26,9 +26,9 @@ from jmarl.training.logs.terminal import say
 from jmarl.training.loop import repeat_update, run_training
 from jmarl.training.precompile import keep_programs
 from jmarl.training.preferences.data_source import check_micro_batches, data_source, encode, longest_update
-from jmarl.training.preferences.pairs import Pair, Trajectory
+from jmarl.training.preferences.pairs import Pair, Trajectory, shared_examples
 from jmarl.training.records import FitResult
-from jmarl.training.start import initial_digests, say_what_data, say_what_runs, settle, settle_updates
+from jmarl.training.start import initial_digests, say_what_data, say_what_is_shared, say_what_runs, settle, settle_updates
 
 USED_BY_DATA = {"chat", "compute_dtype"}  # settings of episodes and sampling that also apply to given data
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
@@ -58,7 +58,7 @@ def fit(
     algorithm = check_fit(cfg, wandb_config)
     keep_programs(say if cfg.run.progress else None)
     check_data(data, cfg)
-    if eval_data:
+    if not isinstance(eval_data, list | tuple) or eval_data:
         check_data(eval_data, cfg)
     check_agents(cfg, team.num_agents)
     check_stacks(cfg, team)
@@ -67,6 +67,7 @@ def fit(
     params = initial_params(team, params, cfg.lora.lora_rank > 0)
     say_what_runs(team, params, cfg)
     say_what_data(data, eval_data, cfg)
+    say_what_is_shared(shared_examples(data, eval_data), cfg)
     params = with_adapters(team, params, cfg, mesh)
     if algorithm.row.margin == "score":  # params of an earlier fit already have a head
         params = [stack if "value" in stack else with_value_head(stack) for stack in params]
@@ -84,16 +85,18 @@ def fit(
     return FitResult(team, result.state, log.losses, *result[1:])
 
 
-def check_data(data: Sequence[Any], cfg: TrainConfig) -> None:
+def check_data(data: Any, cfg: TrainConfig) -> None:
     """Raise an error if data are empty or of another type than the algorithm learns from."""
-    if not data:
-        raise ValueError("there is no data to train on")
     texts = find_row(cfg.algorithm).data == "texts"
     cls, reader = (Trajectory, "load_trajectories") if texts else (Pair, "load_pairs")
-    if not isinstance(data[0], cls):
+    is_list = isinstance(data, list | tuple) and not isinstance(data, Trajectory | Pair)
+    if is_list and not data:
+        raise ValueError("there is no data to train on")
+    wrong = next((item for item in data if not isinstance(item, cls)), None) if is_list else data
+    if wrong is not None:
         raise TypeError(
-            f"algorithm={cfg.algorithm!r} learns from a list of {cls.__name__}, got {type(data[0]).__name__}: read data "
-            f"with jmarl.{reader}"
+            f"algorithm={cfg.algorithm!r} learns from a list of {cls.__name__}, got {type(wrong).__name__}: read "
+            f"files, data sets, DataFrames and lists of dicts with jmarl.{reader}"
         )
 
 

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from jmarl.algorithms import find_row, with_ample_memory
 from jmarl.config import TrainConfig, flat
 from jmarl.envs.base import Environment, TextEnvironment
+from jmarl.envs.rows import Rows, read_rows
 from jmarl.evaluation.evaluate import Evaluation, play_held_out, summarize
 from jmarl.learning.choose import Work, update_settings, with_settings
 from jmarl.learning.per_agent import with_adapters
@@ -46,19 +47,19 @@ from jmarl.training.precompile import Updates, keep_programs, longest_prompts, l
 from jmarl.training.records import Played, TrainResult
 from jmarl.training.rollouts import check_valid, play_step, tasks_at
 from jmarl.training.stacked_seeds import Runs, batches_together, join_states, joined_shapes, play_together, state_of_run
-from jmarl.training.start import run_identity, say_what_runs, settle, settle_updates, start
+from jmarl.training.start import run_identity, say_what_is_shared, say_what_runs, settle, settle_updates, start
 from jmarl.types import Batches, TeamState
 
 
 def train_seeds(
     team: Team,
     reward: Callable | Environment | TextEnvironment,
-    items: Sequence[dict],
+    items: Rows,
     cfg: TrainConfig,
     *,
     seeds: Sequence[int],
     params: Sequence[Any] | None = None,
-    eval_items: Sequence[dict] = (),
+    eval_items: Rows = (),
 ) -> list[TrainResult]:
     """Train a team once from each seed, all at once. Returns the result of `train` for each seed.
 
@@ -74,10 +75,12 @@ def train_seeds(
     check_seeds(seeds, cfg)
     cfg = settle(cfg, cfg.for_seed(int(seeds[0])))
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
+    items, eval_items = read_rows(items), read_rows(eval_items)
     check_run(items, cfgs[0], None)
     keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)
-    items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
+    items, eval_items, shared = items_that_fit(team, env, items, eval_items, cfg)
+    say_what_is_shared(shared, cfg)
     meshes = [sharding.mesh_for(cfg.run.mesh, [len(s.members) * count for s in team.stacks]) for count in (1, len(cfgs))]
     params = initial_params(team, params, cfg.lora.lora_rank > 0)
     say_what_runs(team, params, cfg)

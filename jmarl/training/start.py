@@ -120,6 +120,12 @@ def say_what_data(data: Sequence[Pair] | Sequence[Trajectory], held_out: Sequenc
     say(f"learns from {len(data)} {kind}{agents}" + (f"; {len(held_out)} held out" if held_out else ""))
 
 
+def say_what_is_shared(line: str, cfg: TrainConfig) -> None:
+    """Show a line about held-out data that are trained on too, if there is one."""
+    if line and cfg.run.progress:
+        say(line)
+
+
 def mesh_of_critics(algorithm: Algorithm, mesh: Mesh | None) -> Mesh | None:
     """Return the mesh of the critics: the agents' for own critics, a part of it for a central one."""
     return mesh if algorithm.row.critic == "own" else sharding.mesh_of_one_model(mesh)

@@ -12,6 +12,7 @@ from typing import Any
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
 from jmarl.envs.messages import SimulatedEnvironment
+from jmarl.envs.rows import Rows, read_rows
 from jmarl.learning.choose import Work
 from jmarl.learning.per_agent import with_adapters
 from jmarl.learning.setup import Setup
@@ -35,6 +36,7 @@ from jmarl.training.start import (
     first_agent,
     initial_digests,
     run_identity,
+    say_what_is_shared,
     say_what_runs,
     settle,
     settle_updates,
@@ -46,11 +48,11 @@ from jmarl.types import TeamState
 def train(
     team: Team,
     reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
-    items: Sequence[dict],
+    items: Rows,
     cfg: TrainConfig,
     *,
     params: Sequence[Any] | None = None,
-    eval_items: Sequence[dict] = (),
+    eval_items: Rows = (),
     wandb_config: dict | None = None,
     eval_metrics: EvalMetrics | None = None,
 ) -> TrainResult:
@@ -61,20 +63,23 @@ def train(
             critics and reward model.
         reward: a function of completions (one list per agent), the result of `make_reward`, or an environment. Formatters that
             write prompts, and the prompts of later turns, are part of an environment: `RewardEnvironment`.
-        items: dicts with a `prompt`, or with the keys that the environment reads.
+        items: dicts with a `prompt`, or with the keys that the environment reads, in anything that `jmarl.envs.rows.read_rows`
+            reads: a list, a data set, a DataFrame, a file.
         params: parameters [A, ...] of each stack, instead of those of the team's agents. They are donated. The result of
             `policies` for an earlier state works too, and continues to train its adapters.
-        eval_items: held-out items; evaluated before training, after it and every `eval_every` updates.
+        eval_items: held-out items, as items; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
         eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`.
     """
     given, cfg = cfg, settle(cfg)
     env = environment_of(team, reward, cfg)
+    items, eval_items = read_rows(items), read_rows(eval_items)
     algorithm = check_run(items, cfg, wandb_config)
     keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)
     row = algorithm.row
-    items, eval_items = items_that_fit(team, env, items, eval_items, cfg)
+    items, eval_items, shared = items_that_fit(team, env, items, eval_items, cfg)
+    say_what_is_shared(shared, cfg)
     mesh = sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
     params = initial_params(team, params, cfg.lora.lora_rank > 0)
     say_what_runs(team, params, cfg)

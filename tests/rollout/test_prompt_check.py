@@ -102,7 +102,7 @@ def test_the_check_agrees_with_encode_prompts(agents, chat):
             assert len(tokenizer.encode(chat_prompt(tokenizer, text) if chat else text)) > CONTEXT - NEW
     env = RewardEnvironment(make_reward(lambda a: [1.0], num_agents=1), [default_formatter])
     with pytest.warns(UserWarning, match=f"{len(texts) - len(fit)} of 94 items .* are left out"):
-        fitting, _ = items_that_fit(team, env, [{"prompt": text} for text in texts], [], cfg)
+        fitting, *_ = items_that_fit(team, env, [{"prompt": text} for text in texts], [], cfg)
     assert [item["prompt"] for item in fitting] == fit and 0 < len(fit) < len(texts)
 
 

@@ -11,8 +11,8 @@ from jmarl.envs.base import Answer
 from jmarl.envs.code.data import load_items
 from jmarl.envs.code.execution import CodeExecution
 from jmarl.envs.code.problems import CodeProblemGenerator
-from jmarl.envs.data import read_rows
 from jmarl.envs.options import OwnTasks, reward_processor
+from jmarl.envs.rows import read_rows
 from jmarl.sandbox import Limits
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.models.hub.messages import read_prompt
+
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
 MARKER = "\u241e"  # a character that no chat template writes
@@ -42,13 +44,9 @@ class ChatPrompt(str):
 def as_prompt(value: Any) -> Any:
     """Return a list of chat messages (dicts with role and content) as a `ChatPrompt`, and any other value as it is.
 
-    Raises ValueError for an empty list, and for messages without the two texts.
+    Raises ValueError for an empty list, and for messages that are not read whole; see `messages.read_messages`.
     """
-    if not isinstance(value, list | tuple):
-        return value
-    if not value or not all(isinstance(m, Mapping) and _is_message(m) for m in value):
-        raise ValueError(f"a prompt is a text or a list of messages, dicts with the texts role and content; got {value!r:.80}")
-    return ChatPrompt(value)
+    return ChatPrompt(read_prompt(value)) if isinstance(value, list | tuple) else value
 
 
 def with_instruction(text: str, prompt: str) -> str:
@@ -56,10 +54,6 @@ def with_instruction(text: str, prompt: str) -> str:
     if isinstance(prompt, ChatPrompt):
         return ChatPrompt([{"role": "system", "content": text}, *prompt.messages])
     return f"{text}\n\n{prompt}"
-
-
-def _is_message(message: Mapping) -> bool:
-    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 
 
 def by_agent(texts: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from jmarl.learning.data_objective import PairTargets, completion_numbers, pair_
 from jmarl.learning.objective import pair_numbers
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.tokenize import ChatPrompt, chat_follow_up, chat_messages, encode_prompts
+from jmarl.models.hub.tokenize import ChatPrompt, chat_follow_up, chat_messages, encode_prompts, prompt_text
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
 from jmarl.models.stack import per_agent
@@ -102,6 +102,8 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool, name:
             "most one after the last"
         )
     first, *later = trajectory.observations
+    if first == "" and len(trajectory.actions) == 1 and not later:
+        return check_length(spec, whole_text(spec, trajectory.actions[0]), trajectory.actions[0], name)
     prompt, as_chat = encode_prompt(spec, first, chat, name), chat or is_chat_prompt(first)
     end = end_token(spec, as_chat)
     row: list[int] = []
@@ -109,12 +111,23 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool, name:
     for action, observation in zip(trajectory.actions, [*later, None], strict=False):
         written, answer = [*encode_text(spec, action), end], []
         if observation is not None:
-            text = text_of(observation)  # a ChatPrompt stays one
-            answer = encode_text(spec, chat_follow_up(spec.tokenizer, text) if as_chat else text)
+            text = observation if isinstance(observation, str) else ChatPrompt(observation)
+            answer = encode_text(spec, chat_follow_up(spec.tokenizer, text) if as_chat else text_of(observation))
             answer = answer[1:] if answer[:1] == [end] else answer  # the action has this token already
         row += [*written, *answer]
         kinds += [1] * len(written) + [2] * len(answer)
     return check_length(spec, AgentTokens(prompt, (row,), kinds), first, name)
+
+
+def whole_text(spec: StackSpec, text: str) -> AgentTokens:
+    """Return the token ids of a text that is trained from its beginning, with the token that ends it.
+
+    The prompt is its first token, which nothing predicts: that of the beginning of a sequence if the tokenizer has one.
+    """
+    text, special = prompt_text(spec.tokenizer, text)
+    ids = spec.tokenizer.encode(text, add_special_tokens=special, verbose=False)
+    ids += [] if ids[-1] in spec.stop else [end_token(spec, chat=False)]
+    return AgentTokens(ids[:1], (ids[1:],), [1] * (len(ids) - 1))
 
 
 def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool, name: str) -> list[int]:

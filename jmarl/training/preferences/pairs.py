@@ -1,9 +1,8 @@
 """Read, write and select preference pairs and trajectories (host code: text and numbers, no jax).
 
 A pair is two joint actions on one item, of which the first was preferred; for a team of one, two completions. `load_pairs` and
-`load_trajectories` read lists of dicts, `datasets.Dataset`, `.json` and `.jsonl` files. The rows have Hugging Face's preference
-columns (prompt, chosen, rejected; texts or lists of chat messages), or are MRLM's pairs or trajectories. Left out: truncation
-(a text that does not fit the context is an error when it is encoded).
+`load_trajectories` read whatever `read_rows` reads: files, data sets, DataFrames, lists of dicts. `formats.FORMATS` has the
+formats of the rows. Left out: truncation (a text that does not fit the context is an error when it is encoded).
 """
 
 import json
@@ -16,9 +15,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from jmarl.envs.data import read_rows
+from jmarl.envs.data import shared_line
+from jmarl.envs.rows import Rows, read_rows
+from jmarl.models.hub.messages import is_chat, read_messages
+from jmarl.training.preferences.formats import (
+    TEXTS,
+    Prompt,
+    format_of,
+    prompt_of,
+    single_pair,
+    turns_of_row,
+    warn_of_unread,
+)
 
-Prompt = str | tuple[Mapping[str, str], ...]  # a text, or chat messages
 Ids = Sequence[int]
 Candidate = TypeVar("Candidate")
 
@@ -44,7 +53,9 @@ class Pair(NamedTuple):
 class Trajectory(NamedTuple):
     """The observations and actions of one agent in one episode."""
 
-    observations: tuple[Prompt, ...]  # one before each action, and perhaps one after the last
+    observations: tuple[
+        Prompt, ...
+    ]  # one before each action, perhaps one after the last; "": none, a text that is trained whole
     actions: tuple[str, ...]
     reward: float = math.nan  # sum over the episode; NaN: unknown
     agent: str = ""  # who wrote the actions, in data of a team; empty: unknown
@@ -53,14 +64,16 @@ class Trajectory(NamedTuple):
 # --- reading and writing -----------------------------------------------------------------------------------------------
 
 
-def load_pairs(source: Any, num_agents: int = 1) -> list[Pair]:
-    """Return the pairs in a file, a data set or a list of dicts with `prompt`, `chosen` and `rejected`.
+def load_pairs(source: Rows, num_agents: int = 1) -> list[Pair]:
+    """Return the pairs of a data set with `prompt`, `chosen` and `rejected`, in a file or anything else that `read_rows` reads.
 
     For one agent these are texts or lists of chat messages; without a prompt, chosen and rejected are whole conversations that
-    differ in their last message. For a team, chosen and rejected are lists of num_agents texts, and the prompt is one for all
-    agents or also a list. Rows with equal chosen and rejected are left out, with a warning.
+    differ in their last message, or texts that begin with the same words. For a team, chosen and rejected are lists of
+    num_agents texts, and the prompt is one for all agents or also a list. Rows with equal chosen and rejected are left out,
+    with a warning.
     """
-    pairs = [pair_of(row, i, num_agents) for i, row in enumerate(read_rows(source))]
+    rows = read_rows(source)
+    pairs = [pair_of(row, i, num_agents) for i, row in enumerate(rows)]
     equal = [i for i, pair in enumerate(pairs) if pair.chosen == pair.rejected]
     if len(equal) == len(pairs):
         reason = " that differ: chosen and rejected are the same" if pairs else ""
@@ -71,6 +84,7 @@ def load_pairs(source: Any, num_agents: int = 1) -> list[Pair]:
             "chosen and rejected are the same",
             stacklevel=2,
         )
+    warn_of_unread(rows, ["preference"] * len(rows), source_name(source))
     return [pair for pair in pairs if pair.chosen != pair.rejected]
 
 
@@ -81,57 +95,25 @@ def source_name(source: Any) -> str:
 def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
     """Return the pair of a row. Raises ValueError with the number of the row and its columns."""
     missing = [name for name in ("chosen", "rejected") if row.get(name) is None]
-    if not missing and "prompt" not in row and not is_chat(row["chosen"]):
-        missing = ["prompt"]
-    if missing:
+    if format_of(row, ("preference",), number) is None or missing:
         columns = [name for name, value in row.items() if value is not None]
         raise ValueError(f"row {number} has no {', '.join(missing)}: pairs need prompt, chosen and rejected; it has {columns}")
     prompt: Any = row.get("prompt")
-    texts = {name: row[name] for name in ("chosen", "rejected")}
+    texts = [row[name] for name in ("chosen", "rejected")]
     if num_agents == 1:
-        prompts = [shared_beginning(row["chosen"], row["rejected"], number) if prompt is None else prompt]
-        more = ", or for a team (load_pairs with num_agents) a list of texts"
-        completions = [(completion_text(value, number, name, more),) for name, value in texts.items()]
+        shared, *completions = single_pair(prompt, texts[0], texts[1], number)
+        prompts = (shared,)
     else:
         several = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_chat(prompt)
-        prompts = list(prompt) if several else [prompt] * num_agents
+        prompts = tuple(prompt_of(value, number) for value in (prompt if several else [prompt] * num_agents))
         if len(prompts) != num_agents:
             raise ValueError(f"row {number}: prompt has {len(prompts)} entries for {num_agents} agents")
-        completions = [team_texts(value, number, name, num_agents) for name, value in texts.items()]
+        names = zip(("chosen", "rejected"), texts, strict=True)
+        completions = [team_texts(value, number, name, num_agents) for name, value in names]
     rewards: Any = (row.get("metadata") or {}).get("rewards")
     if rewards is not None:
         rewards = tuple(map(float, rewards))
-    return Pair(tuple(prompt_of(value, number) for value in prompts), *completions, rewards=rewards)
-
-
-def is_chat(value: Any) -> bool:
-    """Return whether a value is a list of chat messages."""
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(m, Mapping) for m in value)
-
-
-def prompt_of(value: Any, number: int) -> Prompt:
-    """Return a column of a row as a prompt. Raises ValueError if it is neither a text nor a list of messages."""
-    if isinstance(value, str):
-        return value
-    if not is_chat(value) or not value or not all(isinstance(m.get("role"), str) and "content" in m for m in value):
-        raise ValueError(f"row {number}: a prompt is a text or a list of messages with role and content; got {value!r:.80}")
-    return tuple({"role": m["role"], "content": m["content"]} for m in value)
-
-
-def completion_text(value: Any, number: int, name: str, more: str = "") -> str:
-    """Return a completion: a text, or the content of the last message of a list. more: what else is allowed, for the error."""
-    if is_chat(value) and value:
-        value = value[-1].get("content")
-    if not isinstance(value, str):
-        raise ValueError(f"row {number}: {name} is a text or a list of messages{more}; got {value!r:.80}")
-    return value
-
-
-def shared_beginning(chosen: Any, rejected: Any, number: int) -> Any:
-    """Return all messages but the last of two conversations. Raises ValueError if these differ."""
-    if not is_chat(rejected) or list(chosen[:-1]) != list(rejected[:-1]) or len(chosen) < 2:
-        raise ValueError(f"row {number} has no prompt, and its conversations differ before their last messages")
-    return chosen[:-1]
+    return Pair(prompts, *completions, rewards=rewards)
 
 
 def team_texts(texts: Any, number: int, name: str, num_agents: int) -> tuple[str, ...]:
@@ -160,15 +142,20 @@ def row_of(pair: Pair, with_tokens: bool = False) -> dict[str, Any]:
     return row if pair.rewards is None else row | {"metadata": {"rewards": pair.rewards}}
 
 
-def load_trajectories(source: Any, min_reward: float | None = None) -> list[Trajectory]:
-    """Return the trajectories in a file, a data set or a list of dicts.
+def load_trajectories(source: Rows, min_reward: float | None = None) -> list[Trajectory]:
+    """Return the trajectories of a data set, in a file or anything else that `read_rows` reads.
 
-    A row has MRLM's observations (with messages), actions and rewards, or a prompt and a completion (texts or chat messages).
+    A row has MRLM's observations (with messages), actions and rewards; a prompt and a completion (texts or chat messages);
+    `messages`; a `text`; `conversations` as in ShareGPT; or instruction, input and output as in Alpaca. What the assistant
+    writes is trained, and of a `text` everything; see `Trajectory`.
     min_reward: leave out trajectories with a smaller sum of rewards.
     """
-    trajectories = [trajectory_of(row, i) for i, row in enumerate(read_rows(source))]
+    rows = read_rows(source)
+    formats = [text_format(row, i) for i, row in enumerate(rows)]
+    trajectories = [trajectory_of(row, kind, i) for i, (row, kind) in enumerate(zip(rows, formats, strict=True))]
     if not trajectories:
         raise ValueError(f"{source_name(source)} holds no trajectories")
+    warn_of_unread(rows, formats, source_name(source))
     if min_reward is None:
         return trajectories
     for i, trajectory in enumerate(trajectories):
@@ -180,19 +167,25 @@ def load_trajectories(source: Any, min_reward: float | None = None) -> list[Traj
     return [trajectory for trajectory in trajectories if trajectory.reward >= min_reward]
 
 
-def trajectory_of(row: Mapping, number: int) -> Trajectory:
-    """Return the trajectory of a row. Raises ValueError with the number of the row."""
-    if "completion" in row and "prompt" in row:
-        reward = math.nan if row.get("reward") is None else float(row["reward"])
-        action = completion_text(row["completion"], number, "completion")
-        return Trajectory((prompt_of(row["prompt"], number),), (action,), reward)
-    missing = [name for name in ("observations", "actions") if name not in row]
-    if missing:
+def text_format(row: Mapping, number: int) -> str:
+    """Return the format of a row to imitate. Raises ValueError if it has none."""
+    kind = format_of(row, TEXTS, number)
+    if kind is None:
+        columns = [name for name, value in row.items() if value is not None]
         raise ValueError(
-            f"row {number} has no {', '.join(missing)}: trajectories have observations and actions (and rewards), texts prompt "
-            f"and completion; it has {list(row)}"
+            f"row {number} has nothing to imitate, but {columns}: give prompt and completion, messages, text, conversations, "
+            "instruction and output, or observations and actions; a prompt alone is for algorithms with a reward"
         )
-    actions = tuple(completion_text([a] if isinstance(a, Mapping) else a, number, "an action") for a in row["actions"])
+    return kind
+
+
+def trajectory_of(row: Mapping, kind: str, number: int) -> Trajectory:
+    """Return the trajectory of a row of a format. Raises ValueError with the number of the row."""
+    if kind != "trajectory":
+        reward = math.nan if row.get("reward") is None else float(row["reward"])
+        observations, actions = turns_of_row(row, kind, number)
+        return Trajectory(tuple(observations), tuple(actions), reward)
+    actions = tuple(action_of(action, number) for action in row["actions"])
     contents = [x["messages"] if isinstance(x, Mapping) else x for x in row["observations"]]
     observations = new_observations(contents, actions, number)
     if not actions or len(observations) not in (len(actions), len(actions) + 1):
@@ -200,10 +193,20 @@ def trajectory_of(row: Mapping, number: int) -> Trajectory:
             f"row {number}: {len(observations)} observations for {len(actions)} actions; give one observation before each "
             "action, and at most one after the last"
         )
-    rewards = [r["value"] if isinstance(r, Mapping) else r for r in row.get("rewards", [])]
+    rewards = [r["value"] if isinstance(r, Mapping) else r for r in row.get("rewards") or []]
     metadata = row.get("metadata") or {}  # as `jmarl collect` writes it
     agent = f"agent {metadata['agent']}" if "agent" in metadata else ""
     return Trajectory(observations, actions, float(sum(rewards)) if rewards else math.nan, metadata.get("role", agent))
+
+
+def action_of(action: Any, number: int) -> str:
+    """Return the text of an action, which is a text or one message of the assistant."""
+    if isinstance(action, str):
+        return action
+    (message,) = read_messages([action], f"row {number}: an action")
+    if message["role"] != "assistant":
+        raise ValueError(f"row {number}: an action is a message of the assistant; got one of role {message['role']}")
+    return message["content"]
 
 
 def new_observations(observations: Sequence[Any], actions: Sequence[str], number: int) -> tuple[Prompt, ...]:
@@ -220,7 +223,7 @@ def new_observations(observations: Sequence[Any], actions: Sequence[str], number
         repeats = bool(before) and contents[: len(before)] == before
         rest = observation[len(before) :] if repeats else observation
         if rest:
-            new.append(prompt_of(rest, number))
+            new.append(rest if isinstance(rest, str) else read_messages(rest, f"row {number}: an observation"))
         before = [*contents, *actions[i : i + 1]] if contents and (repeats or not i) else []
     return tuple(new)
 
@@ -236,6 +239,18 @@ def split_by_prompt(pairs: Sequence[Pair], every: int) -> tuple[list[Pair], list
     training = [pair for pair, i in zip(pairs, numbers, strict=True) if i % every]
     held_out = [pair for pair, i in zip(pairs, numbers, strict=True) if i % every == 0]
     return (training, held_out) if training else (held_out, [])
+
+
+def shared_examples(data: Sequence[Pair | Trajectory], held_out: Sequence[Pair | Trajectory]) -> str:
+    """Return a line that counts the held-out examples whose prompts are also trained on; empty if there are none.
+
+    The prompt of a trajectory is what was read first, or a text that is trained whole.
+    """
+
+    def prompts(examples: Sequence[Pair | Trajectory]) -> list[Any]:
+        return [x.prompts if isinstance(x, Pair) else x.observations[0] or x.actions[0] for x in examples]
+
+    return shared_line(prompts(data), prompts(held_out), "pairs" if data and isinstance(data[0], Pair) else "texts")
 
 
 # --- selecting ---------------------------------------------------------------------------------------------------------

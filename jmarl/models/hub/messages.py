@@ -1,0 +1,73 @@
+"""Read chat messages that data sets, environments and formatters give: whole, or an error (host code, no jax).
+
+A message is a dict with the texts `role` and `content`, or `from` and `value` as ShareGPT names them. Roles are system, user
+and assistant. Refused, because a prompt would silently lack it: tool calls and their results, reasoning beside the content,
+names, weights, and content that is a list of parts (images). Fields without a value (None, empty) are ignored: `datasets` adds
+them to all messages of a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ROLES = ("system", "user", "assistant")
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")  # columns of data that is not only text
+NOTES = ("metadata",)  # of MRLM's messages: no chat template reads it
+
+
+def is_chat(value: Any) -> bool:
+    """Return whether a value is a list of dicts, as chat messages are."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(m, Mapping) for m in value)
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a field has no value: None, or an empty text, list or dict."""
+    return value is None or (isinstance(value, str | Sequence | Mapping) and not len(value))
+
+
+def read_messages(value: Any, place: str = "a prompt") -> tuple[dict[str, str], ...]:
+    """Return a list of messages as dicts with the texts role and content. Raises ValueError for anything else.
+
+    place: what errors call the list.
+    """
+    if not is_chat(value) or not value:
+        raise ValueError(f"{place} is a text or a list of messages, dicts with the texts role and content; got {value!r:.80}")
+    return tuple(_read_message(message, f"message {i} of {place}") for i, message in enumerate(value))
+
+
+def read_prompt(value: Any, place: str = "a prompt") -> tuple[dict[str, str], ...]:
+    """Return the messages of a prompt. Raises ValueError as `read_messages`, and if the assistant wrote the last one."""
+    messages = read_messages(value, place)
+    if messages[-1]["role"] == "assistant":
+        raise ValueError(
+            f"{place} ends with a message of the assistant, which would have to answer itself: end it with a message of the "
+            "user, or put the last message into the completion"
+        )
+    return messages
+
+
+def _read_message(message: Mapping, place: str) -> dict[str, str]:
+    """Return one message with role and content. place: what errors call it."""
+    names = ("from", "value") if "role" not in message and "from" in message else ("role", "content")
+    unread = [name for name, value in message.items() if name not in (*names, *NOTES) and not is_empty(value)]
+    if unread:
+        raise ValueError(
+            f"{place} has {', '.join(map(str, unread))}, which jmarl does not read: a message has a role and a content. Write "
+            "what the agent should read or say into the content, or leave the row out"
+        )
+    role, content = (message.get(name) for name in names)
+    if not isinstance(role, str) or not isinstance(content, str):
+        parts = ", not a list of parts (images are not supported)" if isinstance(content, list | tuple) else ""
+        raise ValueError(
+            f"{place} is not as it should be: a prompt is a text or a list of messages, dicts with the texts role and content"
+            f"{parts}; got {dict(message)!r:.80}"
+        )
+    known = SHAREGPT_ROLES.get(role, role) if names[0] == "from" else role
+    if known not in ROLES:
+        raise ValueError(
+            f"{place} has the role {role!r}: allowed are {', '.join(ROLES)}. Most chat templates drop other roles; write tool "
+            "calls and their results as text of the assistant and the user, or leave the row out"
+        )
+    return {"role": known, "content": content}
