@@ -15,7 +15,6 @@ from jmarl.models import cpu, decoder
 from jmarl.sampling import choice, sampler, scoring
 from jmarl.sampling.sampler import RowIds, SampleInputs
 
-ENDS = jnp.zeros(320, bool).at[3:43].set(True)
 STOP = jnp.arange(3, 43)  # 40 stop ids: about one token in eight ends its row, so rows have different lengths
 NEW, GROUP = 12, 4
 LENGTHS = (5, 9, 14)
@@ -137,7 +136,7 @@ def test_next_token_frequencies_match_transformers(settings):
     seen = jnp.zeros(vocab, bool).at[jnp.array(SEEN)].set(True) if settings.repetition_penalty != 1 else None
 
     def choose(key):
-        return choice.choose(logits, jax.random.uniform(key), jnp.int32(1), seen, ENDS, settings)
+        return choice.choose(logits, jax.random.uniform(key), jnp.int32(1), seen, STOP, settings)
 
     keys = jax.random.split(jax.random.key(4), draws)
     tokens, logp, truncated = jax.device_get(jax.jit(lambda k: jax.lax.map(choose, k, batch_size=2000))(keys))
@@ -159,7 +158,7 @@ def test_tokens_of_a_row_are_independent():
     """The first two tokens of a row from a uniform distribution are equal with probability 1 / V."""
 
     def choose_two(u):
-        return [choice.choose(jnp.zeros(320), u[t], jnp.int32(t), None, ENDS, Sampling())[0] for t in (0, 1)]
+        return [choice.choose(jnp.zeros(320), u[t], jnp.int32(t), None, STOP, Sampling())[0] for t in (0, 1)]
 
     first, second = jax.vmap(choose_two)(choice.uniforms(jax.random.split(jax.random.key(9), 3200), 2).T)
     assert int((first == second).sum()) < 30  # 10 are expected

@@ -118,7 +118,8 @@ def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
     (spec,), directory = model.team.stacks, Path(directory)
     params = jax.device_get(unstack(model.params[0], 0))
     (directory / HEAD).unlink(missing_ok=True)  # written last: without it the directory is incomplete
-    save_pretrained(directory, spec.config, merge(spec.config, without_value_head(params)), spec.tokenizer)
+    weights = merge(spec.config, without_value_head(params))
+    save_pretrained(directory, spec.config, weights, spec.tokenizer, spec.generation_config)
     metadata = {"mean": repr(model.mean), "std": repr(model.std), "compute_dtype": model.algorithm.compute_dtype}
     save_file({name: np.asarray(params[name]) for name in ("value", "value_bias")}, directory / HEAD, metadata=metadata)
     shutil.copymode(directory / "config.json", directory / HEAD)  # safetensors lets only the owner read it
