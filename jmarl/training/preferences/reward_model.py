@@ -26,6 +26,7 @@ from jmarl.envs.base import Answer, Environment
 from jmarl.learning.setup import Setup
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
+from jmarl.models.hub.hf_format import Tensor, read_finite
 from jmarl.models.hub.peft import merge
 from jmarl.models.hub.tokenize import by_agent
 from jmarl.models.lora import model_of
