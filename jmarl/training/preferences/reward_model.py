@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,7 +138,8 @@ def load_reward_model(directory: str | os.PathLike) -> RewardModel:
             "directory that jmarl.training.preferences.reward_model.save_reward_model wrote"
         )
     with safe_open(path, framework="numpy") as file:
-        head, metadata = {name: file.get_tensor(name)[None] for name in ("value", "value_bias")}, file.metadata()
+        tensors = {name: Tensor((), partial(file.get_tensor, name), str(path)) for name in ("value", "value_bias")}
+        head, metadata = {name: read_finite(x, name, "")[None] for name, x in tensors.items()}, file.metadata()
     team, (params,) = make_team([load_agent(directory)])
     algorithm = resolve(TrainConfig.of(algorithm="reward_model", compute_dtype=metadata["compute_dtype"]))
     params = params | jax.tree.map(jnp.asarray, head)
