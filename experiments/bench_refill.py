@@ -80,9 +80,11 @@ def schedule(cfg: Refill) -> None:
         length = jnp.exp(math.log(cfg.mean) - cfg.sigma**2 / 2 + cfg.sigma * normal)
         return jnp.where(jnp.arange(count)[:, None] >= length - 1, 1.0, plain_uniforms(keys, count))
 
-    def choose_for_rows(logits: Array, u: Array, t: Array, seen: Any, ends: Array, settings: Sampling) -> tuple[Any, ...]:
-        token, *rest = plain_choose(logits, u, t, seen, ends, settings)
-        return jnp.where(u == 1, jnp.argmax(ends).astype(token.dtype), token), *rest
+    def choose_for_rows(
+        logits: Array, u: Array, t: Array, seen: Any, stop: Array, settings: Sampling, allowed: Any
+    ) -> tuple[Any, ...]:
+        token, *rest = plain_choose(logits, u, t, seen, stop, settings, allowed)
+        return jnp.where(u == 1, stop[..., 0].astype(token.dtype), token), *rest
 
     for module, name, function in (
         (sampler, "choose_for_rows", choose_for_rows),

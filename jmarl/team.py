@@ -1,31 +1,37 @@
-"""Describe a team: its agents, sorted into stacks of one architecture and tokenizer; load and save its parameters.
+"""Describe a team: its agents, sorted into stacks of one architecture and vocabulary; load and save its parameters.
 
 Agents with equal architecture and vocabulary share a stack; a team of different models has several stacks. Agents exchange
-text, so stacks may have different tokenizers. Shared weights are one parameter set that plays several roles.
+text, so stacks may have different vocabularies. Each agent of a stack has its own tokenizer, with its chat template and other
+settings, and its own end tokens. Shared weights are one parameter set that plays several roles.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Bool, Int
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.peft import merge, save_adapter
-from jmarl.models.hub.tokenize import stop_ids
+from jmarl.models.hub.tokenize import decode, stop_ids
 from jmarl.models.lora import describe, digest, model_of
 from jmarl.models.sharding import mesh_for, place
 from jmarl.models.stack import share_params, stack_params, unstack
 from jmarl.types import StackState, TeamState
+
+# Encoded to compare tokenizers: blanks, digits, cases, accents, letters of other scripts, an emoji, control characters.
+PROBE = "  Hello  HELLO, it's 12345.67!\n\n\tdef f(x): return x\u00e9 e\u0301 \ufb01 \u4f60\u597d \U0001f600 </s><|im_end|>\r\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +39,11 @@ class StackSpec:
     """The constant description of a stack."""
 
     config: ModelConfig
-    tokenizer: Any
+    tokenizer: Any  # of the first agent. The others have its vocabulary; their templates and settings are in `tokenizers`
     members: tuple[tuple[int, ...], ...]
     """For each parameter set the agents of the team that it plays: one, or with shared weights all. Equally many for each."""
+    tokenizers: tuple[Any, ...] = ()  # of each agent, in `order`; empty: `tokenizer` is that of all
+    generation_configs: tuple[Mapping[str, Any], ...] = ()  # of each agent, in `order`, see `Agent`; empty: none has any
 
     @property
     def order(self) -> list[int]:
@@ -43,9 +51,35 @@ class StackSpec:
         return [agent for roles in self.members for agent in roles]
 
     @property
+    def generation_config(self) -> Mapping[str, Any]:
+        """That of the first agent."""
+        return self.generation_configs[0] if self.generation_configs else {}
+
+    @property
     def stop(self) -> tuple[int, ...]:
-        """Token ids that end a completion."""
-        return stop_ids(self.tokenizer)
+        """Token ids that end a completion of the first agent. The first of them also pads arrays."""
+        return stop_ids(self.tokenizer, self.generation_config.get("eos_token_id", ()))
+
+    @property
+    def stops(self) -> Int[np.ndarray, "agent role stop"]:
+        """Token ids that end completions of each agent; its first one is repeated if others have more."""
+        rows = [self.of(agent).stop for agent in self.order]
+        width = max(map(len, rows))
+        padded = np.array([[*row, *row[:1] * (width - len(row))] for row in rows], np.int32)
+        return padded.reshape(*np.shape(self.members), width)
+
+    @functools.cached_property
+    def allowed(self) -> Bool[np.ndarray, " vocab"] | None:
+        """Which ids have a token; the sampler draws no others. None: all have one."""
+        allowed = np.zeros(self.config.vocab_size, bool)
+        allowed[list(self.tokenizer.get_vocab().values())] = True
+        return None if allowed.all() else allowed
+
+    def of(self, agent: int) -> StackSpec:
+        """Return the description of a stack with one agent of this stack alone."""
+        i = self.order.index(agent)
+        tokenizer = self.tokenizers[i] if self.tokenizers else self.tokenizer
+        return StackSpec(self.config, tokenizer, ((agent,),), (), self.generation_configs[i : i + 1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +124,8 @@ class Team:
 
     @property
     def agent_specs(self) -> list[StackSpec]:
-        """The specification of each agent's stack."""
-        specs = {agent: spec for spec in self.stacks for agent in spec.order}
+        """The specification of each agent, as of a stack of its own."""
+        specs = {agent: spec.of(agent) for spec in self.stacks for agent in spec.order}
         return [specs[agent] for agent in range(self.num_agents)]
 
     def describe(self) -> list[dict[str, Any]]:
@@ -103,9 +137,46 @@ class Team:
             return fields
 
         return [
-            dict(config=architecture(s.config), members=[list(m) for m in s.members], tokenizer=_digest(s.tokenizer))
+            dict(
+                config=architecture(s.config),
+                members=[list(m) for m in s.members],
+                tokenizer=_digest(s.tokenizer),
+                agents=[describe_tokenizer(s.of(agent)) for agent in s.order],
+            )
             for s in self.stacks
         ]
+
+
+def describe_tokenizer(spec: StackSpec) -> dict[str, Any]:
+    """Return, as JSON, what an agent's prompts and completions depend on beside its vocabulary.
+
+    Text is encoded and decoded in place of comparing files, whose form depends on the version of `transformers`."""
+    tokenizer = spec.tokenizer
+    rows = [tokenizer.encode(PROBE, add_special_tokens=special, verbose=False) for special in (True, False)]
+    texts = decode(tokenizer, rows)
+    roles = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return {
+        "template": _short_digest(repr(tokenizer.chat_template)),
+        "ends": list(spec.stop),
+        "special_tokens": {role: getattr(tokenizer, role) for role in roles},
+        "encoding": _short_digest(repr((rows, texts))),
+    }
+
+
+def team_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what differs between two results of `Team.describe`, a line each. Fields that an older version did not write are
+    not compared."""
+    models = [[{name: stack[name] for name in ("config", "members", "tokenizer")} for stack in stacks] for stacks in (old, new)]
+    if models[0] != models[1]:
+        return ["other models, tokenizers or roles"]
+    names = {"template": "chat template", "ends": "end tokens", "special_tokens": "special tokens", "encoding": "tokenizer"}
+    changes = []
+    for was, stack in zip(old, new, strict=True):
+        order = [agent for roles in stack["members"] for agent in roles]
+        for agent, before, now in zip(order, was.get("agents", stack["agents"]), stack["agents"], strict=False):
+            different = [text for name, text in names.items() if before[name] != now[name]]
+            changes += [f"agent {agent} has another {' and '.join(different)}"] if different else []
+    return changes
 
 
 def to_agents(team: Team, stacks: Sequence[Any]) -> list[Any]:
@@ -137,7 +208,11 @@ def to_stacks(team: Team, agents: Sequence[Any] | np.ndarray) -> tuple[Any, ...]
 
 
 def _digest(tokenizer: Any) -> str:
-    return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+    return _short_digest(repr(sorted(tokenizer.get_vocab().items())))
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def agents_by_model(agents: Sequence[Agent]) -> dict[Any, list[int]]:
@@ -165,6 +240,8 @@ def sort_into_stacks(agents: Sequence[Agent], shared_weights: bool = False) -> t
             agents[indices[0]].config,
             agents[indices[0]].tokenizer,
             (tuple(indices),) if shared_weights else tuple((i,) for i in indices),
+            tuple(agents[i].tokenizer for i in indices),
+            tuple(agents[i].generation_config for i in indices),
         )
         for indices in models
     )
@@ -238,11 +315,12 @@ def agents_of(team: Team, params: Sequence[Any]) -> list[Agent]:
         for a, roles in enumerate(spec.members):
             merged = merge(spec.config, jax.device_get(unstack(stack, a)))
             for agent in roles:
-                agents[agent] = Agent(f"agent_{agent}", spec.config, merged, spec.tokenizer)
+                own = spec.of(agent)
+                agents[agent] = Agent(f"agent_{agent}", spec.config, merged, own.tokenizer, own.generation_config)
     return agents
 
 
-MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "adapter", "merges.txt", "vocab.txt")
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates", "adapter", "merges.txt", "vocab.txt")
 
 
 def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
@@ -263,7 +341,8 @@ def save_team(directory: str | Path, team: Team, params: Sequence[Any]) -> None:
                     temporary = root / f"agent_{agent}.saving"
                     renames.append((temporary, root / f"agent_{agent}"))
                     shutil.rmtree(temporary, ignore_errors=True)  # left by a save that was killed
-                    save_pretrained(temporary, spec.config, merged, spec.tokenizer)
+                    own = spec.of(agent)
+                    save_pretrained(temporary, spec.config, merged, own.tokenizer, own.generation_config)
                     if adapters.rank:
                         save_adapter(temporary / "adapter", model, adapters.alpha)
     except BaseException:

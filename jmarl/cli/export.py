@@ -77,7 +77,7 @@ def has_adapters(source: Source) -> bool:
 
 def write_agents(source: Source, directory: Path, final: Path, args: argparse.Namespace, as_adapters: bool) -> None:
     """Write all agents and their cards. directory: where they are written. final: where they will be."""
-    from jmarl.models.hub.agents import save_pretrained
+    from jmarl.models.hub.agents import save_pretrained, save_tokenizer
 
     bases = base_names(source, args, directory, final) if as_adapters else [""] * len(source.agents)
     if as_adapters:
@@ -85,11 +85,10 @@ def write_agents(source: Source, directory: Path, final: Path, args: argparse.Na
     for i, agent in enumerate(source.agents):
         path = directory / f"agent_{i}"
         if as_adapters:
-            agent.tokenizer.save_pretrained(path)
-            set_field(path / "tokenizer_config.json", "tokenizer_class", "PreTrainedTokenizerFast")  # known to transformers 4
+            save_tokenizer(path, agent.tokenizer)
             set_field(path / "adapter_config.json", "base_model_name_or_path", bases[i])
         else:
-            save_pretrained(path, agent.config, agent.params, agent.tokenizer)
+            save_pretrained(path, agent.config, agent.params, agent.tokenizer, agent.generation_config)
         cast(path, args.dtype)
         (path / "README.md").write_text(card(source, i, args.dtype, bases[i]), encoding="utf-8")
 
@@ -129,7 +128,7 @@ def base_names(source: Source, args: argparse.Namespace, directory: Path, final:
             continue
         folder = "base" if len(set(models)) == 1 else f"base_{len(names)}"
         agent = load_agent(model)
-        save_pretrained(directory / folder, agent.config, agent.params, agent.tokenizer)
+        save_pretrained(directory / folder, agent.config, agent.params, agent.tokenizer, agent.generation_config)
         names[model] = str(final.resolve() / folder)
     return [names[model] for model in models]
 

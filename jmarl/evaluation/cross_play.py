@@ -26,7 +26,7 @@ from jmarl.envs.rows import Rows, read_rows
 from jmarl.envs.vector import vectorize
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
 from jmarl.models.hub.agents import Agent, load_agent, load_tokenizer
-from jmarl.models.hub.tokenize import decode, encode_prompts, stop_ids
+from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.models.platforms import platform_of
 from jmarl.models.sharding import mesh_for, mesh_of, place
 from jmarl.models.stack import stack_params
@@ -97,7 +97,7 @@ def check_prompts(prompts: Sequence[Sequence[str | None]], num_agents: int) -> N
 class Player(NamedTuple):
     """An agent of one of the runs."""
 
-    agent: Agent  # with the tokenizer of its stack
+    agent: Agent
     number: int  # in its own team
     stack: int  # number of its stack in that team
 
@@ -113,7 +113,7 @@ def sample_texts(
     limits = (settings.max_new_tokens, chat)
     rows = [encode_prompts(p.agent.tokenizer, prompts[p.number], p.agent.config.max_positions, *limits) for p in players]
     stacks = stacks_of(players)
-    specs = [StackSpec(players[i[0]].agent.config, players[i[0]].agent.tokenizer, tuple((j,) for j in i)) for i in stacks]
+    specs = [stack_of(players, i) for i in stacks]
     team, devices, done = Team(tuple(specs)), mesh_for(cfg.run.mesh, [len(i) for i in stacks]), []
     for spec, indices, encoded in zip(specs, stacks, pad(team, rows), strict=True):
         params = place(stack_params([players[i].agent.params for i in indices]), devices)
@@ -121,26 +121,29 @@ def sample_texts(
         stack = np.array([players[i].stack for i in indices])
         keys = RowIds(cfg.run.seed, 0, EVAL, stack, numbers, np.arange(len(prompts[0])))
         program = StackProgram(spec.config, settings, 1, group, platform_of(params), mesh=mesh_of(params))
-        done.append(sample_stack(params, encoded, keys, np.array(spec.stop, np.int32), program=program))
+        done.append(sample_stack(params, encoded, keys, spec.stops, allowed=spec.allowed, program=program))
     tokens = tokens_of(team, done, len(prompts[0]))
     texts = [[decode(p.agent.tokenizer, item) for item in ids] for p, ids in zip(players, tokens, strict=True)]
     return tuple(texts[i : i + len(prompts)] for i in range(0, len(texts), len(prompts)))
 
 
 def stacks_of(players: Sequence[Player]) -> list[list[int]]:
-    """Return which players are sampled by one program: those of one architecture, tokenizer and set of stop tokens."""
-    stacks: dict[Any, list[int]] = {}
-    for kind, indices in agents_by_model([player.agent for player in players]).items():
-        for i in indices:
-            stacks.setdefault((*kind, stop_ids(players[i].agent.tokenizer)), []).append(i)
-    return list(stacks.values())
+    """Return which players are sampled by one program: those of one architecture and vocabulary."""
+    return list(agents_by_model([player.agent for player in players]).values())
+
+
+def stack_of(players: Sequence[Player], indices: Sequence[int]) -> StackSpec:
+    """Return the description of a stack of some players, numbered by their index."""
+    agents = [players[i].agent for i in indices]
+    tokenizers, generation_configs = zip(*((agent.tokenizer, agent.generation_config) for agent in agents), strict=True)
+    members = tuple((i,) for i in indices)
+    return StackSpec(agents[0].config, agents[0].tokenizer, members, tokenizers, generation_configs)
 
 
 def players_of(agents: Sequence[Agent]) -> list[Player]:
     """Return the agents of one run with their places in the team that `make_team` makes of them."""
-    kinds = list(agents_by_model(agents).values())
-    places = {i: (stack, agents[indices[0]].tokenizer) for stack, indices in enumerate(kinds) for i in indices}
-    return [Player(agent._replace(tokenizer=places[i][1]), i, places[i][0]) for i, agent in enumerate(agents)]
+    stacks = {i: stack for stack, indices in enumerate(agents_by_model(agents).values()) for i in indices}
+    return [Player(agent, i, stacks[i]) for i, agent in enumerate(agents)]
 
 
 def check_runs(names: Sequence[str], sizes: Sequence[int], max_pairings: int = MAX_PAIRINGS) -> None:

@@ -67,8 +67,8 @@ class Plan(NamedTuple):
 def describe_team(models: list[tuple[str, ModelConfig, Any]], shared_weights: bool) -> Team:
     """Return a team whose parameters are shapes. models: name, architecture and tokenizer (or None) of each agent."""
     shapes = {config: shapes_of_agent(config) for _, config, _ in models}
-    unknown = UnknownTokenizer()
-    agents = [Agent(name, config, shapes[config], tokenizer or unknown) for name, config, tokenizer in models]
+    unknown = {config: UnknownTokenizer(config.vocab_size) for _, config, _ in models}
+    agents = [Agent(name, config, shapes[config], tokenizer or unknown[config]) for name, config, tokenizer in models]
     return Team.of(agents, shared_weights=shared_weights)
 
 

@@ -19,7 +19,6 @@ from jmarl.learning.setup import Setup
 from jmarl.models import lora
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import init_params
-from jmarl.models.hub.agents import Agent
 from jmarl.randomness import EVAL, GREEDY, TRAIN, Randomness
 from jmarl.rollout.chunks import num_parts
 from jmarl.sampling.generate import SampleRequest, bucket, sample_stack, sample_team
@@ -38,9 +37,12 @@ class UnknownTokenizer:
     eos_token_id = 0
     added_tokens_decoder: dict[int, Any] = {}
 
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+
     def get_vocab(self) -> dict[str, int]:
-        """Return one token, the one that ends a completion."""
-        return {"<end>": 0}
+        """Return a token for every id; the first one ends a completion."""
+        return {f"<{i}>": i for i in range(self.vocab_size)}
 
 
 def shapes_of_agent(config: ModelConfig) -> Any:
@@ -59,7 +61,7 @@ def shapes_of_run(team: Team, cfg: TrainConfig, device: Any, prompt_tokens: int 
     models = {id(agent.params): agent.params for agent in team.agents}
 
     def state_of_run(models: dict[int, Any]) -> TeamState:
-        agents = [Agent(a.name, a.config, models[id(a.params)], a.tokenizer) for a in team.agents]
+        agents = [a._replace(params=models[id(a.params)]) for a in team.agents]
         params = stack_agents(team.stacks, agents, cfg.lora.lora_rank > 0)
         setup, state = start(team, params, cfg)
         setups.append(setup)
@@ -84,8 +86,7 @@ def with_pending(setup: Setup, state: TeamState, prompt_tokens: int) -> TeamStat
     platform = next(iter(leaf.sharding.device_set)).platform
     prompts = example_prompts(setup, [width_of(spec, prompt_tokens) for spec in setup.team.stacks])
     for spec, encoded in zip(setup.team.stacks, prompts, strict=True):
-        stop = np.array(spec.stop, np.int32)
-        shapes = jax.eval_shape(partial(empty_pending, encoded, group, spec.config, cfg.sampling, platform, stop))
+        shapes = jax.eval_shape(partial(empty_pending, encoded, group, spec.config, cfg.sampling, platform, spec.stops))
         pending.append(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=leaf.sharding), shapes))
     return state._replace(pending=tuple(pending))
 

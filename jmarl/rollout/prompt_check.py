@@ -93,17 +93,16 @@ def fitting(
 def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: TrainConfig) -> list[LongPrompt]:
     """Return those of the prompts [N][P] that leave no room for a completion. Raises ValueError if a prompt is empty."""
     long = []
-    for spec in team.stacks:
+    for agent, spec in enumerate(team.agent_specs):
         context = spec.config.max_positions
-        texts = {text for agent in spec.order for text in prompts[agent] if text is not None}
+        texts = {text for text in prompts[agent] if text is not None}
         lengths = lengths_of_long(spec, texts, context - cfg.sampling.max_new_tokens, cfg.episodes.chat)
-        for agent in spec.order:
-            for p, text in enumerate(prompts[agent]):
-                if text not in lengths:
-                    continue
-                if not lengths[text]:
-                    raise ValueError(f"the prompt of item {p} for agent {agent} is empty: there is no token to continue from")
-                long.append(LongPrompt(lengths[text], p, agent, context))
+        for p, text in enumerate(prompts[agent]):
+            if text not in lengths:
+                continue
+            if not lengths[text]:
+                raise ValueError(f"the prompt of item {p} for agent {agent} is empty: there is no token to continue from")
+            long.append(LongPrompt(lengths[text], p, agent, context))
     return long
 
 

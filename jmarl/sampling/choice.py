@@ -109,8 +109,9 @@ def choose(
     u: Float[Array, ""],
     t: Int[Array, ""],
     seen: Bool[Array, " vocab"] | None,
-    ends: Bool[Array, " vocab"],
+    stop: Int[Array, " stop"],
     cfg: Sampling,
+    allowed: Bool[Array, " vocab"] | None = None,
 ) -> Choice:
     """Choose token t of one row.
 
@@ -119,8 +120,9 @@ def choose(
         u: uniform number in [0, 1).
         t: index of the token in its completion.
         seen: ids in the prompt and the completion so far; None without a repetition penalty.
-        ends: ids that end a row.
+        stop: ids that end the row.
         cfg: the sampling settings.
+        allowed: ids that may be drawn; None: all.
 
     Returns:
         The token, its log-probability over the whole vocabulary at the sampling temperature, and its log-probability in the
@@ -132,7 +134,10 @@ def choose(
         penalized = jnp.where(logits > 0, logits / cfg.repetition_penalty, logits * cfg.repetition_penalty)
         processed = jnp.where(seen, penalized, logits)
     if cfg.min_new_tokens:
+        ends = jnp.any(jnp.arange(len(logits)) == stop[:, None], 0)
         processed = jnp.where(ends & (t < cfg.min_new_tokens), -jnp.inf, processed)
+    if allowed is not None:
+        processed = jnp.where(allowed, processed, -jnp.inf)
     processed = processed if cfg.greedy else processed / cfg.temperature
     token, truncated = draw(processed, u, cfg)
     return token.astype(jnp.int32), tempered[token] - jax.nn.logsumexp(tempered), truncated
@@ -143,13 +148,14 @@ def choose_for_rows(
     u: Float[Array, "*rows"],
     t: Int[Array, "..."],
     seen: Bool[Array, "*rows vocab"] | None,
-    ends: Bool[Array, " vocab"],
+    stop: Int[Array, "*rows stop"],
     cfg: Sampling,
+    allowed: Bool[Array, " vocab"] | None = None,
 ) -> tuple[Int[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Return `choose` of each row. t: index of the token, in all rows or in each."""
     shape = u.shape
     # All rows on one axis: XLA's top-k for CPUs supports one batch axis, and sorts the whole vocabulary for more.
-    logits, seen = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (logits, seen))
-    axes = (0, 0, 0 if t.ndim else None, 0, None, None)
-    chosen = jax.vmap(choose, axes)(logits, u.reshape(-1), t.reshape(-1) if t.ndim else t, seen, ends, cfg)
+    logits, seen, stop = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), (logits, seen, stop))
+    axes = (0, 0, 0 if t.ndim else None, 0, 0, None, None)
+    chosen = jax.vmap(choose, axes)(logits, u.reshape(-1), t.reshape(-1) if t.ndim else t, seen, stop, cfg, allowed)
     return jax.tree.map(lambda x: x.reshape(shape), chosen)

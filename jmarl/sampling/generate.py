@@ -85,9 +85,10 @@ def sample_stack(
     params: Params,
     prompts: Prompts,
     row_ids: RowIds,
-    stop: Int[Array, " stop"],
+    stop: Int[Array, "*agent_role stop"],
     past: tuple[Any, Int[Array, "agent row"]] | None = None,
     acting: Acting | None = None,
+    allowed: Bool[Array, " vocab"] | None = None,
     *,
     program: StackProgram,
 ) -> Completions:
@@ -97,9 +98,10 @@ def sample_stack(
         params: parameters [A, ...].
         prompts: token ids and lengths.
         row_ids: the numbers that random keys follow from.
-        stop: ids that end a completion.
+        stop: ids that end a completion: [A, R, E], or [E] if they are the same for all agents.
         past: the cache of the stack and the row of it that each prompt follows, see `Past`.
         acting: the agents to sample. Completions of the others are empty. None: all.
+        allowed: ids that may be drawn; None: all, in a program without this step.
         program: the static settings.
     """
     TRACES["sample"] += 1
@@ -107,14 +109,15 @@ def sample_stack(
     dtype = program.settings.compute_dtype
     (ids, lengths), group = prompts, program.group
     keys = row_keys(row_ids, group)
+    stop = stop_of_prompts(stop, *ids.shape[:2])
     empty = empty_completions((*keys.shape, program.settings.max_new_tokens), stop)
     if acting is not None and not min(map(len, acting)):
         return empty
     if acting is not None:
-        params, ids, lengths, keys = _take_acting(params, (ids, lengths, keys), program.roles, acting)
+        params, ids, lengths, keys, stop = _take_acting(params, (ids, lengths, keys, stop), program.roles, acting)
     if program.mesh is not None:  # rows over `data`, as in the update
-        arrays = (ids, lengths, keys)
-        ids, lengths, keys = lax.with_sharding_constraint(arrays, batch_shardings(program.mesh, arrays))
+        arrays = (ids, lengths, keys, stop)
+        ids, lengths, keys, stop = lax.with_sharding_constraint(arrays, batch_shardings(program.mesh, arrays))
     apart = program.mesh is None or splits_only_agents(program.mesh, ids.shape[0])  # no array of an agent is split
     own_core = program.mesh is not None and program.mesh.size > 1 and apart
     panels = use_panels(program.platform, ids.shape[1] * group, dtype, own_core)
@@ -123,13 +126,21 @@ def sample_stack(
     steps = steps_per_look(program.platform, program.settings.max_new_tokens)
     chunk = steps_per_chunk(program.platform) if apart else 0  # rows on several devices stay where they are
 
-    def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, past: Any) -> Completions:
-        inputs = SampleInputs(ids, lengths, keys, stop, past)
+    def sample_on_device(params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, past: Any) -> Completions:
+        inputs = SampleInputs(ids, lengths, keys, stop, past, allowed)
         layouts: dict[str, Any] = dict(panels=panels, fused=fused, steps=steps, chunk=chunk)
         return sample(params, program.config, program.settings, inputs, **layouts, keep_cache=program.keep_cache)
 
-    sampled = over_agents(sample_on_device, program.mesh, ids.shape[0])(params, ids, lengths, keys, past)
+    sampled = over_agents(sample_on_device, program.mesh, ids.shape[0])(params, ids, lengths, keys, stop, past)
     return sampled if acting is None else _place_acting(sampled, empty, program.roles, acting)
+
+
+def stop_of_prompts(
+    stop: Int[Array | np.ndarray, "*agent_role stop"], agents: int, prompts: int
+) -> Int[Array, "{agents} {prompts} stop"]:
+    """Return the ids that end the completions of each prompt, from those of each role. All prompts of a role are neighbors."""
+    by_role = jnp.broadcast_to(jnp.asarray(stop), (agents, *stop.shape[1:]) if stop.ndim > 1 else (agents, 1, *stop.shape))
+    return jnp.repeat(by_role, prompts // by_role.shape[1], 1)
 
 
 def _take_acting(params: Params, rows: tuple[Any, ...], num_roles: int, acting: Acting) -> tuple[Any, ...]:
@@ -194,7 +205,7 @@ def _call_stack(
     program, row_ids = stack_program(i, spec, weights, request)
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
     acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, program.mesh)
-    arguments = (weights, prompts, row_ids, np.array(spec.stop, np.int32), cache, acting)
+    arguments = (weights, prompts, row_ids, spec.stops, cache, acting, spec.allowed)
     if call is sample_stack:
         a, count, width = prompts[0].shape
         work = Program("sampling", a, count, request.group, width, request.settings.max_new_tokens)

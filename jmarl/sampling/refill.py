@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jmarl.config import Sampling
 from jmarl.hardware import dtype_on
@@ -29,7 +29,7 @@ from jmarl.models.decoder import Params
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, steps_per_chunk, use_panels
 from jmarl.models.sharding import over_agents
 from jmarl.randomness import TRAIN
-from jmarl.sampling.generate import Prompts, Sampler, SampleRequest, StackProgram, stack_program, with_dtype
+from jmarl.sampling.generate import Prompts, Sampler, SampleRequest, StackProgram, stack_program, stop_of_prompts, with_dtype
 from jmarl.sampling.sampler import RowIds, SampleInputs, empty_completions, ids_in_prompts, make_draws, prepare, row_keys
 from jmarl.sampling.slots import (
     Decoder,
@@ -65,7 +65,12 @@ class Queue(NamedTuple):
 
 
 def empty_pending(
-    prompts: Prompts, group: int, model: ModelConfig, settings: Sampling, platform: str, stop: Int[np.ndarray, " stop"]
+    prompts: Prompts,
+    group: int,
+    model: ModelConfig,
+    settings: Sampling,
+    platform: str,
+    stop: Int[np.ndarray, "*agent_role stop"],
 ) -> Pending:
     """Return slots of which none is taken. prompts: for their shapes only; the other arguments as for `refill_stack`."""
     ids, lengths = prompts
@@ -89,7 +94,7 @@ def empty_pending(
         prompt_mask=jnp.zeros((a, p, width), bool),
         seen=jnp.zeros((a, rows, model.vocab_size), bool) if settings.repetition_penalty != 1 else None,
     )
-    out = flat_rows(empty_completions((a, p, group, new), jnp.asarray(stop)))
+    out = flat_rows(empty_completions((a, p, group, new), stop_of_prompts(stop, a, p)))
     return Pending(slots, out, jnp.zeros(a, jnp.int32), (jnp.zeros(ids.shape, jnp.int32), jnp.zeros(lengths.shape, jnp.int32)))
 
 
@@ -103,8 +108,9 @@ def refill_stack(
     params: Any,
     prompts: tuple[Any, Any],
     row_ids: tuple[RowIds, RowIds],
-    stop: Int[Array, " stop"],
+    stop: Int[Array, "*agent_role stop"],
     pending: Pending,
+    allowed: Bool[Array, " vocab"] | None = None,
     *,
     program: StackProgram,
 ) -> tuple[Completions, Pending]:
@@ -114,8 +120,9 @@ def refill_stack(
         params: parameters [A, ...], on one device or on a mesh that splits only agents.
         prompts: token ids [A, R * P, S] and lengths [A, R * P] of this step and of the next, each with an S of its own.
         row_ids: the numbers that random keys follow from, of both steps.
-        stop: ids that end a completion.
+        stop: ids that end a completion, see `generate.sample_stack`.
         pending: what the step before has begun.
+        allowed: ids that may be drawn; None: all.
         program: the static settings.
     """
     TRACES["refill"] += 1
@@ -129,13 +136,17 @@ def refill_stack(
     panels = use_panels(program.platform, keys.shape[1] // 2 * group, settings.compute_dtype, own_core)
     fused = fuses_decoding(program.platform, settings.compute_dtype, program.config.head_dim)
 
-    def on_device(params: Params, ids: Array, lengths: Array, keys: Array, pending: Pending) -> tuple[Completions, Pending]:
-        inputs = SampleInputs(ids, lengths, keys, stop)
+    stop = jnp.concatenate([stop_of_prompts(stop, agents, ids.shape[1] // 2)] * 2, 1)
+
+    def on_device(
+        params: Params, ids: Array, lengths: Array, keys: Array, stop: Array, pending: Pending
+    ) -> tuple[Completions, Pending]:
+        inputs = SampleInputs(ids, lengths, keys, stop, allowed=allowed)
         decoder = prepare(params, program.config, settings, inputs, panels, fused)
         done, begun = refill(decoder, inputs, settings, pending, steps_per_chunk(program.platform))
         return done, cut(begun, next_width, fused)
 
-    return over_agents(on_device, mesh, agents)(params, ids, lengths, keys, pending)
+    return over_agents(on_device, mesh, agents)(params, ids, lengths, keys, stop, pending)
 
 
 def refill(
@@ -144,9 +155,10 @@ def refill(
     """Return `refill_stack` for prefilled prompts. inputs: of this step and the next. steps: steps of a chunk."""
     (a, p, group), vocab = inputs.keys.shape, decoder.view.params["embed"].shape[-2]
     rows = p // 2 * group  # of a step
-    draws = make_draws(inputs.keys, inputs.stop, settings, vocab)
+    draws = make_draws(inputs, settings)
     seen = ids_in_prompts(inputs, vocab).reshape(a, -1, vocab) if settings.repetition_penalty != 1 else None
-    following = flat_rows(empty_completions((a, p // 2, group, settings.max_new_tokens), inputs.stop))
+    stop = jnp.broadcast_to(inputs.stop, (a, p, inputs.stop.shape[-1]))[:, p // 2 :]
+    following = flat_rows(empty_completions((a, p // 2, group, settings.max_new_tokens), stop))
     out = jax.tree.map(lambda x, y: jnp.concatenate([x, y], 1), pending.out, following)
     fewer = fewer_slots(rows, settings.max_new_tokens, rows, inputs.prompts.shape[-1])
     limit = fewer[0] if fewer else 0
@@ -297,7 +309,7 @@ def refill_team(
         program, row_ids = stack_program(i, spec, weights, request)
         _, next_ids = stack_program(i, spec, weights, following)
         prompts = request.encoded[i], following.encoded[i]
-        arguments = (weights, prompts, (row_ids, next_ids), np.array(spec.stop, np.int32), begun)
+        arguments = (weights, prompts, (row_ids, next_ids), spec.stops, begun, spec.allowed)
         if call is refill_stack:
             a, count, width = prompts[0][0].shape
             work = Program("sampling", a, 2 * count, request.group, width, request.settings.max_new_tokens)

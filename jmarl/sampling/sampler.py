@@ -50,10 +50,11 @@ class SampleInputs(NamedTuple):
     prompts: Int[Array, "agent prompt prompt_token"]  # padded on the right
     lengths: Int[Array, "agent prompt"]  # at least 1
     keys: Key[Array, "agent prompt group"]  # one per row, consumed
-    stop: Int[Array, " stop"]  # ids that end a row
+    stop: Int[Array, "*agent_prompt stop"]  # ids that end a row: [A, P, E], or [E] if they are the same for all
     past: tuple[Any, Int[Array, "agent prompt"]] | None = None
     """The cache that an earlier call returned, and the row of it that each prompt follows. The prompt then begins with the last
     token of that row, which was sampled but is not in the cache."""
+    allowed: Bool[Array, " vocab"] | None = None  # ids that may be drawn; None: all
 
 
 class DecodeState(NamedTuple):
@@ -92,11 +93,12 @@ def sample(
         chunk: the same for rows that have moved into fewer slots; 0: they never move.
         keep_cache: return the cache too, for prompts that follow these completions (`SampleInputs.past`).
     """
-    keys, stop, new = inputs.keys, inputs.stop, sampling.max_new_tokens
+    keys, new = inputs.keys, sampling.max_new_tokens
     (a, p, g), vocab = keys.shape, cfg.vocab_size
+    stop = stop_of_rows(inputs)
     decoder = prepare(params, cfg, sampling, inputs, panels, fused)
     seen = ids_in_prompts(inputs, vocab) if sampling.repetition_penalty != 1 else None
-    draws = make_draws(keys, stop, sampling, vocab)
+    draws = make_draws(inputs, sampling)
     fewer = fewer_slots(p * g, new, p, inputs.prompts.shape[-1]) if chunk and not keep_cache else ()
     limit = fewer[0] if fewer else 0
 
@@ -104,8 +106,8 @@ def sample(
         t, _, done, cache, seen, out = state
         logits, cache = decoder.decode(decoder.view, cache, state.token, t, None)
         u = draws.uniforms[t].reshape(a, p, g)
-        token, logp, truncated = choose_for_rows(logits, u, t, seen, draws.ends, sampling)
-        token = jnp.where(done, stop[0], token)
+        token, logp, truncated = choose_for_rows(logits, u, t, seen, stop, sampling, draws.allowed)
+        token = jnp.where(done, stop[..., 0], token)
         out = out._replace(
             tokens=out.tokens.at[..., t].set(token),
             action_mask=out.action_mask.at[..., t].set(~done),
@@ -123,7 +125,7 @@ def sample(
         some_live = num_live(~state.done.reshape(a, -1)) > limit if limit else ~jnp.all(state.done)
         return (state.t < new) & some_live
 
-    nothing_done, empty = jnp.zeros((a, p, g), bool), empty_completions((a, p, g, new), stop)
+    nothing_done, empty = jnp.zeros((a, p, g), bool), empty_completions((a, p, g, new), inputs.stop)
     start = DecodeState(jnp.int32(0), decoder.first_tokens, nothing_done, decoder.cache, seen, empty)
     end = lax.while_loop(goes_on, several, start)
     out = end.out._replace(ended=end.done, steps=jnp.full(a, end.t))
@@ -156,17 +158,26 @@ def _finish(
     return out._replace(steps=jnp.full(a, jnp.minimum(slots.clock, new)))
 
 
-def make_draws(keys: Key[Array, "agent prompt group"], stop: Int[Array, " stop"], sampling: Sampling, vocab: int) -> Draws:
-    """Return what the tokens of rows are drawn with. The keys are consumed."""
+def stop_of_rows(inputs: SampleInputs) -> Int[Array, "agent prompt group stop"]:
+    """Return the ids that end each row."""
+    (a, p, g), width = inputs.keys.shape, inputs.stop.shape[-1]
+    return jnp.broadcast_to(jnp.broadcast_to(inputs.stop, (a, p, width))[:, :, None], (a, p, g, width))
+
+
+def make_draws(inputs: SampleInputs, sampling: Sampling) -> Draws:
+    """Return what the tokens of rows are drawn with. The keys of the inputs are consumed."""
+    keys, stop = inputs.keys, stop_of_rows(inputs)
+    rows = keys.shape[1] * keys.shape[2]
     # Computed before the loop: in the loop, XLA for CPUs would run random numbers and a scatter as loops, at every token.
     drawn = uniforms(keys.reshape(-1), sampling.max_new_tokens).reshape(sampling.max_new_tokens, len(keys), -1)
-    return Draws(drawn, jnp.zeros(vocab, bool).at[stop].set(True), stop, sampling)
+    return Draws(drawn, stop.reshape(len(keys), rows, -1), sampling, inputs.allowed)
 
 
-def empty_completions(shape: tuple[int, ...], stop: Int[Array, " stop"]) -> Completions:
-    """Return completions of shape [A, P, G, T] that contain no token."""
+def empty_completions(shape: tuple[int, ...], stop: Int[Array, "*agent_prompt stop"]) -> Completions:
+    """Return completions of shape [A, P, G, T] that contain no token. stop: as in `SampleInputs`."""
+    first = jnp.asarray(stop, jnp.int32)[..., :1]
     return Completions(
-        tokens=jnp.full(shape, stop[0], jnp.int32),
+        tokens=jnp.broadcast_to(jnp.expand_dims(first, -2), shape),
         action_mask=jnp.zeros(shape, bool),
         logprobs=jnp.zeros(shape),
         truncated_logprobs=jnp.zeros(shape),
@@ -177,7 +188,7 @@ def empty_completions(shape: tuple[int, ...], stop: Int[Array, " stop"]) -> Comp
 
 def prepare(params: Params, cfg: ModelConfig, sampling: Sampling, inputs: SampleInputs, panels: bool, fused: bool) -> Decoder:
     """Prefill the prompts, and return the decoder of their completions."""
-    prompts, lengths, keys, _, past = inputs
+    prompts, lengths, keys, _, past, _ = inputs
     (a, p, g), new = keys.shape, sampling.max_new_tokens
     dtype = jnp.dtype(dtype_on(platforms.platform_of(params), sampling.compute_dtype))
     # A single agent has no agent axis here: XLA drops an axis of 1 from some shapes only, and then copies the cache per token.

@@ -46,9 +46,9 @@ class Draws(NamedTuple):
     """What the tokens of rows are drawn with."""
 
     uniforms: Float[Array, "token agent row"]
-    ends: Bool[Array, " vocab"]  # ids that end a row
-    stop: Int[Array, " stop"]  # the same
+    stop: Int[Array, "agent row stop"]  # ids that end each row
     sampling: Sampling
+    allowed: Bool[Array, " vocab"] | None  # ids that may be drawn; None: all
 
 
 class Slots(NamedTuple):
@@ -90,15 +90,15 @@ def decode_chunk(decoder: Decoder, draws: Draws, slots: Slots, out: Completions,
     layers = [(weights, prompts) for (weights, _), prompts in zip(decoder.view.layers, slots.prompts, strict=True)]
     view = decoder.view._replace(layers=layers, prefix_mask=slots.prompt_mask)
     places = slots.t + jnp.arange(steps)[:, None, None]
-    uniforms = draws.uniforms[jnp.minimum(places, capacity - 1), agents, slots.row]
+    uniforms, stop = draws.uniforms[jnp.minimum(places, capacity - 1), agents, slots.row], draws.stop[agents, slots.row]
 
     def add_token(slots: Slots, u: Array) -> tuple[Slots, tuple[Array, ...]]:
         _, t, token, live, clock, cache, _, _, seen = slots
         logits, cache = decoder.decode(view, cache, token[..., None], t, clock)
-        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], u, t, seen, draws.ends, draws.sampling)
+        chosen, logp, truncated = choose_for_rows(logits[:, :, 0], u, t, seen, stop, draws.sampling, draws.allowed)
         if seen is not None:
             seen = jax.vmap(jax.vmap(lambda x, i: x.at[i].set(True)))(seen, chosen)
-        ended = live & jnp.any(chosen[..., None] == draws.stop, -1)
+        ended = live & jnp.any(chosen[..., None] == stop, -1)
         following = slots._replace(
             t=jnp.minimum(t + 1, capacity - 1),
             token=chosen,

@@ -86,7 +86,7 @@ def begin_nothing(setup: Setup, state: TeamState, items: Sequence[dict], env: En
     group = cfg.episodes.num_generations
     pending = []
     for spec, prompts, stack in zip(setup.team.stacks, encoded, state.stacks, strict=True):
-        empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, np.array(spec.stop, np.int32))
+        empty = empty_pending(prompts, group, spec.config, cfg.sampling, platform, spec.stops)
         pending.append(place_agents(empty, mesh_of(stack.params)))
     return state._replace(pending=tuple(pending))
 

@@ -145,7 +145,8 @@ def run_identity(setup: Setup, items: Sequence[dict], env: Environment) -> dict[
 def first_agent(team: Team, params: Sequence[Any]) -> Agent:
     """Return the first agent of a team as it was loaded."""
     spec = team.stacks[0]
-    return Agent("first", spec.config, merge(spec.config, jax.device_get(unstack(params[0], 0))), spec.tokenizer)
+    weights = merge(spec.config, jax.device_get(unstack(params[0], 0)))
+    return Agent("first", spec.config, weights, spec.tokenizer, spec.generation_config)
 
 
 def copy_initial(params: Sequence[Any], algorithm: Algorithm, mesh: Mesh | None) -> list[Any]:

@@ -112,6 +112,22 @@ def llama_file(tiny_dir, tmp_path):
 # --- weights -----------------------------------------------------------------------------------------------------------
 
 
+def test_all_end_tokens_of_the_metadata_end_completions(llama_file):
+    """End of sequence, of turn and of message; an id without a token is none."""
+    ids = {"tokenizer.ggml.eot_token_id": 300, "tokenizer.ggml.eom_token_id": 999}
+    assert weights.load_agent(llama_file(lambda fields, _: fields.update(ids))).stop == (2, 300, 0)
+    assert weights.load_agent(llama_file()).stop == (2, 0)
+
+
+def test_weights_that_are_not_finite_are_named(llama_file):
+    def spoil(_, tensors):
+        tensors["blk.1.attn_k.weight"] = tensors["blk.1.attn_k.weight"].copy()
+        tensors["blk.1.attn_k.weight"][0, 3] = np.nan
+
+    with pytest.raises(ValueError, match=r"m.gguf: model.layers.1.self_attn.k_proj.weight has 1 of 1024 weights that are NaN"):
+        weights.load_agent(llama_file(spoil))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_gguf_file_holds_the_same_model_as_the_directory(case, tiny_dir, tmp_path):
     family, flags = CASES[case]
@@ -128,7 +144,7 @@ def test_logits_of_a_gguf_file_equal_transformers(tiny_dir, tmp_path):
     from transformers import AutoModelForCausalLM
 
     directory = tiny_dir("llama")
-    _, cfg, params, _ = weights.load_agent(write_gguf(tmp_path / "model.gguf", directory))
+    _, cfg, params, *_ = weights.load_agent(write_gguf(tmp_path / "model.gguf", directory))
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(directory)(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
     np.testing.assert_allclose(decoder.forward(params, cfg, jnp.asarray(TOKENS)), theirs, atol=1e-4)

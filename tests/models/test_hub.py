@@ -100,6 +100,7 @@ def test_a_hub_id_is_downloaded_once_and_then_cached(copy_dir, tmp_path):
     try:
         assert client("team/tiny") == expected
         wanted = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+        wanted |= {"generation_config.json"}
         assert sorted(hub.fetched) == sorted(wanted)
         assert client("team/tiny", hub.commit) == expected
         assert client("team/tiny", HF_HUB_OFFLINE="1") == expected

@@ -102,6 +102,22 @@ def test_what_cannot_be_taken_over_raises(model, tiny_dir, tiny_tokenizer):
         load_agents([model], None, 1, "a name")
 
 
+def test_end_tokens_of_the_model_end_completions(tiny_dir):
+    """Those of its generation_config, whose other fields are kept, and special ones of its config."""
+    model = load(tiny_dir("qwen2"))
+    model.generation_config.update(eos_token_id=[2, 301], temperature=0.6)
+    model.config.eos_token_id = [1]
+    agent = agent_from_transformers(model)
+    assert agent.stop == (2, 301, 1, 0) and agent.generation_config["temperature"] == 0.6
+
+
+def test_weights_that_are_not_finite_are_named(tiny_dir):
+    model = load(tiny_dir("qwen2", seed=1), "bfloat16")
+    model.model.norm.weight.data[3] = float("inf")
+    with pytest.raises(ValueError, match=r"model.norm.weight has 1 of 32 weights that are NaN or infinite"):
+        agent_from_transformers(model)
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_peft_model_says_to_merge(model):
     peft = pytest.importorskip("peft")

@@ -15,7 +15,6 @@ from jmarl.models import cpu, decoder
 from jmarl.sampling import choice, sampler, scoring
 from jmarl.sampling.sampler import RowIds, SampleInputs
 
-ENDS = jnp.zeros(320, bool).at[3:43].set(True)
 STOP = jnp.arange(3, 43)  # 40 stop ids: about one token in eight ends its row, so rows have different lengths
 NEW, GROUP = 12, 4
 LENGTHS = (5, 9, 14)
@@ -137,7 +136,7 @@ def test_next_token_frequencies_match_transformers(settings):
     seen = jnp.zeros(vocab, bool).at[jnp.array(SEEN)].set(True) if settings.repetition_penalty != 1 else None
 
     def choose(key):
-        return choice.choose(logits, jax.random.uniform(key), jnp.int32(1), seen, ENDS, settings)
+        return choice.choose(logits, jax.random.uniform(key), jnp.int32(1), seen, STOP, settings)
 
     keys = jax.random.split(jax.random.key(4), draws)
     tokens, logp, truncated = jax.device_get(jax.jit(lambda k: jax.lax.map(choose, k, batch_size=2000))(keys))
@@ -159,7 +158,7 @@ def test_tokens_of_a_row_are_independent():
     """The first two tokens of a row from a uniform distribution are equal with probability 1 / V."""
 
     def choose_two(u):
-        return [choice.choose(jnp.zeros(320), u[t], jnp.int32(t), None, ENDS, Sampling())[0] for t in (0, 1)]
+        return [choice.choose(jnp.zeros(320), u[t], jnp.int32(t), None, STOP, Sampling())[0] for t in (0, 1)]
 
     first, second = jax.vmap(choose_two)(choice.uniforms(jax.random.split(jax.random.key(9), 3200), 2).T)
     assert int((first == second).sum()) < 30  # 10 are expected
@@ -278,6 +277,48 @@ def test_min_new_tokens(cfg, params):
     # Before the minimum, the stop ids are removed from the distribution.
     assert (out.truncated_logprobs[..., :4] > out.logprobs[..., :4] + 0.1).all()
     np.testing.assert_allclose(out.truncated_logprobs[..., 4], out.logprobs[..., 4], atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [Sampling(temperature=0), SETTINGS[0], SETTINGS[5], SETTINGS[10]])
+def test_ids_that_are_not_allowed_are_never_chosen(settings):
+    """Their probability is spread over the others, in the distribution that is drawn from; over the whole vocabulary, as the
+    learner scores, log-probabilities are those of all ids."""
+    logits = 3 * jax.random.normal(jax.random.key(0), (320,))
+    seen, allowed = jnp.zeros(320, bool).at[jnp.array(SEEN)].set(True), jnp.argsort(jnp.argsort(logits)) < 250
+    choose = functools.partial(choice.choose, stop=STOP, cfg=settings)
+    rows = jax.jit(jax.vmap(lambda logits, u, allowed: choose(logits, u, jnp.int32(1), seen, allowed=allowed), (None, 0, None)))
+    u = jnp.arange(200) / 200
+    token, logp, truncated = rows(logits, u, allowed)
+    assert allowed[token].all() and not allowed[jnp.argmax(logits)]
+    over_all = jax.nn.log_softmax(logits / (settings.temperature or 1))
+    np.testing.assert_allclose(logp, over_all[token], atol=1e-5)
+    without = rows(jnp.where(allowed, logits, -1e9), u, jnp.ones(320, bool))
+    np.testing.assert_array_equal(token, without[0])
+    np.testing.assert_allclose(truncated, without[2], atol=1e-5)
+    if settings == Sampling():
+        np.testing.assert_allclose(truncated - logp, jnp.full(200, -jax.nn.logsumexp(over_all[allowed])), atol=1e-5)
+
+
+def test_each_row_ends_with_its_own_stop_ids_and_has_allowed_ids_only(cfg, params, base):
+    """One program serves all agents: where every id is allowed, rows with the stop ids of `base` are those of `base`."""
+    stop = jnp.broadcast_to(STOP, (2, 3, 40)).at[1, 2].set(jnp.resize(jnp.array([50, 51]), 40))  # the last prompt of agent 1
+
+    def run(allowed):
+        inputs = make_inputs(cfg)._replace(stop=stop, allowed=jnp.asarray(allowed))
+        return jax.device_get(sample(params, cfg, Sampling(max_new_tokens=NEW), inputs))
+
+    out = run(np.ones(320, bool))
+    for index in ((0,), (1, slice(2))):
+        assert_same_rows(rows(out, index), rows(base, index))
+    last = rows(out, (1, 2))
+    assert (last.tokens[~last.action_mask] == 50).all() and last.action_mask.sum() > rows(base, (1, 2)).action_mask.sum()
+    assert not np.isin(last.tokens[:, :-1][last.action_mask[:, 1:]], [50, 51]).any(), "a row ends at its stop id"
+    allowed = np.arange(320) % 3 > 0
+    out = run(allowed)
+    assert allowed[out.tokens[out.action_mask]].all()
+    first = (out.truncated_logprobs - out.logprobs)[..., 0]
+    assert (first > 0.01).all(), "the probability of other ids is spread over the allowed ones"
+    np.testing.assert_allclose(first, np.broadcast_to(first[..., :1], first.shape), atol=1e-5)  # all rows of a prompt
 
 
 # --- log-probabilities ---------------------------------------------------------------------------------------------------

@@ -51,7 +51,6 @@ def assert_same_rows(got, expected, params, cfg, settings, prompts, keys):
     random number 1e-5 away would choose."""
     ids, lengths = prompts
     uniforms = np.asarray(choice.uniforms(keys.reshape(-1), NEW)).reshape(NEW, *keys.shape)
-    ends = jnp.zeros(cfg.vocab_size, bool).at[STOP].set(True)
     agents = [jax.tree.map(lambda x, a=a: x[a], params) for a in range(len(keys))]
     same = np.ones(keys.shape, bool)
     for a, p, g in np.ndindex(*keys.shape):
@@ -63,7 +62,7 @@ def assert_same_rows(got, expected, params, cfg, settings, prompts, keys):
         logits = decoder.forward(agents[a], cfg, jnp.asarray(so_far))[-1]
         seen = jnp.zeros(cfg.vocab_size, bool).at[so_far].set(True) if settings.repetition_penalty != 1 else None
         near = [
-            choice.choose(logits, jnp.float32(uniforms[t, a, p, g] + d), jnp.int32(t), seen, ends, settings)[0]
+            choice.choose(logits, jnp.float32(uniforms[t, a, p, g] + d), jnp.int32(t), seen, jnp.asarray(STOP), settings)[0]
             for d in (-1e-5, 1e-5)
         ]
         assert row[t] in near, f"row {a, p, g} differs at token {t}"

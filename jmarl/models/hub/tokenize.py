@@ -232,11 +232,21 @@ def template_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
     return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False) for text in (before, after))
 
 
-def stop_ids(tokenizer: Any) -> tuple[int, ...]:
-    """Return ids that end a completion: the end of sequence, then every `STOP_TOKENS` that is a special token."""
+def stop_ids(tokenizer: Any, others: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return ids that end a completion: the end of sequence, the others that have a token, then every `STOP_TOKENS` that is a
+    special token. Raises ValueError if there is none.
+
+    others: end tokens of the model's own files.
+    """
     special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids += [i for i in others if tokenizer.convert_ids_to_tokens(i) is not None]
     ids += [special[token] for token in STOP_TOKENS if token in special]
+    if not ids:
+        raise ValueError(
+            "no token ends a completion: the tokenizer has no eos_token, and generation_config.json and config.json have no "
+            'eos_token_id that is a token; set tokenizer.eos_token, such as tokenizer.eos_token = "</s>"'
+        )
     return tuple(dict.fromkeys(ids))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jmarl.models.hub.agents import Agent, check_vocabulary, load_tokenizer
+from jmarl.models.hub.agents import Agent, check_vocabulary, load_tokenizer, with_end_tokens
 from jmarl.models.hub.hf_format import HEAD, Tensor, config_from_hf, params_from_tensors, tensors_from_params
 
 FAST = "AutoTokenizer.from_pretrained(...) of a model with a tokenizer.json"
@@ -26,6 +26,7 @@ class TransformersModel(Protocol):
     """A `transformers.PreTrainedModel` with weights in memory, such as of `AutoModelForCausalLM.from_pretrained`."""
 
     config: Any
+    generation_config: Any
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
@@ -45,13 +46,14 @@ def agent_from_transformers(model: TransformersModel, tokenizer: Any = None) -> 
     Raises:
         ValueError: the architecture is unknown, weights are missing or on no device, or no tokenizer is known.
     """
-    name = model.config.name_or_path or type(model).__name__
-    config = config_from_hf(model.config.to_dict())
+    name, fields = model.config.name_or_path or type(model).__name__, model.config.to_dict()
+    config = config_from_hf(fields)
     tensors = {key: Tensor(tuple(x.shape), partial(_to_numpy, x, f"{key} of {name}")) for key, x in model.state_dict().items()}
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     check_fast(tokenizer)
     check_vocabulary(config, tokenizer, name)
-    return Agent(name, config, params_from_tensors(config, tensors, name), tokenizer)
+    generation = with_end_tokens(model.generation_config.to_diff_dict(), fields, tokenizer)
+    return Agent(name, config, params_from_tensors(config, tensors, name), tokenizer, generation)
 
 
 def copy_to_transformers(agent: Agent, model: TransformersModel) -> None:

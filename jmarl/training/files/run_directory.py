@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
-from jmarl.team import base_digests, to_checkpoint
+from jmarl.team import base_digests, team_changes, to_checkpoint
 from jmarl.training.files.attempt import attempt
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
 from jmarl.training.files.fingerprint import difference
@@ -232,10 +232,8 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
     old_config = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
     changes = {k: f"{k}: {old_config.get(k)!r} -> {config[k]!r}" for k in config if old_config.get(k) != config[k]}
     errors = [text for name, text in changes.items() if name not in MAY_CHANGE]
-    if old["team"] != new["team"]:
-        errors.append("team: other models, tokenizers or roles")
-    if old.get("critics", []) != new["critics"]:
-        errors.append("critics: other models or tokenizers")
+    errors += [f"team: {change}" for change in team_changes(old["team"], new["team"])]
+    errors += [f"critics: {change}" for change in team_changes(old.get("critics", []), new["critics"])]
     if old.get("environment", new.get("environment")) != new.get("environment"):
         errors.append(f"environment: {old['environment']} -> {new.get('environment')}")
     if old.get("bases", []) != new["bases"]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.evaluation.evaluate import Evaluation
-from jmarl.team import Team
+from jmarl.team import Team, to_agents
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.step_log import Step, StepLog, update_metrics
 from jmarl.training.logs.terminal import LOSS_TAG
@@ -35,9 +35,10 @@ class DataLog(StepLog):
         return row | {LOSS_TAG: self.losses[-1], "tokens_per_s": step.experience.tokens / seconds}
 
     def record(self, experience: Drawn) -> tuple[Any, dict[str, Any]]:
+        tokens = to_agents(self.team, [np.asarray(batch.tokens) for batch in experience.batches])
         texts = [
-            [spec.tokenizer.batch_decode(np.asarray(batch.tokens).reshape(-1, batch.tokens.shape[-1]))]
-            for spec, batch in zip(self.team.stacks, experience.batches, strict=True)
+            [spec.tokenizer.batch_decode(rows.reshape(-1, rows.shape[-1]))]
+            for spec, rows in zip(self.team.agent_specs, tokens, strict=True)
         ]
         return jax.device_get(experience), {"texts": texts}
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from jmarl.envs.base import Answer, Environment
 from jmarl.learning.setup import Setup
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
+from jmarl.models.hub.hf_format import Tensor, read_finite
 from jmarl.models.hub.peft import merge
 from jmarl.models.hub.tokenize import by_agent
 from jmarl.models.lora import model_of
@@ -118,7 +120,8 @@ def save_reward_model(directory: str | os.PathLike, model: RewardModel) -> None:
     (spec,), directory = model.team.stacks, Path(directory)
     params = jax.device_get(unstack(model.params[0], 0))
     (directory / HEAD).unlink(missing_ok=True)  # written last: without it the directory is incomplete
-    save_pretrained(directory, spec.config, merge(spec.config, without_value_head(params)), spec.tokenizer)
+    weights = merge(spec.config, without_value_head(params))
+    save_pretrained(directory, spec.config, weights, spec.tokenizer, spec.generation_config)
     metadata = {"mean": repr(model.mean), "std": repr(model.std), "compute_dtype": model.algorithm.compute_dtype}
     save_file({name: np.asarray(params[name]) for name in ("value", "value_bias")}, directory / HEAD, metadata=metadata)
     shutil.copymode(directory / "config.json", directory / HEAD)  # safetensors lets only the owner read it
@@ -135,7 +138,8 @@ def load_reward_model(directory: str | os.PathLike) -> RewardModel:
             "directory that jmarl.training.preferences.reward_model.save_reward_model wrote"
         )
     with safe_open(path, framework="numpy") as file:
-        head, metadata = {name: file.get_tensor(name)[None] for name in ("value", "value_bias")}, file.metadata()
+        tensors = {name: Tensor((), partial(file.get_tensor, name), str(path)) for name in ("value", "value_bias")}
+        head, metadata = {name: read_finite(x, name, "")[None] for name, x in tensors.items()}, file.metadata()
     team, (params,) = make_team([load_agent(directory)])
     algorithm = resolve(TrainConfig.of(algorithm="reward_model", compute_dtype=metadata["compute_dtype"]))
     params = params | jax.tree.map(jnp.asarray, head)
