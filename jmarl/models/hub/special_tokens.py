@@ -88,6 +88,12 @@ def _tokens(ids: Mapping[str, int], of_turns: frozenset[str]) -> SpecialTokens:
     return SpecialTokens(ids, of_turns.intersection(ids), heads, tails, max(map(len, ids), default=0))
 
 
+def spelled(tokenizer: Any, text: str) -> frozenset[str]:
+    """Return the special tokens that a text spells."""
+    tokens = special_tokens(tokenizer).ids
+    return frozenset(match[1] for match in _finder(frozenset(tokens)).finditer(text)) if tokens else frozenset()
+
+
 # --- contents ----------------------------------------------------------------------------------------------------------
 
 
@@ -160,11 +166,18 @@ class StandIns:
 @functools.lru_cache(maxsize=64)
 def _finder(tokens: frozenset[str]) -> re.Pattern[str]:
     """Return an expression that matches where a token begins, also inside another."""
-    return re.compile(f"(?=({_any_of(tokens)}))")
+    first = "".join(sorted({re.escape(token[0]) for token in tokens}))
+    return re.compile(f"(?=[{first}])(?=({_any_of(tokens)}))")
 
 
 def _any_of(tokens: Collection[str]) -> str:
     return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+
+
+@functools.lru_cache(maxsize=64)
+def _scanner(tokens: frozenset[str]) -> re.Pattern[str]:
+    """Return an expression that matches the tokens in a text, the longest at each place."""
+    return re.compile(_any_of(tokens))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -185,7 +198,7 @@ def encode_protected(tokenizer: Any, protected: Protected) -> list[int]:
     if not tokens.ids:
         return ids
     numbers = {*tokens.ids.values()} - {tokenizer.unk_token_id}
-    meant = [tokens.ids[x] for x in re.findall(_any_of(tokens.ids), protected.text)]
+    meant = [tokens.ids[x] for x in _scanner(frozenset(tokens.ids)).findall(protected.text)]
     if not protected.spells and [i for i in ids if i in numbers] == [i for i in meant if i in numbers]:
         return ids
     return _copy_of(tokenizer, str(tokenizer.chat_template or ""), len(tokenizer)).encode(protected)
@@ -222,7 +235,7 @@ class _Copy:
 
     def encode(self, protected: Protected) -> list[int]:
         """Return the token ids of a text, see `encode_protected`."""
-        named = re.sub(_any_of(self.ids), lambda match: self.names[match[0]], protected.text)
+        named = _scanner(frozenset(self.ids)).sub(lambda match: self.names[match[0]], protected.text)
         ids = self.backend.encode(encodable(protected.restore(named)), add_special_tokens=False).ids
         return [i for token in ids for i in self._written(token)]
 

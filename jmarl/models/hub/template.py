@@ -8,6 +8,7 @@ assistant in turn gets neighbors of one role as one message. What it refuses oth
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,6 +63,11 @@ def refuses_system(tokenizer: Any, chat: Chat) -> bool:
 
 def answer_start(tokenizer: Any, chat: Chat) -> str:
     """Return the white space that the template writes before an assistant's text, and a model writes in its completion."""
+    return _answer_start(tokenizer, str(tokenizer.chat_template), chat)
+
+
+@functools.lru_cache(maxsize=64)
+def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
     user = {"role": "user", "content": "-"}
     answered = render(tokenizer, [user, {"role": "assistant", "content": MARKER}], chat, False).plain.partition(MARKER)[0]
     asked = render(tokenizer, [user], chat).plain

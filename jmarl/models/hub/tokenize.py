@@ -2,7 +2,7 @@
 
 Host world, no jax. Only prompts are encoded: training uses the sampled tokens of a completion, which are never decoded and
 encoded again. A prompt that does not fit raises an error, since a cut prompt is another task; callers that want it cut use
-`cut_left`, or `cut_messages` for messages. `template` applies chat templates, and `special_tokens` encodes what they write.
+`cut`. `template` applies chat templates, and `special_tokens` encodes what they write.
 Text becomes tokens and text again without a change, unless the tokenizer normalizes it (NFC, lower case) or has no token for a
 character. Left out: padding (the sampler's buckets do it).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.special_tokens import Protected, encode_protected, protect_text
-from jmarl.models.hub.template import MARKER, TemplateRefusal, answer_start, render
+from jmarl.models.hub.template import MARKER, TemplateRefusal, answer_start, refuses_system, render
 
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
@@ -85,7 +86,7 @@ def protected_prompt(
 ) -> Protected:
     """Return the text to encode for a prompt: in the chat template, unless it is a text and `chat` is off.
 
-    special: see `encode_prompts`.
+    special: the special tokens that it may write without a template; None: all that it spells.
     """
     chat = as_chat(chat)
     if chat or isinstance(prompt, ChatPrompt):
@@ -115,6 +116,17 @@ def encode_prompt(
     return without_end(tokenizer, row, least=1)  # a first token may be the beginning of every text
 
 
+def warn_of_system(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:
+    """Warn if the template of an agent refuses the role system, and one of its prompts has such a message."""
+    chats = (prompt for prompt in map(as_prompt, prompts) if isinstance(prompt, ChatPrompt))
+    if any(m["role"] == "system" for prompt in chats for m in prompt.messages) and refuses_system(tokenizer, as_chat(chat)):
+        warnings.warn(
+            f"the chat template of agent {agent} refuses the role system: the text of such messages begins the next message of "
+            "the user; this warning appears once",
+            stacklevel=2,
+        )
+
+
 def text_start(tokenizer: Any) -> list[int]:
     """Return the token ids that the tokenizer puts before a text."""
     ids, text = (tokenizer.encode("a", add_special_tokens=added, verbose=False) for added in (True, False))
@@ -139,7 +151,7 @@ def encode_prompts(
     chat: bool | Chat = False,
     system: str | None = None,
     named: str = "prompt {}",
-    special: Collection[str] | None = None,
+    special: Sequence[Collection[str]] | None = None,
 ) -> list[list[int]]:
     """Return the token ids of each prompt. Raises ValueError if one is empty or leaves no room for `max_new_tokens`.
 
@@ -149,7 +161,7 @@ def encode_prompts(
         beginning-of-sequence token, as a template may have written it, gets no second one.
       system: a system message before each prompt.
       named: the name of a prompt in errors, formatted with its number.
-      special: the special tokens that a prompt without a template may write; None: all that it spells.
+      special: the special tokens that each prompt may write if it has no template; None: all that it spells.
     """
     if isinstance(prompts, str):
         raise TypeError(f"prompts must be a list of strings, got one string: {prompts[:40]!r}")
@@ -158,7 +170,7 @@ def encode_prompts(
     rows = []
     for i, prompt in enumerate(map(as_prompt, prompts)):
         with naming(named.format(i)):
-            row = encode_prompt(tokenizer, prompt, chat, system, special)
+            row = encode_prompt(tokenizer, prompt, chat, system, None if special is None else special[i])
         if not row:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         if len(row) + max_new_tokens > max_context:
@@ -188,7 +200,7 @@ def follow_ups(
     max_new_tokens: int = 0,
     chat: bool | Chat = False,
     named: str = "prompt {} of a later turn",
-    special: Collection[str] | None = None,
+    special: Sequence[Collection[str]] | None = None,
 ) -> list[list[int]]:
     """Append a new text to the tokens of each conversation (a prompt and its completion), which stay unchanged.
 
@@ -198,7 +210,7 @@ def follow_ups(
     rows = []
     for i, (history, text) in enumerate(zip(histories, map(as_prompt, texts), strict=True)):
         with naming(named.format(i)):
-            new = encode_follow_up(tokenizer, text, history[-1:], chat, special)
+            new = encode_follow_up(tokenizer, text, history[-1:], chat, None if special is None else special[i])
         if not new:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         row = [*history, *new]
@@ -219,6 +231,7 @@ def encode_follow_up(
 
     last: the last token of the completion. If it ends completions, the end of the message is not written a second time.
     """
+    text = as_prompt(text)
     if not (as_chat(chat) or isinstance(text, ChatPrompt)):
         protected = Protected(text) if special is None else protect_text(tokenizer, text, special)
         return without_end(tokenizer, encode_continuation(tokenizer, protected))
@@ -239,65 +252,6 @@ def chat_follow_up(tokenizer: Any, text: str, chat: bool | Chat = True) -> Prote
     return written._replace(text=written.text.partition(MARKER)[2])
 
 
-def cut_left(tokenizer: Any, row: Sequence[int], max_tokens: int, chat: bool | Chat = False) -> list[int]:
-    """Cut an encoded prompt on the left to `max_tokens`.
-
-    A beginning-of-sequence token at the start stays. With `chat` the template's tokens before and after a user's message stay,
-    and the message loses its first tokens; a conversation of several turns loses its oldest tokens, also within a message. With
-    chat=False a template in the prompt is cut like other text.
-    """
-    before, after = [], []
-    if chat:
-        before, after = template_ids(tokenizer, chat)
-    elif row[0] == tokenizer.bos_token_id:
-        before = list(row[:1])
-    room = max_tokens - len(before) - len(after)
-    if room < 1:
-        template = f", of which the chat template takes {len(before) + len(after)}" if chat else ""
-        raise ValueError(f"there is room for {max_tokens} tokens of a prompt{template}: lower max_new_tokens")
-    return [*before, *row[len(before) : len(row) - len(after)][-room:], *after]
-
-
-def cut_messages(tokenizer: Any, prompt: ChatPrompt, max_tokens: int, chat: bool | Chat = True) -> list[int]:
-    """Encode messages in the chat template, without the characters at their beginning that leave no room for the others.
-
-    The template stays whole, with the role of each message. The oldest messages lose their text first, then those of role
-    system, then the last one. Raises ValueError if the template takes all `max_tokens`.
-    """
-    last = len(prompt.messages) - 1
-    order = sorted(range(last + 1), key=lambda i: 2 if i == last else prompt.messages[i]["role"] == "system")
-
-    def encoded(cut: int) -> list[int]:
-        messages = [dict(message) for message in prompt.messages]
-        for i in order:
-            content = messages[i]["content"]
-            messages[i]["content"], cut = content[cut:], max(cut - len(content), 0)
-        return encode_prompt(tokenizer, ChatPrompt(messages), chat)
-
-    too_few, enough = 0, max(sum(len(message["content"]) for message in prompt.messages) - 1, 0)
-    row = encoded(enough)
-    if len(row) > max_tokens:
-        raise ValueError(
-            f"there is room for {max_tokens} tokens of a prompt, and the chat template of its {last + 1} messages takes "
-            f"{len(row) - 1}: lower max_new_tokens, or give fewer messages"
-        )
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if len(shorter := encoded(middle)) <= max_tokens:
-            enough, row = middle, shorter
-        else:
-            too_few = middle
-    return row
-
-
-def template_ids(tokenizer: Any, chat: bool | Chat = True) -> tuple[list[int], list[int]]:
-    """Return the token ids of the chat template before and after a user's message."""
-    text = render(tokenizer, [{"role": "user", "content": MARKER}], as_chat(chat))
-    before, _, after = text.text.partition(MARKER)
-    ids = encode_protected(tokenizer, text._replace(text=after))
-    return encode_protected(tokenizer, text._replace(text=before)), without_end(tokenizer, ids)
-
-
 # --- completions -------------------------------------------------------------------------------------------------------
 
 
@@ -309,20 +263,39 @@ def stop_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def encode_completion(tokenizer: Any, text: str, end: int, chat: bool | Chat = False) -> list[int]:
-    """Return the token ids of a completion, and `end` after them, once if the text ends with this token too.
+def encode_answer(tokenizer: Any, text: str, chat: bool | Chat = False, special: Collection[str] | None = None) -> list[int]:
+    """Return the token ids of a text that follows a prompt as its completion, without the token that ends it.
 
-    With `chat` it follows a prompt in the template, and is text as a message of the assistant would be. Otherwise the special
-    tokens that it spells are tokens.
+    With `chat` it is text as a message of the assistant is.
+    special: the special tokens that it may write without a chat; None: all that it spells.
     """
-    ending = tokenizer.convert_ids_to_tokens(end)
-    text = text.rstrip().removesuffix(ending) if text.rstrip().endswith(ending) else text
     if not chat:
-        return [*encode_continuation(tokenizer, Protected(text)), end]
-    protected = protect_text(tokenizer, text, own=True)
-    start = answer_start(tokenizer, as_chat(chat))
+        return encode_continuation(tokenizer, Protected(text) if special is None else protect_text(tokenizer, text, special))
+    protected, start = protect_text(tokenizer, text, own=True), answer_start(tokenizer, as_chat(chat))
     start = "" if text.startswith(start) else start
-    return [*encode_continuation(tokenizer, protected._replace(text=start + protected.text)), end]
+    return encode_continuation(tokenizer, protected._replace(text=start + protected.text))
+
+
+def encode_completion(
+    tokenizer: Any, text: str, end: int, chat: bool | Chat = False, special: Collection[str] | None = None
+) -> list[int]:
+    """Return the token ids of a completion and `end` after them: once, also if the text of a data set ends with it.
+
+    Arguments as for `encode_answer`.
+    """
+    ending, text_end = tokenizer.convert_ids_to_tokens(end), text.rstrip()
+    text = text_end.removesuffix(ending) if special is None and text_end.endswith(ending) else text
+    return [*encode_answer(tokenizer, text, chat, special), end]
+
+
+def message_end(tokenizer: Any, chat: bool | Chat) -> int | None:
+    """Return the first token that the chat template writes after an assistant's message."""
+    return _message_end(tokenizer, str(tokenizer.chat_template), as_chat(chat))
+
+
+@functools.lru_cache(maxsize=64)
+def _message_end(tokenizer: Any, template: str, chat: Chat) -> int | None:
+    return next(iter(encode_protected(tokenizer, chat_follow_up(tokenizer, "-", chat))), None)
 
 
 def encode_continuation(tokenizer: Any, protected: Protected) -> list[int]:

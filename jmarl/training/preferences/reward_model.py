@@ -43,7 +43,6 @@ from jmarl.training.preferences.encoding import (
     Examples,
     encode_completions,
     encode_pairs,
-    end_token,
     example_scores,
     text_of,
 )
@@ -86,10 +85,9 @@ class RewardModel(NamedTuple):
         if len(prompts) != len(completions):
             raise ValueError(f"prompts of {len(prompts)} agents and completions of {len(completions)}: give both of all agents")
         spec, tokens = self.team.stacks[0], []
-        end = end_token(spec, chat=False)
         for i, texts in enumerate(zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)):
             prompt, *answers = joint_texts(*texts)
-            tokens.append([encode_completions(spec, prompt, answers, False, end, f"joint action {i}")])
+            tokens.append([encode_completions(spec, prompt, answers, False, f"joint action {i}", special=())])
         return (self.values(tokens)[:, 0] - self.mean) / self.std
 
     def values(self, tokens: Sequence[Sequence[AgentTokens]]) -> np.ndarray:
@@ -175,7 +173,7 @@ def fit_reward_model(
     if result.interrupted:
         raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.run.num_updates} updates")
     model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], resolve(cfg))
-    values = model.values(encode_pairs(team, training, chat=False))
+    values = model.values(encode_pairs(team, training, chat=False, special=()))
     return model._replace(mean=float(values.mean()), std=float(max(values.std(), 1e-6))), result
 
 
