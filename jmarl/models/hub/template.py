@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -76,10 +77,25 @@ def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
 
 
 def _apply(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generation_prompt: bool) -> str:
-    values = dict(chat.template_kwargs)
-    if chat.date is not None:
-        values["strftime_now"] = datetime.datetime.combine(chat.date, datetime.time()).strftime
-    return tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=add_generation_prompt, **values)
+    template = tokenizer.get_chat_template(tools=chat.template_kwargs.get("tools"))
+    if chat.date is not None and "strftime_now" in template:
+        template = _with_clock(template, chat.date)
+    return tokenizer.apply_chat_template(
+        [*messages],
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+        **chat.template_kwargs,
+    )
+
+
+def _with_clock(template: str, date: datetime.date) -> str:
+    """Return a template in which strftime_now writes the beginning of a day. transformers passes no functions to templates."""
+    time = datetime.datetime.combine(date, datetime.time())
+    codes = [*(f"%{x}" for x in "aAbBcdDeFGHhIjmMpRSTuUVwWxXyYZz"), *(f"%-{x}" for x in "dmHIMSjyUW"), "%%"]
+    replaced = "".join(f"|replace({code!r}, {time.strftime(code)!r})" for code in codes)
+    first_line = re.sub(r"^[ \t]+(?={%(?!\+))", "", template)  # blanks that Jinja would remove at the beginning of a line
+    return f"{{% macro strftime_now(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}{{{{ '' }}}}{first_line}"
 
 
 def _variants(messages: Sequence[Message]) -> Iterator[list[Message]]:
