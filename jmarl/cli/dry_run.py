@@ -19,7 +19,7 @@ from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import describe
-from jmarl.learning.per_agent import check_stacks, initial_state, with_adapters
+from jmarl.learning.per_agent import check_agents, check_stacks, initial_state, with_adapters
 from jmarl.models import sharding
 from jmarl.models.heads import with_value_head
 from jmarl.models.hub.special_tokens import special_tokens
@@ -89,6 +89,7 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
     team = load_team(cfg)
+    check_agents(cfg.train, team.num_agents)
     check_stacks(cfg.train, team)
     texts = algorithm.row.data == "texts"
     encode, kind = (encode_trajectories, "text") if texts else (encode_pairs, "pair")

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
-from jmarl.config import Preference, TrainConfig, flat
+from jmarl.config import Preference, TrainConfig, flat, per_agent_values
 from jmarl.envs.base import Answer, Environment
 from jmarl.learning.setup import Setup
 from jmarl.models.heads import without_value_head
@@ -159,7 +159,7 @@ def fit_reward_model(
     Returns:
         The model, and a result with its accuracy on the held-out pairs before and after training.
     """
-    if cfg.episodes.chat:
+    if any(per_agent_values(cfg.episodes.chat)):
         raise ValueError("chat=True is not there for a reward model: it reads all agents' texts as one; leave it out")
     cfg = settle(cfg)
     team, start = make_team([agent], lora=cfg.lora.lora_rank > 0)
