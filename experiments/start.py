@@ -173,7 +173,8 @@ def start(
 
 def imitation_settings(cfg: ImitationConfig) -> TrainConfig:
     """Return the settings of the imitation."""
-    shared = {name: flat(cfg)[name] for name in ("seed", "chat", "compute_dtype", "remat", "progress", "log_every")}
+    names = ("seed", "chat", "chat_template_kwargs", "chat_date", "compute_dtype", "remat", "progress", "log_every")
+    shared = {name: flat(cfg)[name] for name in names}
     return TrainConfig.of(
         algorithm="sft", num_updates=cfg.imitation_updates, batch_size=cfg.imitation_batch_size,
         micro_batches=cfg.optimizer.micro_batches_of(cfg.imitation_batch_size), learning_rate=cfg.imitation_learning_rate,

@@ -293,7 +293,7 @@ def rows_of(
         prompt = turn.prompts[agent][p]
         k = p * len(turn.joint) + j
         observation: Any = prompt
-        if episodes.chat or isinstance(prompt, ChatPrompt):
+        if episodes.chat_settings.of(agent) or isinstance(prompt, ChatPrompt):
             messages = prompt.messages if isinstance(prompt, ChatPrompt) else ({"role": "user", "content": prompt},)
             observation = {"messages": [dict(message) for message in messages], "done": False}
         components = {name: number(values[k]) for name, values in turn.parts.items() if math.isfinite(values[k])}

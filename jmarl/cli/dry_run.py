@@ -7,6 +7,7 @@ such as the prompts of later turns.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +19,11 @@ from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import describe
-from jmarl.learning.per_agent import check_stacks, initial_state, with_adapters
+from jmarl.learning.per_agent import check_agents, check_stacks, initial_state, with_adapters
 from jmarl.models import sharding
 from jmarl.models.heads import with_value_head
-from jmarl.models.hub.tokenize import encode_prompts, prompt_text
+from jmarl.models.hub.special_tokens import special_tokens
+from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.randomness import TRAIN, Randomness
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.sampling.generate import NO_LIMIT
@@ -37,6 +39,7 @@ from jmarl.training.seeds import check_seeds
 from jmarl.training.start import start
 
 SHOWN = 3  # prompts and examples
+LEGEND = "special tokens are in ⟨ ⟩; everything else is text, whatever it spells"
 
 
 def checked_run(cfg: ExperimentConfig) -> list[str]:
@@ -69,16 +72,16 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     lines += [shared] if shared else []
     if level := sandbox_level(describe(env)):
         lines.append(f"sandbox level {level}")
+    lines.append(LEGEND)
     _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
     for number in range(min(SHOWN, len(items))):
         for agent, spec in enumerate(team.agent_specs):
             if (prompt := prompts[agent][number]) is None:
                 lines.append(f"--- task {number}, agent {agent}: does not act in the first turn")
                 continue
-            chat = cfg.train.episodes.chat
-            count = len(encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat)[0])
-            text = prompt_text(spec.tokenizer, prompt, chat)[0]
-            lines.append(f"--- task {number}, agent {agent}: {plural(count, 'token')}\n{text}")
+            ids = encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, cfg.train.episodes.chat_settings.of(agent))[0]
+            text = shown(spec.tokenizer, ids)
+            lines.append(f"--- task {number}, agent {agent}: {plural(len(ids), 'token')}\n{text}")
     return lines, checkpoint_bytes(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
 
 
@@ -88,14 +91,15 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
     team = load_team(cfg)
+    check_agents(cfg.train, team.num_agents)
     check_stacks(cfg.train, team)
     texts = algorithm.row.data == "texts"
     encode, kind = (encode_trajectories, "text") if texts else (encode_pairs, "pair")
-    tokens = encode(team, data, cfg.train.episodes.chat)
-    encode(team, held_out, cfg.train.episodes.chat)
+    tokens = encode(team, data, cfg.train.episodes.chat_settings)
+    encode(team, held_out, cfg.train.episodes.chat_settings)
     lines = [f"{plural(len(data), kind)} to train on, {len(held_out)} held out; {agents_line(team)}"]
     lines += [shared] if (shared := shared_examples(data, held_out)) else []
-    lines.append("trained tokens are in ⟦ ⟧, separated by |")
+    lines.append("trained tokens are in ⟦ ⟧, separated by |; " + LEGEND)
     weights = {1: algorithm.bc_weight, 2: algorithm.world_model_weight} if texts else {}
     for number, example in enumerate(tokens[:SHOWN]):
         for agent, part in enumerate(example):
@@ -112,9 +116,21 @@ def load_team(cfg: ExperimentConfig) -> Team:
     return team_of(cfg.team)
 
 
+def shown(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of token ids, with special tokens in ⟨ ⟩; brackets of the text itself have a backslash."""
+    names = {i: text for text, i in special_tokens(tokenizer).ids.items()}
+    parts = []
+    for special, run in itertools.groupby(ids, lambda i: i in names):
+        if special:
+            parts += [f"⟨{names[i]}⟩" for i in run]
+        else:
+            parts.append(decode(tokenizer, [[*run]])[0].replace("⟨", r"\⟨").replace("⟩", r"\⟩"))
+    return "".join(parts)
+
+
 def marked(tokenizer: Any, part: AgentTokens, weights: dict[int, float]) -> list[str]:
     """Return the prompt and the rows of an example, with trained tokens marked. weights: of the kinds of tokens of a text."""
-    lines = [tokenizer.decode(part.prompt)]
+    lines = [shown(tokenizer, part.prompt)]
     names = ("chosen", "rejected") if len(part.rows) == 2 else ("",)
     for name, row in zip(names, part.rows, strict=True):
         kinds = part.kinds or [1] * len(row)
@@ -124,7 +140,7 @@ def marked(tokenizer: Any, part: AgentTokens, weights: dict[int, float]) -> list
             if not runs or runs[-1][0] != is_trained:
                 runs.append((is_trained, []))
             runs[-1][1].append(token)
-        texts = [f"⟦{'|'.join(tokenizer.convert_ids_to_tokens(ids))}⟧" if on else tokenizer.decode(ids) for on, ids in runs]
+        texts = [f"⟦{'|'.join(tokenizer.convert_ids_to_tokens(ids))}⟧" if on else shown(tokenizer, ids) for on, ids in runs]
         lines.append(f"{name}: {''.join(texts)}" if name else "".join(texts))
     return lines
 

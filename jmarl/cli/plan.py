@@ -131,6 +131,6 @@ def measure_prompts(cfg: Any, team: Any, prompt_tokens: int | None) -> tuple[int
         if any(isinstance(spec.tokenizer, UnknownTokenizer) for spec in team.stacks):
             raise ValueError("a model has no tokenizer.json, so prompts cannot be measured: give --prompt-tokens")
         _, prompts = task.env.reset(task.items[:64], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
-        rows = tokenize(team, prompts, cfg.train.sampling, cfg.train.episodes.chat, allow_long=True)
+        rows = tokenize(team, prompts, cfg.train.sampling, cfg.train.episodes.chat_settings, allow_long=True)
         prompt_tokens = max(len(row) for agent in rows for row in agent)
     return prompt_tokens, len(task.held_out)

@@ -12,6 +12,7 @@ from jmarl.config.sections import (
     LORA_TARGETS,
     ONLY_WITH,
     Aggregation,
+    Chat,
     Critic,
     Episodes,
     LoRA,
@@ -20,6 +21,7 @@ from jmarl.config.sections import (
     Sampling,
     Scale,
     Section,
+    as_chat,
     per_agent_values,
 )
 from jmarl.config.train_config import SECTION_OF, SECTIONS, TrainConfig, by_field, flat
@@ -46,6 +48,7 @@ __all__ = [
     "SECTIONS",
     "SECTION_OF",
     "Aggregation",
+    "Chat",
     "Count",
     "CountOrOff",
     "Critic",
@@ -67,6 +70,7 @@ __all__ = [
     "TaskConfig",
     "TeamConfig",
     "TrainConfig",
+    "as_chat",
     "by_field",
     "check",
     "check_fields",

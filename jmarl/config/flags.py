@@ -41,7 +41,23 @@ def parse_flags(cls: type[C], arguments: Sequence[str] | None = None) -> C:
 
     arguments = sys.argv[1:] if arguments is None else arguments
     paths = flag_paths(cls)
-    return tyro.cli(cls, args=[long_flag(argument, paths) for argument in arguments], registry=registry)
+    return tyro.cli(cls, args=with_value([long_flag(x, paths) for x in arguments], paths.get("chat", "")), registry=registry)
+
+
+def with_value(arguments: Sequence[str], path: str) -> list[str]:
+    """Return arguments in which a switch that may also have one value per agent has a value: --X True for --X.
+
+    path: of the setting; one of another class, which is only a switch, is left as it is."""
+    section, _, name = path.rpartition(".")
+    if not section.endswith("episodes"):
+        return [*arguments]
+    result: list[str] = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == f"--{section}.no-{name}":
+            result += [f"--{path}", "False"]
+        else:
+            result += [argument, "True"] if argument == f"--{path}" and following not in ("True", "False") else [argument]
+    return result
 
 
 def _environment(text: str) -> EnvironmentConfig:

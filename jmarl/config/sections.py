@@ -6,6 +6,8 @@ so the short name of a setting is enough in flags, YAML files and `TrainConfig.o
 from __future__ import annotations
 
 import dataclasses
+import datetime
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from jmarl.config.validation import Count, CountOrAuto, CountOrOff, NotNegative, Positive, Range, Share, check, check_fields
@@ -15,6 +17,45 @@ Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 Decay = Annotated[float, Range(0, 1, high_open=True, note="0 is off")]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
 CHANGES = ("data", "reward")  # what `allow_changed` can allow
+
+
+# Arguments of `apply_chat_template` that are no values of a template, or follow from the prompt.
+NOT_OF_TEMPLATES = {
+    "messages", "conversation", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "strftime_now",
+    "return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs", "padding", "truncation", "max_length",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """Whether prompts are put into chat templates, and what templates read besides the messages."""
+
+    on: bool | tuple[bool, ...] = False
+    """For all agents, or one per agent."""
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    date: datetime.date | None = None
+    """What templates write as today's date; None: today's."""
+
+    def of(self, agent: int) -> Chat:
+        """Return the settings of one agent."""
+        return dataclasses.replace(self, on=self.on[agent]) if isinstance(self.on, tuple) else self
+
+    def __bool__(self) -> bool:
+        if isinstance(self.on, tuple):
+            raise TypeError("chat has one value per agent: choose an agent with `of`")
+        return self.on
+
+
+def as_chat(chat: bool | Chat) -> Chat:
+    """Return settings of chats; a bool says whether prompts are put into templates."""
+    return chat if isinstance(chat, Chat) else Chat(chat)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 class Section:
@@ -69,8 +110,15 @@ class Episodes(Section):
     """Prompts of a step (P)."""
     num_generations: Count = 8
     """Completions of each prompt and agent (G, the group)."""
-    chat: bool = False
-    """Put prompts into the tokenizer's chat template."""
+    chat: bool | tuple[bool, ...] = False
+    """Put prompts into the tokenizer's chat template. One for all agents, or one per agent (as a flag: --chat True False).
+    What agents, environments and data write is text inside a template, whatever special tokens it spells. Without a template
+    the special tokens in a prompt are tokens; in later turns those that the prompts of the first turn spell, and no agent."""
+    chat_template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    """Further values that chat templates read, such as enable_thinking: false. As a flag: JSON."""
+    chat_date: str = "auto"
+    """The date (2026-11-26) that chat templates write where they ask for today's. auto: the day on which the run first starts;
+    the run keeps it when it resumes."""
     joint_mode: Literal["aligned", "cross", "counterfactual"] = "aligned"
     """aligned: completion g of every agent forms a joint action. cross: all G^N combinations do. counterfactual: each
     completion of an agent is judged together with the first completions of all other agents and, with several turns, with what
@@ -107,6 +155,11 @@ class Episodes(Section):
     overlap_rewards: bool = True
     """False: wait for the rewards of a part before the next is sampled, all in one thread. The numbers are the same."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.chat_date, datetime.date):  # as YAML reads a date
+            object.__setattr__(self, "chat_date", self.chat_date.isoformat())
+        super().__post_init__()
+
     def check_together(self) -> None:
         threshold = self.early_termination_threshold
         check("early_termination_threshold", threshold, threshold is None or self.num_turns > 1, "None where num_turns=1")
@@ -114,10 +167,20 @@ class Episodes(Section):
             allowed = ("aligned", "counterfactual") if self.branching == "chain" else ("aligned", "cross")
             text = f"one of {allowed} for branching={self.branching} with several turns"
             check("joint_mode", self.joint_mode, self.joint_mode in allowed, text)
+        check("chat_date", self.chat_date, self.chat_date == "auto" or _is_date(self.chat_date), "auto, or a date: 2026-11-26")
+        if taken := sorted(self.chat_template_kwargs.keys() & NOT_OF_TEMPLATES):
+            text = f"without {taken[0]!r}, which jmarl sets"
+            check("chat_template_kwargs", self.chat_template_kwargs, False, text)
         others = {"num_turns": self.num_turns > 1, "sample_parts": self.sample_parts > 1}
         others["dynamic_sampling"] = self.dynamic_sampling > 0
         for name in [name for name, given in others.items() if given and self.async_steps]:
             check("async_steps", self.async_steps, False, f"0 with {name}={getattr(self, name)}")
+
+    @property
+    def chat_settings(self) -> Chat:
+        """How the agents' prompts are put into chat templates."""
+        date = None if self.chat_date == "auto" else datetime.date.fromisoformat(self.chat_date)
+        return Chat(self.chat, self.chat_template_kwargs, date)
 
     @property
     def forks(self) -> bool:

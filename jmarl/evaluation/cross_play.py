@@ -106,12 +106,16 @@ def sample_texts(
     teams: Sequence[Sequence[Agent]], names: Sequence[str], prompts: Sequence[Sequence[str]], cfg: TrainConfig
 ) -> tuple[Texts, ...]:
     """Return the texts [k][N][P][G] of all agents for prompts [N][P]. Each agent's prompts are sampled once."""
-    settings, chat, group = cfg.eval_sampling(), cfg.episodes.chat, cfg.run.eval_generations
+    settings, chat, group = cfg.eval_sampling(), cfg.episodes.chat_settings, cfg.run.eval_generations
     players = [player for agents in teams for player in players_of(agents)]
     for i, player in enumerate(players):
-        check_template(player.agent.tokenizer, chat, player.number, names[i // len(prompts)])
-    limits = (settings.max_new_tokens, chat)
-    rows = [encode_prompts(p.agent.tokenizer, prompts[p.number], p.agent.config.max_positions, *limits) for p in players]
+        check_template(player.agent.tokenizer, bool(chat.of(player.number)), player.number, names[i // len(prompts)])
+    rows = [
+        encode_prompts(
+            p.agent.tokenizer, prompts[p.number], p.agent.config.max_positions, settings.max_new_tokens, chat.of(p.number)
+        )
+        for p in players
+    ]
     stacks = stacks_of(players)
     specs = [stack_of(players, i) for i in stacks]
     team, devices, done = Team(tuple(specs)), mesh_for(cfg.run.mesh, [len(i) for i in stacks]), []

@@ -137,8 +137,8 @@ def update_one_stack(
 def check_agents(cfg: TrainConfig, num_agents: int) -> None:
     """Raise a ValueError for settings of single agents that do not fit a team of this size. Experiments call it before they
     load models."""
-    for name in (*PER_AGENT, "optimizer"):
-        value = getattr(cfg.optimizer, name)
+    values = {name: getattr(cfg.optimizer, name) for name in (*PER_AGENT, "optimizer")} | {"chat": cfg.episodes.chat}
+    for name, value in values.items():
         if isinstance(value, tuple) and len(value) != num_agents:
             raise ValueError(
                 f"{name}={value} has {len(value)} values for {num_agents} agents: give one for all, or one per agent"

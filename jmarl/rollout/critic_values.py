@@ -15,7 +15,7 @@ from jmarl.learning.batches import concatenate_prompts, critic_positions, one_pe
 from jmarl.learning.critics import check_context, penalizes_tokens, reuses_values, value_stack, with_penalty
 from jmarl.learning.setup import Setup
 from jmarl.models import lora
-from jmarl.models.hub.tokenize import by_agent, decode, encode_prompts
+from jmarl.models.hub.tokenize import by_agent, decode, encode_answer, encode_prompts
 from jmarl.randomness import GREEDY, Randomness
 from jmarl.rl.returns import credit, discounted
 from jmarl.rollout.make_batches import to_batches
@@ -162,12 +162,12 @@ def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, episodes: Epi
     """Return the prompts of all agents, and for a critic of type q their completions, as tokens of the central critic."""
     read = turn.prompts if episodes.history == "none" else conversations(team, turn)
     texts = [by_agent(node) for node in zip(*read, strict=True)]
-    prompts = encode_prompts(spec.tokenizer, texts, NO_LIMIT)
+    prompts = encode_prompts(spec.tokenizer, texts, NO_LIMIT, special=[()] * len(texts))  # agents may have written them
     actions: list[list[list[int]]] = [[[] for _ in turn.joint] for _ in prompts]
     if kind == "q":
         for p in range(len(prompts)):
             joint = ["\n" + by_agent(turn.texts[n][p][g] for n, g in enumerate(action)) for action in turn.joint]
-            actions[p] = [spec.tokenizer.encode(text, add_special_tokens=False) for text in joint]
+            actions[p] = [encode_answer(spec.tokenizer, text, special=()) for text in joint]
     longest, room = max(len(row) for node in actions for row in node), spec.config.max_positions
     for p, row in enumerate(prompts):
         if len(row) + longest + 1 > room:

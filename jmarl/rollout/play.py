@@ -18,6 +18,7 @@ from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import counterfactual
 from jmarl.rollout.chunks import CallQueue, join_answers, num_parts
+from jmarl.rollout.spelling import Spellings, allowed, first_spellings, next_spellings
 from jmarl.rollout.turns import Rollout, Turn, join_completions, padded_nodes, take_rows_of_nodes
 from jmarl.sampling.generate import (
     Encoded,
@@ -25,6 +26,7 @@ from jmarl.sampling.generate import (
     Rows,
     Sampler,
     SampleRequest,
+    Special,
     cut_long,
     on_host,
     pad,
@@ -61,6 +63,7 @@ class Nodes(NamedTuple):
     items: np.ndarray  # [P] as in `Turn`
     ids: np.ndarray  # [P] uint32: tell nodes apart in the random keys, by their path through the tree
     max_nodes: int  # nodes if no episode had ended before
+    spellings: Spellings  # [N][P] the special tokens in the episodes so far
     past: Past | None = None
     num_long: int = 0  # prompts that were too long and are cut, or joint actions that do not continue because of one
 
@@ -122,12 +125,14 @@ def first_nodes(game: Game, items: Sequence[dict]) -> Nodes:
     team, settings, episodes = game.team, game.settings, game.episodes
     states, prompts = game.env.reset(items, game.rng)
     check_number_of_agents(team, prompts)
-    rows = tokenize(team, prompts, settings, episodes.chat, allow_long=episodes.long_prompts == "truncate_left")
+    chat = episodes.chat_settings
+    rows = tokenize(team, prompts, settings, chat, allow_long=episodes.long_prompts == "truncate_left")
     num_long = int(too_long(team, rows, settings).sum())
-    rows = cut_long(team, rows, prompts, settings, episodes.chat) if num_long else rows
+    rows = cut_long(team, rows, prompts, settings, chat) if num_long else rows
     numbers = np.arange(len(items))
     ids = (numbers + game.randomness.draw * len(items)).astype(np.uint32)
-    return Nodes(states, prompts, rows, rows, numbers, numbers, ids, len(items), num_long=num_long)
+    spellings = first_spellings(team, prompts)
+    return Nodes(states, prompts, rows, rows, numbers, numbers, ids, len(items), spellings, num_long=num_long)
 
 
 def first_request(game: Game, items: Sequence[dict], group: int) -> SampleRequest:
@@ -322,7 +327,8 @@ def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndar
         raise ValueError(
             "history='append' needs agents that act in every turn, and here they act in turns: set history to 'none'"
         )
-    rows, history = next_rows(game, nodes, played, continuing, prompts)
+    spellings = next_spellings(team, nodes.spellings, turn, continuing, prompts)
+    rows, history = next_rows(game, nodes, played, continuing, prompts, allowed(spellings))
     long, drop = too_long(team, rows, settings), episodes.long_prompts == "drop"
     num_long = int((long.any(0) if drop else long).sum())
     if num_long and drop:
@@ -330,13 +336,14 @@ def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndar
         states, continuing = [states[i] for i in staying], continuing[staying]
         prompts = [[row[i] for i in staying] for row in prompts]
         rows, history = ([[row[i] for i in staying] for row in x] for x in (rows, history))
+        spellings = [[row[i] for i in staying] for row in spellings]
     elif num_long:
-        rows = cut_long(team, rows, prompts, settings, episodes.chat, whole=episodes.history == "none")
+        rows = cut_long(team, rows, prompts, settings, episodes.chat_settings, whole=episodes.history == "none")
     node, joint = np.divmod(continuing, len(turn.joint))
     branches = 1 if episodes.forks else len(turn.joint)
     ids = (nodes.ids[node].astype(np.uint64) * branches + joint).astype(np.uint32)
     max_nodes = nodes.max_nodes * branches
-    following = Nodes(states, prompts, rows, rows, continuing, nodes.items[node], ids, max_nodes, num_long=num_long)
+    following = Nodes(states, prompts, rows, rows, continuing, nodes.items[node], ids, max_nodes, spellings, num_long=num_long)
     caches = tuple(done.cache for done in turn.completions)
     if episodes.history == "none" or caches[0] is None or (num_long and not drop) or not states:
         return following
@@ -346,7 +353,12 @@ def next_nodes(game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndar
 
 
 def next_rows(
-    game: Game, nodes: Nodes, played: PlayedTurn, continuing: np.ndarray, prompts: Sequence[Sequence[Any]]
+    game: Game,
+    nodes: Nodes,
+    played: PlayedTurn,
+    continuing: np.ndarray,
+    prompts: Sequence[Sequence[Any]],
+    special: Special,
 ) -> tuple[Rows, Rows]:
     """Return the token ids [N][P] that the agents read after the joint actions `continuing`, and their part that is history.
 
@@ -354,15 +366,15 @@ def next_rows(
     long_prompts=error, and are returned uncut otherwise.
     """
     team, settings, episodes = game.team, game.settings, game.episodes
-    allow_long = episodes.long_prompts != "error"
+    options = episodes.chat_settings, episodes.long_prompts != "error", special
     if episodes.history == "none":
-        return tokenize(team, prompts, settings, episodes.chat, allow_long), [[[]] * len(continuing)] * team.num_agents
+        return tokenize(team, prompts, settings, *options), [[[]] * len(continuing)] * team.num_agents
     node, joint = np.divmod(continuing, len(played.turn.joint))
     history = [
         [nodes.rows[n][p] + played.tokens[n][p][g] for p, g in zip(node, played.turn.joint[joint, n], strict=True)]
         for n in range(team.num_agents)
     ]
-    return tokenize_follow_ups(team, history, prompts, settings, episodes.chat, allow_long), history
+    return tokenize_follow_ups(team, history, prompts, settings, *options), history
 
 
 def cache_rows(team: Team, turn: Turn, node: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -15,11 +15,11 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jmarl.config import TrainConfig
+from jmarl.config import Chat, TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.data import shared_line
 from jmarl.envs.reward_environment import RewardEnvironment
-from jmarl.models.hub.tokenize import prompt_text
+from jmarl.models.hub.tokenize import encode_prompt, naming, protected_prompt, text_start, warn_of_system
 from jmarl.rollout.play import check_number_of_agents
 from jmarl.team import StackSpec, Team
 
@@ -93,28 +93,40 @@ def fitting(
 def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: TrainConfig) -> list[LongPrompt]:
     """Return those of the prompts [N][P] that leave no room for a completion. Raises ValueError if a prompt is empty."""
     long = []
-    for agent, spec in enumerate(team.agent_specs):
+    for agents in agents_by_encoding(team, cfg.episodes.chat_settings):
+        spec, chat = team.agent_specs[agents[0]], cfg.episodes.chat_settings.of(agents[0])
         context = spec.config.max_positions
-        texts = {text for text in prompts[agent] if text is not None}
-        lengths = lengths_of_long(spec, texts, context - cfg.sampling.max_new_tokens, cfg.episodes.chat)
-        for p, text in enumerate(prompts[agent]):
-            if text not in lengths:
-                continue
-            if not lengths[text]:
-                raise ValueError(f"the prompt of item {p} for agent {agent} is empty: there is no token to continue from")
-            long.append(LongPrompt(lengths[text], p, agent, context))
+        texts = {text for agent in agents for text in prompts[agent] if text is not None}
+        lengths = lengths_of_long(spec, texts, context - cfg.sampling.max_new_tokens, chat, f"a prompt of agent {agents[0]}")
+        for agent in agents:
+            warn_of_system(spec.tokenizer, prompts[agent], chat, agent)
+            for p, text in enumerate(prompts[agent]):
+                if text not in lengths:
+                    continue
+                if not lengths[text]:
+                    raise ValueError(f"the prompt of item {p} for agent {agent} is empty: there is no token to continue from")
+                long.append(LongPrompt(lengths[text], p, agent, context))
     return long
 
 
-def lengths_of_long(spec: StackSpec, texts: Iterable[str], room: int, chat: bool) -> dict[Any, int]:
-    """Return the number of tokens of each text that has none, or more than `room`."""
-    special_tokens = spec.tokenizer.num_special_tokens_to_add(pair=False)
+def agents_by_encoding(team: Team, chat: Chat) -> list[list[int]]:
+    """Return the agents in groups whose prompts become the same tokens and have the same room."""
+    groups: dict[Any, list[int]] = {}
+    for agent, spec in enumerate(team.agent_specs):
+        groups.setdefault((id(spec.tokenizer), spec.config.max_positions, chat.of(agent).on), []).append(agent)
+    return list(groups.values())
+
+
+def lengths_of_long(spec: StackSpec, texts: Iterable[str], room: int, chat: Chat, named: str) -> dict[Any, int]:
+    """Return the number of tokens of each text that has none, or more than `room`. named: a prompt in errors."""
+    added = len(text_start(spec.tokenizer))
     lengths = {}
     for prompt in texts:
-        text, special = prompt_text(spec.tokenizer, prompt, chat)
-        if text and len(text.encode("utf-8", "replace")) + special_tokens * special <= room:
-            continue
-        count = len(spec.tokenizer.encode(text, add_special_tokens=special, verbose=False))
+        with naming(named):
+            text = protected_prompt(spec.tokenizer, prompt, chat).plain
+            if text and len(text.encode("utf-8", "replace")) + added <= room:
+                continue
+            count = len(encode_prompt(spec.tokenizer, prompt, chat))
         if count > room or not count:
             lengths[prompt] = count
     return lengths

@@ -18,10 +18,10 @@ from jmarl.team import make_team
 class AgentModel:
     """model(prompts, num_samples, seed) -> texts [P][num_samples]. Equal seeds give equal texts.
 
-    chat: prompts are messages of a user in the tokenizer's chat template. sampling: other settings of `Sampling`. A prompt too
-    long for the agent's context raises `Unavailable`. The model may be called from another thread than the one that trains; the
-    device then runs one after the other. It holds arrays of the device and cannot be sent to another process: play an
-    environment that it judges for with `LockStep(env)`, not in a `Pool`.
+    chat: prompts are messages of a user in the tokenizer's chat template; special tokens that they spell are always text.
+    sampling: other settings of `Sampling`. A prompt too long for the agent's context raises `Unavailable`. The model may be
+    called from another thread than the one that trains; the device then runs one after the other. It holds arrays of the device
+    and cannot be sent to another process: play an environment that it judges for with `LockStep(env)`, not in a `Pool`.
     """
 
     def __init__(self, agent: Agent, max_new_tokens: int = 64, temperature: float = 0.7, chat: bool = True, **sampling: Any):
@@ -31,7 +31,7 @@ class AgentModel:
 
     def __call__(self, prompts: Sequence[str], num_samples: int, seed: int) -> list[list[str]]:
         try:
-            rows = tokenize(self.team, [prompts], self.settings, self.chat)
+            rows = tokenize(self.team, [prompts], self.settings, self.chat, special=[[()] * len(prompts)])
         except ValueError as error:
             raise Unavailable(f"{self.name} cannot read a prompt: {error}") from error
         randomness, ids = Randomness(seed % (1 << 31), step=0), np.arange(len(prompts))

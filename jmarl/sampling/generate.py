@@ -6,7 +6,7 @@ conversation are reused.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,12 +17,20 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, Integer
 
-from jmarl.config import Episodes, Sampling
+from jmarl.config import Chat, Episodes, Sampling, as_chat
 from jmarl.hardware import dtype_on
 from jmarl.memory import Program, starting
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
-from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, cut_left, cut_messages, decode, encode_prompts, follow_ups
+from jmarl.models.hub.cut import cut_left, cut_messages
+from jmarl.models.hub.tokenize import (
+    ChatPrompt,
+    as_prompt,
+    decode,
+    encode_prompts,
+    follow_ups,
+    warn_of_system,
+)
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_chunk, steps_per_look, use_panels
 from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
 from jmarl.models.stack import map_own, to_host
@@ -33,6 +41,7 @@ from jmarl.types import TRACES, Completions
 
 NO_LIMIT = 2**30  # in place of a context: rows of any length
 Rows = list[list[list[int]]]  # token ids [N][P]
+Special = Sequence[Sequence[Collection[str]]]  # the special tokens [N][P] that a prompt may write
 Ids = Int[Array | np.ndarray, "agent row prompt_token"]  # row: all prompts of the agent's first role, then those of the next
 Lengths = Int[Array | np.ndarray, "agent row"]
 Prompts = tuple[Ids, Lengths]  # of a stack: token ids, padded on the right, and their number
@@ -256,7 +265,12 @@ def pad(team: Team, rows: Rows) -> Encoded:
 
 
 def tokenize(
-    team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, chat: bool, allow_long: bool = False
+    team: Team,
+    prompts: Sequence[Sequence[str | None]],
+    settings: Sampling,
+    chat: bool | Chat,
+    allow_long: bool = False,
+    special: Special | None = None,
 ) -> Rows:
     """Return the token ids of prompts.
 
@@ -265,19 +279,30 @@ def tokenize(
         prompts: texts [N][P]. None: the agent does not act at this node. Its ids are then one stop id, because all agents that
             act somewhere are sampled at all nodes; the completion is ignored.
         settings: the sampling settings.
-        chat: whether to apply the chat template.
+        chat: whether to apply the chat template, and with what.
         allow_long: return prompts that leave no room for a completion as they are. Otherwise they raise a ValueError.
+        special: the special tokens that prompts without a template may write; None: all that they spell.
     """
     rows = []
     for i, spec in enumerate(team.agent_specs):
-        limits, texts = (_context(spec, allow_long), settings.max_new_tokens), [x for x in prompts[i] if x is not None]
-        encoded = iter(encode_prompts(spec.tokenizer, texts, *limits, chat, named=f"prompt {{}} of agent {i}"))
+        limits, own = (_context(spec, allow_long), settings.max_new_tokens), as_chat(chat).of(i)
+        acting = [p for p, text in enumerate(prompts[i]) if text is not None]
+        texts, allowed = [prompts[i][p] for p in acting], None if special is None else [special[i][p] for p in acting]
+        warn_of_system(spec.tokenizer, texts, own, i)
+        name = f"prompt {{}} of agent {i}"
+        encoded = iter(encode_prompts(spec.tokenizer, texts, *limits, own, named=name, special=allowed))
         rows.append([[spec.stop[0]] if text is None else next(encoded) for text in prompts[i]])
     return rows
 
 
 def tokenize_follow_ups(
-    team: Team, history: Rows, prompts: Sequence[Sequence[str]], settings: Sampling, chat: bool, allow_long: bool = False
+    team: Team,
+    history: Rows,
+    prompts: Sequence[Sequence[str]],
+    settings: Sampling,
+    chat: bool | Chat,
+    allow_long: bool = False,
+    special: Special | None = None,
 ) -> Rows:
     """Return the token ids [N][P] of conversations that continue: the history (prompts and completions so far) and new prompts.
 
@@ -285,8 +310,9 @@ def tokenize_follow_ups(
     """
     rows = []
     for i, spec in enumerate(team.agent_specs):
-        limits, name = (_context(spec, allow_long), settings.max_new_tokens), f"prompt {{}} of a later turn of agent {i}"
-        rows.append(follow_ups(spec.tokenizer, history[i], prompts[i], *limits, chat, named=name))
+        limits, own = (_context(spec, allow_long), settings.max_new_tokens), as_chat(chat).of(i)
+        name, allowed = f"prompt {{}} of a later turn of agent {i}", None if special is None else special[i]
+        rows.append(follow_ups(spec.tokenizer, history[i], prompts[i], *limits, own, named=name, special=allowed))
     return rows
 
 
@@ -296,23 +322,25 @@ def _context(spec: StackSpec, allow_long: bool) -> int:
 
 
 def cut_long(
-    team: Team, rows: Rows, prompts: Sequence[Sequence[Any]], settings: Sampling, chat: bool, whole: bool = True
+    team: Team, rows: Rows, prompts: Sequence[Sequence[Any]], settings: Sampling, chat: bool | Chat, whole: bool = True
 ) -> Rows:
     """Cut rows [N][P] that leave no room for a completion on the left, see `cut_left` and `cut_messages`.
 
     whole: each row is its prompt [N][P]; False: it is a conversation that ends with it.
     """
 
-    def cut(tokenizer: Any, row: list[int], prompt: Any, room: int) -> list[int]:
+    def cut(tokenizer: Any, row: list[int], prompt: Any, room: int, chat: Chat) -> list[int]:
         if len(row) <= room:
             return row
-        as_chat = isinstance(prompt := as_prompt(prompt), ChatPrompt)
-        return cut_messages(tokenizer, prompt, room) if as_chat and whole else cut_left(tokenizer, row, room, chat or as_chat)
+        if not isinstance(prompt := as_prompt(prompt), ChatPrompt):
+            return cut_left(tokenizer, row, room, chat)
+        in_template = dataclasses.replace(chat, on=True)
+        return cut_messages(tokenizer, prompt, room, chat) if whole else cut_left(tokenizer, row, room, in_template)
 
     shortened = []
-    for spec, *agent in zip(team.agent_specs, rows, prompts, strict=True):
-        room = spec.config.max_positions - settings.max_new_tokens
-        shortened.append([cut(spec.tokenizer, row, prompt, room) for row, prompt in zip(*agent, strict=True)])
+    for i, (spec, *agent) in enumerate(zip(team.agent_specs, rows, prompts, strict=True)):
+        room, own = spec.config.max_positions - settings.max_new_tokens, as_chat(chat).of(i)
+        shortened.append([cut(spec.tokenizer, row, prompt, room, own) for row, prompt in zip(*agent, strict=True)])
     return shortened
 
 
@@ -325,8 +353,8 @@ def too_long(team: Team, rows: Rows, settings: Sampling) -> Bool[np.ndarray, "ag
 def tokenize_first_turn(team: Team, prompts: Sequence[Sequence[str | None]], settings: Sampling, episodes: Episodes) -> Rows:
     """Return the token ids [N][P] of the prompts of a first turn. Long ones are cut if `long_prompts` is truncate_left."""
     cut = episodes.long_prompts == "truncate_left"
-    rows = tokenize(team, prompts, settings, episodes.chat, allow_long=cut)
-    return cut_long(team, rows, prompts, settings, episodes.chat) if cut else rows
+    rows = tokenize(team, prompts, settings, episodes.chat_settings, allow_long=cut)
+    return cut_long(team, rows, prompts, settings, episodes.chat_settings) if cut else rows
 
 
 def tokens_of(team: Team, completions: Sequence[Completions], count: int) -> list[Rows]:

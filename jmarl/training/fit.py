@@ -30,7 +30,8 @@ from jmarl.training.preferences.pairs import Pair, Trajectory, shared_examples
 from jmarl.training.records import FitResult
 from jmarl.training.start import initial_digests, say_what_data, say_what_is_shared, say_what_runs, settle, settle_updates
 
-USED_BY_DATA = {"chat", "compute_dtype"}  # settings of episodes and sampling that also apply to given data
+# Settings of episodes and sampling that also apply to given data.
+USED_BY_DATA = {"chat", "chat_template_kwargs", "chat_date", "compute_dtype"}
 UNUSED_BY_DATA = {field.name for cls in (Episodes, Sampling) for field in dataclasses.fields(cls)} - USED_BY_DATA
 UNUSED_BY_DATA |= {"eval_generations", "eval_temperature"}
 

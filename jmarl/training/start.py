@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -66,7 +67,10 @@ def settle(cfg: C, run: TrainConfig | None = None) -> C:
 
     run: settings with the directory that holds its checkpoints, if others.
     """
-    return on_platform(cfg.replace(**chosen_before(run or cfg)), jax.default_backend())
+    before = chosen_before(run or cfg)
+    if cfg.episodes.chat_date == "auto":
+        before.setdefault("chat_date", datetime.date.today().isoformat())
+    return on_platform(cfg.replace(**before), jax.default_backend())
 
 
 def settle_updates(

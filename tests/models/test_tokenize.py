@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from jmarl.models.hub import cut
 from jmarl.models.hub import tokenize as text
 
 
@@ -96,22 +97,22 @@ def test_decode_skips_special_tokens_and_keeps_every_space(tiny_tokenizer):
 def test_a_cut_prompt_is_its_last_tokens(tiny_tokenizer, bos_tokenizer):
     """A beginning-of-sequence token at the start stays."""
     (row,) = text.encode_prompts(tiny_tokenizer, ["0123456789"], 64)
-    assert text.cut_left(tiny_tokenizer, row, 4) == row[-4:] == tiny_tokenizer.encode("6789")
+    assert cut.cut_left(tiny_tokenizer, row, 4) == row[-4:] == tiny_tokenizer.encode("6789")
     (row,) = text.encode_prompts(bos_tokenizer, ["0123456789"], 64)
-    assert text.cut_left(bos_tokenizer, row, 4) == [1, *row[-3:]]
-    assert text.cut_left(bos_tokenizer, row, len(row)) == row
+    assert cut.cut_left(bos_tokenizer, row, 4) == [1, *row[-3:]]
+    assert cut.cut_left(bos_tokenizer, row, len(row)) == row
 
 
 def test_a_cut_message_keeps_its_chat_template(tiny_tokenizer):
     """The result is the template around the last characters; a conversation loses its oldest tokens."""
     (row,) = text.encode_prompts(tiny_tokenizer, ["0123456789"], 64, chat=True)
     (expected,) = text.encode_prompts(tiny_tokenizer, ["789"], 64, chat=True)
-    assert text.cut_left(tiny_tokenizer, row, len(expected), chat=True) == expected
+    assert cut.cut_left(tiny_tokenizer, row, len(expected), chat=True) == expected
     history = row + tiny_tokenizer.encode("42<|im_end|>", add_special_tokens=False)
     (longer,) = text.follow_ups(tiny_tokenizer, [history], ["And now?"], 256, chat=True)
-    cut = text.cut_left(tiny_tokenizer, longer, len(longer) - 5, chat=True)
+    shorter = cut.cut_left(tiny_tokenizer, longer, len(longer) - 5, chat=True)
     expected = tiny_tokenizer.decode(longer, skip_special_tokens=False).replace("0123456789", "56789")
-    assert tiny_tokenizer.decode(cut, skip_special_tokens=False) == expected
+    assert tiny_tokenizer.decode(shorter, skip_special_tokens=False) == expected
 
 
 def test_cut_messages_keep_the_template_and_lose_the_oldest_text(tiny_tokenizer):
@@ -132,28 +133,28 @@ def test_cut_messages_keep_the_template_and_lose_the_oldest_text(tiny_tokenizer)
         ("", "", "", "apples?"),
     ):
         room = len(encoded(*remaining))
-        row = text.cut_messages(tiny_tokenizer, prompt, room)
+        row = cut.cut_messages(tiny_tokenizer, prompt, room)
         read = tiny_tokenizer.decode(row, skip_special_tokens=False)
-        cut = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", read)
-        assert len(row) <= room and tuple(role for role, _ in cut) == roles
+        messages_read = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", read)
+        assert len(row) <= room and tuple(role for role, _ in messages_read) == roles
         assert all(
             whole.endswith(part) and len(part) >= len(least)
-            for whole, (_, part), least in zip(contents, cut, remaining, strict=True)
+            for whole, (_, part), least in zip(contents, messages_read, remaining, strict=True)
         )
         assert read.endswith("<|im_end|>\n<|im_start|>assistant\n")
-    assert [content for _, content in cut[:3]] == ["", "", ""]
+    assert [content for _, content in messages_read[:3]] == ["", "", ""]
     size = len(encoded("", "", "", ""))
     with pytest.raises(ValueError, match=f"room for {size} tokens .* template of its 4 messages takes {size}: lower max_new"):
-        text.cut_messages(tiny_tokenizer, prompt, size)
+        cut.cut_messages(tiny_tokenizer, prompt, size)
 
 
 def test_no_room_for_any_token_of_a_prompt_is_an_error(tiny_tokenizer):
     with pytest.raises(ValueError, match="there is room for 0 tokens of a prompt: lower max_new_tokens"):
-        text.cut_left(tiny_tokenizer, [5, 6], 0)
-    before, after = text.template_ids(tiny_tokenizer)
+        cut.cut_left(tiny_tokenizer, [5, 6], 0)
+    before, after = cut.template_ids(tiny_tokenizer)
     size = len(before) + len(after)
     with pytest.raises(ValueError, match=f"room for {size} tokens of a prompt, of which the chat template takes {size}"):
-        text.cut_left(tiny_tokenizer, [*before, 5, 6, *after], size, chat=True)
+        cut.cut_left(tiny_tokenizer, [*before, 5, 6, *after], size, chat=True)
 
 
 # --- later turns ---------------------------------------------------------------------------------------------------------

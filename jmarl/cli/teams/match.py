@@ -186,6 +186,8 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
         sampling["min_new_tokens"] = longest
     episodes = Episodes(
         chat=run.episodes.chat if args.chat is None else args.chat,
+        chat_template_kwargs=run.episodes.chat_template_kwargs,
+        chat_date=run.episodes.chat_date,
         history=args.history or run.episodes.history,
         long_prompts=args.long_prompts or run.episodes.long_prompts,
         num_turns=turns,
@@ -198,12 +200,15 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
     return on_platform(cfg, jax.default_backend())
 
 
+CHAT = ("chat", "chat_template_kwargs", "chat_date")
+
+
 def sampling_settings(cfg: TrainConfig) -> dict[str, Any]:
     """Return what a reader needs to know of the sampling, as JSON values."""
     sampling, episodes = cfg.eval_sampling(), cfg.episodes
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "compute_dtype")
     return {name: getattr(sampling, name) for name in names} | {
-        name: getattr(episodes, name) for name in ("chat", "history", "long_prompts", "num_turns")
+        name: getattr(episodes, name) for name in (*CHAT, "history", "long_prompts", "num_turns")
     }
 
 

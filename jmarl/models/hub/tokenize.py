@@ -1,23 +1,30 @@
-"""Convert between text and token ids: encode prompts, apply chat templates, find stop tokens, decode completions.
+"""Convert between text and token ids: encode prompts, find stop tokens, decode completions.
 
 Host world, no jax. Only prompts are encoded: training uses the sampled tokens of a completion, which are never decoded and
 encoded again. A prompt that does not fit raises an error, since a cut prompt is another task; callers that want it cut use
-`cut_left`, or `cut_messages` for messages. Left out: padding (the sampler's buckets do it), and protection against special
-tokens spelled out in a prompt.
+`cut`. `template` applies chat templates, and `special_tokens` encodes what they write.
+Text becomes tokens and text again without a change, unless the tokenizer normalizes it (NFC, lower case) or has no token for a
+character. Left out: padding (the sampler's buckets do it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import functools
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jmarl.config import Chat, as_chat
 from jmarl.models.hub.messages import read_prompt
+from jmarl.models.hub.special_tokens import Protected, encode_protected, protect_text
+from jmarl.models.hub.template import MARKER, TemplateRefusal, answer_start, refuses_system, render
 
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
-MARKER = "\u241e"  # a character that no chat template writes
+BLANK = "\u2581"  # how SentencePiece writes a blank
 
 
 class ChatPrompt(str):
@@ -61,37 +68,72 @@ def by_agent(texts: Iterable[str]) -> str:
     return "\n".join(f"[Agent {n}] {text}" for n, text in enumerate(texts))
 
 
-def chat_messages(tokenizer: Any, messages: Sequence[Any]) -> str:
-    """Apply the chat template to messages (dicts of role and content), up to the beginning of the assistant's answer."""
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            "this tokenizer has no chat template (a base model?): use chat=False and prompts that are texts, or set "
-            "tokenizer.chat_template"
-        )
-    return tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=True)
-
-
 def chat_prompt(tokenizer: Any, text: str, system: str | None = None) -> str:
     """Apply the chat template to a user's message, up to the beginning of the assistant's answer."""
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return chat_messages(tokenizer, [*messages, {"role": "user", "content": text}])
+    return render(tokenizer, [*messages, {"role": "user", "content": text}], Chat(True)).plain
 
 
-def encodable(text: str) -> str:
-    """Escape lone surrogates, which no tokenizer accepts, for example as \\ud800."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+def protected_prompt(
+    tokenizer: Any, prompt: str, chat: bool | Chat = False, system: str | None = None, special: Collection[str] | None = None
+) -> Protected:
+    """Return the text to encode for a prompt: in the chat template, unless it is a text and `chat` is off.
 
-
-def prompt_text(tokenizer: Any, prompt: str, chat: bool = False, system: str | None = None) -> tuple[str, bool]:
-    """Return the text to encode for a prompt, and whether the tokenizer should add special tokens.
-
-    It should not if the text has them: from the chat template, or because it starts with the beginning-of-sequence token.
+    special: the special tokens that it may write without a template; None: all that it spells.
     """
-    if isinstance(prompt, ChatPrompt):
+    chat = as_chat(chat)
+    if chat or isinstance(prompt, ChatPrompt):
         first = [] if system is None else [{"role": "system", "content": system}]
-        return encodable(chat_messages(tokenizer, [*first, *prompt.messages])), False
-    text = encodable(chat_prompt(tokenizer, prompt, system) if chat else prompt)
-    return text, not (chat or (tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)))
+        return render(tokenizer, [*first, *_messages(prompt)], chat)
+    return Protected(prompt) if special is None else protect_text(tokenizer, prompt, special)
+
+
+def _messages(prompt: str) -> Sequence[Mapping[str, str]]:
+    return prompt.messages if isinstance(prompt, ChatPrompt) else [{"role": "user", "content": prompt}]
+
+
+def encode_prompt(
+    tokenizer: Any, prompt: Any, chat: bool | Chat = False, system: str | None = None, special: Collection[str] | None = None
+) -> list[int]:
+    """Return the token ids of a prompt of any length.
+
+    It begins with what the tokenizer puts before a text (the beginning of sequence), unless a template or the prompt itself
+    does that, and never ends with a token that ends completions.
+    """
+    prompt = as_prompt(prompt)
+    text = protected_prompt(tokenizer, prompt, chat, system, special)
+    row = encode_protected(tokenizer, text)
+    if not (as_chat(chat) or isinstance(prompt, ChatPrompt)):
+        start = text_start(tokenizer)
+        row = row if tokenizer.bos_token_id is not None and row[:1] == [tokenizer.bos_token_id] else [*start, *row]
+    return without_end(tokenizer, row, least=1)  # a first token may be the beginning of every text
+
+
+def warn_of_system(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:
+    """Warn if the template of an agent refuses the role system, and one of its prompts has such a message."""
+    chats = (prompt for prompt in map(as_prompt, prompts) if isinstance(prompt, ChatPrompt))
+    if any(m["role"] == "system" for prompt in chats for m in prompt.messages) and refuses_system(tokenizer, as_chat(chat)):
+        warnings.warn(
+            f"the chat template of agent {agent} refuses the role system: the text of such messages begins the next message of "
+            "the user; this warning appears once",
+            stacklevel=2,
+        )
+
+
+def text_start(tokenizer: Any) -> list[int]:
+    """Return the token ids that the tokenizer puts before a text."""
+    ids, text = (tokenizer.encode("a", add_special_tokens=added, verbose=False) for added in (True, False))
+    size = len(ids) - len(text)
+    return next((ids[:i] for i in range(size + 1) if ids[i : i + len(text)] == text), [])
+
+
+def without_end(tokenizer: Any, row: list[int], least: int = 0) -> list[int]:
+    """Return token ids without tokens at their end that end completions. least: how many tokens stay."""
+    stop = stop_ids(tokenizer)
+    size = len(row)
+    while size > least and row[size - 1] in stop:
+        size -= 1
+    return row[:size]
 
 
 def encode_prompts(
@@ -99,28 +141,29 @@ def encode_prompts(
     prompts: Sequence[Any],
     max_context: int,
     max_new_tokens: int = 0,
-    chat: bool = False,
+    chat: bool | Chat = False,
     system: str | None = None,
     named: str = "prompt {}",
+    special: Sequence[Collection[str]] | None = None,
 ) -> list[list[int]]:
     """Return the token ids of each prompt. Raises ValueError if one is empty or leaves no room for `max_new_tokens`.
 
     Args:
-      prompts: texts, or lists of chat messages.
+      prompts: texts, or lists of chat messages. What messages contain is text, whatever special tokens it spells.
       chat: whether prompts are users' messages, to which the chat template is applied. Otherwise a prompt that starts with the
         beginning-of-sequence token, as a template may have written it, gets no second one.
       system: a system message before each prompt.
       named: the name of a prompt in errors, formatted with its number.
+      special: the special tokens that each prompt may write if it has no template; None: all that it spells.
     """
     if isinstance(prompts, str):
         raise TypeError(f"prompts must be a list of strings, got one string: {prompts[:40]!r}")
     if system is not None and not chat:
         raise ValueError("system= needs chat=True: without a chat template there is no system message")
     rows = []
-    for i, prompt in enumerate(prompts):
-        prompt = as_prompt(prompt)
-        text, special = prompt_text(tokenizer, prompt, chat, system)
-        row = tokenizer.encode(text, add_special_tokens=special, verbose=False)
+    for i, prompt in enumerate(map(as_prompt, prompts)):
+        with naming(named.format(i)):
+            row = encode_prompt(tokenizer, prompt, chat, system, None if special is None else special[i])
         if not row:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         if len(row) + max_new_tokens > max_context:
@@ -133,27 +176,34 @@ def encode_prompts(
     return rows
 
 
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put the name of a prompt before the errors of its chat template."""
+    try:
+        yield
+    except TemplateRefusal as error:
+        raise ValueError(f"{name}: {error}") from error.__cause__
+
+
 def follow_ups(
     tokenizer: Any,
     histories: Sequence[Sequence[int]],
     texts: Sequence[Any],
     max_context: int,
     max_new_tokens: int = 0,
-    chat: bool = False,
+    chat: bool | Chat = False,
     named: str = "prompt {} of a later turn",
+    special: Sequence[Collection[str]] | None = None,
 ) -> list[list[int]]:
     """Append a new text to the tokens of each conversation (a prompt and its completion), which stay unchanged.
 
     With `chat` the text is the user's next message; a list of chat messages is always appended as messages. Raises ValueError
-    as `encode_prompts` does.
+    as `encode_prompts` does, and has its arguments.
     """
     rows = []
-    for i, (history, text) in enumerate(zip(histories, texts, strict=True)):
-        text = as_prompt(text)
-        as_chat = chat or isinstance(text, ChatPrompt)
-        added = encodable(chat_follow_up(tokenizer, text) if as_chat else text)
-        new = tokenizer.encode(added, add_special_tokens=False, verbose=False)
-        new = new[1:] if as_chat and new[:1] == list(history[-1:]) else new  # the completion already has the end of its message
+    for i, (history, text) in enumerate(zip(histories, map(as_prompt, texts), strict=True)):
+        with naming(named.format(i)):
+            new = encode_follow_up(tokenizer, text, history[-1:], chat, None if special is None else special[i])
         if not new:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         row = [*history, *new]
@@ -167,69 +217,35 @@ def follow_ups(
     return rows
 
 
-def chat_follow_up(tokenizer: Any, text: str) -> str:
+def encode_follow_up(
+    tokenizer: Any, text: Any, last: Sequence[int], chat: bool | Chat = False, special: Collection[str] | None = None
+) -> list[int]:
+    """Return the token ids of the text that follows a completion: with `chat`, or for chat messages, in the template.
+
+    last: the last token of the completion. If it ends completions, the end of the message is not written a second time.
+    """
+    text = as_prompt(text)
+    if not (as_chat(chat) or isinstance(text, ChatPrompt)):
+        protected = Protected(text) if special is None else protect_text(tokenizer, text, special)
+        return without_end(tokenizer, encode_continuation(tokenizer, protected))
+    new = encode_protected(tokenizer, chat_follow_up(tokenizer, text, chat))
+    stop = stop_ids(tokenizer)
+    new = new[1:] if new[:1] == [*last] or ({*last} & {*stop} and {*new[:1]} & {*stop}) else new
+    return without_end(tokenizer, new)
+
+
+def chat_follow_up(tokenizer: Any, text: str, chat: bool | Chat = True) -> Protected:
     """Return the chat template's text after an assistant's message to which the user answers `text`.
 
     It is the end of the assistant's message, the user's (or those of a `ChatPrompt`), and the beginning of the assistant's next
     message.
     """
-    answer = text.messages if isinstance(text, ChatPrompt) else [{"role": "user", "content": text}]
-    messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}, *answer]
-    return chat_messages(tokenizer, messages).partition(MARKER)[2]
+    messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}, *_messages(text)]
+    written = render(tokenizer, messages, as_chat(chat))
+    return written._replace(text=written.text.partition(MARKER)[2])
 
 
-def cut_left(tokenizer: Any, row: Sequence[int], max_tokens: int, chat: bool = False) -> list[int]:
-    """Cut an encoded prompt on the left to `max_tokens`.
-
-    A beginning-of-sequence token at the start stays. With `chat` the template's tokens before and after a user's message stay,
-    and the message loses its first tokens; a conversation of several turns loses its oldest tokens, also within a message. With
-    chat=False a template in the prompt is cut like other text.
-    """
-    before, after = template_ids(tokenizer) if chat else (list(row[:1]) if row[0] == tokenizer.bos_token_id else [], [])
-    room = max_tokens - len(before) - len(after)
-    if room < 1:
-        template = f", of which the chat template takes {len(before) + len(after)}" if chat else ""
-        raise ValueError(f"there is room for {max_tokens} tokens of a prompt{template}: lower max_new_tokens")
-    return [*before, *row[len(before) : len(row) - len(after)][-room:], *after]
-
-
-def cut_messages(tokenizer: Any, prompt: ChatPrompt, max_tokens: int) -> list[int]:
-    """Encode messages in the chat template, without the characters at their beginning that leave no room for the others.
-
-    The template stays whole, with the role of each message. The oldest messages lose their text first, then those of role
-    system, then the last one. Raises ValueError if the template takes all `max_tokens`.
-    """
-    last = len(prompt.messages) - 1
-    order = sorted(range(last + 1), key=lambda i: 2 if i == last else prompt.messages[i]["role"] == "system")
-
-    def encoded(cut: int) -> list[int]:
-        messages = [dict(message) for message in prompt.messages]
-        for i in order:
-            content = messages[i]["content"]
-            messages[i]["content"], cut = content[cut:], max(cut - len(content), 0)
-        text, special = prompt_text(tokenizer, ChatPrompt(messages))
-        return tokenizer.encode(text, add_special_tokens=special, verbose=False)
-
-    too_few, enough = 0, max(sum(len(message["content"]) for message in prompt.messages) - 1, 0)
-    row = encoded(enough)
-    if len(row) > max_tokens:
-        raise ValueError(
-            f"there is room for {max_tokens} tokens of a prompt, and the chat template of its {last + 1} messages takes "
-            f"{len(row) - 1}: lower max_new_tokens, or give fewer messages"
-        )
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if len(shorter := encoded(middle)) <= max_tokens:
-            enough, row = middle, shorter
-        else:
-            too_few = middle
-    return row
-
-
-def template_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the token ids of the chat template before and after a user's message."""
-    before, _, after = chat_prompt(tokenizer, MARKER).partition(MARKER)
-    return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False) for text in (before, after))
+# --- completions -------------------------------------------------------------------------------------------------------
 
 
 def stop_ids(tokenizer: Any, others: Iterable[int] = ()) -> tuple[int, ...]:
@@ -250,7 +266,82 @@ def stop_ids(tokenizer: Any, others: Iterable[int] = ()) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
+def encode_answer(tokenizer: Any, text: str, chat: bool | Chat = False, special: Collection[str] | None = None) -> list[int]:
+    """Return the token ids of a text that follows a prompt as its completion, without the token that ends it.
+
+    With `chat` it is text as a message of the assistant is.
+    special: the special tokens that it may write without a chat; None: all that it spells.
+    """
+    if not chat:
+        return encode_continuation(tokenizer, Protected(text) if special is None else protect_text(tokenizer, text, special))
+    protected, start = protect_text(tokenizer, text, own=True), answer_start(tokenizer, as_chat(chat))
+    start = "" if text.startswith(start) else start
+    return encode_continuation(tokenizer, protected._replace(text=start + protected.text))
+
+
+def encode_completion(
+    tokenizer: Any, text: str, end: int, chat: bool | Chat = False, special: Collection[str] | None = None
+) -> list[int]:
+    """Return the token ids of a completion and `end` after them: once, also if the text of a data set ends with it.
+
+    Arguments as for `encode_answer`.
+    """
+    ending, text_end = tokenizer.convert_ids_to_tokens(end), text.rstrip()
+    text = text_end.removesuffix(ending) if special is None and text_end.endswith(ending) else text
+    return [*encode_answer(tokenizer, text, chat, special), end]
+
+
+def message_end(tokenizer: Any, chat: bool | Chat) -> int | None:
+    """Return the first token that the chat template writes after an assistant's message."""
+    return _message_end(tokenizer, str(tokenizer.chat_template), as_chat(chat))
+
+
+@functools.lru_cache(maxsize=64)
+def _message_end(tokenizer: Any, template: str, chat: Chat) -> int | None:
+    return next(iter(encode_protected(tokenizer, chat_follow_up(tokenizer, "-", chat))), None)
+
+
+def encode_continuation(tokenizer: Any, protected: Protected) -> list[int]:
+    """Return the token ids of a text that follows another one, without the blank that SentencePiece puts before a text."""
+    if _adds_blank(tokenizer):
+        for anchor in ("\n", ".", "a"):
+            head = tokenizer.encode(anchor, add_special_tokens=False)
+            ids = encode_protected(tokenizer, protected._replace(text=anchor + protected.text))
+            if ids[: len(head)] == head:
+                return ids[len(head) :]
+    return encode_protected(tokenizer, protected)
+
+
+@functools.lru_cache(maxsize=64)
+def _adds_blank(tokenizer: Any) -> bool:
+    """Return whether a text gets a blank before it: by SentencePiece, or byte-level with add_prefix_space."""
+    first = tokenizer.convert_ids_to_tokens(tokenizer.encode("a", add_special_tokens=False))[:1]
+    return bool(first) and first[0].startswith((BLANK, "\u0120"))
+
+
+@functools.lru_cache(maxsize=64)
+def _strips_blank(tokenizer: Any) -> bool:
+    """Return whether decoding takes the blank before the first token away."""
+    ids = tokenizer.encode("a a", add_special_tokens=False)
+    words = "".join(tokenizer.convert_ids_to_tokens(ids))
+    parts = ("".join(_decode(tokenizer, part) for part in (ids[:i], ids[i:])) for i in range(1, len(ids)))
+    return BLANK in words and any(text != _decode(tokenizer, ids) for text in parts)
+
+
+def _decode(tokenizer: Any, row: Sequence[int]) -> str:
+    return tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
 def decode(tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
-    """Return the text of each row of token ids, without special tokens and with spaces unchanged."""
+    """Return the text of each row of token ids, without special tokens and with spaces unchanged.
+
+    A row continues a text, as a completion does, so a blank at its beginning stays, unless it begins with a special token.
+    """
     rows = [[int(t) for t in row] for row in token_rows]
-    return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+    if not _strips_blank(tokenizer):
+        return [_decode(tokenizer, row) for row in rows]
+    before, special = tokenizer.encode("a", add_special_tokens=False), {*tokenizer.all_special_ids}
+    size = len(_decode(tokenizer, before))
+    return [
+        _decode(tokenizer, row) if not row or row[0] in special else _decode(tokenizer, [*before, *row])[size:] for row in rows
+    ]

@@ -34,7 +34,7 @@ MAY_CHANGE = {
 }  # fmt: skip
 
 
-CHOSEN = ("compute_dtype", "remat", "micro_batches")  # settings that may be auto, and are chosen when a run starts
+CHOSEN = ("compute_dtype", "remat", "micro_batches", "chat_date")  # settings that may be auto, and are chosen when a run starts
 
 
 class CannotGoOn(ValueError):
@@ -104,7 +104,7 @@ def chosen_before(cfg: TrainConfig) -> dict[str, Any]:
             content = json.loads((directory / str(step) / META).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # resuming skips damaged checkpoints too, and says so
             continue
-        return {name: content["meta"]["config"][name] for name in names}
+        return {name: content["meta"]["config"].get(name, "auto") for name in names}  # older runs lack newer settings
     return {}
 
 

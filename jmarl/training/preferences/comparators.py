@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jmarl.config import TrainConfig
+from jmarl.config import TrainConfig, per_agent_values
 from jmarl.envs.base import Environment
 from jmarl.envs.chat_api import MAX_CONCURRENT, WAIT_S, ChatAPI
 from jmarl.models.hub.agents import load_agent
+from jmarl.models.hub.tokenize import encode_answer
 from jmarl.models.lora import join, split
 from jmarl.models.sharding import mesh_of, place
 from jmarl.randomness import COMPARE, PROPOSE, Randomness
@@ -29,7 +30,7 @@ from jmarl.sampling.generate import Rows, tokenize_first_turn, tokens_of
 from jmarl.team import Team, make_team, to_agents
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.logs.goodput import timed_sampler
-from jmarl.training.preferences.encoding import encode_text, end_token
+from jmarl.training.preferences.encoding import end_token
 
 KEY = "COMPARATOR_API_KEY"  # environment variable
 
@@ -74,10 +75,11 @@ def encode_foreign(team: Team, texts: Sequence, ended: Sequence, cfg: TrainConfi
 
     ended: [N][P][G] whether the model ended the text itself; the token that ends a completion is then appended."""
     limit, ids = cfg.sampling.max_new_tokens, []
-    for spec, agent_texts, agent_ended in zip(team.agent_specs, texts, ended, strict=True):
-        end = end_token(spec, cfg.episodes.chat)
+    for n, (spec, agent_texts, agent_ended) in enumerate(zip(team.agent_specs, texts, ended, strict=True)):
+        chat = cfg.episodes.chat_settings.of(n)
+        end, encode = end_token(spec, chat), partial(encode_answer, spec.tokenizer, chat=chat, special=())
         groups = [list(zip(*group, strict=True)) for group in zip(agent_texts, agent_ended, strict=True)]
-        encoded = [[encode_text(spec, text) + [end] * bool(complete) for text, complete in group] for group in groups]
+        encoded = [[encode(text) + [end] * bool(complete) for text, complete in group] for group in groups]
         ids.append([[row[:limit] or [end] for row in group] for group in encoded])
     return ids
 
@@ -201,9 +203,9 @@ class Comparator:
 def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]]:
     """Return `count` completions of a prompt by an OpenAI-compatible service, and whether each was ended and not cut off.
 
-    The prompt is sent as a chat if the team's prompts are chats."""
+    The prompt is sent as a chat if prompts of the team are chats."""
     model, url = cfg.preference.comparator_model or "", cfg.preference.comparator_url or ""
-    service = ChatAPI(url, model, cfg.episodes.chat, KEY, wait_s=WAIT_S, name="comparator")
+    service = ChatAPI(url, model, any(per_agent_values(cfg.episodes.chat)), KEY, wait_s=WAIT_S, name="comparator")
     settings = cfg.sampling
     return service.complete(
         prompt, count, max_tokens=settings.max_new_tokens, temperature=settings.temperature, top_p=settings.top_p

@@ -54,8 +54,8 @@ def data_source(setup: Setup, examples: Examples, held_out: Examples) -> Source:
 def encode(team: Team, params: Sequence[Any], data: Sequence, algorithm: Algorithm, cfg: TrainConfig) -> Examples:
     """Return data as token ids, pairs with their log-probabilities under params, the reference."""
     if algorithm.row.data == "texts":
-        return Examples(encode_trajectories(team, data, cfg.episodes.chat))
-    return with_reference(team, params, encode_pairs(team, data, cfg.episodes.chat), batch_size(algorithm), algorithm)
+        return Examples(encode_trajectories(team, data, cfg.episodes.chat_settings))
+    return with_reference(team, params, encode_pairs(team, data, cfg.episodes.chat_settings), batch_size(algorithm), algorithm)
 
 
 def examples_at(step: int, count: int, size: int, seed: int) -> list[int]:

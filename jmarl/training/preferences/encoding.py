@@ -4,8 +4,9 @@ Sampled pairs keep the tokens that were sampled. To other completions the token 
 the others. Reference log-probabilities are computed once for a data set and kept in memory.
 """
 
-from collections.abc import Sequence
-from functools import cache, partial
+import dataclasses
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +15,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jmarl.algorithms import Algorithm
+from jmarl.config import Chat, as_chat
 from jmarl.learning.data_objective import PairTargets, completion_numbers, pair_token_weights
 from jmarl.learning.objective import pair_numbers
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
-from jmarl.models.hub.tokenize import ChatPrompt, chat_follow_up, chat_messages, encode_prompts, prompt_text
+from jmarl.models.hub.tokenize import (
+    ChatPrompt,
+    encode_completion,
+    encode_follow_up,
+    encode_prompts,
+    message_end,
+    naming,
+    warn_of_system,
+)
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
 from jmarl.models.stack import per_agent
@@ -27,6 +37,8 @@ from jmarl.sampling.scoring import hidden_states
 from jmarl.team import StackSpec, Team, to_agents, to_stacks
 from jmarl.training.preferences.pairs import Pair, Prompt, Trajectory
 from jmarl.types import TRACES, Data, PreferenceBatch, TextBatch
+
+ROLES = ("system", "user", "assistant", "tool")
 
 
 class AgentTokens(NamedTuple):
@@ -52,23 +64,25 @@ class Examples(NamedTuple):
 # --- encoding ----------------------------------------------------------------------------------------------------------
 
 
-def encode_pairs(team: Team, pairs: Sequence[Pair], chat: bool) -> list[list[AgentTokens]]:
+def encode_pairs(
+    team: Team, pairs: Sequence[Pair], chat: bool | Chat, special: Collection[str] | None = None
+) -> list[list[AgentTokens]]:
     """Return the token ids [M][N] of pairs [M]. Raises ValueError if one does not fit its agent's context.
 
-    chat: texts are messages of a user. Lists of messages always are a chat.
+    chat: texts are messages of a user. Lists of messages always are a chat. special: the special tokens that texts may write
+    without a chat; None: all that they spell, since a data set may bring its own template.
     """
     for i, pair in enumerate(pairs):
         if len(pair.prompts) != team.num_agents:
             raise ValueError(f"pair {i} is of {len(pair.prompts)} agents, the team has {team.num_agents}")
     agents = []
     for n, spec in enumerate(team.agent_specs):
-        end = cache(partial(end_token, spec))
-        parts = []
+        parts, own = [], as_chat(chat).of(n)
+        warn_of_system(spec.tokenizer, [pair.prompts[n] for pair in pairs if pair.tokens is None], own, n)
         for i, pair in enumerate(pairs):
             name, prompt = f"pair {i} of agent {n}", pair.prompts[n]
             if pair.tokens is None:
-                texts = (pair.chosen[n], pair.rejected[n])
-                parts.append(encode_completions(spec, prompt, texts, chat, end(chat or is_chat_prompt(prompt)), name))
+                parts.append(encode_completions(spec, prompt, (pair.chosen[n], pair.rejected[n]), own, name, special))
             else:
                 ids, *rows = map(list, pair.tokens[n])
                 parts.append(check_length(spec, AgentTokens(ids, tuple(rows)), prompt, name))
@@ -76,21 +90,34 @@ def encode_pairs(team: Team, pairs: Sequence[Pair], chat: bool) -> list[list[Age
     return [list(parts) for parts in zip(*agents, strict=True)]
 
 
-def encode_completions(spec: StackSpec, prompt: Prompt, texts: Sequence[str], chat: bool, end: int, name: str) -> AgentTokens:
-    """Encode a prompt and its completions [G], each followed by the token `end`. name: what errors call them."""
-    rows = tuple([*encode_text(spec, text), end] for text in texts)
-    return check_length(spec, AgentTokens(encode_prompt(spec, prompt, chat, name), rows), prompt, name)
+def encode_completions(
+    spec: StackSpec,
+    prompt: Prompt,
+    texts: Sequence[str],
+    chat: bool | Chat,
+    name: str,
+    special: Collection[str] | None = None,
+) -> AgentTokens:
+    """Encode a prompt and its completions [G], each followed by the token that ends it.
+
+    name: what errors call them. special: see `encode_pairs`.
+    """
+    ids, chat = encode_prompt(spec, prompt, chat, name, special), chat_for(prompt, chat)
+    end = end_token(spec, chat)
+    rows = tuple(encode_completion(spec.tokenizer, text, end, chat, special) for text in texts)
+    return check_length(spec, AgentTokens(ids, rows), prompt, name)
 
 
-def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bool) -> list[list[AgentTokens]]:
+def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bool | Chat) -> list[list[AgentTokens]]:
     """Return the token ids [M][1] of trajectories [M]: the first observation is the prompt, everything after it one row."""
     if team.num_agents != 1:
         raise ValueError(f"trajectories are of one agent, the team has {team.num_agents}: train its agents one by one")
-    spec = team.stacks[0]
-    return [[encode_trajectory(spec, trajectory, chat, f"trajectory {i}")] for i, trajectory in enumerate(trajectories)]
+    spec, own = team.stacks[0], as_chat(chat).of(0)
+    warn_of_system(spec.tokenizer, [x.observations[0] for x in trajectories if x.observations], own, 0)
+    return [[encode_trajectory(spec, trajectory, own, f"trajectory {i}")] for i, trajectory in enumerate(trajectories)]
 
 
-def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool, name: str) -> AgentTokens:
+def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool | Chat, name: str) -> AgentTokens:
     """Return the token ids of one trajectory. name: what errors call it.
 
     Raises ValueError unless each action follows an observation; one more observation may answer the last action.
@@ -104,16 +131,16 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool, name:
     first, *later = trajectory.observations
     if first == "" and len(trajectory.actions) == 1 and not later:
         return check_length(spec, whole_text(spec, trajectory.actions[0]), trajectory.actions[0], name)
-    prompt, as_chat = encode_prompt(spec, first, chat, name), chat or is_chat_prompt(first)
-    end = end_token(spec, as_chat)
+    prompt, chat = encode_prompt(spec, first, chat, name), chat_for(first, chat)
+    end = end_token(spec, chat)
     row: list[int] = []
     kinds: list[int] = []
     for action, observation in zip(trajectory.actions, [*later, None], strict=False):
-        written, answer = [*encode_text(spec, action), end], []
+        written, answer = encode_completion(spec.tokenizer, action, end, chat), []
         if observation is not None:
-            text = observation if isinstance(observation, str) else ChatPrompt(observation)
-            answer = encode_text(spec, chat_follow_up(spec.tokenizer, text) if as_chat else text_of(observation))
-            answer = answer[1:] if answer[:1] == [end] else answer  # the action has this token already
+            with naming(f"an observation of {name}"):
+                text = answer_of(observation) if chat else text_of(observation)
+                answer = encode_follow_up(spec.tokenizer, text, [end], chat)
         row += [*written, *answer]
         kinds += [1] * len(written) + [2] * len(answer)
     return check_length(spec, AgentTokens(prompt, (row,), kinds), first, name)
@@ -124,36 +151,35 @@ def whole_text(spec: StackSpec, text: str) -> AgentTokens:
 
     The prompt is its first token, which nothing predicts: that of the beginning of a sequence if the tokenizer has one.
     """
-    text, special = prompt_text(spec.tokenizer, text)
-    ids = spec.tokenizer.encode(text, add_special_tokens=special, verbose=False)
-    ids += [] if ids[-1] in spec.stop else [end_token(spec, chat=False)]
+    ids = [*encode_prompts(spec.tokenizer, [text], NO_LIMIT)[0], end_token(spec, chat=False)]
     return AgentTokens(ids[:1], (ids[1:],), [1] * (len(ids) - 1))
 
 
-def encode_prompt(spec: StackSpec, prompt: Prompt, chat: bool, name: str) -> list[int]:
+def encode_prompt(
+    spec: StackSpec, prompt: Prompt, chat: bool | Chat, name: str, special: Collection[str] | None = None
+) -> list[int]:
     """Return the token ids of a text, or of chat messages up to the beginning of the assistant's message."""
-    if isinstance(prompt, str):
-        return encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, named=f"the prompt of {name}")[0]
-    return spec.tokenizer.encode(chat_messages(spec.tokenizer, prompt), add_special_tokens=False, verbose=False)
+    allowed = None if special is None else [special]
+    return encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, named=f"the prompt of {name}", special=allowed)[0]
 
 
-def is_chat_prompt(prompt: Prompt) -> bool:
-    """Return whether a prompt consists of chat messages."""
-    return isinstance(prompt, ChatPrompt) or not isinstance(prompt, str)
+def chat_for(prompt: Prompt, chat: bool | Chat) -> Chat:
+    """Return the settings of what follows a prompt: chat messages always are a chat."""
+    is_chat = isinstance(prompt, ChatPrompt) or not isinstance(prompt, str)
+    return dataclasses.replace(as_chat(chat), on=True) if is_chat else as_chat(chat)
 
 
-def encode_text(spec: StackSpec, text: str) -> list[int]:
-    """Return the token ids of a text, without special tokens before or after it."""
-    return spec.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+def answer_of(observation: Prompt) -> Prompt:
+    """Return a later observation of a chat. Messages of roles that templates do not know are the user's."""
+    if isinstance(observation, str):
+        return observation
+    return tuple({**m, "role": m["role"] if m["role"] in ROLES else "user"} for m in observation)
 
 
-def end_token(spec: StackSpec, chat: bool) -> int:
+def end_token(spec: StackSpec, chat: bool | Chat) -> int:
     """Return the token that ends a completion; in a chat the one that ends the assistant's message."""
-    if chat:
-        following = spec.tokenizer.encode(chat_follow_up(spec.tokenizer, "-"), add_special_tokens=False)
-        if following and following[0] in spec.stop:
-            return following[0]
-    return spec.stop[0]
+    end = message_end(spec.tokenizer, chat) if chat else None
+    return spec.stop[0] if end is None or end not in spec.stop else end
 
 
 def text_of(prompt: Prompt) -> str:

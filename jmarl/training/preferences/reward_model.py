@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
-from jmarl.config import Preference, TrainConfig, flat
+from jmarl.config import Preference, TrainConfig, flat, per_agent_values
 from jmarl.envs.base import Answer, Environment
 from jmarl.learning.setup import Setup
 from jmarl.models.heads import without_value_head
@@ -45,7 +45,6 @@ from jmarl.training.preferences.encoding import (
     Examples,
     encode_completions,
     encode_pairs,
-    end_token,
     example_scores,
     text_of,
 )
@@ -88,10 +87,9 @@ class RewardModel(NamedTuple):
         if len(prompts) != len(completions):
             raise ValueError(f"prompts of {len(prompts)} agents and completions of {len(completions)}: give both of all agents")
         spec, tokens = self.team.stacks[0], []
-        end = end_token(spec, chat=False)
         for i, texts in enumerate(zip(zip(*prompts, strict=True), zip(*completions, strict=True), strict=True)):
             prompt, *answers = joint_texts(*texts)
-            tokens.append([encode_completions(spec, prompt, answers, False, end, f"joint action {i}")])
+            tokens.append([encode_completions(spec, prompt, answers, False, f"joint action {i}", special=())])
         return (self.values(tokens)[:, 0] - self.mean) / self.std
 
     def values(self, tokens: Sequence[Sequence[AgentTokens]]) -> np.ndarray:
@@ -165,7 +163,7 @@ def fit_reward_model(
     Returns:
         The model, and a result with its accuracy on the held-out pairs before and after training.
     """
-    if cfg.episodes.chat:
+    if any(per_agent_values(cfg.episodes.chat)):
         raise ValueError("chat=True is not there for a reward model: it reads all agents' texts as one; leave it out")
     cfg = settle(cfg)
     team, start = make_team([agent], lora=cfg.lora.lora_rank > 0)
@@ -179,7 +177,7 @@ def fit_reward_model(
     if result.interrupted:
         raise Interrupted(f"while a reward model was trained, after {int(result.state.step)} of {cfg.run.num_updates} updates")
     model = RewardModel(team, [model_of(stack) for stack in result.state.stacks], resolve(cfg))
-    values = model.values(encode_pairs(team, training, chat=False))
+    values = model.values(encode_pairs(team, training, chat=False, special=()))
     return model._replace(mean=float(values.mean()), std=float(max(values.std(), 1e-6))), result
 
 

@@ -1,0 +1,70 @@
+"""Cut prompts that are too long on the left, inside the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jmarl.config import Chat, as_chat
+from jmarl.models.hub.special_tokens import encode_protected
+from jmarl.models.hub.template import MARKER, render
+from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, without_end
+
+
+def cut_left(tokenizer: Any, row: Sequence[int], max_tokens: int, chat: bool | Chat = False) -> list[int]:
+    """Cut an encoded prompt on the left to `max_tokens`.
+
+    A beginning-of-sequence token at the start stays. With `chat` the template's tokens before and after a user's message stay,
+    and the message loses its first tokens; a conversation of several turns loses its oldest tokens, also within a message. With
+    chat=False a template in the prompt is cut like other text.
+    """
+    before, after = [], []
+    if chat:
+        before, after = template_ids(tokenizer, chat)
+    elif row[0] == tokenizer.bos_token_id:
+        before = list(row[:1])
+    room = max_tokens - len(before) - len(after)
+    if room < 1:
+        template = f", of which the chat template takes {len(before) + len(after)}" if chat else ""
+        raise ValueError(f"there is room for {max_tokens} tokens of a prompt{template}: lower max_new_tokens")
+    return [*before, *row[len(before) : len(row) - len(after)][-room:], *after]
+
+
+def cut_messages(tokenizer: Any, prompt: ChatPrompt, max_tokens: int, chat: bool | Chat = True) -> list[int]:
+    """Encode messages in the chat template, without the characters at their beginning that leave no room for the others.
+
+    The template stays whole, with the role of each message. The oldest messages lose their text first, then those of role
+    system, then the last one. Raises ValueError if the template takes all `max_tokens`.
+    """
+    last = len(prompt.messages) - 1
+    order = sorted(range(last + 1), key=lambda i: 2 if i == last else prompt.messages[i]["role"] == "system")
+
+    def encoded(cut: int) -> list[int]:
+        messages = [dict(message) for message in prompt.messages]
+        for i in order:
+            content = messages[i]["content"]
+            messages[i]["content"], cut = content[cut:], max(cut - len(content), 0)
+        return encode_prompt(tokenizer, ChatPrompt(messages), chat)
+
+    too_few, enough = 0, max(sum(len(message["content"]) for message in prompt.messages) - 1, 0)
+    row = encoded(enough)
+    if len(row) > max_tokens:
+        raise ValueError(
+            f"there is room for {max_tokens} tokens of a prompt, and the chat template of its {last + 1} messages takes "
+            f"{len(row) - 1}: lower max_new_tokens, or give fewer messages"
+        )
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if len(shorter := encoded(middle)) <= max_tokens:
+            enough, row = middle, shorter
+        else:
+            too_few = middle
+    return row
+
+
+def template_ids(tokenizer: Any, chat: bool | Chat = True) -> tuple[list[int], list[int]]:
+    """Return the token ids of the chat template before and after a user's message."""
+    text = render(tokenizer, [{"role": "user", "content": MARKER}], as_chat(chat))
+    before, _, after = text.text.partition(MARKER)
+    ids = encode_protected(tokenizer, text._replace(text=after))
+    return encode_protected(tokenizer, text._replace(text=before)), without_end(tokenizer, ids)

@@ -1,0 +1,68 @@
+"""Follow which special tokens the texts of an episode spell, for prompts without a chat template.
+
+Such a prompt may hold a template that the user's data, formatter or environment writes by hand, so its special tokens are
+tokens in the first turn. In later turns the prompt may also hold what agents wrote. Then a special token is one only if the
+agent's first prompt spells it too, and no completion of the episode does; otherwise it is text. Chat templates need none of
+this: there, all contents are text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jmarl.models.hub.special_tokens import spelled
+from jmarl.rollout.turns import Turn
+from jmarl.team import Team
+
+
+class Spelling(NamedTuple):
+    """The special tokens of an agent that its episode has spelled."""
+
+    first: frozenset[str] | None = None  # in its first prompt; None: it had none so far
+    by_agents: frozenset[str] = frozenset()  # in completions
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """Those that a prompt may write."""
+        return (self.first or frozenset()) - self.by_agents
+
+    def after(self, tokenizer: Any, completions: Iterable[str], prompt: str | None) -> Spelling:
+        """Return the spelling after the completions of a turn, with the prompt of the next one."""
+        if self.first == frozenset():  # no later prompt may write any
+            return self
+        by_agents = self.by_agents.union(*(spelled(tokenizer, text) for text in completions))
+        return Spelling(_in_prompt(tokenizer, prompt) if self.first is None else self.first, by_agents)
+
+
+Spellings = list[list[Spelling]]  # [N][P]
+
+
+def _in_prompt(tokenizer: Any, prompt: Any) -> frozenset[str] | None:
+    return None if prompt is None else spelled(tokenizer, prompt) if isinstance(prompt, str) else frozenset()
+
+
+def first_spellings(team: Team, prompts: Sequence[Sequence[Any]]) -> Spellings:
+    """Return the spellings [N][P] at the beginning of episodes, with their first prompts [N][P]."""
+    agents = zip(team.agent_specs, prompts, strict=True)
+    return [[Spelling(_in_prompt(spec.tokenizer, prompt)) for prompt in row] for spec, row in agents]
+
+
+def next_spellings(
+    team: Team, spellings: Spellings, turn: Turn, continuing: np.ndarray, prompts: Sequence[Sequence[Any]]
+) -> Spellings:
+    """Return the spellings [N][P] at the nodes after the joint actions `continuing` of a turn, with their prompts [N][P]."""
+    node, joint = np.divmod(continuing, len(turn.joint))
+    actions = zip(node, turn.joint[joint], strict=True)
+    written = [[texts[p][g] for texts, g in zip(turn.texts, action, strict=True)] for p, action in actions]
+    return [
+        [row[p].after(spec.tokenizer, texts, prompt) for p, texts, prompt in zip(node, written, own, strict=True)]
+        for spec, row, own in zip(team.agent_specs, spellings, prompts, strict=True)
+    ]
+
+
+def allowed(spellings: Spellings) -> list[list[frozenset[str]]]:
+    """Return the special tokens [N][P] that prompts may write."""
+    return [[spelling.allowed for spelling in row] for row in spellings]
