@@ -64,7 +64,7 @@ def resume_hint(cfg: TrainConfig) -> str:
     """Return a line that says how to resume an interrupted run."""
     if not has_checkpoint(cfg):
         return "no checkpoint was written: the same command starts again from the beginning"
-    arguments = [x for x in sys.argv[1:] if x not in ("--resume", "--no-resume")]
+    arguments = [x for x in sys.argv[1:] if x not in ("--resume", "--no-resume", "auto")]
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", module.name] if module else [sys.argv[0]]
     return f"to resume: {shlex.join(['python', *program, *arguments, '--resume'])}"

@@ -41,7 +41,18 @@ def parse_flags(cls: type[C], arguments: Sequence[str] | None = None) -> C:
 
     arguments = sys.argv[1:] if arguments is None else arguments
     paths = flag_paths(cls)
-    return tyro.cli(cls, args=[long_flag(argument, paths) for argument in arguments], registry=registry)
+    arguments = [long_flag(argument, paths) for argument in arguments]
+    return tyro.cli(cls, args=resume_with_value(arguments, f"--{paths['resume']}"), registry=registry)
+
+
+def resume_with_value(arguments: Sequence[str], flag: str) -> list[str]:
+    """Return arguments in which the flag `resume`, which may stand alone, has a value: True, False (--no-resume) or auto."""
+    negative, completed = flag.replace("resume", "no-resume"), list[str]()
+    for argument, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        completed.append(flag if argument == negative else argument)
+        if argument in (flag, negative) and following not in ("True", "False", "auto"):
+            completed.append(str(argument == flag))
+    return completed
 
 
 def _environment(text: str) -> EnvironmentConfig:

@@ -14,7 +14,7 @@ Scale = Literal["none", "std", "batch_std", "running_std"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 Decay = Annotated[float, Range(0, 1, high_open=True, note="0 is off")]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
-CHANGES = ("data", "reward")  # what `allow_changed` can allow
+CHANGES = ("data", "reward", "environment")  # what `allow_changed` can allow
 
 
 class Section:

@@ -27,7 +27,6 @@ from jmarl.models.hub.peft import merge
 from jmarl.models.stack import map_own, unstack
 from jmarl.team import Team
 from jmarl.training.files import fingerprint
-from jmarl.training.files.config_file import record_choices
 from jmarl.training.files.run_directory import chosen_before
 from jmarl.training.logs.terminal import say
 from jmarl.training.preferences.pairs import Pair, Trajectory
@@ -87,9 +86,7 @@ def settle_updates(
             say(line)
     elif is_open(setup.cfg):  # a platform that does not say how much memory it has
         setup = with_settings(setup, update_settings(with_ample_memory(setup.cfg)))
-    cfg = cfg.replace(**update_settings(setup.cfg))
-    record_choices(cfg)
-    return setup, cfg
+    return setup, cfg.replace(**update_settings(setup.cfg))
 
 
 def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
