@@ -128,8 +128,10 @@ def run_identity(setup: Setup, items: Sequence[dict], env: Environment) -> dict[
         "team": setup.team.describe(),
         "critics": Team(setup.critics.specs).describe(),
         "environment": describe(env),
+        "options": fingerprint.of_options(env),
         "data": fingerprint.of_data(items),
         "reward": fingerprint.of_reward(env),
+        "error_handling": fingerprint.error_handling(env),
     }
 
 

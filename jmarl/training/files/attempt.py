@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from jmarl.training.files.versions import PACKAGES, version_of
+from jmarl.training.files.run_files import PACKAGES, version_of
 from jmarl.training.logs.log_file import LogFile
 from jmarl.training.logs.terminal import console
 

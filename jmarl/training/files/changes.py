@@ -33,6 +33,17 @@ class CannotGoOn(ValueError):
     """A run cannot be resumed as requested, or cannot start because the directory holds an unfinished run."""
 
 
+def differing(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return the paths of what differs between two JSON values. What only the new value has is of a newer version of jmarl."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        inner = [differing(old[name], new.get(name), f"{path} {name}") for name in old]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        inner = [differing(x, y, f"{path} {i}") for i, (x, y) in enumerate(zip(old, new, strict=True))]
+    else:
+        return [] if old == new else [path.strip() or "their number"]
+    return [name for names in inner for name in names]
+
+
 def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], step: int) -> dict[str, str]:
     """Compare the metadata of a checkpoint with that of this run. Raises `CannotGoOn` if a difference is not allowed.
 
@@ -45,18 +56,21 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
     old_config = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
     changes = {k: f"{k}: {old_config.get(k)!r} -> {config[k]!r}" for k in config if old_config.get(k) != config[k]}
     errors = [text for name, text in changes.items() if name not in MAY_CHANGE | ADVISED]
-    if old["team"] != new["team"]:
-        errors.append("team: other models, tokenizers or roles")
-    if old.get("critics", []) != new["critics"]:
-        errors.append("critics: other models or tokenizers")
+    for name, what in (("team", "other models, tokenizers or roles"), ("critics", "other models or tokenizers")):
+        if different := differing(old.get(name, []), json.loads(json.dumps(new[name]))):
+            errors.append(f"{name}: {what} ({', '.join(different)})")
     if old.get("bases", []) != new["bases"]:
         errors.append("bases: the frozen weights of LoRA differ from those that the adapters were trained on")
     if old.get("initial", new.get("initial")) != new.get("initial"):
         errors.append("initial: other weights before training, which are the reference")
-    given = {name: (old.get(name, new.get(name, {})), new.get(name, {})) for name in CHANGES}
-    fingerprints = {name: difference(name, *values) for name, values in given.items() if name != "environment"}
-    before, now = given["environment"]
-    fingerprints["environment"] = f"environment: {before} -> {now}" if before != now else ""
+    given = {name: (old.get(name, new.get(name, {})), new.get(name, {})) for name in (*CHANGES, "options")}
+    fingerprints = {name: difference(name, *given[name]) for name in ("data", "reward")}
+    (before, now), (options_before, options) = given["environment"], given["options"]
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    texts = [f"{name} {before.get(name)!r} -> {now.get(name)!r}" for name in changed]
+    changed = [name for name in options_before.keys() & options.keys() if options_before[name] != options[name]]
+    texts += [f"{name} {options_before[name]!r} -> {options[name]!r}" for name in sorted(changed)]
+    fingerprints["environment"] = f"environment: {', '.join(texts)}" if texts else ""
     refused = [name for name, text in fingerprints.items() if text and name not in cfg.run.allowed_changes]
     errors += [fingerprints[name] for name in refused]
     if errors:
@@ -65,5 +79,8 @@ def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], st
         raise CannotGoOn(
             f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings{lines}{hint}"
         )
+    before, now = (x.get("error_handling", {}) for x in (old, new))
+    errors_now = {name: f"{name} of rewards: {before[name]!r} -> {now[name]!r}" for name in before.keys() & now.keys()}
+    changes |= {name: text for name, text in errors_now.items() if before[name] != now[name]}
     recorded = {name: text for name, text in changes.items() if name not in UNRECORDED}
     return recorded | {name: text for name, text in fingerprints.items() if text}
