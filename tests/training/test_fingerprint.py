@@ -60,12 +60,12 @@ class Judge:
 class Target:
     """A reward with an option, which counts its calls."""
 
-    size: int
+    style: str
     calls: int = 0
 
     def __call__(self, a, b):
         self.calls += 1
-        return [-abs(len(x) - self.size) for x in a]
+        return [len(x) if self.style == "long" else -len(x) for x in a]
 
 
 def scaled_by(factor):
@@ -101,8 +101,8 @@ def test_fingerprints_are_equal_in_every_process():
     [
         (reward_of(by_length), reward_of(by_letters)),
         (reward_of(by_length, by_letters, weights=[1, 0]), reward_of(by_length, by_letters, weights=[0, 1])),
-        (reward_of(scaled_by(2)), reward_of(scaled_by(3))),
-        (reward_of(Target(5)), reward_of(Target(7))),
+        (reward_of(scaled_by(2.0)), reward_of(scaled_by(3.0))),
+        (reward_of(Target("long")), reward_of(Target("short"))),
         (reward_of(lambda a, b, size=1: size), reward_of(lambda a, b, size=2: size)),
         (reward_of(functools.partial(by_letters, letter="a")), reward_of(functools.partial(by_letters, letter="b"))),
         (reward_of(Judge(by_length)), reward_of(Judge(by_letters))),
@@ -126,7 +126,7 @@ def test_functions_of_the_same_file_count():
 
 
 def test_using_a_reward_changes_nothing():
-    judge, target, scaled = Judge(by_length), Target(5), scaled_by(2)
+    judge, target, scaled = Judge(by_length), Target("long"), scaled_by(2.0)
     before = reward_of(judge, target, scaled)
     for reward in (judge, target, scaled):
         reward(["a"], ["b"])

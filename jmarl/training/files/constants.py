@@ -2,7 +2,8 @@
 constructors. What a method or an inner function writes again (a counter) is no constant.
 
 Constants of a module are compared by the source of their assignments, so that what only this process knows (a time, a cache) is
-no difference. Left out: modules without source, as of a notebook; values that come from files or the environment.
+no difference. Left out: modules without source, as of a notebook; values that come from files or the environment; whole numbers
+in closures, which may say in which call something happens.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(is_plain, value))
     return value is None or isinstance(value, PLAIN)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, which may count calls."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_of_user(module: str | None) -> bool:
@@ -69,6 +75,7 @@ def constants_of(function: types.FunctionType) -> dict[str, Any]:
     changed = _written("STORE_DEREF", inside)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: _content(cell) for name, cell in cells if name not in changed}
+    closure = {name: value for name, value in closure.items() if not is_whole(value)}
     values = {**closure, **defaults, **(function.__kwdefaults__ or {})}
     own = {name: value for name, value in values.items() if value is not None and is_plain(value)}
     return _read_from(_assignments(_source(function.__module__)), names) | own

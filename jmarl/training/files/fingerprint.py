@@ -2,7 +2,8 @@
 
 The fingerprint of a function or class of the user is a digest of its source if Python has it, else of its name. Functions and
 classes that it names are included, also those of other modules of the user, and constants that it reads (see `constants`).
-Left out: installed packages, files that functions read, and held-out items.
+Left out: installed packages, files that functions read, whole numbers in objects and closures (a reward may count its calls),
+and held-out items.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs.rewards import RewardFunction
-from jmarl.training.files.constants import codes, constants_of, functions_of, is_of_user, named_by, options_of
+from jmarl.envs.vector import Engine
+from jmarl.training.files.constants import codes, constants_of, functions_of, is_of_user, is_whole, named_by, options_of
 
 PLAIN = bool | int | float | str
 
@@ -82,7 +84,8 @@ def _collect(value: Any, digests: dict[str, str], visited: set[int]) -> None:
         settings = repr((value.weights, value.batched, "raise")) if isinstance(value, RewardFunction) else ""
         _add(_name(type(value)), _source(type(value)) + settings, digests)
         for name, option in {} if isinstance(value, RewardFunction) else options_of(value).items():
-            _add(f"{_name(type(value))}({name}=)", repr(_canonical(option)), digests)
+            if not is_whole(option):
+                _add(f"{_name(type(value))}({name}=)", repr(_canonical(option)), digests)
         parts = (
             *_of_user(type(value), digests), getattr(value, "__wrapped__", None), *getattr(value, "__dict__", {}).values()
         )  # fmt: skip
@@ -104,7 +107,8 @@ def _of_user(value: Any, digests: dict[str, str]) -> list[Any]:
 def of_options(env: Any) -> dict[str, Any]:
     """Return the arguments of the constructors of an environment and of those inside it, as JSON values, by class and name.
 
-    Left out: rewards and formatters, which are in `of_reward`, and arguments that are no plain values.
+    Long values are digests. Left out: rewards and formatters, which are in `of_reward`, engines (processes, time limits), and
+    arguments that are no plain values.
     """
     options: dict[str, Any] = {}
     waiting, visited = [env], set()
@@ -113,8 +117,10 @@ def of_options(env: Any) -> dict[str, Any]:
         if id(value) in visited or isinstance(value, type) or not callable(getattr(value, "step", None)):
             continue
         visited.add(id(value))
-        named = {f"{type(value).__name__}.{name}": _canonical(option) for name, option in options_of(value).items()}
-        options = named | options
+        for name, option in {} if isinstance(value, Engine) else options_of(value).items():
+            text = json.dumps(_canonical(option))
+            short = json.loads(text) if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()[:16]
+            options.setdefault(f"{type(value).__name__}.{name}", short)
         for inner in getattr(value, "__dict__", {}).values():
             waiting += inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else [inner]
     return options
