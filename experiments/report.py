@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import jax
 
+from jmarl.cli.main import prepare_streams
 from jmarl.config import TrainConfig
 from jmarl.config.flags import parse_flags
 from jmarl.evaluation.evaluate import Evaluation, numbers
@@ -34,6 +35,7 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
 
     Wrong settings, and what this machine or directory does not allow, end the process with a message of one line.
     """
+    prepare_streams()
     try:
         cfg = parse_flags(settings)
     except (ValueError, TypeError, DirectoryInUse) as error:

@@ -78,7 +78,7 @@ def _read(hub: str, config: str | None, split: str, path: str | Path | None, fie
         raise FileNotFoundError(f"there is no file {path}: give a JSON Lines file with the fields {', '.join(fields)}")
     candidates = (path.with_name("features.json"), path.parent.parent / "features.json")
     schema = next((file for file in candidates if file.is_file()), None)
-    features = datasets.Features.from_dict(json.loads(schema.read_text())) if schema else None
+    features = datasets.Features.from_dict(json.loads(schema.read_text(encoding="utf-8"))) if schema else None
     try:
         return datasets.load_dataset("json", data_files=str(path), features=features, split="train")
     except (StopIteration, json.JSONDecodeError, DatasetGenerationError) as error:

@@ -95,7 +95,7 @@ def save_pretrained(directory: str | os.PathLike, config: ModelConfig, params: A
     hf, tensors = config_to_hf(config, tokenizer), tensors_from_params(config, params)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     # safetensors creates files that only their owner can read
     shutil.copymode(directory / "config.json", directory / "model.safetensors")
@@ -115,7 +115,7 @@ def _save_tokenizer(directory: Path, tokenizer: Any) -> None:
         raise OSError(f"the tokenizer cannot be written to {directory}: {error}") from error
     path = directory / "tokenizer_config.json"
     fields = _read_json(path) | {"tokenizer_class": "PreTrainedTokenizerFast"}  # transformers 4 does not know 5's class name
-    path.write_text(json.dumps(fields, indent=2) + "\n")
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def _load_directory(name: str, directory: Path) -> Agent:
@@ -129,7 +129,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}: is it a Hugging Face model directory?")
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as e:
         raise ValueError(f"{path} is not valid JSON: {e}") from e
 
