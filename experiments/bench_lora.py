@@ -70,7 +70,7 @@ def bench_in_process(options: Bench) -> dict[str, float]:
     values = {name: x for name, x in dataclasses.asdict(options).items() if name != "alone"}
     flags = [part for name, x in values.items() for part in ("--" + name.replace("_", "-"), str(x))]
     command = [sys.executable, "-m", "experiments.bench_lora", *flags, "--alone"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

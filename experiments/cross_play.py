@@ -98,7 +98,7 @@ def main() -> None:
     line = json.dumps(played.summary(), allow_nan=False)
     print(line)
     if cfg.out is not None:
-        cfg.out.write_text(line + "\n")
+        cfg.out.write_text(line + "\n", encoding="utf-8")
     if cfg.picture is not None:
         draw(played, cfg.picture)
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import jax
 
+from jmarl.cli.main import prepare_streams
 from jmarl.config import TrainConfig
 from jmarl.config.flags import parse_flags
 from jmarl.evaluation.evaluate import Evaluation, numbers
@@ -34,6 +35,7 @@ def command(settings: type[C], run: Callable[[C], R], show: Callable[[C, R], Non
 
     Wrong settings, and what this machine or directory does not allow, end the process with a message of one line.
     """
+    prepare_streams()
     try:
         cfg = parse_flags(settings)
     except (ValueError, TypeError, DirectoryInUse) as error:
@@ -64,7 +66,7 @@ def resume_hint(cfg: TrainConfig) -> str:
     """Return a line that says how to resume an interrupted run."""
     if not has_checkpoint(cfg):
         return "no checkpoint was written: the same command starts again from the beginning"
-    arguments = [x for x in sys.argv[1:] if x not in ("--resume", "--no-resume")]
+    arguments = [x for x in sys.argv[1:] if x not in ("--resume", "--no-resume", "auto")]
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", module.name] if module else [sys.argv[0]]
     return f"to resume: {shlex.join(['python', *program, *arguments, '--resume'])}"

@@ -17,6 +17,7 @@ from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import Agent, load_agent
 from jmarl.team import Team, make_team
 from jmarl.training.checks import check_settings
+from jmarl.training.files.run_directory import resolve_resume
 from jmarl.training.imitation import demonstrate, imitate
 from jmarl.training.preferences.pairs import Trajectory
 from jmarl.training.records import TrainResult
@@ -158,6 +159,7 @@ def start(
         slips: see `demonstrate`.
     """
     agents = agents or [load_agent(cfg.model)] * env.num_agents
+    cfg = resolve_resume(cfg)
     in_checkpoint = cfg.run.resume and find_row(cfg.algorithm).data == "rollouts"  # for other rows the reference policy is not
     if cfg.demonstrations and not in_checkpoint:
         enough = cfg.demonstrations <= len(items)

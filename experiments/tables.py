@@ -23,10 +23,10 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def write_table(name: str, text: str) -> None:
     """Replace a table in experiments/README.md: the lines between `<!-- NAME -->` and `<!-- end of NAME -->`."""
     marks = rf"(<!-- {name} -->\n).*(<!-- end of {name} -->)"
-    old = README.read_text()
+    old = README.read_text(encoding="utf-8")
     if not re.search(marks, old, re.DOTALL):
         raise ValueError(f"{README} has no lines '<!-- {name} -->' and '<!-- end of {name} -->': add them around the table")
-    README.write_text(re.sub(marks, lambda match: match[1] + text + "\n" + match[2], old, flags=re.DOTALL))
+    README.write_text(re.sub(marks, lambda match: match[1] + text + "\n" + match[2], old, flags=re.DOTALL), encoding="utf-8")
 
 
 def pyplot() -> Any:

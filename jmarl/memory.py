@@ -83,14 +83,17 @@ def _message(xla_error: str) -> str:
         size = _ESTIMATES.get(program)
         lines.append(f"  {program}: " + ("no estimate" if size is None else f"about {size:,.1f} GiB"))
     lines.append(f"Set lower: {_advice(programs)}.")
-    lines.append("Checkpoints are intact; a run with output_dir can continue from the newest with resume.")
+    lines.append(
+        "Checkpoints are intact; a run with output_dir can continue from the newest with resume and these settings. A new run "
+        "needs less with lora_rank=8."
+    )
     return "\n".join(lines)
 
 
 def _advice(programs: list[Program]) -> str:
     """Name smaller settings for the largest program, which is the first."""
     if not programs:
-        return "use a smaller model, or compute_dtype='bfloat16' and lora_rank"
+        return "compute_dtype='bfloat16'; or start a new run with a smaller model or lora_rank"
     largest, settings = programs[0], []
     if largest.kind == "update" and largest.parts < largest.prompts * largest.group:
         settings.append(f"micro_batches={2 * largest.parts}")
@@ -98,5 +101,5 @@ def _advice(programs: list[Program]) -> str:
         settings.append(f"num_generations={largest.group // 2}")
     if largest.new_tokens > 1:
         settings.append(f"max_new_tokens={largest.new_tokens // 2}")
-    settings.append("num_prompts or batch_size; and try remat='full', compute_dtype='bfloat16', per_agent='map', lora_rank=8")
+    settings.append("num_prompts or batch_size; try remat='full', compute_dtype='bfloat16' or per_agent='map'")
     return ", or ".join(settings)

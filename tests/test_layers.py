@@ -64,7 +64,7 @@ HOST = {
     "training.preferences.pairs", "training.preferences.formats", "training.logs.metrics_writer", "training.logs.log_file", "training.logs.tables",
     "training.logs.sinks", "training.logs.terminal", "training.logs.completions_file", "training.logs.diversity", "report",
     "training.files.manifest", "training.files.lock", "training.files.interrupt", "training.files.fingerprint",
-    "training.files.run_files", "training.files.versions",
+    "training.files.run_files", "training.files.constants",
 }  # fmt: skip
 NOT_ON_HOST = {"jax", "jaxlib", "flax", "optax", "orbax"}
 HOST_MAY_USE = HOST | {"randomness", "config", "models.config"}

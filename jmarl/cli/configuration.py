@@ -97,13 +97,16 @@ def flags_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.resume is None:
         return settings
     settings["resume"] = True
+    if args.resume == "auto":
+        return settings | {"resume": "auto"}
     if args.resume == "latest":
         return settings
     if args.resume.isdecimal():
         return settings | {"resume_step": int(args.resume)}
     path = Path(args.resume)
     if not path.is_dir():
-        raise FileNotFoundError(f"--resume {args.resume}: give latest, the number of a checkpoint, or the directory of a run")
+        allowed = "latest, auto, the number of a checkpoint, or the directory of a run"
+        raise FileNotFoundError(f"--resume {args.resume}: give {allowed}")
     if path.name.isdecimal() and path.parent.name == "checkpoints":
         settings["resume_step"], path = int(path.name), path.parent.parent
     elif path.name == "checkpoints":
@@ -185,7 +188,10 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
     from jmarl.training.experiment import run_experiment  # imports jax
     from jmarl.training.files.interrupt import Interrupted, ending_at_second_signal
 
-    directory = cfg.train.run.output_dir
+    directory, updates = cfg.train.run.output_dir, cfg.train.run.num_updates
+    if cfg.train.run.resume == "auto" and has_ended(cfg):
+        print(f"{directory}: the run has made all {plural(updates, 'update')}, nothing is left to do", flush=True)
+        return DONE, None
     print(first_line(cfg), flush=True)
     try:
         with ending_at_second_signal():
@@ -194,7 +200,7 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         print(f"interrupted {reason}\n{resume_line(directory)}", flush=True)
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), None
     results = result if isinstance(result, list) else [result]
-    directories = [f"{directory}/seed_{seed}" for seed in cfg.seeds] or [directory]
+    directories = directories_of(cfg)
     for one, place in zip(results, directories, strict=True):
         print(f"{place}: {closing_line(one)}", flush=True)
     if unsaved := [one.unsaved for one in results if one.unsaved]:
@@ -204,6 +210,21 @@ def train(cfg: ExperimentConfig) -> tuple[int, Any]:
         print(resume_line(directory), flush=True)
         return (INTERRUPTED if has_checkpoint(directory) else KILLED), result
     return DONE, result
+
+
+def directories_of(cfg: ExperimentConfig) -> list[str]:
+    """Return the directory of each run of an experiment: of each seed, or of the only run."""
+    directory = cfg.train.run.output_dir
+    return [f"{directory}/seed_{seed}" for seed in cfg.seeds] or [directory]
+
+
+def has_ended(cfg: ExperimentConfig) -> bool:
+    """Return whether the directory holds the complete run of exactly these settings."""
+    from jmarl.training.files.attempt import is_complete
+    from jmarl.training.files.config_file import changed_settings
+
+    complete = all(is_complete(directory, cfg.train.run.num_updates) for directory in directories_of(cfg))
+    return complete and changed_settings(cfg) == []
 
 
 def closing_line(result: "TrainResult | FitResult") -> str:

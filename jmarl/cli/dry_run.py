@@ -1,4 +1,5 @@
-"""What `jmarl train --dry-run` shows: everything that a run checks before its first step, settings, prompts and data.
+"""What `jmarl train --dry-run` shows: everything that a run checks before its first step, settings, prompts and data. Of a run
+that resumes it reads the checkpoint, so what the run would refuse is refused.
 
 All is checked before anything is shown, so that an error stands alone. It loads the models and prepares the initial state,
 which takes as long and as much memory as the start of the run. Left out: compiling and sampling, and what only happens later,
@@ -8,6 +9,7 @@ such as the prompts of later turns.
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +21,8 @@ from jmarl.cli.sweep import Point
 from jmarl.config import ExperimentConfig, TrainConfig
 from jmarl.config.yaml_file import dump_yaml
 from jmarl.envs.base import describe
-from jmarl.learning.per_agent import check_agents, check_stacks, initial_state, with_adapters
+from jmarl.learning.per_agent import initial_state, with_adapters
 from jmarl.models import sharding
-from jmarl.models.heads import with_value_head
 from jmarl.models.hub.special_tokens import special_tokens
 from jmarl.models.hub.tokenize import decode, encode_prompts
 from jmarl.randomness import TRAIN, Randomness
@@ -29,14 +30,17 @@ from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.sampling.generate import NO_LIMIT
 from jmarl.team import Team, initial_params, to_checkpoint
 from jmarl.training.checks import check_settings, check_team, environment_of
-from jmarl.training.experiment import examples_of, learns_from_completions, task_of, team_of
+from jmarl.training.experiment import Task, examples_of, learns_from_completions, task_of, team_of
 from jmarl.training.files.checkpoint import nbytes
-from jmarl.training.fit import check_data, check_fit
+from jmarl.training.files.failed_update import read_failed_update
+from jmarl.training.files.run_directory import read_state, resolve_resume
+from jmarl.training.fit import check_data, check_fit, prepare_fit
 from jmarl.training.preferences.encoding import AgentTokens, encode_pairs, encode_trajectories
 from jmarl.training.preferences.pairs import shared_examples
 from jmarl.training.preferences.reward_model import policy_config
-from jmarl.training.seeds import check_seeds
-from jmarl.training.start import start
+from jmarl.training.seeds import check_seeds, common_step, prepare_seeds
+from jmarl.training.start import settle, start
+from jmarl.training.train import prepare
 
 SHOWN = 3  # prompts and examples
 LEGEND = "special tokens are in ⟨ ⟩; everything else is text, whatever it spells"
@@ -44,6 +48,7 @@ LEGEND = "special tokens are in ⟨ ⟩; everything else is text, whatever it sp
 
 def checked_run(cfg: ExperimentConfig) -> list[str]:
     """Check a run and return what it would do, as lines. Raises what the run would raise before its first step."""
+    cfg = cfg.replace(resume=resolve_resume(cfg.train, cfg.seeds).run.resume)
     lines, size = checked_prompts(cfg) if learns_from_completions(cfg) else checked_data(cfg)
     end = "dry run: all checks passed, nothing was trained or written"
     return [dump_yaml(cfg.as_dict()), *lines, disk_line(cfg, size), f"{end}; the run would write to {cfg.train.run.output_dir}"]
@@ -82,17 +87,45 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
             ids = encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, cfg.train.episodes.chat_settings.of(agent))[0]
             text = shown(spec.tokenizer, ids)
             lines.append(f"--- task {number}, agent {agent}: {plural(len(ids), 'token')}\n{text}")
+    if cfg.train.run.replay_rollout:
+        read_failed_update(cfg.train)
+    if cfg.train.run.resume:
+        more, size = checked_resume(cfg, team, task)
+        return lines + more, size
     return lines, checkpoint_bytes(team, policy_config(cfg.train) if find_row(cfg.train.algorithm).learned else cfg.train)
+
+
+def checked_resume(cfg: ExperimentConfig, team: Team, task: Task) -> tuple[list[str], int]:
+    """Resume a run on completions, or several seeds, up to the first step. Returns lines with what has changed since the
+    checkpoint, and the bytes of a checkpoint. Nothing is written."""
+    quiet = cfg.train.replace(progress=False)
+    if cfg.seeds:
+        seeds = prepare_seeds(team, task.env, task.items, quiet, cfg.seeds, None, task.held_out)
+        step, size = common_step(seeds.runs.cfgs), nbytes(to_checkpoint(seeds.states[0]))
+        runs = zip(seeds.runs.cfgs, seeds.states, strict=True)
+        changes = [read_state(run_cfg, state, seeds.identity, step)[1] for run_cfg, state in runs][0]
+    else:
+        run = prepare(team, task.env, task.items, quiet, None, task.held_out)
+        size = nbytes(to_checkpoint(run.state))
+        state, changes = read_state(run.cfg, run.state, run.identity)
+        step = int(state.step)
+    return resume_lines(step, cfg.train.run.num_updates, changes), size
+
+
+def resume_lines(step: int, num_updates: int, changes: Sequence[str]) -> list[str]:
+    """Return lines about the checkpoint that a run resumes from, and what has changed since then."""
+    return [f"would resume from step {step} of {num_updates}", *(f"changed: {change}" for change in changes)]
 
 
 def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     """Check a run on given data. Returns lines with its first examples, and the bytes of a checkpoint."""
-    algorithm = check_fit(cfg.train, None)
+    check_fit(cfg.train, None)
     data, held_out = examples_of(cfg)
     check_data(data, cfg.train)
     team = load_team(cfg)
-    check_agents(cfg.train, team.num_agents)
-    check_stacks(cfg.train, team)
+    train = settle(cfg.train.replace(progress=False))
+    setup, params, identity = prepare_fit(team, data, train, None, held_out)
+    algorithm = setup.algorithm
     texts = algorithm.row.data == "texts"
     encode, kind = (encode_trajectories, "text") if texts else (encode_pairs, "pair")
     tokens = encode(team, data, cfg.train.episodes.chat_settings)
@@ -105,9 +138,15 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
         for agent, part in enumerate(example):
             lines.append(f"--- {kind} {number}, agent {agent}: {len(part.prompt)} + {sum(map(len, part.rows))} tokens")
             lines += marked(team.agent_specs[agent].tokenizer, part, weights)
-    params = with_adapters(team, initial_params(team, None, cfg.train.lora.lora_rank > 0), cfg.train, None)
-    params = [with_value_head(stack) for stack in params] if algorithm.row.margin == "score" else params
-    return lines, nbytes(to_checkpoint(initial_state(team, params, algorithm, cfg.train.run, None)))
+    if train.run.replay_rollout:
+        read_failed_update(train)
+    mesh = sharding.mesh_for(train.run.mesh, [len(spec.members) for spec in team.stacks])
+    state = initial_state(team, params, algorithm, train.run, mesh)
+    size = nbytes(to_checkpoint(state))
+    if train.run.resume:
+        state, changes = read_state(train, state, identity)
+        lines += resume_lines(int(state.step), train.run.num_updates, changes)
+    return lines, size
 
 
 def load_team(cfg: ExperimentConfig) -> Team:
@@ -169,6 +208,8 @@ def disk_line(cfg: ExperimentConfig, size: int) -> str:
     run, count = cfg.train.run, max(len(cfg.seeds), 1)
     directory = Path(run.output_dir).absolute()
     existing: Sequence[Path] = [path for path in (directory, *directory.parents) if path.is_dir()]
+    if not os.access(existing[0], os.W_OK):
+        raise ValueError(f"{existing[0]} cannot be written: choose another --output")
     free = shutil.disk_usage(existing[0]).free
     unit, name = (2**30, "GiB") if size * count >= 2**30 else (2**20, "MiB")
     text = f"a checkpoint takes {size * count / unit:.3g} {name}, {free / 2**30:.3g} GiB are free in {existing[0]}"

@@ -135,7 +135,8 @@ def base_names(source: Source, args: argparse.Namespace, directory: Path, final:
 
 def set_field(path: Path, name: str, value: Any) -> None:
     """Set a field of a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}, indent=2) + "\n")
+    fields = json.loads(path.read_text(encoding="utf-8")) | {name: value}
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def cast(directory: Path, dtype: str) -> None:

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from jmarl.cli.main import plural
-from jmarl.training.files.versions import PACKAGES, version_of
+from jmarl.training.files.run_files import PACKAGES, version_of
 
 OPTIONAL = {  # package -> (module to import, what it is for)
     "gguf": ("gguf", ".gguf files"),
@@ -128,7 +128,11 @@ def start_imports() -> dict[str, subprocess.Popen]:
     """Start to import the optional packages that are installed, each in a process of its own."""
     return {
         package: subprocess.Popen(
-            [sys.executable, "-c", f"import {module}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", f"import {module}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
         )
         for package, (module, _) in OPTIONAL.items()
         if version_of(package)

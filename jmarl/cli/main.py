@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. arguments: default: those of the process."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     verbose = "-v" in arguments or "--verbose" in arguments
+    prepare_streams()
     try:
         code = run(arguments)
         sys.stdout.flush()
@@ -69,6 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), verbose, WRONG_INPUT)
     except Exception as error:
         return _fail(f"{type(error).__name__}: {error}", verbose, FAILED)
+
+
+def prepare_streams() -> None:
+    """Write characters that the terminal cannot show as escapes, such as \\u65e5, and nothing to streams that are closed."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def run(arguments: Sequence[str]) -> int:

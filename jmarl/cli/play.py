@@ -42,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     to_stderr("playing; the first turn waits for the compiler")
     rollout = evaluate(match.team, match.params, [task], match.env, match.cfg).rollout
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
-    text = "\n".join(episode_lines(rollout, match, task, width))
-    print(text.encode("utf-8", errors="backslashreplace").decode())
+    print("\n".join(episode_lines(rollout, match, task, width)))
     return 0
 
 

@@ -23,11 +23,9 @@ from jmarl.algorithms import find_row
 from jmarl.cli.configuration import Configuration, has_checkpoint, read_configuration, train
 from jmarl.cli.main import DONE, FAILED, INTERRUPTED, KILLED, plural
 from jmarl.config import ExperimentConfig
-from jmarl.config.yaml_file import read_yaml
-from jmarl.training.files.config_file import plain_config
+from jmarl.training.files.config_file import changed_settings
 from jmarl.training.files.failed_update import NonFiniteError
-from jmarl.training.files.run_directory import CHOSEN
-from jmarl.training.files.run_files import CONFIG_FILE, leaves
+from jmarl.training.files.run_files import CONFIG_FILE
 from jmarl.training.logs.metrics_writer import read_rows
 from jmarl.training.logs.terminal import LOSS_TAG, REWARD_TAG
 
@@ -69,7 +67,7 @@ def run_sweep(points: Sequence[Point], directory: str) -> int:
         if code in (INTERRUPTED, KILLED):
             return code
     if write_results(root, points, failed):
-        print((root / "results.md").read_text(), end="")
+        print((root / "results.md").read_text(encoding="utf-8"), end="")
         print(f"the table is in {root}/results.md; `jmarl report {root}` compares the curves")
     return code
 
@@ -108,12 +106,10 @@ def name_of(point: Mapping[str, Any]) -> str:
 
 def is_finished(point: Point) -> bool:
     """Return whether a run has made all its updates. Raises ValueError if its directory holds one with other settings."""
-    file = Path(point.cfg.train.run.output_dir) / CONFIG_FILE
-    if not file.is_file():
+    if (names := changed_settings(point.cfg)) is None:
         return False
-    before, now = leaves(read_yaml(file).tree), leaves(json.loads(json.dumps(plain_config(point.cfg))))
-    chosen = {name for name in CHOSEN if now[name] == "auto"}  # when the run started
-    if names := sorted(name for name in {**before, **now} if before.get(name) != now.get(name) and name not in chosen):
+    if names:
+        file = Path(point.cfg.train.run.output_dir) / CONFIG_FILE
         raise ValueError(f"{file} was written with other settings ({', '.join(names)}): choose another --output")
     run = point.cfg.train.run
     saved = all(not run.save_models or (directory / "models").is_dir() for directory in point.directories)
@@ -138,10 +134,10 @@ def write_results(root: Path, points: Sequence[Point], failed: Mapping[str, str]
     if not rows:
         return False
     rows += means(rows)
-    (root / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (root / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([shown(row.get(name)) for name in columns] for row in rows)]
-    (root / "results.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
+    (root / "results.md").write_text("".join(f"| {' | '.join(line)} |\n" for line in lines), encoding="utf-8")
     return True
 
 

@@ -19,6 +19,7 @@ EPILOG = """examples:
   jmarl train --config my.yaml --set learning_rate=2e-5 --set num_prompts=4
   jmarl train --config base.yaml,big.yaml --output runs/big   big.yaml overrides base.yaml
   jmarl train --config my.yaml --resume                       continue from the newest checkpoint
+  jmarl train --config my.yaml --resume auto                  begin or continue, for a queue that starts jobs again
   jmarl train --config runs/big/config.yaml --output runs/again
 
 exit codes: 0 done; 1 failed, or a checkpoint or model could not be written; 2 wrong settings; 75 interrupted and saved;
@@ -40,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         nargs="?",
         const="latest",
-        metavar="latest|STEP|PATH",
-        help="continue from the newest checkpoint, from that of a step, or from that of a run's directory",
+        metavar="latest|auto|STEP|PATH",
+        help="continue from the newest checkpoint (auto: begin if there is none), that of a step, or of a run's directory",
     )
     how_to.add_argument("--dry-run", action="store_true", help="check everything, show settings, prompts and data, and end")
 

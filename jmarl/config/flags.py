@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jmarl.config.aliases import OTHER_NAMES
@@ -15,6 +15,8 @@ from jmarl.config.experiment import EnvironmentConfig, ExperimentConfig
 from jmarl.config.train_config import TrainConfig
 
 C = TypeVar("C", bound=TrainConfig | ExperimentConfig)
+SWITCHES = ("episodes.chat", "run.resume")  # flags that may stand alone, or have one of VALUES
+VALUES = ("True", "False", "auto")
 
 
 def parse_flags(cls: type[C], arguments: Sequence[str] | None = None) -> C:
@@ -41,22 +43,20 @@ def parse_flags(cls: type[C], arguments: Sequence[str] | None = None) -> C:
 
     arguments = sys.argv[1:] if arguments is None else arguments
     paths = flag_paths(cls)
-    return tyro.cli(cls, args=with_value([long_flag(x, paths) for x in arguments], paths.get("chat", "")), registry=registry)
+    arguments = with_values([long_flag(argument, paths) for argument in arguments], paths.values())
+    return tyro.cli(cls, args=arguments, registry=registry)
 
 
-def with_value(arguments: Sequence[str], path: str) -> list[str]:
-    """Return arguments in which a switch that may also have one value per agent has a value: --X True for --X.
-
-    path: of the setting; one of another class, which is only a switch, is left as it is."""
-    section, _, name = path.rpartition(".")
-    if not section.endswith("episodes"):
-        return [*arguments]
+def with_values(arguments: Sequence[str], paths: Iterable[str]) -> list[str]:
+    """Return arguments in which each switch that may also have other values has one: --X True for --X, --X False for --no-X."""
+    switches = {f"--{path}" for path in paths if path.endswith(SWITCHES)}
+    negatives = {".no-".join(flag.rsplit(".", 1)): flag for flag in switches}
     result: list[str] = []
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        if argument == f"--{section}.no-{name}":
-            result += [f"--{path}", "False"]
+        if argument in negatives:
+            result += [negatives[argument], "False"]
         else:
-            result += [argument, "True"] if argument == f"--{path}" and following not in ("True", "False") else [argument]
+            result += [argument, "True"] if argument in switches and following not in VALUES else [argument]
     return result
 
 

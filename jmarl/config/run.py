@@ -44,14 +44,14 @@ class Run(Section):
     """Write event files of TensorBoard to output_dir."""
     output_dir: str = ""
     """Directory of metrics, checkpoints and final models; empty: nothing is written."""
-    resume: bool = False
-    """Continue from the newest checkpoint in output_dir."""
+    resume: bool | Literal["auto"] = False
+    """Continue from the newest checkpoint in output_dir. auto: begin if there is none, for queues that start a job again."""
     resume_step: Count | None = None
     """Continue from the checkpoint after this many updates; None: the newest."""
     strict_checkpoints: bool = False
     """Refuse to resume if the newest checkpoint is damaged; otherwise it is set aside and the one before is used."""
     allow_changed: str | None = None
-    """Resume although these have changed, separated by commas: data, reward."""
+    """Resume although these have changed, separated by commas: data, reward, environment."""
     save_every: CountOrOff | None = None
     """Updates between checkpoints in output_dir; None: by time, see save_minutes; 0: no checkpoints. If there are any, one is
     written at the end too, and when the run is interrupted or fails."""
@@ -78,7 +78,9 @@ class Run(Section):
         check("alternate_every", self.alternate_every, fits, "1 where update_order is simultaneous")
         for name in ("resume", "save_every"):
             check(name, getattr(self, name), not getattr(self, name) or bool(self.output_dir), "off without output_dir")
-        check("resume_step", self.resume_step, self.resume_step is None or self.resume, "None without resume")
+        check("resume_step", self.resume_step, self.resume_step is None or self.resume is True, "None without resume")
+        begins_again = self.resume == "auto" and self.save_every == 0
+        check("resume", self.resume, not begins_again, "True or False where save_every=0, which makes no checkpoints")
         unknown = [name for name in self.allowed_changes if name not in CHANGES]
         check("allow_changed", self.allow_changed, not unknown, f"some of {','.join(CHANGES)}")
 

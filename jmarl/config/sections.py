@@ -16,7 +16,7 @@ Scale = Literal["none", "std", "batch_std", "running_std"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 Decay = Annotated[float, Range(0, 1, high_open=True, note="0 is off")]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # Hugging Face's names
-CHANGES = ("data", "reward")  # what `allow_changed` can allow
+CHANGES = ("data", "reward", "environment")  # what `allow_changed` can allow
 
 
 # Arguments of `apply_chat_template` that are no values of a template, or follow from the prompt.
@@ -134,7 +134,8 @@ class Episodes(Section):
     long_prompts: Literal["error", "truncate_left", "drop"] = "error"
     """What to do with a prompt that leaves no room for max_new_tokens in the context. error: raise. truncate_left: keep the
     last tokens that fit and the chat template around them; a list of chat messages keeps the template of all of them, and the
-    oldest ones lose their text first. drop: leave such items out before training, and end an episode before such a later turn.
+    oldest ones lose their text first. drop: leave such items out before training, and end an episode before such a later turn
+    (where the environment itself writes the first prompts, a long one of these is an error).
     Prompts made by formatters are checked for all items before training starts; `long_prompts` in the log counts the others."""
     gamma: Share = 1.0
     """Discount of the next turn's return."""

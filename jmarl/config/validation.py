@@ -126,8 +126,9 @@ def _problem(value: Any, hint: Any) -> tuple[type[Exception], str] | None:
             return None
         wrong_values = [problem for problem in problems if problem is not None and problem[0] is ValueError]
         or_none = ", or None" if type(None) in arguments else ""
-        if Literal["auto"] in arguments:  # a number, or this text
-            allowed = next(x for x in typing.get_args(arguments[0]) if isinstance(x, Range))
+        if Literal["auto"] in arguments:  # a number or a bool, or this text
+            ranges = [x for x in typing.get_args(arguments[0]) if isinstance(x, Range)]
+            allowed = ranges[0] if ranges else _type_name(arguments[0])
             return (ValueError if wrong_values else TypeError), f"{allowed}, or 'auto'"
         return (ValueError, wrong_values[0][1] + or_none) if wrong_values else (TypeError, f"of type {_type_name(hint)}")
     if origin is dict:

@@ -49,7 +49,12 @@ def read_yaml(path: str | Path) -> YamlFile:
     name = str(path)
     if not Path(path).is_file():
         raise FileNotFoundError(f"{name} does not exist: give a YAML file; `jmarl configs list` shows the shipped ones")
-    return parse_yaml(Path(path).read_text(encoding="utf-8"), name)
+    content = Path(path).read_bytes()
+    try:
+        return parse_yaml(content.decode("utf-8"), name)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{name}, line {line} is not UTF-8 ({error.reason}): save the file as UTF-8") from None
 
 
 def parse_yaml(text: str, name: str) -> YamlFile:

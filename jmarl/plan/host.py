@@ -52,11 +52,11 @@ def restart_peak() -> None:
     """Let `peak_of_process` begin again; a no-op where `memory_now` is None."""
     memory_now()
     if STATUS.is_file():
-        STATUS.with_name("clear_refs").write_text("5")
+        STATUS.with_name("clear_refs").write_text("5", encoding="utf-8")
 
 
 def _of_status(name: str) -> int:
-    return 1024 * int(STATUS.read_text().split(f"{name}:")[1].split()[0])
+    return 1024 * int(STATUS.read_text(encoding="utf-8").split(f"{name}:")[1].split()[0])
 
 
 def checkpoints_beside_steps(cfg: TrainConfig) -> bool:

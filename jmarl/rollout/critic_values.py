@@ -127,7 +127,7 @@ def check_joint(rollout: Rollout, lam: float) -> None:
     if len(rewards) > 1 and any((x != x[..., :1]).any() for x in rewards):
         raise ValueError(
             f"gae_lambda={lam} with a central critic, several turns and rewards that differ from agent to agent: its values "
-            "are of the team's mean; set gae_lambda to 1, or choose a row with own critics"
+            "are of the team's mean; set gae_lambda to 1, or start a new run of an algorithm with own critics"
         )
 
 
@@ -174,7 +174,8 @@ def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, episodes: Epi
             raise ValueError(
                 f"what the central critic reads at prompt {p} ({texts[p][:40]!r}...) has {len(row)} tokens"
                 + (f" and up to {longest} of completions" if longest else "")
-                + f", more than its context of {room}: use a critic with a longer context, shorter prompts, or history=none"
+                + f", more than its context of {room}: write shorter prompts, set history=none, or start a new run with a "
+                "critic of a longer context"
             )
     ids = np.zeros((turn.padded_size, min(bucket(max(map(len, prompts))), room)), np.int32)
     width = min(bucket(longest + 1, 1), room + 1 - max(map(len, prompts)))

@@ -47,7 +47,7 @@ def items_that_fit(
     left.
     """
     if not isinstance(env, RewardEnvironment):
-        if cfg.episodes.long_prompts == "drop":
+        if cfg.episodes.long_prompts == "drop" and cfg.episodes.num_turns == 1:
             raise ValueError(
                 "long_prompts='drop' leaves items out before training, and this environment writes its prompts only when they "
                 "are played: use long_prompts='truncate_left' or 'error', or leave long items out of its tasks"

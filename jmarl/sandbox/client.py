@@ -277,7 +277,7 @@ class Sandbox:
 
 def child_pids(pid: int) -> list[int]:
     """Return the children of a process. The child of bubblewrap is the fork server; at S2 and S1 the helper itself is."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
 
 
 def preloadable_imports(program: str) -> list[str]:

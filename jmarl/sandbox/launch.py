@@ -98,8 +98,8 @@ class Helper:
         """Make room for so many programs at once with these limits; never lower a limit."""
         for name, value in group_limits(limits, workers).items():
             for group in self.groups:
-                if (file := group / name).exists() and int(file.read_text()) < value:
-                    file.write_text(str(value))
+                if (file := group / name).exists() and int(file.read_text(encoding="utf-8")) < value:
+                    file.write_text(str(value), encoding="utf-8")
 
     def close(self) -> None:
         """End the helper with everything that it has started, and remove its resources."""
@@ -225,7 +225,7 @@ def make_control_groups(limits: Limits, workers: int, resources: contextlib.Exit
         resources.callback(_remove_group, group)
         groups.append(group)
         for name in files:
-            (group / name).write_text(str(group_limits(limits, workers)[name]))
+            (group / name).write_text(str(group_limits(limits, workers)[name]), encoding="utf-8")
     return groups
 
 

@@ -22,6 +22,7 @@ from jmarl.models.hub.tokenize import with_instruction
 from jmarl.team import Team
 from jmarl.training.checks import check_settings
 from jmarl.training.files.config_file import written_config
+from jmarl.training.files.run_directory import resolve_resume
 from jmarl.training.fit import check_data, check_fit, fit
 from jmarl.training.imitation import collect_solutions
 from jmarl.training.preferences.pairs import load_pairs, load_trajectories
@@ -71,8 +72,8 @@ def run_experiment(cfg: ExperimentConfig) -> TrainResult | FitResult | list[Trai
         ValueError: settings do not fit each other, the data, this machine or the output directory.
         FileNotFoundError: a file of data does not exist.
     """
-    plays = learns_from_completions(cfg)
-    return _train(cfg) if plays else _fit(cfg)
+    cfg = cfg.replace(resume=resolve_resume(cfg.train, cfg.seeds).run.resume)
+    return _train(cfg) if learns_from_completions(cfg) else _fit(cfg)
 
 
 def _train(cfg: ExperimentConfig) -> TrainResult | list[TrainResult]:

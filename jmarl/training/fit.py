@@ -20,7 +20,7 @@ from jmarl.models import sharding
 from jmarl.models.heads import with_value_head
 from jmarl.team import Team, initial_params
 from jmarl.training.files import fingerprint
-from jmarl.training.files.run_directory import check_directory
+from jmarl.training.files.run_directory import check_directory, resolve_resume
 from jmarl.training.logs.data_log import DataLog
 from jmarl.training.logs.terminal import say
 from jmarl.training.loop import repeat_update, run_training
@@ -55,7 +55,29 @@ def fit(
         eval_data: held-out data; evaluated before training, after it and every `eval_every` updates.
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
-    cfg = settle(cfg)
+    cfg = settle(resolve_resume(cfg))
+    setup, params, identity = prepare_fit(team, data, cfg, params, eval_data, wandb_config)
+    algorithm, mesh = setup.algorithm, sharding.mesh_for(cfg.run.mesh, [len(spec.members) for spec in team.stacks])
+    examples, held_out = (encode(team, params, part, algorithm, cfg) for part in (data, eval_data))
+    state = initial_state(team, params, algorithm, cfg.run, mesh)
+    setup, cfg = settle_updates(setup, state, cfg, partial(longest_update, setup, state, examples))
+    source = data_source(setup, examples, held_out)
+    if cfg.run.replay_rollout:
+        return FitResult(team, repeat_update(setup, state, source, identity, cfg)[0], [], None, None)
+    result, log = run_training(setup, state, source, identity, cfg, DataLog, wandb_config)
+    return FitResult(team, result.state, log.losses, *result[1:])
+
+
+def prepare_fit(
+    team: Team,
+    data: Sequence[Pair] | Sequence[Trajectory],
+    cfg: TrainConfig,
+    params: Sequence[Any] | None,
+    eval_data: Sequence[Pair] | Sequence[Trajectory],
+    wandb_config: dict | None = None,
+) -> tuple[Setup, list[Any], dict[str, Any]]:
+    """Check the arguments of `fit`. Returns its setup, the parameters of each stack on the devices, and what identifies the
+    run. Writes nothing, so that a dry run can do the same."""
     algorithm = check_fit(cfg, wandb_config)
     keep_programs(say if cfg.run.progress else None)
     check_data(data, cfg)
@@ -73,17 +95,9 @@ def fit(
     if algorithm.row.margin == "score":  # params of an earlier fit already have a head
         params = [stack if "value" in stack else with_value_head(stack) for stack in params]
     params = [sharding.place(stack, mesh) for stack in params]
-    setup = Setup(team, Critics((), algorithm), algorithm, cfg)
-    examples, held_out = (encode(team, params, part, algorithm, cfg) for part in (data, eval_data))
     identity = {"team": team.describe(), "critics": [], "data": fingerprint.of_data(data)}
     identity["initial"] = initial_digests(params, algorithm)
-    state = initial_state(team, params, algorithm, cfg.run, mesh)
-    setup, cfg = settle_updates(setup, state, cfg, partial(longest_update, setup, state, examples))
-    source = data_source(setup, examples, held_out)
-    if cfg.run.replay_rollout:
-        return FitResult(team, repeat_update(setup, state, source, identity, cfg)[0], [], None, None)
-    result, log = run_training(setup, state, source, identity, cfg, DataLog, wandb_config)
-    return FitResult(team, result.state, log.losses, *result[1:])
+    return Setup(team, Critics((), algorithm), algorithm, cfg), params, identity
 
 
 def check_data(data: Any, cfg: TrainConfig) -> None:

@@ -23,15 +23,17 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jmarl.config import Run, TrainConfig, flat
+from jmarl.config import Run, TrainConfig
 from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_team
 from jmarl.memory import explain_memory
 from jmarl.models.stack import to_host
-from jmarl.team import base_digests, without_gradients
+from jmarl.team import without_gradients
+from jmarl.training.files.attempt import mark_complete
+from jmarl.training.files.config_file import record_choices
 from jmarl.training.files.failed_update import read_failed_update
 from jmarl.training.files.interrupt import Interrupted, interruptible
-from jmarl.training.files.run_directory import open_run, resume
+from jmarl.training.files.run_directory import open_run, read_state
 from jmarl.training.files.saving import Saves, write_models
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.step_log import StepLog, update_metrics
@@ -161,11 +163,14 @@ def run_training(
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
     """
     with open_run(cfg, state, identity, wandb_config) as opened, explain_memory(), CLOCK.running():
+        record_choices(cfg)
         log = log_class(setup.team, cfg, opened.writer)
         result = run_loop(setup, opened.state, source, log, Saves(cfg.run, opened.savers))
         # Models with a score head are not written, because their directories would not hold the head.
         if not result.interrupted and setup.algorithm.row.margin != "score":
             result = result._replace(unsaved=write_models(cfg.run, setup.team, result.state) or result.unsaved)
+        if cfg.run.output_dir and not (result.interrupted or result.unsaved):
+            mark_complete(cfg.run.output_dir, cfg.run.num_updates)
     return result, log
 
 
@@ -183,7 +188,7 @@ def repeat_update(
     """
     failed = read_failed_update(cfg)
     if cfg.run.resume:
-        state = resume(cfg, state, {"config": flat(cfg), **identity, "bases": base_digests(state)}, read_only=True)
+        state, _ = read_state(cfg, state, identity)
     state = state._replace(step=jnp.full_like(state.step, failed.step))  # the random keys depend on the step
     state, metrics = update_team(setup, state, source.make_batches(state, failed.data))
     print(json.dumps({"step": failed.step} | update_metrics(setup.team, to_host(metrics)), indent=1), flush=True)

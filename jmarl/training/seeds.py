@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -34,9 +34,11 @@ from jmarl.models.stack import map_own
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team, initial_params
 from jmarl.training.checks import check_run, check_settings, check_team, environment_of
+from jmarl.training.files.attempt import mark_complete
 from jmarl.training.files.checkpoint import Checkpointer
-from jmarl.training.files.lock import locked
-from jmarl.training.files.run_directory import checkpoints_of, open_run, open_writer, set_aside
+from jmarl.training.files.config_file import record_choices
+from jmarl.training.files.lock import check_unlocked, locked
+from jmarl.training.files.run_directory import checkpoints_of, open_run, open_writer, resolve_resume, set_aside
 from jmarl.training.files.saving import Saves, write_models
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.rollout_log import RolloutLog
@@ -71,7 +73,48 @@ def train_seeds(
         params: best from `make_team(..., lora=True)`. Without LoRA each run has a copy of all weights. They are not donated.
         team, reward, items, cfg, eval_items: see `train`.
     """
-    env = environment_of(team, reward, cfg)
+    cfg = resolve_resume(cfg, seeds)
+    runs, states, source, identity, cfg = prepare_seeds(team, reward, items, cfg, seeds, params, eval_items)
+    with contextlib.ExitStack() as opened, explain_memory(), CLOCK.running():
+        writer = None
+        if cfg.run.output_dir:
+            opened.enter_context(locked(cfg.run.output_dir))
+        state, logs, savers = open_runs(runs, states, identity, opened)
+        record_choices(cfg)
+        del states, params  # frees the bases of single runs
+        if cfg.run.resume and cfg.run.progress:
+            say(f"resuming {cfg.run.output_dir} from step {int(state.step)} of {cfg.run.num_updates}")
+        if cfg.run.output_dir:
+            writer = opened.enter_context(open_writer(cfg.replace(max_completions_mb=0), flat(cfg), int(state.step)))
+        elif cfg.run.progress:
+            writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
+        log = SeedsLog(team, runs.cfgs[0], logs, writer)
+        saves = Saves(cfg.run, savers, lambda state, i: state_of_run(state, i, runs))
+        result = run_loop(runs.joint_setup, state, source, log, saves)
+        return [result_of_run(runs, result, i, log) for i in range(len(runs.cfgs))]
+
+
+class PreparedSeeds(NamedTuple):
+    """Runs that are checked and resolved, before their directories are opened."""
+
+    runs: Runs
+    states: list[TeamState]  # of each run, at step 0
+    source: Source
+    identity: dict[str, Any]  # see `open_run`
+    cfg: TrainConfig  # common settings, without auto
+
+
+def prepare_seeds(
+    team: Team,
+    reward: Callable | Environment | TextEnvironment,
+    items: Sequence[dict],
+    cfg: TrainConfig,
+    seeds: Sequence[int],
+    params: Sequence[Any] | None,
+    eval_items: Sequence[dict],
+) -> PreparedSeeds:
+    """Check the arguments of `train_seeds`, and prepare its runs. Writes nothing, so that a dry run can do the same."""
+    env, all_items = environment_of(team, reward, cfg), items
     check_seeds(seeds, cfg)
     cfg = settle(cfg, cfg.for_seed(int(seeds[0])))
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
@@ -87,23 +130,8 @@ def train_seeds(
     params = common_params(team, params, cfgs[0], meshes[0])
     started = [start(team, [map_own(jnp.copy, stack) for stack in params], run_cfg) for run_cfg in cfgs]
     runs, cfg = settle_runs(Runs(started[0][0], cfgs, *meshes), started[0][1], cfg, items, env)
-    identity = run_identity(runs.setup, items, env)
-    with contextlib.ExitStack() as opened, explain_memory(), CLOCK.running():
-        writer = None
-        if cfg.run.output_dir:
-            opened.enter_context(locked(cfg.run.output_dir))
-        state, logs, savers = open_runs(runs, [state for _, state in started], identity, opened)
-        del started, params  # frees the bases of single runs
-        if cfg.run.resume and cfg.run.progress:
-            say(f"resuming {cfg.run.output_dir} from step {int(state.step)} of {cfg.run.num_updates}")
-        if cfg.run.output_dir:
-            writer = opened.enter_context(open_writer(cfg.replace(max_completions_mb=0), flat(cfg), int(state.step)))
-        elif cfg.run.progress:
-            writer = opened.enter_context(open_writer(cfg, {}, int(state.step)))
-        log = SeedsLog(team, cfgs[0], logs, writer)
-        saves = Saves(cfg.run, savers, lambda state, i: state_of_run(state, i, runs))
-        result = run_loop(runs.joint_setup, state, seeds_source(runs, items, env, eval_items), log, saves)
-        return [result_of_run(runs, result, i, log) for i in range(len(cfgs))]
+    source, identity = seeds_source(runs, items, env, eval_items), run_identity(runs.setup, all_items, env)
+    return PreparedSeeds(runs, [state for _, state in started], source, identity, cfg)
 
 
 def settle_runs(
@@ -129,13 +157,16 @@ def result_of_run(runs: Runs, result: LoopResult, i: int, log: SeedsLog) -> Trai
     """Write the models of run i and return what `train` would return for it."""
     state = state_of_run(result.state, i, runs)
     before, after = (None if results is None else results[i] for results in (result.before, result.after))
-    unsaved = "" if result.interrupted else write_models(runs.cfgs[i].run, runs.team, state)
-    return TrainResult(runs.team, state, log.logs[i].rewards, before, after, result.interrupted, unsaved or result.unsaved)
+    run = runs.cfgs[i].run
+    unsaved = ("" if result.interrupted else write_models(run, runs.team, state)) or result.unsaved
+    if run.output_dir and not (result.interrupted or unsaved):
+        mark_complete(run.output_dir, run.num_updates)
+    return TrainResult(runs.team, state, log.logs[i].rewards, before, after, result.interrupted, unsaved)
 
 
 def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
     """Raise an error for seeds and settings that cannot be trained together. Experiments call this before they load models."""
-    seeds = [int(seed) for seed in seeds]
+    seeds, cfg = [int(seed) for seed in seeds], resolve_resume(cfg, seeds)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={seeds} is not allowed: give at least one, and each once")
     if find_row(cfg.algorithm).data != "rollouts":
@@ -157,6 +188,8 @@ def check_seeds(seeds: Sequence[int], cfg: TrainConfig) -> None:
             f"the output directory {cfg.run.output_dir} holds the checkpoints of a single run, but those of several seeds are "
             "in its folders seed_0, ...: choose another directory"
         )
+    if cfg.run.output_dir:
+        check_unlocked(cfg.run.output_dir)
     for seed in seeds:
         check_settings(cfg.for_seed(seed))
 

@@ -28,7 +28,6 @@ from jmarl.models.hub.peft import merge
 from jmarl.models.stack import map_own, unstack
 from jmarl.team import Team
 from jmarl.training.files import fingerprint
-from jmarl.training.files.config_file import record_choices
 from jmarl.training.files.run_directory import chosen_before
 from jmarl.training.logs.terminal import say
 from jmarl.training.preferences.pairs import Pair, Trajectory
@@ -91,9 +90,7 @@ def settle_updates(
             say(line)
     elif is_open(setup.cfg):  # a platform that does not say how much memory it has
         setup = with_settings(setup, update_settings(with_ample_memory(setup.cfg)))
-    cfg = cfg.replace(**update_settings(setup.cfg))
-    record_choices(cfg)
-    return setup, cfg
+    return setup, cfg.replace(**update_settings(setup.cfg))
 
 
 def say_what_runs(team: Team, params: Sequence[Any], cfg: TrainConfig) -> None:
@@ -141,8 +138,10 @@ def run_identity(setup: Setup, items: Sequence[dict], env: Environment) -> dict[
         "team": setup.team.describe(),
         "critics": Team(setup.critics.specs).describe(),
         "environment": describe(env),
+        "options": fingerprint.of_options(env),
         "data": fingerprint.of_data(items),
         "reward": fingerprint.of_reward(env),
+        "error_handling": fingerprint.error_handling(env),
     }
 
 

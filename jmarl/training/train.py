@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment, TextEnvironment
@@ -20,10 +20,11 @@ from jmarl.models import sharding
 from jmarl.rollout.prompt_check import items_that_fit
 from jmarl.team import Team, initial_params
 from jmarl.training.checks import check_run, check_team, environment_of
+from jmarl.training.files.run_directory import resolve_resume
 from jmarl.training.logs.data_log import DataLog
 from jmarl.training.logs.rollout_log import RolloutLog, mean_return
 from jmarl.training.logs.terminal import say
-from jmarl.training.loop import repeat_update, run_training
+from jmarl.training.loop import Source, repeat_update, run_training
 from jmarl.training.precompile import Updates, keep_programs, longest_prompts, longest_update
 from jmarl.training.preferences import data_source
 from jmarl.training.preferences.encoding import AgentTokens, Examples
@@ -71,7 +72,39 @@ def train(
         wandb_config: keyword arguments of `wandb.init`; None: no W&B.
         eval_metrics: (eval_items, their rollout) -> further metrics of an evaluation by name, logged as `eval/<name>`.
     """
-    given, cfg = cfg, settle(cfg)
+    cfg = resolve_resume(cfg)
+    run = prepare(team, reward, items, cfg, params, eval_items, wandb_config, eval_metrics)
+    if cfg.run.replay_rollout:
+        state, experience = repeat_update(run.setup, run.state, run.source, run.identity, run.cfg)
+        return TrainResult(team, state, [mean_return(experience.rollout)] if run.plays else [], None, None)
+    log_class = RolloutLog if run.plays else DataLog
+    result, log = run_training(run.setup, run.state, run.source, run.identity, run.cfg, log_class, wandb_config)
+    return TrainResult(team, result.state, log.rewards, *result[1:])
+
+
+class Prepared(NamedTuple):
+    """A run that is checked and resolved, before its directory is opened."""
+
+    setup: Setup
+    state: TeamState  # at step 0
+    source: Source
+    identity: dict[str, Any]  # see `open_run`
+    cfg: TrainConfig  # without auto
+    plays: bool  # whether it learns from rollouts; otherwise from pairs
+
+
+def prepare(
+    team: Team,
+    reward: Callable | Environment | TextEnvironment | SimulatedEnvironment,
+    items: Sequence[dict],
+    given: TrainConfig,
+    params: Sequence[Any] | None,
+    eval_items: Sequence[dict],
+    wandb_config: dict | None = None,
+    eval_metrics: EvalMetrics | None = None,
+) -> Prepared:
+    """Check the arguments of `train`, and prepare its run. Writes nothing, so that a dry run can do the same."""
+    cfg, all_items = settle(given), items
     env = environment_of(team, reward, cfg)
     items, eval_items = read_rows(items), read_rows(eval_items)
     algorithm = check_run(items, cfg, wandb_config)
@@ -100,14 +133,8 @@ def train(
         source = learned_source(setup, rounds, judge, eval_items, algorithm, given)  # reward models choose for themselves
     if source.evaluate is not None and eval_metrics is not None:
         source = source._replace(evaluate=with_metrics(source.evaluate, eval_items, eval_metrics))
-    identity = run_identity(setup, items, env) | {"initial": initial}
-    learns_from_rollouts = rounds is None or judge is not None
-    if cfg.run.replay_rollout:
-        state, experience = repeat_update(setup, state, source, identity, cfg)
-        return TrainResult(team, state, [mean_return(experience.rollout)] if learns_from_rollouts else [], None, None)
-    log_class = RolloutLog if learns_from_rollouts else DataLog
-    result, log = run_training(setup, state, source, identity, cfg, log_class, wandb_config)
-    return TrainResult(team, result.state, log.rewards, *result[1:])
+    identity = run_identity(setup, all_items, env) | {"initial": initial}
+    return Prepared(setup, state, source, identity, cfg, rounds is None or judge is not None)
 
 
 def largest_update(setup: Setup, state: TeamState, items: Sequence[dict], env: Environment) -> tuple[Work, Updates]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
 import json
+import linecache
 import os
 import subprocess
 import sys
@@ -53,6 +56,29 @@ class Judge:
         return self.rule(a, b)
 
 
+@dataclasses.dataclass
+class Target:
+    """A reward with an option, which counts its calls."""
+
+    style: str
+    calls: int = 0
+
+    def __call__(self, a, b):
+        self.calls += 1
+        return [len(x) if self.style == "long" else -len(x) for x in a]
+
+
+def scaled_by(factor):
+    calls = 0
+
+    def reward(a, b):
+        nonlocal calls
+        calls += 1
+        return [factor * len(x) for x in a]
+
+    return reward
+
+
 def reward_of(*functions, **options):
     """Return the fingerprint of a reward."""
     reward = make_reward(list(functions), num_agents=2, **options)
@@ -75,7 +101,9 @@ def test_fingerprints_are_equal_in_every_process():
     [
         (reward_of(by_length), reward_of(by_letters)),
         (reward_of(by_length, by_letters, weights=[1, 0]), reward_of(by_length, by_letters, weights=[0, 1])),
-        (reward_of(by_length), reward_of(by_length, on_error="mask")),
+        (reward_of(scaled_by(2.0)), reward_of(scaled_by(3.0))),
+        (reward_of(Target("long")), reward_of(Target("short"))),
+        (reward_of(lambda a, b, size=1: size), reward_of(lambda a, b, size=2: size)),
         (reward_of(functools.partial(by_letters, letter="a")), reward_of(functools.partial(by_letters, letter="b"))),
         (reward_of(Judge(by_length)), reward_of(Judge(by_letters))),
         (reward_of(Judge(by_length).judge), reward_of(Judge(by_letters).judge)),
@@ -86,7 +114,7 @@ def test_fingerprints_are_equal_in_every_process():
             reward_of(by_length, processors=RewardProcessors.scale(3.0)),
         ),
     ],
-    ids=["function", "weights", "on_error", "partial", "object", "method", "dict", "lambda", "processor"],
+    ids=["function", "weights", "closure", "option", "default", "partial", "object", "method", "dict", "lambda", "processor"],
 )
 def test_a_changed_reward_is_named(one, other):
     assert fingerprint.difference("reward", one, one) == "" and fingerprint.difference("reward", one, other)
@@ -98,11 +126,62 @@ def test_functions_of_the_same_file_count():
 
 
 def test_using_a_reward_changes_nothing():
-    judge = Judge(by_length)
-    before = reward_of(judge)
-    judge(["a"], ["b"])
+    judge, target, scaled = Judge(by_length), Target("long"), scaled_by(2.0)
+    before = reward_of(judge, target, scaled)
+    for reward in (judge, target, scaled):
+        reward(["a"], ["b"])
     judge.pool = by_letters  # made when it was first used
-    assert fingerprint.difference("reward", before, reward_of(judge)) == ""
+    assert fingerprint.difference("reward", before, reward_of(judge, target, scaled)) == ""
+
+
+MODULES = {
+    "formats": "PREFIX = 'Describe '\nSTYLES = {'short': PREFIX + 'briefly '}\nSEEN = {}\n"
+    "def formatter(item):\n    SEEN[item['prompt']] = 1\n    return STYLES['short'] + item['prompt']\n",
+    "turns": "import formats\nfrom scores import overlap\nREPEAT = 2\n"
+    "def transition(agent_completions, **_):\n"
+    "    return [formats.formatter({'prompt': x}) * REPEAT for x in agent_completions]\n"
+    "def reward(a, b):\n    return [overlap(x, y) for x, y in zip(a, b)]\n",
+    "scores": "LOW = 0.5\ndef overlap(x, y):\n    return LOW + len(set(x) & set(y))\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "named"),
+    [
+        ("formats", "Describe ", "Explain ", "PREFIX of formats_of_tests.formatter (changed)"),
+        ("formats", "briefly", "at length", "STYLES of formats_of_tests.formatter (changed)"),
+        ("formats", "+ item", "+ 'a ' + item", "formats_of_tests.formatter (changed)"),
+        ("turns", "REPEAT = 2", "REPEAT = 3", "REPEAT of turns_of_tests.transition (changed)"),
+        ("scores", "LOW = 0.5", "LOW = 0.1", "LOW of scores_of_tests.overlap (changed)"),
+        ("scores", "len(set", "2 * len(set", "scores_of_tests.overlap (changed)"),
+    ],
+)
+def test_what_writes_prompts_and_rewards_is_named_over_all_files_of_the_user(tmp_path, monkeypatch, file, old, new, named):
+    """A formatter, a transition, a reward and what they use of other modules. A cache (SEEN) that has grown is no change."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def written(changes):
+        for name, text in changes.items():
+            text = text.replace("formats", "formats_of_tests").replace("from scores", "from scores_of_tests")
+            (tmp_path / f"{name}_of_tests.py").write_text(text, encoding="utf-8")
+            sys.modules.pop(f"{name}_of_tests", None)
+        linecache.clearcache()
+        importlib.invalidate_caches()
+        formats, turns = (importlib.import_module(f"{name}_of_tests") for name in ("formats", "turns"))
+        env = RewardEnvironment(make_reward(turns.reward, num_agents=2), [formats.formatter] * 2, turns.transition)
+        before = fingerprint.of_reward(env)
+        formats.formatter({"prompt": "a"})
+        assert fingerprint.of_reward(env) == before
+        return before
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    one, other = written(MODULES), written(MODULES | {file: MODULES[file].replace(old, new)})
+    assert named in fingerprint.difference("reward", one, other).removeprefix("reward: ").split(", ")
+
+
+def test_how_errors_of_rewards_are_handled_is_no_part_of_the_fingerprint():
+    """An error of a reward advises `on_error`, so a resumed run may have another one."""
+    assert reward_of(by_length) == reward_of(by_length, on_error="mask", timeout=3, max_error_share=1)
 
 
 def test_data_differ_by_any_item_and_their_order():

@@ -76,7 +76,7 @@ def save_adapter(directory: str | os.PathLike, params: Mapping[str, Any], alpha:
     }
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     # safetensors creates files that only their owner can read
     shutil.copymode(directory / "adapter_config.json", directory / "adapter_model.safetensors")

@@ -60,7 +60,7 @@ def is_root() -> bool:
     """Return whether this process is a root that can become nobody; the root of a rootless container cannot."""
     if os.getuid() != 0:
         return False
-    with open("/proc/self/uid_map") as file:
+    with open("/proc/self/uid_map", encoding="utf-8") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     return any(first <= NOBODY < first + count for first, _, count in ranges)
 
@@ -97,7 +97,7 @@ def _unshare(flags: int) -> None:
     uid, gid = os.getuid(), os.getgid()
     checked_call("unshare", _libc.unshare, CLONE_NEWUSER | CLONE_NEWNS | flags)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
+        with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
             file.write(text)
 
 

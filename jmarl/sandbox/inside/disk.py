@@ -108,7 +108,7 @@ def written_bytes(pid: int) -> int:
     """Return the bytes that a process has written to a disk, without those that were deleted before they got there; 0 if the
     kernel does not count them."""
     try:
-        with open(f"/proc/{pid}/io") as file:
+        with open(f"/proc/{pid}/io", encoding="utf-8") as file:
             counts = dict(line.split(": ") for line in file.read().splitlines())
     except FileNotFoundError:
         return 0

@@ -96,7 +96,7 @@ def kill_children() -> None:
     """Kill and wait for all children, also those that this process adopts while it does so (`confine.adopt_orphans`)."""
     with contextlib.suppress(ChildProcessError):  # no children are left
         while True:
-            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="utf-8") as file:
                 for child in file.read().split():
                     os.kill(int(child), signal.SIGKILL)
             os.waitpid(-1, 0)
@@ -104,7 +104,7 @@ def kill_children() -> None:
 
 def address_space_bytes() -> int:
     """Return the address space of this process; a fork server that has imported libraries has far more than a new process."""
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -158,7 +158,7 @@ def reopen_standard_streams() -> None:
     """Open the standard streams anew over descriptors 0 to 2, which may be other files by now."""
 
     def reopen(fd: int, mode: str) -> Any:
-        return open(fd, mode, errors="backslashreplace", closefd=False)
+        return open(fd, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
 
     sys.stdin, sys.stdout, sys.stderr = reopen(0, "r"), reopen(1, "w"), reopen(2, "w")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 `start.json` has the command line, the host, versions, devices, the time and the settings. `log.txt` has the first step, the
 lines that the run printed, warnings of jmarl's loggers, and how the attempt ended; a killed process leaves no last line.
+`end.json` is there if the run is complete: all updates, evaluations and models.
 
 Left out: tables of a terminal's progress bar (`metrics.jsonl` has their numbers), and what rewards and environments print.
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 import jax
 
-from jmarl.training.files.versions import PACKAGES, version_of
+from jmarl.training.files.run_files import PACKAGES, version_of
 from jmarl.training.logs.log_file import LogFile
 from jmarl.training.logs.terminal import console
 
@@ -74,6 +75,22 @@ def attempt(directory: str, settings: Mapping[str, Any]) -> Iterator[Callable[[s
         handler.close()
 
 
+def mark_complete(directory: str, num_updates: int) -> None:
+    """Write that the run in a directory is complete, as the last thing of its newest attempt."""
+    folder = _newest(Path(directory) / "attempts")
+    with contextlib.suppress(OSError):  # on a full disk the next attempt finds that nothing is left to do
+        (folder / "end.json").write_text(json.dumps({"num_updates": num_updates}) + "\n", encoding="utf-8")
+
+
+def is_complete(directory: str | Path, num_updates: int) -> bool:
+    """Return whether the newest attempt has completed the run in a directory, with this number of updates."""
+    try:
+        file = _newest(Path(directory) / "attempts") / "end.json"
+        return json.loads(file.read_text(encoding="utf-8"))["num_updates"] == num_updates
+    except (OSError, ValueError, KeyError, TypeError):  # it was cut short
+        return False
+
+
 class _Handler(logging.Handler):
     """Writes lines to a file. On a full disk they wait in memory for the next one; no error stops the run."""
 
@@ -96,7 +113,12 @@ class _Handler(logging.Handler):
 
 def _next_folder(attempts: Path) -> Path:
     """Make and return the folder of the next attempt; numbers begin at 1."""
-    numbers = [int(path.name) for path in attempts.glob("*") if path.name.isdigit()] if attempts.exists() else []
-    folder = attempts / str(max(numbers, default=0) + 1)
+    folder = attempts / str(int(_newest(attempts).name) + 1)
     folder.mkdir(parents=True)
     return folder
+
+
+def _newest(attempts: Path) -> Path:
+    """Return the folder of the newest attempt; 0, which does not exist, without any."""
+    numbers = [int(path.name) for path in attempts.glob("*") if path.name.isdecimal()] if attempts.exists() else []
+    return attempts / str(max(numbers, default=0))

@@ -176,12 +176,15 @@ class Checkpointer:
         logger.warning("checkpoint step %d is now %s, which is not used and may be deleted", step, target)
         return self._folder(step).rename(target)
 
-    def restore(self, state_like: Any, step: int | None = None, resized: str | None = None) -> tuple[Any, dict[str, Any], int]:
+    def restore(
+        self, state_like: Any, step: int | None = None, resized: str | None = None, unused: str | None = None
+    ) -> tuple[Any, dict[str, Any], int]:
         """Return `(state, meta, step)` of a step (default: the newest intact one). Raises `CheckpointError` if it is damaged.
 
         state_like: a state of arrays or `jax.ShapeDtypeStruct` with the structure, dtypes and shardings to restore. A leaf that
             is not committed to devices is restored uncommitted.
         resized: leaves under this path may have been saved with another size of one axis, and are restored so.
+        unused: leaves of the checkpoint under this path are left out.
         """
         content, step = self._read_meta(step)
         wanted = _flatten(state_like)
@@ -189,11 +192,15 @@ class Checkpointer:
             size, shape = content["spec"].get(name, [[]])[0], wanted[name].shape
             if len(size) == len(shape) and sum(x != y for x, y in zip(size, shape, strict=True)) == 1:
                 wanted[name] = jax.ShapeDtypeStruct(tuple(size), wanted[name].dtype, sharding=_sharding(wanted[name]))
-        _require_same(content["spec"], wanted, f"checkpoint step {step} in {self.directory}")
+        read = dict(wanted)
+        for name, (shape, dtype) in content["spec"].items():
+            if unused and name.startswith(f"{unused}/"):
+                read[name] = jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+        _require_same(content["spec"], read, f"checkpoint step {step} in {self.directory}")
         default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         targets = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf) or default)
-            for name, leaf in wanted.items()
+            for name, leaf in read.items()
         }
         try:
             with ocp.StandardCheckpointer() as reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,23 @@ from jmarl.config import SECTION_OF, ExperimentConfig, TrainConfig, flat
 from jmarl.config.yaml_file import dump_yaml, read_yaml
 from jmarl.training.files.lock import reserved
 from jmarl.training.files.run_directory import CHOSEN, CannotGoOn, check_contents, set_aside
-from jmarl.training.files.run_files import CONFIG_FILE
+from jmarl.training.files.run_files import CONFIG_FILE, leaves
 
 
 def plain_config(cfg: ExperimentConfig) -> dict[str, Any]:
     """Return the settings that describe a run as if it had never stopped: without those of the resuming itself."""
     return cfg.replace(resume=False, resume_step=None, allow_changed=None).as_dict()
+
+
+def changed_settings(cfg: ExperimentConfig) -> list[str] | None:
+    """Return the names of settings that differ from those in config.yaml of the output directory, without those that are auto
+    here and were chosen; None if there is no such file."""
+    file = Path(cfg.train.run.output_dir) / CONFIG_FILE
+    if not file.is_file():
+        return None
+    before, now = leaves(read_yaml(file).tree), leaves(json.loads(json.dumps(plain_config(cfg))))
+    chosen = {name for name in CHOSEN if now[name] == "auto"}
+    return sorted(name for name in {**before, **now} if before.get(name) != now.get(name) and name not in chosen)
 
 
 def record_choices(cfg: TrainConfig) -> None:

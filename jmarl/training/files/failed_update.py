@@ -79,7 +79,8 @@ class NonFiniteWatch:
                 note = f" Its experience could not be written: {error!r}."
         raise NonFiniteError(
             f"stopped at step {step} of the run in {cfg.run.output_dir or 'memory'}: in the last {self.updates} updates "
-            f"{self.reason}. Such optimizer steps were skipped.{note} stop_after_nonfinite={limit} sets this limit"
+            f"{self.reason}. Such optimizer steps were skipped.{note} A resumed run may have a lower learning_rate or "
+            f"max_grad_norm; stop_after_nonfinite={limit} sets this limit"
         )
 
 

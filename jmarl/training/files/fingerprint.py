@@ -1,8 +1,9 @@
 """Compute fingerprints of the data and the reward of a run, so that a resumed run can name what has changed.
 
 The fingerprint of a function or class of the user is a digest of its source if Python has it, else of its name. Functions and
-classes of the same file that it names are included. Left out: other modules that they import, numbers in their objects or
-closures (a reward may count its calls), and held-out items.
+classes that it names are included, also those of other modules of the user, and constants that it reads (see `constants`).
+Left out: installed packages, files that functions read, whole numbers in objects and closures (a reward may count its calls),
+and held-out items.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from jmarl.envs.rewards import RewardFunction
+from jmarl.envs.vector import Engine
+from jmarl.training.files.constants import codes, constants_of, functions_of, is_of_user, is_whole, named_by, options_of
 
 PLAIN = bool | int | float | str
 
@@ -75,26 +78,60 @@ def _collect(value: Any, digests: dict[str, str], visited: set[int]) -> None:
         parts = (value.__func__, *getattr(value.__self__, "__dict__", {}).values())
     elif isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
         _add(_name(value), _source(value), digests)
-        parts = [*_closure(value), *_functions_of_file(value)]
+        parts = [*_closure(value), *_of_user(value, digests)]
     elif callable(value) or callable(getattr(value, "step", None)):  # an environment, a reward, a model that is called
-        settings = repr((value.weights, value.batched, value.on_error)) if isinstance(value, RewardFunction) else ""
+        # How errors are handled is not in it, because the errors advise to change that: see `error_handling`.
+        settings = repr((value.weights, value.batched, "raise")) if isinstance(value, RewardFunction) else ""
         _add(_name(type(value)), _source(type(value)) + settings, digests)
-        parts = (getattr(value, "__wrapped__", None), *getattr(value, "__dict__", {}).values())
+        for name, option in {} if isinstance(value, RewardFunction) else options_of(value).items():
+            if not is_whole(option):
+                _add(f"{_name(type(value))}({name}=)", repr(_canonical(option)), digests)
+        parts = (
+            *_of_user(type(value), digests), getattr(value, "__wrapped__", None), *getattr(value, "__dict__", {}).values()
+        )  # fmt: skip
     for part in parts:
         _collect(part, digests, visited)
 
 
-def _functions_of_file(function: Any) -> list[Any]:
-    """Return the functions and classes of the same file that a function of the user names."""
-    if not isinstance(function, types.FunctionType) or _is_of_jmarl(function):
+def _of_user(value: Any, digests: dict[str, str]) -> list[Any]:
+    """Return the functions and classes that a function or class of the user names, and add the constants that it reads."""
+    if not is_of_user(getattr(value, "__module__", None)):
         return []
-    values = [function.__globals__.get(name) for code in _codes(function.__code__) for name in code.co_names]
-    return [x for x in values if isinstance(x, types.FunctionType | type) and x.__module__ == function.__module__]
+    functions = functions_of(value)
+    for function in functions:
+        for name, constant in constants_of(function).items():
+            _add(f"{name} of {_name(function)}", repr(_canonical(constant)), digests)
+    return [x for function in functions for x in named_by(function)]
 
 
-def _codes(code: types.CodeType) -> list[types.CodeType]:
-    """Return the code of a function, and of the functions and comprehensions inside it."""
-    return [code, *(inner for x in code.co_consts if isinstance(x, types.CodeType) for inner in _codes(x))]
+def of_options(env: Any) -> dict[str, Any]:
+    """Return the arguments of the constructors of an environment and of those inside it, as JSON values, by class and name.
+
+    Long values are digests. Left out: rewards and formatters, which are in `of_reward`, engines (processes, time limits), and
+    arguments that are no plain values.
+    """
+    options: dict[str, Any] = {}
+    waiting, visited = [env], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in visited or isinstance(value, type) or not callable(getattr(value, "step", None)):
+            continue
+        visited.add(id(value))
+        for name, option in {} if isinstance(value, Engine) else options_of(value).items():
+            text = json.dumps(_canonical(option))
+            short = json.loads(text) if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()[:16]
+            options.setdefault(f"{type(value).__name__}.{name}", short)
+        for inner in getattr(value, "__dict__", {}).values():
+            waiting += inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else [inner]
+    return options
+
+
+def error_handling(env: Any) -> dict[str, Any]:
+    """Return how the rewards of an environment handle errors. It may change when a run resumes."""
+    reward = getattr(env, "reward", None)
+    if not isinstance(reward, RewardFunction):
+        return {}
+    return {"on_error": reward.on_error, "timeout": reward.timeout, "max_error_share": reward.max_error_share}
 
 
 def _closure(function: Any) -> list[Any]:
@@ -120,7 +157,7 @@ def _source(function: Any) -> str:
     if _is_of_jmarl(function):
         return repr([x for x in _closure(function) if isinstance(x, PLAIN)])
     code = getattr(function, "__code__", None)  # the constants distinguish two lambdas in one line of source
-    constants = repr([x for c in _codes(code) for x in c.co_consts if isinstance(x, int | float)]) if code else ""
+    constants = repr([x for c in codes(code) for x in c.co_consts if isinstance(x, int | float)]) if code else ""
     try:
         return inspect.getsource(function) + constants
     except (OSError, TypeError):

@@ -105,7 +105,7 @@ def _take(fd: int, path: Path) -> None:
 
 def _owner(path: Path) -> str:
     try:
-        owner = json.loads(path.read_text())
+        owner = json.loads(path.read_text(encoding="utf-8"))
         return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # it has not written its name yet
         return "another process"

@@ -1,44 +1,29 @@
 """Open the output directory of a run: lock it, move an earlier run aside or resume it, and open checkpoints and logs."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from jmarl.config import CHANGES, SECTIONS, TrainConfig, flat
-from jmarl.team import base_digests, team_changes, to_checkpoint
+from jmarl.config import TrainConfig, flat
+from jmarl.team import base_digests, to_checkpoint
 from jmarl.training.files.attempt import attempt
+from jmarl.training.files.changes import CHANGES_PENDING, CannotGoOn, check_changes
 from jmarl.training.files.checkpoint import META, Checkpointer, saved_steps
-from jmarl.training.files.fingerprint import difference
 from jmarl.training.files.lock import check_unlocked, locked
 from jmarl.training.logs.metrics_writer import MetricsWriter
 from jmarl.training.logs.terminal import say
 from jmarl.types import StackState, TeamState
 
 logger = logging.getLogger(__name__)
-
-# Settings that may differ when a run resumes; any other difference is an error. `mesh` puts the same weights on other devices,
-# `held_out` is a setting of experiments.
-MAY_CHANGE = {
-    "resume", "resume_step", "strict_checkpoints", "allow_changed", "num_updates", "learning_rate", "critic_learning_rate",
-    "tensorboard", "save_every",
-    "save_minutes", "save_total_limit", "save_models", "stop_after_nonfinite", "replay_rollout", "log_every", "eval_every",
-    "max_completions_mb", "eval_generations", "eval_temperature", "overlap_rewards", "mesh", "held_out", "output_dir",
-    "progress",
-}  # fmt: skip
-
+C = TypeVar("C", bound=TrainConfig)
 
 CHOSEN = ("compute_dtype", "remat", "micro_batches", "chat_date")  # settings that may be auto, and are chosen when a run starts
-
-
-class CannotGoOn(ValueError):
-    """A run cannot be resumed as requested, or cannot start because the directory holds an unfinished run."""
 
 
 def checkpoints_of(cfg: TrainConfig) -> Path:
@@ -55,7 +40,27 @@ def check_directory(cfg: TrainConfig) -> None:
     """
     if cfg.run.output_dir and not cfg.run.replay_rollout:
         check_unlocked(cfg.run.output_dir)
-        check_contents(cfg)
+        check_contents(resolve_resume(cfg))
+
+
+def resolve_resume(cfg: C, seeds: Sequence[int] = ()) -> C:
+    """Return settings with True or False in place of resume=auto: True if there is a checkpoint to resume from. Only reads.
+
+    seeds: of several runs in one program; all of them must have a checkpoint.
+
+    Raises:
+        CannotGoOn: only some of several seeds have a checkpoint.
+    """
+    if cfg.run.resume != "auto":
+        return cfg
+    directories = [checkpoints_of(cfg.for_seed(int(seed)) if seeds else cfg) for seed in seeds or (cfg.run.seed,)]
+    begun = [directory for directory in directories if saved_steps(directory)]
+    if begun and len(begun) < len(directories):
+        raise CannotGoOn(
+            f"the run was ended while its first checkpoints were written, and only some of its seeds have one: move "
+            f"{', '.join(map(str, begun))} away to begin anew"
+        )
+    return cfg.replace(resume=bool(begun))
 
 
 def check_contents(cfg: TrainConfig) -> None:
@@ -66,7 +71,7 @@ def check_contents(cfg: TrainConfig) -> None:
         if last is None:
             raise CannotGoOn(
                 f"there is nothing to resume: {directory} has no complete checkpoint. Is that the output directory? Without "
-                "--resume (resume=True) the run starts anew"
+                "--resume (resume=True) the run starts anew; with --resume auto it does whichever is possible"
             )
         if cfg.run.resume_step not in (None, *saved_steps(directory)):
             steps = ", ".join(map(str, saved_steps(directory)))
@@ -78,7 +83,7 @@ def check_contents(cfg: TrainConfig) -> None:
     elif last is not None and not is_finished(directory, last):
         raise CannotGoOn(
             f"the output directory {cfg.run.output_dir} already holds checkpoints up to step {last} of a run that has not "
-            "ended: continue it with --resume (resume=True), or choose another directory"
+            "ended: continue it with --resume (resume=True, or auto), or choose another directory"
         )
 
 
@@ -157,7 +162,9 @@ def open_run(
                 set_aside(cfg.run.output_dir)
             note = opened.enter_context(attempt(cfg.run.output_dir, meta))
         if cfg.run.resume:
-            state = resume(cfg, state, meta, step)
+            state, changes, meta["changes"] = resume(cfg, state, meta, step)
+            if changes:
+                note(f"resumed with other settings: {'; '.join(changes)}")
         if cfg.run.saves:
             savers = [(opened.enter_context(Checkpointer(checkpoints_of(cfg), cfg.run.save_total_limit)), meta)]
         if cfg.run.output_dir:
@@ -186,8 +193,12 @@ def open_writer(cfg: TrainConfig, hparams: dict[str, Any], start_step: int, wand
 
 def resume(
     cfg: TrainConfig, state: TeamState, meta: dict[str, Any], step: int | None = None, *, read_only: bool = False
-) -> TeamState:
+) -> tuple[TeamState, list[str], list[dict[str, Any]]]:
     """Restore the state of a checkpoint, on the devices and in the shapes of `state`, whose arrays are freed.
+
+    Returns the state; what differs from the checkpoint's settings, data and reward; and all such changes since the run began,
+    as {"step": where it was resumed, "changed": what differed}. Completions that had begun early are dropped if what they
+    depend on has changed.
 
     Args:
         meta: metadata that this run would write; `CannotGoOn` is raised if that of the checkpoint does not fit.
@@ -200,53 +211,37 @@ def resume(
             raise CannotGoOn(f"there is nothing to resume: all checkpoints in {saved.directory} are damaged")
         old, step = saved.read_meta(step)
         changes = check_changes(cfg, old, meta, step)
-        replaced = to_checkpoint(state)
+        drops_pending = bool(state.pending) and not changes.keys().isdisjoint(CHANGES_PENDING)
+        replaced = to_checkpoint(state)._replace(pending=() if drops_pending else state.pending)
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None), replaced
         )
         for leaf in jax.tree.leaves(replaced):  # two states may not fit into memory
             leaf.delete()
-        restored = saved.restore(like, step, resized="pending")[0]
+        restored = saved.restore(like, step, resized="pending", unused="pending" if drops_pending else None)[0]
+        restored = restored._replace(pending=state.pending) if drops_pending else restored
         if not read_only:
             for later in [s for s in saved.steps() if s > step]:  # if some of several seeds have saved more than all have
                 saved.set_aside(later, "later")
+    changed = list(changes.values())
     if cfg.run.progress:
-        notes = "".join(f", {text}" for name, text in changes.items() if name != "resume")
+        notes = "".join(f", {text}" for text in changed)
         say(f"resuming {cfg.run.output_dir} from step {step} of {cfg.run.num_updates}{notes}")
 
     def complete(new: Sequence[StackState], old: Sequence[StackState]) -> tuple[StackState, ...]:
         return tuple(stack._replace(grads=other.grads, base=other.base) for stack, other in zip(new, old, strict=True))
 
-    return restored._replace(stacks=complete(restored.stacks, state.stacks), critics=complete(restored.critics, state.critics))
+    stacks, critics = complete(restored.stacks, state.stacks), complete(restored.critics, state.critics)
+    history = old.get("changes", []) + ([{"step": step, "changed": changed}] if changed else [])
+    return restored._replace(stacks=stacks, critics=critics), changed, history
 
 
-def check_changes(cfg: TrainConfig, old: dict[str, Any], new: dict[str, Any], step: int) -> dict[str, str]:
-    """Compare the metadata of a checkpoint with that of this run. Raises `CannotGoOn` if a difference is not allowed.
+def read_state(
+    cfg: TrainConfig, state: TeamState, identity: dict[str, Any], step: int | None = None
+) -> tuple[TeamState, list[str]]:
+    """Return the state that a run resumes from, and what has changed, as `resume` does, without changing a file.
 
-    Returns:
-        The allowed differences: name -> description.
+    state: the initial state, whose arrays are freed. identity: see `open_run`.
     """
-    config = json.loads(json.dumps(new["config"]))  # as in a checkpoint, where tuples are lists
-    # A checkpoint of an older version lacks newer settings, which then have their defaults.
-    defaults = flat(TrainConfig()) | {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in SECTIONS}
-    old_config = json.loads(json.dumps({k: x for k, x in defaults.items() if x is not dataclasses.MISSING})) | old["config"]
-    changes = {k: f"{k}: {old_config.get(k)!r} -> {config[k]!r}" for k in config if old_config.get(k) != config[k]}
-    errors = [text for name, text in changes.items() if name not in MAY_CHANGE]
-    errors += [f"team: {change}" for change in team_changes(old["team"], new["team"])]
-    errors += [f"critics: {change}" for change in team_changes(old.get("critics", []), new["critics"])]
-    if old.get("environment", new.get("environment")) != new.get("environment"):
-        errors.append(f"environment: {old['environment']} -> {new.get('environment')}")
-    if old.get("bases", []) != new["bases"]:
-        errors.append("bases: the frozen weights of LoRA differ from those that the adapters were trained on")
-    if old.get("initial", new.get("initial")) != new.get("initial"):
-        errors.append("initial: other weights before training, which are the reference")
-    fingerprints = {name: difference(name, old.get(name, new.get(name, {})), new.get(name, {})) for name in CHANGES}
-    refused = [name for name, text in fingerprints.items() if text and name not in cfg.run.allowed_changes]
-    errors += [fingerprints[name] for name in refused]
-    if errors:
-        lines = "".join(f"\n  {error}" for error in errors)
-        hint = f"\nallow_changed={','.join(refused)} resumes with the new {' and '.join(refused)}" if refused else ""
-        raise CannotGoOn(
-            f"cannot resume from step {step} in {cfg.run.output_dir}: it was made with other settings{lines}{hint}"
-        )
-    return changes | {name: text for name, text in fingerprints.items() if text}
+    meta = {"config": flat(cfg), **identity, "bases": base_digests(state)}
+    return resume(cfg, state, meta, step, read_only=True)[:2]

@@ -1,12 +1,15 @@
-"""Find the settings of a run from its directory. Imports no jax, because the report does not."""
+"""Find the settings of a run from its directory, and versions of packages. Imports no jax, so that the report starts at once,
+and `jmarl info` can say that jax does not work."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 CONFIG_FILE = "config.yaml"
+PACKAGES = ("jmarl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 DICTIONARIES = {"options", "wandb"}  # settings that are mappings, not sections
 
 
@@ -24,3 +27,11 @@ def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in tree.items():
         named |= leaves(value) if isinstance(value, Mapping) and name not in DICTIONARIES else {name: value}
     return named
+
+
+def version_of(package: str) -> str:
+    """Return the version of a package; empty if it is not installed as one."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -99,7 +99,8 @@ class Terminal(Sink):
     def _line(self, text: str) -> None:
         self.shown = time.monotonic()
         console.info(text)
-        _to_stdout(partial(self.bar.console.print, text) if self.bar is not None else partial(print, text, flush=True))
+        show = partial(self.bar.console.print, markup=False) if self.bar is not None else partial(print, flush=True)
+        _to_stdout(lambda: show(printable(text)))
 
     def _quiet_for(self) -> float:
         return time.monotonic() - self.shown
@@ -118,7 +119,13 @@ def say(line: str) -> None:
     """Print a line. Errors are ignored, because a closed stdout must not stop a run."""
     console.info(line)
     with contextlib.suppress(*Terminal.errors):
-        _to_stdout(partial(print, line, flush=True))
+        _to_stdout(lambda: print(printable(line), flush=True))
+
+
+def printable(text: str) -> str:
+    """Return text with escapes in place of the characters that stdout cannot show."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # a stream of a notebook may have None
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _to_stdout(show: Callable[[], Any]) -> None:
