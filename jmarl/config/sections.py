@@ -98,14 +98,14 @@ class Episodes(Section):
     sample_parts: Count = 1
     """Sample the prompts of a turn in this many parts (as far as they divide evenly; 1 with history=append) and compute the
     rewards of one part while the next is sampled. For slow rewards, such as running programs. The environment is then called
-    once per part, in a thread of its own."""
+    once per part."""
     async_steps: Annotated[int, Range(0, 1)] = 0
     """1: completions of the next step begin in the slots of those that have ended, so they are at most one update off-policy.
     Faster where lengths differ much. The loss then weights tokens by importance_cap (2 unless it is set). For one turn, on
     meshes that split only agents, without sample_parts and dynamic_sampling. The keys and values of completions under way stay
     in memory during updates, twice, and are part of checkpoints. 0: every completion is sampled with the newest parameters."""
     overlap_rewards: bool = True
-    """False: wait for the rewards of a part before the next is sampled, all in one thread. The numbers are the same."""
+    """False: wait for the rewards of a part before the next is sampled, one after the other. The numbers are the same."""
 
     def check_together(self) -> None:
         threshold = self.early_termination_threshold

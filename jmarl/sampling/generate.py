@@ -7,6 +7,7 @@ conversation are reused.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -166,6 +167,7 @@ class SampleRequest(NamedTuple):
     past: Past | None = None
     keep_cache: bool = False  # whether the next turn continues from the caches of this one
     acts: Bool[np.ndarray, " team_agent"] | None = None  # agents to sample; completions of the others are ignored. None: all
+    meanwhile: Callable[[], None] | None = None  # work of the host while the device samples, called once
 
 
 Sampler = Callable[[SampleRequest], tuple[Completions, ...]]  # returns the completions of each stack
@@ -176,6 +178,9 @@ def sample_team(
 ) -> tuple[Any, ...]:
     """Return the completions of each stack.
 
+    With `meanwhile` the programs run in a thread, and the work of the host in the caller's: what the user writes, such as rewards,
+    may need the main thread, and a call of a GPU's program returns only when its last token is sampled.
+
     Args:
         team: the team.
         params: parameters [A, ...] of each stack.
@@ -183,7 +188,18 @@ def sample_team(
         call: `sample_stack`, or `sample_stack.lower`, which returns the program without running it.
     """
     stacks = zip(team.stacks, params, request.encoded, strict=True)
-    return tuple(_call_stack(i, *stack, request, call) for i, stack in enumerate(stacks))
+    if request.meanwhile is None:
+        return tuple(_call_stack(i, *stack, request, call) for i, stack in enumerate(stacks))
+    programs = [_call_stack(i, *stack, request, compiled_call) for i, stack in enumerate(stacks)]
+    with ThreadPoolExecutor(1, "sampling") as thread:
+        completions = thread.submit(lambda: jax.block_until_ready(tuple(program() for program in programs)))
+        request.meanwhile()
+        return completions.result()
+
+
+def compiled_call(*arguments: Any, program: StackProgram) -> Callable[[], Completions]:
+    """Return a function that runs `sample_stack`. It is compiled here, because the settings of jax belong to a thread."""
+    return partial(sample_stack.lower(*arguments, program=program).compile(), *arguments)
 
 
 def _call_stack(
@@ -195,7 +211,7 @@ def _call_stack(
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
     acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, program.mesh)
     arguments = (weights, prompts, row_ids, np.array(spec.stop, np.int32), cache, acting)
-    if call is sample_stack:
+    if call in (sample_stack, compiled_call):
         a, count, width = prompts[0].shape
         work = Program("sampling", a, count, request.group, width, request.settings.max_new_tokens)
         settings = (program, None if acting is None else tuple(map(len, acting)))
