@@ -86,21 +86,21 @@ class BoundReward:
             missing = next((j for j, item in enumerate(items) if not isinstance(item, Mapping) or name not in item), None)
             if missing is not None:
                 raise ValueError(
-                    f"reward {self.text} needs a column {name!r}, and item {missing} has none, of the columns {sorted(names)}: the "
-                    f"first {len(self.lists)} parameters without a default get the completions of the agents, those named "
+                    f"reward {self.text} needs a column {name!r}, and item {missing} has none, of the columns {sorted(names)}: "
+                    f"the first {len(self.lists)} parameters without a default get the completions of the agents, those named "
                     f"{', '.join(BY_NAME)} get these, and all others a column of the items; add the column or a default"
                 )
         for name in [name for name in (*BY_NAME, COMPLETIONS) if name in names and name not in self.fixed]:
             if name in self.names or self.any_name:
                 raise ValueError(
-                    f"reward {self.text}: {name!r} has two meanings, a column of the items and what every reward gets under this "
-                    "name: rename the column"
+                    f"reward {self.text}: {name!r} has two meanings, a column of the items and what every reward gets under "
+                    "this name: rename the column"
                 )
         for agent, name in enumerate(self.lists):
             if name in names:
                 raise ValueError(
-                    f"reward {self.text}: {name!r} has two meanings, the completions of agent {agent} by its place and a column "
-                    f"of the items by its name: rename one of them, or read the column from batch_items"
+                    f"reward {self.text}: {name!r} has two meanings, the completions of agent {agent} by its place and a "
+                    "column of the items by its name: rename one of them, or read the column from batch_items"
                 )
 
     def _check_lists(self, num_agents: int) -> None:

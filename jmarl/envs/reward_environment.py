@@ -1,7 +1,8 @@
 """An environment made of a reward function and formatters (host code, no jax).
 
-Formatters and transitions may be `async def`. For tasks without a simulator: formatters write the prompts of an item, a reward function scores the completions, and
-`transition` writes the prompts of later turns. `train` makes one of a reward function whose items bring their prompts.
+For tasks without a simulator: formatters write the prompts of an item, a reward function scores the completions, and
+`transition` writes the prompts of later turns. Each of them may be an `async def`. `train` makes one of a reward function whose
+items bring their prompts.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ A reward is a plain function of one list of completions per agent:
     def reward(completions1, completions2, batch_items=None):
         return [score(a, b) for a, b in zip(completions1, completions2)]
 
-What each parameter gets, by place or by name, is written in `reward_arguments`. An `async def` is awaited, for all joint actions
-at once (`awaiting`). Rewards are called in the thread that trains, also beside the sampling of the next part (`sample_parts`),
-because some libraries work in the main thread only. `make_reward` wraps one or several of them into a `RewardFunction`. For joint action j and agent n it returns
+What each parameter gets, by place or by name, is written in `reward_arguments`. An `async def` is awaited, for all joint
+actions at once (`awaiting`). Rewards are called in the thread that trains, also beside the sampling of the next part
+(`sample_parts`), because some libraries work in the main thread only. `make_reward` wraps one or several of them into a
+`RewardFunction`. For joint action j and agent n it returns
 
     rewards[j, n] = p( sum_f  w_f * p_f( r_f[j, n] ) )
 
@@ -15,7 +16,7 @@ with raw values r_f (one number for a joint action goes to every agent), weights
 
 A value that is not a usable number masks its whole joint action: `invalid[j]` is True, `total[j]` and `rewards[j]` are NaN,
 never 0, and `faults[j]` says why (see `reward_values`). The options `on_error`, `timeout` and `max_error_share` handle
-functions that raise or hang. Left out: stopping a call that hangs, which needs a process of its own (see `sandbox`), and
+functions that raise or hang. Left out: stopping a call that hangs in C, which needs a process of its own (see `sandbox`), and
 protection against a call that ends this process.
 """
 
@@ -133,8 +134,8 @@ class RewardFunction:
         batched: True calls each function once with all joint actions; False once per joint action, with lists of one.
         on_error: what to do when a function raises: "raise", "mask" the joint actions of that call, or a number that replaces
             their raw value. In every case, values that are no numbers mask, and a wrong number of values raises.
-        timeout: seconds that one call may take (None: no limit); a slower call is an error as if it had raised, and is ended (see
-            `time_limit`). Calls then draw from their own generators.
+        timeout: seconds that one call may take (None: no limit); a slower call is an error as if it had raised, and is ended
+            (see `time_limit`). Calls then draw from their own generators.
         max_error_share: with on_error "mask" or a number, raise when more than this share of the joint actions of the last
             ERROR_WINDOW batches had an error; 1 never raises.
     """

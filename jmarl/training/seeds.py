@@ -204,6 +204,11 @@ def common_step(cfgs: Sequence[TrainConfig]) -> int:
     raise ValueError(f"the runs have no checkpoint of one step in common ({steps}): resume them one by one with train")
 
 
+def in_callers_thread(play: Callable[..., Rollout], env: Environment) -> Callable[[Any], Rollout]:
+    """Return a function for `play_together` that calls the environment in the caller's thread."""
+    return lambda sample: play(sample, env=CallersEnvironment(env, sample))
+
+
 def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items: Sequence[dict]) -> Source:
     """Return the source of several runs: each step plays the episodes of all runs and samples their completions together."""
     cfgs = [cfg.replace(overlap_rewards=False) for cfg in runs.cfgs]  # the runs call one environment
@@ -212,7 +217,7 @@ def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items
     def play(step: int, state: TeamState) -> list[Played]:
         draws = [partial(tasks_at, items, cfg, step) for cfg in cfgs]
         plays = [
-            partial(play_step, setup=setup, tasks=draw(), env=env, step=step, further=draw)
+            in_callers_thread(partial(play_step, setup=setup, tasks=draw(), step=step, further=draw), env)
             for draw, setup in zip(draws, setups, strict=True)
         ]
         rollouts = play_together(runs, state, plays)
@@ -225,7 +230,7 @@ def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items
         return batches_together(runs, state, [run.rollout for run in played])
 
     def evaluate(state: TeamState) -> list[Evaluation]:
-        plays = [partial(play_held_out, team=runs.team, items=eval_items, env=env, cfg=cfg) for cfg in cfgs]
+        plays = [in_callers_thread(partial(play_held_out, team=runs.team, items=eval_items, cfg=cfg), env) for cfg in cfgs]
         return [summarize(rollout) for rollout in play_together(runs, state, plays)]
 
     return Source(play, make_batches, evaluate if eval_items else None)

@@ -1,7 +1,7 @@
 """Find the fenced blocks of a Markdown text, as CommonMark defines them and as language models write them.
 
-A fence is three or more backticks or tildes; the block ends at a line of at least as many of the same characters, indented by at
-most three columns more, or with the text. So a block may contain shorter fences, and fences in an indented docstring. Fences
+A fence is three or more backticks or tildes; the block ends at a line of at least as many of the same characters, indented by
+at most three columns more, or with the text. So a block may contain shorter fences, and fences in an indented docstring. Fences
 stand also in quotes and lists. The language is the first word of the info string, whatever follows: a title, attributes in
 braces, a file name after a colon.
 
@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _OPENING = re.compile(
-    r"(?P<container>[ \t]*(?:(?:>|(?:[-*+]|[0-9]{1,9}[.)])[ \t])[ \t]*)*)(?:(?P<fence>`{3,})(?P<info>[^`]*)|(?P<tildes>~{3,})(?P<after>.*))"
+    r"(?P<container>[ \t]*(?:(?:>|(?:[-*+]|[0-9]{1,9}[.)])[ \t])[ \t]*)*)"
+    r"(?:(?P<fence>`{3,})(?P<info>[^`]*)|(?P<tildes>~{3,})(?P<after>.*))"
 )
 _OPENING_AFTER_TEXT = re.compile(r"(?P<container>)[^`]*[^`\s][^`]*(?P<fence>`{3,})(?P<info>[\w+#.-]*[ \t]*)")
 _INLINE = re.compile(r"(?<!`)```(?!`)((?:[^`\n]|`(?!``))+)```(?!`)")

@@ -168,7 +168,8 @@ class FunctionCalling(TextEnvironment):
         del rng
         task = state.task
         parameters = {function["name"]: list(properties_of(function)) for function in task["function"]}
-        terms, merged = score([read_calls(text, parameters) for text in messages], expected_calls(task))
+        schemas = {function["name"]: function.get("parameters") or {} for function in task["function"]}
+        terms, merged = score([read_calls(text, parameters, schemas) for text in messages], expected_calls(task))
         metrics = {name: WEIGHTS[name] * value for name, value in terms.items()}
         metrics |= {"solved": terms["exact"], "made": float(len(merged))}
         return Step(Request(task, tuple(merged)), [], reward_of(terms), True, metrics)

@@ -38,10 +38,16 @@ NameAndParameters = tuple[str, Any]
 
 def read_json_call(text: str) -> NameAndParameters:
     """Return name and parameters of a call in JSON."""
+    return call_of(_decode_whole(text))
+
+
+def _decode_whole(text: str) -> Any:
+    """Return the JSON value that a text is."""
+    check_size(text := text.strip())
     value, end = decode_json(text, 0)
-    if text[end:].strip():
-        raise ValueError(f"there is text after the JSON of the call, {text[end:].strip()[:40]!r}: {FORMAT_HINT}")
-    return call_of(value)
+    if end < len(text):
+        raise ValueError(f"the call is no JSON (text after it, {text[end : end + 40].strip()!r}): {FORMAT_HINT}")
+    return value
 
 
 def decode_json(text: str, start: int) -> tuple[Any, int]:
@@ -49,11 +55,10 @@ def decode_json(text: str, start: int) -> tuple[Any, int]:
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        _check_size(text[start:])
         raise ValueError(f"the call is no JSON ({error.msg}, character {error.pos - start + 1}): {FORMAT_HINT}") from None
     except RecursionError:
         raise ValueError(f"the call has more than {MAX_BRACKETS} brackets") from None
-    _check_size(text[start:end])
+    check_size(text[start:end])
     return value, end
 
 
@@ -68,11 +73,7 @@ def call_of(value: Any) -> NameAndParameters:
     if fields != {"name", *given} or not given or not isinstance(value["name"], str) or not _is_plain(value):
         raise ValueError(f'a call has "name", a text, and "parameters", and nothing else: {FORMAT_HINT}')
     parameters = value[given.pop()]
-    if isinstance(parameters, str):
-        parameters, end = decode_json(parameters.strip(), 0)
-        if end < len(parameters_text := value.get("arguments", value.get("parameters")).strip()):
-            raise ValueError(f"there is text after the JSON of the arguments, {parameters_text[end:][:40]!r}: {FORMAT_HINT}")
-    return value["name"], parameters
+    return value["name"], _decode_whole(parameters) if isinstance(parameters, str) else parameters
 
 
 def _is_plain(value: dict) -> bool:
@@ -82,14 +83,10 @@ def _is_plain(value: dict) -> bool:
 
 def read_function_tag(name: str, body: str, schemas: Schemas) -> NameAndParameters:
     """Return name and parameters of `<function=name>body</function>`."""
-    body = body.strip()
-    if len(body) > MAX_CALL:
+    if len(body := body.strip()) > MAX_CALL:
         raise ValueError(f"the call has {len(body)} characters: at most {MAX_CALL}")
     if body.startswith("{"):
-        value, end = decode_json(body, 0)
-        if body[end:].strip():
-            raise ValueError(f"there is text after the JSON of the call, {body[end:].strip()[:40]!r}")
-        return name, value
+        return name, _decode_whole(body)
     properties = (schemas.get(name) or {}).get("properties") or {}
     pairs, position = [], 0
     while position < len(body):
@@ -101,7 +98,7 @@ def read_function_tag(name: str, body: str, schemas: Schemas) -> NameAndParamete
             )
         pairs.append((match[1], _typed(_without_line_ends(match[2]), properties.get(match[1]) or {})))
         position = match.end()
-    return name, _unique_names(pairs)
+    return name, unique_names(pairs)
 
 
 def _without_line_ends(text: str) -> str:
@@ -114,15 +111,14 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     if "string" in ([kinds] if isinstance(kinds, str) else kinds) or text in schema.get("enum", ()):
         return text
     try:
-        value, end = decode_json(text.strip(), 0)
+        return _decode_whole(text)
     except ValueError:
         return text  # the check of the schema says what is wrong
-    return value if end == len(text.strip()) else text
 
 
 def read_python_calls(text: str) -> list[NameAndParameters]:
     """Return the calls of a list in Python, `[f(a=1), g(b="x")]`."""
-    _check_size(text)
+    check_size(text)
     try:
         with warnings.catch_warnings():  # Python warns of some escapes in strings
             warnings.simplefilter("ignore")
@@ -139,7 +135,7 @@ def _read_python_call(node: ast.expr) -> NameAndParameters:
     pairs = [(keyword.arg, _literal(keyword.value)) for keyword in node.keywords]
     if any(name is None for name, _ in pairs):
         raise ValueError("write [name(argument=value, ...)], without **")
-    return ast.unparse(node.func), _unique_names(pairs)  # type: ignore[arg-type]
+    return ast.unparse(node.func), unique_names(pairs)  # type: ignore[arg-type]
 
 
 def _literal(node: ast.expr) -> Any:
@@ -149,11 +145,14 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.List):
         return [_literal(entry) for entry in node.elts]
     if isinstance(node, ast.Dict):
-        keys = [ast.literal_eval(key) if key is not None else None for key in node.keys]
+        keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
         if not all(isinstance(key, str) for key in keys):
             raise ValueError("the names of an object are texts")
-        return _unique_names(list(zip(keys, map(_literal, node.values), strict=True)))
-    value = ast.literal_eval(node)
+        return unique_names(list(zip(keys, map(_literal, node.values), strict=True)))
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:  # its text has the address of an object
+        raise ValueError(f"{ast.unparse(node)[:40]} is no value of JSON") from None
     if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
         raise ValueError(f"a number of more than {MAX_DIGITS} digits")
     if isinstance(value, float) and not math.isfinite(value):
@@ -163,7 +162,7 @@ def _literal(node: ast.expr) -> Any:
     return value
 
 
-def _check_size(text: str) -> None:
+def check_size(text: str) -> None:
     if len(text) > MAX_CALL:
         raise ValueError(f"the call has {len(text)} characters: at most {MAX_CALL}")
     if len(re.findall(r"[\[{(]", JSON_STRING.sub("", text))) > MAX_BRACKETS:
@@ -187,7 +186,7 @@ def _parse_finite(text: str) -> float:
     return value
 
 
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         repeated, _ = Counter(name for name, _ in pairs).most_common(1)[0]
@@ -196,5 +195,5 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique_names, parse_constant=_refuse_constant, parse_int=_parse_int, parse_float=_parse_finite
+    object_pairs_hook=unique_names, parse_constant=_refuse_constant, parse_int=_parse_int, parse_float=_parse_finite
 )
