@@ -78,6 +78,8 @@ def wait_for_all(values: Sequence[Any], timeout: float | None = None, return_exc
                 results.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     loop.run_until_complete(results)
+                for value in filter(inspect.iscoroutine, values):
+                    value.close()  # also those that had not begun
 
 
 async def _all_results(values: Sequence[Any], timeout: float | None, return_exceptions: bool) -> list[Any]:

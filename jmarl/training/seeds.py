@@ -31,12 +31,14 @@ from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own
 from jmarl.rollout.prompt_check import items_that_fit
+from jmarl.rollout.turns import Rollout
 from jmarl.team import Team, initial_params
 from jmarl.training.checks import check_run, check_settings, check_team, environment_of
 from jmarl.training.files.checkpoint import Checkpointer
 from jmarl.training.files.lock import locked
 from jmarl.training.files.run_directory import checkpoints_of, open_run, open_writer, set_aside
 from jmarl.training.files.saving import Saves, write_models
+from jmarl.training.lock_step import CallersEnvironment
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.rollout_log import RolloutLog
 from jmarl.training.logs.seeds_log import SeedsLog
