@@ -71,6 +71,9 @@ class Episodes(Section):
     """Completions of each prompt and agent (G, the group)."""
     chat: bool = False
     """Put prompts into the tokenizer's chat template."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the completions that rewards and environments read, and that are logged. False: they read all
+    of them, the end token too. Environments that need some, such as the marks of tool calls in `tools`, read these always."""
     joint_mode: Literal["aligned", "cross", "counterfactual"] = "aligned"
     """aligned: completion g of every agent forms a joint action. cross: all G^N combinations do. counterfactual: each
     completion of an agent is judged together with the first completions of all other agents and, with several turns, with what

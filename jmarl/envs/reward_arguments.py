@@ -70,8 +70,8 @@ class BoundReward:
         if self.as_messages:
             completions = [_as_messages(completions[0], optional["prompts"])]
         columns = columns_of(optional["batch_items"])
-        values = self.defaults | {name: columns[name] for name in self.names if name in columns}
-        values |= optional | dict(zip(self.lists, completions, strict=False))
+        values: dict[str, Any] = self.defaults | {name: columns[name] for name in self.names if name in columns}
+        values |= {**optional, **dict(zip(self.lists, completions, strict=False))}
         args = [values[name] for name in self.by_position]
         names = set(self.names)
         if self.any_name:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 LATE = "it did not return within timeout={:g} seconds and was ended"
 ABANDONED = "it did not return within timeout={:g} seconds and was abandoned"
-SIGNAL = getattr(signal, "SIGURG", None)  # unused elsewhere, and ignored by default; Windows has none
+SIGNAL = signal.SIGURG  # unused elsewhere, and ignored by default
 PAUSE_S = 1.0  # between the attempts to end a call that catches `Late`
 
 
@@ -28,7 +28,7 @@ def call_within(timeout: float | None, call: Callable[[], T]) -> T:
     """
     if timeout is None:
         return call()
-    if SIGNAL is not None and threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread():
         return _call_and_end(timeout, call)
     return _call_and_abandon(timeout, call)
 

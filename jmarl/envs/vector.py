@@ -166,6 +166,7 @@ class LockStep:
         declared = self.env if isinstance(self.env, TextEnvironment) else TextEnvironment()
         self.num_agents = declared.num_agents if num_agents is None else num_agents
         self.roles, self.reward_range, self.max_turns = declared.roles, declared.reward_range, declared.max_turns
+        self.special_tokens = declared.special_tokens
         self._processor = None if processor is None else with_text_length(processor)
         self._warned = False
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.config import Episodes, Sampling
-from jmarl.envs.base import Answer, Environment
+from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import counterfactual
@@ -258,7 +258,7 @@ def step_environment(
     game: Game, states: Sequence[Any], acts: np.ndarray, tokens: list[list[list[list[int]]]], joint: np.ndarray
 ) -> tuple[list[list[list[str]]], Answer]:
     """Return the texts [N][P][G] of tokens [N][P][G], and the answer of the environment to their joint actions [J, N]."""
-    texts = texts_of(game.team, tokens)
+    texts = texts_of(game.team, tokens, game.episodes.skip_special_tokens, special_tokens(game.env))
     for n, p in np.argwhere(~acts):
         texts[n][p] = [""] * len(texts[n][p])
     actions = [[group[g] for group in texts[n] for g in joint[:, n]] for n in range(game.team.num_agents)]

@@ -6,7 +6,7 @@ conversation are reused.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -178,8 +178,8 @@ def sample_team(
 ) -> tuple[Any, ...]:
     """Return the completions of each stack.
 
-    With `meanwhile` the programs run in a thread, and the work of the host in the caller's: what the user writes, such as rewards,
-    may need the main thread, and a call of a GPU's program returns only when its last token is sampled.
+    With `meanwhile` the programs run in a thread, and the work of the host in the caller's: what the user writes, such as
+    rewards, may need the main thread, and a call of a GPU's program returns only when its last token is sampled.
 
     Args:
         team: the team.
@@ -341,6 +341,9 @@ def tokens_of(team: Team, completions: Sequence[Completions], count: int) -> lis
     return [[[row[mask].tolist() for row, mask in zip(*group, strict=True)] for group in prompts] for prompts in groups]
 
 
-def texts_of(team: Team, tokens: Sequence[Sequence[Sequence[Sequence[int]]]]) -> list[list[list[str]]]:
-    """Decode token ids [N][P][G] with the tokenizer of each agent."""
-    return [[decode(spec.tokenizer, group) for group in rows] for spec, rows in zip(team.agent_specs, tokens, strict=True)]
+def texts_of(
+    team: Team, tokens: Sequence[Sequence[Sequence[Sequence[int]]]], skip: bool = True, kept: Collection[str] = ()
+) -> list[list[list[str]]]:
+    """Decode token ids [N][P][G] with the tokenizer of each agent. skip, kept: which special tokens, see `decode`."""
+    agents = zip(team.agent_specs, tokens, strict=True)
+    return [[decode(spec.tokenizer, group, skip, kept) for group in rows] for spec, rows in agents]

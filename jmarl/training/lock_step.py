@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from jmarl.envs.base import Answer, Environment, Texts
+from jmarl.envs.base import Answer, Environment, Texts, special_tokens
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -86,7 +86,7 @@ class CallersEnvironment:
     """An environment for a function in lock step, which is called in the caller's thread."""
 
     def __init__(self, env: Environment, request: Callable[[Callable[[], Any]], Any]):
-        self.env, self.request = env, request
+        self.env, self.request, self.special_tokens = env, request, special_tokens(env)
 
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
         return self.request(partial(self.env.reset, items, rng))

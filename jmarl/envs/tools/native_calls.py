@@ -148,7 +148,7 @@ def _literal(node: ast.expr) -> Any:
         keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
         if not all(isinstance(key, str) for key in keys):
             raise ValueError("the names of an object are texts")
-        return unique_names(list(zip(keys, map(_literal, node.values), strict=True)))
+        return unique_names(list(zip(map(str, keys), map(_literal, node.values), strict=True)))
     try:
         value = ast.literal_eval(node)
     except ValueError:  # its text has the address of an object

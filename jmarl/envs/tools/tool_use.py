@@ -67,6 +67,7 @@ from jmarl.envs.tools.registry import ToolRegistry
 from jmarl.envs.tools.search import Backend, search_corpus, web_search
 from jmarl.envs.tools.tool_calls import (
     INSTRUCTIONS,
+    SPECIAL_TOKENS,
     ParsedMessage,
     ToolCall,
     format_message,
@@ -112,6 +113,7 @@ class ToolUse(TextEnvironment):
     """
 
     roles = ("agent",)
+    special_tokens = SPECIAL_TOKENS
     reward_range = (MAX_PENALTY, MAX_GAIN + CORRECT + COVERAGE + SPEED)
 
     def __init__(

@@ -8,7 +8,7 @@ tokens spelled out in a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -246,7 +246,24 @@ def stop_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def decode(tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
-    """Return the text of each row of token ids, without special tokens and with spaces unchanged."""
+def decode(
+    tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray], skip: bool = True, kept: Collection[str] = ()
+) -> list[str]:
+    """Return the text of each row of token ids, with spaces unchanged.
+
+    skip: leave out special tokens, except those that are `kept`.
+    """
     rows = [[int(t) for t in row] for row in token_rows]
-    return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]
+    if skip and kept:
+        rows, skip = drop_special_tokens(tokenizer, rows, kept)
+    return [tokenizer.decode(row, skip_special_tokens=skip, clean_up_tokenization_spaces=False) for row in rows]
+
+
+def drop_special_tokens(tokenizer: Any, rows: list[list[int]], kept: Collection[str]) -> tuple[list[list[int]], bool]:
+    """Return rows without special tokens, except those that are `kept`, and False; the same rows and True if there are none to
+    keep, because decoding then skips them all."""
+    special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if not set(special.values()) & {*kept}:
+        return rows, True
+    skipped = {i for i, content in special.items() if content not in kept}
+    return [[t for t in row if t not in skipped] for row in rows], False

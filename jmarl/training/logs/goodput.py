@@ -101,8 +101,9 @@ def timed(sample: Sampler, params: Sequence[Any]) -> Sampler:
         outer, meanwhile = CLOCK.current, request.meanwhile
 
         def counted() -> None:
-            with CLOCK.phase(outer):
-                meanwhile()
+            if meanwhile is not None:
+                with CLOCK.phase(outer):
+                    meanwhile()
 
         with CLOCK.phase("update"):
             jax.block_until_ready(params)
