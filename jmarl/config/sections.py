@@ -119,6 +119,9 @@ class Episodes(Section):
     chat_date: str = "auto"
     """The date (2026-11-26) that chat templates write where they ask for today's. auto: the day on which the run first starts;
     the run keeps it when it resumes."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the completions that rewards and environments read, and that are logged. False: they read all
+    of them, the end token too. Environments that need some, such as the marks of tool calls in `tools`, read these always."""
     joint_mode: Literal["aligned", "cross", "counterfactual"] = "aligned"
     """aligned: completion g of every agent forms a joint action. cross: all G^N combinations do. counterfactual: each
     completion of an agent is judged together with the first completions of all other agents and, with several turns, with what
@@ -147,14 +150,14 @@ class Episodes(Section):
     sample_parts: Count = 1
     """Sample the prompts of a turn in this many parts (as far as they divide evenly; 1 with history=append) and compute the
     rewards of one part while the next is sampled. For slow rewards, such as running programs. The environment is then called
-    once per part, in a thread of its own."""
+    once per part."""
     async_steps: Annotated[int, Range(0, 1)] = 0
     """1: completions of the next step begin in the slots of those that have ended, so they are at most one update off-policy.
     Faster where lengths differ much. The loss then weights tokens by importance_cap (2 unless it is set). For one turn, on
     meshes that split only agents, without sample_parts and dynamic_sampling. The keys and values of completions under way stay
     in memory during updates, twice, and are part of checkpoints. 0: every completion is sampled with the newest parameters."""
     overlap_rewards: bool = True
-    """False: wait for the rewards of a part before the next is sampled, all in one thread. The numbers are the same."""
+    """False: wait for the rewards of a part before the next is sampled, one after the other. The numbers are the same."""
 
     def __post_init__(self) -> None:
         if isinstance(self.chat_date, datetime.date):  # as YAML reads a date

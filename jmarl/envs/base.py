@@ -79,12 +79,15 @@ class TextEnvironment:
         reward_range: lowest and highest reward of one step; a reward outside is an error.
         max_turns: the number of steps after which every episode is done.
         data_sets: Hub ids of data sets that the tasks can also come from.
+        special_tokens: special tokens of tokenizers that messages keep, such as marks of tool calls. Others are left out
+            unless `skip_special_tokens` is False.
     """
 
     roles: tuple[str, ...] = ("agent",)
     reward_range: tuple[float, float] = (-math.inf, math.inf)
     max_turns: int = 1
     data_sets: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
 
     @property
     def num_agents(self) -> int:
@@ -166,6 +169,11 @@ def describe(env: Any) -> dict[str, Any]:
     an environment without that method."""
     method = getattr(env, "describe", None)
     return json.loads(json.dumps(method())) if callable(method) else {}
+
+
+def special_tokens(env: Any) -> tuple[str, ...]:
+    """Return the special tokens that an environment reads in completions: its attribute `special_tokens`, or none."""
+    return tuple(getattr(env, "special_tokens", ()))
 
 
 def class_name(env: Any) -> str:

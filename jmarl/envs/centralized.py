@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.base import Answer, Environment, Texts, describe
+from jmarl.envs.base import Answer, Environment, Texts, describe, special_tokens
 
 
 class Sections(NamedTuple):
@@ -68,7 +68,7 @@ class Centralized:
 
     def __init__(self, env: Environment, num_agents: int, write_prompt: Callable[[Sequence[str]], str] = joint_prompt):
         self.env, self.num_agents, self.write_prompt = env, num_agents, write_prompt
-        self.max_turns = getattr(env, "max_turns", 1)
+        self.max_turns, self.special_tokens = getattr(env, "max_turns", 1), special_tokens(env)
 
     def describe(self) -> dict[str, Any]:
         return {"centralized": self.num_agents} | describe(self.env)

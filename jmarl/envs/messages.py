@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Observations, Step, TextEnvironment
 from jmarl.envs.data import check_split
 from jmarl.models.hub.tokenize import ChatPrompt
@@ -261,11 +262,11 @@ class SimulatedAdapter(TextEnvironment):
         env = copy.deepcopy(self.simulated)
         seed = zlib.crc32(json.dumps(task, sort_keys=True, default=str).encode())
         env.task, env.rng, env._num_steps = task, np.random.default_rng(seed), 0
-        return env, [self._prompt(observation) for observation in self._by_agent(env.reset())]
+        return env, [self._prompt(observation) for observation in self._by_agent(awaited(env.reset()))]
 
     def step(self, state: SimulatedEnvironment, messages: Sequence[str], rng: np.random.Generator) -> Step:
         actions = [Message("assistant", text) for text in messages]
-        result = state.step(actions[0] if len(self.roles) == 1 else actions)
+        result = awaited(state.step(actions[0] if len(self.roles) == 1 else actions))
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Reward):
             raise TypeError(f"{self.class_name}.step returned {result!r:.80}: return observation(s) and a Reward")
         observations, reward = self._by_agent(result[0]), result[1]
@@ -276,7 +277,7 @@ class SimulatedAdapter(TextEnvironment):
         return Step(state, texts, reward.value, done or truncated, reward.components, truncated)
 
     def solve(self, state: SimulatedEnvironment) -> Sequence[str | None]:
-        solution = state.solve()
+        solution = awaited(state.solve())
         return [solution] if isinstance(solution, str) and len(self.roles) == 1 else solution
 
     def _prompt(self, observation: Observation | None) -> str | None:

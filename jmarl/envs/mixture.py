@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs.base import Answer, Texts, describe
+from jmarl.envs.base import Answer, Texts, describe, special_tokens
 from jmarl.envs.reward_values import RewardResult
 from jmarl.envs.vector import LockStep
 
@@ -40,6 +40,7 @@ class Mixture:
         self.num_agents = members[0].num_agents
         self.roles = tuple("|".join(dict.fromkeys(names)) for names in zip(*(env.roles for env in members), strict=True))
         self.reward_range = (min(env.reward_range[0] for env in members), max(env.reward_range[1] for env in members))
+        self.special_tokens = tuple(dict.fromkeys(token for env in members for token in special_tokens(env)))
         self.max_turns = max(env.max_turns for env in members)
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:

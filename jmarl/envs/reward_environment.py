@@ -1,7 +1,8 @@
 """An environment made of a reward function and formatters (host code, no jax).
 
 For tasks without a simulator: formatters write the prompts of an item, a reward function scores the completions, and
-`transition` writes the prompts of later turns. `train` makes one of a reward function whose items bring their prompts.
+`transition` writes the prompts of later turns. Each of them may be an `async def`. `train` makes one of a reward function whose
+items bring their prompts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.rewards import RewardFunction
 from jmarl.models.hub.messages import MEDIA, is_empty
@@ -48,10 +50,10 @@ def bind_formatter(formatter: Formatter, *, every_turn: bool = False) -> Callabl
 
     def prompt(item: dict, external_prompts: Any = None) -> Any:
         if external_prompts is None and not required:
-            return as_prompt(formatter(item))
+            return as_prompt(awaited(formatter(item)))
         if parameter is None:
-            return as_prompt(formatter(item) if every_turn else external_prompts)
-        return as_prompt(formatter(item, external_prompts=external_prompts))
+            return as_prompt(awaited(formatter(item)) if every_turn else external_prompts)
+        return as_prompt(awaited(formatter(item, external_prompts=external_prompts)))
 
     return prompt
 
@@ -102,7 +104,11 @@ class RewardEnvironment:
         return states, prompts
 
     def first_prompts(self, items: Sequence[dict]) -> list[list[Any]]:
-        """Return the prompts [N][P] of the first turn. Errors name an item by its index."""
+        """Return the prompts [N][P] of the first turn. Errors name an item by its index.
+
+        Raises a ValueError too if the items lack a column that the reward needs.
+        """
+        self.reward.check_items(items)
         prompts = [[formatter(dict(item), None) for item in items] for formatter in self._bound_formatters]
         for index, (item, *texts) in enumerate(zip(items, *prompts, strict=True)):
             self._check_prompts(texts, f"item {index}, {item!r:.120}")
@@ -139,12 +145,14 @@ class RewardEnvironment:
         """Return what the transition writes for the next turn of one episode: texts [N], or None where that is allowed."""
         if self.transition is None:
             raise ValueError("several turns need a transition, which writes the prompts of the next turn")
-        texts = self.transition(
-            prompt=state.item.get("prompt", ""),
-            agent_completions=[responses[-1] for responses in state.responses],
-            num_agents=self.num_agents,
-            prompt_history_per_agent=[list(prompts) for prompts in state.prompts],
-            response_history_per_agent=[list(responses) for responses in state.responses],
+        texts = awaited(
+            self.transition(
+                prompt=state.item.get("prompt", ""),
+                agent_completions=[responses[-1] for responses in state.responses],
+                num_agents=self.num_agents,
+                prompt_history_per_agent=[list(prompts) for prompts in state.prompts],
+                response_history_per_agent=[list(responses) for responses in state.responses],
+            )
         )
         n = self.num_agents
         if isinstance(texts, str) or not isinstance(texts, Sequence) or len(texts) != n:

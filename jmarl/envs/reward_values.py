@@ -117,6 +117,8 @@ def process_rewards(
 
 def with_text_length(processor: Processor) -> BoundProcessor:
     """Return the processor as a function of (value, text_length); the length is dropped if its signature does not name it."""
+    if inspect.iscoroutinefunction(processor):
+        raise TypeError(f"the processor {processor!r} is an async def: give a plain function of a number")
     try:
         named = "text_length" in inspect.signature(processor).parameters
     except ValueError:  # some C functions have no signature

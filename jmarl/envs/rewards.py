@@ -5,7 +5,10 @@ A reward is a plain function of one list of completions per agent:
     def reward(completions1, completions2, batch_items=None):
         return [score(a, b) for a, b in zip(completions1, completions2)]
 
-`make_reward` wraps one or several of them into a `RewardFunction`. For joint action j and agent n it returns
+What each parameter gets, by place or by name, is written in `reward_arguments`. An `async def` is awaited, for all joint
+actions at once (`awaiting`). Rewards are called in the thread that trains, also beside the sampling of the next part
+(`sample_parts`), because some libraries work in the main thread only. `make_reward` wraps one or several of them into a
+`RewardFunction`. For joint action j and agent n it returns
 
     rewards[j, n] = p( sum_f  w_f * p_f( r_f[j, n] ) )
 
@@ -13,21 +16,20 @@ with raw values r_f (one number for a joint action goes to every agent), weights
 
 A value that is not a usable number masks its whole joint action: `invalid[j]` is True, `total[j]` and `rewards[j]` are NaN,
 never 0, and `faults[j]` says why (see `reward_values`). The options `on_error`, `timeout` and `max_error_share` handle
-functions that raise or hang. Left out: stopping a call that hangs, which needs a process of its own (see `sandbox`), and
+functions that raise or hang. Left out: stopping a call that hangs in C, which needs a process of its own (see `sandbox`), and
 protection against a call that ends this process.
 """
 
 import functools
-import inspect
-import itertools
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.awaiting import is_async, needs_waiting, wait_for_all
+from jmarl.envs.reward_arguments import BoundReward, unique_names
 from jmarl.envs.reward_values import (
     BoundProcessor,
     Faults,
@@ -42,8 +44,9 @@ from jmarl.envs.reward_values import (
     reward_values,
     with_text_length,
 )
+from jmarl.envs.time_limit import call_within
 
-OPTIONAL_NAMES = ("batch_items", "prompts", "rng")
+GRACE_S = 0.5  # awaitables may take this much longer than `timeout` together
 ERROR_WINDOW = 5  # `max_error_share` looks at this many batches of joint actions
 
 
@@ -113,7 +116,8 @@ class Term(NamedTuple):
     """One reward function of the weighted sum."""
 
     name: str
-    call: Callable[[list, dict], Any]  # from `bind_completions`
+    call: BoundReward
+    own_draws: bool  # each call draws from a generator of its own, because calls run at once or may be ended
     weight: float
     processor: BoundProcessor | None
 
@@ -130,10 +134,8 @@ class RewardFunction:
         batched: True calls each function once with all joint actions; False once per joint action, with lists of one.
         on_error: what to do when a function raises: "raise", "mask" the joint actions of that call, or a number that replaces
             their raw value. In every case, values that are no numbers mask, and a wrong number of values raises.
-        timeout: seconds that one call may take (None: no limit); a slower call is an error as if it had raised. Calls then run
-            in their own threads and draw from their own generators. A late call is abandoned, not ended: its thread runs on
-            beside the training until it returns or the process ends. A call that holds the interpreter's lock (in C code)
-            cannot be timed.
+        timeout: seconds that one call may take (None: no limit); a slower call is an error as if it had raised, and is ended
+            (see `time_limit`). Calls then draw from their own generators.
         max_error_share: with on_error "mask" or a number, raise when more than this share of the joint actions of the last
             ERROR_WINDOW batches had an error; 1 never raises.
     """
@@ -170,7 +172,13 @@ class RewardFunction:
         self._errors: deque[tuple[int, int]] = deque(maxlen=ERROR_WINDOW)  # per batch: joint actions with an error, and all
         self._sum_processor = with_text_length(processors) if callable(processors) else None
         self._terms = [
-            Term(name, bind_completions(func, name, num_agents), weight, processor and with_text_length(processor))
+            Term(
+                name,
+                BoundReward(func, name, num_agents),
+                timeout is not None or is_async(func),
+                weight,
+                processor and with_text_length(processor),
+            )
             for func, name, weight, processor in zip(funcs, unique_names(funcs), self.weights, per_func, strict=True)
         ]
 
@@ -181,6 +189,7 @@ class RewardFunction:
         sizes = {"completions": [*map(len, completions)], "prompts": len(prompts), "batch_items": len(batch_items)}
         if sizes["completions"] != [len(prompts)] * self.num_agents or len(batch_items) != len(prompts):
             raise ValueError(f"completions of {self.num_agents} agents and all lists of one length needed, got {sizes}")
+        self.check_items(batch_items)
         text_lengths = [sum(map(len, joint)) for joint in zip(*completions, strict=True)]
         optional = {"batch_items": batch_items, "prompts": prompts}
         rewards, parts, faults, failed = np.zeros((len(prompts), self.num_agents)), {}, {}, set()
@@ -195,6 +204,11 @@ class RewardFunction:
         self._check_errors(failed, len(prompts), faults)
         return reward_result(rewards, parts, first_faults(faults, sum_faults), len(failed))
 
+    def check_items(self, items: Sequence[dict]) -> None:
+        """Raise a ValueError if a function needs a column that the items lack, or if a name has two meanings."""
+        for term in self._terms:
+            term.call.check(items)
+
     def _raw_values(
         self, term: Term, completions: Sequence[Sequence[str]], optional: dict[str, Sequence], rng: np.random.Generator
     ) -> tuple[np.ndarray, Faults, set[int]]:
@@ -202,17 +216,12 @@ class RewardFunction:
         num_joint = len(optional["prompts"])
         values, faults, failed = np.full((num_joint, self.num_agents), np.nan), {}, set()
         size = max(num_joint, 1) if self.batched else 1
-        for start in range(0, num_joint, size):
-            joint = range(start, start + size)
-            draws = rng.spawn(1)[0] if self.timeout else rng  # an abandoned call may go on drawing
-            arguments = {name: list(x[start : start + size]) for name, x in optional.items()} | {"rng": draws}
-            texts = [list(agent[start : start + size]) for agent in completions]
-            try:
-                entries = call_within(self.timeout, functools.partial(returned_values, term.call, texts, arguments))
-            except (Exception, SystemExit) as error:  # a reward that calls exit() must not end the run with status 0
-                problem = f"reward {term.name!r} raised {type(error).__name__}: {error} ({joint_action_text(joint)})"
+        parts = [range(start, start + size) for start in range(0, num_joint, size)]
+        for joint, entries in zip(parts, self._returned(term, parts, completions, optional, rng), strict=False):
+            if isinstance(entries, BaseException):
+                problem = f"reward {term.name!r} raised {type(entries).__name__}: {entries} ({joint_action_text(joint)})"
                 if self.on_error == "raise":
-                    raise RewardError(f"{problem}; on_error='mask' or a number goes on without it") from error
+                    raise RewardError(f"{problem}; on_error='mask' or a number goes on without it") from entries
                 values[joint] = math.nan if self.on_error == "mask" else self.on_error
                 faults |= dict.fromkeys(joint, problem)
                 failed |= set(joint)
@@ -222,9 +231,46 @@ class RewardFunction:
                     f"reward {term.name!r} returned {len(entries)} values for {size} ({joint_action_text(joint)}); return one "
                     "number per joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time"
                 )
-            values[joint], value_faults = reward_values(entries, self.num_agents, f"reward {term.name!r}", start)
+            values[joint], value_faults = reward_values(entries, self.num_agents, f"reward {term.name!r}", joint[0])
             faults |= value_faults
         return values, faults, failed
+
+    def _returned(
+        self,
+        term: Term,
+        parts: Sequence[range],
+        completions: Sequence[Sequence[str]],
+        optional: dict[str, Sequence],
+        rng: np.random.Generator,
+    ) -> list[list | BaseException]:
+        """Call a function once for each part of the joint actions. Return the values of each call, or what it raised; with
+        on_error "raise" up to the first error.
+
+        Awaitables that the calls return are awaited together.
+        """
+        returned: list[Any] = []
+        for joint in parts:
+            draws = rng.spawn(1)[0] if term.own_draws else rng
+            arguments = {name: [x[j] for j in joint] for name, x in optional.items()} | {"rng": draws}
+            texts = [[agent[j] for j in joint] for agent in completions]
+            try:
+                returned.append(call_within(self.timeout, functools.partial(returned_values, term.call, texts, arguments)))
+            except (Exception, SystemExit) as error:  # a reward that calls exit() must not end the run with status 0
+                returned.append(error)
+                if self.on_error == "raise":
+                    break
+        waiting = [i for i, value in enumerate(returned) if needs_waiting(value)]
+        for i, value in zip(waiting, self._awaited([returned[i] for i in waiting]), strict=True):
+            returned[i] = value if isinstance(value, BaseException) else value_list(value)
+        return returned
+
+    def _awaited(self, values: Sequence[Any]) -> list[Any]:
+        """Await values together; return their results, or what they raised."""
+        limit = self.timeout and self.timeout + GRACE_S  # for code that does not let the event loop go on
+        try:
+            return call_within(limit, functools.partial(wait_for_all, values, self.timeout, return_exceptions=True))
+        except TimeoutError as error:
+            return [error] * len(values)
 
     def _check_errors(self, failed: set[int], num_joint: int, faults: Faults) -> None:
         """Raise if too many of the last joint actions had an error: a run would learn from the few that remain."""
@@ -241,9 +287,14 @@ class RewardFunction:
 make_reward = RewardFunction  # reads better where a reward is built
 
 
-def returned_values(call: Callable[[list, dict], Any], texts: list, arguments: dict) -> list[Any]:
-    """Return the values that a reward function returns as a list, also those of a generator."""
+def returned_values(call: Callable[[list, dict], Any], texts: list, arguments: dict) -> Any:
+    """Return the values that a reward function returns as a list, also those of a generator, or what has to be awaited."""
     value = call(texts, arguments)
+    return value if needs_waiting(value) else value_list(value)
+
+
+def value_list(value: Any) -> list[Any]:
+    """Return the values of a call as a list; a single value is that of a single joint action."""
     entries = as_list(value)
     return [value] if entries is None else entries
 
@@ -251,86 +302,3 @@ def returned_values(call: Callable[[list, dict], Any], texts: list, arguments: d
 def joint_action_text(joint: range) -> str:
     """Return the numbers of joint actions in words."""
     return f"joint action {joint[0]}" if len(joint) == 1 else f"joint actions {joint[0]} to {joint[-1]}"
-
-
-def bind_completions(func: Callable, name: str, num_agents: int) -> Callable[[list, dict], Any]:
-    """Return a function of (completions [N][J], optional {name: value}) that calls `func` with its parameters by name.
-
-    Parameters named in OPTIONAL_NAMES get that value wherever they stand, unless a functools.partial has set them. The other
-    parameters without a default are the completion lists, in order (*args takes the remaining ones). Parameters with a default
-    keep it.
-
-    Raises:
-        TypeError: the signature does not take N completion lists.
-    """
-    try:
-        signature = inspect.signature(func)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"reward {name!r} has no signature: give a function, or wrap it in a lambda") from error
-    kinds = [p.kind for p in signature.parameters.values()]
-    variadic = inspect.Parameter.VAR_POSITIONAL in kinds
-    params = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    slots = [p for p in params if p.default is p.empty and p.name not in OPTIONAL_NAMES]
-    _check_slots(f"{name}{signature}", slots, variadic, num_agents)
-    last = max((i for i, p in enumerate(params) if p in slots or p.kind is p.POSITIONAL_ONLY), default=-1)
-    positional = [p for i, p in enumerate(params) if p.kind is not p.KEYWORD_ONLY and (variadic or i <= last)]
-    bound = {p.name for p in positional}
-    if isinstance(func, functools.partial):
-        bound |= {*func.keywords, *inspect.signature(func.func).bind_partial(*func.args).arguments}
-    accepted = OPTIONAL_NAMES if inspect.Parameter.VAR_KEYWORD in kinds else [p.name for p in params]
-    keywords = [key for key in OPTIONAL_NAMES if key in accepted and key not in bound]
-
-    def call(completions: list, optional: dict) -> Any:
-        remaining = iter(completions)
-        args = [next(remaining) if p in slots else optional.get(p.name, p.default) for p in positional]
-        return func(*args, *remaining, **{key: optional[key] for key in keywords})
-
-    return call
-
-
-def _check_slots(signature: str, slots: Sequence[inspect.Parameter], variadic: bool, num_agents: int) -> None:
-    """Raise a TypeError unless the parameters `slots` take one completion list per agent."""
-    keyword_only = [p.name for p in slots if p.kind is p.KEYWORD_ONLY]
-    if keyword_only or len(slots) > num_agents or (len(slots) < num_agents and not variadic):
-        takes = f"takes {len(slots) - len(keyword_only)}{' or more' * variadic} completion lists"
-        takes += f" and requires the keywords {keyword_only}" * bool(keyword_only)
-        needs = f"needed: {num_agents} positional parameters without a default, one for each agent, or *completions"
-        raise TypeError(f"reward {signature} {takes}; {needs}; only {OPTIONAL_NAMES} are passed by name")
-
-
-def call_within(timeout: float | None, call: Callable[[], Any]) -> Any:
-    """Return what a call returns, or raise what it raises, or a TimeoutError after `timeout` seconds.
-
-    With a timeout the call runs in a daemon thread, which is abandoned when it is late; the process does not wait for it.
-    """
-    if timeout is None:
-        return call()
-    outcome: list[tuple[Any, BaseException | None]] = []
-
-    def run() -> None:
-        try:
-            outcome.append((call(), None))
-        except BaseException as error:  # raised in the caller's thread
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run, name="reward", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if not outcome:
-        raise TimeoutError(f"it did not return within timeout={timeout:g} seconds and was abandoned")
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value
-
-
-def unique_names(funcs: Sequence[Callable]) -> list[str]:
-    """Name reward functions for the log: f, g, f_2. A partial has the name of its function, an object that of its class, and a
-    lambda is `lambda`."""
-    names: list[str] = []
-    for func in funcs:
-        inner = func.func if isinstance(func, functools.partial) else func
-        name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
-        numbered_names = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
-        names.append(next(candidate for candidate in numbered_names if candidate not in names))
-    return names

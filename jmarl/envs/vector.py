@@ -1,7 +1,7 @@
 """Play a `TextEnvironment` many times side by side (host code, no jax).
 
 `LockStep` is the `Environment` that training plays. It computes rewards and masks; an `Engine` calls `reset` and `step` of the
-environment: `InProcess` one after the other in this process, `pool.Pool` in several processes.
+environment, which may be `async def`: `InProcess` one after the other in this process, `pool.Pool` in several processes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Answer, Observations, Step, TextEnvironment, Texts, Unanswered, class_name, describe
 from jmarl.envs.messages import MAX_TURNS, SimulatedEnvironment, as_text_environment
 from jmarl.envs.reward_values import (
@@ -72,7 +73,7 @@ def reset_once(env: TextEnvironment, task: dict, seed: int) -> tuple[Any, Observ
     """Call `env.reset` with a copy of the task and check the result. Raises what `env.reset` raises, except `Unanswered`."""
 
     def call() -> tuple[Any, Observations]:
-        start = env.reset(copy.deepcopy(task), np.random.default_rng(seed))
+        start = awaited(env.reset(copy.deepcopy(task), np.random.default_rng(seed)))
         if not isinstance(start, tuple) or len(start) != 2:
             raise TypeError(
                 f"{class_name(env)}.reset returned {start!r:.80}: return a state and what each agent reads, (state, texts)"
@@ -86,7 +87,7 @@ def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: i
     """Call `env.step` with a copy of the state and check the result. Raises what `env.step` raises, except `Unanswered`."""
 
     def call() -> Step:
-        result = env.step(copy.deepcopy(state), list(messages), np.random.default_rng(seed))
+        result = awaited(env.step(copy.deepcopy(state), list(messages), np.random.default_rng(seed)))
         if not isinstance(result, tuple) or len(result) not in (4, 5, 6):
             raise TypeError(
                 f"{class_name(env)}.step returned {result!r:.80}: return Step(state, observations, reward, done, info)"
@@ -101,7 +102,7 @@ def solve_once(env: TextEnvironment, state: Any) -> list[str | None] | Fault:
     """Call `env.solve` with a copy of the state and check the result. Raises what `env.solve` raises, except `Unanswered`."""
 
     def call() -> list[str | None]:
-        solution = env.solve(copy.deepcopy(state))
+        solution = awaited(env.solve(copy.deepcopy(state)))
         is_list = isinstance(solution, list | tuple) and len(solution) == env.num_agents
         if not is_list or not all(text is None or isinstance(text, str) for text in solution):
             raise TypeError(
@@ -165,6 +166,7 @@ class LockStep:
         declared = self.env if isinstance(self.env, TextEnvironment) else TextEnvironment()
         self.num_agents = declared.num_agents if num_agents is None else num_agents
         self.roles, self.reward_range, self.max_turns = declared.roles, declared.reward_range, declared.max_turns
+        self.special_tokens = declared.special_tokens
         self._processor = None if processor is None else with_text_length(processor)
         self._warned = False
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.config import TrainConfig, check
-from jmarl.envs.base import Environment, TextEnvironment
+from jmarl.envs.base import Environment, TextEnvironment, special_tokens
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.envs.vector import vectorize
 from jmarl.evaluation.zero_shot import CrossPlay, Texts
@@ -71,7 +71,7 @@ def cross_play(
     n, rng = len(teams[0]), Randomness(cfg.run.seed, 0, EVAL).environment_rng()
     states, prompts = world.reset(items, rng)
     check_prompts(prompts, n)
-    texts = sample_texts(teams, names, prompts, cfg)
+    texts = sample_texts(teams, names, prompts, cfg, special_tokens(world))
     pairings = list(itertools.product(range(len(teams)), repeat=n))
     joint = joint_actions(episodes.joint_mode, n, group)
     chosen = [[[row[g] for row in run[a] for g in joint[:, a]] for a in range(n)] for run in texts]  # [k][N][P * J]
@@ -103,9 +103,16 @@ class Player(NamedTuple):
 
 
 def sample_texts(
-    teams: Sequence[Sequence[Agent]], names: Sequence[str], prompts: Sequence[Sequence[str]], cfg: TrainConfig
+    teams: Sequence[Sequence[Agent]],
+    names: Sequence[str],
+    prompts: Sequence[Sequence[str]],
+    cfg: TrainConfig,
+    kept: Sequence[str] = (),
 ) -> tuple[Texts, ...]:
-    """Return the texts [k][N][P][G] of all agents for prompts [N][P]. Each agent's prompts are sampled once."""
+    """Return the texts [k][N][P][G] of all agents for prompts [N][P]. Each agent's prompts are sampled once.
+
+    kept: special tokens that the texts have in any case.
+    """
     settings, chat, group = cfg.eval_sampling(), cfg.episodes.chat_settings, cfg.run.eval_generations
     players = [player for agents in teams for player in players_of(agents)]
     for i, player in enumerate(players):
@@ -127,7 +134,8 @@ def sample_texts(
         program = StackProgram(spec.config, settings, 1, group, platform_of(params), mesh=mesh_of(params))
         done.append(sample_stack(params, encoded, keys, spec.stops, allowed=spec.allowed, program=program))
     tokens = tokens_of(team, done, len(prompts[0]))
-    texts = [[decode(p.agent.tokenizer, item) for item in ids] for p, ids in zip(players, tokens, strict=True)]
+    skip = cfg.episodes.skip_special_tokens
+    texts = [[decode(p.agent.tokenizer, item, skip, kept) for item in ids] for p, ids in zip(players, tokens, strict=True)]
     return tuple(texts[i : i + len(prompts)] for i in range(0, len(texts), len(prompts)))
 
 

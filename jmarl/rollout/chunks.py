@@ -1,11 +1,9 @@
-"""Sample and reward a turn in parts: the number of parts, rewards in a thread, and joining the answers of the environment."""
+"""Sample and reward a turn in parts: the number of parts, and joining the answers of the environment."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,31 +16,6 @@ def num_parts(count: int, episodes: Episodes) -> int:
     """Return the number of equal parts in which `count` prompts are sampled. Turns that continue from caches need one part."""
     whole = episodes.history == "append" and episodes.num_turns > 1
     return 1 if whole else math.gcd(count, episodes.sample_parts)
-
-
-class CallQueue:
-    """Run calls one after the other: at once, or with `in_thread` in one thread while the caller goes on.
-
-    Leaving the context waits for the call under way and cancels those after it.
-    """
-
-    def __init__(self, in_thread: bool):
-        self.thread = ThreadPoolExecutor(1) if in_thread else None
-        self.calls: list[Any] = []
-
-    def call(self, f: Callable[..., Any], *arguments: Any) -> None:
-        self.calls.append(self.thread.submit(f, *arguments) if self.thread else f(*arguments))
-
-    def results(self) -> list[Any]:
-        """Wait for the calls and return what they return, in their order."""
-        return [call.result() for call in self.calls] if self.thread else self.calls
-
-    def __enter__(self) -> CallQueue:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.thread:
-            self.thread.shutdown(cancel_futures=True)
 
 
 def join_answers(answers: Sequence[Answer]) -> Answer:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jmarl.config import Episodes, Sampling
-from jmarl.envs.base import Answer, Environment
+from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import counterfactual
-from jmarl.rollout.chunks import CallQueue, join_answers, num_parts
+from jmarl.rollout.chunks import join_answers, num_parts
 from jmarl.rollout.spelling import Spellings, allowed, first_spellings, next_spellings
 from jmarl.rollout.turns import Rollout, Turn, join_completions, padded_nodes, take_rows_of_nodes
 from jmarl.sampling.generate import (
@@ -218,7 +218,7 @@ def without_caches(turn: Turn) -> Turn:
 def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
     """Sample the nodes of turn `t`, `group` completions each, and call the environment.
 
-    With several parts (`sample_parts`) the environment answers one part of the nodes while the next is sampled, in one thread.
+    With several parts (`sample_parts`) the environment answers one part of the nodes while the next is sampled.
     """
     team, settings, episodes, count = game.team, game.settings, game.episodes, len(nodes.states)
     padded = padded_nodes(count, nodes.max_nodes)
@@ -227,26 +227,33 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
     acts, joint = acting_mask(nodes.prompts), joint_actions(episodes.joint_mode, team.num_agents, group)
     parts = num_parts(len(padded), episodes)
     size = len(padded) // parts
-    sampled, tokens = [], []
-    with CallQueue(in_thread=parts > 1 and episodes.overlap_rewards) as queue:
-        for start in range(0, len(padded), size):
-            part = slice(start, start + size)
-            request = SampleRequest(
-                fresh if parts == 1 else take_rows_of_nodes(team, fresh, part),
-                settings,
-                game.randomness,
-                group,
-                nodes.ids[padded[part]],
-                turn=t,
-                past=nodes.past and nodes.past.take(padded),
-                keep_cache=keeps_caches(episodes, settings, t),
-                acts=agents_to_sample(acts),
-            )
-            sampled.append(tuple(map(on_host, game.sample(request))))
-            if start < count:  # the nodes after `count` are padding
-                tokens.append(tokens_of(team, sampled[-1], min(size, count - start)))
-                queue.call(step_environment, game, nodes.states[part], acts[:, part], tokens[-1], joint)
-        texts, answers = zip(*queue.results(), strict=True)
+    sampled, tokens, answered = [], [], []
+
+    def answer_part() -> None:
+        """Let the environment answer the newest part."""
+        part = slice((len(sampled) - 1) * size, len(sampled) * size)
+        if part.start < count:  # the nodes after `count` are padding
+            tokens.append(tokens_of(team, sampled[-1], min(size, count - part.start)))
+            answered.append(step_environment(game, nodes.states[part], acts[:, part], tokens[-1], joint))
+
+    for start in range(0, len(padded), size):
+        part = slice(start, start + size)
+        request = SampleRequest(
+            fresh if parts == 1 else take_rows_of_nodes(team, fresh, part),
+            settings,
+            game.randomness,
+            group,
+            nodes.ids[padded[part]],
+            turn=t,
+            past=nodes.past and nodes.past.take(padded),
+            keep_cache=keeps_caches(episodes, settings, t),
+            acts=agents_to_sample(acts),
+            meanwhile=answer_part if start and episodes.overlap_rewards else None,
+        )
+        sampled.append(tuple(map(on_host, game.sample(request))))
+        if not episodes.overlap_rewards or start + size >= len(padded):
+            answer_part()
+    texts, answers = zip(*answered, strict=True)
     answer = join_answers(answers)
     turn = make_turn(nodes, joint, join_parts(texts), answer, encoded, join_completions(team, sampled))
     return PlayedTurn(turn, answer, join_parts(tokens))
@@ -256,7 +263,7 @@ def step_environment(
     game: Game, states: Sequence[Any], acts: np.ndarray, tokens: list[list[list[list[int]]]], joint: np.ndarray
 ) -> tuple[list[list[list[str]]], Answer]:
     """Return the texts [N][P][G] of tokens [N][P][G], and the answer of the environment to their joint actions [J, N]."""
-    texts = texts_of(game.team, tokens)
+    texts = texts_of(game.team, tokens, game.episodes.skip_special_tokens, special_tokens(game.env))
     for n, p in np.argwhere(~acts):
         texts[n][p] = [""] * len(texts[n][p])
     actions = [[group[g] for group in texts[n] for g in joint[:, n]] for n in range(game.team.num_agents)]

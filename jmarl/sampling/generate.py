@@ -7,6 +7,7 @@ conversation are reused.
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -186,6 +187,7 @@ class SampleRequest(NamedTuple):
     past: Past | None = None
     keep_cache: bool = False  # whether the next turn continues from the caches of this one
     acts: Bool[np.ndarray, " team_agent"] | None = None  # agents to sample; completions of the others are ignored. None: all
+    meanwhile: Callable[[], None] | None = None  # work of the host while the device samples, called once
 
 
 Sampler = Callable[[SampleRequest], tuple[Completions, ...]]  # returns the completions of each stack
@@ -196,6 +198,9 @@ def sample_team(
 ) -> tuple[Any, ...]:
     """Return the completions of each stack.
 
+    With `meanwhile` the programs run in a thread, and the work of the host in the caller's: what the user writes, such as
+    rewards, may need the main thread, and a call of a GPU's program returns only when its last token is sampled.
+
     Args:
         team: the team.
         params: parameters [A, ...] of each stack.
@@ -203,7 +208,18 @@ def sample_team(
         call: `sample_stack`, or `sample_stack.lower`, which returns the program without running it.
     """
     stacks = zip(team.stacks, params, request.encoded, strict=True)
-    return tuple(_call_stack(i, *stack, request, call) for i, stack in enumerate(stacks))
+    if request.meanwhile is None:
+        return tuple(_call_stack(i, *stack, request, call) for i, stack in enumerate(stacks))
+    programs = [_call_stack(i, *stack, request, compiled_call) for i, stack in enumerate(stacks)]
+    with ThreadPoolExecutor(1, "sampling") as thread:
+        completions = thread.submit(lambda: jax.block_until_ready(tuple(program() for program in programs)))
+        request.meanwhile()
+        return completions.result()
+
+
+def compiled_call(*arguments: Any, program: StackProgram) -> Callable[[], Completions]:
+    """Return a function that runs `sample_stack`. It is compiled here, because the settings of jax belong to a thread."""
+    return partial(sample_stack.lower(*arguments, program=program).compile(), *arguments)
 
 
 def _call_stack(
@@ -215,7 +231,7 @@ def _call_stack(
     cache = None if past is None else (past.caches[i], past.rows[i].reshape(len(spec.members), -1))
     acting = None if request.acts is None or request.keep_cache else choose_acting(spec, request.acts, program.mesh)
     arguments = (weights, prompts, row_ids, spec.stops, cache, acting, spec.allowed)
-    if call is sample_stack:
+    if call in (sample_stack, compiled_call):
         a, count, width = prompts[0].shape
         work = Program("sampling", a, count, request.group, width, request.settings.max_new_tokens)
         settings = (program, None if acting is None else tuple(map(len, acting)))
@@ -364,6 +380,9 @@ def tokens_of(team: Team, completions: Sequence[Completions], count: int) -> lis
     return [[[row[mask].tolist() for row, mask in zip(*group, strict=True)] for group in prompts] for prompts in groups]
 
 
-def texts_of(team: Team, tokens: Sequence[Sequence[Sequence[Sequence[int]]]]) -> list[list[list[str]]]:
-    """Decode token ids [N][P][G] with the tokenizer of each agent."""
-    return [[decode(spec.tokenizer, group) for group in rows] for spec, rows in zip(team.agent_specs, tokens, strict=True)]
+def texts_of(
+    team: Team, tokens: Sequence[Sequence[Sequence[Sequence[int]]]], skip: bool = True, kept: Collection[str] = ()
+) -> list[list[list[str]]]:
+    """Decode token ids [N][P][G] with the tokenizer of each agent. skip, kept: which special tokens, see `decode`."""
+    agents = zip(team.agent_specs, tokens, strict=True)
+    return [[decode(spec.tokenizer, group, skip, kept) for group in rows] for spec, rows in agents]

@@ -7,7 +7,8 @@ callers are plain functions, and a single run needs no thread.
 Guarantees:
   * One thread runs at a time, so nothing runs concurrently. Function 0 runs until it makes a request or returns, then
     function 1, and so on; then the caller's thread answers all requests, and function 0 continues. The order of calls to
-    environments and rewards is the same in every execution.
+    environments and rewards is the same in every execution. `CallersEnvironment` makes these calls in the caller's thread,
+    because some libraries of rewards work in the main thread only.
   * An exception in a function ends all threads and is raised in the caller with its traceback. An exception in the caller's
     thread, such as KeyboardInterrupt, ends all threads too: the functions raise `Cancelled` from their requests. The caller
     waits for a running function until its next request, because a thread cannot be interrupted from outside.
@@ -21,8 +22,13 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from jmarl.envs.base import Answer, Environment, Texts, special_tokens
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -63,7 +69,9 @@ class _Function(Generic[Request, Reply, Result]):
     def resume(self, reply: Reply | None) -> Request | None:
         """Run the function to its next request and return that, or None if the function has returned. Raises its errors."""
         self.replies.put(reply)
-        if (request := self.requests.get()) is _RETURNED:
+        while callable(request := self.requests.get()):
+            self.replies.put(request())
+        if request is _RETURNED:
             self.result.result()
             return None
         return request
@@ -74,6 +82,22 @@ class _Function(Generic[Request, Reply, Result]):
         self.replies.put(None)
 
 
+class CallersEnvironment:
+    """An environment for a function in lock step, which is called in the caller's thread."""
+
+    def __init__(self, env: Environment, request: Callable[[Callable[[], Any]], Any]):
+        self.env, self.request, self.special_tokens = env, request, special_tokens(env)
+
+    def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[Any]]]:
+        return self.request(partial(self.env.reset, items, rng))
+
+    def step(self, states: Sequence[Any], actions: Texts, rng: np.random.Generator) -> Answer:
+        return self.request(partial(self.env.step, states, actions, rng))
+
+    def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
+        return self.request(partial(self.env.observe, after))
+
+
 def run_in_lock_step(
     functions: Sequence[Callable[[Callable[[Request], Reply]], Result]],
     answer: Callable[[dict[int, Request]], Mapping[int, Reply]],
@@ -81,7 +105,8 @@ def run_in_lock_step(
     """Run functions in lock step, and return their results.
 
     Args:
-        functions: each takes a function request -> reply, which it may call only in its own thread.
+        functions: each takes a function request -> reply, which it may call only in its own thread. A request that is callable
+            is called in the caller's thread, at once and alone; the reply is what it returns.
         answer: returns the replies to the requests of all waiting functions; both by index of the function.
     """
     with ThreadPoolExecutor(len(functions), thread_name_prefix="lock_step") as threads:

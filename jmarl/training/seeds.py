@@ -32,6 +32,7 @@ from jmarl.memory import explain_memory
 from jmarl.models import lora, sharding
 from jmarl.models.stack import map_own
 from jmarl.rollout.prompt_check import items_that_fit
+from jmarl.rollout.turns import Rollout
 from jmarl.team import Team, initial_params
 from jmarl.training.checks import check_run, check_settings, check_team, environment_of
 from jmarl.training.files.attempt import mark_complete
@@ -40,6 +41,7 @@ from jmarl.training.files.config_file import record_choices
 from jmarl.training.files.lock import check_unlocked, locked
 from jmarl.training.files.run_directory import checkpoints_of, open_run, open_writer, resolve_resume, set_aside
 from jmarl.training.files.saving import Saves, write_models
+from jmarl.training.lock_step import CallersEnvironment
 from jmarl.training.logs.goodput import CLOCK
 from jmarl.training.logs.rollout_log import RolloutLog
 from jmarl.training.logs.seeds_log import SeedsLog
@@ -240,6 +242,11 @@ def common_step(cfgs: Sequence[TrainConfig]) -> int:
     raise ValueError(f"the runs have no checkpoint of one step in common ({steps}): resume them one by one with train")
 
 
+def in_callers_thread(play: Callable[..., Rollout], env: Environment) -> Callable[[Any], Rollout]:
+    """Return a function for `play_together` that calls the environment in the caller's thread."""
+    return lambda sample: play(sample, env=CallersEnvironment(env, sample))
+
+
 def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items: Sequence[dict]) -> Source:
     """Return the source of several runs: each step plays the episodes of all runs and samples their completions together."""
     cfgs = [cfg.replace(overlap_rewards=False) for cfg in runs.cfgs]  # the runs call one environment
@@ -248,7 +255,7 @@ def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items
     def play(step: int, state: TeamState) -> list[Played]:
         draws = [partial(tasks_at, items, cfg, step) for cfg in cfgs]
         plays = [
-            partial(play_step, setup=setup, tasks=draw(), env=env, step=step, further=draw)
+            in_callers_thread(partial(play_step, setup=setup, tasks=draw(), step=step, further=draw), env)
             for draw, setup in zip(draws, setups, strict=True)
         ]
         rollouts = play_together(runs, state, plays)
@@ -261,7 +268,7 @@ def seeds_source(runs: Runs, items: Sequence[dict], env: Environment, eval_items
         return batches_together(runs, state, [run.rollout for run in played])
 
     def evaluate(state: TeamState) -> list[Evaluation]:
-        plays = [partial(play_held_out, team=runs.team, items=eval_items, env=env, cfg=cfg) for cfg in cfgs]
+        plays = [in_callers_thread(partial(play_held_out, team=runs.team, items=eval_items, cfg=cfg), env) for cfg in cfgs]
         return [summarize(rollout) for rollout in play_together(runs, state, plays)]
 
     return Source(play, make_batches, evaluate if eval_items else None)

@@ -76,3 +76,55 @@ def test_bad_data_is_refused(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"task_id": "a", "prompt": "p", "test": "t", "entry_point": ""}\n')
     with pytest.raises(ValueError, match="row 0.*entry_point"):
         load_items("humaneval", path=tmp_path / "bad.jsonl")
+
+
+CODE = "def f(x):\n    return 1"
+HEADS = (
+    "python", " Python ", "py3", "python3.11", 'py title="a.py"', "python {.numbers}", "python:main.py", "{.python .numbers}",
+    "{#id .python}", "{python echo=FALSE}", "python,linenos", "py{1,3-4}", "main.py", 'title="a.py"', "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("fence", ["```", "~~~", "`````"])
+def test_the_info_string_of_a_fence_is_no_code(head, fence):
+    assert extract_code(f"So:\n{fence}{head}\n{CODE}\n{fence}\nDone.") == CODE
+
+
+INDENTED, QUOTED = "   def f(x):\n       return 1", "> def f(x):\n>     return 1"
+MARKDOWN = {
+    "in a quote": f"> ```python\n{QUOTED}\n> ```",
+    "in a list": f"1. So:\n\n   ```python\n{INDENTED}\n   ```",
+    "behind a list mark": f"-  ```python\n{INDENTED}\n   ```",
+    "indented": f"   ```python\n{INDENTED}\n  ```",
+    "closed by a longer fence": f"~~~python\n{CODE}\n~~~~~",
+    "not closed": f"So:\n````py\n{CODE}",
+    "other line ends": f"```py\n{CODE}\n```\n".replace("\n", "\r\n"),
+    "in Markdown": f"````markdown\nSo:\n```python\n{CODE}\n```\n````",
+    "in Markdown of the same fence": f"```markdown\nSo:\n```python\n{CODE}\n```\n```",
+    "behind text": f"Sure! ```python\n{CODE}\n```",
+    "closed behind code": f"```python\n{CODE}```\n\nand\n```text\nx\n```",
+    "closed by the next one": f"```python\n{CODE}\n```text\nx\n```",
+    "before a special token": f"```python\n{CODE}\n```<|im_end|>",
+    "code behind the fence": f"```{CODE}\n```",
+    "beside text in three ticks": f"Use ```x``` here:\n```python\n{CODE}\n```",
+    "beside another language": f'```json title="a"\n{{}}\n```\n```py\n{CODE}\n```\n~~~bash\nls\n~~~',
+}
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_code_is_found_in_fences_of_any_form(name):
+    assert extract_code(MARKDOWN[name]) == CODE
+
+
+def test_a_block_may_contain_shorter_and_indented_fences():
+    inner = 'def f(x):\n    """Do.\n\n    ```\n    f(1)\n    ```\n    """\n    return 1'
+    for text in (f"```python\n{inner}\n```", f"````python\n{inner}\n````", f"~~~python\n{inner}\n~~~"):
+        assert extract_code(text) == inner
+
+
+@pytest.mark.parametrize(
+    "text", ["```json\n{}", "~~~text\nx = 1\n~~~", "````\n```bash\nls\n```\n````", "```python\n```", "It is ``` so"]
+)
+def test_other_languages_and_empty_blocks_have_no_code(text):
+    assert extract_code(text) == ""

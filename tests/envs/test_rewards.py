@@ -1,7 +1,10 @@
 """Reward functions: processors in closed form, parameters passed by name, invalid values, errors and timeouts."""
 
+import asyncio
 import functools
 import math
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,6 +12,7 @@ import time
 import warnings
 from fractions import Fraction
 
+import math_verify
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +20,7 @@ from hypothesis import strategies as st
 
 import jmarl.comlrl.utils.reward_processor
 import jmarl.envs.rewards
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.reward_values import (
     MAX_ABS_REWARD,
     RewardError,
@@ -25,6 +30,7 @@ from jmarl.envs.reward_values import (
     reward_values,
 )
 from jmarl.envs.rewards import ERROR_WINDOW, RewardFunction, RewardProcessors, make_reward, story_length_ratio
+from jmarl.envs.time_limit import SIGNAL
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
@@ -249,6 +255,22 @@ def nothing_else(a, b, scale=5.0):
     return note(a=a, b=b, scale=scale)
 
 
+def with_a_column(a, b, id):
+    return note(a=a, b=b, id=id)
+
+
+def with_a_keyword_column(*completions, id, batch_items):
+    return note(a=completions[0], b=completions[1], id=id, batch_items=batch_items)
+
+
+def with_a_default_for_a_column(a, b, other=7, id=None, /):
+    return note(a=a, b=b, other=other, id=id)
+
+
+def column_first(prompts, a, b, *, id):
+    return note(a=a, b=b, prompts=prompts, id=id)
+
+
 class CallableReward:
     def __call__(self, a, b, rng=None, batch_items=None):
         return note(a=a, b=b, rng=rng, batch_items=batch_items)
@@ -278,8 +300,8 @@ BY_NAME = [
     (any_number, {"batch_items": ITEMS, "scale": 5.0}),
     (any_number_after_prompts, {"prompts": PROMPTS}),
     (starred_with_an_optional_name, {}),
-    (any_keyword, {"rng": RNG, "prompts": PROMPTS, "batch_items": ITEMS}),
-    (one_named_any_keyword, {"rng": RNG, "prompts": PROMPTS, "batch_items": ITEMS}),
+    (any_keyword, {"rng": RNG, "prompts": PROMPTS, "batch_items": ITEMS, "id": [0]}),
+    (one_named_any_keyword, {"rng": RNG, "prompts": PROMPTS, "batch_items": ITEMS, "id": [0]}),
     (nothing_else, {"scale": 5.0}),
     (CallableReward(), {"rng": RNG, "batch_items": ITEMS}),
     (CallableReward().method, {"prompts": PROMPTS}),
@@ -291,8 +313,15 @@ BY_NAME = [
     # arguments set in a partial are not overwritten
     (functools.partial(items_last, batch_items="mine"), {"batch_items": "mine"}),
     (functools.partial(items_first, "mine"), {"batch_items": "mine"}),
-    (functools.partial(one_named_any_keyword, "mine"), {"batch_items": "mine", "rng": RNG, "prompts": PROMPTS}),
-    (functools.partial(any_keyword, rng="mine"), {"rng": "mine", "prompts": PROMPTS, "batch_items": ITEMS}),
+    (functools.partial(one_named_any_keyword, "mine"), {"batch_items": "mine", "rng": RNG, "prompts": PROMPTS, "id": [0]}),
+    (functools.partial(any_keyword, rng="mine"), {"rng": "mine", "prompts": PROMPTS, "batch_items": ITEMS, "id": [0]}),
+    (functools.partial(any_keyword, id="mine"), {"id": "mine", "rng": RNG, "prompts": PROMPTS, "batch_items": ITEMS}),
+    # columns of the items
+    (with_a_column, {"id": [0]}),
+    (with_a_keyword_column, {"id": [0], "batch_items": ITEMS}),
+    (with_a_default_for_a_column, {"id": [0], "other": 7}),
+    (column_first, {"id": [0], "prompts": PROMPTS}),
+    (functools.partial(with_a_column, id="mine"), {"id": "mine"}),
 ]  # fmt: skip
 
 
@@ -330,10 +359,10 @@ def test_rng_is_the_callers_generator():
     ("func", "num_agents", "words"),
     [
         (items_last, 3, ["items_last(a, b, batch_items)", "takes 2 ", "needed: 3 "]),
-        (items_last, 1, ["items_last(a, b, batch_items)", "takes 2 ", "needed: 1 "]),
         (nothing_else, 3, ["nothing_else(a, b, scale=5.0)", "takes 2 ", "needed: 3 "]),  # scale is not a completion
-        (lambda a, b, *rest: [1.0], 1, ["lambda(a, b", "takes 2 or more", "needed: 1 "]),
-        (lambda a, b, *, cfg: [1.0], 2, ["lambda(a, b", "takes 2 ", "keywords ['cfg']"]),
+        (lambda a, *, b: [1.0], 2, ["lambda(a, *, b)", "takes 1 ", "requires ['b']", "needed: 2 "]),
+        (lambda completions2, completions1: [1.0], 2, ["completions2, completions1 have two meanings"]),
+        (lambda agent2_texts, agent10_texts, agent1_texts: [1.0], 3, ["agent2_texts, agent10_texts, agent1_texts have two"]),
         (functools.partial(configured, 0.5, ["x"]), 2, ["configured", "takes 1 ", "needed: 2 "]),
         (lambda: [1.0], 2, ["takes 0 ", "needed: 2 "]),
         ("not a function", 1, ["no signature"]),
@@ -343,6 +372,81 @@ def test_a_signature_that_does_not_fit_the_team_is_refused(func, num_agents, wor
     with pytest.raises(TypeError) as error:
         make_reward([func], num_agents=num_agents)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("func", "num_agents", "items", "words"),
+    [
+        (items_last, 1, [{"id": 0}], ["items_last(a, b, batch_items) needs a column 'b'", "['id']"]),
+        (lambda a, b, *, cfg: [1.0], 2, [{"id": 0}], ["needs a column 'cfg', and item 0 has none"]),
+        (lambda a, id: [1.0], 1, [{"id": 0}, {}], ["needs a column 'id', and item 1 has none"]),
+        (lambda completions, completion_ids: [1.0], 1, [{}], ["needs a column 'completion_ids'"]),
+        (lambda answer, story: [1.0], 2, [{"answer": 1}], ["'answer' has two meanings", "agent 0"]),
+        (lambda a, answer, *rest: [1.0], 3, [{"answer": 1}], ["'answer' has two meanings", "agent 1"]),
+        (lambda completions: [1.0], 1, [{"completions": 1}], ["'completions' has two meanings"]),
+        (lambda a, prompts: [1.0], 1, [{"prompts": 1}], ["'prompts' has two meanings", "rename the column"]),
+        (lambda a, rng=None: [1.0], 1, [{"rng": 1}], ["'rng' has two meanings"]),
+        (lambda a, **kwargs: [1.0], 1, [{"batch_items": 1}], ["'batch_items' has two meanings"]),
+        (lambda a, b, **kwargs: [1.0], 2, [{"completions": 1}], ["'completions' has two meanings"]),
+    ],
+)
+@pytest.mark.parametrize("on_error", ["raise", "mask"])
+def test_a_name_without_a_column_or_with_two_meanings_is_refused(func, num_agents, items, words, on_error):
+    reward = make_reward(func, num_agents=num_agents, on_error=on_error)
+    with pytest.raises(ValueError) as error:
+        score(reward, [["x"] * len(items)] * num_agents, batch_items=items)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    with pytest.raises(ValueError):  # before anything is sampled
+        RewardEnvironment(reward, [lambda item: "p"] * num_agents).first_prompts(items)
+
+
+@pytest.mark.parametrize(
+    "func", [lambda a, b: [1.0], lambda a, b, batch_items: [1.0], functools.partial(any_keyword, prompts=1, completions=2)]
+)
+def test_columns_that_a_function_does_not_get_have_any_name(func):
+    score(make_reward(func, num_agents=2), [["x"], ["y"]], batch_items=[{"prompts": 1, "completions": 2, "answer": 3}])
+
+
+TRL_CALLS: list[dict] = []
+
+
+def trl_style(prompts, completions, answer, **kwargs):
+    TRL_CALLS.append({"prompts": prompts, "completions": completions, "answer": answer, **kwargs})
+    return [1.0] * len(completions)
+
+
+def trl_style_keywords(*, completions, answer=None, **kwargs):
+    return trl_style(completions=completions, answer=answer, **kwargs)
+
+
+def texts_only(completions, prompts):
+    TRL_CALLS.append({"prompts": prompts, "completions": completions})
+    return [1.0] * len(completions)
+
+
+MESSAGES = [{"role": "user", "content": "q"}]
+
+
+@pytest.mark.parametrize("func", [trl_style, trl_style_keywords, texts_only, functools.partial(trl_style, extra=1)])
+def test_functions_in_the_form_of_trl_get_what_trl_gives(func):
+    TRL_CALLS.clear()
+    items = [{"prompt": MESSAGES, "answer": "4", "level": 1}, {"prompt": "p", "answer": "5", "level": 2}]
+    score(make_reward(func, num_agents=1), [["x", "y"]], prompts=[MESSAGES, "p"], batch_items=items)
+    (call,) = TRL_CALLS
+    assert call["prompts"] == [MESSAGES, "p"]
+    if func is texts_only:  # TRL calls no function without **kwargs
+        assert call["completions"] == ["x", "y"]
+    else:
+        assert call["completions"] == [[{"role": "assistant", "content": "x"}], "y"]
+        assert (call["answer"], call["level"], "prompt" in call) == (["4", "5"], [1, 2], False)
+
+
+def test_an_answer_before_the_completions_is_the_column():
+    def reward(answer, completions):
+        return [float(a == c) for a, c in zip(answer, completions, strict=True)]
+
+    items = [{"answer": "x"}, {"answer": "z"}]
+    assert score(make_reward(reward, num_agents=1), [["x", "y"]], batch_items=items).total.tolist() == [1.0, 0.0]
 
 
 @settings(deadline=None)
@@ -687,25 +791,27 @@ def test_errors_name_the_processor_which_never_sees_an_invalid_value():
 
 @pytest.fixture
 def hangs():
-    """A reward that hangs on "bad" until the test ends, and then draws a number to show that its thread was alive."""
-    end, ended = threading.Event(), []
+    """A reward that hangs on "bad" and catches what it can. It notes that it was ended, in the main thread."""
+    ended = []
 
     def hangs_on_bad(a, b, rng):
         if "bad" in a:
-            end.wait(30)
-            ended.append(rng.random())
+            try:
+                time.sleep(30)
+            except Exception:
+                raise AssertionError("a time limit that the reward catches") from None
+            finally:
+                ended.append(threading.current_thread() is threading.main_thread())
         return [2.0 + 0 * rng.random()] * len(a)
 
     yield hangs_on_bad
-    end.set()
-    for thread in threading.enumerate():
-        if thread.name == "reward":
-            thread.join(30)
-    assert ended
+    assert ended and all(ended)
+    assert not any(thread.name in ("reward", "time_limit") for thread in threading.enumerate())
+    assert signal.getsignal(SIGNAL) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(("batched", "masked"), [(True, [True] * 3), (False, [False, True, False])])
-def test_a_call_that_hangs_is_abandoned_masked_and_counted(hangs, batched, masked):
+def test_a_call_that_hangs_is_ended_masked_and_counted(hangs, batched, masked):
     reward = make_reward(hangs, num_agents=2, batched=batched, on_error="mask", timeout=0.2)
     began = time.monotonic()
     result = score(reward, BAD_TEXTS)
@@ -731,7 +837,7 @@ def test_a_generator_that_hangs_is_timed_too(hangs):
     assert score(make_reward(lazily, num_agents=2, on_error="mask", timeout=0.2), texts).invalid.all()
 
 
-def test_draws_do_not_depend_on_abandoned_calls():
+def test_draws_do_not_depend_on_late_calls():
     """Each timed call has its own generator, so later calls draw the same numbers whether or not it hangs."""
 
     def draws(a, b, rng):
@@ -744,9 +850,57 @@ def test_draws_do_not_depend_on_abandoned_calls():
         result = score(make_reward(draws, num_agents=2, batched=False, on_error="mask", timeout=0.1), BAD_TEXTS)
         drawn.append(result.total[[0, 2]].tolist())
     assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
+
+
+def test_in_another_thread_a_call_that_hangs_is_abandoned():
+    end, results = threading.Event(), []
+    reward = make_reward(lambda a: [float(end.wait(30))], num_agents=1, on_error="mask", timeout=0.1)
+    thread = threading.Thread(target=lambda: results.append(score(reward, [["x"]])))
+    thread.start()
+    thread.join(20)
+    end.set()
+    assert "and was abandoned" in results[0].faults[0]
     for thread in threading.enumerate():
         if thread.name == "reward":
             thread.join(30)
+
+
+def test_signals_of_others_are_passed_on_during_a_timed_call():
+    received = []
+    outer = signal.signal(SIGNAL, lambda number, frame: received.append(number))
+    try:
+        reward = make_reward(lambda a: [float(os.kill(os.getpid(), SIGNAL) or 1)], num_agents=1, timeout=60)
+        assert score(reward, [["x"]]).total.tolist() == [1.0]
+    finally:
+        signal.signal(SIGNAL, outer)
+    assert received == [SIGNAL]
+
+
+def counts_errors_as_zero(completions):
+    """The usual reward of a library with time limits by signals."""
+    rewards = []
+    for text in completions:
+        try:
+            rewards.append(float(math_verify.verify(math_verify.parse("$\\frac{1}{2}$"), math_verify.parse(f"${text}$"))))
+        except Exception:
+            rewards.append(0.0)
+    return rewards
+
+
+async def counts_errors_as_zero_later(completions):
+    return counts_errors_as_zero(completions)
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+@pytest.mark.parametrize("func", [counts_errors_as_zero, counts_errors_as_zero_later])
+def test_libraries_that_need_the_main_thread_work_with_a_time_limit_and_async(func, timeout):
+    reward = make_reward(func, num_agents=1, timeout=timeout)
+    assert score(reward, [["0.5", "0.6"]]).total.tolist() == [1.0, 0.0]
+
+    async def cell():  # of a notebook: its event loop runs
+        return score(reward, [["0.5", "0.6"]]).total.tolist(), await asyncio.sleep(0, "goes on")
+
+    assert asyncio.run(cell()) == ([1.0, 0.0], "goes on")
 
 
 @pytest.mark.parametrize("func", [fails_on_bad, exits, fails_lazily])

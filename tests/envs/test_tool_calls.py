@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jmarl.envs.tools.tool_calls import MAX_CALL, MAX_CALLS, MAX_MESSAGE, parse_message
+from jmarl.envs.tools.function_calls import read_calls
+from jmarl.envs.tools.native_calls import MAX_CALL
+from jmarl.envs.tools.tool_calls import MAX_CALLS, MAX_MESSAGE, parse_message
 
 
 def call_text(name="calculator", **parameters):
@@ -106,3 +108,104 @@ def test_parsing_hostile_texts_is_fast(text):
         parse_message(f"<tool_call>{text}</tool_call>")
         parse_message(f"<tool_call>{text[:MAX_CALL]}</tool_call>")
     assert time.process_time() - start < 0.2
+
+
+SCHEMAS = {"f": {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}}
+F = ("f", {"a": 1, "b": "2"}, "")
+NATIVE = {
+    "Qwen and Hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "2"}}\n</tool_call><|im_end|>',
+    "arguments as a text": '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1, \\"b\\": \\"2\\"}"}</tool_call>',
+    "wrapped": '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1, "b": "2"}}}</tool_call>',
+    "Qwen3-Coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>\n"
+    "</tool_call>",
+    "Qwen3-Coder without the first tag": "<function=f><parameter=a>1</parameter>\n<parameter=b>2</parameter></function>"
+    "</tool_call>",
+    "Llama 3.1": '<|python_tag|>{"name": "f", "parameters": {"a": 1, "b": "2"}}<|eom_id|>',
+    "Llama 3.1 without a mark": '{"type": "function", "name": "f", "parameters": {"a": 1, "b": "2"}}<|eot_id|>',
+    "Llama 3.1, functions": '<function=f>{"a": 1, "b": "2"}</function>',
+    "Llama 3.2": '[f(a=1, b="2")]',
+    "Llama 4": '<|python_start|>[f(a=1, b="2")]<|python_end|><|eot|>',
+    "Mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1, "b": "2"}, "id": "abc"}]</s>',
+    "Mistral, later": '[TOOL_CALLS]f[ARGS]{"a": 1, "b": "2"}</s>',
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_calls_in_the_forms_that_models_were_taught_are_read(name):
+    message = parse_message(NATIVE[name], SCHEMAS)
+    assert [tuple(call) for call in message.calls] == [F] and not message.unclosed
+    assert read_calls(NATIVE[name], {"f": ["a", "b"]}, SCHEMAS) == [F[:2]]
+    assert parse_message(NATIVE[name].split("<|e")[0] + "<answer>3</answer>", SCHEMAS).answer == "3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<|python_tag|>{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {"a": 2}}',
+        "[f(a=1), f(a=2)]",
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": 2}}]',
+        '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{"a": 2}',
+        '{"name": "f", "parameters": {"a": 1}}\n{"name": "f", "parameters": {"a": 2}}',
+        '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call><function=f>{"a": 2}</function>',
+    ],
+)
+def test_several_calls_of_a_form_are_read_in_their_order(text):
+    assert [tuple(call) for call in parse_message(text, SCHEMAS).calls] == [("f", {"a": 1}, ""), ("f", {"a": 2}, "")]
+
+
+MALFORMED = {
+    "two sets of arguments": ('<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}</tool_call>', "and"),
+    "two texts of arguments": ('<tool_call>{"name": "f", "arguments": "{} {}"}</tool_call>', "text after it"),
+    "another type": ('<tool_call>{"type": "code", "name": "f", "arguments": {}}</tool_call>', "nothing else"),
+    "a parameter twice": ("<function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>", "twice"),
+    "parameters in each other": ("<function=f><parameter=b><parameter=a>2</parameter></parameter></function>", "stand JSON or"),
+    "JSON and parameters": ('<function=f>{"a": 1}<parameter=a>2</parameter></function>', "text after it"),
+    "two functions in a call": ("<tool_call><function=f>{}</function><function=f>{}</function></tool_call>", "no JSON"),
+    "a position": ("[f(1)]", "a name for every argument"),
+    "a keyword twice": ("[f(a=1, a=2)]", "twice"),
+    "an operation": ("[f(a=1 + 1)]", "1 + 1 is no value"),
+    "a tuple": ("[f(a=(1, 2))]", "is no value"),
+    "an unpacked object": ("[f(**{})]", "without **"),
+    "infinity": ("[f(a=1e999)]", "too large"),
+    "code": ("<|python_tag|>print(1)", "no calls in JSON after"),
+    "a name twice": ('[TOOL_CALLS]f[ARGS]{"a": 1, "a": 2}', "twice"),
+    "deep": ("[f(a=" + "[" * 80 + "]" * 80 + ")]", "more than 64 brackets"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_call_of_a_native_form_says_why(name):
+    text, reason = MALFORMED[name]
+    assert all(call.problem for call in parse_message(text, SCHEMAS).calls)
+    assert reason in parse_message(text, SCHEMAS).calls[0].problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'I call {"name": "f", "parameters": {"a": 1}}',
+        '{"name": "f", "parameters": {"a": 1}} is what I call',
+        '{"result": 42}',
+        "[1, 2]",
+        "```json\n{}\n```",
+        "<function=f><parameter=a>1",
+    ],
+)
+def test_prose_and_what_is_not_closed_are_no_calls(text):
+    assert not [call for call in parse_message(text, SCHEMAS).calls if not call.problem]
+
+
+def test_texts_of_parameters_are_converted_where_the_schema_allows_no_text():
+    schema = {"properties": {"n": {"type": ["integer", "null"]}, "t": {"type": ["string", "integer"]}, "e": {"enum": ["1", 2]}}}
+    text = "".join(
+        f"<parameter={key}>{value}</parameter>" for key, value in (("n", "null"), ("t", "5"), ("e", "1"), ("x", "[3]"))
+    )
+    call = parse_message(f"<function=g>{text}</function>", {"g": schema}).calls[0]
+    assert call.parameters == {"n": None, "t": "5", "e": "1", "x": [3]}
+
+
+def test_many_marks_are_parsed_fast():
+    start = time.process_time()
+    for mark in ("<|python_tag|>", "[TOOL_CALLS]", "<function=f>", "[TOOL_CALLS]f[ARGS]{", '{"', "[f("):
+        parse_message(mark * 1500)
+    assert time.process_time() - start < 1

@@ -15,10 +15,11 @@ import pytest
 
 from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
+from jmarl.envs.reward_values import RewardError
 from jmarl.envs.rewards import make_reward
 from jmarl.models import sharding
 from jmarl.team import make_team
-from jmarl.training.lock_step import run_in_lock_step
+from jmarl.training.lock_step import CallersEnvironment, run_in_lock_step
 from jmarl.training.rollouts import play_step, sampler_of
 from jmarl.training.stacked_seeds import Runs, join_states, play_together
 from jmarl.training.start import start
@@ -29,6 +30,36 @@ def no_thread_is_left():
     before = threading.enumerate()
     yield
     assert threading.enumerate() == before
+
+
+def test_an_environment_is_called_in_the_callers_thread_and_its_errors_are_raised():
+    """Time limits by signals, as those of math_verify, work only there."""
+
+    async def reward(a):
+        assert threading.current_thread() is threading.main_thread()
+        return [1 / len(text) for text in a]
+
+    def format_prompt(item):
+        assert threading.current_thread() is threading.main_thread()
+        return item["prompt"]
+
+    def play(texts, request):
+        world, rng = (
+            CallersEnvironment(RewardEnvironment(reward, [format_prompt], transition), request),
+            np.random.default_rng(0),
+        )
+        states, prompts = world.reset([{"prompt": "q"}], rng)
+        answer = world.step(states, [[request(texts)]], rng)
+        return prompts, answer.result.total.tolist(), world.observe(answer.after)[1]
+
+    def transition(agent_completions, **_):
+        return agent_completions
+
+    plays = [partial(play, "ab"), partial(play, "abcd")]
+    results = run_in_lock_step(plays, lambda requests: requests)
+    assert results == [([["q"]], [0.5], [["ab"]]), ([["q"]], [0.25], [["abcd"]])]
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        run_in_lock_step([*plays, partial(play, "")], lambda requests: requests)
 
 
 def counts(calls, number, requests, fails_at=None):

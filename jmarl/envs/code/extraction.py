@@ -1,19 +1,19 @@
 """Find the Python code in what a language model writes.
 
 Models put code between fences, between sentences, or write nothing else. `extract_code` handles all three. It guesses only
-where no fence says where the code is; a completion in which nothing looks like code gives the empty text.
+where no fence says where the code is; a completion in which nothing looks like code gives the empty text. Fences are those of
+`fences.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import textwrap
 import warnings
 
+from jmarl.envs.code.fences import fenced_blocks, is_python
 from jmarl.envs.code.syntax import UNPARSABLE, parse_program, remove_statements, statements
 
-LANGUAGES = ("", "python", "py", "python3")  # of fences that hold Python
 CODE_LINE = re.compile(r"(?:async def|def|class) +\w|import +\w|from +[\w.]+ +import\b|@\w|\w+ *(?::[^=]*)?=[^=]|[rR]?[\"']{3}")
 DEFINITION_LINE = re.compile(r"(async def|def|class|@)")
 
@@ -26,10 +26,10 @@ def extract_code(completion: str) -> str:
     Without fences: the whole text if it parses; else the first run of lines that parses and defines a function or class; else
     the lines from the first definition to the next line of prose.
     """
-    text = completion.replace("\r\n", "\n")
-    blocks = [_split_language(block) for block in text.split("```")[1::2]]
+    text = completion.replace("\r\n", "\n").replace("\r", "\n")
+    blocks = fenced_blocks(text)
     if blocks:
-        codes = [code for language, code in blocks if language in LANGUAGES]
+        codes = [block.text for block in blocks if is_python(block.language)]
         if any(_defines(code) for code in codes):
             codes = [code for code in codes if parse_program(code) and not _has_only_values(code)]
         return _remove_tests("\n".join(codes))
@@ -48,15 +48,6 @@ def _code_between_prose(lines: list[str]) -> str:
     first = next((i for i in starts if DEFINITION_LINE.match(lines[i])), len(lines))
     stop = next((i for i in range(first + 1, len(lines)) if _is_prose(lines[i])), len(lines))
     return "\n".join(lines[first:stop]).rstrip()
-
-
-def _split_language(block: str) -> tuple[str, str]:
-    """Split the text between two fences into language and code."""
-    head, _, body = block.partition("\n")
-    language = head.strip().lower()
-    if re.fullmatch(r"[\w+-]*", language):
-        return language, textwrap.dedent(body).rstrip()
-    return "", block.strip()
 
 
 def _defines(code: str) -> bool:

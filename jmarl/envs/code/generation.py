@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Answer
 from jmarl.envs.code import scoring, syntax
 from jmarl.envs.code.extraction import extract_code
@@ -249,7 +250,7 @@ class CodeGeneration:
         assert self.expert is not None  # checked by the constructor
         program = self.program(state.codes, state.item)
         question = f"{state.item['prompt']}\n\n```python\n{program}\n```\n\nPropose edits to this code."
-        return f"An expert says:\n{self.expert(question)}\n\n"
+        return f"An expert says:\n{awaited(self.expert(question))}\n\n"
 
 
 def _level_feedback(item: dict, score: CodeScore, shown_tests: int) -> str:

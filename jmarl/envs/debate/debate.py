@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, load_rows, split_of
 from jmarl.envs.debate.rule_judge import RuleBasedJudge
@@ -124,7 +125,7 @@ class Debate(TextEnvironment):
 
     def _judge(self, state: Transcript, rng: np.random.Generator) -> tuple[list[float], dict[str, float]]:
         """Return the rewards of agents 0 and 1, and the metrics."""
-        verdict = self.judge(state, rng)
+        verdict = awaited(self.judge(state, rng))
         winner = find_winner(verdict)
         scores = [verdict.con, verdict.pro] if state.swapped else [verdict.pro, verdict.con]  # of agents 0 and 1
         rewards = [scores[0] - scores[1], scores[1] - scores[0]] if self.zero_sum else scores

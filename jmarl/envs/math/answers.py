@@ -20,7 +20,8 @@ be read. Percent: 5% is 0.05. If the task's unit is "%", 5 and 5% are both 5, an
 rational, 12 + 7 and \sqrt{49} are wrong, and with `lowest_terms` 6/8 is wrong too.
 
 A verdict is `correct`, `wrong`, or `unparsable` (no answer of the kind can be read). Several numbers where one is asked for
-("41 or 42", "1 2 3") are unparsable; of several boxed answers the last one counts. The feedback of a verdict depends only on
+("41 or 42", "1 2 3") are unparsable; of several boxed answers the last one counts, and an answer
+that is taken back ("Wait, no, it is 43") does not. The feedback of a verdict depends only on
 the text of the answer, never on the right answer.
 
 Rational numbers are compared as fractions; roots and pi by math-verify (see `expressions.py`). Its own parsing of sets and
@@ -120,6 +121,12 @@ def read_gold(answer: str, kind: str, unit: str = "") -> ParsedAnswer:
 _MARK = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{|####|<answer>|\banswers?\b[a-z *_]{0,40}?(?:\b(?:is|are)\b|[:=])", re.I)
 _HAS_NUMBER = re.compile(r"[0-9∞½¼¾⅓⅔]|\\infty|\binf|\boo\b", re.I)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_CORRECTION = re.compile(  # words before a number that replace an answer: "Wait, no, it is 43"
+    r"\b(?:wait|oops|sorry|no|actually|correction)[,.:;!](?:[\s$*(]|\\[(\[]|\b(?:wait|oops|sorry|no|actually|but|it|that|i|mean|meant|"
+    r"the|right|correct|answer|result|value|should|must|is|be|was|really|made|a|mistake|an|error)\b|'s|[,.:;!])*"
+    r"(?:it|that|answer|result|value|mean|meant|is|be|no|actually|sorry|correction)[\s,:!$*(]+(?=[-−]?[0-9]|\\(?:frac|sqrt|boxed))",
+    re.I,
+)
 _ASSIGNMENT = re.compile(r"[ \t]{0,8}(?:[-*] |[$*]{1,2}|\\\()?[a-z](?:_\{?[0-9]\}?)? ?=")
 _CLAUSE_END = re.compile(r"[.,;:!?]\s")
 
@@ -134,7 +141,8 @@ def find_answer(completion: str, kind: str = "number") -> str:
         else:
             answer = _first_sentence(after_mark.partition("</")[0], kind)
         if _HAS_NUMBER.search(answer):
-            return answer
+            corrections = list(_CORRECTION.finditer(text, mark.end())) if kind == "number" else []
+            return _first_sentence(text[corrections[-1].end() :][: 2 * MAX_ANSWER_LENGTH]) if corrections else answer
     lines = [line for line in reversed(text.splitlines()) if _HAS_NUMBER.search(line)]
     if kind != "number":
         return lines[0].strip() if lines else ""

@@ -37,9 +37,11 @@ _CHARACTERS = str.maketrans(
 )  # fmt: skip
 _NO_OPERATION_BEFORE = r"(?<![0-9A-Za-z.,^)}/])(?<![0-9)}] )"
 _FONT = "(?:text|mathrm|mathbf|textbf|mbox|underline)"
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _REPLACEMENTS = [
     (re.compile(pattern, re.I), replacement)
     for pattern, replacement in (
+        (r"\\(?:begin|end)\{[a-z]+\*?\}|(?<!\\)&", " "),
         (r"(?<=[0-9]) ?(?=[½¼¾⅓⅔])", " "),
         (r"½", "1/2 "),
         (r"¼", "1/4 "),
@@ -59,7 +61,7 @@ _REPLACEMENTS = [
         (r"-\s?\\?[$€£¥₹]\s?", "-"),
         (r"\\?[$€£¥₹]", " "),
         (r"\\%|\bper ?cent\b", "%"),
-        (r"\\[dt]frac", r"\\frac"),
+        (r"\\[dtc]frac", r"\\frac"),
         (r"\\frac ?([0-9])", r"\\frac{\1}"),
         (r"(\\frac ?\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
         (r"\\frac ?\{ ?-([0-9]++) ?\} ?\{ ?-", r"\\frac{\1}{"),
@@ -82,12 +84,24 @@ _REPLACEMENTS = [
 ]
 
 
+_POWER_OF_TEN = re.compile("(?<=[×* ])10([⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,2})")
+# Blanks that are no line break, apostrophes and underscores between groups of three digits.
+_DIGIT_GROUPS = re.compile(
+    r"(?:(?<=[0-9])(?<![0-9]{4})(?<![.,][0-9])(?<![.,][0-9]{2})(?<![.,][0-9]{3}))"
+    r"(?:\\ |\\[,;:!]|~|['’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))"
+)
+
+
 def normalize(text: str) -> str:
     """Replace what is written in several ways by one of them, and remove what only formats, such as bold type."""
-    text = text.translate(_CHARACTERS)
+    text = _POWER_OF_TEN.sub(lambda match: f"10^{{{match[1].translate(_SUPERSCRIPTS)}}}", text)
+    text = _DIGIT_GROUPS.sub("", text).translate(_CHARACTERS)
     for pattern, replacement in _REPLACEMENTS:
         text = pattern.sub(replacement, text)
-    return text.strip()
+    text = text.strip()
+    while text.startswith("{") and text.endswith("}") and nesting_depth(re.findall(r"[{}]", text[1:-1])) < math.inf:
+        text = text[1:-1].strip()  # of TeX; a set has \\{
+    return text
 
 
 # ---- parsing
@@ -112,14 +126,17 @@ _SCALES = {None: 1, "hundred": 100, "thousand": 1000, "million": 10**6, "billion
 
 # Words that change the value of a number beside them. "#" stands for a number.
 CHANGING_WORDS = re.compile(
-    r"n['’]t\b|(?<!\\)\b(?:not|cannot|never|minus|negative|twice|squared|cubed|trillion|dozen|lakh|crore|"
+    r"n['’]t\b|\b(?:at least|at most|up to|fewer than|greater than|smaller than|larger than|over|under|above|below) (?=#)|"
+    r"(?<!\\)\b(?:not|cannot|never|minus|negative|twice|squared|cubed|trillion|dozen|lakh|crore|"
     r"(?:is|are|was) (?:false|wrong|incorrect|untrue)|(?:a|an|one|and) (?:half|third|quarter)|"
     r"(?:times|plus|but|except|other than|half of|double|less than|more than|root of|log)\b"
     r"(?=[^#0-9]*[#0-9]| (?:one|two|three|four|five|six|seven|eight|nine|ten)\b))\b",
     re.I,
 )
 # What stands beside a number, "#", so that a text has to be parsed as an expression: a variable, a minus, a product.
-_OPERATION = re.compile(r"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#")
+_OPERATION = re.compile(r"(?<![A-Za-z'’])[knxyzKNXYZ](?![A-Za-z])| - |# ?[*(] ?#|#i(?![A-Za-z])")
+_INEQUALITY = re.compile(r"[<>!]=|[<>≠]|\\neq?(?![a-z])")
+_VARIABLE = re.compile(r"(?:.*\b(?:is|are|let|then|so) )?[$( ]*[a-zA-Z](?:_\{?[0-9]\}?)? ?")
 _HARMLESS = re.compile(r"[A-Za-z\s.,;:!?'\"()\[\]*_~≈/’“”#-]*+")
 
 
@@ -151,6 +168,8 @@ def parse_number(text: str, unit: str = "") -> Value:
     """
     before_approximation = text.partition(r"\approx")[0]
     text = before_approximation if re.search("[0-9]", before_approximation) else text.replace(r"\approx", " ")
+    if _INEQUALITY.search(text) or _has_several_variables(text):
+        raise Unreadable(f"an inequality, or values of several variables: {text}")
     if "=" in text and re.search("[0-9]", right_side := text.rpartition("=")[2]):
         text = right_side
     text = re.sub(r"^ ?([-+]) ", r"\1", text)
@@ -166,6 +185,13 @@ def parse_number(text: str, unit: str = "") -> Value:
     if not verb or re.search(r"\bif\b", text):
         raise Unreadable(f"several numbers: {text}")
     return parse_number(last, unit)
+
+
+def _has_several_variables(text: str) -> bool:
+    """Return whether a text ends with the value of a variable and gives other values of variables before."""
+    clauses = [clause.rpartition("=") for clause in re.split(r",(?![0-9])|;|\bor\b|\band\b", text) if "=" in clause]
+    values = [right.strip(" .)$") for left, _, right in clauses if _VARIABLE.fullmatch(left)]
+    return bool(values) and _VARIABLE.fullmatch(clauses[-1][0]) is not None and len(set(values)) > 1
 
 
 def find_numbers(text: str) -> set[Fraction]:

@@ -41,6 +41,7 @@ from jmarl.envs.base import Step, TextEnvironment
 from jmarl.envs.data import check_split, split_of, split_rows
 from jmarl.envs.tools.function_calls import ATTAINABLE, WEIGHTS, ExpectedCall, FunctionCall, read_calls, reward_of, score
 from jmarl.envs.tools.function_requests import draw
+from jmarl.envs.tools.tool_calls import SPECIAL_TOKENS
 
 SHARING = {  # prompts of agent 1 and agent 2
     "halves": (
@@ -126,6 +127,7 @@ class FunctionCalling(TextEnvironment):
 
     roles = ("agent 1", "agent 2")
     reward_range = ATTAINABLE
+    special_tokens = SPECIAL_TOKENS
 
     def __init__(self, data: str | Path | None = None, *, sharing: str = "halves", calls: tuple[int, int] = (2, 5)):
         if sharing not in SHARING:
@@ -168,7 +170,8 @@ class FunctionCalling(TextEnvironment):
         del rng
         task = state.task
         parameters = {function["name"]: list(properties_of(function)) for function in task["function"]}
-        terms, merged = score([read_calls(text, parameters) for text in messages], expected_calls(task))
+        schemas = {function["name"]: function.get("parameters") or {} for function in task["function"]}
+        terms, merged = score([read_calls(text, parameters, schemas) for text in messages], expected_calls(task))
         metrics = {name: WEIGHTS[name] * value for name, value in terms.items()}
         metrics |= {"solved": terms["exact"], "made": float(len(merged))}
         return Step(Request(task, tuple(merged)), [], reward_of(terms), True, metrics)

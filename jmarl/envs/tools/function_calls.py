@@ -2,10 +2,11 @@
 
 Formats. Python: `name(argument="text", other=3)`, one per line or several in a list. JSON: `{"name": ..., "arguments": {...}}`
 (or `parameters`), alone, in a list or in `<tool_call>` tags; the arguments may be a string of JSON, and the object may be
-wrapped in `{"function": ...}`. These are ignored: prose around a fence; list marks, asterisks, backticks and `Agent 1:` around
-a line; comments after it. Positional arguments get their names from the function's schema. Of each text the first 8,000
-characters and 32 calls are read. A call is dropped if it has a value that JSON does not have, that is nested more than 16 deep,
-or an integer of more than 128 bits.
+wrapped in `{"function": ...}`. The other forms that models were taught are read as in `native_calls.py`. These are ignored:
+special tokens such as `<|python_tag|>` and `[TOOL_CALLS]`; prose around a fence; list marks, asterisks, backticks and `Agent
+1:` around a line; comments after it. Positional arguments get their names from the function's schema. Of each text the first
+8,000 characters and 32 calls are read. A call is dropped if it has a value that JSON does not have, that is nested more than 16
+deep, or an integer of more than 128 bits.
 
 Comparison. Two values are equal if they are equal numbers (3 and 3.0, but not true and 1), strings that differ only in case and
 white space, or lists and objects of equal values. The expected values of an argument are a list, one of which must be met; if
@@ -25,10 +26,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from jmarl.envs.tools.native_calls import FUNCTION_TAG, Schemas, decode_json, read_function_tag, unique_names
+
 MAX_TEXT, MAX_CALLS, MAX_DEPTH, MAX_BITS = 8000, 32, 16, 128
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 JSON_WORDS = {"true": True, "false": False, "null": None}
-SEPARATOR = re.compile(r"```(?:[\w-]{1,20}(?=[ \t]{0,9}\n)|(?:json|python|py|text)(?=\s))?|</?tool_call>")
+SEPARATOR = re.compile(
+    r"```(?:[\w-]{1,20}(?=[ \t]{0,9}\n)|(?:json|python|py|text)(?=\s))?|</?tool_call>|<\|[a-z_]{1,30}\|>|</s>|\[TOOL_CALLS\]"
+)
+MISTRAL_CALL = re.compile(r"(?<![\w.])([A-Za-z_][\w.-]{0,99})\[ARGS\](?=\s{0,9}\{)")
 LINE_MARK = re.compile(
     r"[ \t`*]*(?:[-•][ \t]+|[0-9]{1,3}[.)][ \t]+)?[ \t`*]*(?:[Aa]gent[ \t]{0,3}[0-9]{0,3}[ \t]{0,3}:)?[ \t`*]*"
 )
@@ -66,14 +72,39 @@ class ExpectedCall(NamedTuple):
 # Parsing
 
 
-def read_calls(text: str, parameters: ParameterNames) -> list[FunctionCall]:
-    """Return the calls in a text. Functions that are not in `parameters` are read too."""
-    blocks = [_clean_lines(block) for block in SEPARATOR.split(text[:MAX_TEXT])]
+def read_calls(text: str, parameters: ParameterNames, schemas: Schemas = {}) -> list[FunctionCall]:  # noqa: B006
+    """Return the calls in a text. Functions that are not in `parameters` are read too.
+
+    schemas: of the arguments of the functions, for calls that write every value as a text.
+    """
+
+    def as_json(function: re.Match[str]) -> str:
+        try:
+            name, arguments = read_function_tag(function[1], function[2], schemas)
+        except ValueError:
+            return "\n"
+        return "\n" + json.dumps({"name": name, "arguments": arguments}) + "\n"
+
+    text = FUNCTION_TAG.sub(as_json, text[:MAX_TEXT])
+    blocks = [_clean_lines(block) for block in SEPARATOR.split(_mistral_as_json(text))]
     calls = _read_block([line for block in blocks for line in block], parameters)
     if not calls:  # not one list of calls: read block by block, and line by line where a block is not readable either
         for block in blocks:
             calls += _read_block(block, parameters) or [call for line in block for call in _read(line, parameters)]
     return calls[:MAX_CALLS]
+
+
+def _mistral_as_json(text: str) -> str:
+    """Write calls such as `name[ARGS]{...}` as objects of JSON."""
+    written, position = [], 0
+    while call := MISTRAL_CALL.search(text, position):
+        written.append(text[position : call.start()])
+        try:
+            arguments, position = decode_json(text, text.index("{", call.end()))
+            written.append("\n" + json.dumps({"name": call[1], "arguments": arguments}) + "\n")
+        except ValueError:
+            position = call.end()
+    return "".join([*written, text[position:]])
 
 
 def _clean_lines(text: str) -> list[str]:
@@ -94,7 +125,7 @@ def _read(text: str, parameters: ParameterNames) -> list[FunctionCall]:
     text = text.rstrip(",; ")
     if text[:1] in ("{", "["):
         try:
-            return _from_json(json.loads(text), 0)
+            return _from_json(json.loads(text, object_pairs_hook=unique_names), 0)
         except UNREADABLE:
             if text[0] == "{":
                 return []  # a list may still be Python
@@ -118,10 +149,12 @@ def _from_json(value: Any, depth: int) -> list[FunctionCall]:
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return []
+    if {"arguments", "parameters"} <= set(value):
+        return []
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments, object_pairs_hook=unique_names)
         except UNREADABLE:
             return []
     return [FunctionCall(value["name"], arguments)] if isinstance(arguments, dict) and _is_allowed(arguments) else []
@@ -133,7 +166,7 @@ def _from_python(node: ast.Call, parameters: ParameterNames) -> list[FunctionCal
         name = ast.unparse(node.func)
         names = list(parameters.get(name, ()))[: len(node.args)]
         pairs = [*zip(names, node.args, strict=True), *((keyword.arg, keyword.value) for keyword in node.keywords)]
-        arguments = {key: _literal(value) for key, value in pairs}
+        arguments = unique_names([(key, _literal(value)) for key, value in pairs])  # type: ignore[misc]
     except UNREADABLE:
         return []
     is_name = all(part.isidentifier() for part in name.split("."))

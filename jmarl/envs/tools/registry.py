@@ -2,7 +2,7 @@
 
 A tool returns a text for the agent. It raises `ToolError` if something is wrong with the call; the agent reads the message. If
 a service cannot be reached, a tool raises `Unanswered`, which masks the joint action. Any other exception is a bug of the tool
-and ends the run.
+and ends the run. It may be an `async def`.
 
     def weather(town): return f"rain in {town}"
 
@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import jsonschema
 from jsonschema.exceptions import best_match
+
+from jmarl.envs.awaiting import awaited
 
 MAX_SCHEMA_MESSAGE = 200  # characters of a message of jsonschema
 
@@ -103,7 +105,7 @@ class ToolRegistry:
         if problem := schema_problem(tool, parameters):
             return Outcome(False, f"error: {problem}. Write {tool.signature()}, as in {json.dumps(dict(tool.example))}")
         try:
-            text = tool.run(workspace, **parameters) if tool.sandboxed else tool.run(**parameters)
+            text = awaited(tool.run(workspace, **parameters) if tool.sandboxed else tool.run(**parameters))
         except ToolError as error:
             return Outcome(False, f"error: {error}")
         if not isinstance(text, str):

@@ -3,34 +3,48 @@
     <tool_call>{"name": "calculator", "parameters": {"expression": "2 * 21"}}</tool_call>
     <answer>42</answer>
 
+Prompts ask for this form. Calls in the forms that models were taught (`native_calls.py`) are read too: in `<tool_call>` tags,
+as `<function=...>`, after `<|python_tag|>` (Llama 3) or `[TOOL_CALLS]` (Mistral), and without any mark, where the message
+begins with the calls and has nothing else but an answer. Each part of a message is read once, as what its mark says.
+
 Calls are parsed first, then the answer in the remaining text, so neither can be hidden inside the other. Everything else in a
 message is ignored, also `<tool_result>`, so an agent cannot invent results. Of several answers the first counts. Messages and
 calls have size limits; parsing takes time proportional to the length. Texts about what is wrong with a call are written for the
 agent that made it.
-
-Left out: other formats of calls. `function_calls.py` reads those, for an environment in which functions are not run.
 """
 
 import json
-import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-MAX_MESSAGE, MAX_CALL = 20_000, 6000  # characters
+from jmarl.envs.tools.native_calls import (
+    FUNCTION_TAG,
+    NameAndParameters,
+    Schemas,
+    call_of,
+    decode_json,
+    read_function_tag,
+    read_json_call,
+    read_python_calls,
+)
+
+MAX_MESSAGE = 20_000  # characters
 MAX_CALLS = 8  # per message
-MAX_BRACKETS = 64  # opening brackets of a call
-MAX_DIGITS = 400  # of an integer
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 ANSWER_START, ANSWER_END = "<answer>", "</answer>"
-JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+FUNCTION_START, FUNCTION_END, PYTHON_TAG, MISTRAL_MARK = "<function=", "</function>", "<|python_tag|>", "[TOOL_CALLS]"
+SPECIAL_TOKENS = (CALL_START, CALL_END, ANSWER_START, ANSWER_END, PYTHON_TAG, MISTRAL_MARK, "[ARGS]", "[CALL_ID]")
+_MARK = re.compile("|".join(map(re.escape, (CALL_START, FUNCTION_START, PYTHON_TAG, MISTRAL_MARK))))
+_PART_END = re.compile(rf"{_MARK.pattern}|{ANSWER_START}|<\|[a-z_]{{1,30}}\|>|</s>")  # of calls that nothing closes
+_NO_CALL = re.compile(r"(?:\s|<\|(?!python_tag)[a-z_]{1,30}\|>|</s>)*")  # around calls without a mark
+_BARE_CALLS = re.compile(r'\[?\s*\{\s*"|\[\s*[A-Za-z_][\w.]*\s*\(')
+_MISTRAL_NAME = re.compile(r"([A-Za-z_][\w.-]{0,99})(?:\[CALL_ID\]\w{1,40})?(?:\[ARGS\])?\s*(?=\{)")
 INSTRUCTIONS = (
     f"Write calls between {CALL_START} and {CALL_END}, at most {MAX_CALLS} a message, and read in the next turn "
     "what they return. When you know the answer, a number or a name, write only that between "
     f"{ANSWER_START} and {ANSWER_END}."
 )
-FORMAT_HINT = 'write <tool_call>{"name": "...", "parameters": {...}}</tool_call>'
 
 
 class ToolCall(NamedTuple):
@@ -45,23 +59,101 @@ class ParsedMessage(NamedTuple):
     """What a message contains."""
 
     calls: tuple[ToolCall, ...]
-    num_refused: int  # calls beyond `MAX_CALLS`; they are not parsed
+    num_refused: int  # calls beyond `MAX_CALLS`
     answer: str  # empty: none
     unclosed: bool  # the message ends inside a call
 
 
-def parse_message(message: str) -> ParsedMessage:
-    """Parse a message, up to `MAX_MESSAGE` characters and `MAX_CALLS` calls."""
+def parse_message(message: str, schemas: Schemas = {}) -> ParsedMessage:  # noqa: B006
+    """Parse a message, up to `MAX_MESSAGE` characters and `MAX_CALLS` calls.
+
+    schemas: of the parameters of the tools, by name; for calls that write every value as a text.
+    """
     message = message[:MAX_MESSAGE]
-    call_texts, other_texts, position = [], [], 0
-    while (start := message.find(CALL_START, position)) >= 0 and (end := message.find(CALL_END, start)) >= 0:
-        other_texts.append(message[position:start])
-        call_texts.append(message[start + len(CALL_START) : end])
-        position = end + len(CALL_END)
+    calls, other_texts, position = list[ToolCall](), list[str](), 0
+    while mark := _MARK.search(message, position):
+        found, end = _calls_at(message, mark, schemas)
+        if end is None:  # the message ends inside a call
+            break
+        other_texts.append(message[position : mark.start()])
+        calls += found
+        position = end
+    if not calls and mark is None:
+        calls, position = _calls_without_mark(message)
     other_texts.append(message[position:])
-    calls = tuple(parse_call(text) for text in call_texts[:MAX_CALLS])
     answer = parse_tool_answer("\n".join(other_texts))
-    return ParsedMessage(calls, len(call_texts) - len(calls), answer, unclosed=start >= 0)
+    return ParsedMessage(tuple(calls[:MAX_CALLS]), max(0, len(calls) - MAX_CALLS), answer, unclosed=mark is not None)
+
+
+def _calls_at(message: str, mark: re.Match[str], schemas: Schemas) -> tuple[list[ToolCall], int | None]:
+    """Return the calls that follow a mark, and where they end; None if they are not closed."""
+    if mark.group() in (CALL_START, FUNCTION_START):
+        closing = CALL_END if mark.group() == CALL_START else FUNCTION_END
+        if (end := message.find(closing, mark.start())) < 0:
+            return [], None
+        text = message[mark.start() : end + len(closing)]
+        return [_parsed(lambda: _read_tagged(text.removesuffix(CALL_END), schemas))], end + len(closing)
+    start = _NO_CALL.match(message, mark.end()).end()  # type: ignore[union-attr]
+    calls, end = _calls_in_a_row(message, start, mistral=mark.group() == MISTRAL_MARK)
+    if end == start or calls[-1].problem:
+        part_end = _PART_END.search(message, mark.end())
+        return calls or [ToolCall("", {}, f"there are no calls in JSON after {mark.group()}")], (
+            part_end.start() if part_end else len(message)
+        )
+    return calls, end
+
+
+def _read_tagged(text: str, schemas: Schemas) -> NameAndParameters:
+    """Return name and parameters of a call in tags, of which `</tool_call>` was removed."""
+    while text.startswith(CALL_START):  # models repeat the tag
+        text = text[len(CALL_START) :].strip()
+    if not text.startswith(FUNCTION_START):
+        return read_json_call(text)
+    if (function := FUNCTION_TAG.fullmatch(text)) is None:
+        raise ValueError("write <function=name>, then the parameters, then </function>, and nothing else")
+    return read_function_tag(function[1], function[2], schemas)
+
+
+def _calls_without_mark(message: str) -> tuple[list[ToolCall], int]:
+    """Return the calls that a message begins with, and where they end, if it has nothing else but an answer."""
+    start = _NO_CALL.match(message).end()  # type: ignore[union-attr]
+    if not _BARE_CALLS.match(message, start):
+        return [], 0
+    calls, end = _calls_in_a_row(message, start)
+    if not calls or calls[-1].problem:
+        return calls, 0
+    rest = _NO_CALL.sub("", message[end:], count=1)
+    return (calls, end) if not rest or rest.startswith(ANSWER_START) else ([], 0)
+
+
+def _calls_in_a_row(message: str, start: int, mistral: bool = False) -> tuple[list[ToolCall], int]:
+    """Return calls that follow each other, apart from blanks and semicolons, and where they end. The last one may have a
+    problem."""
+    calls, end = list[ToolCall](), start
+    while end < len(message):
+        position = re.compile(r"[\s;]*").match(message, end).end()  # type: ignore[union-attr]
+        name = _MISTRAL_NAME.match(message, position) if mistral else None
+        if message.startswith(MISTRAL_MARK, position) or not (name or message.startswith(("{", "["), position)):
+            break
+        try:
+            if message[position] == "[" and not re.match(r"\[\s*\{", message[position : position + 100]):
+                python = message[position:].partition(ANSWER_START)[0]
+                python = python[: python.rindex("]") + 1] if "]" in python else python
+                calls += [ToolCall(*call) for call in read_python_calls(python)]
+                return calls, position + len(python)
+            value, end = decode_json(message, name.end() if name else position)
+            values = value if isinstance(value, list) else [value]
+            calls += [ToolCall(*((name[1], entry) if name else call_of(entry))) for entry in values]
+        except ValueError as error:
+            return [*calls, ToolCall("", {}, str(error))], end
+    return calls, end
+
+
+def _parsed(read: Callable[[], NameAndParameters]) -> ToolCall:
+    try:
+        return ToolCall(*read())
+    except ValueError as error:
+        return ToolCall("", {}, str(error))
 
 
 def parse_tool_answer(text: str) -> str:
@@ -91,60 +183,3 @@ def format_notes(message: ParsedMessage, has_content: bool) -> tuple[str, ...]:
     if message.num_refused:
         notes.append(f"{message.num_refused} more calls were not made: at most {MAX_CALLS} a message.")
     return tuple(notes)
-
-
-def parse_call(text: str) -> ToolCall:
-    """Parse the text between the tags of a call."""
-    text = text.strip()
-    while text.startswith(CALL_START):  # models repeat the tag
-        text = text[len(CALL_START) :].lstrip()
-    try:
-        return ToolCall(*_parse_json_call(text))
-    except ValueError as error:
-        return ToolCall("", {}, str(error))
-
-
-def _parse_json_call(text: str) -> tuple[str, Any]:
-    """Return name and parameters; raise ValueError if the text is no call."""
-    if len(text) > MAX_CALL:
-        raise ValueError(f"the call has {len(text)} characters: at most {MAX_CALL}")
-    if len(re.findall(r"[\[{]", JSON_STRING.sub("", text))) > MAX_BRACKETS:
-        raise ValueError(f"the call has more than {MAX_BRACKETS} brackets")
-    try:
-        call = json.loads(
-            text,
-            object_pairs_hook=_unique_names,
-            parse_constant=_refuse_constant,
-            parse_int=_parse_int,
-            parse_float=_parse_finite,
-        )
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the call is no JSON ({error.msg}, character {error.pos + 1}): {FORMAT_HINT}") from None
-    if not isinstance(call, dict) or set(call) != {"name", "parameters"} or not isinstance(call["name"], str):
-        raise ValueError(f'a call has "name", a text, and "parameters", and nothing else: {FORMAT_HINT}')
-    return call["name"], call["parameters"]
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")  # NaN, Infinity
-
-
-def _parse_int(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(text)} digits: at most {MAX_DIGITS}")
-    return int(text)
-
-
-def _parse_finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:40]} is too large")
-    return value
-
-
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        repeated, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the name {repeated[:40]!r} stands twice in an object")
-    return fields

@@ -7,6 +7,8 @@ Role: one agent. In each turn it reads the question, the tools, its calls so far
     <tool_call>{"name": "calculator", "parameters": {"expression": "2 * 21"}}</tool_call>      up to 8 per message
     <answer>42</answer>                                                                        ends the episode
 
+Calls in the forms of Qwen, Hermes, Llama 3 and Mistral are read too (`tool_calls.py`).
+
 Team form (`ToolTeam`): a planner writes what to do next, a caller reads the plan and writes the calls.
 Tools: calculator and web_search; also python_repl and file_system in `ToolSandbox`; or any registry.
 
@@ -65,6 +67,7 @@ from jmarl.envs.tools.registry import ToolRegistry
 from jmarl.envs.tools.search import Backend, search_corpus, web_search
 from jmarl.envs.tools.tool_calls import (
     INSTRUCTIONS,
+    SPECIAL_TOKENS,
     ParsedMessage,
     ToolCall,
     format_message,
@@ -110,6 +113,7 @@ class ToolUse(TextEnvironment):
     """
 
     roles = ("agent",)
+    special_tokens = SPECIAL_TOKENS
     reward_range = (MAX_PENALTY, MAX_GAIN + CORRECT + COVERAGE + SPEED)
 
     def __init__(
@@ -159,7 +163,7 @@ class ToolUse(TextEnvironment):
 
     def play_message(self, state: ToolEpisode, text: str) -> tuple[ToolEpisode, float, bool, dict[str, float]]:
         """Make the calls of a message and score it. Return the next state, the reward, whether it is done, and the metrics."""
-        message = parse_message(text)
+        message = parse_message(text, {name: tool.parameters for name, tool in self.registry.tools.items()})
         after, num_failed = self._make_calls(state, message)
         calls = after.gain - state.gain + after.penalty - state.penalty
         needed = set(state.task["tools"])

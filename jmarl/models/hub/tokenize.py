@@ -328,20 +328,38 @@ def _strips_blank(tokenizer: Any) -> bool:
     return BLANK in words and any(text != _decode(tokenizer, ids) for text in parts)
 
 
-def _decode(tokenizer: Any, row: Sequence[int]) -> str:
-    return tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def _decode(tokenizer: Any, row: Sequence[int], skip: bool = True) -> str:
+    return tokenizer.decode(row, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
 
 
-def decode(tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray]) -> list[str]:
-    """Return the text of each row of token ids, without special tokens and with spaces unchanged.
+def decode(
+    tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray], skip: bool = True, kept: Collection[str] = ()
+) -> list[str]:
+    """Return the text of each row of token ids, with spaces unchanged.
 
     A row continues a text, as a completion does, so a blank at its beginning stays, unless it begins with a special token.
+    skip: leave out special tokens, except those that are `kept`.
     """
     rows = [[int(t) for t in row] for row in token_rows]
+    if skip and kept:
+        rows, skip = drop_special_tokens(tokenizer, rows, kept)
     if not _strips_blank(tokenizer):
-        return [_decode(tokenizer, row) for row in rows]
+        return [_decode(tokenizer, row, skip) for row in rows]
     before, special = tokenizer.encode("a", add_special_tokens=False), {*tokenizer.all_special_ids}
     size = len(_decode(tokenizer, before))
     return [
-        _decode(tokenizer, row) if not row or row[0] in special else _decode(tokenizer, [*before, *row])[size:] for row in rows
+        _decode(tokenizer, row, skip)
+        if not row or row[0] in special
+        else _decode(tokenizer, [*before, *row], skip)[size:]
+        for row in rows
     ]
+
+
+def drop_special_tokens(tokenizer: Any, rows: list[list[int]], kept: Collection[str]) -> tuple[list[list[int]], bool]:
+    """Return rows without special tokens, except those that are `kept`, and False; the same rows and True if there are none to
+    keep, because decoding then skips them all."""
+    special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if not set(special.values()) & {*kept}:
+        return rows, True
+    skipped = {i for i, content in special.items() if content not in kept}
+    return [[t for t in row if t not in skipped] for row in rows], False

@@ -4,8 +4,8 @@
 phase only, the innermost one. The device works asynchronously, so what counts is where the host waits:
 
     sampling    from the call of the sampler until its completions are there; weights that are not ready are waited for before
-    rewards     the rest of playing: environments, reward functions, tokenization. A reward that runs in a thread beside the
-                sampler counts only as long as the sampler has nothing to do
+    rewards     the rest of playing: environments, reward functions, tokenization. Sampling beside them (`sample_parts`) counts
+                only as long as the host waits for it
     data        drawing given pairs and texts, in place of sampling and rewards
     update      making batches, starting the update, and waiting for it, which happens before the next sampling or row; what the
                 host does meanwhile (logs, tokenization) counts for its own phase, although the device updates
@@ -98,10 +98,17 @@ def timed(sample: Sampler, params: Sequence[Any]) -> Sampler:
     """Return a sampler whose time counts as sampling. params: parameters [A, ...] of each stack, with which it samples."""
 
     def sample_and_count(request: SampleRequest) -> tuple[Completions, ...]:
+        outer, meanwhile = CLOCK.current, request.meanwhile
+
+        def counted() -> None:
+            if meanwhile is not None:
+                with CLOCK.phase(outer):
+                    meanwhile()
+
         with CLOCK.phase("update"):
             jax.block_until_ready(params)
         with CLOCK.phase("sampling"):
-            return jax.block_until_ready(sample(request))
+            return jax.block_until_ready(sample(request._replace(meanwhile=meanwhile and counted)))
 
     return sample_and_count
 
