@@ -57,9 +57,7 @@ def check_settings(cfg: TrainConfig) -> Algorithm:
         return algorithm
     smallest = 2 if row.critic and cfg.critic.critic_type == "q" else row.min_group
     if group < smallest:
-        raise ValueError(
-            f"{name}={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest}"
-        )
+        raise ValueError(f"{name}={group} is too small for algorithm={cfg.algorithm!r}: its baseline needs at least {smallest}")
     check_joint_mode(cfg, algorithm)
     check_row(algorithm)
     check_central(cfg, algorithm)

@@ -348,9 +348,7 @@ def decode(
     before, special = tokenizer.encode("a", add_special_tokens=False), {*tokenizer.all_special_ids}
     size = len(_decode(tokenizer, before))
     return [
-        _decode(tokenizer, row, skip)
-        if not row or row[0] in special
-        else _decode(tokenizer, [*before, *row], skip)[size:]
+        _decode(tokenizer, row, skip) if not row or row[0] in special else _decode(tokenizer, [*before, *row], skip)[size:]
         for row in rows
     ]
 
