@@ -63,9 +63,8 @@ def load_agents(agents: Sequence[Model] | None, model: Model | None, num_agents:
 def same_source(first: Model, second: Model) -> bool:
     """Return whether two arguments are one model: the same object, or the same name. A loaded agent has a name too."""
     names = [source.name if isinstance(source, Agent) else source for source in (first, second)]
-    if all(isinstance(name, str | os.PathLike) for name in names):
-        return os.fspath(names[0]) == os.fspath(names[1])
-    return first is second
+    paths = [os.fspath(name) for name in names if isinstance(name, str | os.PathLike)]
+    return first is second or (len(paths) == 2 and paths[0] == paths[1])
 
 
 def _load(source: Any, tokenizer: Any, index: int) -> Agent:

@@ -1,8 +1,8 @@
 """Checkpoints under CoMLRL's names: `train(resume_from_checkpoint=, checkpoint_dir=, ...)`, `save_checkpoint`.
 
 A run has its files in one directory, with the checkpoint of each saved step in `checkpoints/STEP`. So checkpoint_dir is the
-directory of the run, and a run continues in the directory of its checkpoint, or in that of a copy (`save_checkpoint`). Left out:
-checkpoints of torch.
+directory of the run, and a run continues in the directory of its checkpoint, or in that of a copy (`save_checkpoint`). Left
+out: checkpoints of torch.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def find_checkpoint(checkpoint: str | os.PathLike) -> tuple[Path, int | None]:
     path = Path(checkpoint).expanduser()
     if path.suffix == ".pt" or (path / "training_state.pt").exists():
         raise ValueError(
-            f"{path} is a checkpoint of CoMLRL, with arrays of torch, which jmarl cannot continue: start from its agents, saved "
-            "by save_model, with agents=[...]"
+            f"{path} is a checkpoint of CoMLRL, with arrays of torch, which jmarl cannot continue: start from its agents, "
+            "saved by save_model, with agents=[...]"
         )
     if path.name.isdecimal() and path.parent.name == FOLDER and path.is_dir():
         return path.parent.parent, int(path.name)

@@ -157,11 +157,12 @@ def samples_of_items(items: Sequence[Mapping], rollout: Rollout, split: Split | 
             item = dict(items[first.items[owner]])
             for j, joint in enumerate(turn.joint):
                 for n in np.flatnonzero(turn.acts[:, p]):
-                    text, numbers = turn.texts[n][p][joint[n]], (turn.rewards[p, j, n], rollout.joint_returns[t][p, j, n])
+                    text = turn.texts[n][p][joint[n]]
+                    reward, returns = turn.rewards[p, j, n : n + 1], rollout.joint_returns[t][p, j, n : n + 1]
                     texts = {int(n): text} if split is None else dict(enumerate(split(text, item)))
                     metadata = {"turn_idx": t, "generation_idx": j, "batch_item": item}
                     samples[owner] += [
-                        RolloutSample(agent, turn.prompts[n][p], part, *(np.array([x]) for x in numbers), metadata)
+                        RolloutSample(agent, turn.prompts[n][p], part, reward, returns, metadata)
                         for agent, part in texts.items()
                     ]
         before = np.repeat(owners, len(turn.joint))

@@ -30,7 +30,7 @@ def read_model_config(model_config: Mapping[str, Any] | None, args: RolloutConfi
     torch_dtype or dtype, also in model_kwargs and critic_model_kwargs, is compute_dtype. special_tokens are given to the
     tokenizers. Other settings, such as attn_implementation, have no effect."""
     if model_config is None:
-        return ModelSettings()
+        return ModelSettings(args.compute_dtype)
     if not isinstance(model_config, Mapping):
         raise TypeError(f"model_config= is a dict such as {{'torch_dtype': 'bfloat16'}}, got {type(model_config).__name__}")
     hidden, instead = model_config.get("critic_value_head_hidden_dim"), ONLY["critic_value_head_hidden_dim"][1]

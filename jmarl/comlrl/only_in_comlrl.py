@@ -29,7 +29,7 @@ class _Refuses(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"{cls.__name__} is not part of jmarl.comlrl: {WHAT_TO_USE[cls.__name__]}")
 
-    def __getattr__(cls, name: str) -> NoReturn:
+    def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         cls()

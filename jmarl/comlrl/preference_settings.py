@@ -21,7 +21,6 @@ API_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "comparator_api_key_env": ((None, "", "COMPARATOR_API_KEY"), "COMPARATOR_API_KEY: the key is read from this variable"),
     "comparator_api_key_header": (("Authorization",), "Authorization"),
     "comparator_api_key_prefix": (("Bearer",), "Bearer"),
-    "comparator_num_candidates": ((None,), "None: a comparator writes as many completions as the team"),
 }
 
 
@@ -161,8 +160,10 @@ else:  # a dataclass that inherits fields would also override those of the class
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundsSettings(Base):
-    """Settings of num_iterations rounds, to be mixed into a `PreferenceConfig`. Each round makes pairs of all items (or of num_prompts, if that is set), on which
-    the updates of num_train_epochs passes are made."""
+    """Settings of num_iterations rounds, to be mixed into a `PreferenceConfig`.
+
+    Each round makes pairs of all items (or of num_prompts, if that is set), on which the updates of num_train_epochs passes
+    are made."""
 
     num_iterations: Count = 6
     """Rounds, if num_updates is not set."""
@@ -201,10 +202,8 @@ class RoundsSettings(Base):
         if self.comparator == "api" and self.comparator_api_url:
             for name, (allowed, text) in API_ONLY.items():
                 check(name, getattr(self, name), getattr(self, name) in allowed, text)
-        given = self.comparator_num_candidates
-        check(
-            "comparator_num_candidates", given, given in (None, self.candidates), f"None or {self.candidates}, as of the team"
-        )
+        given, own = self.comparator_num_candidates, self.candidates
+        check("comparator_num_candidates", given, given in (None, own), f"None or {own}, as of the team")
         names = set(self.comparator_agents or ()) | ({self.comparator_model_name} - {None})
         check("comparator_agents", self.comparator_agents, len(names) < 2, "names of one model, which writes for all agents")
 

@@ -31,7 +31,18 @@ TRAINERS = {
     "marlhf": (MARLHFTrainer, MARLHFConfig),
     "marlhf_iter": (MARLHFIterTrainer, MARLHFIterConfig),
 }
-FEW = dict(num_generations=4, max_new_tokens=4, max_steps=2, temperature=1.0, top_p=1.0, top_k=0, batch_size=4, progress=False)
+FEW = dict(
+    num_generations=4,
+    preference_num_candidates=4,
+    num_prompts=1,
+    max_new_tokens=4,
+    max_steps=2,
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    batch_size=4,
+    progress=False,
+)
 PAIRS = [{"prompt": f"{n} and", "chosen": "seven apples", "rejected": "the market"} for n in range(8)]
 
 
@@ -56,14 +67,18 @@ def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
     assert trainer.__module__ == f"jmarl.comlrl.trainers.{algorithm.removesuffix('_iter')}" == config.__module__
     settings = FEW | dict(output_dir=str(tmp_path / "run"))
     settings |= dict(reward_updates=2, rl_algorithm="marloo") if "marlhf" in algorithm else dict(dpo_beta=0.2)
-    settings |= dict(round_updates=1, comparator_policy="history", comparator_history_k=1) if "iter" in algorithm else {}
+    if "iter" in algorithm:  # without num_prompts, a round has the pairs of all items
+        settings |= dict(num_prompts=None, round_updates=1, comparator_policy="history", comparator_history_k=1)
     trained = trainer(model, reward_func=lengths, train_dataset=ITEMS, eval_dataset=ITEMS, args=config(**settings))
     result = trained.train()
     assert int(result.state.step) == 2 and trained.config.algorithm == algorithm
     assert set(trained.evaluate()) == {"eval/reward", "eval/reward_ci95"}
     trained.save_model(tmp_path / "saved")
     assert load_agent(tmp_path / "saved" / "agent_1").config == load_agent(model).config
-    assert len(list((tmp_path / "run" / "pairs").glob("*.jsonl"))) == (2 if "iter" in algorithm else 1)
+    rounds = list((tmp_path / "run" / "pairs").glob("*.jsonl"))
+    assert len(rounds) == (2 if "iter" in algorithm else 1)
+    prompts = {json.loads(line)["prompt"][0] for path in rounds for line in path.read_text().splitlines()}
+    assert prompts == {item["prompt"] for item in ITEMS}
 
 
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
@@ -92,11 +107,13 @@ def test_the_reward_model_may_be_another_model(model, tiny_dir):
 @pytest.mark.parametrize(
     ("config", "items", "updates"),
     [
-        (MADPOConfig(), 20, 10),  # 4 pairs of each of 20 items in batches of 8
+        (MADPOConfig(), 20, 3200),  # 20 passes over 16 pairs of each of 20 items in batches of 2
         (MADPOConfig(num_train_epochs=3, preference_pairs_per_sample=8, batch_size=16), 20, 30),
-        (MADPOConfig(pairs_per_prompt=0, preference_num_candidates=8), 4, 4),
-        (MADPOIterConfig(num_prompts=4), 20, 12),  # 6 rounds of 4 items
+        (MADPOConfig(num_train_epochs=1, pairs_per_prompt=0, preference_num_candidates=8, batch_size=8), 4, 4),
+        (MADPOIterConfig(), 20, 240),  # 6 rounds of 4 pairs of each of 20 items in batches of 2
+        (MADPOIterConfig(num_prompts=4, batch_size=8), 20, 12),  # of 4 items
         (MADPOIterConfig(num_iterations=3, round_updates=5), 20, 15),
+        (MARLHFIterConfig(), 20, 120),  # 6 rounds of 2 passes over 20 prompts, 2 at a time
         (MARLHFConfig(num_train_epochs=2, num_prompts=4), 20, 10),
         (MARLHFConfig(num_updates=7), 20, 7),
         (DPOConfig(num_train_epochs=3), 20, 6),
@@ -110,7 +127,7 @@ def test_number_of_updates(config, items, updates):
 @pytest.mark.parametrize(("settings", "updates"), [(dict(), 2), (dict(round_updates=5), 5), (dict(num_updates=12), None)])
 def test_a_round_has_the_updates_that_its_pairs_take(settings, updates):
     """4 pairs of each of 4 items in batches of 8; with num_updates, the default of the algorithm."""
-    assert MADPOIterConfig(num_prompts=4, **settings).train_config(20).preference.round_updates == updates
+    assert MADPOIterConfig(num_prompts=4, batch_size=8, **settings).train_config(20).preference.round_updates == updates
 
 
 def test_preferences_of_a_file_are_learned(model, tmp_path):
@@ -151,6 +168,7 @@ def test_texts_are_learned_and_filtered_by_reward(model):
         (lambda: DPOTrainer("x", args=DPOConfig(temperature=0.6), train_dataset=PAIRS), "temperature=0.6 .* leave it at 1.0"),
         (lambda: MADPOConfig(reward_num_train_epochs=2), "reward_num_train_epochs is not a setting here; set reward_updates"),
         (lambda: MADPOConfig(comparator_policy="model", comparator_model_name="x", comparator_api_model="y"), "same setting"),
+        (lambda: MADPOIterConfig(comparator_policy="model"), "comparator_model=None is not allowed"),
         (lambda: MADPOConfig(dpo_bet=0.1), "did you mean 'dpo_beta'"),
         (lambda: DPOTrainer("x", args=MADPOConfig(), train_dataset=PAIRS), r"takes args=DPOConfig\(\.\.\.\), got MADPOConfig"),
         (lambda: DPOTrainer("x", train_dataset=[{"prompt": "a", "chosen": "b"}]), "row 0 has no rejected"),

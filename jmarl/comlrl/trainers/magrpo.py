@@ -44,6 +44,7 @@ from jmarl.learning.per_agent import check_agents
 from jmarl.models.hub.agents import Agent
 from jmarl.team import agents_of, make_team, place_params, policies, save_team
 from jmarl.training.checks import check_run, environment_of
+from jmarl.training.logs.terminal import say
 from jmarl.training.records import TrainResult
 from jmarl.training.train import train
 
@@ -160,7 +161,8 @@ class MAGRPOTrainer:
         self.verbose = self.verbose and is_verbose(wandb_config)
         check_agents(self.config, team_size)
         named = self.args.other_models
-        critic_model, reward_model = critic_model or named.get("critic_model"), reward_model or named.get("reward_model")
+        critic_model = named.get("critic_model") if critic_model is None and critics is None else critic_model
+        reward_model = named.get("reward_model") if reward_model is None else reward_model
         self._check_other_models(critic_model, critics, reward_model)
         critic = load_critic(critic_model, critics, tokenizer)
         judge = None if reward_model is None else load_single(reward_model, tokenizer)
@@ -233,6 +235,9 @@ class MAGRPOTrainer:
         checkpoints = (resume_from_checkpoint, checkpoint_dir, checkpoint_interval, checkpoint_total_limit)
         epoch = updates_per_epoch(self.args, self.config, len(self.items))
         self._run_config = with_checkpoints(self.config, epoch, *checkpoints)
+        episodes = self.config.episodes
+        if self.verbose and episodes.num_turns > 1 and episodes.early_termination_threshold is None:
+            say("every episode has all of its turns; CoMLRL's default is early_termination_threshold=-0.2")
         result = train(
             self.team,
             self.env,
@@ -274,8 +279,8 @@ class MAGRPOTrainer:
     def load_checkpoint(self, checkpoint: str | os.PathLike) -> None:
         """Refuse: a checkpoint is loaded when training continues."""
         raise NotImplementedError(
-            f"a checkpoint is loaded when training continues: call train(resume_from_checkpoint={os.fspath(checkpoint)!r}); for "
-            "its agents alone, load what save_model wrote"
+            f"a checkpoint is loaded when training continues: call train(resume_from_checkpoint={os.fspath(checkpoint)!r}); "
+            "for its agents alone, load what save_model wrote"
         )
 
     def save_model(self, output_dir: str | os.PathLike) -> None:

@@ -31,7 +31,8 @@ def call_reward_function(
     del signature  # it is that of the function
     count = len(agent_completions[0])
     items = [dict(item) for item in batch_items] if batch_items else [{}]
-    prompts, items = (list(x) * count if len(x) == 1 else list(x) for x in (prompts, items))
+    prompts = list(prompts) * count if len(prompts) == 1 else list(prompts)
+    items = items * count if len(items) == 1 else items
     function = RewardFunction(bind_rewards(reward_func, num_agents, False), num_agents=num_agents)
     result = function([list(texts) for texts in agent_completions], prompts, items, np.random.default_rng(0))
     return [float(x) for x in result.total]
