@@ -62,8 +62,13 @@ def load_agents(agents: Sequence[Model] | None, model: Model | None, num_agents:
 
 
 def same_source(first: Model, second: Model) -> bool:
-    """Return whether two arguments are one model: the same object, or the same name. A loaded agent has a name too."""
-    names = [source.name if isinstance(source, Agent) else source for source in (first, second)]
+    """Return whether two arguments are one model: the same object, or the same name.
+
+    A loaded agent has a name, and so has a model of transformers; two of the latter may have different weights.
+    """
+    names: list[Any] = [source.name if isinstance(source, Agent) else source for source in (first, second)]
+    if isinstance(first, TransformersModel) != isinstance(second, TransformersModel):
+        names = [name.config.name_or_path if isinstance(name, TransformersModel) else name for name in names]
     paths = [os.fspath(name) for name in names if isinstance(name, str | os.PathLike)]
     return first is second or (len(paths) == 2 and paths[0] == paths[1])
 

@@ -15,7 +15,6 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from jmarl.envs.reward_values import as_list
-from jmarl.envs.rewards import OPTIONAL_NAMES
 
 KEYWORDS = ("prompts", "batch_items")  # that CoMLRL passes
 
@@ -60,7 +59,9 @@ def reward_signature(function: Callable, own: Signature, num_agents: int) -> tup
     completions as one."""
     fixed = function.keywords if isinstance(function, functools.partial) else ()
     parameters = [p for p in own.parameters.values() if p.name not in fixed]
-    lists = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in OPTIONAL_NAMES]
+    lists = [
+        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in (*KEYWORDS, "rng")
+    ]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     one_list = not variadic and len(lists) == 1 < num_agents
     if one_list:

@@ -13,6 +13,7 @@ from jmarl.comlrl.environment import TrainerEnvironment
 from jmarl.comlrl.eval_metrics import turn_means
 from jmarl.comlrl.rewards import bind_rewards
 from jmarl.envs.rewards import RewardFunction
+from jmarl.training.files.fingerprint import of_reward
 
 ITEM = {"prompt": "task", "answer": "42"}
 RNG = np.random.default_rng(0)
@@ -199,6 +200,13 @@ def test_too_many_numbers_for_one_joint_action_raise():
     states, _ = env.reset([ITEM], RNG)
     with pytest.raises(ValueError, match=r"returned 2 values for 1 .*return one number per joint action"):
         env.step(states, [["x"], ["y"]], RNG)
+
+
+def test_fingerprints_name_the_users_reward_and_the_passthrough():
+    """So a resumed run says that they have changed."""
+    one, other = (lambda texts: [1.0]), (lambda texts: [2.0])
+    assert of_reward(environment(one)) != of_reward(environment(other))
+    assert of_reward(environment(one)) == of_reward(environment(one)) != of_reward(environment(one, passthrough=True))
 
 
 def test_reward_and_return_of_each_turn_are_means_over_the_episodes_that_reach_it():

@@ -72,7 +72,9 @@ def test_a_team_is_trained_evaluated_and_saved(algorithm, model, tmp_path):
     trained = trainer(model, reward_func=lengths, train_dataset=ITEMS, eval_dataset=ITEMS, args=config(**settings))
     result = trained.train()
     assert int(result.state.step) == 2 and trained.config.algorithm == algorithm
-    assert set(trained.evaluate()) == {"eval/reward", "eval/reward_ci95"}
+    assert set(trained.evaluate()) == {
+        f"eval/{x}" for x in ("reward", "reward_ci95", "turn_1/reward_mean", "turn_1/expected_return")
+    }
     trained.save_model(tmp_path / "saved")
     assert load_agent(tmp_path / "saved" / "agent_1").config == load_agent(model).config
     rounds = list((tmp_path / "run" / "pairs").glob("*.jsonl"))

@@ -43,10 +43,18 @@ def make(model, cls=MAGRPOTrainer, settings=None, **arguments):
 
 def test_agents_and_their_model_may_both_be_given(model, tiny_dir):
     """The application scripts give both. They must name one model."""
+    import transformers
+
+    from jmarl.comlrl.arguments import same_source
+
     assert make(model, agents=[model, model], num_agents=2).num_agents == 2
     assert make(model, agents=[Path(model), load_agent(model)]).num_agents == 2
     with pytest.raises(TypeError, match="either agents= .* or model=.* is another than one of"):
         make(model, agents=[model, str(tiny_dir("qwen2"))])
+    torch_models = [transformers.AutoModelForCausalLM.from_pretrained(model) for _ in range(2)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    assert make(model, agents=torch_models, tokenizer=tokenizer).num_agents == 2
+    assert not same_source(*torch_models)  # they may have other weights
     assert make(model, IACTrainer, critic_model=model, critics=[model, model]).team.critic.name == load_agent(model).name
 
 

@@ -70,7 +70,8 @@ class MAGRPOTrainer:
             list of equal ones. Default: their agents.
         reward_model: what the reward model starts from, in marlhf and marlhf_iter. Default: the first agent.
         reward_func, reward_funcs: one function or a list (two names of one argument). Each gets one list of completions
-            per agent, and `batch_items`, `prompts`, `rng` if its signature names them; see `jmarl.envs.rewards`.
+            per agent, and `batch_items`, `prompts`, `rng` if its signature names them; see `jmarl.envs.rewards`, and
+            `jmarl.comlrl.rewards` for CoMLRL's other signatures.
         reward_weights: one per function; default: 1 / (number of functions).
         reward_processor, reward_processors: one callable for the weighted sum, or a list with one per function.
         batched_reward: False calls rewards once per joint action, with lists of one; True once per step, with all of them.
@@ -81,7 +82,8 @@ class MAGRPOTrainer:
         train_dataset, eval_dataset: a `datasets.Dataset`, a list or any other series of dicts.
         tokenizer: what the agents use, one for all or a list with one per agent; it must have the vocabulary of the model.
             Default: those of the models.
-        external_transition: writes the prompts of later turns; see `jmarl.envs.reward_environment.RewardEnvironment`.
+        external_transition: writes the prompts of later turns; see `jmarl.envs.reward_environment.RewardEnvironment`, and
+            `jmarl.comlrl.environment` for how they pass through the formatters.
         wandb_config: keyword arguments of `wandb.init`, and CoMLRL's run_name and config_sections; needs the extra `wandb` and
             an output directory.
         model_config: torch_dtype and special_tokens, as in CoMLRL; see `jmarl.comlrl.model_config`.
