@@ -277,7 +277,8 @@ class Layers:
         if value is None:
             return
         if isinstance(entry, Refused):
-            raise ValueError(f"{place}: {entry.reason}")
+            where = place if source.lines else f"{place}, {key}"
+            raise ValueError(f"{where}: {entry.reason}")
         if key in GENERATION and section in ("model", "generation"):
             self.sampled[place] = f"{section}.{key}"
         if isinstance(entry, Ignored):

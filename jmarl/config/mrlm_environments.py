@@ -117,7 +117,7 @@ def own_problems(problems: Any) -> Any:
     """Return problems of the user with those in MRLM's fields as tasks of ours; the path of a file stays.
 
     MRLM's programming problems have function_name and test_cases, pairs of arguments and result; answers may be numbers."""
-    return problems if isinstance(problems, str) else [_own_problem(row) for row in problems]
+    return [_own_problem(row) for row in problems] if isinstance(problems, list | tuple) else problems
 
 
 def _own_problem(row: Any) -> Any:

@@ -4,6 +4,7 @@ A setting that is None has the default of `TrainConfig` (one PPO epoch, learning
 is made, keys that change nothing are named in one warning, and a key that would make another run is refused with the reason.
 """
 
+import copy
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -135,7 +136,11 @@ class ExperimentConfig:
             elif name == "model":
                 given = _without_model(given, sampled=bool(GENERATION.keys() & defaults.keys()))
             layers.add(YamlFile(CLASSES[name].__name__, {name: given}, {}))
-        layers.add(YamlFile("ExperimentConfig", self.settings, {}))
+        settings, named = dict(self.settings), self.training.checkpoint_dir or self.output.save_dir
+        if named and settings.get("output_dir", named) != named:
+            layers.unused["output_dir"] = f"everything is in {named}"
+            del settings["output_dir"]
+        layers.add(YamlFile("ExperimentConfig", settings, {}))
         values = {name: given.value for name, given in layers.settings(lambda name: find_row(name).data).items()}
         if values.get("num_turns", 1) > 1:
             values.setdefault("branching", "chain")
@@ -150,10 +155,11 @@ class ExperimentConfig:
         """Return the configuration of a trainer that reads `section`; see `resolve`."""
         return self.resolve(section, defaults).config
 
-    def with_settings(self, **settings: Any) -> "ExperimentConfig":
-        """Return this configuration with other settings of `TrainConfig`."""
-        sections = self.sections | {"policy_env": self.policy_env, "eval_envs": self.eval_envs}
-        return ExperimentConfig(**sections, **self.settings | settings)
+    def with_directory(self, path: str) -> "ExperimentConfig":
+        """Return this configuration with another directory of the run."""
+        other = copy.copy(self)
+        other.training = dataclasses.replace(self.training, checkpoint_dir=path)
+        return other
 
     @property
     def num_turns(self) -> int | None:

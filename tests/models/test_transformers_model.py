@@ -14,7 +14,7 @@ import pytest
 from jmarl.comlrl.arguments import load_agents, load_critic, load_single
 from jmarl.models import decoder
 from jmarl.models.hub.agents import load_agent
-from jmarl.models.hub.transformers_model import agent_from_transformers
+from jmarl.models.hub.transformers_model import agent_from_transformers, copy_to_transformers
 
 TOKENS = np.random.default_rng(0).integers(0, 320, 24)
 
@@ -135,3 +135,15 @@ def test_critics_and_reward_models_use_the_given_tokenizer(model, tiny_tokenizer
     assert load_critic(model, None, tiny_tokenizer).tokenizer is tiny_tokenizer
     assert load_critic(None, [model, model], [tiny_tokenizer] * 2).tokenizer is not tiny_tokenizer  # that of its directory
     assert load_single(model, tiny_tokenizer).tokenizer is tiny_tokenizer
+
+
+@pytest.mark.parametrize(("dtype", "options"), [("float32", {}), ("bfloat16", {"tie_word_embeddings": False})])
+def test_weights_are_copied_back_to_the_model(tiny_dir, tiny_tokenizer, dtype, options):
+    model = load(tiny_dir("llama", dtype, **options), dtype)
+    agent = agent_from_transformers(model, tiny_tokenizer)
+    changed = agent._replace(params=jax.tree.map(lambda x: x + np.float32(0.5), agent.params))
+    copy_to_transformers(changed, model)
+    assert {x.dtype for x in model.parameters()} == {model.dtype}
+    again = agent_from_transformers(model, tiny_tokenizer)
+    tolerance = 0 if dtype == "float32" else 0.01
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance), again.params, changed.params)

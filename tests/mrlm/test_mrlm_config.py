@@ -5,7 +5,22 @@ from __future__ import annotations
 import pytest
 
 from jmarl import TrainConfig
-from jmarl.mrlm.config import DPOConfig, ExperimentConfig, GRPOConfig, PPOConfig, SFTConfig, TrainingConfig
+from jmarl.mrlm.algorithms.ppo import PPOConfig as TrainerPPOConfig
+from jmarl.mrlm.config import (
+    DistributedConfig,
+    DPOConfig,
+    EnvironmentConfig,
+    ExperimentConfig,
+    GenerationConfig,
+    GRPOConfig,
+    ModelConfig,
+    OutputConfig,
+    PPOConfig,
+    SFTConfig,
+    TrainingConfig,
+    load_config,
+    save_config,
+)
 
 
 def resolved(section: str, **sections):
@@ -45,15 +60,95 @@ def test_own_settings_win_over_sections():
 @pytest.mark.parametrize(
     ("section", "sections", "message"),
     [
-        ("grpo", dict(grpo=GRPOConfig(value_loss_coef=0.5)), "GRPOConfig: GRPO has no critic"),
-        ("sft", dict(sft=SFTConfig(collect_every=2)), "sft trains on given trajectories"),
         ("sft", dict(sft=SFTConfig(mode="both")), "mode='both' is not allowed: choose behavioral_cloning"),
-        ("sft", dict(training=TrainingConfig(mini_batch_size=2)), "mini_batch_size has no effect on given texts"),
         ("ppo", dict(training=TrainingConfig(use_bf16=True, use_fp16=True)), "two types"),
-        ("ppo", dict(training=TrainingConfig(log_dir="x")), "set checkpoint_dir"),
-        ("dpo", dict(sft=SFTConfig()), "section sft has no effect for the trainer of 'dpo'"),
+        ("ppo", dict(distributed=DistributedConfig(num_nodes=2)), "num_nodes=2: .* everything runs in one process"),
+        ("ppo", dict(model=ModelConfig(load_in_4bit=True)), "load_in_4bit can only be False: weights are not quantized"),
+        (
+            "ppo",
+            dict(model=ModelConfig(generation=GenerationConfig(max_length=9))),
+            "ModelConfig, max_length: set max_new_tokens",
+        ),
     ],
 )
 def test_what_cannot_act_is_refused_with_the_reason(section, sections, message):
     with pytest.raises(ValueError, match=message):
         resolved(section, **sections)
+
+
+@pytest.mark.parametrize(
+    ("section", "sections", "key"),
+    [
+        ("grpo", dict(grpo=GRPOConfig(value_loss_coef=0.5)), "grpo.value_loss_coef (GRPO has no critic)"),
+        ("sft", dict(sft=SFTConfig(collect_every=2)), "sft.collect_every (trajectories are given"),
+        ("sft", dict(training=TrainingConfig(mini_batch_size=2)), "mini_batch_size (a step takes batch_size texts)"),
+        ("sft", dict(model=ModelConfig(temperature=0.7)), "model.temperature (sft samples nothing)"),
+        ("ppo", dict(training=TrainingConfig(log_dir="x")), "training.log_dir (logs are in"),
+        ("dpo", dict(sft=SFTConfig(), grpo=GRPOConfig()), "grpo (the algorithm is dpo), sft (the algorithm is dpo)"),
+        (
+            "ppo",
+            dict(training=TrainingConfig(checkpoint_dir="a"), output_dir="b"),
+            "output_dir (everything is in a)",
+        ),
+        (
+            "ppo",
+            dict(distributed=DistributedConfig(backend="gloo", zero_stage=2)),
+            "distributed.zero_stage (there is no DeepSpeed",
+        ),
+    ],
+)
+def test_settings_that_change_nothing_are_named_in_one_warning(section, sections, key):
+    with pytest.warns(UserWarning) as caught:
+        config = resolved(section, **sections).config
+    (warning,) = caught
+    assert key in str(warning.message)
+    kept = {name: x for name, x in sections.items() if name == "training" and x.checkpoint_dir}
+    assert config == resolved(section, **kept).config
+
+
+def test_the_sections_of_a_model_and_of_devices_are_read():
+    model = ModelConfig(
+        model_name_or_path="unused", torch_dtype="bfloat16", use_lora=True, lora_r=4, gradient_checkpointing=True
+    )
+    config, _ = resolved("ppo", model=model, distributed=DistributedConfig(enabled=True, strategy="fsdp"))
+    assert (config.sampling.compute_dtype, config.lora.lora_rank, config.run.mesh) == ("bfloat16", 4, "data=all")
+    config, _ = resolved("ppo", output=OutputConfig(save_dir="out", save_interval=3))
+    assert (config.run.output_dir, config.run.save_every) == ("out", 3)
+
+
+def test_a_generation_config_of_the_policy_overrides_that_of_the_model():
+    experiment = ExperimentConfig(model=ModelConfig(max_new_tokens=7, generation=GenerationConfig(temperature=0.7)))
+    assert experiment.resolve("ppo", {"algorithm": "ppo"}).config.sampling.max_new_tokens == 7
+    policy = experiment.resolve("ppo", {"algorithm": "ppo", "max_new_tokens": 5}).config.sampling
+    assert (policy.max_new_tokens, policy.temperature) == (5, 1.0)
+    assert experiment.model.generation.to_generation_config() == {"temperature": 0.7}
+
+
+def test_the_settings_of_ppo_in_one_class_equal_those_in_sections():
+    one = TrainerPPOConfig(num_epochs=3, batch_size=2, clip_range=0.1, value_clip_range=0.3, eval_every=2, eval_episodes=4)
+    training = TrainingConfig(num_epochs=3, batch_size=2, eval_every=2, eval_episodes=4)
+    sections = resolved("ppo", training=training, ppo=PPOConfig(clip_range=0.1, clip_range_vf=0.3))
+    assert one.experiment().resolve("ppo", {"algorithm": "ppo"}) == sections
+    with pytest.raises(TypeError, match="no setting 'num_eval_episodes'; did you mean 'eval_episodes'"):
+        TrainerPPOConfig(num_eval_episodes=3)  # type: ignore[call-arg]
+
+
+def test_checkpoints_have_a_directory_where_none_is_given():
+    assert resolved("ppo", training=TrainingConfig(save_every=5)).config.run.output_dir == "./checkpoints"
+
+
+def test_a_saved_configuration_is_read_again(tmp_path):
+    config = ExperimentConfig(
+        training=TrainingConfig(algorithm="ppo", num_epochs=5, batch_size=2),
+        ppo=PPOConfig(clip_range=0.1),
+        model=ModelConfig(model_name_or_path="a", generation=GenerationConfig(top_p=0.9)),
+        eval_envs=[EnvironmentConfig("math", max_turns=2)],
+        experiment_name="x",
+    )
+    config.output_dir = "out"
+    save_config(config, tmp_path / "c.yaml")
+    again = load_config(tmp_path / "c.yaml")
+    assert vars(again) == vars(config) and again.experiment_name == "x" and again.get_algorithm_config() == config.ppo
+    assert again.validate() == [] and again.resolve("ppo", {}) == config.resolve("ppo", {})
+    again.training.batch_size = 0
+    assert "batch_size must be a whole number >= 1" in again.validate()[0]

@@ -80,7 +80,7 @@ def test_answers_follow_the_generation_config(agents):
     [
         ({"max_new_token": 3}, "generation_config has no setting 'max_new_token'; did you mean 'max_new_tokens'"),
         ({"num_beams": 4}, "num_beams can only be 1: completions are sampled, never searched by beams"),
-        ({"num_return_sequences": 2}, "num_return_sequences has no effect here: the group"),
+        ({"num_return_sequences": 2}, "num_return_sequences can only be 1: the group"),
     ],
 )
 def test_generation_settings_that_cannot_act_raise(agents, generation, message):

@@ -74,7 +74,7 @@ class Policies:
             raise TypeError(f"config= is an ExperimentConfig(...), got {type(config).__name__}")
         self.experiment = config or ExperimentConfig()
         if checkpoint_dir is not None:
-            self.experiment = self.experiment.with_settings(output_dir=os.fspath(checkpoint_dir))
+            self.experiment = self.experiment.with_directory(os.fspath(checkpoint_dir))
         self.global_step = self.epoch = 0
         self.chat = all(policy.chat for policy in self.policy_envs)
 
