@@ -61,8 +61,8 @@ NOT_CALLED_ON_DEVICE = {"open", "print", "input"}
 # Text, files and numbers: no jax, also not through a module of jmarl that needs it.
 HOST = {
     "models.hub", "envs", "sandbox", "rl.returns", "rollout.counterfactual", "evaluation.statistics", "evaluation.zero_shot",
-    "training.preferences.pairs", "training.preferences.formats", "training.logs.metrics_writer", "training.logs.log_file",
-    "training.logs.tables",
+    "training.preferences.pairs", "training.preferences.formats",
+    "training.logs.metrics_writer", "training.logs.log_file", "training.logs.tables",
     "training.logs.sinks", "training.logs.terminal", "training.logs.completions_file", "training.logs.diversity", "report",
     "training.files.manifest", "training.files.lock", "training.files.interrupt", "training.files.fingerprint",
     "training.files.run_files", "training.files.constants",

@@ -15,7 +15,7 @@ import re
 import sys
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,9 @@ def read_rows(source: Rows, split: str | None = None) -> list[dict]:
     """Return the rows of a data set as a list of dicts.
 
     Args:
-        source: a list or another series of dicts; a `datasets.Dataset` or `IterableDataset`; a pandas DataFrame; a generator,
-            which is read once, with a warning; a .json, .jsonl, .csv, .tsv or .parquet file, also compressed as .gz; or a
-            directory that `datasets` saved. JSON files hold a list of dicts, or one dict per line.
+        source: a list of dicts, or anything else with a length and an index; a `datasets.Dataset` or `IterableDataset`; a
+            pandas DataFrame; a generator, which is read once, with a warning; a .json, .jsonl, .csv, .tsv or .parquet file,
+            also compressed as .gz; or a directory that `datasets` saved. JSON files hold a list of dicts, or one dict per line.
         split: which one, of a data set with several splits; others ignore it.
 
     Raises:
@@ -72,7 +72,9 @@ def read_rows(source: Rows, split: str | None = None) -> list[dict]:
         rows = list(source if written else source.with_format(None, columns=source.format["columns"]))
     elif _is(source, "pandas", "DataFrame"):
         rows = _rows_of_frame(source)
-    elif isinstance(source, Mapping | str | bytes) or not isinstance(source, Iterable):
+    elif isinstance(source, Sized) and not isinstance(source, Iterable):  # with a length and an index, as those of torch
+        rows = [source[i] for i in range(len(source))]  # type: ignore[index]
+    elif isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
         got = f"a dict of {list(source)}" if isinstance(source, Mapping) else type(source).__name__
         raise TypeError(f"rows are a series of dicts; got {got}. Give {GIVE}{_advice(source)}")
     else:

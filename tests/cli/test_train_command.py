@@ -190,9 +190,22 @@ def test_a_run_without_held_out_rows_says_nothing_about_them(capsys):
 
 
 def test_the_dry_run_of_data_marks_the_trained_tokens(capsys):
-    assert main(["train", "--config", "pairs.yaml", "--dry-run"]) == 0
+    assert main(["train", "--config", "pairs.yaml", "--dry-run", "--set", "held_out=1"]) == 0
     out = capsys.readouterr().out
     assert "chosen: ⟦" in out and "answer|<|im_end|>⟧" in out and "--- pair 2, agent 0" in out
+    assert "1 of 1 held-out pairs are also trained on" in out
+
+
+def test_held_out_tasks_that_are_trained_on_are_counted(capsys):
+    """Those of a file of their own too, with other columns; in a dry run and in a run."""
+    rows = [{"id": i, "prompt": f"Item {i} is"} for i in (3, 8, 0)]
+    Path("other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = "2 of 3 held-out tasks are also trained on"
+    settings = ["--set", "held_out=other.jsonl", "num_updates=1", "progress=true"]
+    assert main(["train", "--config", "run.yaml", "--dry-run", *settings]) == 0
+    assert line in capsys.readouterr().out
+    assert main(["train", "--config", "run.yaml", "--output", "out/shared", *settings]) == 0
+    assert line in capsys.readouterr().out
 
 
 def test_later_files_override_and_the_default_directory_is_said(capsys):

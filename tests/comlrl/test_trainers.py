@@ -7,6 +7,7 @@ its updates with a tiny model.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
@@ -639,7 +640,8 @@ def test_any_series_of_dicts_is_a_data_set(model, kind):
     from datasets import Dataset
 
     data = {"list": ITEMS, "dataset": Dataset.from_list(ITEMS), "generator": (x for x in ITEMS), "numbered": Numbered()}
-    trainer = tiny_trainer(model, train_dataset=data[kind], args=tiny_config(max_steps=-1, num_train_epochs=2))
+    with pytest.warns(UserWarning, match="can be read once") if kind == "generator" else contextlib.nullcontext():
+        trainer = tiny_trainer(model, train_dataset=data[kind], args=tiny_config(max_steps=-1, num_train_epochs=2))
     assert len(trainer.train().rewards) == 4
 
 
@@ -650,9 +652,9 @@ def test_any_series_of_dicts_is_a_data_set(model, kind):
         (dict(formatters=lambda x: 5), TypeError, "formatter 0 returned a int"),
         (dict(train_dataset=[{"text": "x"}]), ValueError, r"items need a 'prompt'.*\['text'\]"),
         (dict(train_dataset=[]), ValueError, "train_dataset= has no items"),
-        (dict(train_dataset=["x"]), TypeError, "first item is a str"),
+        (dict(train_dataset=["x"]), TypeError, "train_dataset= cannot be read: row 0 is a str"),
         (dict(train_dataset={"prompt": ["x"]}), TypeError, "Dataset.from_dict"),
-        (dict(train_dataset=None), TypeError, "train_dataset= is .*; got NoneType"),
+        (dict(train_dataset=None), TypeError, "train_dataset= is needed: give a file"),
         (dict(reward_func=None), TypeError, "a reward is needed"),
         (dict(reward_funcs=lengths), TypeError, "reward_func= and reward_funcs= mean the same"),
         (dict(reward_func=lambda a, b=None: [0.0]), TypeError, "takes 1 completion lists"),

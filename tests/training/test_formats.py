@@ -94,6 +94,8 @@ REFUSED_TEXTS = {
     "prompt-only": ({"prompt": [HI]}, "has nothing to imitate, but .'prompt'.*algorithms with a reward"),
     "two formats": ({"text": "a", "instruction": "b", "output": "c"}, r"2 formats \(text, Alpaca\): keep text or instruction"),
     "another prompt": ({"messages": TALK, "prompt": "Ho"}, "messages does not contain the prompt, 'Ho'"),
+    "empty text": ({"text": ""}, "text is empty; leave the row out"),
+    "empty prompt": ({"prompt": "", "completion": "a"}, "prompt is empty; use the column text"),
     "prompt beside a text": ({"text": "a", "prompt": "b"}, "text does not contain the prompt"),
     "tools": ({"messages": TALK, "tools": [{"name": "f"}]}, "has the column tools, which is not read"),
     "tools as text": ({"text": "a", "tools": "[{}]"}, "has the column tools"),

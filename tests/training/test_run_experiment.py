@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import datasets
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 from jmarl import ExperimentConfig, Step, TextEnvironment, run_experiment
@@ -135,6 +137,33 @@ def test_eval_envs_beside_an_environment_are_only_evaluated_in(model):
     task = task_of(cfg.task, cfg.team)
     assert {item["task"]["text"].split()[0] for item in task.items} == {"apples"}
     assert [text.split()[0] for text in prompts(run_experiment(cfg))] == ["pears"] * 2
+
+
+def test_a_saved_data_set_is_data_and_its_split_is_a_setting(tmp_path):
+    splits = {split: datasets.Dataset.from_list([{"prompt": split}]) for split in ("train", "test", "dev")}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    path = str(tmp_path / "saved")
+    cfg = ExperimentConfig.of(models=["m"], data=path, reward=name(letters_of_one), held_out=path)
+    assert task_of(cfg.task, cfg.team)[1:3] == ([{"prompt": "train"}], [{"prompt": "test"}])
+    cfg = cfg.replace(split="dev")
+    assert task_of(cfg.task, cfg.team).items == [{"prompt": "dev"}]
+    for wrong, message in (({"split": "x"}, "no split 'x'"), ({"subset": "x"}, "subset='x' has no effect on the directory")):
+        with pytest.raises(ValueError, match=message):
+            task_of(cfg.replace(**wrong).task, cfg.team)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".jsonl.gz"])
+def test_data_may_be_a_table(tmp_path, suffix):
+    path, frame = tmp_path / f"rows{suffix}", pd.DataFrame([{"prompt": "a"}, {"prompt": "b"}])
+    if suffix == ".parquet":
+        frame.to_parquet(path)
+    elif suffix == ".jsonl.gz":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, index=False)
+    cfg = ExperimentConfig.of(models=["m"], data=str(path), reward=name(letters_of_one), held_out=1)
+    assert task_of(cfg.task, cfg.team)[1:3] == ([{"prompt": "a"}], [{"prompt": "b"}])
+    assert is_file(f"missing{suffix}")
 
 
 def test_held_out_tasks_of_an_environment_can_be_a_file(model, tmp_path):

@@ -96,9 +96,12 @@ def text_of_row(row: Mapping, number: int, name: str) -> str:
 
 def turns_of_row(row: Mapping, kind: str, number: int) -> tuple[list[Prompt], list[str]]:
     """Return what the model reads before each text that it writes, and these texts, of a row without preferences."""
+    column = FORMATS[kind][0]
+    if kind in ("prompt-completion", "text") and row[column] == "":
+        advice = "use the column text for a text without a prompt" if column == "prompt" else "leave the row out"
+        raise ValueError(f"row {number}: {column} is empty; {advice}")
     if kind == "prompt-completion":
         return turns_of_completion(row["prompt"], row["completion"], number)
-    column = FORMATS[kind][0]
     if kind == "text":
         turns: tuple[list[Prompt], list[str]] = [""], [text_of_row(row, number, "text")]
         whole: Any = turns[1]
