@@ -22,6 +22,7 @@ from jmarl.cli.teams.sources import Source, load_source
 
 if TYPE_CHECKING:
     from jmarl.config import ExperimentConfig, TrainConfig
+    from jmarl.models.config import ModelConfig
 
 CURVE_ROWS = 12  # of a card
 CURVE = {"reward/mean": "reward", "loss": "loss", "eval/reward": "held-out reward"}  # column of metrics.jsonl -> of the card
@@ -63,6 +64,9 @@ def run(args: argparse.Namespace) -> int:
         temporary.rename(output)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    for i, agent in enumerate(source.agents):
+        if no_vllm(agent.config):
+            to_stderr(f"agent {i} opens in transformers and not in vLLM, whose Qwen3 has no biases after attention")
     kind = "adapter" if as_adapters else "whole model"
     to_stderr(f"{output} has {plural(len(source.agents), kind)} in {args.dtype}, from {source.text}")
     return 0
@@ -73,6 +77,11 @@ def has_adapters(source: Source) -> bool:
     if source.adapters is not None:
         return True
     return source.directory is not None and (source.directory / "models" / "agent_0" / "adapter").is_dir()
+
+
+def no_vllm(config: ModelConfig) -> bool:
+    """Return whether vLLM lacks a weight of an architecture (it fails for unknown ones). Read in the sources of 0.33.0."""
+    return config.family == "qwen3" and config.out_bias
 
 
 def write_agents(source: Source, directory: Path, final: Path, args: argparse.Namespace, as_adapters: bool) -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jmarl.cli.export import no_vllm
 from jmarl.models import decoder
 from jmarl.models.config import RopeScaling
 from jmarl.models.hub import agents as weights
+from jmarl.models.hub import hf_format
 
 LLAMA3_ROPE = dict(
     rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -79,6 +81,28 @@ def test_a_sliding_window_that_is_not_in_use_is_fine():
     qwen = BASE | {"model_type": "qwen2", "sliding_window": 8}
     for unused in ({"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 2}):
         assert weights.config_from_hf(qwen | unused).family == "qwen2"
+
+
+VLLM = {  # the weights of a layer in vLLM 0.33.0, model_executor/models/{llama,qwen2,qwen3}.py; biases and norms by family
+    "all": ["mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight",
+            "post_attention_layernorm.weight", *(f"self_attn.{x}_proj.weight" for x in "qkvo")],
+    "llama": [f"self_attn.{x}_proj.bias" for x in "qkvo"],
+    "qwen2": [f"self_attn.{x}_proj.bias" for x in "qkv"],
+    "qwen3": [*(f"self_attn.{x}_proj.bias" for x in "qkv"), "self_attn.q_norm.weight", "self_attn.k_norm.weight"],
+}  # fmt: skip
+
+
+def test_every_weight_and_architecture_is_one_of_vllm(tiny_config):
+    """Biases after the attention of Qwen3 are none: `jmarl export` says so."""
+    around = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    for family, architecture in hf_format.ARCHITECTURES.items():
+        for bias in (False, True):
+            biases = dict(qkv_bias=bias or family == "qwen2", out_bias=bias and family != "qwen2")
+            cfg = tiny_config(family, tie_embeddings=False, **biases)
+            known = around | {f"model.layers.{n}.{name}" for n in (0, 1) for name in (*VLLM["all"], *VLLM[family])}
+            unknown = {name for name in hf_format.tensor_slots(cfg) if name not in known}
+            assert {name.split(".", 3)[-1] for name in unknown} == ({"self_attn.o_proj.bias"} if no_vllm(cfg) else set())
+            assert architecture in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 def test_configs_are_equal_after_a_round_trip_or_raise_an_error(tiny_config):
