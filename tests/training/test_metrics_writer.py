@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jmarl.training.logs import terminal
 from jmarl.training.logs.metrics_writer import MetricsWriter, flatten, read_rows
+from jmarl.training.logs.sinks import WANDB_ID
 from jmarl.training.logs.tables import escape, joint_actions_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -368,12 +369,42 @@ def test_wandb_offline_keeps_rows_without_a_network(tmp_path, monkeypatch):
     assert b"reward/mean" in data and b"0.4375" in data and b"lengths" in data
 
 
+@pytest.mark.filterwarnings("default")  # W&B's own
+def test_all_attempts_of_a_run_are_one_run_of_wandb_whose_steps_do_not_go_back(tmp_path, monkeypatch):
+    """The second attempt repeats steps 2 and 3 and an evaluation; the third begins where the second ended."""
+    wandb = pytest.importorskip("wandb", reason="pip install 'jmarl[wandb]'")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    sent, log = [], wandb.sdk.wandb_run.Run.log
+
+    def record(run, row, step):
+        sent.append((run.id, step, sorted(row)))
+        log(run, row, step=step)
+
+    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "log", record)
+    for start, end in ((0, 4), (2, 5), (5, 6)):
+        options = {"project": "p", "mode": "offline"}
+        with writer(tmp_path, tensorboard=False, start_step=start, wandb_config=options) as out:
+            out.write(max(start - 1, 0), {"eval/updates": start})
+            for step in range(start, end):
+                out.write(step, {"loss": 1.0})
+            assert out.log_errors == 0
+    assert {run_id for run_id, _, _ in sent} == {(tmp_path / WANDB_ID).read_text().strip()}
+    assert [step for _, step, names in sent if names == ["loss"]] == list(range(6))
+    assert [step for _, step, names in sent if names != ["loss"]] == [0, 4, 5]
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 3
+    given = {"project": "p", "mode": "offline", "id": "mine", "resume": "must"}
+    with writer(tmp_path, tensorboard=False, start_step=6, wandb_config=given) as out:
+        out.write(6, {"loss": 1.0})
+    assert sent[-1][0] == "mine" == (tmp_path / WANDB_ID).read_text().strip()
+
+
 def test_wandb_receives_rows_and_its_failures_are_counted(tmp_path, monkeypatch):
     class Error(Exception):
         pass
 
     class Run:
         rows: list = []
+        step, offline = 0, False
 
         def log(self, row, step):
             if step == 1:
@@ -391,7 +422,8 @@ def test_wandb_receives_rows_and_its_failures_are_counted(tmp_path, monkeypatch)
         out.write(1, {"loss": 2})
         out.histogram(2, "h", [1, 2])
         assert out.log_errors == 1
-    assert arguments == {"project": "p", "dir": str(tmp_path), "config": {"seed": 1}}
+    run_id = (tmp_path / WANDB_ID).read_text().strip()
+    assert arguments == {"project": "p", "dir": str(tmp_path), "config": {"seed": 1}, "id": run_id, "resume": "allow"}
     assert run.rows == [(0, {"loss": 1.0}), (2, {"h": [1.0, 2.0]}), "finished"]
 
 

@@ -118,7 +118,7 @@ def set_aside(directory: str, *more: str) -> None:
     models) into the folder `earlier_1`, `earlier_2`, ... of its directory. more: patterns of further files."""
     root = Path(directory)
     patterns = "checkpoints metrics.jsonl completions* attempts events* models pairs history reward_model* failed_update*"
-    paths = [path for pattern in (*patterns.split(), *more) for path in sorted(root.glob(pattern))]
+    paths = [path for pattern in (*patterns.split(), "wandb_id*", *more) for path in sorted(root.glob(pattern))]
     if not paths:
         return
     target = next(root / f"earlier_{n}" for n in itertools.count(1) if not (root / f"earlier_{n}").exists())

@@ -90,7 +90,7 @@ class MetricsWriter:
         if max_completions_mb:
             self._sinks[completions_file.NAME] = _Completions(run_dir, start_step, max_completions_mb)
         if wandb_config is not None:
-            self._sinks["W&B"] = Wandb(run_dir, hparams, wandb_config)
+            self._sinks["W&B"] = Wandb(run_dir, hparams, wandb_config, rows.num_logged)
         if tensorboard:
             with self._counting("TensorBoard", TensorBoard.errors):
                 self._sinks["TensorBoard"] = TensorBoard(run_dir, hparams, start_step)
@@ -151,13 +151,13 @@ class MetricsWriter:
 
 
 class _Jsonl(Sink):
-    """Rows as lines of a file. earlier: the rows before `start_step`."""
+    """Rows as lines of a file. earlier: the rows before `start_step`. num_logged: steps up to the last row that was there."""
 
     def __init__(self, run_dir: Path, start_step: int):
         path = run_dir / "metrics.jsonl"
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self.earlier = _truncate_rows(path, start_step)
+            self.earlier, self.num_logged = _truncate_rows(path, start_step)
             self.file = LogFile(path)
         except OSError as error:
             raise OSError(f"run directory {run_dir} cannot be written: {error}. Choose another one.") from error
@@ -202,16 +202,19 @@ def valid(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _truncate_rows(path: Path, start_step: int) -> list[dict[str, Any]]:
-    """Drop rows with `step >= start_step` and damaged lines by replacing the file atomically. Returns the other rows."""
+def _truncate_rows(path: Path, start_step: int) -> tuple[list[dict[str, Any]], int]:
+    """Drop rows with `step >= start_step` and damaged lines by replacing the file atomically. Returns the other rows, and how
+    many steps were there."""
     if not path.exists():
-        return []
+        return [], 0
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
-    earlier = [(line, row) for line, row in _parse(lines, path) if row["step"] < start_step]
+    intact = list(_parse(lines, path))
+    num_logged = max((row["step"] + 1 for _, row in intact), default=0)
+    earlier = [(line, row) for line, row in intact if row["step"] < start_step]
     rows, dropped = [row for _, row in earlier], len(lines) - len(earlier)
     if not dropped and text.endswith("\n"):
-        return rows
+        return rows, num_logged
     logger.warning("%s: dropped %d of %d rows, the run starts at step %d", path, dropped, len(lines), start_step)
     temporary = path.with_suffix(".jsonl.tmp")
     with temporary.open("w", encoding="utf-8") as file:
@@ -219,7 +222,7 @@ def _truncate_rows(path: Path, start_step: int) -> list[dict[str, Any]]:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    return rows
+    return rows, num_logged
 
 
 def _parse(lines: list[str], path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:

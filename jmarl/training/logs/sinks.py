@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import importlib
 import os
+import secrets
 import socket
 import struct
 import time
@@ -21,6 +22,7 @@ import numpy as np
 from jmarl.training.logs.log_file import LogFile
 from jmarl.training.logs.tables import escape
 
+WANDB_ID = "wandb_id.txt"  # in the run directory
 REWARD_TAG = "reward/mean"  # shown by the progress bar and TensorBoard's HPARAMS tab
 
 
@@ -98,20 +100,39 @@ class TensorBoard(Sink):
 
 
 class Wandb(Sink):
-    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any]):
+    """One W&B run for all attempts of a run: its id is in the run directory, written before the first attempt begins.
+
+    Rows of repeated updates are not sent again, because steps of W&B never go back; they are equal, or in `metrics.jsonl`.
+
+    Args:
+        num_logged: steps whose rows earlier attempts have written, for W&B offline, which does not know them.
+    """
+
+    def __init__(self, run_dir: Path, hparams: Mapping[str, Any], config: Mapping[str, Any], num_logged: int = 0):
         try:
             self.wandb = importlib.import_module("wandb")
         except ImportError as error:
             raise ImportError("wandb_config was given, but W&B is not installed: pip install 'jmarl[wandb]'") from error
         self.errors = (OSError, self.wandb.Error)
+        file = run_dir / WANDB_ID
+        before = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+        run_id = str(config.get("id") or before or secrets.token_hex(4))
+        if run_id != before:
+            temporary = file.with_suffix(".tmp")
+            temporary.write_text(f"{run_id}\n", encoding="utf-8")
+            temporary.replace(file)
         settings = dict(hparams) | dict(config.get("config", {}))
-        self.run = self.wandb.init(**{"dir": str(run_dir)} | dict(config) | {"config": settings})
+        own = {"dir": str(run_dir), "id": run_id, "resume": "allow"}
+        self.run = self.wandb.init(**own | dict(config) | {"config": settings})
+        self.first = max(int(self.run.step), num_logged if self.run.offline and run_id == before else 0)
 
     def write(self, step: int, row: dict[str, float]) -> None:
-        self.run.log(row, step=step)
+        if step >= self.first or "eval/updates" in row:  # an evaluation has its number of updates in its row
+            self.run.log(row, step=max(step, self.first))
 
     def histogram(self, step: int, name: str, values: np.ndarray) -> None:
-        self.run.log({name: self.wandb.Histogram(values)}, step=step)
+        if step >= self.first:
+            self.run.log({name: self.wandb.Histogram(values)}, step=step)
 
     def close(self) -> None:
         self.run.finish()
