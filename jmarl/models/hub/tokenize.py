@@ -247,23 +247,23 @@ def stop_ids(tokenizer: Any) -> tuple[int, ...]:
 
 
 def decode(
-    tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray], skip: bool = True, kept: Collection[str] = ()
+    tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray], skip: bool = True, shown: Collection[str] = ()
 ) -> list[str]:
     """Return the text of each row of token ids, with spaces unchanged.
 
-    skip: leave out special tokens, except those that are `kept`.
+    skip: leave out special tokens, except those that are `shown`.
     """
     rows = [[int(t) for t in row] for row in token_rows]
-    if skip and kept:
-        rows, skip = drop_special_tokens(tokenizer, rows, kept)
+    if skip and shown:
+        rows, skip = drop_special_tokens(tokenizer, rows, shown)
     return [tokenizer.decode(row, skip_special_tokens=skip, clean_up_tokenization_spaces=False) for row in rows]
 
 
-def drop_special_tokens(tokenizer: Any, rows: list[list[int]], kept: Collection[str]) -> tuple[list[list[int]], bool]:
-    """Return rows without special tokens, except those that are `kept`, and False; the same rows and True if there are none to
-    keep, because decoding then skips them all."""
+def drop_special_tokens(tokenizer: Any, rows: list[list[int]], shown: Collection[str]) -> tuple[list[list[int]], bool]:
+    """Return rows without special tokens, except those that are `shown`, and False; the same rows and True if there are none to
+    show, because decoding then skips them all."""
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    if not set(special.values()) & {*kept}:
+    if not set(special.values()) & {*shown}:
         return rows, True
-    skipped = {i for i, content in special.items() if content not in kept}
+    skipped = {i for i, content in special.items() if content not in shown}
     return [[t for t in row if t not in skipped] for row in rows], False
