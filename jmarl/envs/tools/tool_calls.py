@@ -3,8 +3,8 @@
     <tool_call>{"name": "calculator", "parameters": {"expression": "2 * 21"}}</tool_call>
     <answer>42</answer>
 
-Prompts ask for this form. Calls in the forms that models were taught (`formats/native_calls.py`) are read too: in `<tool_call>` tags,
-as `<function=...>`, after `<|python_tag|>` (Llama 3) or `[TOOL_CALLS]` (Mistral), and without any mark, where the message
+Prompts ask for this form. Calls in the forms that models were taught (`formats/native_calls.py`) are read too: in `<tool_call>`
+tags, as `<function=...>`, after `<|python_tag|>` (Llama 3) or `[TOOL_CALLS]` (Mistral), and without any mark, where the message
 begins with the calls and has nothing else but an answer. Each part of a message is read once, as what its mark says.
 
 Calls are parsed first, then the answer in the remaining text, so neither can be hidden inside the other. Everything else in a
