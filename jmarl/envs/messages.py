@@ -27,8 +27,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Observations, Step, TextEnvironment
+from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.data import check_split
 from jmarl.models.hub.tokenize import ChatPrompt
 

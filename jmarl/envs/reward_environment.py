@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Answer, Texts
+from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.rewards import RewardFunction
 from jmarl.models.hub.messages import MEDIA, is_empty
 from jmarl.models.hub.tokenize import as_prompt

@@ -5,8 +5,8 @@ A reward is a plain function of one list of completions per agent:
     def reward(completions1, completions2, batch_items=None):
         return [score(a, b) for a, b in zip(completions1, completions2)]
 
-What each parameter gets, by place or by name, is written in `reward_arguments`. An `async def` is awaited, for all joint
-actions at once (`awaiting`). Rewards are called in the thread that trains, also beside the sampling of the next part
+What each parameter gets, by place or by name, is written in `calls.arguments`. An `async def` is awaited, for all joint
+actions at once (`calls.awaiting`). Rewards are called in the thread that trains, also beside the sampling of the next part
 (`sample_parts`), because some libraries work in the main thread only. `make_reward` wraps one or several of them into a
 `RewardFunction`. For joint action j and agent n it returns
 
@@ -28,8 +28,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.awaiting import is_async, needs_waiting, wait_for_all
-from jmarl.envs.reward_arguments import BoundReward, unique_names
+from jmarl.envs.calls.arguments import BoundReward, unique_names
+from jmarl.envs.calls.awaiting import is_async, needs_waiting, wait_for_all
+from jmarl.envs.calls.time_limit import call_within
 from jmarl.envs.reward_values import (
     BoundProcessor,
     Faults,
@@ -44,7 +45,6 @@ from jmarl.envs.reward_values import (
     reward_values,
     with_text_length,
 )
-from jmarl.envs.time_limit import call_within
 
 GRACE_S = 0.5  # awaitables may take this much longer than `timeout` together
 ERROR_WINDOW = 5  # `max_error_share` looks at this many batches of joint actions
@@ -135,7 +135,7 @@ class RewardFunction:
         on_error: what to do when a function raises: "raise", "mask" the joint actions of that call, or a number that replaces
             their raw value. In every case, values that are no numbers mask, and a wrong number of values raises.
         timeout: seconds that one call may take (None: no limit); a slower call is an error as if it had raised, and is ended
-            (see `time_limit`). Calls then draw from their own generators.
+            (see `calls.time_limit`). Calls then draw from their own generators.
         max_error_share: with on_error "mask" or a number, raise when more than this share of the joint actions of the last
             ERROR_WINDOW batches had an error; 1 never raises.
     """

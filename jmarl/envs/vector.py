@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Answer, Observations, Step, TextEnvironment, Texts, Unanswered, class_name, describe
+from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.messages import MAX_TURNS, SimulatedEnvironment, as_text_environment
 from jmarl.envs.reward_values import (
     Processor,

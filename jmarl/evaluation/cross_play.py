@@ -107,11 +107,11 @@ def sample_texts(
     names: Sequence[str],
     prompts: Sequence[Sequence[str]],
     cfg: TrainConfig,
-    kept: Sequence[str] = (),
+    shown: Sequence[str] = (),
 ) -> tuple[Texts, ...]:
     """Return the texts [k][N][P][G] of all agents for prompts [N][P]. Each agent's prompts are sampled once.
 
-    kept: special tokens that the texts have in any case.
+    shown: special tokens that the texts have in any case.
     """
     settings, chat, group = cfg.eval_sampling(), cfg.episodes.chat_settings, cfg.run.eval_generations
     players = [player for agents in teams for player in players_of(agents)]
@@ -135,7 +135,7 @@ def sample_texts(
         done.append(sample_stack(params, encoded, keys, spec.stops, allowed=spec.allowed, program=program))
     tokens = tokens_of(team, done, len(prompts[0]))
     skip = cfg.episodes.skip_special_tokens
-    texts = [[decode(p.agent.tokenizer, item, skip, kept) for item in ids] for p, ids in zip(players, tokens, strict=True)]
+    texts = [[decode(p.agent.tokenizer, item, skip, shown) for item in ids] for p, ids in zip(players, tokens, strict=True)]
     return tuple(texts[i : i + len(prompts)] for i in range(0, len(texts), len(prompts)))
 
 

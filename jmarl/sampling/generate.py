@@ -381,8 +381,8 @@ def tokens_of(team: Team, completions: Sequence[Completions], count: int) -> lis
 
 
 def texts_of(
-    team: Team, tokens: Sequence[Sequence[Sequence[Sequence[int]]]], skip: bool = True, kept: Collection[str] = ()
+    team: Team, tokens: Sequence[Sequence[Sequence[Sequence[int]]]], skip: bool = True, shown: Collection[str] = ()
 ) -> list[list[list[str]]]:
-    """Decode token ids [N][P][G] with the tokenizer of each agent. skip, kept: which special tokens, see `decode`."""
+    """Decode token ids [N][P][G] with the tokenizer of each agent. skip, shown: which special tokens, see `decode`."""
     agents = zip(team.agent_specs, tokens, strict=True)
-    return [[decode(spec.tokenizer, group, skip, kept) for group in rows] for spec, rows in agents]
+    return [[decode(spec.tokenizer, group, skip, shown) for group in rows] for spec, rows in agents]

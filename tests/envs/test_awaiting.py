@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from jmarl.envs.awaiting import awaited, is_async, wait_for_all
 from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.calls.awaiting import awaited, is_async, wait_for_all
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.reward_values import RewardError
 from jmarl.envs.rewards import RewardProcessors, make_reward

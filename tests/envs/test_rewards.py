@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import jmarl.comlrl.utils.reward_processor
 import jmarl.envs.rewards
+from jmarl.envs.calls.time_limit import SIGNAL
 from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.reward_values import (
     MAX_ABS_REWARD,
@@ -30,7 +31,6 @@ from jmarl.envs.reward_values import (
     reward_values,
 )
 from jmarl.envs.rewards import ERROR_WINDOW, RewardFunction, RewardProcessors, make_reward, story_length_ratio
-from jmarl.envs.time_limit import SIGNAL
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
 

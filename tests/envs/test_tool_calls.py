@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jmarl.envs.formats.native_calls import MAX_CALL
 from jmarl.envs.tools.function_calls import read_calls
-from jmarl.envs.tools.native_calls import MAX_CALL
 from jmarl.envs.tools.tool_calls import MAX_CALLS, MAX_MESSAGE, parse_message
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from functools import partial
 
 import jax
+import math_verify
 import numpy as np
 import pytest
 
@@ -104,6 +106,36 @@ def test_rewards_are_computed_while_the_next_part_is_sampled(agents):
 
     assert (play_turns((team, params), environment(reward), sample, sample_parts=2).turns[0].rewards == 1).all()
     assert len(requests) == 2 and requests[0].encoded[0][0].shape[1] == 2
+
+
+def test_rewards_of_all_parts_are_computed_in_the_callers_thread(agents):
+    """math_verify limits its time by signals, which only the main thread gets; a reward may keep what belongs to a thread."""
+    connection = sqlite3.connect(":memory:")
+
+    async def reward(a, b):
+        assert threading.current_thread() is threading.main_thread()
+        assert connection.execute("select 1").fetchone() == (1,)
+        equal = math_verify.verify(math_verify.parse("$\\frac{1}{2}$"), math_verify.parse("$0.5$"))
+        return [float(equal)] * len(a)
+
+    assert (play_turns(make_team(agents), environment(reward), sample_parts=2).turns[0].rewards == 1).all()
+
+
+def test_a_keyboard_interrupt_in_a_reward_ends_the_play_and_its_thread(agents):
+    def interrupted(a, b):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play_turns(make_team(agents), environment(interrupted), sample_parts=2)
+    assert not any(thread.name.startswith("sampling") for thread in threading.enumerate())
+
+
+@pytest.mark.slow  # compiles under another setting
+def test_parts_are_sampled_with_the_settings_of_jax_of_the_callers_thread(agents):
+    before = TRACES["sample"]
+    with jax.default_matmul_precision("float32"):
+        play_turns(make_team(agents), environment(), sample_parts=2)
+    assert TRACES["sample"] == before + 1  # of both parts together, under this setting
 
 
 def test_faults_of_later_parts_have_the_right_index_and_errors_are_raised(agents):

@@ -2,7 +2,7 @@
 
 Models put code between fences, between sentences, or write nothing else. `extract_code` handles all three. It guesses only
 where no fence says where the code is; a completion in which nothing looks like code gives the empty text. Fences are those of
-`fences.py`.
+`formats/fences.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import ast
 import re
 import warnings
 
-from jmarl.envs.code.fences import fenced_blocks, is_python
 from jmarl.envs.code.syntax import UNPARSABLE, parse_program, remove_statements, statements
+from jmarl.envs.formats.fences import fenced_blocks, is_python
 
 CODE_LINE = re.compile(r"(?:async def|def|class) +\w|import +\w|from +[\w.]+ +import\b|@\w|\w+ *(?::[^=]*)?=[^=]|[rR]?[\"']{3}")
 DEFINITION_LINE = re.compile(r"(async def|def|class|@)")

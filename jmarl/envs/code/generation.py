@@ -38,8 +38,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Answer
+from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.code import scoring, syntax
 from jmarl.envs.code.extraction import extract_code
 from jmarl.envs.code.problems import CodeProblemGenerator

@@ -37,8 +37,8 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs.awaiting import awaited
 from jmarl.envs.base import Step, TextEnvironment
+from jmarl.envs.calls.awaiting import awaited
 from jmarl.envs.data import check_split, load_rows, split_of
 from jmarl.envs.debate.rule_judge import RuleBasedJudge
 from jmarl.envs.debate.script import scripted_speech

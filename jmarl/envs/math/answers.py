@@ -121,11 +121,14 @@ def read_gold(answer: str, kind: str, unit: str = "") -> ParsedAnswer:
 _MARK = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{|####|<answer>|\banswers?\b[a-z *_]{0,40}?(?:\b(?:is|are)\b|[:=])", re.I)
 _HAS_NUMBER = re.compile(r"[0-9∞½¼¾⅓⅔]|\\infty|\binf|\boo\b", re.I)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-_CORRECTION = re.compile(  # words before a number that replace an answer: "Wait, no, it is 43"
-    r"\b(?:wait|oops|sorry|no|actually|correction)[,.:;!](?:[\s$*(]|\\[(\[]|\b(?:wait|oops|sorry|no|actually|but|it|that|i|mean|meant|"
-    r"the|right|correct|answer|result|value|should|must|is|be|was|really|made|a|mistake|an|error)\b|'s|[,.:;!])*"
-    r"(?:it|that|answer|result|value|mean|meant|is|be|no|actually|sorry|correction)[\s,:!$*(]+(?=[-−]?[0-9]|\\(?:frac|sqrt|boxed))",
-    re.I,
+# Words before a number that replace an answer: "Wait, no, it is 43".
+_TAKEN_BACK = r"\b(?:wait|oops|sorry|no|actually|correction)[,.:;!]"
+_FILLER = (
+    r"wait|oops|sorry|no|actually|but|i|mean|meant|the|right|correct|should|must|was|really|made|a|mistake|an|error|it|that|"
+    r"answer|result|value|is|be|correction"
+)
+_CORRECTION = re.compile(
+    rf"{_TAKEN_BACK}(?:[\s$*(,.:;!]|\\[(\[]|\b(?:{_FILLER})\b|['’]s)*(?=[-−]?[0-9]|\\(?:frac|sqrt|boxed))", re.I
 )
 _ASSIGNMENT = re.compile(r"[ \t]{0,8}(?:[-*] |[$*]{1,2}|\\\()?[a-z](?:_\{?[0-9]\}?)? ?=")
 _CLAUSE_END = re.compile(r"[.,;:!?]\s")

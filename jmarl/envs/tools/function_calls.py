@@ -2,11 +2,11 @@
 
 Formats. Python: `name(argument="text", other=3)`, one per line or several in a list. JSON: `{"name": ..., "arguments": {...}}`
 (or `parameters`), alone, in a list or in `<tool_call>` tags; the arguments may be a string of JSON, and the object may be
-wrapped in `{"function": ...}`. The other forms that models were taught are read as in `native_calls.py`. These are ignored:
-special tokens such as `<|python_tag|>` and `[TOOL_CALLS]`; prose around a fence; list marks, asterisks, backticks and `Agent
-1:` around a line; comments after it. Positional arguments get their names from the function's schema. Of each text the first
-8,000 characters and 32 calls are read. A call is dropped if it has a value that JSON does not have, that is nested more than 16
-deep, or an integer of more than 128 bits.
+wrapped in `{"function": ...}`. The other forms that models were taught are read as in `formats/native_calls.py`. These are
+ignored: special tokens such as `<|python_tag|>` and `[TOOL_CALLS]`; prose around a fence; list marks, asterisks, backticks and
+`Agent 1:` around a line; comments after it. Positional arguments get their names from the function's schema. Of each text the
+first 8,000 characters and 32 calls are read. A call is dropped if it has a value that JSON does not have, that is nested more
+than 16 deep, or an integer of more than 128 bits.
 
 Comparison. Two values are equal if they are equal numbers (3 and 3.0, but not true and 1), strings that differ only in case and
 white space, or lists and objects of equal values. The expected values of an argument are a list, one of which must be met; if
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from jmarl.envs.tools.native_calls import FUNCTION_TAG, Schemas, decode_json, read_function_tag, unique_names
+from jmarl.envs.formats.native_calls import FUNCTION_TAG, Schemas, decode_json, read_function_tag, unique_names
 
 MAX_TEXT, MAX_CALLS, MAX_DEPTH, MAX_BITS = 8000, 32, 16, 128
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)

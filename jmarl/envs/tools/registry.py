@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jsonschema
 from jsonschema.exceptions import best_match
 
-from jmarl.envs.awaiting import awaited
+from jmarl.envs.calls.awaiting import awaited
 
 MAX_SCHEMA_MESSAGE = 200  # characters of a message of jsonschema
 

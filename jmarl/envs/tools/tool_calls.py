@@ -3,8 +3,8 @@
     <tool_call>{"name": "calculator", "parameters": {"expression": "2 * 21"}}</tool_call>
     <answer>42</answer>
 
-Prompts ask for this form. Calls in the forms that models were taught (`native_calls.py`) are read too: in `<tool_call>` tags,
-as `<function=...>`, after `<|python_tag|>` (Llama 3) or `[TOOL_CALLS]` (Mistral), and without any mark, where the message
+Prompts ask for this form. Calls in the forms that models were taught (`formats/native_calls.py`) are read too: in `<tool_call>`
+tags, as `<function=...>`, after `<|python_tag|>` (Llama 3) or `[TOOL_CALLS]` (Mistral), and without any mark, where the message
 begins with the calls and has nothing else but an answer. Each part of a message is read once, as what its mark says.
 
 Calls are parsed first, then the answer in the remaining text, so neither can be hidden inside the other. Everything else in a
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jmarl.envs.tools.native_calls import (
+from jmarl.envs.formats.native_calls import (
     FUNCTION_TAG,
     NameAndParameters,
     Schemas,
@@ -72,11 +72,11 @@ def parse_message(message: str, schemas: Schemas = {}) -> ParsedMessage:  # noqa
     message = message[:MAX_MESSAGE]
     calls, other_texts, position = list[ToolCall](), list[str](), 0
     while mark := _MARK.search(message, position):
-        found, end = _calls_at(message, mark, schemas)
+        new_calls, end = _calls_at(message, mark, schemas)
         if end is None:  # the message ends inside a call
             break
         other_texts.append(message[position : mark.start()])
-        calls += found
+        calls += new_calls
         position = end
     if not calls and mark is None:
         calls, position = _calls_without_mark(message)

@@ -333,16 +333,16 @@ def _decode(tokenizer: Any, row: Sequence[int], skip: bool = True) -> str:
 
 
 def decode(
-    tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray], skip: bool = True, kept: Collection[str] = ()
+    tokenizer: Any, token_rows: Iterable[Sequence[int] | np.ndarray], skip: bool = True, shown: Collection[str] = ()
 ) -> list[str]:
     """Return the text of each row of token ids, with spaces unchanged.
 
     A row continues a text, as a completion does, so a blank at its beginning stays, unless it begins with a special token.
-    skip: leave out special tokens, except those that are `kept`.
+    skip: leave out special tokens, except those that are `shown`.
     """
     rows = [[int(t) for t in row] for row in token_rows]
-    if skip and kept:
-        rows, skip = drop_special_tokens(tokenizer, rows, kept)
+    if skip and shown:
+        rows, skip = drop_special_tokens(tokenizer, rows, shown)
     if not _strips_blank(tokenizer):
         return [_decode(tokenizer, row, skip) for row in rows]
     before, special = tokenizer.encode("a", add_special_tokens=False), {*tokenizer.all_special_ids}
@@ -353,11 +353,11 @@ def decode(
     ]
 
 
-def drop_special_tokens(tokenizer: Any, rows: list[list[int]], kept: Collection[str]) -> tuple[list[list[int]], bool]:
-    """Return rows without special tokens, except those that are `kept`, and False; the same rows and True if there are none to
-    keep, because decoding then skips them all."""
+def drop_special_tokens(tokenizer: Any, rows: list[list[int]], shown: Collection[str]) -> tuple[list[list[int]], bool]:
+    """Return rows without special tokens, except those that are `shown`, and False; the same rows and True if there are none to
+    show, because decoding then skips them all."""
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    if not set(special.values()) & {*kept}:
+    if not set(special.values()) & {*shown}:
         return rows, True
-    skipped = {i for i, content in special.items() if content not in kept}
+    skipped = {i for i, content in special.items() if content not in shown}
     return [[t for t in row if t not in skipped] for row in rows], False

@@ -14,10 +14,10 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from typing import Any
 
-from jmarl.envs.time_limit import LATE, Late
+from jmarl.envs.calls.time_limit import LATE, Late
 
 
 class _ThreadLoop(threading.local):
@@ -53,7 +53,7 @@ def needs_waiting(value: Any) -> bool:
     """Return whether a value is an awaitable, an asynchronous iterator, or a list with some of them."""
     if isinstance(value, list | tuple):
         return any(inspect.isawaitable(entry) for entry in value)
-    return inspect.isawaitable(value) or hasattr(value, "__aiter__")
+    return inspect.isawaitable(value) or isinstance(value, AsyncIterable)
 
 
 def wait_for_all(values: Sequence[Any], timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
@@ -92,8 +92,9 @@ async def _all_results(values: Sequence[Any], timeout: float | None, return_exce
 
 
 async def _timed_result(value: Any, timeout: float | None) -> Any:
+    limit = asyncio.timeout(timeout)
     try:
-        async with asyncio.timeout(timeout) as limit:
+        async with limit:
             return await _result(value)
     except TimeoutError:
         if limit.expired():
@@ -111,7 +112,7 @@ async def _result(value: Any) -> Any:
     if inspect.isawaitable(value):
         value = await value
         return await _result(value) if needs_waiting(value) else value
-    if hasattr(value, "__aiter__"):
+    if isinstance(value, AsyncIterable):
         return [entry async for entry in value]
     return value
 

@@ -1,0 +1,54 @@
+"""Which special tokens of a tokenizer rewards and environments read in completions."""
+
+import pytest
+
+from jmarl.envs.base import special_tokens
+from jmarl.envs.centralized import Centralized
+from jmarl.envs.math.reasoning import MathReasoning
+from jmarl.envs.mixture import Mixture
+from jmarl.envs.reward_environment import RewardEnvironment
+from jmarl.envs.tools.function_calling import FunctionCalling
+from jmarl.envs.tools.tool_calls import SPECIAL_TOKENS, parse_message
+from jmarl.envs.tools.tool_use import ToolUse
+from jmarl.envs.vector import LockStep
+from jmarl.models.hub.tokenize import decode
+
+
+@pytest.fixture(scope="module")
+def marks():
+    """A tokenizer in which the marks of tool calls are special tokens, as in those of Mistral and Llama 3."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|end|>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]"]
+    vocab = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+CALL = '{"name": "calculator", "parameters": {"expression": "2*21"}}'
+CALLS = [f"So <tool_call>{CALL}</tool_call>", f"<|python_tag|>{CALL}", f"[TOOL_CALLS] [{CALL}]"]
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_special_tokens_are_left_out_shown_or_shown_to_environments_that_read_them(marks, text):
+    ids = [marks.encode(text + "<|end|>", add_special_tokens=False)]
+    plain = text
+    for token in marks.all_special_tokens + ["<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]"]:
+        plain = plain.replace(token, "")
+    assert decode(marks, ids) == [plain]
+    assert decode(marks, ids, skip=False) == [text + "<|end|>"]
+    assert decode(marks, ids, shown=("[INST]",)) == [plain]  # not in this tokenizer
+    assert decode(marks, ids, shown=SPECIAL_TOKENS) == [text]
+    for skip, shown in ((True, SPECIAL_TOKENS), (False, ())):
+        (call,) = parse_message(decode(marks, ids, skip, shown)[0]).calls
+        assert tuple(call) == ("calculator", {"expression": "2*21"}, "")
+
+
+def test_environments_of_tools_read_the_marks_of_calls_and_others_none():
+    assert special_tokens(LockStep(ToolUse())) == special_tokens(Mixture({"a": ToolUse()})) == SPECIAL_TOKENS
+    assert special_tokens(Centralized(LockStep(FunctionCalling()), 2)) == SPECIAL_TOKENS
+    assert special_tokens(RewardEnvironment(lambda a: [1.0], [str])) == ()
+    assert special_tokens(LockStep(MathReasoning())) == ()
