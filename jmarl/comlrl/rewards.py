@@ -15,6 +15,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from jmarl.envs.reward_values import as_list
+from jmarl.envs.rewards import unique_names
 
 KEYWORDS = ("prompts", "batch_items")  # that CoMLRL passes
 
@@ -49,7 +50,7 @@ def bind_reward(function: Callable, num_agents: int, per_agent: bool) -> Callabl
             return value
         return values_later(value, num_agents) if inspect.isawaitable(value) else values_per_agent(value, num_agents)
 
-    reward.__name__ = getattr(function, "__name__", type(function).__name__)
+    (reward.__name__,) = unique_names([function])
     reward.__signature__ = signature  # type: ignore[attr-defined]
     return reward
 
