@@ -1,9 +1,9 @@
 """Rewards with the signatures that CoMLRL 1.4.3 accepts, as functions with signatures that `RewardFunction` reads.
 
 A reward takes one list of completions per agent; or before them the prompts, one required parameter more than agents, whatever
-its name; or a single list of all agents' lists. `prompts` and `batch_items` are recognized by name wherever they stand, and
-`**kwargs` gets these two only. Left out: a parameter with a default never takes completions, and a call that raises a TypeError
-is not repeated with fewer arguments.
+its name; or a single list of all agents' lists. Parameters with a default take completions only if there are as many parameters
+as agents. `prompts` and `batch_items` are recognized by name wherever they stand, and `**kwargs` gets these two only. Left out:
+a call that raises a TypeError is not repeated with fewer arguments.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from jmarl.envs.reward_values import as_list
+from jmarl.envs.rewards import unique_names
 
 KEYWORDS = ("prompts", "batch_items")  # that CoMLRL passes
 
@@ -49,7 +50,7 @@ def bind_reward(function: Callable, num_agents: int, per_agent: bool) -> Callabl
             return value
         return values_later(value, num_agents) if inspect.isawaitable(value) else values_per_agent(value, num_agents)
 
-    reward.__name__ = getattr(function, "__name__", type(function).__name__)
+    (reward.__name__,) = unique_names([function])
     reward.__signature__ = signature  # type: ignore[attr-defined]
     return reward
 
@@ -63,12 +64,15 @@ def reward_signature(function: Callable, own: Signature, num_agents: int) -> tup
         p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in (*KEYWORDS, "rng")
     ]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    required = sum(p.default is p.empty for p in lists)
     one_list = not variadic and len(lists) == 1 < num_agents
     if one_list:
         others = [p.replace(kind=p.KEYWORD_ONLY) if p.kind is not p.VAR_KEYWORD else p for p in parameters if p is not lists[0]]
         parameters = [lists[0].replace(kind=Parameter.VAR_POSITIONAL), *others]
-    elif not variadic and sum(p.default is p.empty for p in lists) == num_agents + 1:
+    elif not variadic and required == num_agents + 1:
         parameters = [p.replace(name="prompts") if p is lists[0] else p for p in parameters]
+    elif required < num_agents == len(lists):
+        parameters = [p.replace(default=p.empty) if p in lists else p for p in parameters]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         named = [Parameter(name, Parameter.KEYWORD_ONLY) for name in KEYWORDS if name not in [p.name for p in parameters]]
         parameters = [p for p in parameters if p.kind is not p.VAR_KEYWORD] + named

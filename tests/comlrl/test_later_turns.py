@@ -145,6 +145,8 @@ A, B, PROMPTS, ROWS = ["0.0"], ["1.0"], ["Q:task"], [ITEM]
         (lambda a, b: (a, b), (A, B)),
         (lambda a, b, **optional: (a, b, optional), (A, B, {"prompts": PROMPTS, "batch_items": ROWS})),
         (lambda a, b, batch_items, prompts: (a, b, batch_items, prompts), (A, B, ROWS, PROMPTS)),
+        (lambda a, b=None: (a, b), (A, B)),
+        (lambda a, b=None, *, prompts=None: (a, b, prompts), (A, B, PROMPTS)),
         (lambda *completions: completions, (A, B)),
         (lambda *completions, batch_items=None, prompts=None: (*completions, batch_items, prompts), (A, B, ROWS, PROMPTS)),
         (lambda prompts, a, b: (prompts, a, b), (PROMPTS, A, B)),

@@ -657,7 +657,7 @@ def test_any_series_of_dicts_is_a_data_set(model, kind):
         (dict(train_dataset=None), TypeError, "train_dataset= is needed: give a file"),
         (dict(reward_func=None), TypeError, "a reward is needed"),
         (dict(reward_funcs=lengths), TypeError, "reward_func= and reward_funcs= mean the same"),
-        (dict(reward_func=lambda a, b=None: [0.0]), TypeError, "takes 1 completion lists"),
+        (dict(reward_func=lambda: [0.0]), TypeError, "takes 0 completion lists"),
         (dict(agents=["x", "y"]), TypeError, "either agents= .* or model="),
         (dict(model=None), TypeError, "either agents= .* or model="),
         (dict(model=None, agents="x"), TypeError, "agents= is a list"),
