@@ -14,9 +14,8 @@ from typing import Any
 
 from jmarl.config.aliases import OTHER_NAMES
 from jmarl.config.experiment import PART_OF, PARTS, TOP_SETTINGS, ExperimentConfig
-from jmarl.config.given import Given, check_tokenizer, count_tasks, count_warmup, put
 from jmarl.config.mrlm_environments import is_same
-from jmarl.config.mrlm_keys import AGENT_KEYS, GENERATION, KEYS, LISTS
+from jmarl.config.mrlm_keys import AGENT_KEYS, GENERATION, KEYS, LISTS, check_tokenizer, count_tasks, count_warmup
 from jmarl.config.mrlm_rules import (
     Ignored,
     Refused,
@@ -29,7 +28,7 @@ from jmarl.config.mrlm_rules import (
 )
 from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
-from jmarl.config.yaml_file import KeyPath, YamlFile
+from jmarl.config.yaml_file import Given, KeyPath, YamlFile, put
 
 TREES = ("options", "wandb", *LISTS)  # settings whose values are lists or mappings of any content
 MADE_BY: dict[str, Rule] = {"options": LISTS["environment"], "wandb": wandb}  # trees that keys of MRLM set too

@@ -125,9 +125,9 @@ def _own_problem(row: Any) -> Any:
         return row
     if "function_name" in row and "test_cases" in row:
         tests = [f"    assert candidate(*{tuple(given)!r}) == {result!r}\n" for given, result in row["test_cases"]]
-        kept = {name: value for name, value in row.items() if name not in ("function_name", "test_cases", "id")}
-        made = {"entry_point": row["function_name"], "test": f"def check(candidate):\n{''.join(tests)}"}
-        return {"task_id": str(row.get("id", row["function_name"])), **kept, **made}
+        others = {name: value for name, value in row.items() if name not in ("function_name", "test_cases", "id")}
+        checked = {"entry_point": row["function_name"], "test": f"def check(candidate):\n{''.join(tests)}"}
+        return {"task_id": str(row.get("id", row["function_name"])), **others, **checked}
     answer = row.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         return {**row, "answer": f"{answer:.12g}"}

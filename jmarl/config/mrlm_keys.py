@@ -13,7 +13,8 @@ from typing import Any
 
 from jmarl.config import mrlm_rules as rules
 from jmarl.config.mrlm_environments import environments
-from jmarl.config.mrlm_rules import Ignored, Refused, Rule, only
+from jmarl.config.mrlm_rules import Ignored, Refused, Rollouts, Rule, Steps, only
+from jmarl.config.yaml_file import Given
 
 Entry = str | Rule | Refused | Ignored
 
@@ -207,3 +208,39 @@ AGENT_KEYS = {
     "system_prompt": "roles",
     "learning_rate": "learning_rate",
 }
+
+
+# --- settings that follow from keys of several sections
+
+
+def check_tokenizer(settings: dict[str, Given]) -> None:
+    """Drop the name of the tokenizer. Raises ValueError unless it is that of the model."""
+    given = settings.pop("tokenizer", None)
+    if given is not None and ("models" not in settings or given.value not in settings["models"].value):
+        raise ValueError(f"{given.place}: each model brings its own tokenizer: remove this key")
+
+
+def count_tasks(settings: dict[str, Given], algorithm: str) -> None:
+    """Replace a number of episodes by that of tasks: in MRLM's GRPO each completion of a group is an episode.
+
+    Raises ValueError if the episodes are not whole groups."""
+    given = settings.get("num_prompts")
+    if given is None or not isinstance(given.value, Rollouts):
+        return
+    size = settings["num_generations"].value if algorithm == "grpo" and "num_generations" in settings else 1
+    if given.value.number % size:
+        raise ValueError(
+            f"{given.place}: {given.value.number} episodes are not groups of {size}: give a multiple of group_size"
+        )
+    settings["num_prompts"] = given._replace(value=given.value.number // size)
+
+
+def count_warmup(settings: dict[str, Given]) -> None:
+    """Replace optimizer steps of the warm-up by updates, of which each makes num_epochs * num_minibatches steps. Rounds up."""
+    given = settings.get("warmup_updates")
+    if given is None or not isinstance(given.value, Steps):
+        return
+    per_update = 1
+    for name in ("num_epochs", "num_minibatches"):
+        per_update *= settings[name].value if name in settings else 1
+    settings["warmup_updates"] = given._replace(value=-(-given.value.number // per_update))

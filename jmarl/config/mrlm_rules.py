@@ -143,7 +143,7 @@ def schedule(values: Values, kind: str) -> dict[str, Any]:
 
 
 def warmup(values: Values, kind: str) -> dict[str, Any]:
-    """Optimizer steps of the warm-up, which `given.count_warmup` turns into updates."""
+    """Optimizer steps of the warm-up, which `mrlm_keys.count_warmup` turns into updates."""
     return {"warmup_updates": Steps(values["warmup_steps"])}
 
 

@@ -25,6 +25,23 @@ class YamlFile(NamedTuple):
         return f"{self.name}, line {self.lines.get(path, 1)}"
 
 
+class Given(NamedTuple):
+    """A value and where it was given."""
+
+    value: Any
+    rank: int  # number of the source: higher ones override
+    place: str  # for messages
+
+
+def put(settings: dict[str, Given], name: str, given: Given) -> None:
+    """Set a value that overrides those of earlier sources. Raises ValueError for two different values of one source."""
+    old = settings.get(name)
+    if old is not None and old.rank == given.rank and old.value != given.value:
+        raise ValueError(f"{old.place} and {given.place} both set {name}: give one of them")
+    if old is None or old.rank <= given.rank:
+        settings[name] = given
+
+
 class _Loader(yaml.SafeLoader):
     """The safe loader, which also reads 1e-5 as a number (YAML 1.1 wants 1.0e-5)."""
 
