@@ -42,8 +42,11 @@ def load_rows(
         FileNotFoundError: there is no file at `path`.
         ValueError: the file cannot be read, a column is missing, or a row is empty there.
     """
-    rows = _read_hub(hub, config, split) if path is None else read_rows(Path(path))
     source = str(path or hub)
+    try:
+        rows = _read_hub(hub, config, split) if path is None else read_rows(Path(path))
+    except ValueError as error:
+        raise ValueError(f"{error}; needed are the fields {', '.join(fields)}") from error
     columns = list(dict.fromkeys(name for row in rows for name in row))
     missing = [field for field in fields if field not in columns]
     if missing:

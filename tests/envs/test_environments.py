@@ -125,9 +125,9 @@ def test_no_message_breaks_an_environment(env, data):
 @pytest.mark.parametrize(
     "text, error, match",
     [
-        (None, FileNotFoundError, "there is no file .*rows.jsonl: give a JSON Lines file with the fields"),
-        ("", ValueError, "rows.jsonl cannot be read as JSON Lines with the fields .*: it is empty"),
-        ("no json at all\n", ValueError, "rows.jsonl cannot be read as JSON Lines with the fields"),
+        (None, FileNotFoundError, "rows.jsonl does not exist: give a file"),
+        ("", ValueError, "rows.jsonl is empty; needed are the fields"),
+        ("no json at all\n", ValueError, "rows.jsonl, line 1, is not valid JSON: .*; needed are the fields"),
         ('{"title": "a"}\n', ValueError, "rows.jsonl has no column .*: it has title, needed are"),
     ],
 )

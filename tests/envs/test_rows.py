@@ -44,7 +44,7 @@ HOLDERS = {
     "Dataset": lambda path: datasets.Dataset.from_list(ROWS),
     "Dataset in another format": lambda path: datasets.Dataset.from_list(ROWS).with_format("numpy"),
     "IterableDataset": lambda path: datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
-    "DatasetDict of one split": lambda path: datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)),
+    "DatasetDict of one split": lambda path: datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}),
     "DataFrame": lambda path: pd.DataFrame(ROWS),
     "DataFrame with a named index": lambda path: pd.DataFrame(ROWS).set_index("prompt"),
 } | {
@@ -69,7 +69,7 @@ def test_a_generator_is_read_once_and_says_so():
 def test_a_saved_directory_is_read_and_a_split_is_chosen(tmp_path):
     one, two = (datasets.Dataset.from_list(rows) for rows in (ROWS, ROWS[:1]))
     one.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict(train=one, test=two).save_to_disk(str(tmp_path / "several"))
+    datasets.DatasetDict({"train": one, "test": two}).save_to_disk(str(tmp_path / "several"))
     assert read_rows(tmp_path / "one") == ROWS
     assert read_rows(str(tmp_path / "several"), "test") == ROWS[:1]
     with pytest.raises(ValueError, match="has several splits: give one of train, test"):
@@ -192,7 +192,7 @@ def test_a_table_without_clear_columns_is_an_error():
         read_rows(pd.DataFrame([[1, 2]]))
     with pytest.raises(ValueError, match="row 0 of the DataFrame: prompt is a text with a list of messages"):
         read_rows(pd.DataFrame([{"prompt": json.dumps(CHAT)}]))
-    splits = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS))
+    splits = datasets.DatasetDict({name: datasets.Dataset.from_list(ROWS) for name in ("train", "test")})
     with pytest.raises(ValueError, match=r"several splits: give one of train, test, in Python as data_set\['train'\]"):
         read_rows(splits)
 

@@ -183,8 +183,8 @@ def end_token(spec: StackSpec, chat: bool | Chat) -> int:
 
 
 def text_of(prompt: Prompt) -> str:
-    """Return a prompt as a text: the contents of chat messages, one per line."""
-    return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+    """Return a prompt as a text: chat messages one per line, each after its role, as `ChatPrompt` writes them."""
+    return prompt if isinstance(prompt, str) else str(ChatPrompt(prompt))
 
 
 def check_length(spec: StackSpec, tokens: AgentTokens, prompt: Prompt, name: str) -> AgentTokens:
