@@ -64,7 +64,8 @@ def tokenizer_of(special, template, *, kind="bytes", plain=(), rstrip=False, **n
 
 FAMILIES = {
     "chatml": dict(
-        special=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], template=CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+        special=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], template=CHATML, eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
     ),
     "llama3": dict(
         special=["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
