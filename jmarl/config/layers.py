@@ -30,7 +30,7 @@ from jmarl.config.train_config import SECTION_OF, SECTIONS, by_field
 from jmarl.config.validation import did_you_mean
 from jmarl.config.yaml_file import Given, KeyPath, YamlFile, put
 
-TREES = ("options", "wandb", *LISTS)  # settings whose values are lists or mappings of any content
+TREES = ("options", "wandb", "chat_template_kwargs", *LISTS)  # settings whose values are lists or mappings of any content
 MADE_BY: dict[str, Rule] = {"options": LISTS["environment"], "wandb": wandb}  # trees that keys of MRLM set too
 OUTSIDE = ("device",)  # settings of the command line alone
 
@@ -260,8 +260,8 @@ class Layers:
             known = [n for n, p in PART_OF.items() if not part or p == part]
             raise self._unknown(name, part, known if part else [*known, *KEYS, *LISTS, *TOP_SETTINGS], source, path)
         if part == "train" and name != "algorithm":
-            hashable = value if isinstance(value, str | int | float | bool) or value is None else tuple(value)
-            [(name, value)] = by_field({name: hashable}, {"algorithm"}, ExperimentConfig.__name__).items()
+            value = tuple(value) if isinstance(value, list) else value  # hashable
+            [(name, value)] = by_field({name: value}, {"algorithm"}, ExperimentConfig.__name__).items()
         put(self.own, name, Given(value, self.rank, self._place(source, path)))
 
     def _mrlm(self, section: str, key: str, value: Any, source: YamlFile, path: KeyPath) -> None:

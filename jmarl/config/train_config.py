@@ -33,7 +33,7 @@ def list_settings(cls: type[C]) -> type[C]:
     """Append the settings of all sections and their defaults to the docstring of a class, for `help`."""
     lines = []
     for section, kind in SECTIONS.items():
-        defaults = [f"{field.name}={field.default!r}" for field in dataclasses.fields(kind)]
+        defaults = [f"{field.name}={getattr(kind(), field.name)!r}" for field in dataclasses.fields(kind)]
         text = f"{section}: {', '.join(defaults)}"
         lines += textwrap.wrap(text, 110, initial_indent="    ", subsequent_indent="        ", break_long_words=False)
     cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n" + "\n".join(lines)

@@ -189,7 +189,8 @@ def imitate(agents: Sequence[Agent], demonstrations: Sequence[Sequence[Trajector
             continue
         folder = f"{cfg.run.output_dir}/agent_{n}" if cfg.run.output_dir else ""
         team, params = make_team([agent])
-        result = fit(team, trajectories, cfg.replace(output_dir=folder), params=params)
+        own = cfg.replace(output_dir=folder, chat=bool(cfg.episodes.chat_settings.of(n)))
+        result = fit(team, trajectories, own, params=params)
         if result.interrupted:
             raise Interrupted(f"while agent {n} imitated, after {int(result.state.step)} of {cfg.run.num_updates} updates")
         new_agents[n] = agents_of(team, policies(result.state))[0]._replace(name=agent.name)
