@@ -4,10 +4,10 @@ Logits are processed in the order of Hugging Face: repetition penalty, minimum l
 is drawn with the inverse of the cumulative distribution. On a CPU this is twenty times faster than adding Gumbel noise to the
 whole vocabulary, and it needs no sort.
 
-Ids without a token (embeddings that only pad the vocabulary) are never drawn. Like top-p this truncates the distribution that is
-drawn from, and not the one that is trained: log-probabilities of the sampler, the learner, transformers and TRL stay equal, and an
-update may lower the probability of these ids, which other samplers draw. An entropy bonus counts them too, as it counts what top-p
-removes.
+Ids without a token (embeddings that only pad the vocabulary) are never drawn. Like top-p this truncates the distribution that
+is drawn from, and not the one that is trained: log-probabilities of the sampler, the learner, transformers and TRL stay equal,
+and an update may lower the probability of these ids, which other samplers draw. An entropy bonus counts them too, as it counts
+what top-p removes.
 """
 
 import jax
