@@ -176,10 +176,20 @@ def make_value_targets(batch: Batch, algorithm: Algorithm) -> tuple[ValueTargets
     else:
         mask = value_mask(batch, algorithm.value_kind)
         targets = jnp.broadcast_to(jnp.nan_to_num(batch.rewards)[..., None], valid.shape)
-    residual, center = masked.mean((targets - old) ** 2, mask), masked.mean(targets, mask)
-    total = masked.mean((targets - center) ** 2, mask)
-    explained = jnp.where(total > 0, 1 - residual / jnp.where(total > 0, total, 1), 0)
-    return ValueTargets(mask, mask / jnp.maximum(mask.sum(), 1), targets, old), {"explained_variance": explained}
+    metrics = {"explained_variance": explained_variance(old, targets, mask)}
+    return ValueTargets(mask, mask / jnp.maximum(mask.sum(), 1), targets, old), metrics
+
+
+def explained_variance(values: PerToken, targets: PerToken, mask: TokenMask) -> Float[Array, ""]:
+    """Return 1 - var(y - v) / var(y) of targets y and values v, as Stable-Baselines3 and verl do; 0 if all targets are equal.
+
+    A critic that is wrong by a constant explains all variance: `value` and `value_loss` show the constant."""
+
+    def variance(x: PerToken) -> Float[Array, ""]:
+        return masked.mean((x - masked.mean(x, mask)) ** 2, mask)
+
+    total = variance(targets)
+    return jnp.where(total > 0, 1 - variance(targets - values) / jnp.where(total > 0, total, 1), 0)
 
 
 def value_mask(batch: Batch, kind: str) -> TokenMask:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -151,6 +152,53 @@ def test_a_run_resumes_from_a_step_or_a_path(whole):
     settings = file.read_bytes()
     assert main(["train", "--config", str(file), "--set", "temperature=0.5", "--resume"]) == 2
     assert file.read_bytes() == settings, "a refused resume changes no settings"
+
+
+def test_resume_auto_begins_and_ends_at_once_where_nothing_is_left_to_do(whole, capsys):
+    """The same command again and again, as of a queue; without auto the finished run would be moved aside."""
+    flags = ["train", "--config", "run.yaml", "--output", "out/queue", "--resume", "auto"]
+    assert main(flags) == 0 and metrics("out/queue") == whole
+    capsys.readouterr()
+    start = time.monotonic()
+    assert main(flags) == 0 and time.monotonic() - start < 5
+    assert capsys.readouterr().out == "out/queue: the run has made all 3 updates, nothing is left to do\n"
+    assert metrics("out/queue") == whole and not Path("out/queue/earlier_1").exists()
+    assert main([*flags, "--set", "temperature=0.5"]) == 2 and "temperature: 1.0 -> 0.5" in capsys.readouterr().err
+    assert read("--config", "run.yaml", "--set", "resume=auto").train.run.resume == "auto"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--set", "temperature=0.5"], "temperature: 1.0 -> 0.5"),
+        (["--set", "reward=own_rewards_of_tests:interrupting"], "reward: own_rewards_of_tests.letters (gone)"),
+        (["--set", "held_out=3"], "data: 4 items -> 3 items"),
+        (["--set", "roles=[Be brief.]"], "reward: "),
+        (["--set", "num_updates=2"], "num_updates=2 is not allowed: the run in out/whole has made 3 already"),
+        (["--set", "resume_step=1"], "there is no checkpoint of step 1 in out/whole/checkpoints: choose from 2, 3"),
+        (["--output", "out/nothing"], "there is nothing to resume: out/nothing/checkpoints has no complete checkpoint"),
+    ],
+)
+def test_the_dry_run_of_a_resume_refuses_what_the_run_refuses(whole, flags, message, capsys):
+    before = sorted(Path("out/whole").rglob("*"))
+    assert main(["train", "--config", "out/whole", "--resume", *flags, "--dry-run"]) == 2
+    assert message in capsys.readouterr().err and sorted(Path("out/whole").rglob("*")) == before
+
+
+def test_the_dry_run_of_a_resume_reads_the_checkpoint_and_changes_nothing(whole, tmp_path, capsys):
+    run = Path(shutil.copytree("out/whole", tmp_path / "run"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    flags = ["train", "--config", str(run), "--output", str(run), "--resume", "--dry-run"]
+    assert main([*flags, "--set", "num_generations=4"]) == 0
+    out = capsys.readouterr().out
+    assert "would resume from step 3 of 3" in out and "changed: num_generations: 2 -> 4" in out
+    with locked(run):
+        assert main(flags) == 2 and "is in use by process" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"} == before
+    for step in (2, 3):
+        (run / "checkpoints" / str(step) / "meta.json").write_bytes(b"{}")
+    assert main(flags) == 2 and "are damaged" in capsys.readouterr().err
+    assert (run / "checkpoints" / "3").is_dir(), "a dry run sets no damaged checkpoint aside"
 
 
 def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):

@@ -18,6 +18,7 @@ from jmarl.envs.rewards import make_reward
 from jmarl.learning import critics
 from jmarl.learning.objective import loss_of_inputs, make_loss_inputs
 from jmarl.learning.optimizer import steps_done
+from jmarl.learning.targets import explained_variance
 from jmarl.learning.team_update import update_team
 from jmarl.models import attention, decoder
 from jmarl.models.heads import values_of
@@ -596,3 +597,18 @@ def test_a_central_critic_of_three_prompts(agents, changes):
     result = train(team, environment(2, cfg.episodes.num_turns), [*ITEMS, {"prompt": "of fruit"}], cfg, params=params)
     assert np.isfinite(result.rewards).all()
     assert int(result.state.critics[0].skipped[0]) == 0 and int(steps_done(result.state.critics[0])[0]) == 1
+
+
+def test_explained_variance_does_not_count_a_constant_error():
+    """As in Stable-Baselines3 and verl: 1 - var(y - v) / var(y). Masked values do not count."""
+    targets, mask = jnp.array([[[1.0, 2.0, 6.0, 99.0]]]), jnp.array([[[True, True, True, False]]])
+    shares = {
+        "exact": targets,
+        "shifted": targets + 5,
+        "constant": jnp.full((1, 1, 4), 3.0),
+        "half": targets / 2,
+        "opposite": -targets,
+    }
+    found = {name: float(explained_variance(values, targets, mask)) for name, values in shares.items()}
+    assert found == pytest.approx({"exact": 1, "shifted": 1, "constant": 0, "half": 0.75, "opposite": -3}, abs=1e-6)
+    assert explained_variance(targets, jnp.ones((1, 1, 4)), mask) == 0, "targets that are all equal"

@@ -235,12 +235,16 @@ class Writes(TextEnvironment):
         return Step(state, ["5" * 150] * 2, float(len(messages[0])), False)
 
 
-def test_environments_that_write_their_prompts_cannot_drop_items(agents):
+def test_environments_that_write_their_prompts_can_drop_those_of_later_turns_only(agents):
+    class OneTurn(Writes):
+        max_turns = 1
+
     with pytest.raises(ValueError, match="long_prompts='drop' leaves items out before training, and this environment writes"):
-        run(agents, SHORT, Writes(), num_turns=2, long_prompts="drop")
-    with pytest.warns(UserWarning, match="prompts longer than the context are cut"):
-        result = run(agents, SHORT, Writes(), num_turns=2, branching="chain", long_prompts="truncate_left")
-    assert np.isfinite(result.rewards).all()
+        run(agents, SHORT, OneTurn(), long_prompts="drop")
+    for long_prompts, what in (("truncate_left", "cut"), ("drop", "not read: their episodes end there")):
+        with pytest.warns(UserWarning, match=f"prompts longer than the context are {what}"):
+            result = run(agents, SHORT, Writes(), num_turns=2, branching="chain", long_prompts=long_prompts)
+        assert np.isfinite(result.rewards).all()
 
 
 # --- later turns ---------------------------------------------------------------------------------------------------------

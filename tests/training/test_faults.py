@@ -347,6 +347,21 @@ def test_ignored_signals_stay_ignored_and_a_second_one_raises():
         signal.signal(signal.SIGTERM, before)
 
 
+def test_the_signal_of_a_queue_stops_a_run_unless_the_program_has_a_handler_of_its_own():
+    calls, before = [], signal.getsignal(signal.SIGUSR1)
+    with interruptible(saves=True) as note:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert note.requested and note.by == "SIGUSR1"
+    assert signal.getsignal(signal.SIGUSR1) is before
+    signal.signal(signal.SIGUSR1, lambda number, _: calls.append(number))
+    try:
+        with interruptible(saves=True) as note:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert calls == [signal.SIGUSR1] and not note.requested
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """An interrupted run with checkpoints of updates 4 and 5, and the same run without an interruption."""
@@ -416,7 +431,7 @@ def test_changed_data_and_rewards_are_refused_by_name_unless_allowed(stopped, tm
         run(reward=other, output_dir=str(where), resume=True, allow_changed="data")
     result = run(reward=other, items=changed, output_dir=str(where), resume=True, allow_changed="data, reward")
     assert len(result.rewards) == 3
-    with pytest.raises(ValueError, match="allow_changed='team' is not allowed: .* some of data,reward"):
+    with pytest.raises(ValueError, match="allow_changed='team' is not allowed: .* some of data,reward,environment"):
         TrainConfig.of(allow_changed="team")
 
 

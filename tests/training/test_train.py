@@ -141,10 +141,10 @@ def test_a_resumed_run_repeats_and_loses_no_row(runs):
 
 
 def test_a_changed_configuration_is_refused_with_the_difference(runs, directories):
-    """Only what is named in MAY_CHANGE may differ; the error shows old and new."""
-    done = start(directories, runs[0], resume=True, num_generations=4, temperature=0.5, num_updates=21, learning_rate=1e-3)
+    """Only what is named in MAY_CHANGE and ADVISED may differ; the error shows old and new."""
+    done = start(directories, runs[0], resume=True, gamma=0.5, temperature=0.5, num_updates=21, learning_rate=1e-3)
     assert done.returncode != 0
-    assert "cannot resume from step 20" in done.stderr and "num_generations: 3 -> 4" in done.stderr
+    assert "cannot resume from step 20" in done.stderr and "gamma: 1.0 -> 0.5" in done.stderr
     assert "temperature: 1.0 -> 0.5" in done.stderr and "learning_rate:" not in done.stderr.splitlines()[-1]
     done = start(directories, runs[0], resume=True, num_updates=19)
     assert done.returncode != 0 and "num_updates=19 is not allowed: the run in" in done.stderr

@@ -1,4 +1,5 @@
-"""Stop a run after its current update on Ctrl+C or SIGTERM, when its row and checkpoint are written.
+"""Stop a run after its current update on Ctrl+C, SIGTERM or SIGUSR1 (which queues send before a time limit), when its row and
+checkpoint are written.
 
 The first signal only sets a flag, which the loop reads between updates. A second signal acts as without this module: in a
 notebook or script Ctrl+C raises KeyboardInterrupt and SIGTERM ends the process; commands end at once on either.
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Iterator
 
 EXIT_INTERRUPTED = 75  # exit code of a command whose run can be resumed: EX_TEMPFAIL, "try again"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(Exception):
@@ -52,7 +53,7 @@ def ending_at_second_signal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(saves: bool) -> Iterator[Interrupt]:
-    """Yield the flag that the first SIGINT or SIGTERM sets. Nested loops share one flag.
+    """Yield the flag that the first of `SIGNALS` sets. Nested loops share one flag.
 
     saves: whether the run writes a checkpoint when it ends early; only for the message."""
     global _active
@@ -65,6 +66,8 @@ def interruptible(saves: bool) -> Iterator[Interrupt]:
     # Ignored signals (nohup, a background job of a shell) stay ignored, and handlers from outside Python (None) are unchanged.
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    if handlers.get(signal.SIGUSR1) is not signal.SIG_DFL:  # a program that has a use of its own for it keeps its handler
+        handlers.pop(signal.SIGUSR1, None)
     flag = Interrupt()
     then = " and saved" if saves else ", and nothing is saved because the run makes no checkpoints"
 

@@ -106,10 +106,10 @@ def chosen_before(cfg: TrainConfig) -> dict[str, Any]:
     directory = checkpoints_of(cfg)
     for step in sorted(saved_steps(directory), key=lambda step: (step == cfg.run.resume_step, step), reverse=True):
         try:
-            content = json.loads((directory / str(step) / META).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # resuming skips damaged checkpoints too, and says so
+            config = json.loads((directory / str(step) / META).read_text(encoding="utf-8"))["meta"]["config"]
+        except (OSError, ValueError, KeyError, TypeError):  # resuming skips damaged checkpoints too, and says so
             continue
-        return {name: content["meta"]["config"].get(name, "auto") for name in names}  # older runs lack newer settings
+        return {name: config.get(name, "auto") for name in names}  # older runs lack newer settings
     return {}
 
 
