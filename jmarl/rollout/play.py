@@ -227,13 +227,13 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
     acts, joint = acting_mask(nodes.prompts), joint_actions(episodes.joint_mode, team.num_agents, group)
     parts = num_parts(len(padded), episodes)
     size = len(padded) // parts
-    sampled, tokens, answered = [], [], []
+    sampled, tokens, answered, waiting = [], [], [], []
 
-    def answer_part() -> None:
-        """Let the environment answer the newest part."""
-        part = slice((len(sampled) - 1) * size, len(sampled) * size)
-        if part.start < count:  # the nodes after `count` are padding
-            tokens.append(tokens_of(team, sampled[-1], min(size, count - part.start)))
+    def answer_parts() -> None:
+        """Let the environment answer the sampled parts."""
+        while waiting:
+            part = waiting.pop(0)
+            tokens.append(tokens_of(team, sampled[part.start // size], min(size, count - part.start)))
             answered.append(step_environment(game, nodes.states[part], acts[:, part], tokens[-1], joint))
 
     for start in range(0, len(padded), size):
@@ -248,11 +248,13 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
             past=nodes.past and nodes.past.take(padded),
             keep_cache=keeps_caches(episodes, settings, t),
             acts=agents_to_sample(acts),
-            meanwhile=answer_part if start and episodes.overlap_rewards else None,
+            meanwhile=answer_parts if waiting else None,
         )
         sampled.append(tuple(map(on_host, game.sample(request))))
+        if start < count:  # the nodes after `count` are padding
+            waiting.append(part)
         if not episodes.overlap_rewards or start + size >= len(padded):
-            answer_part()
+            answer_parts()
     texts, answers = zip(*answered, strict=True)
     answer = join_answers(answers)
     turn = make_turn(nodes, joint, join_parts(texts), answer, encoded, join_completions(team, sampled))
