@@ -1,6 +1,6 @@
 """CoMLRL's `models`: modules of torch with a value head, which are not part of jmarl (see `only_in_comlrl`).
 
-Open `../only_in_comlrl.py` first.
+Open `jmarl/comlrl/only_in_comlrl.py` first.
 """
 
 from jmarl.comlrl.module_paths import add_submodules
