@@ -12,20 +12,16 @@ import sys
 SUBMODULES = {
     "trainers.reinforce": {
         "magrpo": "trainers.magrpo",
-        "centralized_magrpo": "trainers.centralized",
         "mareinforce": "trainers.mareinforce",
         "maremax": "trainers.maremax",
         "marloo": "trainers.marloo",
     },
-    "trainers.actor_critic": {"ac_base": "trainers.iac", "iac": "trainers.iac", "maac": "trainers.maac"},
+    "trainers.actor_critic": {"iac": "trainers.iac", "maac": "trainers.maac"},
     "trainers.preference": {
         "centralized": "trainers.centralized",
-        "iterative": "trainers.marlhf",
         "madpo": "trainers.madpo",
         "marlhf": "trainers.marlhf",
     },
-    "models": {"actor_critic": "models"},
-    "schedulers": {"device_scheduler": "schedulers"},
 }
 
 

@@ -8,13 +8,10 @@ import math
 from jmarl.comlrl.config import trainer_config
 from jmarl.comlrl.only_in_comlrl import refused_class
 from jmarl.comlrl.preference_settings import LearnedRewardConfig, RoundsSettings
-from jmarl.comlrl.trainers.madpo import MADPOIterConfig as MADPOIterConfig
-from jmarl.comlrl.trainers.madpo import MADPOIterTrainer as MADPOIterTrainer
 from jmarl.comlrl.trainers.magrpo import MAGRPOTrainer
 from jmarl.config import Count, Positive
 
 JointRewardModel = refused_class("JointRewardModel")
-PreferenceReplayShard = refused_class("PreferenceReplayShard")
 
 
 @trainer_config

@@ -1,6 +1,6 @@
 """CoMLRL's `trainers.actor_critic`: trainers with critics.
 
-Each is defined in the module of `trainers` that has its name. Open `trainers/iac.py` first.
+Each is defined in the module of `trainers` that has its name. Open `ac_base.py` first.
 """
 
 from jmarl.comlrl.module_paths import add_submodules

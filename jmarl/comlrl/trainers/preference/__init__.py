@@ -1,6 +1,6 @@
 """CoMLRL's `trainers.preference`: trainers that learn from pairs of the team's completions.
 
-Each is defined in the module of `trainers` that has its name. Open `trainers/madpo.py` first.
+Each is defined in the module of `trainers` that has its name. Open `iterative.py` first.
 """
 
 from jmarl.comlrl.module_paths import add_submodules

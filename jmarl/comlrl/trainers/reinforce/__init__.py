@@ -1,6 +1,6 @@
 """CoMLRL's `trainers.reinforce`: trainers without a critic, by the baseline of their advantages.
 
-Each is defined in the module of `trainers` that has its name. Open `trainers/magrpo.py` first.
+Each is defined in the module of `trainers` that has its name. Open `centralized_magrpo.py` first.
 """
 
 from jmarl.comlrl.module_paths import add_submodules
