@@ -10,8 +10,7 @@ from jmarl.mrlm.algorithms.grpo import GRPOTrainer
 from jmarl.mrlm.config import GRPOConfig
 from jmarl.mrlm.environments.code import CodeExecutionEnvironment, CodeProblemGenerator
 from jmarl.mrlm.environments.math import MathProblemGenerator, MathReasoningEnvironment
-from jmarl.mrlm.environments.tools import ToolUseEnvironment
-from jmarl.mrlm.environments.tools.builtin_tools import create_default_tool_registry
+from jmarl.mrlm.environments.tools import ToolUseEnvironment, create_default_tool_registry
 
 
 def main(quick: bool) -> None:
