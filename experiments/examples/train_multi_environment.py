@@ -5,14 +5,12 @@ Command: python -m experiments.examples.train_multi_environment [--quick]
 
 from __future__ import annotations
 
-from jmarl.mrlm.environments.tools.builtin_tools import create_default_tool_registry
-
 from experiments.examples.start import config, policy, quick_flag
 from jmarl.mrlm.algorithms.grpo import GRPOTrainer
 from jmarl.mrlm.config import GRPOConfig
 from jmarl.mrlm.environments.code import CodeExecutionEnvironment, CodeProblemGenerator
 from jmarl.mrlm.environments.math import MathProblemGenerator, MathReasoningEnvironment
-from jmarl.mrlm.environments.tools import ToolUseEnvironment
+from jmarl.mrlm.environments.tools import ToolUseEnvironment, create_default_tool_registry
 
 
 def main(quick: bool) -> None:

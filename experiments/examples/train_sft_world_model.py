@@ -6,12 +6,10 @@ Command: python -m experiments.examples.train_sft_world_model [--quick]
 
 from __future__ import annotations
 
-from jmarl.mrlm.environments.tools.builtin_tools import create_default_tool_registry
-
 from experiments.examples.start import config, policy, quick_flag, train_and_show
 from jmarl.mrlm.algorithms.sft import SFTTrainer
 from jmarl.mrlm.config import SFTConfig
-from jmarl.mrlm.environments.tools import ToolUseEnvironment
+from jmarl.mrlm.environments.tools import ToolUseEnvironment, create_default_tool_registry
 
 
 def main(quick: bool) -> None:

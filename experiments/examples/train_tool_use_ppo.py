@@ -5,12 +5,10 @@ Command: python -m experiments.examples.train_tool_use_ppo [--quick]
 
 from __future__ import annotations
 
-from jmarl.mrlm.environments.tools.builtin_tools import create_default_tool_registry
-
 from experiments.examples.start import config, policy, quick_flag, train_and_show
 from jmarl.mrlm.algorithms.ppo import PPOTrainer
 from jmarl.mrlm.config import PPOConfig
-from jmarl.mrlm.environments.tools import ToolUseEnvironment
+from jmarl.mrlm.environments.tools import ToolUseEnvironment, create_default_tool_registry
 
 
 def main(quick: bool) -> None:
