@@ -72,7 +72,7 @@ def read_rows(source: Rows, split: str | None = None) -> list[dict]:
         rows = list(source if written else source.with_format(None, columns=source.format["columns"]))
     elif _is(source, "pandas", "DataFrame"):
         rows = _rows_of_frame(source)
-    elif isinstance(source, Sized) and not isinstance(source, Iterable):  # with a length and an index, as those of torch
+    elif isinstance(source, Sized) and not isinstance(source, Iterable) and not _advice(source):  # as data sets of torch
         rows = [source[i] for i in range(len(source))]  # type: ignore[index]
     elif isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
         got = f"a dict of {list(source)}" if isinstance(source, Mapping) else type(source).__name__

@@ -38,6 +38,7 @@ REFUSED = {
     "preference": "it is for dpo, madpo or reward_model, see load_pairs; for sft keep prompt and chosen, as completion",
 }
 TEXT_ADVICE = "it is for algorithm sft, see load_trajectories; pairs need prompt, chosen and rejected"
+ALSO_EMPTY = ("prompt", "completion", "output", "text", "chosen", "rejected", "observations", "actions")  # count if empty
 OPTIONAL = {"Alpaca": ("input",), "trajectory": ("rewards",), "preference": ("messages",)}  # messages equal to chosen
 ALWAYS = ("prompt", "reward", "metadata", "tokens")  # read or compared in all formats, or written by jmarl
 NOT_READ = {  # columns that change what a model reads or learns
@@ -58,7 +59,7 @@ def format_of(row: Mapping, allowed: Sequence[str], number: int) -> str | None:
     Raises ValueError for columns of another format, or of several, and for columns that must not be left out (tools, images).
     """
     present = {name for name, value in row.items() if not is_empty(value)}
-    present |= {name for name in ("prompt", "completion", "output", "text", "chosen", "rejected") if row.get(name) is not None}
+    present |= {name for name in ALSO_EMPTY if row.get(name) is not None}
     formats = [name for name, columns in FORMATS.items() if present.issuperset(columns)]
     if "unpaired preference" in formats:
         formats = [name for name in formats if name != "prompt-completion"]
