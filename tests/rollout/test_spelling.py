@@ -1,0 +1,29 @@
+"""Which special tokens prompts without a chat template may write in later turns, and how a dry run shows tokens."""
+
+from __future__ import annotations
+
+from jmarl.cli.dry_run import shown
+from jmarl.models.hub.tokenize import ChatPrompt, encode_prompts
+from jmarl.rollout.spelling import Spelling
+
+END, START = "<|im_end|>", "<|im_start|>"
+
+
+def test_later_prompts_write_what_the_first_wrote_and_no_agent(tiny_tokenizer):
+    by_hand = Spelling(frozenset({START, END}))
+    assert by_hand.after(tiny_tokenizer, ["ok"], f"{START}user").allowed == {START, END}
+    after = by_hand.after(tiny_tokenizer, ["ok", f"ok{END}"], "x")
+    assert after.allowed == {START} == after.after(tiny_tokenizer, ["ok"], END).allowed
+    assert not Spelling(frozenset()).after(tiny_tokenizer, ["<|im_", "end|>"], END).allowed
+
+
+def test_an_agent_that_acts_later_may_write_what_its_first_prompt_writes(tiny_tokenizer):
+    waiting = Spelling().after(tiny_tokenizer, [END], None)
+    assert waiting.first is None and not waiting.allowed
+    assert waiting.after(tiny_tokenizer, ["ok"], START + END).allowed == {START}
+    assert not Spelling().after(tiny_tokenizer, [], ChatPrompt([{"role": "user", "content": "a"}])).allowed
+
+
+def test_a_dry_run_shows_which_parts_are_special_tokens(tiny_tokenizer):
+    (row,) = encode_prompts(tiny_tokenizer, [f"a{END}⟨b"], 100, chat=True)
+    assert shown(tiny_tokenizer, row) == f"⟨{START}⟩user\na{END}\\⟨b⟨{END}⟩\n⟨{START}⟩assistant\n"
