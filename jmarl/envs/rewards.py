@@ -182,6 +182,11 @@ class RewardFunction:
             for func, name, weight, processor in zip(funcs, unique_names(funcs), self.weights, per_func, strict=True)
         ]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the reward functions."""
+        return [term.name for term in self._terms]
+
     def __call__(
         self, completions: Sequence[Sequence[str]], prompts: Sequence, batch_items: Sequence, rng: np.random.Generator
     ) -> RewardResult:

@@ -179,6 +179,22 @@ def test_what_writes_prompts_and_rewards_is_named_over_all_files_of_the_user(tmp
     assert named in fingerprint.difference("reward", one, other).removeprefix("reward: ").split(", ")
 
 
+def test_a_new_function_that_calls_the_old_one_is_a_change():
+    """The old reward or formatter is then in both fingerprints."""
+
+    def halved(a, b):
+        return [x / 2 for x in by_length(a, b)]
+
+    def polite(item):
+        return "Please: " + default_formatter(item)
+
+    def env(reward, formatter=default_formatter):
+        return fingerprint.of_reward(RewardEnvironment(make_reward(reward, num_agents=2), [formatter] * 2))
+
+    changes = [fingerprint.difference("reward", env(by_length), new) for new in (env(halved), env(by_length, polite))]
+    assert "reward functions (changed)" in changes[0] and "formatters and transition (changed)" in changes[1]
+
+
 def test_how_errors_of_rewards_are_handled_is_no_part_of_the_fingerprint():
     """An error of a reward advises `on_error`, so a resumed run may have another one."""
     assert reward_of(by_length) == reward_of(by_length, on_error="mask", timeout=3, max_error_share=1)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rewards import RewardFunction
 from jmarl.envs.vector import Engine
 from jmarl.training.files.constants import codes, constants_of, functions_of, is_of_user, is_whole, named_by, options_of
@@ -56,6 +57,10 @@ def of_reward(env: Any) -> dict[str, str]:
     """Return a digest of the source of each function and class that computes rewards or writes prompts, by qualified name."""
     digests: dict[str, str] = {}
     _collect(env, digests, set())
+    if isinstance(env, RewardEnvironment):  # a new function may call the old one, which is then in both fingerprints
+        names = [_name(x) for x in (*env.formatters, env.transition) if x is not None]
+        _add("formatters and transition", repr(names), digests)
+        _add("reward functions", repr(env.reward.names), digests)
     return digests
 
 
