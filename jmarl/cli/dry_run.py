@@ -84,7 +84,8 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
             if (prompt := prompts[agent][number]) is None:
                 lines.append(f"--- task {number}, agent {agent}: does not act in the first turn")
                 continue
-            ids = encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, cfg.train.episodes.chat_settings.of(agent))[0]
+            chat = cfg.train.episodes.chat_settings.of(agent)
+            [ids] = encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, stop=spec.stop)
             text = shown(spec.tokenizer, ids)
             lines.append(f"--- task {number}, agent {agent}: {plural(len(ids), 'token')}\n{text}")
     if cfg.train.run.replay_rollout:

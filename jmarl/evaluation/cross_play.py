@@ -115,13 +115,14 @@ def sample_texts(
     """
     settings, chat, group = cfg.eval_sampling(), cfg.episodes.chat_settings, cfg.run.eval_generations
     players = [player for agents in teams for player in players_of(agents)]
+
+    def limits(player: Player) -> tuple[int, int]:
+        return player.agent.config.max_positions, settings.max_new_tokens
+
     for i, player in enumerate(players):
         check_template(player.agent.tokenizer, bool(chat.of(player.number)), player.number, names[i // len(prompts)])
     rows = [
-        encode_prompts(
-            p.agent.tokenizer, prompts[p.number], p.agent.config.max_positions, settings.max_new_tokens, chat.of(p.number)
-        )
-        for p in players
+        encode_prompts(p.agent.tokenizer, prompts[p.number], *limits(p), chat.of(p.number), stop=p.agent.stop) for p in players
     ]
     stacks = stacks_of(players)
     specs = [stack_of(players, i) for i in stacks]

@@ -162,7 +162,9 @@ def joint_text(team: Team, spec: StackSpec, turn: Turn, kind: str, episodes: Epi
     """Return the prompts of all agents, and for a critic of type q their completions, as tokens of the central critic."""
     read = turn.prompts if episodes.history == "none" else conversations(team, turn)
     texts = [by_agent(node) for node in zip(*read, strict=True)]
-    prompts = encode_prompts(spec.tokenizer, texts, NO_LIMIT, special=[()] * len(texts))  # agents may have written them
+    prompts = encode_prompts(
+        spec.tokenizer, texts, NO_LIMIT, special=[()] * len(texts), stop=spec.stop
+    )  # agents may have written them
     actions: list[list[list[int]]] = [[[] for _ in turn.joint] for _ in prompts]
     if kind == "q":
         for p in range(len(prompts)):

@@ -119,14 +119,14 @@ def agents_by_encoding(team: Team, chat: Chat) -> list[list[int]]:
 
 def lengths_of_long(spec: StackSpec, texts: Iterable[str], room: int, chat: Chat, named: str) -> dict[Any, int]:
     """Return the number of tokens of each text that has none, or more than `room`. named: a prompt in errors."""
-    added = len(text_start(spec.tokenizer))
+    added, stop = len(text_start(spec.tokenizer)), spec.stop
     lengths = {}
     for prompt in texts:
         with naming(named):
             text = protected_prompt(spec.tokenizer, prompt, chat).plain
             if text and len(text.encode("utf-8", "replace")) + added <= room:
                 continue
-            count = len(encode_prompt(spec.tokenizer, prompt, chat))
+            count = len(encode_prompt(spec.tokenizer, prompt, chat, stop=stop))
         if count > room or not count:
             lengths[prompt] = count
     return lengths

@@ -306,7 +306,8 @@ def tokenize(
         texts, allowed = [prompts[i][p] for p in acting], None if special is None else [special[i][p] for p in acting]
         warn_of_system(spec.tokenizer, texts, own, i)
         name = f"prompt {{}} of agent {i}"
-        encoded = iter(encode_prompts(spec.tokenizer, texts, *limits, own, named=name, special=allowed))
+        options = dict(named=name, special=allowed, stop=spec.stop)
+        encoded = iter(encode_prompts(spec.tokenizer, texts, *limits, own, **options))
         rows.append([[spec.stop[0]] if text is None else next(encoded) for text in prompts[i]])
     return rows
 
@@ -328,7 +329,8 @@ def tokenize_follow_ups(
     for i, spec in enumerate(team.agent_specs):
         limits, own = (_context(spec, allow_long), settings.max_new_tokens), as_chat(chat).of(i)
         name, allowed = f"prompt {{}} of a later turn of agent {i}", None if special is None else special[i]
-        rows.append(follow_ups(spec.tokenizer, history[i], prompts[i], *limits, own, named=name, special=allowed))
+        options = dict(named=name, special=allowed, stop=spec.stop)
+        rows.append(follow_ups(spec.tokenizer, history[i], prompts[i], *limits, own, **options))
     return rows
 
 
@@ -345,18 +347,19 @@ def cut_long(
     whole: each row is its prompt [N][P]; False: it is a conversation that ends with it.
     """
 
-    def cut(tokenizer: Any, row: list[int], prompt: Any, room: int, chat: Chat) -> list[int]:
+    def cut(spec: StackSpec, row: list[int], prompt: Any, room: int, chat: Chat) -> list[int]:
         if len(row) <= room:
             return row
         if not isinstance(prompt := as_prompt(prompt), ChatPrompt):
-            return cut_left(tokenizer, row, room, chat)
-        in_template = dataclasses.replace(chat, on=True)
-        return cut_messages(tokenizer, prompt, room, chat) if whole else cut_left(tokenizer, row, room, in_template)
+            return cut_left(spec.tokenizer, row, room, chat, spec.stop)
+        if whole:
+            return cut_messages(spec.tokenizer, prompt, room, chat, spec.stop)
+        return cut_left(spec.tokenizer, row, room, dataclasses.replace(chat, on=True), spec.stop)
 
     shortened = []
     for i, (spec, *agent) in enumerate(zip(team.agent_specs, rows, prompts, strict=True)):
         room, own = spec.config.max_positions - settings.max_new_tokens, as_chat(chat).of(i)
-        shortened.append([cut(spec.tokenizer, row, prompt, room, own) for row, prompt in zip(*agent, strict=True)])
+        shortened.append([cut(spec, row, prompt, room, own) for row, prompt in zip(*agent, strict=True)])
     return shortened
 
 

@@ -158,6 +158,23 @@ def test_a_turn_ends_once(tiny_tokenizer):
 # --- every character --------------------------------------------------------------------------------------------------------
 
 
+def test_end_tokens_of_the_models_files_end_turns_and_no_prompt(make_tokenizer):
+    """stop= has ends that the tokenizer does not know, as those of generation_config.json."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHATML.replace("<|im_end|>", "<end>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    end = tokenizer.convert_tokens_to_ids("<end>")
+    assert end not in stop_ids(tokenizer)
+    stop = (*stop_ids(tokenizer), end)
+    [history] = encode_prompts(tokenizer, ["Hi"], 100, chat=True, stop=stop)
+    for last in stop:  # whichever token ended the completion, the turn ends once
+        [row] = follow_ups(tokenizer, [[*history, 65, last]], ["And?"], 200, chat=True, stop=stop)
+        assert tokenizer.decode(row[len(history) + 2 :]).startswith("\n<|im_start|>user\nAnd?<end>\n")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<end>{% endfor %}"
+    [row] = encode_prompts(tokenizer, ["Hi"], 100, chat=True, stop=stop)
+    assert tokenizer.decode(row) == "Hi"
+
+
 def sentencepiece(always):
     """Return a tokenizer of letters whose blanks are ▁; always: with a blank before each piece of a text, as in Llama 2."""
     letters = [*"▁abcuxyz:.\n", "▁a", "▁b"]

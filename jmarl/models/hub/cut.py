@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.special_tokens import encode_protected
 from jmarl.models.hub.template import MARKER, render
-from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, without_end
+from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, stop_ids, without_end
 
 
-def cut_left(tokenizer: Any, row: Sequence[int], max_tokens: int, chat: bool | Chat = False) -> list[int]:
+def cut_left(
+    tokenizer: Any, row: Sequence[int], max_tokens: int, chat: bool | Chat = False, stop: Collection[int] | None = None
+) -> list[int]:
     """Cut an encoded prompt on the left to `max_tokens`.
 
     A beginning-of-sequence token at the start stays. With `chat` the template's tokens before and after a user's message stay,
     and the message loses its first tokens; a conversation of several turns loses its oldest tokens, also within a message. With
-    chat=False a template in the prompt is cut like other text.
+    chat=False a template in the prompt is cut like other text. stop: as for `encode_prompt`.
     """
     before, after = [], []
     if chat:
-        before, after = template_ids(tokenizer, chat)
+        before, after = template_ids(tokenizer, chat, stop)
     elif row[0] == tokenizer.bos_token_id:
         before = list(row[:1])
     room = max_tokens - len(before) - len(after)
@@ -30,11 +32,13 @@ def cut_left(tokenizer: Any, row: Sequence[int], max_tokens: int, chat: bool | C
     return [*before, *row[len(before) : len(row) - len(after)][-room:], *after]
 
 
-def cut_messages(tokenizer: Any, prompt: ChatPrompt, max_tokens: int, chat: bool | Chat = True) -> list[int]:
+def cut_messages(
+    tokenizer: Any, prompt: ChatPrompt, max_tokens: int, chat: bool | Chat = True, stop: Collection[int] | None = None
+) -> list[int]:
     """Encode messages in the chat template, without the characters at their beginning that leave no room for the others.
 
     The template stays whole, with the role of each message. The oldest messages lose their text first, then those of role
-    system, then the last one. Raises ValueError if the template takes all `max_tokens`.
+    system, then the last one. Raises ValueError if the template takes all `max_tokens`. stop: as for `encode_prompt`.
     """
     last = len(prompt.messages) - 1
     order = sorted(range(last + 1), key=lambda i: 2 if i == last else prompt.messages[i]["role"] == "system")
@@ -44,7 +48,7 @@ def cut_messages(tokenizer: Any, prompt: ChatPrompt, max_tokens: int, chat: bool
         for i in order:
             content = messages[i]["content"]
             messages[i]["content"], cut = content[cut:], max(cut - len(content), 0)
-        return encode_prompt(tokenizer, ChatPrompt(messages), chat)
+        return encode_prompt(tokenizer, ChatPrompt(messages), chat, stop=stop)
 
     too_few, enough = 0, max(sum(len(message["content"]) for message in prompt.messages) - 1, 0)
     row = encoded(enough)
@@ -62,9 +66,10 @@ def cut_messages(tokenizer: Any, prompt: ChatPrompt, max_tokens: int, chat: bool
     return row
 
 
-def template_ids(tokenizer: Any, chat: bool | Chat = True) -> tuple[list[int], list[int]]:
-    """Return the token ids of the chat template before and after a user's message."""
+def template_ids(tokenizer: Any, chat: bool | Chat = True, stop: Collection[int] | None = None) -> tuple[list[int], list[int]]:
+    """Return the token ids of the chat template before and after a user's message. stop: as for `encode_prompt`."""
     text = render(tokenizer, [{"role": "user", "content": MARKER}], as_chat(chat))
     before, _, after = text.text.partition(MARKER)
     ids = encode_protected(tokenizer, text._replace(text=after))
-    return encode_protected(tokenizer, text._replace(text=before)), without_end(tokenizer, ids)
+    ids = without_end(ids, stop_ids(tokenizer) if stop is None else stop)
+    return encode_protected(tokenizer, text._replace(text=before)), ids

@@ -93,12 +93,19 @@ def _messages(prompt: str) -> Sequence[Mapping[str, str]]:
 
 
 def encode_prompt(
-    tokenizer: Any, prompt: Any, chat: bool | Chat = False, system: str | None = None, special: Collection[str] | None = None
+    tokenizer: Any,
+    prompt: Any,
+    chat: bool | Chat = False,
+    system: str | None = None,
+    special: Collection[str] | None = None,
+    stop: Collection[int] | None = None,
 ) -> list[int]:
     """Return the token ids of a prompt of any length.
 
     It begins with what the tokenizer puts before a text (the beginning of sequence), unless a template or the prompt itself
     does that, and never ends with a token that ends completions.
+
+    stop: the tokens that end completions; None: those that the tokenizer knows.
     """
     prompt = as_prompt(prompt)
     text = protected_prompt(tokenizer, prompt, chat, system, special)
@@ -106,7 +113,9 @@ def encode_prompt(
     if not (as_chat(chat) or isinstance(prompt, ChatPrompt)):
         start = text_start(tokenizer)
         row = row if tokenizer.bos_token_id is not None and row[:1] == [tokenizer.bos_token_id] else [*start, *row]
-    return without_end(tokenizer, row, least=1)  # a first token may be the beginning of every text
+    return without_end(
+        row, stop_ids(tokenizer) if stop is None else stop, least=1
+    )  # a first token may be the beginning of every text
 
 
 def warn_of_system(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:
@@ -127,9 +136,8 @@ def text_start(tokenizer: Any) -> list[int]:
     return next((ids[:i] for i in range(size + 1) if ids[i : i + len(text)] == text), [])
 
 
-def without_end(tokenizer: Any, row: list[int], least: int = 0) -> list[int]:
-    """Return token ids without tokens at their end that end completions. least: how many tokens stay."""
-    stop = stop_ids(tokenizer)
+def without_end(row: list[int], stop: Collection[int], least: int = 0) -> list[int]:
+    """Return token ids without those at their end that end completions. least: how many tokens stay."""
     size = len(row)
     while size > least and row[size - 1] in stop:
         size -= 1
@@ -145,6 +153,7 @@ def encode_prompts(
     system: str | None = None,
     named: str = "prompt {}",
     special: Sequence[Collection[str]] | None = None,
+    stop: Collection[int] | None = None,
 ) -> list[list[int]]:
     """Return the token ids of each prompt. Raises ValueError if one is empty or leaves no room for `max_new_tokens`.
 
@@ -155,6 +164,7 @@ def encode_prompts(
       system: a system message before each prompt.
       named: the name of a prompt in errors, formatted with its number.
       special: the special tokens that each prompt may write if it has no template; None: all that it spells.
+      stop: the tokens that end completions; None: those that the tokenizer knows.
     """
     if isinstance(prompts, str):
         raise TypeError(f"prompts must be a list of strings, got one string: {prompts[:40]!r}")
@@ -163,7 +173,7 @@ def encode_prompts(
     rows = []
     for i, prompt in enumerate(map(as_prompt, prompts)):
         with naming(named.format(i)):
-            row = encode_prompt(tokenizer, prompt, chat, system, None if special is None else special[i])
+            row = encode_prompt(tokenizer, prompt, chat, system, None if special is None else special[i], stop)
         if not row:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         if len(row) + max_new_tokens > max_context:
@@ -194,6 +204,7 @@ def follow_ups(
     chat: bool | Chat = False,
     named: str = "prompt {} of a later turn",
     special: Sequence[Collection[str]] | None = None,
+    stop: Collection[int] | None = None,
 ) -> list[list[int]]:
     """Append a new text to the tokens of each conversation (a prompt and its completion), which stay unchanged.
 
@@ -203,7 +214,7 @@ def follow_ups(
     rows = []
     for i, (history, text) in enumerate(zip(histories, map(as_prompt, texts), strict=True)):
         with naming(named.format(i)):
-            new = encode_follow_up(tokenizer, text, history[-1:], chat, None if special is None else special[i])
+            new = encode_follow_up(tokenizer, text, history[-1:], chat, None if special is None else special[i], stop)
         if not new:
             raise ValueError(f"{named.format(i)} is empty: there is no token to continue from")
         row = [*history, *new]
@@ -218,20 +229,25 @@ def follow_ups(
 
 
 def encode_follow_up(
-    tokenizer: Any, text: Any, last: Sequence[int], chat: bool | Chat = False, special: Collection[str] | None = None
+    tokenizer: Any,
+    text: Any,
+    last: Sequence[int],
+    chat: bool | Chat = False,
+    special: Collection[str] | None = None,
+    stop: Collection[int] | None = None,
 ) -> list[int]:
     """Return the token ids of the text that follows a completion: with `chat`, or for chat messages, in the template.
 
     last: the last token of the completion. If it ends completions, the end of the message is not written a second time.
+    stop: the tokens that end completions; None: those that the tokenizer knows.
     """
-    text = as_prompt(text)
+    text, stop = as_prompt(text), stop_ids(tokenizer) if stop is None else stop
     if not (as_chat(chat) or isinstance(text, ChatPrompt)):
         protected = Protected(text) if special is None else protect_text(tokenizer, text, special)
-        return without_end(tokenizer, encode_continuation(tokenizer, protected))
+        return without_end(encode_continuation(tokenizer, protected), stop)
     new = encode_protected(tokenizer, chat_follow_up(tokenizer, text, chat))
-    stop = stop_ids(tokenizer)
     new = new[1:] if new[:1] == [*last] or ({*last} & {*stop} and {*new[:1]} & {*stop}) else new
-    return without_end(tokenizer, new)
+    return without_end(new, stop)
 
 
 def chat_follow_up(tokenizer: Any, text: str, chat: bool | Chat = True) -> Protected:

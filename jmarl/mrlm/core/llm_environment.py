@@ -23,7 +23,6 @@ from jmarl.config.mrlm_rules import Ignored, Refused
 from jmarl.config.validation import did_you_mean
 from jmarl.envs.messages import BaseEnvironment, EnvironmentMode, Message, Observation, Reward, chat_of
 from jmarl.models.hub.agents import Agent
-from jmarl.models.hub.tokenize import stop_ids
 from jmarl.models.hub.transformers_model import TransformersModel, copy_to_transformers
 from jmarl.mrlm.generation_config import GenerationConfig
 from jmarl.rollout.text_model import AgentModel
@@ -61,7 +60,7 @@ class LLMEnvironment(BaseEnvironment):
         check_device(device)
         self.model, self.generation_config = model, generation_config
         self.agent: Agent = load_agents(None, model, 1, tokenizer)[0]
-        self.sampling = sampling_settings(generation_config, stop_ids(self.agent.tokenizer))
+        self.sampling = sampling_settings(generation_config, self.agent.stop)
         self.reward_fn, self.system_prompt, self.seed = reward_fn, system_prompt, seed
         self._conversation: list[Message] = []
         self._model: AgentModel | None = None

@@ -140,7 +140,7 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool | Chat
         if observation is not None:
             with naming(f"an observation of {name}"):
                 text = answer_of(observation) if chat else text_of(observation)
-                answer = encode_follow_up(spec.tokenizer, text, [end], chat)
+                answer = encode_follow_up(spec.tokenizer, text, [end], chat, stop=spec.stop)
         row += [*written, *answer]
         kinds += [1] * len(written) + [2] * len(answer)
     return check_length(spec, AgentTokens(prompt, (row,), kinds), first, name)
@@ -151,7 +151,7 @@ def whole_text(spec: StackSpec, text: str) -> AgentTokens:
 
     The prompt is its first token, which nothing predicts: that of the beginning of a sequence if the tokenizer has one.
     """
-    ids = [*encode_prompts(spec.tokenizer, [text], NO_LIMIT)[0], end_token(spec, chat=False)]
+    ids = [*encode_prompts(spec.tokenizer, [text], NO_LIMIT, stop=spec.stop)[0], end_token(spec, chat=False)]
     return AgentTokens(ids[:1], (ids[1:],), [1] * (len(ids) - 1))
 
 
@@ -160,7 +160,8 @@ def encode_prompt(
 ) -> list[int]:
     """Return the token ids of a text, or of chat messages up to the beginning of the assistant's message."""
     allowed = None if special is None else [special]
-    return encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, named=f"the prompt of {name}", special=allowed)[0]
+    options = dict(named=f"the prompt of {name}", special=allowed, stop=spec.stop)
+    return encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, **options)[0]
 
 
 def chat_for(prompt: Prompt, chat: bool | Chat) -> Chat:
