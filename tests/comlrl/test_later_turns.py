@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,18 +62,14 @@ def test_a_formatter_that_takes_external_prompts_gets_the_text_twice_and_the_ite
 
 
 def test_formatters_cannot_change_the_items_of_rewards():
-    batch_items = []
+    seen = []
 
-    def formatter(item):
-        return item.pop("prompt")
-
-    def reward(a, b, batch_items=None):
-        batch_items_seen.extend(batch_items)
+    def reward(a, b, batch_items):
+        seen.extend(batch_items)
         return [0.0]
 
-    batch_items_seen = batch_items
-    play(environment(reward, [formatter] * 2))
-    assert batch_items == [ITEM, ITEM]
+    play(environment(reward, [lambda item: item.pop("prompt")] * 2))
+    assert seen == [ITEM, ITEM]
 
 
 def test_none_of_a_transition_is_the_agents_first_prompt():
@@ -214,7 +211,7 @@ def test_fingerprints_name_the_users_reward_and_the_passthrough():
 def test_reward_and_return_of_each_turn_are_means_over_the_episodes_that_reach_it():
     turns = [SimpleNamespace(rewards=np.array(x, float)) for x in ([[[1.0, 1.0]], [[3.0, 5.0]]], [[[2.0, 2.0]]])]
     returns = [np.array(x, float) for x in ([[[3.0, 3.0]], [[3.0, 5.0]]], [[[2.0, 2.0]]])]
-    rollout = SimpleNamespace(turns=turns, joint_returns=returns)
+    rollout: Any = SimpleNamespace(turns=turns, joint_returns=returns)
     assert turn_means(rollout) == {
         "turn_1/reward_mean": 2.5,
         "turn_1/expected_return": 3.5,
