@@ -88,7 +88,9 @@ def test_commands_write_to_a_terminal_of_any_encoding(terminal, encoding, argume
     assert len(content().decode(encoding)) > 100
 
 
-@pytest.mark.parametrize("text", ["held-out ± 0.1", "日本の首都は?", "lone \udce9 surrogate"])
+@pytest.mark.parametrize(
+    "text", ["held-out ± 0.1", "日本の首都は?", "lone \udce9 surrogate"], ids=["latin", "japanese", "surrogate"]
+)
 def test_lines_of_a_run_are_shown_with_replacements(terminal, tmp_path, text):
     """The library itself prints too, in programs that set no error handler. A line is not lost."""
     for encoding in ("ascii", "latin-1", "utf-8"):

@@ -83,9 +83,9 @@ def test_neighbors_of_one_role_become_one_message_where_roles_must_alternate(tem
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('never') }}", "{{ messages.nothing.at_all }}", ALTERNATES + CHATML])
 def test_what_a_template_refuses_is_one_sentence(templated, template):
-    messages = [{"role": "assistant", "content": "Hi"}, {"role": "tool", "content": "1"}]
+    messages = [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "1"}]
     with pytest.raises(
-        ValueError, match="prompt 0: the chat template refuses messages of the roles assistant, tool .*chat=False"
+        ValueError, match="prompt 0: the chat template refuses messages of the roles assistant, user .*chat=False"
     ):
         encode_prompts(templated(template), [messages], 2000)
     with pytest.raises(ValueError, match="prompt 0 of a later turn: the chat template refuses"):

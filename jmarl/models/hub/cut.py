@@ -8,7 +8,7 @@ from typing import Any
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.special_tokens import encode_protected
 from jmarl.models.hub.template import MARKER, render
-from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, stop_ids, without_end
+from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, known_ends, without_end
 
 
 def cut_left(
@@ -71,5 +71,5 @@ def template_ids(tokenizer: Any, chat: bool | Chat = True, stop: Collection[int]
     text = render(tokenizer, [{"role": "user", "content": MARKER}], as_chat(chat))
     before, _, after = text.text.partition(MARKER)
     ids = encode_protected(tokenizer, text._replace(text=after))
-    ids = without_end(ids, stop_ids(tokenizer) if stop is None else stop)
+    ids = without_end(ids, known_ends(tokenizer) if stop is None else stop)
     return encode_protected(tokenizer, text._replace(text=before)), ids

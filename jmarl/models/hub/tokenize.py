@@ -114,7 +114,7 @@ def encode_prompt(
         start = text_start(tokenizer)
         row = row if tokenizer.bos_token_id is not None and row[:1] == [tokenizer.bos_token_id] else [*start, *row]
     return without_end(
-        row, stop_ids(tokenizer) if stop is None else stop, least=1
+        row, known_ends(tokenizer) if stop is None else stop, least=1
     )  # a first token may be the beginning of every text
 
 
@@ -241,7 +241,7 @@ def encode_follow_up(
     last: the last token of the completion. If it ends completions, the end of the message is not written a second time.
     stop: the tokens that end completions; None: those that the tokenizer knows.
     """
-    text, stop = as_prompt(text), stop_ids(tokenizer) if stop is None else stop
+    text, stop = as_prompt(text), known_ends(tokenizer) if stop is None else stop
     if not (as_chat(chat) or isinstance(text, ChatPrompt)):
         protected = Protected(text) if special is None else protect_text(tokenizer, text, special)
         return without_end(encode_continuation(tokenizer, protected), stop)
@@ -258,6 +258,8 @@ def chat_follow_up(tokenizer: Any, text: str, chat: bool | Chat = True) -> Prote
     """
     messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": MARKER}, *_messages(text)]
     written = render(tokenizer, messages, as_chat(chat))
+    if f"{MARKER}\n\n" in written.text and messages[2]["role"] == "assistant":
+        raise TemplateRefusal("the chat template refuses a message of the assistant after its completion: begin with the user")
     return written._replace(text=written.text.partition(MARKER)[2])
 
 
@@ -265,8 +267,18 @@ def chat_follow_up(tokenizer: Any, text: str, chat: bool | Chat = True) -> Prote
 
 
 def stop_ids(tokenizer: Any, others: Iterable[int] = ()) -> tuple[int, ...]:
-    """Return ids that end a completion: the end of sequence, the others that have a token, then every `STOP_TOKENS` that is a
-    special token. Raises ValueError if there is none.
+    """Return ids that end a completion, see `known_ends`. Raises ValueError if there is none."""
+    ids = known_ends(tokenizer, others)
+    if not ids:
+        raise ValueError(
+            "no token ends a completion: the tokenizer has no eos_token, and generation_config.json and config.json have no "
+            'eos_token_id that is a token; set tokenizer.eos_token, such as tokenizer.eos_token = "</s>"'
+        )
+    return ids
+
+
+def known_ends(tokenizer: Any, others: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return the end of sequence, the others that have a token, then every `STOP_TOKENS` that is a special token.
 
     others: end tokens of the model's own files.
     """
@@ -274,11 +286,6 @@ def stop_ids(tokenizer: Any, others: Iterable[int] = ()) -> tuple[int, ...]:
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids += [i for i in others if tokenizer.convert_ids_to_tokens(i) is not None]
     ids += [special[token] for token in STOP_TOKENS if token in special]
-    if not ids:
-        raise ValueError(
-            "no token ends a completion: the tokenizer has no eos_token, and generation_config.json and config.json have no "
-            'eos_token_id that is a token; set tokenizer.eos_token, such as tokenizer.eos_token = "</s>"'
-        )
     return tuple(dict.fromkeys(ids))
 
 
