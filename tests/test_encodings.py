@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import io
-import logging
 import json
+import logging
 import re
 import subprocess
 import sys
