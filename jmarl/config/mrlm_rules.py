@@ -265,10 +265,12 @@ def low_rewards(values: Values, kind: str) -> dict[str, Any]:
 def lora(values: Values, kind: str) -> dict[str, Any]:
     """Adapters; use_lora: false switches them off whatever the other keys say.
 
-    Without use_lora and lora_r there are none, unless lora_rank is set elsewhere: then the other keys are an error there."""
+    Without use_lora there are none, as in MRLM, unless lora_rank is set elsewhere: else the other keys are an error there."""
     if not values.get("use_lora", True):
         return {"lora_rank": 0}
-    settings: dict[str, Any] = {"lora_rank": values.get("lora_r", 8)} if {"use_lora", "lora_r"} & values.keys() else {}
+    if "lora_r" in values and "use_lora" not in values:
+        unused("lora_r", "all weights are trained: use_lora is not set")
+    settings: dict[str, Any] = {"lora_rank": values.get("lora_r", 8)} if "use_lora" in values else {}
     settings |= {name: values[name] for name in ("lora_alpha", "lora_dropout") if name in values}
     if (targets := values.get("lora_target_modules")) is not None:
         settings["lora_targets"] = targets if isinstance(targets, str) else ",".join(map(str, targets))
