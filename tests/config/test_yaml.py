@@ -152,7 +152,7 @@ OWN = "models: [a]\nenvironment: math\n"
             ["lora_alpha=32", "model.lora_r=16"],
             dict(lora_alpha=32, lora_rank=16),
         ),
-        ("model: {use_lora: true}", ["lora_rank=4", "model.lora_r=8"], dict(lora_rank=8)),
+        ("model: {use_lora: true}", ["lora_rank=4", "model.lora_r=16"], dict(lora_rank=16)),
         ("training: {mini_batch_size: 4}", ["training.batch_size=8"], dict(num_prompts=8, num_minibatches=2)),
     ],
 )

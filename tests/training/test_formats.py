@@ -43,6 +43,10 @@ TEXTS = {
     "messages and their prompt": ({"messages": TALK, "prompt": "Hi"}, TURNS),
     "ShareGPT": ({"conversations": SHAREGPT}, Trajectory(((HI,),), ("One.",))),
     "Alpaca": ({"instruction": "Add.", "input": "1 2", "output": "3"}, Trajectory(("Add.\n\n1 2",), ("3",))),
+    "Alpaca with the whole text": (
+        {"instruction": "Add.", "input": "1 2", "output": "3", "text": "Do it.\n\nAdd.\n1 2\n3"},
+        Trajectory(("Add.\n\n1 2",), ("3",)),
+    ),
     "Alpaca without input": ({"instruction": "Hi", "input": "", "output": "3"}, Trajectory(("Hi",), ("3",))),
 }
 

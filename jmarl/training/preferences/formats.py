@@ -39,7 +39,7 @@ REFUSED = {
 }
 TEXT_ADVICE = "it is for algorithm sft, see load_trajectories; pairs need prompt, chosen and rejected"
 ALSO_EMPTY = ("prompt", "completion", "output", "text", "chosen", "rejected", "observations", "actions")  # count if empty
-OPTIONAL = {"Alpaca": ("input",), "trajectory": ("rewards",), "preference": ("messages",)}  # messages equal to chosen
+OPTIONAL = {"Alpaca": ("input", "text"), "trajectory": ("rewards",), "preference": ("messages",)}  # messages equal to chosen
 ALWAYS = ("prompt", "reward", "metadata", "tokens")  # read or compared in all formats, or written by jmarl
 NOT_READ = {  # columns that change what a model reads or learns
     "tools": "write the tools into a message of role system",
@@ -63,6 +63,8 @@ def format_of(row: Mapping, allowed: Sequence[str], number: int) -> str | None:
     formats = [name for name, columns in FORMATS.items() if present.issuperset(columns)]
     if "unpaired preference" in formats:
         formats = [name for name in formats if name != "prompt-completion"]
+    if "Alpaca" in formats and "text" in formats and all(str(row[name]) in row["text"] for name in FORMATS["Alpaca"]):
+        formats.remove("text")  # the same as one text, as in the first set of this format
     for name in formats:
         same = name == "messages" and "preference" in allowed and row["messages"] == row.get("chosen")
         if name not in allowed and not same:
