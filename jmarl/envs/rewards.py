@@ -126,7 +126,8 @@ class RewardFunction:
     """The reward of a team for a batch of joint actions. Functions with a wrong signature are refused here, before training.
 
     Args:
-        reward_funcs: one function or several; each returns numbers [J], or [J, N] (per agent), or one if J is 1.
+        reward_funcs: one function or several; each returns numbers [J], or [J, N] (per agent), or one if J is 1. Of several, one
+            may return None for a joint action that it does not judge: the others count then, as in TRL.
         num_agents: N, the number of completion lists each function gets.
         weights: one per function, used as they are; default 1 / (number of functions). With weight 0 a function is still
             called, logged and masks.
@@ -198,13 +199,19 @@ class RewardFunction:
         text_lengths = [sum(map(len, joint)) for joint in zip(*completions, strict=True)]
         optional = {"batch_items": batch_items, "prompts": prompts}
         rewards, parts, faults, failed = np.zeros((len(prompts), self.num_agents)), {}, {}, set()
+        unjudged = {*range(len(prompts))}  # by all functions
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is masked
             for term in self._terms:
-                raw, call_faults, call_failed = self._raw_values(term, completions, optional, rng)
+                raw, call_faults, call_failed, skipped = self._raw_values(term, completions, optional, rng)
                 parts[term.name] = mean_over_agents(raw)
+                raw[[*skipped]] = 0.0  # a number, which processors take
                 values, value_faults = process_rewards(term.processor, raw, text_lengths, term.name)
+                values[[*skipped]] = 0.0
                 faults, failed = first_faults(faults, call_faults, value_faults), failed | call_failed
                 rewards += term.weight * values
+                unjudged &= skipped
+            rewards[[*unjudged]] = math.nan
+            faults |= {j: f"all reward functions returned None on joint action {j}" for j in sorted(unjudged)}
             rewards, sum_faults = process_rewards(self._sum_processor, rewards, text_lengths, "the weighted sum")
         self._check_errors(failed, len(prompts), faults)
         return reward_result(rewards, parts, first_faults(faults, sum_faults), len(failed))
@@ -216,10 +223,12 @@ class RewardFunction:
 
     def _raw_values(
         self, term: Term, completions: Sequence[Sequence[str]], optional: dict[str, Sequence], rng: np.random.Generator
-    ) -> tuple[np.ndarray, Faults, set[int]]:
-        """Return the values [J, N] of one function, NaN where unusable, the faults, and the joint actions whose call failed."""
+    ) -> tuple[np.ndarray, Faults, set[int], set[int]]:
+        """Return the values [J, N] of one function, NaN where unusable, the faults, the joint actions whose call failed, and
+        those that it left to other functions."""
         num_joint = len(optional["prompts"])
         values, faults, failed = np.full((num_joint, self.num_agents), np.nan), {}, set()
+        skipped: set[int] = set()
         size = max(num_joint, 1) if self.batched else 1
         parts = [range(start, start + size) for start in range(0, num_joint, size)]
         for joint, entries in zip(parts, self._returned(term, parts, completions, optional, rng), strict=False):
@@ -237,8 +246,10 @@ class RewardFunction:
                     "number per joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time"
                 )
             values[joint], value_faults = reward_values(entries, self.num_agents, f"reward {term.name!r}", joint[0])
-            faults |= value_faults
-        return values, faults, failed
+            if len(self._terms) > 1:
+                skipped |= {j for j, entry in zip(joint, entries, strict=True) if entry is None}
+            faults |= {j: fault for j, fault in value_faults.items() if j not in skipped}
+        return values, faults, failed, skipped
 
     def _returned(
         self,

@@ -495,6 +495,26 @@ def test_total_is_the_weighted_sum_of_processed_parts(kwargs, expected):
     assert result.faults == {}
 
 
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("processors", [None, [RewardProcessors.shift(5.0), None]])
+def test_one_of_several_functions_may_leave_a_joint_action_to_the_others(batched, processors):
+    """As in TRL, where None means that a function is for other tasks. What no function judges is masked."""
+
+    def first(a, b):
+        return [None if text == "a" else 1.0 for text in a]
+
+    def second(a, b):
+        return [None if text == "b" else 10.0 for text in b]
+
+    reward = make_reward([first, second], num_agents=2, weights=[1.0, 1.0], processors=processors, batched=batched)
+    result = score(reward, [["a", "x", "x", "a"], ["x", "b", "x", "b"]])
+    shift = 0.0 if processors is None else 5.0
+    assert result.total.tolist()[:3] == [10.0, 1.0 + shift, 11.0 + shift]
+    assert result.invalid.tolist() == [False, False, False, True]
+    assert result.faults == {3: "all reward functions returned None on joint action 3"}
+    assert np.isnan(result.parts["first"]).tolist() == [True, False, False, True]
+
+
 def test_functions_with_the_same_name_have_separate_parts():
     parts = score(make_reward([up, functools.partial(up), down, CallableReward()], num_agents=2), [["a"], ["b"]]).parts
     assert list(parts) == ["up", "up_2", "down", "CallableReward"]
@@ -652,7 +672,7 @@ def test_opposite_overflows_of_two_functions_do_not_cancel_into_a_number():
 
 
 def test_an_invalid_part_masks_the_sum_and_leaves_the_other_part_unchanged():
-    result = score(make_reward([up, lambda a, b: [1.0, None, 1.0]], num_agents=2, weights=[1.0, 0.0]), TEXTS)
+    result = score(make_reward([up, lambda a, b: [1.0, math.nan, 1.0]], num_agents=2, weights=[1.0, 0.0]), TEXTS)
     assert result.invalid.tolist() == [False, True, False]
     assert result.parts["up"].tolist() == [1.0, 2.0, 3.0]
     assert np.isnan(result.parts["lambda"]).tolist() == [False, True, False]
