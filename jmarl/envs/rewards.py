@@ -126,8 +126,8 @@ class RewardFunction:
     """The reward of a team for a batch of joint actions. Functions with a wrong signature are refused here, before training.
 
     Args:
-        reward_funcs: one function or several; each returns numbers [J], or [J, N] (per agent), or one if J is 1. Of several, one
-            may return None for a joint action that it does not judge: the others count then, as in TRL.
+        reward_funcs: one function or several; each returns numbers [J], or [J, N] (per agent), or one if J is 1. Of several
+            one may return None for a joint action that it does not judge: the others count then, as in TRL.
         num_agents: N, the number of completion lists each function gets.
         weights: one per function, used as they are; default 1 / (number of functions). With weight 0 a function is still
             called, logged and masks.

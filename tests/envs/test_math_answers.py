@@ -72,6 +72,7 @@ def test_a_text_with_no_number_or_with_several_is_unparsable():
         "42 and a half",
     ]
     assert_all("unparsable", no_number, "42")
+    assert_all("unparsable", [r"\boxed{42}, so \boxed{}", r"\boxed{42} then \boxed{", r"\boxed{42} \boxed{\text{no}}"], "42")
     assert_all(
         "unparsable",
         ["Answer: 41 or 42", "Answer: 1 2 3 42", "Answer: between 1 and 42", "#### 42, 43", r"\boxed{41, 42}"],

@@ -146,6 +146,8 @@ def find_answer(completion: str, kind: str = "number") -> str:
         if _HAS_NUMBER.search(answer):
             corrections = list(_CORRECTION.finditer(text, mark.end())) if kind == "number" else []
             return _first_sentence(text[corrections[-1].end() :][: 2 * MAX_ANSWER_LENGTH]) if corrections else answer
+        if mark.group().endswith("{"):  # an empty box is no answer, whatever an earlier one has
+            return ""
     lines = [line for line in reversed(text.splitlines()) if _HAS_NUMBER.search(line)]
     if kind != "number":
         return lines[0].strip() if lines else ""
