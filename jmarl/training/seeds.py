@@ -116,11 +116,12 @@ def prepare_seeds(
     eval_items: Sequence[dict],
 ) -> PreparedSeeds:
     """Check the arguments of `train_seeds`, and prepare its runs. Writes nothing, so that a dry run can do the same."""
-    env, all_items = environment_of(team, reward, cfg), items
+    env = environment_of(team, reward, cfg)
     check_seeds(seeds, cfg)
     cfg = settle(cfg, cfg.for_seed(int(seeds[0])))
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
     items, eval_items = read_rows(items), read_rows(eval_items)
+    all_items = items
     check_run(items, cfgs[0], None)
     keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)

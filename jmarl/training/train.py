@@ -104,9 +104,10 @@ def prepare(
     eval_metrics: EvalMetrics | None = None,
 ) -> Prepared:
     """Check the arguments of `train`, and prepare its run. Writes nothing, so that a dry run can do the same."""
-    cfg, all_items = settle(given), items
+    cfg = settle(given)
     env = environment_of(team, reward, cfg)
     items, eval_items = read_rows(items), read_rows(eval_items)
+    all_items = items
     algorithm = check_run(items, cfg, wandb_config)
     keep_programs(say if cfg.run.progress else None)
     check_team(team, cfg)

@@ -15,9 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jmarl.config import TrainConfig
 from jmarl.envs.reward_environment import RewardEnvironment, default_formatter
 from jmarl.envs.rewards import RewardProcessors, make_reward
+from jmarl.team import Team
 from jmarl.training.files import fingerprint
+from jmarl.training.seeds import prepare_seeds
+from jmarl.training.train import prepare
 
 SCRIPT = """
 import json
@@ -205,3 +209,34 @@ def test_data_differ_by_any_item_and_their_order():
     assert fingerprint.of_data(items) == fingerprint.of_data([dict(item) for item in items])
     others = (items[::-1], [*items, {}], [{"prompt": "a"}, {"prompt": "c"}], [{"prompt": "a"}, {"prompt": "b", "answer": 1}])
     assert all(fingerprint.of_data(x) != fingerprint.of_data(items) for x in others)
+
+
+class Indexed:
+    """A data set of torch: a length and an index."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return {"prompt": "abc"[i]}
+
+
+@pytest.mark.filterwarnings("ignore:3 rows were read from a generator")
+@pytest.mark.parametrize("kind", ["file", "generator", "indexed"])
+def test_the_fingerprint_of_a_run_has_the_rows_whatever_holds_them(kind, tmp_path, tiny_config, tiny_tokenizer, random_agent):
+    items = [{"prompt": text} for text in "abc"]
+    file = tmp_path / "items.jsonl"
+    file.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    settings = dict(compute_dtype="float32", remat="none", micro_batches=1, num_generations=2, max_new_tokens=4)
+    cfg = TrainConfig.of(**settings, progress=False)
+
+    def given():
+        return {"file": str(file), "generator": (item for item in items), "indexed": Indexed()}[kind]
+
+    def reward(texts):
+        return [1.0] * len(texts)
+
+    team = Team.of([random_agent(tiny_config(), tiny_tokenizer, 0)])
+    expected = fingerprint.of_data(items)
+    assert prepare(team, reward, given(), cfg, None, ()).identity["data"] == expected
+    assert prepare_seeds(team, reward, given(), cfg, [0, 1], None, ()).identity["data"] == expected
