@@ -1,7 +1,12 @@
 """Which special tokens of a tokenizer rewards and environments read in completions."""
 
+import argparse
+
 import pytest
 
+from jmarl.cli.teams.match import add_play_arguments, environment_of_run, play_config
+from jmarl.cli.teams.sources import Source
+from jmarl.config import ExperimentConfig
 from jmarl.envs.base import special_tokens
 from jmarl.envs.centralized import Centralized
 from jmarl.envs.math.reasoning import MathReasoning
@@ -12,6 +17,8 @@ from jmarl.envs.tools.tool_calls import SPECIAL_TOKENS, parse_message
 from jmarl.envs.tools.tool_use import ToolUse
 from jmarl.envs.vector import LockStep
 from jmarl.models.hub.tokenize import decode
+from jmarl.mrlm.core.system_prompts import WithSystemPrompts
+from jmarl.training.preferences.reward_model import LearnedReward
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +59,19 @@ def test_environments_of_tools_read_the_marks_of_calls_and_others_none():
     assert special_tokens(Centralized(LockStep(FunctionCalling()), 2)) == SPECIAL_TOKENS
     assert special_tokens(RewardEnvironment(lambda a: [1.0], [str])) == ()
     assert special_tokens(LockStep(MathReasoning())) == ()
+
+
+def test_what_wraps_an_environment_reads_its_marks():
+    env = LockStep(ToolUse())
+    assert special_tokens(WithSystemPrompts(env, [("Be brief.", True)], False)) == SPECIAL_TOKENS
+    assert special_tokens(LearnedReward(env)) == SPECIAL_TOKENS
+
+
+def test_a_run_that_is_played_again_shows_what_it_showed(tiny_config, tiny_tokenizer, random_agent):
+    parser = argparse.ArgumentParser()
+    add_play_arguments(parser, "eval")
+    agent = random_agent(tiny_config(), tiny_tokenizer, 0)
+    cfg = ExperimentConfig.of(models=["m0"], train_envs=["tools", "math"], num_turns=4, skip_special_tokens=False)
+    source = Source([agent], "a run", cfg.train, cfg)
+    assert play_config(parser.parse_args(["--model", "m0"]), source, 1).episodes.skip_special_tokens is False
+    assert special_tokens(environment_of_run(source, {})[0]) == SPECIAL_TOKENS

@@ -138,6 +138,7 @@ class RunTask:
     """The prompts and the reward of a run, or its mixture of environments, with the interface of an environment."""
 
     def __init__(self, agents: Sequence[Agent], cfg: ExperimentConfig):
+        from jmarl.envs.base import special_tokens
         from jmarl.team import Team
         from jmarl.training.checks import environment_of
         from jmarl.training.experiment import task_of
@@ -148,6 +149,7 @@ class RunTask:
         env: Any = environment_of(team, task.env, cfg.train)
         self.roles = env.roles if cfg.task.reward is None else tuple(f"agent {i}" for i in range(team.num_agents))
         self.reset, self.step, self.observe = env.reset, env.step, env.observe
+        self.special_tokens = special_tokens(env)
         self._tasks = {"train": task.items, "eval": task.held_out}
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:
@@ -188,6 +190,7 @@ def play_config(args: argparse.Namespace, source: Source, max_turns: int) -> Tra
         chat=run.episodes.chat if args.chat is None else args.chat,
         chat_template_kwargs=run.episodes.chat_template_kwargs,
         chat_date=run.episodes.chat_date,
+        skip_special_tokens=run.episodes.skip_special_tokens,
         history=args.history or run.episodes.history,
         long_prompts=args.long_prompts or run.episodes.long_prompts,
         num_turns=turns,

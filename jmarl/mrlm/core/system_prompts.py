@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jmarl.envs.base import Answer, Texts, describe
+from jmarl.envs.base import Answer, Texts, describe, special_tokens
 from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, with_instruction
 
 SystemPrompt = tuple[str, bool]  # the text, and whether it is a message of a chat
@@ -24,7 +24,7 @@ class WithSystemPrompts:
 
     def __init__(self, env: Any, prompts: Sequence[SystemPrompt | None], first_only: bool):
         self.env, self.prompts, self.first_only = env, list(prompts), first_only
-        self.num_agents, self.roles = env.num_agents, env.roles
+        self.num_agents, self.roles, self.special_tokens = env.num_agents, env.roles, special_tokens(env)
         self.max_turns, self.reward_range = env.max_turns, env.reward_range
 
     def tasks(self, split: str = "train", count: int = 100, seed: int = 0) -> list[dict]:

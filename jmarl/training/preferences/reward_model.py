@@ -23,7 +23,7 @@ import numpy as np
 
 from jmarl.algorithms import DEFAULTS, Algorithm, resolve
 from jmarl.config import Preference, TrainConfig, flat, per_agent_values
-from jmarl.envs.base import Answer, Environment
+from jmarl.envs.base import Answer, Environment, special_tokens
 from jmarl.learning.setup import Setup
 from jmarl.models.heads import without_value_head
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
@@ -188,7 +188,7 @@ class LearnedReward:
     """An environment whose reward is the score of a reward model, set later; the task's own is a part named `task`."""
 
     def __init__(self, env: Environment):
-        self.env = env
+        self.env, self.special_tokens = env, special_tokens(env)
         self.model: RewardModel | None = None
 
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Any], list[list[str | None]]]:
