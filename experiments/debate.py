@@ -97,7 +97,8 @@ def make_judge(cfg: DebateConfig) -> RuleBasedJudge | LLMJudge:
     if cfg.judge == "rules":
         return RuleBasedJudge()
     if cfg.judge == "agent":
-        model = AgentModel(load_agent(cfg.judge_model or cfg.model))
+        chat = dataclasses.replace(cfg.episodes.chat_settings, on=True)
+        model = AgentModel(load_agent(cfg.judge_model or cfg.model), chat=chat)
     else:
         model = ChatModel(ChatAPI(cfg.judge, cfg.judge_model, api_key_env=KEY, timeout_s=30, name="judge"))
     return LLMJudge(model, cfg.judge_samples, cfg.judge_asks)

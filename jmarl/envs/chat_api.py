@@ -14,7 +14,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -54,7 +54,7 @@ class ChatAPI:
 
     def complete(
         self,
-        prompt: str,
+        prompt: str | Sequence[Mapping[str, str]],
         num_completions: int,
         *,
         max_tokens: int | None = None,
@@ -64,7 +64,7 @@ class ChatAPI:
     ) -> list[tuple[str, bool]]:
         """Return completions of a prompt, and for each whether the model ended it (True) or it was cut off at max_tokens.
 
-        Options that are None are left to the service.
+        prompt: a text, or with `chat` also messages. Options that are None are left to the service.
 
         Raises:
             Unavailable: see there.
@@ -73,7 +73,8 @@ class ChatAPI:
         options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         body: dict[str, Any] = {"n": num_completions} | {name: value for name, value in options.items() if value is not None}
         body |= {"model": self.model} if self.model else {}
-        body |= {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+        body |= {"messages": messages} if self.chat else {"prompt": prompt}
         answer = self._post(base + ("/chat/completions" if self.chat else "/completions"), body)
         try:
             choices = answer["choices"]

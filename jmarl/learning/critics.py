@@ -65,11 +65,12 @@ def make_critics(team: Team, params: Sequence[Any], algorithm: Algorithm, seed: 
         return Critics((), settings), []
     if algorithm.row.critic == "central":
         first = team.stacks[0]
+        fields = first.generation_config if model is None else model.generation_config
         if model is None:
             config, tokenizer, weights = first.config, first.tokenizer, map_own(lambda x: take_agents(x, slice(1)), params[0])
         else:
             config, tokenizer, weights = model.config, model.tokenizer, stacked_model(model, 1, algorithm, seed)
-        spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),))
+        spec = StackSpec(config, tokenizer, (tuple(range(team.num_agents)),), (), (fields,) * team.num_agents)
         return Critics((spec,), settings), [with_value_head(map_own(jnp.copy, weights))]
     if model is None:
         return Critics(team.stacks, settings), [with_value_head(map_own(jnp.copy, p)) for p in params]

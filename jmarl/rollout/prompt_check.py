@@ -113,7 +113,7 @@ def agents_by_encoding(team: Team, chat: Chat) -> list[list[int]]:
     """Return the agents in groups whose prompts become the same tokens and have the same room."""
     groups: dict[Any, list[int]] = {}
     for agent, spec in enumerate(team.agent_specs):
-        groups.setdefault((id(spec.tokenizer), spec.config.max_positions, chat.of(agent).on), []).append(agent)
+        groups.setdefault((id(spec.tokenizer), spec.stop, spec.config.max_positions, chat.of(agent).on), []).append(agent)
     return list(groups.values())
 
 

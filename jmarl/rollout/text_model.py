@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from jmarl.config import Sampling
+from jmarl.config import Chat, Sampling, as_chat
 from jmarl.envs.chat_api import Unavailable
 from jmarl.models.hub.agents import Agent
 from jmarl.randomness import Randomness
 from jmarl.sampling.generate import SampleRequest, pad, sample_team, texts_of, tokenize, tokens_of
 from jmarl.team import make_team
 
+DATE = datetime.date(2024, 7, 26)  # what templates of Llama 3 write where there is no clock
+
 
 class AgentModel:
     """model(prompts, num_samples, seed) -> texts [P][num_samples]. Equal seeds give equal texts.
 
-    chat: prompts are messages of a user in the tokenizer's chat template; special tokens that they spell are always text.
+    chat: prompts are messages of a user in the tokenizer's chat template; special tokens that they spell are always text. A
+    `Chat` also has what templates read; without a date they write `DATE`, so that texts are the same on every day.
     sampling: other settings of `Sampling`. A prompt too long for the agent's context raises `Unavailable`. The model may be
     called from another thread than the one that trains; the device then runs one after the other. It holds arrays of the device
     and cannot be sent to another process: play an environment that it judges for with `LockStep(env)`, not in a `Pool`.
     """
 
-    def __init__(self, agent: Agent, max_new_tokens: int = 64, temperature: float = 0.7, chat: bool = True, **sampling: Any):
-        self.name, self.agent, self.chat = agent.name, agent, chat
+    def __init__(
+        self, agent: Agent, max_new_tokens: int = 64, temperature: float = 0.7, chat: bool | Chat = True, **sampling: Any
+    ):
+        own = as_chat(chat).of(0)
+        self.name, self.agent, self.chat = agent.name, agent, dataclasses.replace(own, date=own.date or DATE)
         self.settings = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, **sampling)
         self.team, self.params = make_team([agent])
 
@@ -43,7 +51,8 @@ class AgentModel:
         """Return JSON of what must not change when a run is resumed."""
         settings = {name: x for name, x in vars(self.settings).items() if x != getattr(Sampling, name)}
         settings |= {"max_new_tokens": self.settings.max_new_tokens, "temperature": self.settings.temperature}
-        return {"agent": self.name, "team": self.team.describe(), **settings, "chat": self.chat}
+        settings |= {"chat_template_kwargs": dict(self.chat.template_kwargs)} if self.chat.template_kwargs else {}
+        return {"agent": self.name, "team": self.team.describe(), **settings, "chat": bool(self.chat)}
 
     def __deepcopy__(self, memo: dict) -> AgentModel:
         return self  # nothing changes it

@@ -4,6 +4,8 @@ What a model's files say of these is read, kept and written again. Host only: no
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import json
 import shutil
 
@@ -13,14 +15,18 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from jmarl.config import Sampling, TrainConfig
+from jmarl.algorithms import resolve
+from jmarl.config import Chat, Sampling, TrainConfig
 from jmarl.evaluation.cross_play import players_of, stack_of, stacks_of
+from jmarl.learning.critics import make_critics
 from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.hf_format import param_shapes
-from jmarl.models.hub.tokenize import STOP_TOKENS, chat_prompt, stop_ids
-from jmarl.rollout.prompt_check import long_prompts
+from jmarl.models.hub.tokenize import STOP_TOKENS, ChatPrompt, chat_prompt, stop_ids
+from jmarl.rollout.prompt_check import agents_by_encoding, long_prompts
+from jmarl.rollout.text_model import AgentModel
 from jmarl.sampling.generate import stop_of_prompts, tokenize
 from jmarl.team import Team, agents_of, make_team, save_team, team_changes
+from jmarl.training.preferences.comparators import encode_foreign
 from jmarl.training.preferences.encoding import encode_pairs, end_token
 from jmarl.training.preferences.pairs import Pair
 
@@ -257,3 +263,39 @@ def test_the_shard_with_weights_that_are_not_finite_is_named(saved, tmp_path):
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     with pytest.raises(ValueError, match="model-2-of-2.safetensors: lm_head.weight has 1 of 10240 weights"):
         load_agent(path)
+
+
+def test_completions_of_another_model_that_answer_messages_end_as_those_of_the_agent(agent_with):
+    """Messages are a chat whatever `chat` is; texts follow the setting of their agent."""
+    agent = agent_with(eos_token="<|endoftext|>")
+    team, cfg = make_team([agent, agent])[0], TrainConfig.of(max_new_tokens=8, chat=(False, True))
+    prompts = [[ChatPrompt([{"role": "user", "content": "7"}]), "7"]] * 2
+    ids = encode_foreign(team, prompts, [[["8"], ["8"]]] * 2, [[[True], [True]]] * 2, cfg)
+    assert [[rows[0][-1] for rows in own] for own in ids] == [[END, DOCUMENT], [END, END]]
+
+
+def test_a_central_critic_ends_what_it_reads_with_the_ends_of_its_model(agent_with, monkeypatch):
+    monkeypatch.setattr("jmarl.models.hub.tokenize.STOP_TOKENS", ())
+    agent = agent_with(0, None, {"eos_token_id": [END]}, eos_token=None)
+    team, params = make_team([agent, agent])
+    algorithm = resolve(TrainConfig.of(algorithm="maac"))
+    for model in (None, agent):
+        (spec,) = make_critics(dataclasses.replace(team, critic=model), params, algorithm)[0].specs
+        assert [spec.of(n).stop for n in spec.order] == [(END,), (END,)]
+
+
+def test_agents_of_one_tokenizer_and_other_ends_are_measured_apart(agent_with):
+    agent = agent_with()
+    team, _ = make_team([agent, agent._replace(generation_config={"eos_token_id": [301]}), agent])
+    assert agents_by_encoding(team, Chat(True)) == [[0, 2], [1]]
+
+
+def test_the_clock_of_a_judge_does_not_depend_on_the_day(agent_with):
+    clock = (
+        "{{ strftime_now('%d %b %Y') }}{% if think %} Think.{% endif %}{% for m in messages %} {{ m['content'] }}{% endfor %}"
+    )
+    agent = agent_with(0, clock)
+    model, own = AgentModel(agent), AgentModel(agent, chat=Chat(True, {"think": True}, datetime.date(2026, 1, 2)))
+    rows = [tokenize(x.team, [["7"]], x.settings, x.chat)[0][0] for x in (model, own)]
+    assert [agent.tokenizer.decode(row) for row in rows] == ["26 Jul 2024 7", "02 Jan 2026 Think. 7"]
+    assert model.describe()["chat"] is True and own.describe()["chat_template_kwargs"] == {"think": True}

@@ -23,6 +23,7 @@ from jmarl.learning.setup import Setup
 from jmarl.learning.team_update import update_team
 from jmarl.models import decoder
 from jmarl.models.hub.agents import Agent
+from jmarl.models.hub.tokenize import ChatPrompt
 from jmarl.randomness import Randomness, tasks_of
 from jmarl.rollout.play import play
 from jmarl.sampling.generate import sample_team, tokens_of
@@ -208,7 +209,7 @@ def test_the_comparator_model_is_encoded_by_the_teams_tokenizer(agents, tiny_dir
 def test_only_completions_that_ended_get_an_end_token(agents):
     rounds, _ = rounds_of(agents)
     texts = [[["the market", "seven"]], [["a", ""]]]
-    ids = comparators.encode_foreign(rounds.team, texts, [[[True, False]], [[False, True]]], rounds.cfg)
+    ids = comparators.encode_foreign(rounds.team, [[""], [""]], texts, [[[True, False]], [[False, True]]], rounds.cfg)
     stop, decode = rounds.team.stacks[0].stop[0], rounds.team.stacks[0].tokenizer.decode
     assert ids[0][0][0][-1] == stop and ids[0][0][1][-1] != stop and ids[1][0][1] == [stop]
     assert decode(ids[0][0][1]) == "seven"
@@ -281,6 +282,16 @@ def test_the_comparator_api_requests_completions_of_every_prompt(agents, service
     assert sorted(asked) == sorted(2 * [item["prompt"] for item in ITEMS])
     assert body["n"] == 8 and body["max_tokens"] == 6 and body["model"] == "some-model"
     assert new.pairs and all(pair.chosen[0].startswith("aeiou") for pair in new.pairs)
+
+
+def test_the_comparator_api_gets_messages_as_messages_and_texts_as_their_agent(service):
+    cfg = CONFIG.replace(comparator="api", comparator_url=address(service), chat=(False, True))
+    messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": "7"}]
+    for prompt, agent in ((messages, 0), (ChatPrompt(messages), 0), ("7", 0), ("7", 1)):
+        comparators.complete(prompt, 1, cfg, agent)
+    bodies = [(path.removeprefix("/v1/"), body.get("messages", body.get("prompt"))) for path, body, _ in service.seen]
+    chat, user = "chat/completions", [{"role": "user", "content": "7"}]
+    assert bodies == [(chat, messages), (chat, messages), ("completions", "7"), (chat, user)]
 
 
 def test_requests_are_repeated_if_the_service_is_busy_but_not_if_it_refuses(agents, service):

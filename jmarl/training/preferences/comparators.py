@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jmarl.config import TrainConfig, per_agent_values
-from jmarl.envs.base import Environment
+from jmarl.config import TrainConfig
+from jmarl.envs.base import Environment, special_tokens
 from jmarl.envs.chat_api import MAX_CONCURRENT, WAIT_S, ChatAPI
 from jmarl.models.hub.agents import load_agent
-from jmarl.models.hub.tokenize import encode_answer
+from jmarl.models.hub.tokenize import ChatPrompt, as_prompt, encode_answer
 from jmarl.models.lora import join, split
 from jmarl.models.sharding import mesh_of, place
 from jmarl.randomness import COMPARE, PROPOSE, Randomness
 from jmarl.rollout.play import play
 from jmarl.rollout.turns import Rollout
-from jmarl.sampling.generate import Rows, tokenize_first_turn, tokens_of
+from jmarl.sampling.generate import Rows, texts_of, tokenize_first_turn, tokens_of
 from jmarl.team import Team, make_team, to_agents
 from jmarl.training.files.checkpoint import saved_steps
 from jmarl.training.logs.goodput import timed_sampler
-from jmarl.training.preferences.encoding import end_token
+from jmarl.training.preferences.encoding import chat_for, end_token
 
 KEY = "COMPARATOR_API_KEY"  # environment variable
 
@@ -70,17 +70,21 @@ def candidates_of(team: Team, rollout: Rollout, cfg: TrainConfig) -> Candidates:
     return Candidates(turn.prompts, turn.texts, turn.rewards.mean(-1), prompt_ids, ids)
 
 
-def encode_foreign(team: Team, texts: Sequence, ended: Sequence, cfg: TrainConfig) -> list[list[list[list[int]]]]:
-    """Encode texts [N][P][G] of another model by the team's tokenizers, cut at max_new_tokens.
+def encode_foreign(
+    team: Team, prompts: Sequence, texts: Sequence, ended: Sequence, cfg: TrainConfig
+) -> list[list[list[list[int]]]]:
+    """Encode texts [N][P][G] of another model, which answer prompts [N][P], by the team's tokenizers, cut at max_new_tokens.
 
     ended: [N][P][G] whether the model ended the text itself; the token that ends a completion is then appended."""
     limit, ids = cfg.sampling.max_new_tokens, []
-    for n, (spec, agent_texts, agent_ended) in enumerate(zip(team.agent_specs, texts, ended, strict=True)):
-        chat = cfg.episodes.chat_settings.of(n)
-        end, encode = end_token(spec, chat), partial(encode_answer, spec.tokenizer, chat=chat, special=())
-        groups = [list(zip(*group, strict=True)) for group in zip(agent_texts, agent_ended, strict=True)]
-        encoded = [[encode(text) + [end] * bool(complete) for text, complete in group] for group in groups]
-        ids.append([[row[:limit] or [end] for row in group] for group in encoded])
+    for n, (spec, *agent) in enumerate(zip(team.agent_specs, prompts, texts, ended, strict=True)):
+        groups = []
+        for prompt, *group in zip(*agent, strict=True):
+            chat = chat_for(prompt, cfg.episodes.chat_settings.of(n))
+            end, encode = end_token(spec, chat), partial(encode_answer, spec.tokenizer, chat=chat, special=())
+            encoded = [encode(text) + [end] * bool(complete) for text, complete in zip(*group, strict=True)]
+            groups.append([row[:limit] or [end] for row in encoded])
+        ids.append(groups)
     return ids
 
 
@@ -180,14 +184,17 @@ class Comparator:
             return candidates_of(self.team, rollout, self.cfg)
         turn = rollout.turns[0]
         ended = to_agents(self.writers, [jax.device_get(done.ended) for done in turn.completions])
-        return self._encode(turn.prompts, turn.texts, [rows[: len(items)] for rows in ended], turn.rewards.mean(-1))
+        tokens = tokens_of(self.writers, turn.completions, len(items))
+        texts = texts_of(self.writers, tokens, shown=special_tokens(env))  # without the end token, whatever rewards read
+        return self._encode(turn.prompts, texts, [rows[: len(items)] for rows in ended], turn.rewards.mean(-1))
 
     def _request(self, items: Sequence[dict], env: Environment, rng: np.random.Generator) -> Candidates:
         """Return the completions of the HTTP service."""
         group = num_candidates(self.cfg)
         states, prompts = env.reset(items, rng)
         with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
-            replies = [list(threads.map(partial(complete, count=group, cfg=self.cfg), agent)) for agent in prompts]
+            ask = partial(complete, count=group, cfg=self.cfg)
+            replies = [list(threads.map(partial(ask, agent=n), texts)) for n, texts in enumerate(prompts)]
         texts = [[[text for text, _ in prompt] for prompt in agent] for agent in replies]
         ended = [[[complete for _, complete in prompt] for prompt in agent] for agent in replies]
         actions = [sum(agent, []) for agent in texts]
@@ -197,16 +204,22 @@ class Comparator:
     def _encode(self, prompts: list, texts: list, ended: Sequence, rewards: np.ndarray) -> Candidates:
         """Return texts [N][P][G] of another model as candidates."""
         prompt_ids = tokenize_first_turn(self.team, prompts, self.cfg.sampling, self.cfg.episodes)
-        return Candidates(prompts, texts, rewards, prompt_ids, encode_foreign(self.team, texts, ended, self.cfg))
+        return Candidates(prompts, texts, rewards, prompt_ids, encode_foreign(self.team, prompts, texts, ended, self.cfg))
 
 
-def complete(prompt: str, count: int, cfg: TrainConfig) -> list[tuple[str, bool]]:
+def complete(prompt: Any, count: int, cfg: TrainConfig, agent: int = 0) -> list[tuple[str, bool]]:
     """Return `count` completions of a prompt by an OpenAI-compatible service, and whether each was ended and not cut off.
 
-    The prompt is sent as a chat if prompts of the team are chats."""
+    The prompt is sent as a chat if it is one for the agent of the team."""
+    prompt = as_prompt(prompt)
+    chat = bool(chat_for(prompt, cfg.episodes.chat_settings.of(agent)))
     model, url = cfg.preference.comparator_model or "", cfg.preference.comparator_url or ""
-    service = ChatAPI(url, model, any(per_agent_values(cfg.episodes.chat)), KEY, wait_s=WAIT_S, name="comparator")
+    service = ChatAPI(url, model, chat, KEY, wait_s=WAIT_S, name="comparator")
     settings = cfg.sampling
     return service.complete(
-        prompt, count, max_tokens=settings.max_new_tokens, temperature=settings.temperature, top_p=settings.top_p
+        prompt.messages if isinstance(prompt, ChatPrompt) else prompt,
+        count,
+        max_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
     )
