@@ -78,14 +78,14 @@ def checked_prompts(cfg: ExperimentConfig) -> tuple[list[str], int]:
     if level := sandbox_level(describe(env)):
         lines.append(f"sandbox level {level}")
     lines.append(LEGEND)
+    chats = settle(cfg.train, cfg.train.for_seed(int(cfg.seeds[0])) if cfg.seeds else None).episodes.chat_settings
     _, prompts = env.reset(items[:SHOWN], Randomness(cfg.train.run.seed, 0, TRAIN).environment_rng())
     for number in range(min(SHOWN, len(items))):
         for agent, spec in enumerate(team.agent_specs):
             if (prompt := prompts[agent][number]) is None:
                 lines.append(f"--- task {number}, agent {agent}: does not act in the first turn")
                 continue
-            chat = cfg.train.episodes.chat_settings.of(agent)
-            [ids] = encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, stop=spec.stop)
+            [ids] = encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chats.of(agent), stop=spec.stop)
             text = shown(spec.tokenizer, ids)
             lines.append(f"--- task {number}, agent {agent}: {plural(len(ids), 'token')}\n{text}")
     if cfg.train.run.replay_rollout:
@@ -129,8 +129,8 @@ def checked_data(cfg: ExperimentConfig) -> tuple[list[str], int]:
     algorithm = setup.algorithm
     texts = algorithm.row.data == "texts"
     encode, kind = (encode_trajectories, "text") if texts else (encode_pairs, "pair")
-    tokens = encode(team, data, cfg.train.episodes.chat_settings)
-    encode(team, held_out, cfg.train.episodes.chat_settings)
+    tokens = encode(team, data, train.episodes.chat_settings)
+    encode(team, held_out, train.episodes.chat_settings)
     lines = [f"{plural(len(data), kind)} to train on, {len(held_out)} held out; {agents_line(team)}"]
     lines += [shared] if (shared := shared_examples(data, held_out)) else []
     lines.append("trained tokens are in ⟦ ⟧, separated by |; " + LEGEND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from jmarl import ExperimentConfig
+from jmarl.cli import dry_run
 from jmarl.cli.configuration import read_configuration
 from jmarl.cli.main import main
 from jmarl.config.yaml_file import read_yaml
@@ -207,6 +209,22 @@ def test_the_dry_run_shows_settings_and_prompts_and_trains_nothing(capsys):
     assert "learning_rate: 0.01\n" in out and "4 tasks to train on, 2 held out" in out and "all checks passed" in out
     assert "--- task 2, agent 0: " in out and "Item 2 is" in out and "--- task 3" not in out
     assert out.endswith("nothing was trained or written; the run would write to out/dry\n") and not Path("out/dry").exists()
+
+
+def test_the_dry_run_shows_prompts_with_the_date_of_the_run(monkeypatch):
+    seen, settle = [], dry_run.settle
+
+    def settled(cfg, run=None):
+        return settle(cfg, run).replace(chat_date="2026-01-02")
+
+    def encoded(tokenizer, prompts, context, new, chat, **options):
+        seen.append(chat.date)
+        return [[1]]
+
+    monkeypatch.setattr(dry_run, "settle", settled)
+    monkeypatch.setattr(dry_run, "encode_prompts", encoded)
+    dry_run.checked_prompts(read("--config", "run.yaml"))
+    assert {*seen} == {datetime.date(2026, 1, 2)}
 
 
 @pytest.mark.parametrize("setting", ["reward=own_rewards_of_tests:leters", "models=[no/such-model]"])

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import numpy as np
 import pytest
 
+from jmarl.config import Chat, TrainConfig
+from jmarl.envs.messages import as_text_environment
+from jmarl.envs.vector import LockStep
 from jmarl.mrlm.algorithms import DPOTrainer, GRPOTrainer, PPOTrainer, SFTTrainer
+from jmarl.mrlm.algorithms.trainer import with_system_prompts
 from jmarl.mrlm.config import DPOConfig, ExperimentConfig, PPOConfig, SFTConfig, TrainingConfig
 from jmarl.mrlm.core import EnvironmentMode, LLMEnvironment, SimulatedEnvironment
 from jmarl.mrlm.core.types import Message, Observation, Reward
 from jmarl.mrlm.environments.code import CodeExecutionEnvironment, CodeProblemGenerator
 from jmarl.mrlm.environments.debate import DebateEnvironment, RuleBasedJudge
+
+DAY = datetime.date(2026, 1, 2)
 
 
 class Copy(SimulatedEnvironment):
@@ -278,3 +285,21 @@ def test_an_environment_without_a_solver_says_so(agents):
 
     with pytest.raises(NotImplementedError, match="NoSolver has no solver of its own"):
         SFTTrainer(policy(agents[0]), NoSolver(), config("sft"))
+
+
+def test_sft_is_evaluated_with_the_values_and_the_date_of_its_templates(agents, monkeypatch):
+    given = dict(chat_template_kwargs={"enable_thinking": False}, chat_date="2026-01-02", progress=False)
+    settings = ExperimentConfig(TrainingConfig(algorithm="sft", batch_size=4), sft=SFTConfig(max_trajectories=3), **given)
+    trainer, calls = SFTTrainer(policy(agents[0]), Copy(), settings), []
+    monkeypatch.setattr("jmarl.mrlm.algorithms.sft.evaluate", lambda *arguments: calls.append(arguments[-1].episodes))
+    monkeypatch.setattr("jmarl.mrlm.algorithms.sft.numbers", lambda result: {})
+    trainer.evaluate(2)
+    assert calls[0].chat_settings == trainer.config.episodes.chat_settings == Chat(True, {"enable_thinking": False}, DAY)
+
+
+def test_system_prompts_are_messages_for_the_agents_that_chat(agents):
+    env = LockStep(as_text_environment(DebateEnvironment(speeches=1)))
+    cfg = TrainConfig.of(chat=(False, True))
+    one = with_system_prompts(env, [policy(agents[0], system_prompt="Be brief.")], cfg)
+    two = with_system_prompts(env, [policy(agents[0]), policy(agents[1], system_prompt="Be long.")], cfg)
+    assert one.prompts == [("Be brief.", False), ("Be brief.", True)] and two.prompts == [None, ("Be long.", True)]

@@ -65,8 +65,8 @@ class DPOTrainer(Policies):
     def _read(self, dataset: Any) -> list[Pair]:
         """Return the pairs of a data set, with the system prompts of the policies."""
         systems = [
-            None if policy.system_prompt is None else (policy.system_prompt, self.config.episodes.chat)
-            for policy in self.policy_envs
+            None if policy.system_prompt is None else (policy.system_prompt, bool(self.config.episodes.chat_settings.of(i)))
+            for i, policy in enumerate(self.policy_envs)
         ]
         pairs = load_pairs(rows_of(dataset), len(self.policy_envs))
         return [pair._replace(prompts=tuple(prefixed(*x) for x in zip(systems, pair.prompts, strict=True))) for pair in pairs]

@@ -84,7 +84,7 @@ class SFTTrainer(Policies):
     def _with_system_prompt(self, trajectory: TextTrajectory) -> TextTrajectory:
         system = self.policy_envs[0].system_prompt
         first, *rest = trajectory.observations
-        prompt = prefixed(None if system is None else (system, self.config.episodes.chat), first)
+        prompt = prefixed(None if system is None else (system, bool(self.config.episodes.chat_settings.of(0))), first)
         return trajectory._replace(observations=(prompt, *rest))
 
     @property
@@ -117,7 +117,9 @@ class SFTTrainer(Policies):
         cfg = TrainConfig.of(
             num_turns=self.env.max_turns,
             branching="chain" if self.env.max_turns > 1 else "tree",
-            chat=self.config.episodes.chat,
+            chat=bool(self.config.episodes.chat_settings.of(0)),
+            chat_template_kwargs=self.config.episodes.chat_template_kwargs,
+            chat_date=self.config.episodes.chat_date,
             seed=self.config.run.seed,
             **sampling_of(self.policy_envs),
         )

@@ -206,10 +206,12 @@ def sampling_of(policy_envs: Sequence[LLMEnvironment]) -> dict[str, Any]:
 
 def with_system_prompts(env: Any, policy_envs: Sequence[LLMEnvironment], cfg: TrainConfig) -> Any:
     """Return an environment whose prompts begin with the system prompts of the policies, if there are any."""
-    prompts = [None if policy.system_prompt is None else (policy.system_prompt, cfg.episodes.chat) for policy in policy_envs]
-    if not any(prompts):
+    texts = [policy.system_prompt for policy in policy_envs]
+    if texts == [None] * len(texts):
         return env
-    return WithSystemPrompts(env, prompts * (env.num_agents // len(prompts)), cfg.episodes.history == "append")
+    roles = enumerate(texts * (env.num_agents // len(texts)))
+    prompts = [None if text is None else (text, bool(cfg.episodes.chat_settings.of(role))) for role, text in roles]
+    return WithSystemPrompts(env, prompts, cfg.episodes.history == "append")
 
 
 def merge_environments(envs: Any, max_turns: int = MAX_TURNS, chat: bool = False, self_play: bool = False) -> Any:
