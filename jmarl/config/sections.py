@@ -38,7 +38,13 @@ class Chat:
 
     def of(self, agent: int) -> Chat:
         """Return the settings of one agent."""
-        return dataclasses.replace(self, on=self.on[agent]) if isinstance(self.on, tuple) else self
+        if not isinstance(self.on, tuple):
+            return self
+        if agent >= len(self.on):
+            raise ValueError(
+                f"chat has {len(self.on)} values, and there is an agent {agent}: give one for all, or one per agent"
+            )
+        return dataclasses.replace(self, on=self.on[agent])
 
     def __bool__(self) -> bool:
         if isinstance(self.on, tuple):

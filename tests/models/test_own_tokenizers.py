@@ -299,3 +299,9 @@ def test_the_clock_of_a_judge_does_not_depend_on_the_day(agent_with):
     rows = [tokenize(x.team, [["7"]], x.settings, x.chat)[0][0] for x in (model, own)]
     assert [agent.tokenizer.decode(row) for row in rows] == ["26 Jul 2024 7", "02 Jan 2026 Think. 7"]
     assert model.describe()["chat"] is True and own.describe()["chat_template_kwargs"] == {"think": True}
+
+
+def test_a_chat_with_too_few_values_names_the_agent(different):
+    team, _ = make_team(different)
+    with pytest.raises(ValueError, match="chat has 2 values, and there is an agent 2: give one for all"):
+        tokenize(team, PROMPTS, Sampling(max_new_tokens=8), Chat((True, False)))
