@@ -204,6 +204,15 @@ def test_how_errors_of_rewards_are_handled_is_no_part_of_the_fingerprint():
     assert reward_of(by_length) == reward_of(by_length, on_error="mask", timeout=3, max_error_share=1)
 
 
+def test_wrappers_of_another_version_are_no_change():
+    now = reward_of(by_length)
+    wrapper = "jmarl.envs.reward_environment.bind_formatter.<locals>.prompt"
+    before = {name: digest for name, digest in now.items() if not name.startswith("jmarl.envs.calls")}
+    before |= {wrapper: "0", "jmarl.envs.rewards.bind_completions.<locals>.call": "1"}
+    assert wrapper in now and fingerprint.difference("reward", before, now) == ""
+    assert "by_length (changed)" in fingerprint.difference("reward", before | {f"{__name__}.by_length": "2"}, now)
+
+
 def test_data_differ_by_any_item_and_their_order():
     items = [{"prompt": "a"}, {"prompt": "b"}]
     assert fingerprint.of_data(items) == fingerprint.of_data([dict(item) for item in items])

@@ -26,6 +26,8 @@ from jmarl.envs.vector import Engine
 from jmarl.training.files.constants import codes, constants_of, functions_of, is_of_user, is_whole, named_by, options_of
 
 PLAIN = bool | int | float | str
+# Functions in which this or an earlier version wraps those of the user. A new version of the library is no difference.
+WRAPPERS = ("jmarl.envs.reward_environment.bind_formatter.", "jmarl.envs.rewards.bind_completions.")
 
 
 def of_data(items: Iterable[Any]) -> dict[str, Any]:
@@ -189,6 +191,7 @@ def difference(name: str, old: dict[str, Any], new: dict[str, Any]) -> str:
         if old == new:
             return ""
         return f"{name}: {old['items']} items -> {new['items']}" if old.get("items") != new["items"] else f"{name}: other items"
+    old, new = ({key: x for key, x in digests.items() if not key.startswith(WRAPPERS)} for digests in (old, new))
     changed = [f"{key} (changed)" for key in new if key in old and old[key] != new[key]]
     gone = [f"{key} (gone)" for key in old if key not in new]
     added = [f"{key} (new)" for key in new if key not in old]
