@@ -107,6 +107,8 @@ def test_templates_get_the_values_of_the_settings_everywhere(templated):
     for name in ("add_generation_prompt", "strftime_now"):
         with pytest.raises(ValueError, match=f"chat_template_kwargs=.* without '{name}'"):
             TrainConfig.of(chat_template_kwargs={name: 1})
+    with pytest.raises(ValueError, match="chat_template_kwargs=.* values that JSON has"):
+        TrainConfig.of(chat_template_kwargs={"day": datetime.date(2026, 2, 3)})
 
 
 def test_the_clock_of_a_template_stands_still(templated):
