@@ -81,7 +81,20 @@ def test_neighbors_of_one_role_become_one_message_where_roles_must_alternate(tem
     assert read(tokenizer, [USER, USER]) == "<|im_start|>user\nHi\n\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('never') }}", "{{ messages.nothing.at_all }}", ALTERNATES + CHATML])
+PARTS = "{% for m in messages %}<|im_start|>{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('never') }}",
+        "{{ messages.nothing.at_all }}",
+        "{{ messages[0]['content'] + tools }}",  # which is None
+        ALTERNATES + CHATML,
+        PARTS,  # leaves out what is a text
+        LEAVES_OUT.replace("system", "user"),
+    ],
+)
 def test_what_a_template_refuses_is_one_sentence(templated, template):
     messages = [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "1"}]
     with pytest.raises(
