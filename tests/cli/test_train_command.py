@@ -289,6 +289,7 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
             "2 roles (setup, story), and the team has 1: give one model",
         ),
         (["--set", "algorithm=ppoo"], "--set algorithm: algorithm='ppoo' is unknown; did you mean 'ppo'"),
+        (["--set", "algorithm=no"], "--set algorithm: algorithm=False is unknown"),
         (["--set", "top_p=2"], "--set top_p: top_p=2 is not allowed"),
         (["--set", "tpo_p=2"], "unknown key; did you mean 'top_p'"),
         (["--set", "top_p"], "write --set name=value"),

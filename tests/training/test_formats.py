@@ -172,7 +172,7 @@ def test_columns_that_are_not_read_are_named():
         load_pairs([{"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": 9.0, "margin": 1.0}])
 
 
-@pytest.mark.parametrize("column", ["tools", "chat_template_kwargs", "images"])
+@pytest.mark.parametrize("column", ["system", "tools", "chat_template_kwargs", "images"])
 def test_prompts_with_columns_for_the_template_need_a_formatter(column):
     """Other columns are for the reward."""
     item = {"prompt": [HI], "answer": 3, "label": True, column: {"a": 1}}
