@@ -168,6 +168,8 @@ def test_a_turn_ends_once(tiny_tokenizer):
     for chat in (False, True):
         rows = [encode_completion(tiny_tokenizer, text, 2, chat) for text in ("field", "field<|im_end|>", "field<|im_end|>\n")]
         assert rows == [[*tiny_tokenizer.encode("field"), 2]] * 3
+        own = encode_completion(tiny_tokenizer, "field<|endoftext|>", 2, chat, stop=stop_ids(tiny_tokenizer))
+        assert own == [*tiny_tokenizer.encode("field"), 2 if chat else 0]
 
 
 # --- every character --------------------------------------------------------------------------------------------------------
