@@ -295,7 +295,7 @@ def test_environments_of_the_user_are_made_before_any_model_is_loaded(capsys):
         (["--set", "top_p"], "write --set name=value"),
         (["--resume", "--output", "out/nothing"], "there is nothing to resume"),
         (["--resume", "7", "--output", "out/whole"], "no checkpoint of step 7 in out/whole/checkpoints: choose from 2, 3"),
-        (["--resume", "nowhere"], "give latest, the number of a checkpoint, or the directory of a run"),
+        (["--resume", "nowhere"], "give latest, auto, the number of a checkpoint, or the directory of a run"),
         (["--set", "algorithm=dpo"], "learns from given pairs"),
         (["--set", "data=missing.jsonl"], "missing.jsonl does not exist"),
         (["--set", "sweep.learning_rate=3"], "sweep: learning_rate: 3 is no list of values"),
