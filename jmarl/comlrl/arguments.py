@@ -195,6 +195,8 @@ def check_wandb(wandb_config: Mapping[str, Any] | None, args: TrainerConfig) -> 
     """Raise if W&B is requested and cannot log. Called before any model is loaded."""
     if wandb_config is None:
         return
+    if not isinstance(wandb_config, Mapping):
+        raise TypeError(f"wandb_config= is a dict such as {{'project': 'mine'}}, got {type(wandb_config).__name__}")
     if importlib.util.find_spec("wandb") is None:
         raise ImportError("wandb_config is given, but W&B is not installed: pip install 'jmarl[wandb]'")
     if not args.output_dir:

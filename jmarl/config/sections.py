@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -61,6 +62,13 @@ def _is_date(text: str) -> bool:
     try:
         return datetime.date.fromisoformat(text).isoformat() == text
     except ValueError:
+        return False
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False)) is not None
+    except (TypeError, ValueError):
         return False
 
 
@@ -181,6 +189,8 @@ class Episodes(Section):
         if taken := sorted(self.chat_template_kwargs.keys() & NOT_OF_TEMPLATES):
             text = f"without {taken[0]!r}, which jmarl sets"
             check("chat_template_kwargs", self.chat_template_kwargs, False, text)
+        text = "values that JSON has (texts, numbers, true, null, lists, dicts), which checkpoints keep"
+        check("chat_template_kwargs", self.chat_template_kwargs, _is_json(self.chat_template_kwargs), text)
         others = {"num_turns": self.num_turns > 1, "sample_parts": self.sample_parts > 1}
         others["dynamic_sampling"] = self.dynamic_sampling > 0
         for name in [name for name, given in others.items() if given and self.async_steps]:

@@ -43,7 +43,7 @@ def put(settings: dict[str, Given], name: str, given: Given) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which also reads 1e-5 as a number (YAML 1.1 wants 1.0e-5)."""
+    """The safe loader, which also reads 1e-5 as a number (YAML 1.1 wants 1.0e-5), and dates as texts: no setting is a date."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -54,6 +54,10 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
     )
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
 
 
 def read_yaml(path: str | Path) -> YamlFile:

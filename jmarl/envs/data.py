@@ -45,8 +45,9 @@ def load_rows(
     source = str(path or hub)
     try:
         rows = _read_hub(hub, config, split) if path is None else read_rows(Path(path))
-    except ValueError as error:
-        raise ValueError(f"{error}; needed are the fields {', '.join(fields)}") from error
+    except (FileNotFoundError, ValueError) as error:
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"{error}; needed are the fields {', '.join(fields)}") from error
     columns = list(dict.fromkeys(name for row in rows for name in row))
     missing = [field for field in fields if field not in columns]
     if missing:

@@ -27,7 +27,7 @@ def default_formatter(item: dict) -> Any:
     """Return the item's prompt, a text or a list of chat messages: the formatter of agents that have none."""
     if "prompt" not in item:
         raise ValueError(f"an item has no prompt, but {list(item)}: add a prompt, or pass formatters that write prompts")
-    unread = [name for name in ("tools", "chat_template_kwargs", *MEDIA) if not is_empty(item.get(name))]
+    unread = [name for name in ("system", "tools", "chat_template_kwargs", *MEDIA) if not is_empty(item.get(name))]
     if unread:
         raise ValueError(
             f"an item has the column {unread[0]}, and its prompt is read without it: pass formatters that write it into the "

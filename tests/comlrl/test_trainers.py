@@ -697,6 +697,8 @@ def test_wandb_that_cannot_log_raises_before_a_model_is_loaded(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     with pytest.raises(ValueError, match="output_dir is empty"):
         tiny_trainer("no such model", **arguments | dict(args=tiny_config(output_dir="")))
+    with pytest.raises(TypeError, match="wandb_config= is a dict"):
+        tiny_trainer("no such model", **arguments | dict(wandb_config="p"))
 
 
 # --- train, evaluate, save --------------------------------------------------------------------------------------------

@@ -64,7 +64,12 @@ def test_numbers_with_exponents_are_numbers(text):
     assert parse_value(text) == 1e-5 == parse_yaml(f"a: {text}", "a").tree["a"]
 
 
-@pytest.mark.parametrize("text", ["1e5", "1E-5", "1.5", "true", "null", "x", "+1e-5", ""])
+@pytest.mark.parametrize("text", ["2026-01-02", "2026-01-02 10:00:00"])
+def test_dates_are_texts(text):
+    assert parse_value(text) == text == parse_yaml(f"a: {text}", "a").tree["a"]
+
+
+@pytest.mark.parametrize("text", ["2026-01-02", "1e5", "1E-5", "1.5", "true", "null", "x", "+1e-5", ""])
 def test_texts_and_numbers_are_written_as_what_they_are(text):
     tree = {"a": text, "b": 1e-5, "c": 1e20}
     assert parse_yaml(dump_yaml(tree), "a").tree == tree

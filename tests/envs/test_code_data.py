@@ -106,6 +106,8 @@ MARKDOWN = {
     "closed behind code": f"```python\n{CODE}```\n\nand\n```text\nx\n```",
     "closed by the next one": f"```python\n{CODE}\n```text\nx\n```",
     "before a special token": f"```python\n{CODE}\n```<|im_end|>",
+    "before a token of Gemma": f"```python\n{CODE}\n```<end_of_turn>",
+    "without a fence, before a special token": f"{CODE}<|im_end|>",
     "code behind the fence": f"```{CODE}\n```",
     "beside text in three ticks": f"Use ```x``` here:\n```python\n{CODE}\n```",
     "beside another language": f'```json title="a"\n{{}}\n```\n```py\n{CODE}\n```\n~~~bash\nls\n~~~',

@@ -113,7 +113,7 @@ def test_units_in_latex_and_words_after_a_number_are_ignored():
 
 NOTATIONS = [
     ("number", "22", ["22 ✅", "<b>22</b>", "Answer: <b>22</b>",
-                      "Answer: 22<|im_end|>", "22</s>", r"\underline{22}", "Answer: 22 🎉",
+                      "Answer: 22<|im_end|>", "22</s>", "22<end_of_turn>", r"\underline{22}", "Answer: 22 🎉",
                       "Answer: The sum of the first 10 terms is 22.", "Answer: Out of 50, what is left is 22", "Answer: ≈ 22"]),
     ("number", "-7", ["Answer: minus 7", "negative 7", "The answer is negative 7.", "Answer: ‐7", "Answer: ‑7", "－7", "-(7)"]),
     ("number", "5/2", ["2½", "2 ½", "Answer: 2½ cups", "5⁄2", "2 1⁄2"]),

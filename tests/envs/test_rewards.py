@@ -380,7 +380,7 @@ def test_a_signature_that_does_not_fit_the_team_is_refused(func, num_agents, wor
         (items_last, 1, [{"id": 0}], ["items_last(a, b, batch_items) needs a column 'b'", "['id']"]),
         (lambda a, b, *, cfg: [1.0], 2, [{"id": 0}], ["needs a column 'cfg', and item 0 has none"]),
         (lambda a, id: [1.0], 1, [{"id": 0}, {}], ["needs a column 'id', and item 1 has none"]),
-        (lambda completions, completion_ids: [1.0], 1, [{}], ["needs a column 'completion_ids'"]),
+        (lambda completions, completion_ids: [1.0], 1, [{}], ["needs a column 'completion_ids', which TRL gives"]),
         (lambda answer, story: [1.0], 2, [{"answer": 1}], ["'answer' has two meanings", "agent 0"]),
         (lambda a, answer, *rest: [1.0], 3, [{"answer": 1}], ["'answer' has two meanings", "agent 1"]),
         (lambda completions: [1.0], 1, [{"completions": 1}], ["'completions' has two meanings"]),

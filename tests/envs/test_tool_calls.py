@@ -126,6 +126,7 @@ NATIVE = {
     "Llama 3.2": '[f(a=1, b="2")]',
     "Llama 4": '<|python_start|>[f(a=1, b="2")]<|python_end|><|eot|>',
     "Mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1, "b": "2"}, "id": "abc"}]</s>',
+    "JSON, then the end of a turn of Gemma": '{"name": "f", "arguments": {"a": 1, "b": "2"}}<end_of_turn>\n<eos>',
     "Mistral, later": '[TOOL_CALLS]f[ARGS]{"a": 1, "b": "2"}</s>',
 }
 

@@ -191,6 +191,12 @@ def test_end_tokens_of_the_files_end_completions_and_are_saved(saved, tmp_path, 
     assert list(load_agent(tmp_path / "out").stop) == expected
 
 
+@pytest.mark.parametrize("ids", ["<|im_end|>", [301.0], [[301]], True])
+def test_end_tokens_of_the_files_are_numbers(saved, tmp_path, ids):
+    with pytest.raises(ValueError, match="eos_token_id=.* is not a number of a token or a list of them"):
+        load_agent(with_fields(saved, tmp_path / "model", "generation_config.json", {"eos_token_id": ids}))
+
+
 def test_a_model_without_an_end_token_is_an_error(make_tokenizer, monkeypatch):
     tokenizer = make_tokenizer()
     tokenizer.eos_token = None

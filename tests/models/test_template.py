@@ -81,7 +81,20 @@ def test_neighbors_of_one_role_become_one_message_where_roles_must_alternate(tem
     assert read(tokenizer, [USER, USER]) == "<|im_start|>user\nHi\n\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('never') }}", "{{ messages.nothing.at_all }}", ALTERNATES + CHATML])
+PARTS = "{% for m in messages %}<|im_start|>{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('never') }}",
+        "{{ messages.nothing.at_all }}",
+        "{{ messages[0]['content'] + tools }}",  # which is None
+        ALTERNATES + CHATML,
+        PARTS,  # leaves out what is a text
+        LEAVES_OUT.replace("system", "user"),
+    ],
+)
 def test_what_a_template_refuses_is_one_sentence(templated, template):
     messages = [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "1"}]
     with pytest.raises(
@@ -107,6 +120,8 @@ def test_templates_get_the_values_of_the_settings_everywhere(templated):
     for name in ("add_generation_prompt", "strftime_now"):
         with pytest.raises(ValueError, match=f"chat_template_kwargs=.* without '{name}'"):
             TrainConfig.of(chat_template_kwargs={name: 1})
+    with pytest.raises(ValueError, match="chat_template_kwargs=.* values that JSON has"):
+        TrainConfig.of(chat_template_kwargs={"day": datetime.date(2026, 2, 3)})
 
 
 def test_the_clock_of_a_template_stands_still(templated):
@@ -153,6 +168,8 @@ def test_a_turn_ends_once(tiny_tokenizer):
     for chat in (False, True):
         rows = [encode_completion(tiny_tokenizer, text, 2, chat) for text in ("field", "field<|im_end|>", "field<|im_end|>\n")]
         assert rows == [[*tiny_tokenizer.encode("field"), 2]] * 3
+        own = encode_completion(tiny_tokenizer, "field<|endoftext|>", 2, chat, stop=stop_ids(tiny_tokenizer))
+        assert own == [*tiny_tokenizer.encode("field"), 2 if chat else 0]
 
 
 # --- every character --------------------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_columns_that_are_not_read_are_named():
         load_pairs([{"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": 9.0, "margin": 1.0}])
 
 
-@pytest.mark.parametrize("column", ["tools", "chat_template_kwargs", "images"])
+@pytest.mark.parametrize("column", ["system", "tools", "chat_template_kwargs", "images"])
 def test_prompts_with_columns_for_the_template_need_a_formatter(column):
     """Other columns are for the reward."""
     item = {"prompt": [HI], "answer": 3, "label": True, column: {"a": 1}}
@@ -232,6 +232,9 @@ def test_a_text_is_trained_from_its_second_token_with_one_end_token(team):
         prompt, trained = tokens(team, {"text": text})
         assert prompt + trained == f"The sky is blue.{end}" and len(team.stacks[0].tokenizer.encode(prompt)) == 1
     assert tokens(team, {"prompt": "The sky is", "completion": " blue."}) == ("The sky is", f" blue.{end}")
+    other = team.stacks[0].tokenizer.decode([team.stacks[0].stop[1]])  # it ends completions, too
+    assert "".join(tokens(team, {"text": f"The sky is blue.{other}"})) == f"The sky is blue.{other}"
+    assert tokens(team, {"prompt": "The sky is", "completion": f" blue.{other}"})[1] == f" blue.{other}"
 
 
 def test_an_implicit_prompt_has_the_tokens_of_an_explicit_one(team):

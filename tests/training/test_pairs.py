@@ -258,3 +258,24 @@ def test_held_out_pairs_share_no_prompt_with_training_pairs():
     assert split_by_prompt(pairs[:6], 5) == (pairs[3:6], pairs[:3])
     assert len(split_by_prompt([pairs[0]._replace(chosen=(str(k),)) for k in range(10)], 5)[1]) == 2
     assert split_by_prompt(pairs[:1], 5) == (pairs[:1], [])
+
+
+def test_a_column_metadata_of_others_is_not_read():
+    row = {"prompt": "a", "chosen": "b", "rejected": "c", "metadata": "from a forum"}
+    assert load_pairs([row])[0].rewards is None
+    assert load_trajectories([{"observations": ["a"], "actions": ["b"], "metadata": "[]"}])[0].agent == ""
+
+
+@pytest.mark.parametrize("rewards", [[1], [1, None], "12", ["good", "bad"]])
+def test_rewards_of_pairs_are_two_numbers(rewards):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c", "metadata": {"rewards": rewards}}
+    with pytest.raises(ValueError, match="row 0: .*reward.*number.*got "):
+        load_pairs([row])
+
+
+@pytest.mark.parametrize("reward", ["good", [1.0]])
+def test_rewards_of_texts_are_numbers(reward):
+    with pytest.raises(ValueError, match="row 0: a reward must be a number; got"):
+        load_trajectories([{"prompt": "a", "completion": "b", "reward": reward}])
+    with pytest.raises(ValueError, match="row 0: a reward must be a number; got"):
+        load_trajectories([{"observations": ["a"], "actions": ["b"], "rewards": [reward]}])

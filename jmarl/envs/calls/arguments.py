@@ -32,6 +32,7 @@ from typing import Any
 BY_NAME = ("batch_items", "prompts", "rng")
 COMPLETIONS = "completions"
 NOT_IN_KWARGS = "prompt"  # TRL gives it as `prompts` only
+ONLY_IN_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 Parameter = inspect.Parameter
 
 
@@ -84,6 +85,11 @@ class BoundReward:
         names = {name for item in items if isinstance(item, Mapping) for name in item if isinstance(name, str)}
         for name in self.required:
             missing = next((j for j, item in enumerate(items) if not isinstance(item, Mapping) or name not in item), None)
+            if missing is not None and name in ONLY_IN_TRL:
+                raise ValueError(
+                    f"reward {self.text} needs a column {name!r}, which TRL gives to rewards and jmarl does not: remove the "
+                    f"parameter or give it a default, such as functools.partial({self.text.partition('(')[0]}, {name}=None)"
+                )
             if missing is not None:
                 raise ValueError(
                     f"reward {self.text} needs a column {name!r}, and item {missing} has none, of the columns {sorted(names)}: "

@@ -12,7 +12,7 @@ import re
 import warnings
 
 from jmarl.envs.code.syntax import UNPARSABLE, parse_program, remove_statements, statements
-from jmarl.envs.formats.fences import fenced_blocks, is_python
+from jmarl.envs.formats.fences import SPECIAL_TOKENS_AT_END, fenced_blocks, is_python
 
 CODE_LINE = re.compile(r"(?:async def|def|class) +\w|import +\w|from +[\w.]+ +import\b|@\w|\w+ *(?::[^=]*)?=[^=]|[rR]?[\"']{3}")
 DEFINITION_LINE = re.compile(r"(async def|def|class|@)")
@@ -26,7 +26,7 @@ def extract_code(completion: str) -> str:
     Without fences: the whole text if it parses; else the first run of lines that parses and defines a function or class; else
     the lines from the first definition to the next line of prose.
     """
-    text = completion.replace("\r\n", "\n").replace("\r", "\n")
+    text = SPECIAL_TOKENS_AT_END.sub("", completion.replace("\r\n", "\n").replace("\r", "\n"))
     blocks = fenced_blocks(text)
     if blocks:
         codes = [block.text for block in blocks if is_python(block.language)]

@@ -27,7 +27,7 @@ _INLINE = re.compile(r"(?<!`)```(?!`)((?:[^`\n]|`(?!``))+)```(?!`)")
 _CODE_BEHIND = re.compile(r"(?:async +def|def|class|import|from) +\w|@\w|\w+ = ")  # in place of an info string
 _PYTHON = re.compile(r"(?:i?python|py)[0-9.]*|.*\.py", re.I)
 _MARKDOWN = ("", "markdown", "md")
-_SPECIAL_TOKENS = re.compile(r"(?:\s*(?:<\|[^|<>\n]{1,30}\|>|</s>))+\s*\Z")
+SPECIAL_TOKENS_AT_END = re.compile(r"(?:\s*(?:<\|[^|<>\n]{1,30}\|>|<(?:/s|eos|end_of_turn)>))+\s*\Z")
 
 
 class Block(NamedTuple):
@@ -44,7 +44,7 @@ def is_python(language: str) -> bool:
 
 def fenced_blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a text with line ends \\n. A last block that is not closed ends with the text."""
-    text = _SPECIAL_TOKENS.sub("", text)
+    text = SPECIAL_TOKENS_AT_END.sub("", text)
     blocks, lines, i = list[Block](), text.split("\n"), 0
     while i < len(lines):
         opening = _OPENING.fullmatch(lines[i]) or _OPENING_AFTER_TEXT.fullmatch(lines[i])

@@ -32,7 +32,8 @@ MAX_TEXT, MAX_CALLS, MAX_DEPTH, MAX_BITS = 8000, 32, 16, 128
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 JSON_WORDS = {"true": True, "false": False, "null": None}
 SEPARATOR = re.compile(
-    r"```(?:[\w-]{1,20}(?=[ \t]{0,9}\n)|(?:json|python|py|text)(?=\s))?|</?tool_call>|<\|[a-z_]{1,30}\|>|</s>|\[TOOL_CALLS\]"
+    r"```(?:[\w-]{1,20}(?=[ \t]{0,9}\n)|(?:json|python|py|text)(?=\s))?|</?tool_call>|<\|[a-z_]{1,30}\|>"
+    r"|<(?:/s|eos|end_of_turn)>|\[TOOL_CALLS\]"
 )
 MISTRAL_CALL = re.compile(r"(?<![\w.])([A-Za-z_][\w.-]{0,99})\[ARGS\](?=\s{0,9}\{)")
 LINE_MARK = re.compile(

@@ -36,8 +36,9 @@ ANSWER_START, ANSWER_END = "<answer>", "</answer>"
 FUNCTION_START, FUNCTION_END, PYTHON_TAG, MISTRAL_MARK = "<function=", "</function>", "<|python_tag|>", "[TOOL_CALLS]"
 SPECIAL_TOKENS = (CALL_START, CALL_END, ANSWER_START, ANSWER_END, PYTHON_TAG, MISTRAL_MARK, "[ARGS]", "[CALL_ID]")
 _MARK = re.compile("|".join(map(re.escape, (CALL_START, FUNCTION_START, PYTHON_TAG, MISTRAL_MARK))))
-_PART_END = re.compile(rf"{_MARK.pattern}|{ANSWER_START}|<\|[a-z_]{{1,30}}\|>|</s>")  # of calls that nothing closes
-_NO_CALL = re.compile(r"(?:\s|<\|(?!python_tag)[a-z_]{1,30}\|>|</s>)*")  # around calls without a mark
+# The end of calls that nothing closes.
+_PART_END = re.compile(rf"{_MARK.pattern}|{ANSWER_START}|<\|[a-z_]{{1,30}}\|>|<(?:/s|eos|end_of_turn)>")
+_NO_CALL = re.compile(r"(?:\s|<\|(?!python_tag)[a-z_]{1,30}\|>|<(?:/s|eos|end_of_turn)>)*")  # around calls without a mark
 _BARE_CALLS = re.compile(r'\[?\s*\{\s*"|\[\s*[A-Za-z_][\w.]*\s*\(')
 _MISTRAL_NAME = re.compile(r"([A-Za-z_][\w.-]{0,99})(?:\[CALL_ID\]\w{1,40})?(?:\[ARGS\])?\s*(?=\{)")
 INSTRUCTIONS = (

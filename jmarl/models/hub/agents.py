@@ -15,6 +15,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,13 +173,16 @@ def with_end_tokens(generation_config: Mapping[str, Any], config: Mapping[str, A
 
     Those of ``config.json`` are among them if they are special tokens: this file often has ids of another model."""
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    ids = [*_ids(generation_config.get("eos_token_id")), *(i for i in _ids(config.get("eos_token_id")) if i in special)]
+    ids = [*_ids(generation_config), *(i for i in _ids(config) if i in special)]
     return {**generation_config, "eos_token_id": list(dict.fromkeys(ids))}
 
 
-def _ids(value: Any) -> list[int]:
-    """Return the ids of a field that has one, several or none. Some files have -1 for none."""
+def _ids(fields: Mapping[str, Any]) -> list[int]:
+    """Return the ids of `eos_token_id`, which has one, several or none. Some files have -1 for none."""
+    value = fields.get("eos_token_id")
     ids: Iterable[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(i, bool) or not isinstance(i, Integral) for i in ids):
+        raise ValueError(f"eos_token_id={value!r:.80} of the model's files is not a number of a token or a list of them")
     return [i for i in ids if i >= 0]
 
 
@@ -186,9 +190,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}: is it a Hugging Face model directory?")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as e:
         raise ValueError(f"{path} is not valid JSON: {e}") from e
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} holds a {type(fields).__name__}, not the fields of a model: get the file again")
+    return fields
 
 
 def _open_tensors(directory: Path) -> dict[str, Tensor]:

@@ -18,8 +18,6 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-
 STAND_INS = range(0xF0000, 0x10FFFE)  # characters for private use
 Message = Mapping[str, Any]
 
@@ -78,7 +76,7 @@ def _plain_conversation(tokenizer: Any) -> str:
     messages = [{"role": role, "content": "-"} for role in ("user", "assistant", "user")]
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False)
-    except TemplateError:  # a template for other conversations: only the tokenizer says what is special
+    except Exception:  # a template for other conversations, or a broken one: only the tokenizer says what is special
         return ""
 
 

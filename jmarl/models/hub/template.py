@@ -35,7 +35,7 @@ def render(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generati
             "this tokenizer has no chat template (a base model?): use chat=False and prompts that are texts, or set "
             "tokenizer.chat_template"
         )
-    first_error = None
+    first_error, left_out = None, ""
     protected, stand_ins = protect_messages(tokenizer, [*messages])
     for variant in _variants(protected):
         try:
@@ -43,14 +43,26 @@ def render(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generati
         except TemplateError as error:
             first_error = first_error or error
             continue
-        if all(message["content"].strip() in text for message in variant if message["role"] == "system"):
+        left_out = _left_out(tokenizer, str(tokenizer.chat_template), tuple(message["role"] for message in variant), chat)
+        if not left_out:
             return stand_ins._replace(text=text)
     roles = ", ".join(message["role"] for message in messages)
     raise TemplateRefusal(
-        f"the chat template refuses messages of the roles {roles} ({first_error or 'it leaves out the role system'}): change "
-        "the prompt (formatters, roles, system prompts), use prompts that are texts and chat=False, or set "
+        f"the chat template refuses messages of the roles {roles} ({first_error or f'it leaves out the role {left_out}'}): "
+        "change the prompt (formatters, roles, system prompts), use prompts that are texts and chat=False, or set "
         "tokenizer.chat_template"
     ) from first_error
+
+
+@functools.lru_cache(maxsize=256)
+def _left_out(tokenizer: Any, template: str, roles: tuple[str, ...], chat: Chat) -> str:
+    """Return a role of which the template leaves out a message, user or system; empty if it writes them all."""
+    messages = [{"role": role, "content": f"{MARKER}{i}{MARKER}"} for i, role in enumerate(roles)]
+    try:
+        text = _apply(tokenizer, messages, chat, True)
+    except TemplateError:  # a template that reads what messages say
+        return ""
+    return next((m["role"] for m in messages if m["role"] != "assistant" and m["content"] not in text), "")
 
 
 def refuses_system(tokenizer: Any, chat: Chat) -> bool:
@@ -77,16 +89,22 @@ def _answer_start(tokenizer: Any, template: str, chat: Chat) -> str:
 
 
 def _apply(tokenizer: Any, messages: Sequence[Message], chat: Chat, add_generation_prompt: bool) -> str:
-    template = tokenizer.get_chat_template(tools=chat.template_kwargs.get("tools"))
-    if chat.date is not None and "strftime_now" in template:
-        template = _with_clock(template, chat.date)
-    return tokenizer.apply_chat_template(
-        [*messages],
-        chat_template=template,
-        tokenize=False,
-        add_generation_prompt=add_generation_prompt,
-        **chat.template_kwargs,
-    )
+    """Apply the template. Raises TemplateError, also for what its expressions raise."""
+    try:
+        template = tokenizer.get_chat_template(tools=chat.template_kwargs.get("tools"))
+        if chat.date is not None and "strftime_now" in template:
+            template = _with_clock(template, chat.date)
+        return tokenizer.apply_chat_template(
+            [*messages],
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **chat.template_kwargs,
+        )
+    except TemplateError:
+        raise
+    except Exception as error:
+        raise TemplateError(f"{type(error).__name__}: {error}") from error
 
 
 def _with_clock(template: str, date: datetime.date) -> str:

@@ -303,14 +303,23 @@ def encode_answer(tokenizer: Any, text: str, chat: bool | Chat = False, special:
 
 
 def encode_completion(
-    tokenizer: Any, text: str, end: int, chat: bool | Chat = False, special: Collection[str] | None = None
+    tokenizer: Any,
+    text: str,
+    end: int,
+    chat: bool | Chat = False,
+    special: Collection[str] | None = None,
+    stop: Collection[int] = (),
 ) -> list[int]:
     """Return the token ids of a completion and `end` after them: once, also if the text of a data set ends with it.
 
-    Arguments as for `encode_answer`.
+    Other arguments as for `encode_answer`.
+    stop: other tokens that end completions. Without a chat, a text that ends with one of them keeps it in place of `end`.
     """
-    ending, text_end = tokenizer.convert_ids_to_tokens(end), text.rstrip()
-    text = text_end.removesuffix(ending) if special is None and text_end.endswith(ending) else text
+    text_end = text.rstrip()
+    for token in (end, *stop) if special is None else ():
+        ending = tokenizer.convert_ids_to_tokens(token)
+        if text_end.endswith(ending):
+            return [*encode_answer(tokenizer, text_end.removesuffix(ending), chat, special), end if chat else token]
     return [*encode_answer(tokenizer, text, chat, special), end]
 
 

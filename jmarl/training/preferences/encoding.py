@@ -104,7 +104,7 @@ def encode_completions(
     """
     ids, chat = encode_prompt(spec, prompt, chat, name, special), chat_for(prompt, chat)
     end = end_token(spec, chat)
-    rows = tuple(encode_completion(spec.tokenizer, text, end, chat, special) for text in texts)
+    rows = tuple(encode_completion(spec.tokenizer, text, end, chat, special, spec.stop) for text in texts)
     return check_length(spec, AgentTokens(ids, rows), prompt, name)
 
 
@@ -136,22 +136,23 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool | Chat
     row: list[int] = []
     kinds: list[int] = []
     for action, observation in zip(trajectory.actions, [*later, None], strict=False):
-        written, answer = encode_completion(spec.tokenizer, action, end, chat), []
+        written, answer = encode_completion(spec.tokenizer, action, end, chat, stop=spec.stop), []
         if observation is not None:
             with naming(f"an observation of {name}"):
                 text = answer_of(observation) if chat else text_of(observation)
-                answer = encode_follow_up(spec.tokenizer, text, [end], chat, stop=spec.stop)
+                answer = encode_follow_up(spec.tokenizer, text, written[-1:], chat, stop=spec.stop)
         row += [*written, *answer]
         kinds += [1] * len(written) + [2] * len(answer)
     return check_length(spec, AgentTokens(prompt, (row,), kinds), first, name)
 
 
 def whole_text(spec: StackSpec, text: str) -> AgentTokens:
-    """Return the token ids of a text that is trained from its beginning, with the token that ends it.
+    """Return the token ids of a text that is trained from its beginning, with the token that ends it: its own if it has one.
 
     The prompt is its first token, which nothing predicts: that of the beginning of a sequence if the tokenizer has one.
     """
-    ids = [*encode_prompts(spec.tokenizer, [text], NO_LIMIT, stop=spec.stop)[0], end_token(spec, chat=False)]
+    (ids,) = encode_prompts(spec.tokenizer, [text], NO_LIMIT, stop=())
+    ids += [] if len(ids) > 1 and ids[-1] in spec.stop else [end_token(spec, chat=False)]
     return AgentTokens(ids[:1], (ids[1:],), [1] * (len(ids) - 1))
 
 

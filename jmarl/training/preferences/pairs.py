@@ -110,10 +110,26 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
             raise ValueError(f"row {number}: prompt has {len(prompts)} entries for {num_agents} agents")
         names = zip(("chosen", "rejected"), texts, strict=True)
         completions = [team_texts(value, number, name, num_agents) for name, value in names]
-    rewards: Any = (row.get("metadata") or {}).get("rewards")
-    if rewards is not None:
-        rewards = tuple(map(float, rewards))
-    return Pair(prompts, *completions, rewards=rewards)
+    rewards = metadata_of(row).get("rewards")
+    if rewards is None:
+        return Pair(prompts, *completions)
+    if not isinstance(rewards, list | tuple) or len(rewards) != 2:
+        raise ValueError(f"row {number}: the rewards of metadata are two numbers, of chosen and rejected; got {rewards!r:.80}")
+    return Pair(prompts, *completions, rewards=(number_of(rewards[0], number), number_of(rewards[1], number)))
+
+
+def metadata_of(row: Mapping) -> Mapping[str, Any]:
+    """Return what jmarl has written about a row. Other values of this column, such as texts, are of others."""
+    metadata = row.get("metadata")
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def number_of(reward: Any, number: int) -> float:
+    """Return a reward of a row as a number. Raises ValueError if it is something else."""
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        raise ValueError(f"row {number}: a reward must be a number; got {reward!r:.80}: correct it, or rename it") from None
 
 
 def team_texts(texts: Any, number: int, name: str, num_agents: int) -> tuple[str, ...]:
@@ -182,7 +198,7 @@ def text_format(row: Mapping, number: int) -> str:
 def trajectory_of(row: Mapping, kind: str, number: int) -> Trajectory:
     """Return the trajectory of a row of a format. Raises ValueError with the number of the row."""
     if kind != "trajectory":
-        reward = math.nan if row.get("reward") is None else float(row["reward"])
+        reward = math.nan if row.get("reward") is None else number_of(row["reward"], number)
         observations, actions = turns_of_row(row, kind, number)
         return Trajectory(tuple(observations), tuple(actions), reward)
     actions = tuple(action_of(action, number) for action in row["actions"])
@@ -193,8 +209,8 @@ def trajectory_of(row: Mapping, kind: str, number: int) -> Trajectory:
             f"row {number}: {len(observations)} observations for {len(actions)} actions; give one observation before each "
             "action, and at most one after the last"
         )
-    rewards = [r["value"] if isinstance(r, Mapping) else r for r in row.get("rewards") or []]
-    metadata = row.get("metadata") or {}  # as `jmarl collect` writes it
+    rewards = [number_of(r.get("value") if isinstance(r, Mapping) else r, number) for r in row.get("rewards") or []]
+    metadata = metadata_of(row)  # as `jmarl collect` writes it
     agent = f"agent {metadata['agent']}" if "agent" in metadata else ""
     return Trajectory(observations, actions, float(sum(rewards)) if rewards else math.nan, metadata.get("role", agent))
 
