@@ -306,8 +306,8 @@ def tokenize(
         texts, allowed = [prompts[i][p] for p in acting], None if special is None else [special[i][p] for p in acting]
         warn_of_system(spec.tokenizer, texts, own, i)
         name = f"prompt {{}} of agent {i}"
-        options = dict(named=name, special=allowed, stop=spec.stop)
-        encoded = iter(encode_prompts(spec.tokenizer, texts, *limits, own, **options))
+        options = (own, None, name, allowed, spec.stop)
+        encoded = iter(encode_prompts(spec.tokenizer, texts, *limits, *options))
         rows.append([[spec.stop[0]] if text is None else next(encoded) for text in prompts[i]])
     return rows
 
@@ -329,8 +329,9 @@ def tokenize_follow_ups(
     for i, spec in enumerate(team.agent_specs):
         limits, own = (_context(spec, allow_long), settings.max_new_tokens), as_chat(chat).of(i)
         name, allowed = f"prompt {{}} of a later turn of agent {i}", None if special is None else special[i]
-        options = dict(named=name, special=allowed, stop=spec.stop)
-        rows.append(follow_ups(spec.tokenizer, history[i], prompts[i], *limits, own, **options))
+        rows.append(
+            follow_ups(spec.tokenizer, history[i], prompts[i], *limits, own, named=name, special=allowed, stop=spec.stop)
+        )
     return rows
 
 

@@ -161,8 +161,8 @@ def encode_prompt(
 ) -> list[int]:
     """Return the token ids of a text, or of chat messages up to the beginning of the assistant's message."""
     allowed = None if special is None else [special]
-    options = dict(named=f"the prompt of {name}", special=allowed, stop=spec.stop)
-    return encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, **options)[0]
+    named = f"the prompt of {name}"
+    return encode_prompts(spec.tokenizer, [prompt], NO_LIMIT, 0, chat, named=named, special=allowed, stop=spec.stop)[0]
 
 
 def chat_for(prompt: Prompt, chat: bool | Chat) -> Chat:

@@ -101,7 +101,7 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
     prompt: Any = row.get("prompt")
     texts = [row[name] for name in ("chosen", "rejected")]
     if num_agents == 1:
-        shared, *completions = single_pair(prompt, texts[0], texts[1], number)
+        shared, chosen, rejected = single_pair(prompt, texts[0], texts[1], number)
         prompts = (shared,)
     else:
         several = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_chat(prompt)
@@ -109,13 +109,13 @@ def pair_of(row: Mapping, number: int, num_agents: int) -> Pair:
         if len(prompts) != num_agents:
             raise ValueError(f"row {number}: prompt has {len(prompts)} entries for {num_agents} agents")
         names = zip(("chosen", "rejected"), texts, strict=True)
-        completions = [team_texts(value, number, name, num_agents) for name, value in names]
+        chosen, rejected = (team_texts(value, number, name, num_agents) for name, value in names)
     rewards = metadata_of(row).get("rewards")
     if rewards is None:
-        return Pair(prompts, *completions)
+        return Pair(prompts, chosen, rejected)
     if not isinstance(rewards, list | tuple) or len(rewards) != 2:
         raise ValueError(f"row {number}: the rewards of metadata are two numbers, of chosen and rejected; got {rewards!r:.80}")
-    return Pair(prompts, *completions, rewards=(number_of(rewards[0], number), number_of(rewards[1], number)))
+    return Pair(prompts, chosen, rejected, rewards=(number_of(rewards[0], number), number_of(rewards[1], number)))
 
 
 def metadata_of(row: Mapping) -> Mapping[str, Any]:
