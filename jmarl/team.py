@@ -72,7 +72,7 @@ class StackSpec:
     def allowed(self) -> Bool[np.ndarray, " vocab"] | None:
         """Which ids have a token; the sampler draws no others. None: all have one."""
         allowed = np.zeros(self.config.vocab_size, bool)
-        allowed[list(self.tokenizer.get_vocab().values())] = True
+        allowed[[i for i in self.tokenizer.get_vocab().values() if i < len(allowed)]] = True  # tokenizers may have more
         return None if allowed.all() else allowed
 
     def of(self, agent: int) -> StackSpec:
