@@ -166,17 +166,22 @@ def describe_tokenizer(spec: StackSpec) -> dict[str, Any]:
 def team_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what differs between two results of `Team.describe`, a line each. Fields that an older version did not write are
     not compared."""
-    models = [[{name: stack[name] for name in ("config", "members", "tokenizer")} for stack in stacks] for stacks in (old, new)]
-    if models[0] != models[1]:
+    if len(old) != len(new) or any(not _contains(stack, was) for was, stack in zip(old, new, strict=True)):
         return ["other models, tokenizers or roles"]
     names = {"template": "chat template", "ends": "end tokens", "special_tokens": "special tokens", "encoding": "tokenizer"}
     changes = []
     for was, stack in zip(old, new, strict=True):
         order = [agent for roles in stack["members"] for agent in roles]
-        for agent, before, now in zip(order, was.get("agents", stack["agents"]), stack["agents"], strict=False):
+        for agent, before, now in zip(order, was.get("agents", ()), stack.get("agents", ()), strict=False):
             different = [text for name, text in names.items() if before[name] != now[name]]
             changes += [f"agent {agent} has another {' and '.join(different)}"] if different else []
     return changes
+
+
+def _contains(stack: Mapping[str, Any], was: Mapping[str, Any]) -> bool:
+    """Return whether the architecture, members and vocabulary of a stack are those of an older description."""
+    same = all(stack[name] == was[name] for name in ("members", "tokenizer"))
+    return same and all(stack["config"].get(name) == value for name, value in was["config"].items())
 
 
 def to_agents(team: Team, stacks: Sequence[Any]) -> list[Any]:

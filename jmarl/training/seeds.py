@@ -120,7 +120,7 @@ def prepare_seeds(
     check_seeds(seeds, cfg)
     cfg = settle(cfg, cfg.for_seed(int(seeds[0])))
     cfgs = tuple(cfg.for_seed(int(seed)) for seed in seeds)
-    items, eval_items = read_rows(items), read_rows(eval_items)
+    items, eval_items = read_rows(items), read_rows(() if eval_items is None else eval_items)
     all_items = items
     check_run(items, cfgs[0], None)
     keep_programs(say if cfg.run.progress else None)

@@ -106,7 +106,7 @@ def prepare(
     """Check the arguments of `train`, and prepare its run. Writes nothing, so that a dry run can do the same."""
     cfg = settle(given)
     env = environment_of(team, reward, cfg)
-    items, eval_items = read_rows(items), read_rows(eval_items)
+    items, eval_items = read_rows(items), read_rows(() if eval_items is None else eval_items)
     all_items = items
     algorithm = check_run(items, cfg, wandb_config)
     keep_programs(say if cfg.run.progress else None)

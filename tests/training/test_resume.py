@@ -46,7 +46,8 @@ ADVICE = [
 def meta(**settings):
     """What a checkpoint says of its run."""
     cfg = TrainConfig.of(**{"output_dir": "run"} | settings)
-    return cfg, {"config": json.loads(json.dumps(flat(cfg))), "team": [{"tokenizer": "x"}], "critics": [], "bases": []}
+    team = [{"config": {"layers": 2}, "members": [[0]], "tokenizer": "x"}]
+    return cfg, {"config": json.loads(json.dumps(flat(cfg))), "team": team, "critics": [], "bases": []}
 
 
 @pytest.mark.parametrize(("file", "text", "settings"), ADVICE)
@@ -71,10 +72,15 @@ def test_what_no_error_advises_is_refused_by_name():
 
 def test_a_changed_team_is_named_and_what_a_newer_version_adds_is_no_change():
     cfg, old = meta()
-    new = old | {"team": [{"tokenizer": "x", "templates": ["a"]}]}
+    agent = {"template": "a", "ends": [2], "special_tokens": {}, "encoding": "x"}
+    [stack] = old["team"]
+    new = old | {"team": [stack | {"config": {"layers": 2, "newer": 1}, "agents": [agent]}]}
     assert check_changes(cfg, old, new, 4) == {}
-    with pytest.raises(CannotGoOn, match=r"team: other models, tokenizers or roles \(0 templates 0\)"):
-        check_changes(cfg, new, old | {"team": [{"tokenizer": "x", "templates": ["b"]}]}, 4)
+    other = new["team"][0] | {"agents": [agent | {"template": "b"}]}
+    with pytest.raises(CannotGoOn, match="team: agent 0 has another chat template"):
+        check_changes(cfg, new, new | {"team": [other]}, 4)
+    with pytest.raises(CannotGoOn, match="team: other models, tokenizers or roles"):
+        check_changes(cfg, old, new | {"team": [new["team"][0] | {"tokenizer": "y"}]}, 4)
 
 
 def test_a_changed_option_of_an_environment_is_named_unless_allowed():

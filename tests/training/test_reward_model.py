@@ -99,7 +99,9 @@ def test_a_reward_model_reads_all_agents_and_ranks_new_texts(model):
 
 def test_chat_messages_are_lines_for_a_reward_model():
     chat = tuple({"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "How many?")))
-    assert joint_pair(Pair((chat, "a"), ("x", "y"), ("z", "w"))).prompts == ("[Agent 0] Be brief.\nHow many?\n[Agent 1] a",)
+    assert joint_pair(Pair((chat, "a"), ("x", "y"), ("z", "w"))).prompts == (
+        "[Agent 0] [system] Be brief.\n[user] How many?\n[Agent 1] a",
+    )
 
 
 def test_scores_have_mean_0_and_std_1_over_the_training_pairs(model):

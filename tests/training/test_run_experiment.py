@@ -296,7 +296,10 @@ def test_given_texts_are_filtered_by_their_reward(model, tmp_path):
             "there is no module 'no_module' in /.*, nor is it installed",
         ),
         (dict(data="rows.jsonl", reward=f"{__name__}:letters", held_out=6), "held_out=6 leaves nothing to train on"),
-        (dict(data="rows.jsonl", reward=f"{__name__}:letters", min_reward=1.0), "min_reward=1.0 has no effect on prompts"),
+        (
+            dict(data="rows.jsonl", reward=f"{__name__}:letters", min_reward=1.0),
+            "min_reward=1.0 has no effect for algorithm='magrpo': it is for sft",
+        ),
         (dict(data="rows.jsonl", reward=f"{__name__}:letters", subset="main"), "subset='main' has no effect on the file data="),
         (dict(data="rows.jsonl", reward=f"{__name__}:letters", split="test"), "split='test' has no effect on the file data="),
         (
@@ -318,7 +321,7 @@ def test_mistakes_raise_before_a_model_is_loaded(data, settings, message, monkey
 def test_a_data_set_that_the_hub_does_not_give_is_named_with_what_to_do(model, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     cfg = fit_config(model, "no-one/nothing", algorithm="dpo")
-    with pytest.raises(FileNotFoundError, match="data set 'no-one/nothing' cannot be loaded .* or give a .json or .jsonl file"):
+    with pytest.raises(FileNotFoundError, match="data set 'no-one/nothing' cannot be loaded .* or give a file"):
         run_experiment(cfg)
 
 

@@ -18,6 +18,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+FILLS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "remove", "clear", "appendleft"}
 PLAIN = bool | int | float | str | bytes
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -72,7 +73,7 @@ def constants_of(function: types.FunctionType) -> dict[str, Any]:
     names = {name for code in inside for name in code.co_names}
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = dict(zip(reversed(arguments), reversed(function.__defaults__ or ()), strict=False))
-    changed = _written("STORE_DEREF", inside)
+    changed = _written("STORE_DEREF", inside) | _filled(inside)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: _content(cell) for name, cell in cells if name not in changed}
     closure = {name: value for name, value in closure.items() if not is_whole(value)}
@@ -97,6 +98,17 @@ def options_of(value: Any) -> dict[str, Any]:
 def _written(operation: str, inside: Iterable[types.CodeType]) -> set[str]:
     """Return the names that code writes by an operation of the interpreter."""
     return {str(step.argval) for code in inside for step in dis.get_instructions(code) if step.opname == operation}
+
+
+def _filled(inside: Iterable[types.CodeType]) -> set[str]:
+    """Return the names of containers in a closure that code adds to or removes from, such as `seen.append(text)`."""
+    names = set()
+    for code in inside:
+        steps = [*dis.get_instructions(code)]
+        for step, following in zip(steps, steps[1:], strict=False):
+            if step.opname == "LOAD_DEREF" and following.argval in FILLS:
+                names.add(str(step.argval))
+    return names
 
 
 def _content(cell: types.CellType) -> Any:
