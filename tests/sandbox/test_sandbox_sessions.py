@@ -24,6 +24,13 @@ def session(sandbox: Sandbox) -> Iterator[Session]:
         yield new_session
 
 
+@pytest.fixture
+def patient_session(sandbox: Sandbox) -> Iterator[Session]:
+    """For programs that make many files, which takes seconds on a slow disk."""
+    with Session(sandbox, Limits(wall_s=30, cpu_s=30)) as new_session:
+        yield new_session
+
+
 # What a session does
 
 
@@ -274,15 +281,15 @@ def test_paths_cannot_leave_the_directory(session: Session, host: tuple, name: s
     assert session.read(put("SECRET", names)).error and (directory / "secret.txt").read_text() == "secret"
 
 
-def test_unusual_names_and_long_files_and_listings_are_shown(session: Session) -> None:
-    session.python("open('new\\nline', 'w').close(); open('\\udc80', 'wb').write(b'\\xff'); open('ü', 'w').close()")
-    assert session.list().value.splitlines() == ["'new\\nline'  0 bytes", "ü  0 bytes", "'\\udc80'  1 bytes"]
-    assert session.read("\udc80").value == "\\xff" and session.read("new\nline").value == ""
-    session.python(
+def test_unusual_names_and_long_files_and_listings_are_shown(patient_session: Session) -> None:
+    patient_session.python("open('new\\nline', 'w').close(); open('\\udc80', 'wb').write(b'\\xff'); open('ü', 'w').close()")
+    assert patient_session.list().value.splitlines() == ["'new\\nline'  0 bytes", "ü  0 bytes", "'\\udc80'  1 bytes"]
+    assert patient_session.read("\udc80").value == "\\xff" and patient_session.read("new\nline").value == ""
+    patient_session.python(
         "import os\nopen('big', 'w').write('x' * 10**6); os.mkdir('many')\nfor i in range(700): open(f'many/{i:03}', 'w').close()"
     )
-    assert session.read("big").value.endswith(" … (934464 more bytes)")
-    listed = session.list("many").value.splitlines()
+    assert patient_session.read("big").value.endswith(" … (934464 more bytes)")
+    listed = patient_session.list("many").value.splitlines()
     assert len(listed) == 501 and listed[0] == "000  0 bytes" and listed[-1] == "… and 200 more"
 
 
@@ -331,16 +338,21 @@ def test_long_texts_are_cut_and_others_are_complete(session: Session) -> None:
         assert len(long.python("print('a' * 1_500_000); 'b' * 1_000_000").text) > 2_400_000
 
 
-def test_errors_and_paths_that_cannot_be_shown_lose_no_state(session: Session) -> None:
-    session.python(
+def test_errors_and_paths_that_cannot_be_shown_lose_no_state(patient_session: Session) -> None:
+    patient_session.python(
         "x = 1\nclass M(type):\n    __name__ = property(lambda c: 1 / 0)\nclass E(Exception, metaclass=M):\n    def __str__(self): return 1 / 0"
     )
-    assert session.python("raise E").error
-    session.python("import os\nos.symlink('end', 'l0')\nfor i in range(1500): os.symlink(f'l{i}', f'l{i + 1}')")
-    for reply in (session.read("\ud83d"), session.write("\ud83d", "x"), session.list("\ud83d"), session.read("l1500")):
+    assert patient_session.python("raise E").error
+    patient_session.python("import os\nos.symlink('end', 'l0')\nfor i in range(1500): os.symlink(f'l{i}', f'l{i + 1}')")
+    for reply in (
+        patient_session.read("\ud83d"),
+        patient_session.write("\ud83d", "x"),
+        patient_session.list("\ud83d"),
+        patient_session.read("l1500"),
+    ):
         assert reply.error and not reply.lost
-    assert session.write("a", "x").error == "" and "is a file" in session.write("a/b", "x").error
-    assert "directory" in session.write("c/", "x").error and session.python("x").value == "1"
+    assert patient_session.write("a", "x").error == "" and "is a file" in patient_session.write("a/b", "x").error
+    assert "directory" in patient_session.write("c/", "x").error and patient_session.python("x").value == "1"
 
 
 def test_an_interrupted_call_does_not_answer_the_next_one(session: Session) -> None:
