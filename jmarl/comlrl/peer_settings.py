@@ -255,9 +255,11 @@ def critic_settings(config: RolloutConfig, minibatches: int) -> dict[str, Any]:
     """Return the settings of critics that have an effect, the others None.
 
     A separate critic has its learning rate, a value head its weight and, in several steps on a batch, its clip."""
-    head = find_row(config.policy_algorithm).critic == "own" and config.separate_critic is False
+    own = find_row(config.policy_algorithm).critic == "own"
+    head = own and config.separate_critic is False
     several = config.num_epochs * minibatches > 1
     return {
+        "separate_critic": None if config.separate_critic and not own else config.separate_critic,  # a central one always is
         "critic_learning_rate": None if head else config.critic_learning_rate,
         "value_coef": config.value_coef if head else None,
         "value_clip": config.value_clip if head and several else None,

@@ -71,6 +71,7 @@ TRANSLATED = [
     (IACConfig, {}, dict(critic_learning_rate=5e-6, value_coef=None, value_clip=None)),
     (IACConfig, dict(use_separate_critic=False), dict(critic_learning_rate=None, value_coef=0.6, value_clip=None)),
     (IACConfig, dict(use_separate_critic=False, train_batch_size=4, value_clip_range=0.1), dict(value_clip=0.1)),
+    (MAACConfig, dict(use_separate_critic=True), dict(separate_critic=None)),  # true of its central critic
     (IACConfig, dict(critic_learning_rate=None, critic_type="V"), dict(critic_learning_rate=None, critic_type="v")),
     # preferences
     (MADPOConfig, dict(preference_num_candidates=6), dict(num_candidates=6, batch_size=2)),

@@ -147,8 +147,6 @@ def test_a_script_of_actor_critics_finds_its_items_by_the_prompts_of_every_turn(
     from jmarl.comlrl.trainers import actor_critic
 
     script, settings = Script(), SETTINGS | ACTOR_CRITIC | dict(critic_devices=["cuda:0"])
-    if name == "MAAC":  # its one critic is always a model of its own
-        del settings["use_separate_critic"]
     run(
         getattr(actor_critic, f"{name}Trainer"),
         script,
