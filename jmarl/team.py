@@ -102,6 +102,8 @@ class Team:
         """
         if isinstance(models, str | Path):
             raise TypeError(f"give one model per agent, such as [{str(models)!r}] * 2, got {models!r}")
+        if any(not isinstance(model, str | Path) for model in models):
+            raise TypeError("give names or directories of models; `Team.of` makes a team of loaded agents")
         loaded = {str(model): load_agent(model) for model in models}
         return cls.of([loaded[str(model)] for model in models], shared_weights=shared_weights)
 

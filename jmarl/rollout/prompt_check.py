@@ -19,7 +19,8 @@ from jmarl.config import Chat, TrainConfig
 from jmarl.envs.base import Environment
 from jmarl.envs.data import shared_line
 from jmarl.envs.reward_environment import RewardEnvironment
-from jmarl.models.hub.tokenize import encode_prompt, naming, protected_prompt, text_start, warn_of_system
+from jmarl.models.hub.prompt_warnings import warn_of_prompts
+from jmarl.models.hub.tokenize import ChatPrompt, encode_prompt, naming, protected_prompt, text_start
 from jmarl.rollout.play import check_number_of_agents
 from jmarl.team import StackSpec, Team
 
@@ -54,6 +55,13 @@ def items_that_fit(
             )
         return items, eval_items, shared_line(items, eval_items, "tasks")
     items, prompts = fitting(team, env, items, cfg, "items")
+    chats = any(cfg.episodes.chat_settings.of(n).on for n in range(team.num_agents))
+    if cfg.episodes.chat_template_kwargs and not chats and not any(isinstance(x, ChatPrompt) for row in prompts for x in row):
+        warnings.warn(
+            f"chat_template_kwargs={dict(cfg.episodes.chat_template_kwargs)} has no effect on prompts that are texts: set "
+            "chat=True, or give messages",
+            stacklevel=3,
+        )
     eval_items, eval_prompts = fitting(team, env, eval_items or (), cfg, "held-out items")
     return items, eval_items, shared_line(prompts, eval_prompts, "tasks")
 
@@ -99,7 +107,7 @@ def long_prompts(team: Team, prompts: Sequence[Sequence[str | None]], cfg: Train
         texts = {text for agent in agents for text in prompts[agent] if text is not None}
         lengths = lengths_of_long(spec, texts, context - cfg.sampling.max_new_tokens, chat, f"a prompt of agent {agents[0]}")
         for agent in agents:
-            warn_of_system(spec.tokenizer, prompts[agent], chat, agent)
+            warn_of_prompts(spec.tokenizer, prompts[agent], chat, agent)
             for p, text in enumerate(prompts[agent]):
                 if text not in lengths:
                     continue

@@ -24,13 +24,13 @@ from jmarl.memory import Program, starting
 from jmarl.models.config import ModelConfig
 from jmarl.models.decoder import Params
 from jmarl.models.hub.cut import cut_left, cut_messages
+from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.tokenize import (
     ChatPrompt,
     as_prompt,
     decode,
     encode_prompts,
     follow_ups,
-    warn_of_system,
 )
 from jmarl.models.platforms import COMPILER_OPTIONS, fuses_decoding, platform_of, steps_per_chunk, steps_per_look, use_panels
 from jmarl.models.sharding import batch_shardings, mesh_of, over_agents, splits_only_agents
@@ -304,7 +304,7 @@ def tokenize(
         limits, own = (_context(spec, allow_long), settings.max_new_tokens), as_chat(chat).of(i)
         acting = [p for p, text in enumerate(prompts[i]) if text is not None]
         texts, allowed = [prompts[i][p] for p in acting], None if special is None else [special[i][p] for p in acting]
-        warn_of_system(spec.tokenizer, texts, own, i)
+        warn_of_prompts(spec.tokenizer, texts, own, i)
         name = f"prompt {{}} of agent {i}"
         options = (own, None, name, allowed, spec.stop)
         encoded = iter(encode_prompts(spec.tokenizer, texts, *limits, *options))

@@ -37,6 +37,7 @@ def test_both_spellings_of_rope_are_read():
     assert old == new and new.rope_theta == 5e5 and new.rope_scaling == scaling
     assert weights.config_from_hf(BASE | {"rope_scaling": {"type": "default"}}).rope_scaling is None
     assert weights.config_from_hf(BASE).rope_theta == 10000.0
+    assert weights.config_from_hf(BASE | {"rope_theta": None}).rope_theta == 10000.0
 
 
 def test_families_differ_in_biases_and_norms():
@@ -196,7 +197,11 @@ def test_missing_files_are_named(copy_dir, tiny_dir, tmp_path):
     with pytest.raises(ValueError, match="config.json is not valid JSON"):
         weights.load_agent(copy_dir)
     (copy_dir / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match="has no config.json"):
+    (copy_dir / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="has no config.json, so it holds the adapters of a model: merge it"):
+        weights.load_agent(copy_dir)
+    (copy_dir / "adapter_config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="has no config.json, so it is no Hugging Face model directory"):
         weights.load_agent(copy_dir)
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from jmarl.config import Chat, Episodes, TrainConfig
+from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.template import answer_start, refuses_system
 from jmarl.models.hub.tokenize import (
     chat_prompt,
@@ -20,7 +21,6 @@ from jmarl.models.hub.tokenize import (
     follow_ups,
     message_end,
     stop_ids,
-    warn_of_system,
 )
 
 CHATML = (
@@ -63,7 +63,7 @@ def test_a_refused_system_message_begins_the_users(templated, template):
     talk = [USER, {"role": "assistant", "content": "Hello"}, SYSTEM, USER]
     assert read(tokenizer, talk).endswith("assistant\nHello<|im_end|>\n" + meant)
     with pytest.warns(UserWarning, match="template of agent 3 refuses the role system"):
-        warn_of_system(tokenizer, [[USER], [SYSTEM, USER]], True, 3)
+        warn_of_prompts(tokenizer, [[USER], [SYSTEM, USER]], True, 3)
 
 
 def test_a_template_with_the_role_system_gets_it(tiny_tokenizer):
@@ -73,7 +73,17 @@ def test_a_template_with_the_role_system_gets_it(tiny_tokenizer):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_system(tiny_tokenizer, [[SYSTEM, USER]], True, 0)
+        warn_of_prompts(tiny_tokenizer, [[SYSTEM, USER]], True, 0)
+
+
+def test_texts_that_hold_a_template_already_are_warned_of_where_they_get_another(tiny_tokenizer):
+    held = chat_prompt(tiny_tokenizer, "Hi")
+    with pytest.warns(UserWarning, match="agent 1 begins with '<|im_start|>user"):
+        warn_of_prompts(tiny_tokenizer, ["Hi", "\n" + held], True, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_prompts(tiny_tokenizer, [held], False, 1)
+        warn_of_prompts(tiny_tokenizer, ["What does <|im_start|> mean?", [USER | {"content": held}]], True, 1)
 
 
 def test_neighbors_of_one_role_become_one_message_where_roles_must_alternate(templated):

@@ -62,6 +62,15 @@ def same(first, second):
     assert all((x == y).all() for x, y in zip(left, right, strict=True))
 
 
+def test_values_for_templates_that_no_prompt_is_put_into_are_warned_of(agents):
+    (team, _), cfg = make_team(agents), TrainConfig.of(**BASE | dict(chat_template_kwargs={"thinks": True}))
+    env = RewardEnvironment(lengths, [default_formatter] * 2)
+    with pytest.warns(UserWarning, match="chat_template_kwargs={'thinks': True} has no effect on prompts that are texts"):
+        items_that_fit(team, env, SHORT, (), cfg)
+    items_that_fit(team, env, [{"prompt": [{"role": "user", "content": "Hi"}]}], (), cfg)  # warnings are errors
+    items_that_fit(team, env, SHORT, (), cfg.replace(chat=[False, True]))
+
+
 # --- before anything runs ------------------------------------------------------------------------------------------------
 
 

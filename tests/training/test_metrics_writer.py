@@ -330,9 +330,11 @@ def test_evaluations_are_shown(capsys):
     """Also where there is no directory to write to, in which case nothing else is done."""
     with writer("", progress=True) as out:
         out.write(0, {"eval/updates": 0, "eval/reward": 0.5, "eval/reward_ci95": 0.25})
+        out.write(0, {"eval/updates": 1, "eval/reward": 0.5, "eval/reward_ci95": math.nan})
         out.write(0, {"eval/updates": 0, "eval/loss": 2})
     assert capsys.readouterr().out.splitlines() == [
         "held-out reward 0.500 ± 0.250 after 0 updates",
+        "held-out reward 0.500 after 1 updates",  # of one task
         "held-out loss 2.000 after 0 updates",
     ]
 

@@ -188,7 +188,10 @@ def _ids(fields: Mapping[str, Any]) -> list[int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise FileNotFoundError(f"{path.parent} has no {path.name}: is it a Hugging Face model directory?")
+        adapter = (path.parent / "adapter_config.json").is_file()
+        remedy = "merge it into its model (peft: merge_and_unload, save_pretrained)" if adapter else "give one of those"
+        what = "holds the adapters of a model" if adapter else "is no Hugging Face model directory"
+        raise FileNotFoundError(f"{path.parent} has no {path.name}, so it {what}: {remedy}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as e:

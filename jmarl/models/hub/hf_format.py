@@ -128,7 +128,7 @@ def refuse(features: Mapping[str, bool], checkpoint: str, reason: str) -> None:
 
 def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     rope = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
-    theta = float(rope.get("rope_theta", hf.get("rope_theta", 10000.0)))
+    theta = float(rope.get("rope_theta") or hf.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None

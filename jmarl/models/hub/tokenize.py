@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 from jmarl.config import Chat, as_chat
 from jmarl.models.hub.messages import read_prompt
 from jmarl.models.hub.special_tokens import Protected, encode_protected, protect_text
-from jmarl.models.hub.template import MARKER, TemplateRefusal, answer_start, refuses_system, render
+from jmarl.models.hub.template import MARKER, TemplateRefusal, answer_start, render
 
 # Tokens that end a turn or a document in the families jmarl loads, whatever the tokenizer calls its end of sequence.
 STOP_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
@@ -116,17 +115,6 @@ def encode_prompt(
     return without_end(
         row, known_ends(tokenizer) if stop is None else stop, least=1
     )  # a first token may be the beginning of every text
-
-
-def warn_of_system(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:
-    """Warn if the template of an agent refuses the role system, and one of its prompts has such a message."""
-    chats = (prompt for prompt in map(as_prompt, prompts) if isinstance(prompt, ChatPrompt))
-    if any(m["role"] == "system" for prompt in chats for m in prompt.messages) and refuses_system(tokenizer, as_chat(chat)):
-        warnings.warn(
-            f"the chat template of agent {agent} refuses the role system: the text of such messages begins the next message of "
-            "the user; this warning appears once",
-            stacklevel=2,
-        )
 
 
 def text_start(tokenizer: Any) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import sys
 import threading
@@ -93,7 +94,8 @@ class Terminal(Sink):
         """Show the result of an evaluation, above the bar if there is one."""
         name = next((name for name in ("reward", "loss") if f"eval/{name}" in row), None)
         if name is not None:
-            interval = f" ± {row[f'eval/{name}_ci95']:.3f}" if f"eval/{name}_ci95" in row else ""
+            half = row.get(f"eval/{name}_ci95", math.nan)  # of a single task there is none
+            interval = f" ± {half:.3f}" if math.isfinite(half) else ""
             self._line(f"held-out {name} {row[f'eval/{name}']:.3f}{interval} after {row['eval/updates']:.0f} updates")
 
     def _line(self, text: str) -> None:

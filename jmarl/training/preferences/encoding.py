@@ -20,6 +20,7 @@ from jmarl.learning.data_objective import PairTargets, completion_numbers, pair_
 from jmarl.learning.objective import pair_numbers
 from jmarl.models import decoder
 from jmarl.models.config import ModelConfig
+from jmarl.models.hub.prompt_warnings import warn_of_prompts
 from jmarl.models.hub.tokenize import (
     ChatPrompt,
     encode_completion,
@@ -27,7 +28,6 @@ from jmarl.models.hub.tokenize import (
     encode_prompts,
     message_end,
     naming,
-    warn_of_system,
 )
 from jmarl.models.platforms import COMPILER_OPTIONS
 from jmarl.models.sharding import batch_shardings, mesh_of, model_on, over_agents, splits_only_agents
@@ -78,7 +78,7 @@ def encode_pairs(
     agents = []
     for n, spec in enumerate(team.agent_specs):
         parts, own = [], as_chat(chat).of(n)
-        warn_of_system(spec.tokenizer, [pair.prompts[n] for pair in pairs if pair.tokens is None], own, n)
+        warn_of_prompts(spec.tokenizer, [pair.prompts[n] for pair in pairs if pair.tokens is None], own, n)
         for i, pair in enumerate(pairs):
             name, prompt = f"pair {i} of agent {n}", pair.prompts[n]
             if pair.tokens is None:
@@ -113,7 +113,7 @@ def encode_trajectories(team: Team, trajectories: Sequence[Trajectory], chat: bo
     if team.num_agents != 1:
         raise ValueError(f"trajectories are of one agent, the team has {team.num_agents}: train its agents one by one")
     spec, own = team.stacks[0], as_chat(chat).of(0)
-    warn_of_system(spec.tokenizer, [x.observations[0] for x in trajectories if x.observations], own, 0)
+    warn_of_prompts(spec.tokenizer, [x.observations[0] for x in trajectories if x.observations], own, 0)
     return [[encode_trajectory(spec, trajectory, own, f"trajectory {i}")] for i, trajectory in enumerate(trajectories)]
 
 

@@ -1,0 +1,33 @@
+"""Warn of prompts that a chat template does not put in words as they are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from jmarl.config import Chat, as_chat
+from jmarl.models.hub.special_tokens import special_tokens
+from jmarl.models.hub.template import refuses_system
+from jmarl.models.hub.tokenize import ChatPrompt, as_prompt
+
+
+def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, agent: int) -> None:
+    """Warn once of messages with a role that an agent's template refuses, and once of texts that hold a template already."""
+    chat, prompts = as_chat(chat), [as_prompt(prompt) for prompt in prompts]
+    roles = {message["role"] for prompt in prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages}
+    if "system" in roles and refuses_system(tokenizer, chat):
+        warnings.warn(
+            f"the chat template of agent {agent} refuses the role system: the text of such messages begins the next message of "
+            "the user; this warning appears once",
+            stacklevel=2,
+        )
+    begins_turn = tuple(special_tokens(tokenizer).of_turns) if chat else ()
+    texts = (prompt.lstrip() for prompt in prompts if isinstance(prompt, str) and not isinstance(prompt, ChatPrompt))
+    if begins_turn and (text := next((text for text in texts if text.startswith(begins_turn)), None)):
+        warnings.warn(
+            f"a prompt of agent {agent} begins with {text[:16]!r}, as if it stood in a chat template already: with chat it is "
+            "the text of a message, in which special tokens are plain text; give messages, the text without a template, or "
+            "chat=False; this warning appears once",
+            stacklevel=2,
+        )
