@@ -140,14 +140,14 @@ class MAGRPOTrainer:
         self.items = read_items("train_dataset", train_dataset)
         self._eval_dataset = None if eval_dataset is None else read_items("eval_dataset", eval_dataset)
         self.eval_items = () if self._eval_dataset is None else self._first_items(self._eval_dataset)
-        functions = one_of(reward_func=reward_func, reward_funcs=reward_funcs)
-        if functions is None:
-            raise TypeError("a reward is needed: give reward_func= or reward_funcs=")
         adapter = one_of(centralized_adapter=centralized_adapter, centralized_comparator_adapter=centralized_comparator_adapter)
         num_roles = count_agents(None if self.args.centralized else agents, num_agents, self.args)
         roles = read_roles(adapter, self.args.centralized, num_roles, type(self).__name__)
         team_size = num_roles if roles is None else 1
         self.eval_metrics = read_eval_metrics(eval_logger, eval_aggregator, metrics_callback, roles and roles.split)
+        functions = one_of(reward_func=reward_func, reward_funcs=reward_funcs)
+        if functions is None:
+            raise TypeError("a reward is needed: give reward_func= or reward_funcs=")
         prompt_per_agent = find_row(self.args.resolved_algorithm).critic is not None
         self.reward = RewardFunction(
             bind_rewards(functions, num_roles, prompt_per_agent and not batched_reward),
@@ -162,18 +162,13 @@ class MAGRPOTrainer:
         self.config = self.args.train_config(len(self.items))
         self.verbose = self.verbose and is_verbose(wandb_config)
         check_agents(self.config, team_size)
-        named = self.args.other_models
-        critic_model = named.get("critic_model") if critic_model is None and critics is None else critic_model
-        reward_model = named.get("reward_model") if reward_model is None else reward_model
-        self._check_other_models(critic_model, critics, reward_model)
-        critic = load_critic(critic_model, critics, tokenizer)
-        judge = None if reward_model is None else load_single(reward_model, tokenizer)
+        others = self._load_others(critic_model, critics, reward_model, tokenizer)
         loaded = load_agents(agents, one_of(model=model, agent_model=agent_model), team_size, tokenizer)
         for agent in loaded:
             add_special_tokens(agent.tokenizer, loading.special_tokens)
         self._names = [agent.name for agent in loaded]
         team, self._params = make_team(loaded, lora=self.args.lora_rank > 0)
-        self.team = dataclasses.replace(team, critic=critic, reward_model=judge)
+        self.team = dataclasses.replace(team, **others)
         env: Any = TrainerEnvironment(
             self.reward,
             formatters,
@@ -186,7 +181,7 @@ class MAGRPOTrainer:
         self._params = place_params(self.team, self._params, self.config.run.mesh)
         self._run_config = self.config  # of the last run
         ignored = [*self.args.without_effect(), *loading.without_effect]
-        ignored += [f"{name}=" for name, value in {"dataset_type": dataset_type}.items() if value is not None]
+        ignored += ["dataset_type="] if dataset_type is not None else []
         ignored += ["metrics_callback= in training steps"] if metrics_callback is not None else []
         if ignored:
             warnings.warn(f"{type(self).__name__}: these have no effect here: {'; '.join(ignored)}", stacklevel=2)
@@ -302,14 +297,20 @@ class MAGRPOTrainer:
         limit = num_samples if num_samples is not None else given if given is None else max(given, 1)
         return [dataset[i] for i in range(len(dataset) if limit is None else min(limit, len(dataset)))]
 
-    def _check_other_models(
-        self, critic_model: Model | None, critics: Sequence[Model] | None, reward_model: Model | None
-    ) -> None:
-        """Raise a TypeError for the model of a critic or reward model that the algorithm does not have."""
-        row, trainer = find_row(self.config.algorithm), type(self).__name__
+    def _load_others(
+        self, critic_model: Model | None, critics: Sequence[Model] | None, reward_model: Model | None, tokenizer: Any
+    ) -> dict[str, Any]:
+        """Return what the critics and the reward model start from, as fields of a team; by default those of settings.
+
+        Raises a TypeError for one that the algorithm does not have."""
+        named, row, trainer = self.args.other_models, find_row(self.config.algorithm), type(self).__name__
+        critic_model = named.get("critic_model") if critic_model is None and critics is None else critic_model
+        reward_model = named.get("reward_model") if reward_model is None else reward_model
         critic = dict(critic_model=critic_model, critics=critics)
         refused = [name for name, value in critic.items() if value is not None and row.critic is None and not row.learned]
         if refused:
             raise TypeError(f"{refused[0]}= has no effect for {trainer}, which has no critic: it is for IAC, MAAC, IPPO, MAPPO")
         if not row.learned and reward_model is not None:
             raise TypeError(f"reward_model= has no effect for {trainer}, which learns none: it is for MARLHF, MARLHFIter")
+        judge = None if reward_model is None else load_single(reward_model, tokenizer)
+        return {"critic": load_critic(critic_model, critics, tokenizer), "reward_model": judge}
