@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 import shlex
 import sys
@@ -66,7 +67,8 @@ def resume_hint(cfg: TrainConfig) -> str:
     """Return a line that says how to resume an interrupted run."""
     if not has_checkpoint(cfg):
         return "no checkpoint was written: the same command starts again from the beginning"
-    arguments = [x for x in sys.argv[1:] if x not in ("--resume", "--no-resume", "auto")]
+    resume = r"(?<!\S)--(?:run\.)?(?:no-)?resume(?:[= ](?:auto|True|False))?(?!\S)"
+    arguments = shlex.split(re.sub(resume, "", shlex.join(sys.argv[1:])))
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", module.name] if module else [sys.argv[0]]
     return f"to resume: {shlex.join(['python', *program, *arguments, '--resume'])}"

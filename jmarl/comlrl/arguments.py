@@ -145,7 +145,8 @@ def read_items(argument: str, dataset: Rows | None) -> list[dict]:
     try:
         items = read_rows(dataset)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{argument}= cannot be read: {error}") from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError  # subclasses have other arguments
+        raise kind(f"{argument}= cannot be read: {error}") from error
     if not items:
         raise ValueError(f"{argument}= has no items")
     return items

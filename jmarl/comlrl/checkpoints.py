@@ -75,7 +75,7 @@ def find_checkpoint(checkpoint: str | os.PathLike) -> tuple[Path, int | None]:
 
 def copy_run(run: str | os.PathLike, target: str | os.PathLike) -> Path:
     """Copy a run with its newest checkpoint to a directory, in place of an earlier copy. Returns the directory."""
-    source, target = Path(run), Path(target).expanduser().absolute()
+    source, target = Path(run).absolute(), Path(target).expanduser().absolute()
     newest = max(saved_steps(source / FOLDER), default=None) if os.fspath(run) else None
     if newest is None:
         raise RuntimeError(
@@ -94,12 +94,13 @@ def copy_run(run: str | os.PathLike, target: str | os.PathLike) -> Path:
 
 
 def _left_out(source: Path, folder: Path, names: list[str], newest: int) -> list[str]:
-    """Return the files of a run's folder that a copy does not need: models, earlier runs, locks and other checkpoints."""
+    """Return what a copy of a run's folder does not need: models, earlier runs, copies, locks and other checkpoints."""
     if folder == source / FOLDER:
         return [name for name in names if name != str(newest)]
+    copies = [x for x in names if (folder / x / FOLDER).is_dir() or (x.startswith(".") and x.endswith(".tmp"))]
     if folder == source:
-        return [name for name in names if name in ("models", "wandb") or name.startswith(("earlier_", ".", "lock"))]
-    return []
+        return [*copies, *(x for x in names if x in ("models", "wandb") or x.startswith(("earlier_", ".", "lock")))]
+    return copies
 
 
 def read_metadata(checkpoint: str | os.PathLike) -> dict[str, Any]:

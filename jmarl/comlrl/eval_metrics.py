@@ -25,7 +25,6 @@ from jmarl.rollout.turns import Rollout
 Rows = Sequence[Mapping[str, Any]]  # of each sample
 EvalLogger = Callable[..., Rows]
 EvalAggregator = Callable[..., Mapping[str, float]]
-MetricsCallback = Callable[[list["RolloutSample"]], Mapping[str, float]]
 Split = Callable[[str, Mapping[str, Any]], list[str]]
 
 
@@ -39,6 +38,9 @@ class RolloutSample:
     reward: np.ndarray
     returns: np.ndarray
     metadata: dict[str, Any]  # turn_idx, generation_idx and batch_item
+
+
+MetricsCallback = Callable[[list[RolloutSample]], Mapping[str, float]]
 
 
 class EvalMetrics:

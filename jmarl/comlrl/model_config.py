@@ -1,7 +1,5 @@
 """CoMLRL's `model_config=`: how models are loaded there, and what of it changes a run here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -69,10 +69,11 @@ def reward_signature(function: Callable, own: Signature, num_agents: int) -> tup
     if one_list:
         others = [p.replace(kind=p.KEYWORD_ONLY) if p.kind is not p.VAR_KEYWORD else p for p in parameters if p is not lists[0]]
         parameters = [lists[0].replace(kind=Parameter.VAR_POSITIONAL), *others]
-    elif not variadic and required == num_agents + 1:
+    elif not variadic and required == num_agents + 1 and "prompts" not in own.parameters:
         parameters = [p.replace(name="prompts") if p is lists[0] else p for p in parameters]
     elif required < num_agents == len(lists):
-        parameters = [p.replace(default=p.empty) if p in lists else p for p in parameters]
+        always = (*KEYWORDS, "rng")  # what a reward gets whether it has a default or not
+        parameters = [p.replace(default=p.empty) if p in lists or p.name in always else p for p in parameters]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         named = [Parameter(name, Parameter.KEYWORD_ONLY) for name in KEYWORDS if name not in [p.name for p in parameters]]
         parameters = [p for p in parameters if p.kind is not p.VAR_KEYWORD] + named

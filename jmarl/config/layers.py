@@ -68,7 +68,7 @@ class Layers:
         self.opened: set[str] = set()
         self.pending: list[tuple[str, Any, YamlFile, int, bool]] = []
         self.unused: dict[str, str] = {}  # key -> reason
-        self.sampled: dict[str, str] = {}  # place of a key of sampling -> the key
+        self.sampled: dict[tuple[str, str], str] = {}  # (place, setting) of a key of sampling -> the key
         self.notes: list[str] = []
         self.rank, self.is_flag = 0, False
 
@@ -125,8 +125,8 @@ class Layers:
             self.unused["grpo.temperature"] = "the model has a temperature"
         result = weak | result
         if kind == "texts" or (kind == "pairs" and result.keys() & {"data", "reward"} == {"data"}):  # nothing is sampled
-            for name in [name for name, given in result.items() if given.place in self.sampled]:
-                self.unused[self.sampled[result.pop(name).place]] = f"{algorithm} samples nothing"
+            for name in [name for name, given in result.items() if (given.place, name) in self.sampled]:
+                self.unused[self.sampled[result.pop(name).place, name]] = f"{algorithm} samples nothing"
         check_tokenizer(result)
         count_tasks(result, algorithm)
         count_warmup(result)
@@ -279,7 +279,7 @@ class Layers:
             where = place if source.lines else f"{place}, {key}"
             raise ValueError(f"{where}: {entry.reason}")
         if key in GENERATION and section in ("model", "generation"):
-            self.sampled[place] = f"{section}.{key}"
+            self.sampled[place, entry if isinstance(entry, str) else "temperature"] = f"{section}.{key}"
         if isinstance(entry, Ignored):
             if value is not False:
                 self.unused[f"{section}.{key}"] = entry.reason

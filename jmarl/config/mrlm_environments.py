@@ -116,7 +116,8 @@ def environment_name(entry: Mapping[str, Any]) -> str:
 def own_problems(problems: Any) -> Any:
     """Return problems of the user with those in MRLM's fields as tasks of ours; the path of a file stays.
 
-    MRLM's programming problems have function_name and test_cases, pairs of arguments and result; answers may be numbers."""
+    MRLM's programming problems have function_name and test_cases, pairs of arguments and result: a tuple has the arguments, a
+    dict has them by name, and anything else, a list too, is the only one. Answers may be numbers."""
     return [_own_problem(row) for row in problems] if isinstance(problems, list | tuple) else problems
 
 
@@ -124,11 +125,21 @@ def _own_problem(row: Any) -> Any:
     if not isinstance(row, Mapping):
         return row
     if "function_name" in row and "test_cases" in row:
-        tests = [f"    assert candidate(*{tuple(given)!r}) == {result!r}\n" for given, result in row["test_cases"]]
+        tests = [f"    assert {_call(case)} == {case[1]!r}\n" for case in row["test_cases"]]
         others = {name: value for name, value in row.items() if name not in ("function_name", "test_cases", "id")}
         checked = {"entry_point": row["function_name"], "test": f"def check(candidate):\n{''.join(tests)}"}
         return {"task_id": str(row.get("id", row["function_name"])), **others, **checked}
     answer = row.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
-        return {**row, "answer": f"{answer:.12g}"}
+        return {**row, "answer": str(answer) if isinstance(answer, int) else f"{answer:.12g}"}
     return dict(row)
+
+
+def _call(case: Any) -> str:
+    """Return the call of a test case as Python."""
+    if not isinstance(case, list | tuple) or len(case) != 2:
+        raise ValueError(f"test_cases has {case!r:.60}: give pairs of arguments and result, such as ((1, 2), 3)")
+    given = case[0]
+    if isinstance(given, Mapping):
+        return f"candidate(**{dict(given)!r})"
+    return f"candidate(*{given if isinstance(given, tuple) else (given,)!r})"

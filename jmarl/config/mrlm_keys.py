@@ -8,6 +8,7 @@ here. `jmarl.mrlm.config` and the reader of YAML files (`layers`) use this one t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -228,6 +229,8 @@ def count_tasks(settings: dict[str, Given], algorithm: str) -> None:
     if given is None or not isinstance(given.value, Rollouts):
         return
     size = settings["num_generations"].value if algorithm == "grpo" and "num_generations" in settings else 1
+    if type(size) is not int or size < 1:
+        size = 1  # `ExperimentConfig` refuses it
     if given.value.number % size:
         raise ValueError(
             f"{given.place}: {given.value.number} episodes are not groups of {size}: give a multiple of group_size"
@@ -240,7 +243,6 @@ def count_warmup(settings: dict[str, Given]) -> None:
     given = settings.get("warmup_updates")
     if given is None or not isinstance(given.value, Steps):
         return
-    per_update = 1
-    for name in ("num_epochs", "num_minibatches"):
-        per_update *= settings[name].value if name in settings else 1
+    counts = [settings[name].value for name in ("num_epochs", "num_minibatches") if name in settings]
+    per_update = math.prod(count for count in counts if type(count) is int and count > 0)  # others are refused later
     settings["warmup_updates"] = given._replace(value=-(-given.value.number // per_update))

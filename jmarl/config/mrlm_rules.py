@@ -144,7 +144,10 @@ def schedule(values: Values, kind: str) -> dict[str, Any]:
 
 def warmup(values: Values, kind: str) -> dict[str, Any]:
     """Optimizer steps of the warm-up, which `mrlm_keys.count_warmup` turns into updates."""
-    return {"warmup_updates": Steps(values["warmup_steps"])}
+    steps = values["warmup_steps"]
+    if type(steps) is not int or steps < 0:
+        raise ValueError(f"warmup_steps={steps!r} must be a whole number >= 0")
+    return {"warmup_updates": Steps(steps)}
 
 
 def turns(values: Values, kind: str) -> dict[str, Any]:

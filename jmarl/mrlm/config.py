@@ -127,6 +127,7 @@ class ExperimentConfig:
             raise ValueError(f"training has algorithm={algorithm!r}, but this is the trainer of {section!r}: use its trainer")
         layers = Layers()
         layers.add(YamlFile("defaults", {"algorithm": section, **defaults}, {}))
+        rank = layers.rank
         for name, value in self.sections.items():
             if value is None and name != section:
                 continue
@@ -135,6 +136,7 @@ class ExperimentConfig:
                 given.pop("algorithm", None)  # of a team it is another row, which the trainer chooses
             elif name == "model":
                 given = _without_model(given, sampled=bool(GENERATION.keys() & defaults.keys()))
+            layers.rank = rank  # of all sections, so that none overrides another without a word
             layers.add(YamlFile(CLASSES[name].__name__, {name: given}, {}))
         settings, named = dict(self.settings), self.training.checkpoint_dir or self.output.save_dir
         if named and settings.get("output_dir", named) != named:

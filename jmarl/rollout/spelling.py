@@ -2,7 +2,8 @@
 
 Such a prompt may hold a template that the user's data, formatter or environment writes by hand, so its special tokens are
 tokens in the first turn. In later turns the prompt may also hold what agents wrote. Then a special token is one only if the
-agent's first prompt spells it too, and no completion of the episode does; otherwise it is text. Chat templates need none of
+agent's first prompt spells it too, and no completion of the episode does, nor the end of one with the beginning of another (an
+environment may write them side by side); otherwise it is text. Chat templates need none of
 this: there, all contents are text.
 """
 
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jmarl.models.hub.special_tokens import spelled
+from jmarl.models.hub.special_tokens import special_tokens, spelled
 from jmarl.rollout.turns import Turn
 from jmarl.team import Team
 
@@ -23,6 +24,8 @@ class Spelling(NamedTuple):
 
     first: frozenset[str] | None = None  # in its first prompt; None: it had none so far
     by_agents: frozenset[str] = frozenset()  # in completions
+    begun: frozenset[str] = frozenset()  # beginnings of special tokens with which completions end
+    ended: frozenset[str] = frozenset()  # ends of special tokens with which completions begin
 
     @property
     def allowed(self) -> frozenset[str]:
@@ -33,8 +36,13 @@ class Spelling(NamedTuple):
         """Return the spelling after the completions of a turn, with the prompt of the next one."""
         if self.first == frozenset():  # no later prompt may write any
             return self
-        by_agents = self.by_agents.union(*(spelled(tokenizer, text) for text in completions))
-        return Spelling(_in_prompt(tokenizer, prompt) if self.first is None else self.first, by_agents)
+        texts, tokens = [text.strip() for text in completions], special_tokens(tokenizer)
+        sizes = range(1, tokens.longest)
+        begun = self.begun | tokens.heads.intersection(text[-size:] for text in texts for size in sizes)
+        ended = self.ended | tokens.tails.intersection(text[:size] for text in texts for size in sizes)
+        joined = {head + tail for head in begun for tail in ended} & tokens.ids.keys()
+        by_agents = self.by_agents.union(joined, *(spelled(tokenizer, text) for text in texts))
+        return Spelling(_in_prompt(tokenizer, prompt) if self.first is None else self.first, by_agents, begun, ended)
 
 
 Spellings = list[list[Spelling]]  # [N][P]

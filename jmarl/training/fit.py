@@ -107,10 +107,10 @@ def check_data(data: Any, cfg: TrainConfig) -> None:
     is_list = isinstance(data, list | tuple) and not isinstance(data, Trajectory | Pair)
     if is_list and not data:
         raise ValueError("there is no data to train on")
-    wrong = next((item for item in data if not isinstance(item, cls)), None) if is_list else data
-    if wrong is not None:
+    wrong = [item for item in data if not isinstance(item, cls)] if is_list else [data]
+    if wrong:
         raise TypeError(
-            f"algorithm={cfg.algorithm!r} learns from a list of {cls.__name__}, got {type(wrong).__name__}: read "
+            f"algorithm={cfg.algorithm!r} learns from a list of {cls.__name__}, got {type(wrong[0]).__name__}: read "
             f"files, data sets, DataFrames and lists of dicts with jmarl.{reader}"
         )
 

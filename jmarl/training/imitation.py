@@ -159,8 +159,8 @@ def collect_solutions(
         collected += [trajectory._replace(agent=f"agent {n}") for n, own in enumerate(by_agent) for trajectory in own]
     enough = [t for t in collected if min_reward is None or t.reward >= min_reward]
     if not enough:
-        best = max(t.reward for t in collected)
-        raise ValueError(f"min_reward_threshold={min_reward} leaves no trajectory: the best has {best:g}")
+        best = f"the best has {max(t.reward for t in collected):g}" if collected else "there are no tasks"
+        raise ValueError(f"min_reward={min_reward} leaves no trajectory: {best}")
     drawn = np.random.default_rng((seed, DRAW)).permutation(len(enough))[:limit]
     return [enough[i] for i in sorted(drawn)]
 

@@ -10,8 +10,6 @@ Requests of all runs with equal shapes are sampled by one program. Episodes of s
 sampled run by run until the shapes are equal again. Left out: algorithms on pairs, which learn in rounds, and W&B.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Checks the arguments, prepares the initial state, chooses the source of experience, and runs the loop in `loop.run_loop`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple

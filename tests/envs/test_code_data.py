@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,13 @@ def test_extract_code_returns_the_code_of_a_text():
     assert extract_code("@cache\ndef f():\n    return 1\n\nf = g(f)\nSo it is.") == "@cache\ndef f():\n    return 1\n\nf = g(f)"
     assert extract_code("no code at all") == ""
     assert extract_code("```json\n{}\n```") == ""
+
+
+def test_long_texts_without_code_are_read_fast():
+    start = time.process_time()
+    assert extract_code("a" * 20_000) == "" and extract_code(" " * 20_000 + "a" * 20_000) == ""
+    assert extract_code("def f():\n" + "\n" * 20_000 + "# a\n" * 5_000).startswith("def f():")
+    assert time.process_time() - start < 0.3
 
 
 def test_remove_names_removes_definitions_and_decorators():

@@ -503,3 +503,17 @@ def test_answers_in_sentences_and_variants_of_tex_are_read(answer, completion):
 @pytest.mark.parametrize(("answer", "completion"), [(answer, text) for answer, texts in NOT_WRITTEN.items() for text in texts])
 def test_no_other_value_is_accepted(answer, completion):
     assert check_completion(completion, answer).status != "correct"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "#### 18\n\nWait, 3 eggs are eaten, but that is already counted.",
+        "**Answer:** 18\n\nSorry, 1 more remark: check it.",
+        "\\boxed{18}. Actually, 9 eggs times 2 dollars is 18.",
+        "The answer is 18. No, 5 of them are not red, but that does not matter.",
+        "The answer is 42? No, 18 dollars.",
+    ],
+)
+def test_only_a_short_correction_replaces_an_answer(completion):
+    assert check_completion(completion, "18").status == "correct"

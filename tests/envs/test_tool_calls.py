@@ -169,6 +169,7 @@ MALFORMED = {
     "an unpacked object": ("[f(**{})]", "without **"),
     "infinity": ("[f(a=1e999)]", "too large"),
     "code": ("<|python_tag|>print(1)", "no calls in JSON after"),
+    "an empty list": ("[TOOL_CALLS][]", "no calls in JSON after"),
     "a name twice": ('[TOOL_CALLS]f[ARGS]{"a": 1, "a": 2}', "twice"),
     "deep": ("[f(a=" + "[" * 80 + "]" * 80 + ")]", "more than 64 brackets"),
 }

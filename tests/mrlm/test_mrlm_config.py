@@ -57,6 +57,28 @@ def test_own_settings_win_over_sections():
     assert config.optimizer.learning_rate == 2.0
 
 
+def test_a_setting_of_sampling_does_not_hide_the_rest_of_its_section():
+    model = ModelConfig(use_lora=True, lora_r=4, torch_dtype="bfloat16", generation=GenerationConfig(max_new_tokens=64))
+    with pytest.warns(UserWarning, match="max_new_tokens"):
+        config, _ = resolved("sft", model=model)
+    assert (config.lora.lora_rank, config.sampling.compute_dtype) == (4, "bfloat16")
+
+
+def test_two_sections_that_set_one_thing_are_an_error():
+    with pytest.raises(ValueError, match="TrainingConfig and OutputConfig both set log_every"):
+        resolved("ppo", training=TrainingConfig(log_every=3), output=OutputConfig(log_interval=5))
+    config = ExperimentConfig(output=OutputConfig(save_dir="a")).with_directory("b")
+    with pytest.warns(UserWarning, match="save_dir .everything is in checkpoint_dir"):
+        config = config.train_config("ppo", {"algorithm": "ippo"})
+    assert config.run.output_dir == "b"
+
+
+@pytest.mark.parametrize("key", [dict(group_size=0), dict(group_size="4")])
+def test_a_group_of_a_wrong_size_is_an_error(key):
+    with pytest.raises((ValueError, TypeError), match="num_generations|group_size"):
+        resolved("grpo", training=TrainingConfig(num_rollouts_per_iteration=8), grpo=GRPOConfig(**key))
+
+
 @pytest.mark.parametrize(
     ("section", "sections", "message"),
     [

@@ -186,7 +186,7 @@ CODE = [
         "id": f"p{n}",
         "prompt": f"Write f{n}, which adds {n}.",
         "function_name": f"f{n}",
-        "test_cases": [((1,), 1 + n), ([2], 2 + n)],
+        "test_cases": [((1,), 1 + n), ({"x": 2}, 2 + n)],
     }
     for n in range(10)
 ]

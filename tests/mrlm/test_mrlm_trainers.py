@@ -244,7 +244,7 @@ def test_low_rewards_are_left_out(agents):
     assert [t.reward for t in trainer.data] == [0.9]
     with pytest.raises(ValueError, match="no environment to evaluate in"):
         trainer.evaluate()
-    with pytest.raises(ValueError, match="min_reward_threshold=1.5 leaves no trajectory: the best has 1"):
+    with pytest.raises(ValueError, match="min_reward=1.5 leaves no trajectory: the best has 1"):
         SFTTrainer(policy(agents[0]), Copy(), config("sft", SFTConfig(filter_low_reward=True, min_reward_threshold=1.5)))
 
 

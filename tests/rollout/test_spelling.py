@@ -17,6 +17,15 @@ def test_later_prompts_write_what_the_first_wrote_and_no_agent(tiny_tokenizer):
     assert not Spelling(frozenset()).after(tiny_tokenizer, ["<|im_", "end|>"], END).allowed
 
 
+def test_no_agents_spell_a_token_together(tiny_tokenizer):
+    """In one turn or in two; an environment may write their texts side by side."""
+    by_hand = Spelling(frozenset({START, END}))
+    assert by_hand.after(tiny_tokenizer, ["a<|im_", "start|> b"], "x").allowed == {END}
+    assert by_hand.after(tiny_tokenizer, ["start|> b", "a<|im_\n"], "x").allowed == {END}
+    assert by_hand.after(tiny_tokenizer, ["a<|im_"], "x").after(tiny_tokenizer, ["end|>"], "x").allowed == {START}
+    assert by_hand.after(tiny_tokenizer, ["a <", "b"], "x").allowed == {START, END}
+
+
 def test_an_agent_that_acts_later_may_write_what_its_first_prompt_writes(tiny_tokenizer):
     waiting = Spelling().after(tiny_tokenizer, [END], None)
     assert waiting.first is None and not waiting.allowed

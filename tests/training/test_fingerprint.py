@@ -145,7 +145,10 @@ MODULES = {
     "def transition(agent_completions, **_):\n"
     "    return [formats.formatter({'prompt': x}) * REPEAT for x in agent_completions]\n"
     "def reward(a, b):\n    return [overlap(x, y) for x, y in zip(a, b)]\n",
-    "scores": "LOW = 0.5\ndef overlap(x, y):\n    return LOW + len(set(x) & set(y))\n",
+    "scores": "import functools\nLOW = 0.5\nHIGH = 2\nHIGH *= 3\n"
+    "@functools.lru_cache\ndef share(x, y):\n    return HIGH * len(set(x) & set(y))\n"
+    "half = functools.partial(pow, 2.0)\n"
+    "def overlap(x, y):\n    return LOW + share(x, y) + half(1)\n",
 }
 
 
@@ -157,7 +160,11 @@ MODULES = {
         ("formats", "+ item", "+ 'a ' + item", "formats_of_tests.formatter (changed)"),
         ("turns", "REPEAT = 2", "REPEAT = 3", "REPEAT of turns_of_tests.transition (changed)"),
         ("scores", "LOW = 0.5", "LOW = 0.1", "LOW of scores_of_tests.overlap (changed)"),
-        ("scores", "len(set", "2 * len(set", "scores_of_tests.overlap (changed)"),
+        ("scores", "len(set", "2 * len(set", "scores_of_tests.share (changed)"),
+        ("scores", "HIGH *= 3", "HIGH *= 4", "HIGH of scores_of_tests.share (changed)"),
+        ("scores", "HIGH = 2", "HIGH = 5", "HIGH of scores_of_tests.share (changed)"),
+        ("scores", "pow, 2.0", "pow, 3.0", "half of scores_of_tests.overlap (changed)"),
+        ("scores", "share(x, y) +", "2 * share(x, y) +", "scores_of_tests.overlap (changed)"),
     ],
 )
 def test_what_writes_prompts_and_rewards_is_named_over_all_files_of_the_user(tmp_path, monkeypatch, file, old, new, named):

@@ -41,6 +41,9 @@ TEXTS = {
     "text": ({"text": "Hi there."}, Trajectory(("",), ("Hi there.",))),
     "messages": ({"messages": TALK}, TURNS),
     "messages and their prompt": ({"messages": TALK, "prompt": "Hi"}, TURNS),
+    "messages and a prompt of messages": ({"messages": TALK, "prompt": [HI | {"name": None}]}, TURNS),
+    "ShareGPT and its prompt": ({"conversations": SHAREGPT, "prompt": SHAREGPT[:1]}, Trajectory(((HI,),), ("One.",))),
+    "text and a prompt of messages": ({"text": "Hi there.", "prompt": [HI]}, Trajectory(("",), ("Hi there.",))),
     "ShareGPT": ({"conversations": SHAREGPT}, Trajectory(((HI,),), ("One.",))),
     "Alpaca": ({"instruction": "Add.", "input": "1 2", "output": "3"}, Trajectory(("Add.\n\n1 2",), ("3",))),
     "Alpaca with the whole text": (
@@ -80,6 +83,12 @@ PAIRS = {
     "implicit, standard": ({"chosen": "Sky is blue.", "rejected": "Sky is black."}, ("Sky is", " blue.", " black.")),
     "implicit, one longer": ({"chosen": "Q: Hi\n\nA: a", "rejected": "Q: Hi\n\nA: a b"}, ("Q: Hi\n\nA:", " a", " a b")),
 }  # fmt: skip
+
+
+def test_what_mrlm_calls_environment_is_a_user():
+    observations = [[HI], [{"role": "environment", "content": "r"}]]
+    (read,) = load_trajectories([{"observations": observations, "actions": ["a"], "rewards": [1]}])
+    assert read == Trajectory(((HI,), (user("r"),)), ("a",), 1.0)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -128,6 +137,11 @@ REFUSED_TEXTS = {
     "number": ({"prompt": "2 + 2", "completion": 4}, "completion is a text or a list of messages; got 4"),
     "number as text": ({"text": 4}, "text must be a text; got 4"),
     "tool call as an action": ({"observations": ["a"], "actions": [assistant("", tool_calls=[1])]}, "has tool_calls"),
+    "a number as a prompt": ({"messages": TALK, "prompt": 5}, "prompt of row 0 is a text or a list of messages"),
+    "one message as an observation": ({"observations": [HI], "actions": ["a"]}, "observation is a text, a list of messages or"),
+    "one action": ({"observations": ["a"], "actions": "xy"}, "actions is a list; got 'xy'"),
+    "one reward": ({"observations": ["a"], "actions": ["b"], "rewards": 1.0}, "rewards is a list; got 1.0"),
+    "a number as the whole text": ({"instruction": "a", "output": "b", "text": 5}, "2 formats"),
     "action of a user": ({"observations": ["a"], "actions": [HI]}, "an action is a message of the assistant"),
 }  # fmt: skip
 

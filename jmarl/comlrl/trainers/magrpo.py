@@ -159,6 +159,7 @@ class MAGRPOTrainer:
             timeout=reward_timeout,
         )
         formatters = read_formatters(formatters, num_roles, self.items[0])
+        self.args = dataclasses.replace(self.args, num_agents=num_roles)
         self.config = self.args.train_config(len(self.items))
         self.verbose = self.verbose and is_verbose(wandb_config)
         check_agents(self.config, team_size)

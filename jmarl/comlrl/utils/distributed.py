@@ -1,7 +1,5 @@
 """The process of a script, at CoMLRL's module path. Here it is always a single one; devices are chosen by `mesh`."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

@@ -73,6 +73,8 @@ def _longest_program(lines: list[str]) -> str:
             return "\n".join(lines).rstrip()
         except SyntaxError as error:
             lines = lines[: min((error.lineno or 1) - 1, len(lines) - 1)]
+            while lines and lines[-1].lstrip()[:1] in ("", "#"):  # thousands of blank lines would be parsed as often
+                lines.pop()
         except UNPARSABLE:
             return ""
     return ""

@@ -22,12 +22,12 @@ _OPENING = re.compile(
     r"(?P<container>[ \t]*(?:(?:>|(?:[-*+]|[0-9]{1,9}[.)])[ \t])[ \t]*)*)"
     r"(?:(?P<fence>`{3,})(?P<info>[^`]*)|(?P<tildes>~{3,})(?P<after>.*))"
 )
-_OPENING_AFTER_TEXT = re.compile(r"(?P<container>)[^`]*[^`\s][^`]*(?P<fence>`{3,})(?P<info>[\w+#.-]*[ \t]*)")
+_OPENING_AFTER_TEXT = re.compile(r"(?P<container>)(?=[ \t]*[^`\s])[^`]++(?P<fence>`{3,})(?P<info>[\w+#.-]*[ \t]*)")
 _INLINE = re.compile(r"(?<!`)```(?!`)((?:[^`\n]|`(?!``))+)```(?!`)")
 _CODE_BEHIND = re.compile(r"(?:async +def|def|class|import|from) +\w|@\w|\w+ = ")  # in place of an info string
 _PYTHON = re.compile(r"(?:i?python|py)[0-9.]*|.*\.py", re.I)
 _MARKDOWN = ("", "markdown", "md")
-SPECIAL_TOKENS_AT_END = re.compile(r"(?:\s*(?:<\|[^|<>\n]{1,30}\|>|<(?:/s|eos|end_of_turn)>))+\s*\Z")
+SPECIAL_TOKENS_AT_END = re.compile(r"(?:(?<!\s)\s*(?:<\|[^|<>\n]{1,30}\|>|<(?:/s|eos|end_of_turn)>))+\s*\Z")
 
 
 class Block(NamedTuple):

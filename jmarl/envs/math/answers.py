@@ -130,6 +130,7 @@ _FILLER = (
 _CORRECTION = re.compile(
     rf"{_TAKEN_BACK}(?:[\s$*(,.:;!]|\\[(\[]|\b(?:{_FILLER})\b|['’]s)*(?=[-−]?[0-9]|\\(?:frac|sqrt|boxed))", re.I
 )
+MAX_CORRECTION_WORDS = 3  # of the corrected answer: "43 dollars"
 _ASSIGNMENT = re.compile(r"[ \t]{0,8}(?:[-*] |[$*]{1,2}|\\\()?[a-z](?:_\{?[0-9]\}?)? ?=")
 _CLAUSE_END = re.compile(r"[.,;:!?]\s")
 
@@ -145,7 +146,9 @@ def find_answer(completion: str, kind: str = "number") -> str:
             answer = _first_sentence(after_mark.partition("</")[0], kind)
         if _HAS_NUMBER.search(answer):
             corrections = list(_CORRECTION.finditer(text, mark.end())) if kind == "number" else []
-            return _first_sentence(text[corrections[-1].end() :][: 2 * MAX_ANSWER_LENGTH]) if corrections else answer
+            tails = [_first_sentence(text[match.end() :][: 2 * MAX_ANSWER_LENGTH]) for match in corrections]
+            short = [tail for tail in tails if len(tail.split()) <= MAX_CORRECTION_WORDS]  # longer ones only go on
+            return short[-1] if short else answer
         if mark.group().endswith("{"):  # an empty box is no answer, whatever an earlier one has
             return ""
     lines = [line for line in reversed(text.splitlines()) if _HAS_NUMBER.search(line)]

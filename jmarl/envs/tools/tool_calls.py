@@ -96,7 +96,7 @@ def _calls_at(message: str, mark: re.Match[str], schemas: Schemas) -> tuple[list
         return [_parsed(lambda: _read_tagged(text.removesuffix(CALL_END), schemas))], end + len(closing)
     start = _NO_CALL.match(message, mark.end()).end()  # type: ignore[union-attr]
     calls, end = _calls_in_a_row(message, start, mistral=mark.group() == MISTRAL_MARK)
-    if end == start or calls[-1].problem:
+    if not calls or calls[-1].problem:
         part_end = _PART_END.search(message, mark.end())
         return calls or [ToolCall("", {}, f"there are no calls in JSON after {mark.group()}")], (
             part_end.start() if part_end else len(message)

@@ -171,9 +171,11 @@ def _load_directory(name: str, directory: Path) -> Agent:
 def with_end_tokens(generation_config: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Return the fields of a ``generation_config.json`` with a list of the ids that end a completion.
 
-    Those of ``config.json`` are among them if they are special tokens: this file often has ids of another model."""
+    Those of ``config.json``, also where transformers copied them, are among them if they are special tokens: this file often
+    has ids of another model."""
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    ids = [*_ids(generation_config), *(i for i in _ids(config) if i in special)]
+    own = [] if generation_config.get("_from_model_config") else _ids(generation_config)
+    ids = [*own, *(i for fields in (generation_config, config) for i in _ids(fields) if i in special)]
     return {**generation_config, "eos_token_id": list(dict.fromkeys(ids))}
 
 
@@ -188,13 +190,14 @@ def _ids(fields: Mapping[str, Any]) -> list[int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        adapter = (path.parent / "adapter_config.json").is_file()
-        remedy = "merge it into its model (peft: merge_and_unload, save_pretrained)" if adapter else "give one of those"
-        what = "holds the adapters of a model" if adapter else "is no Hugging Face model directory"
-        raise FileNotFoundError(f"{path.parent} has no {path.name}, so it {what}: {remedy}")
+        if (path.parent / "adapter_config.json").is_file():
+            what = "so it holds the adapters of a model: merge it into its model (peft: merge_and_unload, save_pretrained)"
+        else:
+            what = "so it is no Hugging Face model directory: give one with config.json and model.safetensors"
+        raise FileNotFoundError(f"{path.parent} has no {path.name}, {what}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as e:
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} is not valid JSON: {e}") from e
     if not isinstance(fields, dict):
         raise ValueError(f"{path} holds a {type(fields).__name__}, not the fields of a model: get the file again")

@@ -1,9 +1,9 @@
 """Read chat messages that data sets, environments and formatters give: whole, or an error (host code, no jax).
 
 A message is a dict with the texts `role` and `content`, or `from` and `value` as ShareGPT names them. Roles are system, user
-and assistant. Refused, because a prompt would silently lack it: tool calls and their results, reasoning beside the content,
-names, weights, and content that is a list of parts (images). Fields without a value (None, empty) are ignored: `datasets` adds
-them to all messages of a column.
+and assistant; what MRLM calls environment is a user. Refused, because a prompt would silently lack it: tool calls and their
+results, reasoning beside the content, names, weights, and content that is a list of parts (images). Fields without a value
+(None, empty) are ignored: `datasets` adds them to all messages of a column.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 ROLES = ("system", "user", "assistant")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+MRLM_ROLES = {"environment": "user"}  # which chat templates do not know
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")  # columns of data that is not only text
 NOTES = ("metadata",)  # of MRLM's messages: no chat template reads it
 
@@ -64,7 +65,7 @@ def _read_message(message: Mapping, place: str) -> dict[str, str]:
             f"{place} is not as it should be: a prompt is a text or a list of messages, dicts with the texts role and content"
             f"{parts}; got {dict(message)!r:.80}"
         )
-    known = SHAREGPT_ROLES.get(role, role) if names[0] == "from" else role
+    known = (SHAREGPT_ROLES if names[0] == "from" else MRLM_ROLES).get(role, role)
     if known not in ROLES:
         raise ValueError(
             f"{place} has the role {role!r}: allowed are {', '.join(ROLES)}. Most chat templates drop other roles; write tool "

@@ -22,11 +22,11 @@ def warn_of_prompts(tokenizer: Any, prompts: Iterable[Any], chat: bool | Chat, a
             "the user; this warning appears once",
             stacklevel=2,
         )
-    begins_turn = tuple(special_tokens(tokenizer).of_turns) if chat else ()
+    begins_turn = sorted(special_tokens(tokenizer).of_turns) if chat else ()
     texts = (prompt.lstrip() for prompt in prompts if isinstance(prompt, str) and not isinstance(prompt, ChatPrompt))
-    if begins_turn and (text := next((text for text in texts if text.startswith(begins_turn)), None)):
+    if begins_turn and (begin := next((token for text in texts for token in begins_turn if text.startswith(token)), "")):
         warnings.warn(
-            f"a prompt of agent {agent} begins with {text[:16]!r}, as if it stood in a chat template already: with chat it is "
+            f"a prompt of agent {agent} begins with {begin!r}, as if it stood in a chat template already: with chat it is "
             "the text of a message, in which special tokens are plain text; give messages, the text without a template, or "
             "chat=False; this warning appears once",
             stacklevel=2,

@@ -9,8 +9,6 @@ Special are a tokenizer's special tokens, and added tokens that its chat templat
 of the latter that do not begin or end messages, such as <think> and <tool_call>: these are a model's own words.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -31,7 +29,7 @@ class SpecialTokens(NamedTuple):
     tails: frozenset[str]  # proper ends
     longest: int
 
-    def without(self, allowed: Collection[str]) -> SpecialTokens:
+    def without(self, allowed: Collection[str]) -> "SpecialTokens":
         """Return all but some of them."""
         return _tokens({text: i for text, i in self.ids.items() if text not in allowed}, self.of_turns)
 
@@ -58,13 +56,13 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def special_tokens(tokenizer: Any) -> SpecialTokens:
+def special_tokens(tokenizer: Any) -> "SpecialTokens":
     """Return the tokens that contents of messages must not write."""
     return _special_tokens(tokenizer, str(tokenizer.chat_template or ""), len(tokenizer))
 
 
 @functools.lru_cache(maxsize=64)
-def _special_tokens(tokenizer: Any, template: str, size: int) -> SpecialTokens:
+def _special_tokens(tokenizer: Any, template: str, size: int) -> "SpecialTokens":
     added = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if str(token)}
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     written = "" if not template else _plain_conversation(tokenizer)
@@ -80,7 +78,7 @@ def _plain_conversation(tokenizer: Any) -> str:
         return ""
 
 
-def _tokens(ids: Mapping[str, int], of_turns: frozenset[str]) -> SpecialTokens:
+def _tokens(ids: Mapping[str, int], of_turns: frozenset[str]) -> "SpecialTokens":
     heads = frozenset(text[:i] for text in ids for i in range(1, len(text)))
     tails = frozenset(text[i:] for text in ids for i in range(1, len(text)))
     return SpecialTokens(ids, of_turns.intersection(ids), heads, tails, max(map(len, ids), default=0))
@@ -203,7 +201,7 @@ def encode_protected(tokenizer: Any, protected: Protected) -> list[int]:
 
 
 @functools.lru_cache(maxsize=16)
-def _copy_of(tokenizer: Any, template: str, size: int) -> _Copy:
+def _copy_of(tokenizer: Any, template: str, size: int) -> "_Copy":
     return _Copy(tokenizer)
 
 

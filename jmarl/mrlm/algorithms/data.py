@@ -14,8 +14,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from jmarl.envs.data import read_rows
 from jmarl.envs.messages import Message, Observation, Reward
+from jmarl.envs.rows import read_rows
 from jmarl.training.preferences.pairs import Trajectory as TextTrajectory
 
 Row = TypeVar("Row", "PreferencePair", "Trajectory")
@@ -105,9 +105,7 @@ class _RowDataset(Generic[Row]):
     @classmethod
     def load(cls, path: str | os.PathLike) -> Self:
         """Read a JSON or JSON Lines file of rows."""
-        whole = Path(path).suffix == ".json" and json.loads(Path(path).read_text(encoding="utf-8"))
-        rows = whole["trajectories"] if isinstance(whole, dict) else read_rows(Path(path))
-        return cls([cls.row_class.from_dict(row) for row in rows])
+        return cls([cls.row_class.from_dict(row) for row in read_rows(Path(path))])
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the rows as a JSON file."""

@@ -2,8 +2,8 @@
 constructors. What a method or an inner function writes again (a counter) is no constant.
 
 Constants of a module are compared by the source of their assignments, so that what only this process knows (a time, a cache) is
-no difference. Left out: modules without source, as of a notebook; values that come from files or the environment; whole numbers
-in closures, which may say in which call something happens.
+no difference. Left out: modules without source, as of a notebook; values that come from files or the environment; assignments
+inside a top-level if or try; whole numbers in closures, which may say in which call something happens.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def named_by(function: types.FunctionType) -> list[Any]:
     values = [function.__globals__.get(name) for name in names]
     modules = [x for x in values if isinstance(x, types.ModuleType) and is_of_user(x.__name__)]
     values += [vars(module).get(name) for module in modules for name in names]
+    values = [x.func if isinstance(x, functools.partial) else x for x in values]
+    values = [x.__wrapped__ if isinstance(x, functools._lru_cache_wrapper) else x for x in values]
     return [x for x in values if isinstance(x, types.FunctionType | type) and is_of_user(x.__module__)]
 
 
@@ -143,11 +145,13 @@ def _assignments(source: str) -> dict[str, tuple[str, frozenset[str]]]:
     """Return, by name, the values that a module assigns at its top level as source, and the names in these."""
     assigned: dict[str, tuple[str, frozenset[str]]] = {}
     for node in ast.parse(source).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        single = isinstance(node, ast.AnnAssign | ast.AugAssign)
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if single else []
         for name in [x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)]:
             value = node.value  # type: ignore[attr-defined]
             if value is not None:
                 read = frozenset(x.id for x in ast.walk(value) if isinstance(x, ast.Name))
-                text = f"{assigned[name][0]}\n" if name in assigned else ""
-                assigned[name] = (text + ast.unparse(value), read)
+                text, others = assigned.get(name, ("", frozenset()))
+                source = ast.unparse(node if isinstance(node, ast.AugAssign) else value)
+                assigned[name] = (f"{text}\n{source}" if text else source, read | others)
     return assigned

@@ -121,7 +121,7 @@ class Wandb(Sink):
             temporary = file.with_suffix(".tmp")
             temporary.write_text(f"{run_id}\n", encoding="utf-8")
             temporary.replace(file)
-        settings = dict(hparams) | dict(config.get("config", {}))
+        settings = dict(hparams) | dict(config.get("config") or {})
         own = {"dir": str(run_dir), "id": run_id, "resume": "allow"}
         self.run = self.wandb.init(**own | dict(config) | {"config": settings})
         self.first = max(int(self.run.step), num_logged if self.run.offline and run_id == before else 0)

@@ -38,8 +38,6 @@ from jmarl.team import StackSpec, Team, to_agents, to_stacks
 from jmarl.training.preferences.pairs import Pair, Prompt, Trajectory
 from jmarl.types import TRACES, Data, PreferenceBatch, TextBatch
 
-ROLES = ("system", "user", "assistant", "tool")
-
 
 class AgentTokens(NamedTuple):
     """One agent's part of a pair or trajectory, as token ids."""
@@ -139,7 +137,7 @@ def encode_trajectory(spec: StackSpec, trajectory: Trajectory, chat: bool | Chat
         written, answer = encode_completion(spec.tokenizer, action, end, chat, stop=spec.stop), []
         if observation is not None:
             with naming(f"an observation of {name}"):
-                text = answer_of(observation) if chat else text_of(observation)
+                text = observation if chat else text_of(observation)
                 answer = encode_follow_up(spec.tokenizer, text, written[-1:], chat, stop=spec.stop)
         row += [*written, *answer]
         kinds += [1] * len(written) + [2] * len(answer)
@@ -169,13 +167,6 @@ def chat_for(prompt: Prompt, chat: bool | Chat) -> Chat:
     """Return the settings of what follows a prompt: chat messages always are a chat."""
     is_chat = isinstance(prompt, ChatPrompt) or not isinstance(prompt, str)
     return dataclasses.replace(as_chat(chat), on=True) if is_chat else as_chat(chat)
-
-
-def answer_of(observation: Prompt) -> Prompt:
-    """Return a later observation of a chat. Messages of roles that templates do not know are the user's."""
-    if isinstance(observation, str):
-        return observation
-    return tuple({**m, "role": m["role"] if m["role"] in ROLES else "user"} for m in observation)
 
 
 def end_token(spec: StackSpec, chat: bool | Chat) -> int:

@@ -63,8 +63,9 @@ def format_of(row: Mapping, allowed: Sequence[str], number: int) -> str | None:
     formats = [name for name, columns in FORMATS.items() if present.issuperset(columns)]
     if "unpaired preference" in formats:
         formats = [name for name in formats if name != "prompt-completion"]
-    if "Alpaca" in formats and "text" in formats and all(str(row[name]) in row["text"] for name in FORMATS["Alpaca"]):
-        formats.remove("text")  # the same as one text, as in the first set of this format
+    whole = row.get("text")  # beside the columns of Alpaca the same as one text, as in the first set of this format
+    if "Alpaca" in formats and isinstance(whole, str) and all(str(row[name]) in whole for name in FORMATS["Alpaca"]):
+        formats = [name for name in formats if name != "text"]
     for name in formats:
         same = name == "messages" and "preference" in allowed and row["messages"] == row.get("chosen")
         if name not in allowed and not same:
@@ -121,9 +122,13 @@ def turns_of_row(row: Mapping, kind: str, number: int) -> tuple[list[Prompt], li
 
 def _check_prompt(prompt: Any, whole: Sequence[Any], column: str, number: int) -> None:
     """Raise a ValueError for a prompt beside a column that does not contain it. whole: messages and texts of the column."""
-    parts = [prompt] if isinstance(prompt, str) else list(prompt or ())
-    missing = [part for part in parts if part not in whole and not (column == "text" and part in whole[0])]
-    if missing and not is_empty(prompt):
+    if is_empty(prompt):
+        return
+    parts: Sequence[Any] = [prompt] if isinstance(prompt, str) else read_messages(prompt, f"prompt of row {number}")
+    if column == "text":  # a part of the text
+        parts, whole = [part if isinstance(part, str) else part["content"] for part in parts], whole[0]
+    missing = [part for part in parts if part not in whole]
+    if missing:
         raise ValueError(f"row {number}: {column} does not contain the prompt, {missing[0]!r:.80}: remove one of the columns")
 
 

@@ -201,6 +201,13 @@ def trajectory_of(row: Mapping, kind: str, number: int) -> Trajectory:
         reward = math.nan if row.get("reward") is None else number_of(row["reward"], number)
         observations, actions = turns_of_row(row, kind, number)
         return Trajectory(tuple(observations), tuple(actions), reward)
+    for name in ("observations", "actions", "rewards"):
+        if not isinstance(row.get(name) or [], list | tuple):
+            raise ValueError(f"row {number}: {name} is a list; got {row[name]!r:.80}")
+    if wrong := [x for x in row["observations"] if isinstance(x, Mapping) and "messages" not in x]:
+        raise ValueError(
+            f"row {number}: an observation is a text, a list of messages or a dict with messages; got {wrong[0]!r:.80}"
+        )
     actions = tuple(action_of(action, number) for action in row["actions"])
     contents = [x["messages"] if isinstance(x, Mapping) else x for x in row["observations"]]
     observations = new_observations(contents, actions, number)
@@ -264,7 +271,10 @@ def shared_examples(data: Sequence[Pair | Trajectory], held_out: Sequence[Pair |
     """
 
     def prompts(examples: Sequence[Pair | Trajectory]) -> list[Any]:
-        return [x.prompts if isinstance(x, Pair) else x.observations[0] or x.actions[0] for x in examples]
+        return [
+            x.prompts if isinstance(x, Pair) else next(filter(None, (*x.observations[:1], *x.actions[:1])), "")
+            for x in examples
+        ]
 
     return shared_line(prompts(data), prompts(held_out), "pairs" if data and isinstance(data[0], Pair) else "texts")
 
