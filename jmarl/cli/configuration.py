@@ -167,7 +167,8 @@ def turns_of(config: EnvironmentConfig, given: Mapping[str, Given], limit: int) 
         return vectorize(make(config.name, **config.options), limit).max_turns
     except (ValueError, TypeError, FileNotFoundError) as error:
         places = [given[name].place for name in ("environment", "train_envs", "eval_envs") if name in given]
-        raise type(error)(f"{' and '.join(dict.fromkeys(places))}: {error}") from error
+        kind = next(x for x in (TypeError, FileNotFoundError, ValueError) if isinstance(error, x))  # not a subclass's arguments
+        raise kind(f"{' and '.join(dict.fromkeys(places))}: {error}") from error
 
 
 def choose_directory(settings: dict[str, Given], stem: str) -> list[str]:

@@ -37,15 +37,7 @@ from jmarl.config import (
 
 REFUSED = {
     "advantage_mode": "choose the trainer instead: MAGRPO (mean), MAREINFORCE (raw), MARLOO (rloo) or MAReMax (max)",
-    "advantage_normalization": "set advantage_scale='std' (divide by the group's std) or 'none'",
-    "reference_kl_enabled": "set kl_coef; the KL term is on if it is above 0",
-    "reference_kl_coef": "set kl_coef; the KL term is on if it is above 0",
-    "reference_devices": "the reference is on the devices of the weights it belongs to; set mesh to use several devices",
-    "parallel_training": "set mesh, such as mesh='agent=2'",
-    "agent_devices": "set mesh, such as mesh='agent=2'",
-    "train_batch_size": "an update uses all prompts of its rollout; set num_minibatches to make several steps on them",
     "gradient_accumulation_steps": "set num_prompts to the prompts of one update, and micro_batches to the number of parts",
-    "eval_batch_size": "all evaluation prompts are played in one batch; set eval_num_samples to play fewer",
     "critic_devices": "critics are on the devices of the agents; set mesh to use several devices",
     "critic_value_head_hidden_dim": "a value head is one linear layer on the last hidden states",
     "value_head_hidden_dim": "a value head is one linear layer on the last hidden states",

@@ -176,7 +176,7 @@ class RolloutConfig(TrainerConfig):
             settings["advantage_scale"] = "none"
         if self.reference_kl_enabled:
             estimator = self.kl_estimator or "k3"
-            settings |= {"kl_coef": self.kl_coef or self.reference_kl_coef, "kl_in": "reward", "kl_estimator": estimator}
+            settings |= {"kl_coef": self.reference_kl_coef, "kl_in": "reward", "kl_estimator": estimator}
         if self.joint_mode != "cross":
             settings["cross_credit"] = "mean"
         return settings | {"num_minibatches": self.minibatches()}

@@ -124,7 +124,8 @@ class Layers:
         if "temperature" in weak.keys() & result.keys() and weak["temperature"].value != result["temperature"].value:
             self.unused["grpo.temperature"] = "the model has a temperature"
         result = weak | result
-        if kind == "texts" or (kind == "pairs" and result.keys() & {"data", "reward"} == {"data"}):  # nothing is sampled
+        given_pairs = "reward" not in result and ("data" in result or not result.keys() & {"environment", "train_envs"})
+        if kind == "texts" or (kind == "pairs" and given_pairs):  # nothing is sampled
             for name in [name for name, given in result.items() if (given.place, name) in self.sampled]:
                 self.unused[self.sampled[result.pop(name).place, name]] = f"{algorithm} samples nothing"
         check_tokenizer(result)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jmarl.envs.rows import SUFFIXES, read_rows
+from jmarl.models.hub.tokenize import ChatPrompt
 
 SPLITS = ("train", "eval")
 EVAL_SHARE = 0.2
@@ -90,7 +91,11 @@ def shared_line(training: Iterable[Any], held_out: Sequence[Any], name: str) -> 
 
 
 def task_key(value: Any) -> str:
-    """Return a text that is the same for tasks of the same content, whatever the order of their keys."""
+    """Return a text that is the same for tasks of the same content, whatever the order of their keys. A single message of the
+    user is its text."""
+    value = value.messages if isinstance(value, ChatPrompt) else value
+    if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], Mapping) and value[0].get("role") == "user":
+        value = value[0].get("content", value)
     if isinstance(value, Mapping):
         return f"{{{', '.join(sorted(f'{key!r}: {task_key(x)}' for key, x in value.items()))}}}"
     return f"[{', '.join(map(task_key, value))}]" if isinstance(value, list | tuple) else repr(value)

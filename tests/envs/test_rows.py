@@ -15,6 +15,7 @@ import pytest
 
 from jmarl.envs.data import shared_line
 from jmarl.envs.rows import read_rows
+from jmarl.models.hub.tokenize import ChatPrompt
 
 ROWS = [{"prompt": "é 1", "n": "1"}, {"prompt": "a\nb, c", "n": "2"}]
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -203,3 +204,6 @@ def test_held_out_tasks_that_are_trained_on_are_counted():
     held_out = [{"b": {"d": "x", "c": (1, 2)}, "a": 1}, {"a": "2"}, {"a": 2}, {"a": 3}]
     assert shared_line(training, held_out, "tasks").startswith("2 of 4 held-out tasks are also trained on")
     assert shared_line(training, held_out[3:], "tasks") == shared_line([], held_out, "tasks") == ""
+    message = [{"role": "user", "content": "Hi"}]  # is the same prompt as its text
+    tasks = [{"prompt": message}, {"prompt": ChatPrompt(message)}, {"prompt": "Ho"}]
+    assert shared_line([{"prompt": "Hi"}], tasks, "tasks").startswith("2 of 3")

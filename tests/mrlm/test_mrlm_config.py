@@ -62,6 +62,8 @@ def test_a_setting_of_sampling_does_not_hide_the_rest_of_its_section():
     with pytest.warns(UserWarning, match="max_new_tokens"):
         config, _ = resolved("sft", model=model)
     assert (config.lora.lora_rank, config.sampling.compute_dtype) == (4, "bfloat16")
+    with pytest.warns(UserWarning, match="max_new_tokens .dpo samples nothing"):
+        assert resolved("dpo", model=model)[0].lora.lora_rank == 4
 
 
 def test_two_sections_that_set_one_thing_are_an_error():

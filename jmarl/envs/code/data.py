@@ -34,8 +34,7 @@ def load_items(name: str, split: str | None = None, path: str | Path | None = No
     Args:
         name: humaneval, coophumaneval, mbpp, mbpp_sanitized or mbpp_openmlrl; classeval for `CodeCompletion`.
         split: of the hub; default: the one in `SOURCES`.
-        path: JSON Lines file (also .gz) to read instead of the hub. A features.json beside it gives the types of columns that
-            are empty in the whole file.
+        path: a file to read instead of the hub, as `read_rows` reads it.
         limit: number of rows to read; default: all.
 
     Raises:

@@ -7,8 +7,7 @@ braces, a file name after a colon.
 
 What CommonMark does not have: text before the opening fence or code before the closing one on the same line, code behind the
 opening fence (```def f(x): ...), an opening fence that closes the block before it, and blocks in a block of Markdown, which are
-read too. Text between triple backticks in one line
-is no block; it counts only if the text has no other.
+read too. Text between triple backticks in one line is no block; it counts only if the text has no other.
 """
 
 from __future__ import annotations
