@@ -118,7 +118,7 @@ def read_gold(answer: str, kind: str, unit: str = "") -> ParsedAnswer:
 
 # ---- finding the answer
 
-_MARK = re.compile(r"\\(?:boxed|fbox)\s{0,3}\{|####|<answer>|\banswers?\b[a-z *_]{0,40}?(?:\b(?:is|are)\b|[:=])", re.I)
+_MARK = re.compile(r"\\(?:boxed|f(?:rame)?box)\s{0,3}\{|####|<answer>|\banswers?\b[a-z *_]{0,40}?(?:\b(?:is|are)\b|[:=])", re.I)
 _HAS_NUMBER = re.compile(r"[0-9∞½¼¾⅓⅔]|\\infty|\binf|\boo\b", re.I)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 # Words before a number that replace an answer: "Wait, no, it is 43".

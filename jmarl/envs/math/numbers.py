@@ -36,7 +36,7 @@ _CHARACTERS = str.maketrans(
      "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "√": r"\sqrt ", "π": r"\pi ", "\u00a0": " ", "\u202f": " ", "#": " "}
 )  # fmt: skip
 _NO_OPERATION_BEFORE = r"(?<![0-9A-Za-z.,^)}/])(?<![0-9)}] )"
-_FONT = "(?:text|mathrm|mathbf|textbf|mbox|underline)"
+_FONT = r"(?:text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf|tt)|boldsymbol|bm|emph|mbox|num|operatorname\*?|underline)"
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _REPLACEMENTS = [
     (re.compile(pattern, re.I), replacement)
@@ -63,6 +63,7 @@ _REPLACEMENTS = [
         (r"\\?[$€£¥₹]", " "),
         (r"\\%|\bper ?cent\b", "%"),
         (r"\\[dtc]frac", r"\\frac"),
+        (r"(?:^|\{) ?(-?[0-9]++) ?\\over(?![a-z]) ?([0-9]++) ?(?:\}|$)", r"\\frac{\1}{\2}"),
         (r"\\frac ?([0-9])", r"\\frac{\1}"),
         (r"(\\frac ?\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
         (r"\\frac ?\{ ?-([0-9]++) ?\} ?\{ ?-", r"\\frac{\1}{"),
