@@ -52,7 +52,7 @@ def list_of_coroutines(completions):
 
 
 def returns_an_awaitable(completions):
-    return asyncio.gather(*map(length, completions))  # needs a running loop, so it is a function of one
+    return asyncio.gather(*map(length, completions))
 
 
 async def returns_a_list_of_coroutines(completions):
@@ -96,6 +96,16 @@ def test_async_rewards_are_awaited(func, batched):
         return score(reward).total.tolist(), await task
 
     assert asyncio.run(cell()) == (LENGTHS, "other")
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_what_a_plain_function_gathers_is_awaited_in_the_default_loop(batched):
+    """Python makes that loop itself where no other was used before."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    assert score(make_reward(returns_an_awaitable, num_agents=1, batched=batched)).total.tolist() == LENGTHS
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def test_all_completions_are_awaited_at_once():

@@ -68,7 +68,9 @@ def wait_for_all(values: Sequence[Any], timeout: float | None = None, return_exc
     if _thread.loop is None:
         _thread.loop = asyncio.new_event_loop()
         _thread.holder = _Holder(_thread.loop)
-    loop = _thread.loop
+    # `asyncio.gather` of a function that is no coroutine function has made its future in the thread's default loop.
+    others = [value.get_loop() for value in values if asyncio.isfuture(value)]
+    loop = next((other for other in others if not other.is_running()), _thread.loop)
     with _no_running_loop():
         results = loop.create_task(_all_results(values, timeout, return_exceptions))
         try:
