@@ -96,7 +96,7 @@ class BoundReward:
                     f"the first {len(self.lists)} parameters without a default get the completions of the agents, those named "
                     f"{', '.join(BY_NAME)} get these, and all others a column of the items; add the column or a default"
                 )
-        for name in [name for name in BY_NAME if name in names and name not in self.fixed]:
+        for name in [name for name in (*BY_NAME, COMPLETIONS) if name in names and name not in self.fixed]:
             if name in self.names or self.any_name:
                 raise ValueError(
                     f"reward {self.text}: {name!r} has two meanings, a column of the items and what every reward gets under "
