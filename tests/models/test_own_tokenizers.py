@@ -19,7 +19,7 @@ from jmarl.algorithms import resolve
 from jmarl.config import Chat, Sampling, TrainConfig
 from jmarl.evaluation.cross_play import players_of, stack_of, stacks_of
 from jmarl.learning.critics import make_critics
-from jmarl.models.hub.agents import Agent, load_agent, save_pretrained, with_end_tokens
+from jmarl.models.hub.agents import Agent, load_agent, save_pretrained
 from jmarl.models.hub.hf_format import param_shapes
 from jmarl.models.hub.tokenize import STOP_TOKENS, ChatPrompt, chat_prompt, stop_ids
 from jmarl.rollout.prompt_check import agents_by_encoding, long_prompts
@@ -189,12 +189,6 @@ def test_end_tokens_of_the_files_end_completions_and_are_saved(saved, tmp_path, 
     assert written["eos_token_id"] == json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == expected
     assert written.get("top_k") == (7 if file == "generation_config.json" else None), "other fields are kept"
     assert list(load_agent(tmp_path / "out").stop) == expected
-
-
-def test_end_tokens_that_transformers_copied_are_those_of_config_json(tiny_tokenizer):
-    fields = {"eos_token_id": [START, 301]}
-    assert with_end_tokens(fields, fields, tiny_tokenizer)["eos_token_id"] == [START, 301]
-    assert with_end_tokens(fields | {"_from_model_config": True}, fields, tiny_tokenizer)["eos_token_id"] == [START]
 
 
 @pytest.mark.parametrize("ids", ["<|im_end|>", [301.0], [[301]], True])

@@ -171,11 +171,9 @@ def _load_directory(name: str, directory: Path) -> Agent:
 def with_end_tokens(generation_config: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Return the fields of a ``generation_config.json`` with a list of the ids that end a completion.
 
-    Those of ``config.json``, also where transformers copied them, are among them if they are special tokens: this file often
-    has ids of another model."""
+    Those of ``config.json`` are among them if they are special tokens: this file often has ids of another model."""
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    own = [] if generation_config.get("_from_model_config") else _ids(generation_config)
-    ids = [*own, *(i for fields in (generation_config, config) for i in _ids(fields) if i in special)]
+    ids = [*_ids(generation_config), *(i for i in _ids(config) if i in special)]
     return {**generation_config, "eos_token_id": list(dict.fromkeys(ids))}
 
 
