@@ -59,10 +59,11 @@ def test_no_text_raises_or_takes_long(sympy_loaded, text, kind):
     "piece", [*PIECES, "1 ", "1,111", "1, ", "x = 1 ", "answer ", "answers are ", "a ", r"\frac{1}{2} ", "1/2 "]
 )
 def test_no_repeated_text_takes_long(sympy_loaded, piece):
+    """A check that is quadratic in the length takes many seconds."""
     for count in (30, 300, 100_000 // len(piece)):
         for kind, gold in KINDS:
-            assert seconds(piece * count, gold, kind) < 0.2
-            assert seconds("Answer: " + piece * count, gold, kind) < 0.2
+            assert seconds(piece * count, gold, kind) < 0.5
+            assert seconds("Answer: " + piece * count, gold, kind) < 0.5
 
 
 def random_expression(rng: random.Random, depth: int) -> str:
