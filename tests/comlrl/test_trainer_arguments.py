@@ -156,7 +156,8 @@ def test_training_continues_from_a_copy_of_its_run(model):
     assert utils.read_checkpoint_metadata("copy/checkpoints/2")["trainer_class"] == "MAGRPOTrainer"
     for _ in range(2):  # a copy in the run itself, which leaves out earlier copies
         first.save_checkpoint("first/saved/step_2")
-    assert not [*Path("first").glob("saved/*/saved/*")] and utils.read_checkpoint_metadata("first/saved/step_2")["sequence"] == 2
+    assert not [*Path("first").glob("saved/*/saved/*")]
+    assert utils.read_checkpoint_metadata("first/saved/step_2")["sequence"] == 2
     second = make(model, settings=dict(num_train_epochs=2))
     second.train(resume_from_checkpoint="copy", checkpoint_dir="copy")
     for a, b in zip(whole.agents, second.agents, strict=True):
