@@ -193,7 +193,9 @@ def load_config(path: str | os.PathLike) -> ExperimentConfig:
             tree[name] = cls(**section)
     if isinstance(tree.get("policy_env"), Mapping):
         tree["policy_env"] = EnvironmentConfig(**tree["policy_env"])
-    entries = [{"env_type": entry} if isinstance(entry, str) else entry for entry in tree.get("eval_envs") or ()]
+    entries: list[Mapping[str, Any]] = [
+        {"env_type": entry} if isinstance(entry, str) else entry for entry in tree.get("eval_envs") or ()
+    ]
     tree["eval_envs"] = [EnvironmentConfig(**entry) for entry in entries]
     return ExperimentConfig(**{name: value for name, value in tree.items() if value is not None})
 
