@@ -63,12 +63,16 @@ def has_checkpoint(cfg: TrainConfig) -> bool:
     )
 
 
+RESUME = re.compile(r"--(?:run\.)?(?:no-)?resume(?:=.*)?")
+
+
 def resume_hint(cfg: TrainConfig) -> str:
     """Return a line that says how to resume an interrupted run."""
     if not has_checkpoint(cfg):
         return "no checkpoint was written: the same command starts again from the beginning"
-    resume = r"(?<!\S)--(?:run\.)?(?:no-)?resume(?:[= ](?:auto|True|False))?(?!\S)"
-    arguments = shlex.split(re.sub(resume, "", shlex.join(sys.argv[1:])))
+    flags = [bool(RESUME.fullmatch(x)) for x in sys.argv[1:]]
+    values = [is_flag and x in ("auto", "True", "False") for is_flag, x in zip([False, *flags], sys.argv[1:], strict=False)]
+    arguments = [x for x, *left_out in zip(sys.argv[1:], flags, values, strict=True) if not any(left_out)]
     module = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", module.name] if module else [sys.argv[0]]
     return f"to resume: {shlex.join(['python', *program, *arguments, '--resume'])}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import jmarl
+from experiments import report
 from jmarl import algorithms
+from jmarl.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -220,3 +223,12 @@ def test_flags_that_would_have_no_effect_are_refused(module, config, options):
     config_class = getattr(importlib.import_module(f"experiments.{module}"), config)
     with pytest.raises(ValueError, match=f"{list(options)[-1]}=.* is not allowed"):
         config_class.of(**options, output_dir="")
+
+
+def test_the_hint_how_to_resume_keeps_all_other_flags(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints" / "2").mkdir(parents=True)
+    flags = ["--remat", "auto", "--resume", "auto", "--name", "a --resume b", "--micro-batches", "auto", "--run.resume=True"]
+    monkeypatch.setattr(sys, "argv", ["x.py", *flags])
+    hint = report.resume_hint(TrainConfig.of(output_dir=str(tmp_path)))
+    kept = ["--remat", "auto", "--name", "a --resume b", "--micro-batches", "auto", "--resume"]
+    assert shlex.split(hint)[-len(kept) :] == kept and hint.count("--resume") == 2

@@ -146,12 +146,12 @@ def test_a_script_of_magrpo_trains_evaluates_and_saves(model, capsys):
 def test_a_script_of_actor_critics_finds_its_items_by_the_prompts_of_every_turn(name, model):
     from jmarl.comlrl.trainers import actor_critic
 
-    script, settings = Script(), SETTINGS | ACTOR_CRITIC | dict(critic_devices=["cuda:0"])
+    script = Script()
     run(
         getattr(actor_critic, f"{name}Trainer"),
         script,
         model,
-        args=filtered(getattr(actor_critic, f"{name}Config"), settings),
+        args=filtered(getattr(actor_critic, f"{name}Config"), SETTINGS | ACTOR_CRITIC | dict(critic_devices=["cuda:0"])),
         reward_func=script.reward,
         model_config={"model_kwargs": {"torch_dtype": "float32"}, "critic_model_kwargs": {"torch_dtype": "float32"}},
         critic_model=model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from jmarl import IACTrainer, MAGRPOConfig, MAGRPOTrainer, MARLHFConfig, load_agent
 from jmarl.comlrl import utils
-from jmarl.comlrl.arguments import is_verbose, read_wandb
+from jmarl.comlrl.arguments import is_verbose, read_items, read_wandb
 from jmarl.comlrl.checkpoints import find_checkpoint, with_checkpoints
 from jmarl.comlrl.models import CausalLMWithValueHead
 from jmarl.comlrl.schedulers import DeviceScheduler
@@ -211,3 +212,26 @@ def test_wrong_arguments_of_centralized_trainers_raise(model):
     with pytest.raises(TypeError, match="centralized_adapter= has no effect for MAGRPOTrainer of several agents"):
         make(model, centralized_adapter=Halves())
     assert CentralizedMAGRPOConfig().centralized and MARLHFConfig(collaboration_mode="centralized").centralized
+
+
+def test_a_team_of_three_is_counted_for_the_size_of_the_buffer(model):
+    settings = dict(joint_mode="cross", num_turns=2, num_prompts=None, rollout_buffer_size=9)
+    trainer = make(
+        model,
+        settings=settings,
+        num_agents=3,
+        reward_func=lambda a, b, c: [1.0] * len(a),
+        external_transition=lambda *_, **__: ["a", "b", "c"],
+    )
+    assert trainer.config.episodes.num_prompts == 1  # 1 node in the first turn and 2 ** 3 in the second
+
+
+@pytest.mark.parametrize("func", [lambda prompts=None, a=None, b=None: [1.0], lambda a, prompts=None, b=None: [1.0]])
+def test_rewards_may_have_their_parameters_in_any_order(model, func):
+    trainer = make(model, reward_func=func)
+    assert trainer.reward([["x"], ["y"]], ["p"], [{}], np.random.default_rng(0)).total.tolist() == [1.0]
+
+
+def test_a_data_set_that_cannot_be_read_is_named():
+    with pytest.raises(ValueError, match="train_dataset= cannot be read: .*double quotes"):
+        read_items("train_dataset", (json.loads(line) for line in ["{}", "{bad"]))

@@ -78,7 +78,7 @@ def test_a_template_with_the_role_system_gets_it(tiny_tokenizer):
 
 def test_texts_that_hold_a_template_already_are_warned_of_where_they_get_another(tiny_tokenizer):
     held = chat_prompt(tiny_tokenizer, "Hi")
-    with pytest.warns(UserWarning, match="agent 1 begins with '<|im_start|>'"):
+    with pytest.warns(UserWarning, match=r"agent 1 begins with '<\|im_start\|>'"):
         warn_of_prompts(tiny_tokenizer, ["Hi", "\n" + held], True, 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

@@ -75,6 +75,12 @@ def test_two_sections_that_set_one_thing_are_an_error():
     assert config.run.output_dir == "b"
 
 
+@pytest.mark.parametrize("steps", [0.1, "100", -1])
+def test_steps_of_the_warm_up_are_a_whole_number(steps):
+    with pytest.raises(ValueError, match="warmup_steps=.* must be a whole number >= 0"):
+        resolved("ppo", training=TrainingConfig(warmup_steps=steps))
+
+
 @pytest.mark.parametrize("key", [dict(group_size=0), dict(group_size="4")])
 def test_a_group_of_a_wrong_size_is_an_error(key):
     with pytest.raises((ValueError, TypeError), match="num_generations|group_size"):

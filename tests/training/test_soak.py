@@ -72,5 +72,8 @@ def test_two_thousand_updates_leave_nothing_behind(tmp_path):
     for name in ("descriptors", "threads", "children", "zombies", "temporary"):
         counts = [row[name] for row in warm]
         assert max(counts) <= counts[0] + 2, f"{name} grows: {[row[name] for row in seen]}"  # a save may be under way
-        slope = np.polyfit(range(len(counts)), counts, 1)[0]  # one more in each save is 1; one more in all is 0.1
-        assert slope < 0.5, f"{name} grows: {[row[name] for row in seen]}"
+        slope, limit = (
+            np.polyfit(range(len(counts)), counts, 1)[0],
+            0.5 if name == "threads" else 0.1,
+        )  # JAX's pools may add one
+        assert slope < limit, f"{name} grows: {[row[name] for row in seen]}"
