@@ -161,6 +161,7 @@ def self_play(cfg: ExperimentConfig) -> ExperimentConfig:
 def turns_of(config: EnvironmentConfig, given: Mapping[str, Given], limit: int) -> int:
     """Return the longest episode of an environment, which is made to see that it can be. limit: if it sets none."""
     from jmarl.envs import make
+    from jmarl.envs.calls.user_code import message_of
     from jmarl.envs.vector import vectorize
 
     try:
@@ -168,7 +169,7 @@ def turns_of(config: EnvironmentConfig, given: Mapping[str, Given], limit: int) 
     except (ValueError, TypeError, FileNotFoundError) as error:
         places = [given[name].place for name in ("environment", "train_envs", "eval_envs") if name in given]
         kind = next(x for x in (TypeError, FileNotFoundError, ValueError) if isinstance(error, x))  # not a subclass's arguments
-        raise kind(f"{' and '.join(dict.fromkeys(places))}: {error}") from error
+        raise kind(f"{' and '.join(dict.fromkeys(places))}: {message_of(error)}") from error
 
 
 def choose_directory(settings: dict[str, Given], stem: str) -> list[str]:

@@ -67,10 +67,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # such as `jmarl play | head`: nobody reads the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except USER_ERRORS as error:
-        return _fail(str(error), verbose, WRONG_INPUT)
     except Exception as error:
-        return _fail(f"{type(error).__name__}: {error}", verbose, FAILED)
+        code = WRONG_INPUT if isinstance(error, USER_ERRORS) else FAILED
+        return _fail(sentence_of(error, verbose), verbose, code)
+
+
+def sentence_of(error: Exception, verbose: bool) -> str:
+    """Return an error in one line: of the user's own code with its file, line and item, of a library with the line of jmarl.
+
+    What jmarl itself refuses is a sentence already."""
+    from jmarl.envs.calls.user_code import PACKAGE, named, sentence
+
+    hint = "" if verbose else "; -v shows the traceback"
+    if text := sentence(error):
+        return f"{text}{hint}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, (*USER_ERRORS, RuntimeError)) or not frames[-1].filename.startswith(PACKAGE):
+        last = next((frame for frame in reversed(frames) if frame.filename.startswith(PACKAGE)), frames[-1])
+        return f"{named(error)}, in {os.path.relpath(last.filename, os.path.dirname(PACKAGE))}, line {last.lineno}{hint}"
+    return str(error) if isinstance(error, USER_ERRORS) else f"{named(error)}{hint}"
 
 
 def prepare_streams() -> None:

@@ -54,12 +54,16 @@ def make(name: str, **options: Any) -> Any:
     names = ENVIRONMENTS | OTHER_NAMES
     if name not in names and ":" not in name:
         nearest = difflib.get_close_matches(name, names, 1)
+        package, _, last = name.rpartition(".")
+        nearest = [f"{package}:{last}"] if package else nearest
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise ValueError(f"unknown environment {name!r}: {hint}choose {', '.join(names)}, or a class as 'module:Class'")
     try:
         cls = import_object(names.get(name, name))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"environment {name!r} cannot be imported: {error}") from error
+    if not isinstance(cls, type):
+        raise ValueError(f"environment {name!r} is a {type(cls).__name__}: give a class, such as a TextEnvironment")
     known = constructor_options(cls)
     arguments, general = split_options(cls, options, known)
     try:
@@ -75,18 +79,20 @@ def make(name: str, **options: Any) -> Any:
 
 
 def import_object(name: str) -> Any:
-    """Import "module:name". Raises ImportError with the places where a module was looked for, and the nearest name."""
+    """Import "module:name". Raises ImportError with the places where a module was looked for and the nearest name, or with
+    the file and line of an error in the module."""
     from jmarl.config.validation import did_you_mean
+    from jmarl.envs.calls.user_code import raised
 
     module, _, attribute = name.partition(":")
     try:
         imported = importlib.import_module(module)
-    except SyntaxError as error:
-        raise ImportError(str(error)) from error
-    except ModuleNotFoundError as error:
-        missing = str(error.name)
-        if missing != module and not module.startswith(f"{missing}."):  # the module itself imports what is missing
-            raise
+    except (Exception, SystemExit) as error:
+        missing = str(error.name) if isinstance(error, ModuleNotFoundError) else ""
+        if not missing or (missing != module and not module.startswith(f"{missing}.")):  # the module itself has the error
+            raise ImportError(raised(error)) from error
+        if module.endswith(".py"):
+            raise ImportError(f"write the name of the module, not of its file: {module[:-3]}:{attribute}") from None
         package, _, last = missing.rpartition(".")
         places = list(sys.modules[package].__path__) if package else own_directories()
         hint = did_you_mean(last, [known.name for known in pkgutil.iter_modules(places)])

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from pebble import ProcessExpired, ProcessPool
 
 from jmarl.envs.base import Observations, Step, TextEnvironment, Texts, class_name
+from jmarl.envs.calls.user_code import notes_of
 from jmarl.envs.messages import as_text_environment
 from jmarl.envs.vector import Engine, Fault, reset_once, step_once
 
@@ -52,7 +53,9 @@ def _pickled_result(call: Callable, *arguments: Any) -> bytes:
         try:
             return pickle.dumps(Raised(pickle.loads(pickle.dumps(error)), trace))
         except Exception:  # user-defined errors often cannot be pickled, and fail in many ways: send their text
-            return pickle.dumps(Raised(RuntimeError(f"{type(error).__name__}: {error}"), trace))
+            text = RuntimeError(f"{type(error).__name__}: {error}")
+            text.__notes__ = notes_of(error)
+            return pickle.dumps(Raised(text, trace))
 
 
 class Pool(Engine):

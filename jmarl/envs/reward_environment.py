@@ -15,6 +15,7 @@ import numpy as np
 
 from jmarl.envs.base import Answer, Texts
 from jmarl.envs.calls.awaiting import awaited
+from jmarl.envs.calls.user_code import calling, defined_text, excerpt
 from jmarl.envs.rewards import RewardFunction
 from jmarl.models.hub.messages import MEDIA, is_empty
 from jmarl.models.hub.tokenize import as_prompt
@@ -71,7 +72,7 @@ class RewardEnvironment:
 
     Args:
         reward: from `make_reward`, or a plain function.
-        formatters: one per agent; item -> first prompt.
+        formatters: item -> first prompt; one per agent, or a function for all agents of the team.
         transition: transition(prompt=, agent_completions=, num_agents=, prompt_history_per_agent=,
             response_history_per_agent=) -> N texts. It gets the item's prompt, the last joint action [N], N, and for each agent
             the list of all its prompts and of all its completions, this turn's included. A text goes to the agent's formatter
@@ -83,15 +84,29 @@ class RewardEnvironment:
     def __init__(
         self,
         reward: RewardFunction | Callable,
-        formatters: Sequence[Formatter],
+        formatters: Sequence[Formatter] | Formatter,
         transition: Transition | None = None,
         *,
         in_turns: bool = False,
     ):
-        self.formatters, self.transition, self.in_turns = list(formatters), transition, in_turns
+        self.transition, self.in_turns = transition, in_turns
+        self._for_all: tuple[Callable, Formatter] | None = None  # a reward and a formatter, until the team is known
+        if callable(formatters):
+            if not isinstance(reward, RewardFunction):
+                self._for_all = (reward, formatters)
+                return
+            formatters = [formatters] * reward.num_agents
+        self.formatters = list(formatters)
         self.num_agents = len(self.formatters)
         self.reward = reward if isinstance(reward, RewardFunction) else RewardFunction(reward, num_agents=self.num_agents)
         self._bound_formatters = [bind_formatter(formatter) for formatter in self.formatters]
+
+    def for_agents(self, num_agents: int) -> RewardEnvironment:
+        """Return this environment; one with a single formatter and a plain reward as that of a team of so many agents."""
+        if self._for_all is None:
+            return self
+        reward, formatter = self._for_all
+        return RewardEnvironment(reward, [formatter] * num_agents, self.transition, in_turns=self.in_turns)
 
     def reset(self, items: Sequence[dict], rng: np.random.Generator) -> tuple[list[Dialogue], list[list[Any]]]:
         del rng
@@ -108,8 +123,17 @@ class RewardEnvironment:
 
         Raises a ValueError too if the items lack a column that the reward needs.
         """
+        if self._for_all is not None:
+            raise ValueError(
+                "the number of agents is not known here: give one formatter per agent, [formatter] * 2, or the reward as "
+                "make_reward(function, num_agents=2)"
+            )
         self.reward.check_items(items)
-        prompts = [[formatter(dict(item), None) for item in items] for formatter in self._bound_formatters]
+        prompts: list[list[Any]] = [[] for _ in self.formatters]
+        for agent, formatter in enumerate(self._bound_formatters):
+            for index, item in enumerate(items):
+                with calling(f"the formatter of agent {agent}", f"item {index}, {excerpt(item)}"):
+                    prompts[agent].append(formatter(dict(item), None))
         for index, (item, *texts) in enumerate(zip(items, *prompts, strict=True)):
             self._check_prompts(texts, f"item {index}, {item!r:.120}")
         return prompts
@@ -134,10 +158,12 @@ class RewardEnvironment:
 
     def _next_prompts(self, state: Dialogue) -> list[Any]:
         """Return the prompts [N] of the next turn of one episode."""
-        prompts = [
-            None if text is None else formatter(dict(state.item), text)
-            for formatter, text in zip(self._bound_formatters, self._transition_texts(state, self.in_turns), strict=True)
-        ]
+        with calling("the transition", f"item {excerpt(state.item)}", function=self.transition):
+            texts = self._transition_texts(state, self.in_turns)
+        prompts = []
+        for agent, (formatter, text) in enumerate(zip(self._bound_formatters, texts, strict=True)):
+            with calling(f"the formatter of agent {agent}", f"item {excerpt(state.item)}"):
+                prompts.append(None if text is None else formatter(dict(state.item), text))
         self._check_next(prompts, state)
         return prompts
 
@@ -170,15 +196,16 @@ class RewardEnvironment:
     def _check_prompts(self, prompts: Sequence[Any], where: str) -> None:
         """Raise if a prompt is no text (None is allowed with in_turns), or if no agent has one."""
         for agent, text in enumerate(prompts):
+            place = defined_text(self.formatters[agent])
             if text is None and not self.in_turns:
                 raise ValueError(
-                    f"agent {agent}'s prompt is None (of {where}): give the row a prompt, or let the formatter return a text. "
-                    "If None means that the agent does not act in this turn, allow it: RewardEnvironment(reward, formatters, "
-                    "transition, in_turns=True)"
+                    f"agent {agent}'s prompt is None (of {where}): give the row a prompt, or let the formatter return a text"
+                    f"{place}. If None means that the agent does not act in this turn, allow it: RewardEnvironment(reward, "
+                    "formatters, transition, in_turns=True)"
                 )
             if not isinstance(text, str | None):
                 raise TypeError(
-                    f"agent {agent}'s prompt must be a text or a list of chat messages; got {text!r:.60} of {where}"
+                    f"agent {agent}'s prompt must be a text or a list of chat messages; got {text!r:.60} of {where}{place}"
                 )
         if all(text is None for text in prompts):
             raise ValueError(f"no agent acts in a turn: all prompts are None (of {where})")

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jmarl.envs.calls.user_code import raised
+
 MAX_ABS_REWARD = 1e18  # its square is finite in float32, so the std of a group is finite too
 
 Processor = Callable[..., Any]  # float -> float; gets text_length=... too if its signature has that name
@@ -33,7 +35,9 @@ class RewardResult(NamedTuple):
     num_raised: int  # joint actions without an answer: a call raised or was too slow, and was masked or replaced
 
 
-def reward_values(entries: Sequence[Any], num_agents: int, source: str, first: int = 0) -> tuple[np.ndarray, Faults]:
+def reward_values(
+    entries: Sequence[Any], num_agents: int, source: str, first: int = 0, place: str = ""
+) -> tuple[np.ndarray, Faults]:
     """Convert the returned values of joint actions to floats.
 
     Args:
@@ -41,6 +45,7 @@ def reward_values(entries: Sequence[Any], num_agents: int, source: str, first: i
         num_agents: N.
         source: where the values come from, for messages.
         first: number of the first joint action, for messages and faults.
+        place: end of messages, which says where the source is defined.
 
     Returns:
         Values [J, N], NaN where invalid, and the faults.
@@ -54,11 +59,11 @@ def reward_values(entries: Sequence[Any], num_agents: int, source: str, first: i
         row = as_list(entry)
         row = [entry] * num_agents if row is None else row
         if len(row) != num_agents:
-            raise ValueError(f"{source} returned {len(row)} values for the {num_agents} agents of joint action {j}")
+            raise ValueError(f"{source} returned {len(row)} values for the {num_agents} agents of joint action {j}{place}")
         for agent, value in enumerate(row):
             values[j - first, agent] = finite_float(value)
             if math.isnan(values[j - first, agent]):
-                faults.setdefault(j, f"{source} returned {value!r:.80} on joint action {j}, not a number")
+                faults.setdefault(j, f"{source} returned {value!r:.80} on joint action {j}, not a number{place}")
     return values, faults
 
 
@@ -109,7 +114,7 @@ def process_rewards(
         try:
             row = [processor(float(x), text_lengths[j]) for x in values[j]]
         except Exception as error:
-            raise RewardError(f"{name} raised {error!r} on {values[j]} (joint action {j})") from error
+            raise RewardError(f"{name} raised {raised(error)}, on {values[j]} (joint action {j})") from error
         processed[j : j + 1], row_faults = reward_values([row], len(row), name, j)
         faults |= row_faults
     return processed, faults

@@ -31,6 +31,7 @@ import numpy as np
 from jmarl.envs.calls.arguments import BoundReward, unique_names
 from jmarl.envs.calls.awaiting import is_async, needs_waiting, wait_for_all
 from jmarl.envs.calls.time_limit import call_within
+from jmarl.envs.calls.user_code import defined_text, excerpt, named, place_of
 from jmarl.envs.reward_values import (
     BoundProcessor,
     Faults,
@@ -229,11 +230,13 @@ class RewardFunction:
         num_joint = len(optional["prompts"])
         values, faults, failed = np.full((num_joint, self.num_agents), np.nan), {}, set()
         skipped: set[int] = set()
+        source, place = f"reward {term.name!r}", defined_text(term.call.func)
         size = max(num_joint, 1) if self.batched else 1
         parts = [range(start, start + size) for start in range(0, num_joint, size)]
         for joint, entries in zip(parts, self._returned(term, parts, completions, optional, rng), strict=False):
             if isinstance(entries, BaseException):
-                problem = f"reward {term.name!r} raised {type(entries).__name__}: {entries} ({joint_action_text(joint)})"
+                items = [optional["batch_items"][j] for j in joint]
+                problem = f"{source} raised {named(entries)} ({joint_action_text(joint)}){call_text(entries, items)}"
                 if self.on_error == "raise":
                     raise RewardError(f"{problem}; on_error='mask' or a number goes on without it") from entries
                 values[joint] = math.nan if self.on_error == "mask" else self.on_error
@@ -242,10 +245,10 @@ class RewardFunction:
                 continue
             if len(entries) != size:
                 raise ValueError(
-                    f"reward {term.name!r} returned {len(entries)} values for {size} ({joint_action_text(joint)}); return one "
-                    "number per joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time"
+                    f"{source} returned {len(entries)} values for {size} ({joint_action_text(joint)}); return one "
+                    f"number per joint action, or [[agent 1, agent 2, ...], ...]; batched=False passes one at a time{place}"
                 )
-            values[joint], value_faults = reward_values(entries, self.num_agents, f"reward {term.name!r}", joint[0])
+            values[joint], value_faults = reward_values(entries, self.num_agents, source, joint[0], place)
             if len(self._terms) > 1:
                 skipped |= {j for j, entry in zip(joint, entries, strict=True) if entry is None}
             faults |= {j: fault for j, fault in value_faults.items() if j not in skipped}
@@ -313,6 +316,13 @@ def value_list(value: Any) -> list[Any]:
     """Return the values of a call as a list; a single value is that of a single joint action."""
     entries = as_list(value)
     return [value] if entries is None else entries
+
+
+def call_text(error: BaseException, items: Sequence[Any]) -> str:
+    """Return where in the user's code an error was raised, and the items of the call: the first one, and how many others."""
+    place, different = place_of(error), {id(item): item for item in items}
+    more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+    return (f" in {place}" if place else "") + f", on item {excerpt(items[0], 80)}{more}"
 
 
 def joint_action_text(joint: range) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 
 from jmarl.envs.base import Answer, Observations, Step, TextEnvironment, Texts, Unanswered, class_name, describe
 from jmarl.envs.calls.awaiting import awaited
-from jmarl.envs.messages import MAX_TURNS, SimulatedEnvironment, as_text_environment
+from jmarl.envs.calls.user_code import calling, excerpt, place_of
+from jmarl.envs.messages import MAX_TURNS, SimulatedAdapter, SimulatedEnvironment, as_text_environment
 from jmarl.envs.reward_values import (
     Processor,
     RewardResult,
@@ -80,7 +81,7 @@ def reset_once(env: TextEnvironment, task: dict, seed: int) -> tuple[Any, Observ
             )
         return start[0], _checked_observations(env, start[1])
 
-    return _result_or_fault(call, f"in {class_name(env)}.reset, task {task!r:.200}")
+    return _result_or_fault(call, method_of(env, "reset"), f"{class_name(env)}.reset, task {excerpt(task)}")
 
 
 def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: int) -> Step | Fault:
@@ -95,7 +96,8 @@ def step_once(env: TextEnvironment, state: Any, messages: Sequence[str], seed: i
         step = Step(*result)
         return step if step.done else step._replace(observations=_checked_observations(env, step.observations))
 
-    return _result_or_fault(call, f"in {class_name(env)}.step, messages {list(messages)!r:.400}")
+    where = f"{class_name(env)}.step, messages {excerpt(list(messages))}, state {excerpt(state)}"
+    return _result_or_fault(call, method_of(env, "step"), where)
 
 
 def solve_once(env: TextEnvironment, state: Any) -> list[str | None] | Fault:
@@ -110,20 +112,23 @@ def solve_once(env: TextEnvironment, state: Any) -> list[str | None] | Fault:
             )
         return list(solution)
 
-    return _result_or_fault(call, f"in {class_name(env)}.solve")
+    return _result_or_fault(call, method_of(env, "solve"), f"{class_name(env)}.solve, state {excerpt(state)}")
 
 
-def _result_or_fault(call: Callable[[], Any], where: str) -> Any:
-    """Return the result of a call, or a `Fault` if it raised `Unanswered`. Other errors get `where` as a note."""
+def _result_or_fault(call: Callable[[], Any], method: Any, where: str) -> Any:
+    """Return the result of a call of a method, or a `Fault` if it raised `Unanswered`. Other errors get `where` as a note."""
     try:
-        return call()
+        with calling(where, function=method):
+            return call()
     except Unanswered as error:
         return Fault(str(error))
     except SystemExit as error:  # must not end a run with status 0
-        raise RuntimeError(f"exit({error.code}) was called {where}") from error
-    except Exception as error:
-        error.add_note(where)
-        raise
+        raise RuntimeError(f"exit({error.code}) was called in {where}: {place_of(error)}") from error
+
+
+def method_of(env: Any, name: str) -> Any:
+    """Return a method of an environment, of the user's own one inside an adapter."""
+    return getattr(env.simulated if isinstance(env, SimulatedAdapter) else env, name)
 
 
 def _checked_observations(env: Any, texts: Any) -> list[str | None]:
@@ -194,7 +199,8 @@ class LockStep:
         self._warn_truncated(sum(step.truncated for step in steps if isinstance(step, Step)))
         done = np.array([isinstance(step, Fault) or bool(step.done) for step in steps], bool)
         after = [None if isinstance(step, Fault) else (step.state, step.observations) for step in steps]
-        return Answer(self._result(steps, [sum(map(len, joint)) for joint in messages]), done, after)
+        with calling(function=method_of(self.env, "step")):
+            return Answer(self._result(steps, [sum(map(len, joint)) for joint in messages]), done, after)
 
     def observe(self, after: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
         return [state for state, _ in after], self._by_agent([texts for _, texts in after])

@@ -8,6 +8,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
+from jmarl.envs.reward_environment import RewardEnvironment
 from jmarl.envs.rows import Rows, read_rows
 from jmarl.evaluation.statistics import mean_and_interval, valid_mean
 from jmarl.randomness import EVAL, Randomness
@@ -53,6 +54,7 @@ def play_held_out(
     sample: Sampler, team: Team, items: Sequence[dict], env: Environment, cfg: TrainConfig, *, part: int = 0
 ) -> Rollout:
     """Play episodes on held-out items with the settings of evaluations; see `play` for `sample`, `evaluate` for `part`."""
+    env = env.for_agents(team.num_agents) if isinstance(env, RewardEnvironment) else env
     settings, episodes, randomness = cfg.eval_sampling(), cfg.eval_episodes(), Randomness(cfg.run.seed, part, EVAL)
     return play(sample, team, items, env, settings, episodes, cfg.run.eval_generations, randomness)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jmarl.config import Episodes, Sampling
 from jmarl.envs.base import Answer, Environment, special_tokens
+from jmarl.envs.calls.user_code import calling
 from jmarl.randomness import Randomness
 from jmarl.rl.returns import credit, discounted, joint_actions
 from jmarl.rollout import counterfactual
@@ -99,7 +100,8 @@ def play(
         randomness: what all random numbers follow from.
     """
     game = Game(sample, team, env, settings, episodes, randomness, randomness.environment_rng())
-    nodes = first_nodes(game, items)
+    with calling("turn 1"):
+        nodes = first_nodes(game, items)
     turns: list[Turn] = []
     answers: list[Answer] = []
     prefilled, num_long = 0, nodes.num_long
@@ -112,7 +114,8 @@ def play(
         continuing = continued_actions(played.answer, played.turn.rewards, episodes)
         if t + 1 == episodes.num_turns or not continuing.size:
             break
-        nodes = next_nodes(game, nodes, played, continuing)
+        with calling(f"turn {t + 2}"):
+            nodes = next_nodes(game, nodes, played, continuing)
         num_long += nodes.num_long
         if not nodes.states:
             break
@@ -234,7 +237,8 @@ def play_turn(game: Game, nodes: Nodes, t: int, group: int) -> PlayedTurn:
         while waiting:
             part = waiting.pop(0)
             tokens.append(tokens_of(team, sampled[part.start // size], min(size, count - part.start)))
-            answered.append(step_environment(game, nodes.states[part], acts[:, part], tokens[-1], joint))
+            with calling(f"turn {t + 1}"):
+                answered.append(step_environment(game, nodes.states[part], acts[:, part], tokens[-1], joint))
 
     for start in range(0, len(padded), size):
         part = slice(start, start + size)

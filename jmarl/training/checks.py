@@ -132,6 +132,7 @@ def environment_of(
             f"LockStep(env, {team.num_agents})"
         )
     if isinstance(env, RewardEnvironment):
+        env = env.for_agents(team.num_agents)
         check_reward_environment(env, team, cfg.episodes.num_turns)
     turns = getattr(env, "max_turns", 1)
     if cfg.episodes.num_turns < turns:
@@ -144,7 +145,10 @@ def environment_of(
 def check_reward_environment(env: RewardEnvironment, team: Team, num_turns: int) -> None:
     """Raise a ValueError for formatters that do not fit the team, and for a transition that does not fit the turns."""
     if env.num_agents != team.num_agents:
-        raise ValueError(f"{env.num_agents} formatters for {team.num_agents} agents: give one per agent")
+        raise ValueError(
+            f"{env.num_agents} formatters for {team.num_agents} agents: give one function for all of them, or a list with one "
+            "per agent"
+        )
     if num_turns > 1 and env.transition is None:
         raise ValueError(
             f"num_turns={num_turns} needs external_transition, which writes the prompts of the next turn; in Python it is "

@@ -273,7 +273,9 @@ def import_name(setting: str, name: str) -> Any:
     """Import "module:name". setting: the setting that has this value, for errors."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise ValueError(f"{setting}={name!r} is not allowed: {setting} must be module:function")
+        *package, last = name.removesuffix(":").split(".")
+        meant = f"; did you mean '{'.'.join(package)}:{last}'?" if package and last else ""
+        raise ValueError(f"{setting}={name!r} is not allowed: {setting} must be module:function{meant}")
     try:
         return import_object(name)
     except (ImportError, AttributeError) as error:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jmarl.config import TrainConfig
 from jmarl.envs.base import Environment
+from jmarl.envs.calls.user_code import calling
 from jmarl.evaluation.evaluate import Evaluation, evaluate
 from jmarl.learning.setup import Setup
 from jmarl.learning.update import update_keys
@@ -55,7 +56,8 @@ def rollout_source(setup: Setup, items: Sequence[dict], env: Environment, eval_i
         if cfg.episodes.async_steps:
             following = request_of(plain, setup, tasks_at(items, cfg, step + 1), env, step + 1)
             sampler = RefillingSampler(plain, setup.team, params, state.pending, following)
-        rollout = play_step(timed(sampler, params), setup, tasks(), env, step, tasks)
+        with calling(f"update {step + 1}"):
+            rollout = play_step(timed(sampler, params), setup, tasks(), env, step, tasks)
         if isinstance(sampler, RefillingSampler):
             newest[:] = [sampler.pending]
             rollout = rollout._replace(notes={**rollout.notes, "off_policy": share_begun(state.pending, rollout)})
@@ -113,7 +115,8 @@ def with_metrics(
 
     def evaluate_and_measure(state: TeamState) -> Evaluation:
         result = evaluate_state(state)
-        return result._replace(notes=metrics(items, result.rollout))
+        with calling("eval_metrics"):
+            return result._replace(notes=metrics(items, result.rollout))
 
     return evaluate_and_measure
 

@@ -166,7 +166,9 @@ def test_invalid_results_of_an_environment_are_errors():
     ):
         with pytest.raises((TypeError, ValueError), match=match) as caught:
             first_answer(Troubled(), [message])
-        assert caught.value.__notes__ == [f"in Troubled.step, messages [{message!r}]"]
+        call, definition = caught.value.__notes__
+        assert call.startswith(f"Troubled.step, messages [{message!r}], state ")
+        assert re.fullmatch(r"defined in .*test_vector\.py, line \d+", definition)
     with pytest.raises(ValueError, match="Troubled returned the reward None: return a number, or one for each agent"):
         first_answer(Troubled(), ["no reward"])
     with pytest.raises(ValueError, match=r"Troubled returned info\['n'\] = None: return a number"):
@@ -192,8 +194,10 @@ def test_the_pool_kills_calls_that_hang_and_repeats_lost_calls(tmp_path, monkeyp
         assert "did not answer within 1.5 s, 2 times" in faults[1] and "lost its process (code 3), 2 times" in faults[2]
         assert faults[4] == "the judge does not answer"
         for message, error, match in ERRORS:
-            with pytest.raises(error, match=match):
+            with pytest.raises(error, match=match) as raised:
                 first_answer(pool, ["fine", message])
+            if message in ("bug", "unpicklable error"):
+                assert re.match(r"in .*test_vector\.py, line \d+, in step", raised.value.__notes__[0])
         local = first_answer(Troubled(), ["fine"] * 6)
         assert answer.result.parts["more"][[0, 3, 5]].tolist() == local.result.parts["more"][[0, 3, 5]].tolist()
 

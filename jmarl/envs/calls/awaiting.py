@@ -102,8 +102,8 @@ async def _timed_result(value: Any, timeout: float | None) -> Any:
         if limit.expired():
             raise TimeoutError(LATE.format(timeout)) from None
         raise
-    except Late:  # it did not let the loop go on
-        raise TimeoutError(LATE.format(timeout)) from None
+    except Late as late:  # it did not let the loop go on
+        raise TimeoutError(LATE.format(timeout)).with_traceback(late.__traceback__) from None
     except SystemExit as error:  # must not end the loop, and the run with it
         raise RuntimeError(f"exit({error.code}) was called") from error
 

@@ -58,8 +58,8 @@ def _call_and_end(timeout: float, call: Callable[[], T]) -> T:
             return call()
         finally:
             returned.set()
-    except Late:
-        raise TimeoutError(LATE.format(timeout)) from None
+    except Late as late:  # its traceback says where the call was
+        raise TimeoutError(LATE.format(timeout)).with_traceback(late.__traceback__) from None
     finally:
         returned.set()
         watcher.join()
